@@ -1,0 +1,82 @@
+"""Writing files so that nothing looks finished before it is.
+
+Every write, fsync and rename that we do to a file a user keeps goes through the four small functions at the top;
+tests inject failures by replacing them (tests/helpers/failures.py), so they must stay the only door. What is
+unusual: `write_all` loops over short writes, and a rename is followed by an fsync of the folder, because on most
+file systems the new name is otherwise not on disk when the call returns.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+Buffer = bytes | bytearray | memoryview
+
+
+def write(fd: int, data: Buffer) -> int:
+    """One `os.write`; returns the bytes taken, which may be fewer than given."""
+    return os.write(fd, data)
+
+
+def sync(fd: int) -> None:
+    """Wait until the file's content is on the device."""
+    os.fsync(fd)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Give a finished file or folder its final name, replacing an older file of that name."""
+    os.replace(source, target)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the device."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        sync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: Buffer) -> None:
+    """Write every byte, whatever the number of short writes it takes."""
+    left = memoryview(data).cast("B")
+    while left:
+        left = left[write(fd, left) :]
+
+
+def partial_path(path: Path) -> Path:
+    """The temporary name beside a final one: hidden, so that globs for results do not find it."""
+    return path.with_name(f".{path.name}.partial")
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[int]:
+    """Yield a file descriptor whose content becomes `path` when the block ends without an error.
+
+    On an error the temporary file is removed and an older `path` stays as it was.
+
+    Raises:
+        OSError: what the file system said, with the file's name.
+    """
+    partial = partial_path(path)
+    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            yield fd
+            sync(fd)
+        finally:
+            os.close(fd)
+        rename(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def atomic_write(path: Path, data: Buffer) -> None:
+    """Write a whole file: it has its old content or the new one, never a part of either."""
+    with atomic_file(path) as fd:
+        write_all(fd, data)
