@@ -1,0 +1,318 @@
+"""The configuration of a run: one TOML file, one frozen tree of dataclasses.
+
+`load_config` reads the file, applies `section.key=value` overrides and reports every problem at once:
+unknown sections and keys (with the nearest name), missing keys, wrong types, values out of range. What is
+unusual: a range stands in the field's type (`Annotated[int, Range(1)]`), so that a section reads as its own
+documentation and nothing else has to know it. A 0 that means "derive it" stays a 0 here; derived numbers
+live in `plan.Plan`, and rules between sections in `plan.check`. Reads files and nothing else; imports no
+torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from mdata.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The values that a number may have: low <= value <= high."""
+
+    low: float
+    high: float = math.inf
+
+    def __str__(self) -> str:
+        return f"at least {self.low:g}" if self.high == math.inf else f"from {self.low:g} to {self.high:g}"
+
+
+Positive = Annotated[int, Range(1)]
+Count = Annotated[int, Range(0)]
+Amount = Annotated[float, Range(0)]
+Fraction = Annotated[float, Range(0, 1)]
+Small = Annotated[float, Range(1e-30, 1)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RunSection:
+    """Where the run lives and the number from which every draw of it follows."""
+
+    folder: str  # run folder; made if it is not there
+    seed: Count = 1234  # initial weights and order of the data
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSection:
+    """The shape of the model; sizes are logical, whatever the layout."""
+
+    num_layers: Positive  # transformer blocks
+    hidden_size: Positive  # features of the residual stream
+    num_heads: Positive  # query heads; hidden_size / num_heads features each
+    num_kv_heads: Count = 0  # key and value heads; 0: num_heads
+    ffn_hidden_size: Count = 0  # inner features of the MLP; 0: 4 (gelu) or 8/3 (swiglu) x hidden_size
+    vocab_size: Count = 0  # rows of the embedding, padding not counted; 0: the tokenizer's
+    max_position: Count = 0  # rows of learned positions, in tokens; 0: train.sequence_length
+    position: Literal["rope", "learned"] = "rope"  # how a token knows its place
+    rope_theta: Annotated[float, Range(1)] = 10000.0  # base of the rotary wavelengths
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"  # normalization before attention, MLP and head
+    norm_epsilon: Small = 1e-5  # added to the variance
+    activation: Literal["swiglu", "gelu"] = "swiglu"  # nonlinearity of the MLP
+    bias: bool = False  # biases in the linear layers and norms
+    tie_embeddings: bool = True  # the output head is the embedding
+    init_std: Amount = 0.02  # standard deviation of the initial weights
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class DataSection:
+    """What is read; all else about the data stands in its manifest."""
+
+    blend: str  # blend or corpus manifest, a prefix, or Megatron's "0.7 a 0.3 b"
+    split: str = "100,0,0"  # shares of training, validation and test
+    valid: tuple[str, ...] = ()  # validation corpora; their names are those of the files
+    prefetch: Count = 2  # steps that the loader reads ahead
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class MeshSection:
+    """How the ranks are laid out; what is left after tp is data parallel."""
+
+    tp: Positive = 1  # ranks that share one copy of the model
+    sequence_parallel: bool = False  # norms and residuals split over tp along the sequence
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TrainSection:
+    """How much is trained and how often something is written down."""
+
+    sequence_length: Positive  # tokens of a sample
+    global_batch: Positive  # samples of a step, over all ranks
+    micro_batch: Positive  # samples of one forward pass of a rank
+    steps: Positive  # optimizer updates of the whole run
+    eval_interval: Count = 0  # steps between validations; 0: only at the end
+    eval_samples: Count = 0  # validation samples per corpus; 0: all
+    log_interval: Positive = 1  # steps between lines of metrics.jsonl
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerSection:
+    """AdamW with linear warmup and cosine decay."""
+
+    lr: Amount  # largest learning rate
+    min_lr: Amount = 0.0  # learning rate when the decay has ended
+    warmup_steps: Count = 0  # steps of linear warmup
+    decay_steps: Count = 0  # step at which min_lr is reached; 0: train.steps
+    weight_decay: Amount = 0.1  # decoupled, times the learning rate; matrices only
+    beta1: Fraction = 0.9  # decay of the mean of gradients
+    beta2: Fraction = 0.95  # decay of the mean of squared gradients
+    epsilon: Small = 1e-8  # added to the root of the second moment
+    clip_norm: Amount = 1.0  # largest norm of the whole gradient; 0: off
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PrecisionSection:
+    """The number format of weights and activations; main weights and moments are fp32 (fp64 under fp64)."""
+
+    dtype: Literal["fp32", "bf16", "fp64"] = "fp32"  # fp64 is for checking layouts on a CPU
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointSection:
+    """When checkpoints are written and how many stay."""
+
+    interval: Count = 0  # steps between checkpoints; 0: only at the end
+    keep: Positive = 2  # newest checkpoints that are kept
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """The whole run."""
+
+    run: RunSection
+    model: ModelSection
+    data: DataSection
+    mesh: MeshSection = dataclasses.field(default_factory=MeshSection)
+    train: TrainSection
+    optimizer: OptimizerSection
+    precision: PrecisionSection = dataclasses.field(default_factory=PrecisionSection)
+    checkpoint: CheckpointSection = dataclasses.field(default_factory=CheckpointSection)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a run's TOML file.
+
+    Args:
+        path: the file.
+        overrides: `section.key=value`; the value is TOML, a bare word is a string.
+
+    Raises:
+        UsageError: the file cannot be read, or all of its problems at once.
+    """
+    tables = _read_toml(Path(path))
+    problems = [problem for text in overrides if (problem := _apply_override(tables, text))]
+    config, found = parse_config(tables)
+    if config is None or problems:
+        raise problems_error(str(path), problems + found)
+    return config
+
+
+def parse_config(tables: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]]:
+    """(configuration, problems) of parsed TOML; the configuration is None where there are problems."""
+    sections = _section_types()
+    problems = [
+        f"there is no section [{name}]{_suggestion(name, sections)}"
+        for name in tables
+        if name not in sections
+    ]
+    values: dict[str, Any] = {}
+    for name, section in sections.items():
+        table = tables.get(name, {})
+        if not isinstance(table, Mapping):
+            problems.append(f"{name} = {table!r} is not a section; write [{name}] and its keys below it")
+            continue
+        arguments, found = _parse_section(name, section, table)
+        problems += found
+        if not found:
+            values[name] = section(**arguments)
+    return (None if problems else RunConfig(**values)), problems
+
+
+def value_problems(config: RunConfig) -> list[str]:
+    """Wrong types and ranges of a configuration that was built in Python; load_config has checked its own."""
+    return [
+        problem
+        for name, section in _section_types().items()
+        for key, hint in _hints(section).items()
+        if (problem := _value_problem(f"{name}.{key}", getattr(getattr(config, name), key), hint))
+    ]
+
+
+def dump_config(config: RunConfig) -> str:
+    """The configuration as TOML, defaults and overrides included; load_config reads the same back."""
+    import tomli_w
+
+    return tomli_w.dumps(dataclasses.asdict(config))
+
+
+def problems_error(where: str, problems: Sequence[str]) -> UsageError:
+    """One error for all problems of a configuration: a sentence for one, a list for many."""
+    if len(problems) == 1:
+        return UsageError(f"{where}: {problems[0]}")
+    lines = "".join(f"\n  - {problem}" for problem in problems)
+    return UsageError(f"{where} has {len(problems)} problems:{lines}")
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        fix = "give the path of a run's TOML file, such as configs/quickstart.toml"
+        raise UsageError(f"cannot read the configuration {path}", found=error.strerror, fix=fix) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not a TOML file", found=str(error), fix="correct that line") from error
+
+
+def _section_types() -> dict[str, type]:
+    return get_type_hints(RunConfig)
+
+
+def _hints(section: type) -> dict[str, Any]:
+    return get_type_hints(section, include_extras=True)
+
+
+def _apply_override(tables: dict[str, Any], text: str) -> str | None:
+    """Put one override into the parsed TOML; the problem with its form, if any."""
+    name, equals, value = text.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not equals or not dot or not section or not key:
+        return f"{text!r} is not an override; expected section.key=value, such as train.steps=100"
+    table = tables.setdefault(section, {})
+    if isinstance(table, dict):
+        known = _section_types().get(section)
+        table[key] = _override_value(value.strip(), _hints(known).get(key) if known else None)
+    return None
+
+
+def _override_value(text: str, hint: Any) -> Any:
+    """A TOML value; text that is none, and every unquoted value of a string field, is the string itself."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    if set(parsed) != {"value"} or (hint is str and not isinstance(parsed["value"], str)):
+        return text
+    return parsed["value"]
+
+
+def _parse_section(name: str, section: type, table: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    hints = _hints(section)
+    problems = [_unknown_key(name, key, hints) for key in table if key not in hints]
+    arguments: dict[str, Any] = {}
+    for field in dataclasses.fields(section):
+        where, hint = f"{name}.{field.name}", hints[field.name]
+        if field.name in table:
+            arguments[field.name] = _converted(table[field.name], hint)
+            problem = _value_problem(where, arguments[field.name], hint)
+            problems += [problem] if problem else []
+        elif field.default is dataclasses.MISSING:
+            problems.append(f"{where} is missing; it is {_expectation(hint)} and has no default")
+    return arguments, problems
+
+
+def _unknown_key(section: str, key: str, hints: Mapping[str, Any]) -> str:
+    elsewhere = [f"{name}.{key}" for name, other in _section_types().items() if key in _hints(other)]
+    hint = f"; did you mean {elsewhere[0]}?" if elsewhere else _suggestion(key, hints)
+    return f"there is no key {section}.{key}{hint}"
+
+
+def _suggestion(name: str, known: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(known)}"
+
+
+def _converted(value: Any, hint: Any) -> Any:
+    """TOML's value as the field stores it: whole numbers serve as floats, arrays become tuples."""
+    base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    if base is float and type(value) is int:
+        return float(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _value_problem(where: str, value: Any, hint: Any) -> str | None:
+    if _fits(value, hint):
+        return None
+    shown = list(value) if isinstance(value, tuple) else value
+    return f"{where} is {shown!r}; expected {_expectation(hint)}"
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin is Annotated:
+        base, allowed = get_args(hint)
+        return _fits(value, base) and math.isfinite(value) and bool(allowed.low <= value <= allowed.high)
+    if origin is Literal:
+        return value in get_args(hint)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+    return type(value) is hint
+
+
+def _expectation(hint: Any) -> str:
+    origin = get_origin(hint)
+    if origin is Annotated:
+        base, allowed = get_args(hint)
+        return f"{_expectation(base)} {allowed}"
+    if origin is Literal:
+        return "one of " + ", ".join(repr(choice) for choice in get_args(hint))
+    if origin is tuple:
+        return 'a list of strings, such as ["a", "b"]'
+    words: Mapping[type, str] = types.MappingProxyType(
+        {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+    )
+    return words[hint]
