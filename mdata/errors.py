@@ -1,11 +1,17 @@
 """What can go wrong, as types that carry their exit code.
 
-An error speaks to the user in one to four lines: what happened, the values found, what was expected, what to do.
-Every error that a user can cause is one of these; anything else that reaches the command line is a fault of ours
-(exit code 1). The command line turns them into text and exit codes in `cli/console.py`; nothing here prints.
+An error speaks to the user in one to four lines: what happened, the values found, what was expected, what
+to do. Every error that a user can cause is one of these; anything else that reaches the command line is a
+fault of ours (exit code 1). The command line turns them into text and exit codes in `cli/console.py`;
+nothing here prints.
 """
 
 from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class MdataError(Exception):
@@ -58,3 +64,76 @@ class StoppedError(MdataError):
     """Stopped early on request; run the same command again to continue (exit code 75)."""
 
     exit_code = 75
+
+
+_NO_RESOURCE = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EAGAIN,
+}
+_NOT_USABLE = {
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.EROFS,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EINVAL,
+}
+
+
+def explain_os_error(error: OSError, doing: str | None = None) -> MdataError:
+    """What the operating system said, as one of our kinds: resource (5), usage (2), or a fault of ours (1).
+
+    Args:
+        error: what was caught.
+        doing: what we were about, for errors that carry no file name ("writing out_text_document.bin").
+    """
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    where = " -> ".join(
+        os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)
+    )
+    what = ": ".join(part for part in (doing, where, reason) if part)
+    if error.errno in _NO_RESOURCE:
+        return ResourceError(
+            what, fix=_RESOURCE_FIXES.get(error.errno, "see the system's log; the device may be failing")
+        )
+    if error.errno in _NOT_USABLE:
+        return UsageError(what, fix="check the path and its permissions")
+    return MdataError(what)
+
+
+_RESOURCE_FIXES = {
+    errno.ENOSPC: "free some disk space, or write to another file system",
+    errno.EDQUOT: "free some of your disk quota, or write to another file system",
+    errno.EFBIG: "write to a file system that takes larger files",
+    errno.EMFILE: "raise the limit of open files (ulimit -n), or use fewer workers",
+    errno.ENFILE: "close other programs; the system is out of open files",
+    errno.ENOMEM: "use fewer workers, or a machine with more memory",
+    errno.EAGAIN: "use fewer workers; the limit of processes is reached",
+}
+
+
+@contextmanager
+def os_errors_named(doing: str) -> Iterator[None]:
+    """Turn an OSError of the block into one of our kinds that says what was being done."""
+    try:
+        yield
+    except OSError as error:
+        raise explain_os_error(error, doing) from error
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The name a user most likely meant, or None when nothing is near."""
+    import difflib
+
+    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    return found[0] if found else None

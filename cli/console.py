@@ -1,0 +1,225 @@
+"""What every command of ours shares: exit codes, error lines, progress, and finding the command by its
+name.
+
+`run` is the whole life of a process: it imports only the module of the chosen command, parses, calls it,
+and turns whatever comes out into an exit code and one to four lines on stderr. What is unusual: commands
+are modules named by strings, so that `--help` imports none of them; and a reader that closed the pipe
+(`mdata inspect x | head`) is no error.
+
+Exit codes: 0 done; 1 a fault of ours; 2 usage; 3 bad input; 4 damage; 5 out of a resource; 75 stopped on
+request, run again; 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from types import FrameType
+from typing import Any, NoReturn
+
+from mdata.errors import MdataError, ResourceError, StoppedError, UsageError, explain_os_error, nearest
+from mdata.progress import Progress
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand: `module` has `add_arguments(parser)` and `main(arguments, console) -> int | None`."""
+
+    name: str
+    summary: str
+    module: str
+
+
+class _ReaderGone(Exception):
+    """Whoever read our stdout has closed it."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are ours, with the nearest option's name for a misspelt one."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the whole usage."""
+        _, _, unknown = message.partition("unrecognized arguments: ")
+        options = [option for action in self._actions for option in action.option_strings]
+        close = nearest(unknown.split("=")[0].split(" ")[0], options) if unknown else None
+        help_hint = f"{self.prog} --help"
+        raise UsageError(message, fix=f"{close}? See {help_hint}" if close else help_hint)
+
+
+class Console:
+    """Where a command speaks: results to stdout, all else to stderr.
+
+    Args:
+        program: the name that begins an error line, "mdata" or "mtrain".
+        json: results as one JSON document instead of text.
+    """
+
+    def __init__(self, program: str, *, json: bool = False) -> None:
+        self.program = program
+        self.json = json
+
+    def result(self, text: str, facts: Mapping[str, Any]) -> None:
+        """Print what the command found: `text` for people, `facts` (JSON types) under --json."""
+        if self.json:
+            from json import dumps
+
+            text = dumps(facts, ensure_ascii=False, indent=2, sort_keys=True)
+        try:
+            sys.stdout.write(text.rstrip("\n") + "\n")
+        except BrokenPipeError as error:
+            raise _ReaderGone from error
+        self.flush()
+
+    def flush(self) -> None:
+        """Hand on what was printed."""
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError as error:
+            raise _ReaderGone from error
+
+    def note(self, text: str) -> None:
+        """A line on stderr: what is going on, warnings."""
+        with suppress(BrokenPipeError):
+            sys.stderr.write(text.rstrip("\n") + "\n")
+            sys.stderr.flush()
+
+    def error(self, text: str) -> None:
+        """An error in the form of all our commands."""
+        self.note(f"{self.program}: error: {text}")
+
+    @contextmanager
+    def progress(self) -> Iterator[Progress]:
+        """A listener for the work inside: a bar on a terminal, else a JSON line each 10 s, on stderr."""
+        from cli.progress import BarProgress, LineProgress
+
+        listener = BarProgress(sys.stderr) if sys.stderr.isatty() else LineProgress(self.note)
+        try:
+            yield listener
+        finally:
+            listener.close()
+
+
+def run(
+    program: str, description: str, commands: Sequence[Command], argv: Sequence[str] | None = None
+) -> int:
+    """Run one command line and return its exit code.
+
+    Args:
+        program: the console script's name.
+        description: one sentence for `--help`.
+        commands: the subcommands, in the order in which `--help` lists them.
+        argv: the words after the program's name; default `sys.argv[1:]`.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    console = Console(program)
+    try:
+        with _sigterm_stops():
+            code = _dispatch(console, description, commands, words)
+        console.flush()
+        return code
+    # The one place where everything is caught: a user must never need to read a traceback.
+    except (Exception, KeyboardInterrupt) as error:
+        return _report(error, console, debug="--debug" in words)
+
+
+def _dispatch(console: Console, description: str, commands: Sequence[Command], words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        console.result(_overview(console.program, description, commands), {})
+        return 0
+    if words[0] == "--version":
+        from importlib.metadata import version
+
+        console.result(f"{console.program} {version('mdata')}", {})
+        return 0
+    command = next((command for command in commands if command.name == words[0]), None)
+    if command is None:
+        close = nearest(words[0], [command.name for command in commands])
+        hint = f"{console.program} --help"
+        raise UsageError(f"no command {words[0]!r}", fix=f"{close}? See {hint}" if close else hint)
+    module = import_module(command.module)
+    parser = Parser(prog=f"{console.program} {command.name}", description=module.__doc__ or command.summary)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--json", action="store_true", help="results as JSON on stdout")
+    module.add_arguments(parser)
+    try:
+        arguments = parser.parse_args(words[1:])
+    except SystemExit:  # --help has printed; argparse's errors never come here, see Parser.error
+        return 0
+    console.json = arguments.json
+    return int(module.main(arguments, console) or 0)
+
+
+def _overview(program: str, description: str, commands: Sequence[Command]) -> str:
+    width = max(len(command.name) for command in commands)
+    lines = [f"{program}: {description}", "", f"usage: {program} COMMAND [options]", "", "commands:"]
+    lines += [f"  {command.name:<{width}}  {command.summary}" for command in commands]
+    lines += ["", f"{program} COMMAND --help tells a command's options; {program} --version its version."]
+    return "\n".join(lines)
+
+
+@contextmanager
+def _sigterm_stops() -> Iterator[None]:
+    """SIGTERM raises StoppedError; a command that wants to end otherwise sets its own handler."""
+
+    def stop(signal_number: int, frame: FrameType | None) -> None:
+        raise StoppedError("stopped by SIGTERM; nothing half-made is left", fix="run the same command again")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _report(error: BaseException, console: Console, *, debug: bool) -> int:
+    if isinstance(error, _ReaderGone):
+        _forget_stdout()
+        return 0
+    if debug:
+        import traceback
+
+        console.note("".join(traceback.format_exception(error)))
+    if isinstance(error, KeyboardInterrupt):
+        console.note(f"{console.program}: interrupted")
+        return INTERRUPTED
+    known = _as_known(error)
+    if known is None:
+        hint = "this is a fault of ours; run again with --debug and report what it prints"
+        console.error(f"{_in_one_line(error)}\n  {hint}")
+        return 1
+    console.error(str(known))
+    return known.exit_code
+
+
+def _as_known(error: BaseException) -> MdataError | None:
+    """The error as one of our kinds; None for a fault of ours."""
+    if isinstance(error, OSError):
+        error = explain_os_error(error)
+    if isinstance(error, MemoryError):
+        error = ResourceError("out of memory", fix="use fewer workers, or a machine with more memory")
+    return error if isinstance(error, MdataError) and error.exit_code != 1 else None
+
+
+def _in_one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _forget_stdout() -> None:
+    """Lead stdout nowhere, so that what is left in its buffer makes no complaint at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -1,0 +1,26 @@
+"""The `mdata` command: a table of its subcommands. Each lives in a module of its own, imported when it is
+called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cli.console import Command, run
+
+COMMANDS = (
+    Command("train-tokenizer", "learn a byte-level BPE vocabulary from text", "cli.train_tokenizer"),
+    Command("preprocess", "turn jsonl text into token files and their manifest", "cli.preprocess"),
+    Command("blend", "mix corpora by shares into one blend manifest", "cli.blend"),
+    Command("inspect", "show what a token file, manifest or blend holds", "cli.inspect"),
+    Command("verify", "check token files against their manifest", "cli.verify"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `mdata` and return its exit code (see cli/console.py)."""
+    return run("mdata", "from text to Megatron-format token files and blends of them", COMMANDS, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

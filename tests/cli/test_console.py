@@ -1,0 +1,171 @@
+"""Exit codes and message texts of every way in which a command can end."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from cli.console import Command, run
+from cli.progress import LineProgress
+from mdata import errors
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Write a one-command module whose main has the given body; returns run(argv) for it."""
+
+    def make(body: str):
+        name = f"made_up_{abs(hash(body))}"
+        module = "import os, signal\nfrom mdata import errors\n"
+        module += "def add_arguments(parser):\n    parser.add_argument('--size', type=int, default=1)\n"
+        module += "def main(arguments, console):\n" + textwrap.indent(body, "    ")
+        (tmp_path / f"{name}.py").write_text(module)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        table = (Command("work", "does it", name), Command("other", "never", "cli.no_such_module"))
+        return lambda *argv: run("prog", "a program of ours.", table, argv)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "text"),
+    [
+        ("pass", 0, ""),
+        ("return 7", 7, ""),
+        (
+            "raise errors.UsageError('no such thing', found='a', expected='b', fix='c')",
+            2,
+            "prog: error: no such thing\n  found: a\n  expected: b\n  try: c\n",
+        ),
+        ("raise errors.BadInputError('x.jsonl:3: not JSON')", 3, "prog: error: x.jsonl:3: not JSON\n"),
+        ("raise errors.DamageError('torn')", 4, "prog: error: torn\n"),
+        ("raise errors.ResourceError('no disk')", 5, "prog: error: no disk\n"),
+        ("raise errors.StoppedError('time is up')", 75, "prog: error: time is up\n"),
+        ("raise MemoryError", 5, "prog: error: out of memory\n  try: "),
+        ("raise KeyboardInterrupt", 130, "prog: interrupted\n"),
+        ("open('/nowhere/at/all')", 2, "prog: error: /nowhere/at/all: No such file or directory\n  try: "),
+        ("raise OSError(28, 'x', '/full/disk')", 5, "prog: error: /full/disk: No space left on device\n"),
+        ("raise OSError(24, 'x')", 5, "prog: error: Too many open files\n  try: raise the limit"),
+        ("{}['key']", 1, "prog: error: KeyError: 'key'\n  this is a fault of ours; run again with --debug"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 75, "prog: error: stopped by SIGTERM"),
+    ],
+)
+def test_each_ending_has_its_code_and_text(command, capsys, body, code, text):
+    assert command(body)("work") == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(text)
+    assert "Traceback" not in err
+    assert len(err.splitlines()) <= 4
+
+
+def test_sigterm_handler_is_put_back(command):
+    before = signal.getsignal(signal.SIGTERM)
+    command("pass")("work")
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_debug_adds_the_traceback_before_the_message(command, capsys):
+    assert command("raise errors.UsageError('wrong')")("work", "--debug") == 2
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback") and err.endswith("prog: error: wrong\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["wrok"], "prog: error: no command 'wrok'\n  try: work? See prog --help\n"),
+        (["work", "--sise", "3"], "unrecognized arguments: --sise 3\n  try: --size? See prog work --help\n"),
+        (["work", "--size", "many"], "argument --size: invalid int value: 'many'\n  try: prog work --help\n"),
+    ],
+)
+def test_usage_errors_name_the_nearest(command, capsys, argv, text):
+    assert command("pass")(*argv) == 2
+    assert capsys.readouterr().err.endswith(text)
+
+
+def test_help_lists_commands_without_importing_them(command, capsys):
+    assert command("pass")("--help") == 0
+    out = capsys.readouterr().out
+    assert "work   does it" in out and "other  never" in out
+    assert command("pass")() == 0
+    assert command("pass")("work", "--help") == 0
+    assert "--size" in capsys.readouterr().out
+
+
+def test_result_is_text_or_json(command, capsys):
+    main = command("console.result('two lines', {'b': 1, 'a': None})")
+    assert main("work") == 0
+    assert capsys.readouterr().out == "two lines\n"
+    assert main("work", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": 1}
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.ENOSPC, errors.ResourceError),
+        (errno.EDQUOT, errors.ResourceError),
+        (errno.EMFILE, errors.ResourceError),
+        (errno.ENOMEM, errors.ResourceError),
+        (errno.EIO, errors.ResourceError),
+        (errno.ENOENT, errors.UsageError),
+        (errno.EACCES, errors.UsageError),
+        (errno.EISDIR, errors.UsageError),
+        (errno.ECHILD, errors.MdataError),
+    ],
+)
+def test_os_errors_become_our_kinds(number, kind):
+    error = errors.explain_os_error(OSError(number, "", "a", None, "b"), "moving")
+    assert type(error) is kind
+    assert str(error).startswith(f"moving: a -> b: {os.strerror(number)}")
+
+
+def test_nearest_name():
+    assert errors.nearest("--inptu", ["--input", "--output"]) == "--input"
+    assert errors.nearest("zebra", ["--input"]) is None
+
+
+def test_a_reader_that_leaves_is_no_error():
+    """`prog work | head -1`: no traceback, no complaint at exit, code 0."""
+    code = "import sys; from cli.console import Console, run, Command\nimport cli.mdata as m\n"
+    code += "class M: add_arguments=staticmethod(lambda p: None)\n"
+    code += "M.main=staticmethod(lambda a, c: [c.result('x' * 70000, {}) for _ in range(100)] and None)\n"
+    code += "sys.modules['made_up']=M\nsys.exit(run('prog', 'd', [Command('w', 's', 'made_up')], ['w']))"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    child.stdout.read(10)
+    child.stdout.close()
+    assert child.stderr.read() == b""
+    assert child.wait() == 0
+    child.stderr.close()
+
+
+def test_lines_come_each_ten_seconds_and_at_the_end():
+    now = [0.0]
+    lines = io.StringIO()
+    progress = LineProgress(lambda line: print(line, file=lines), clock=lambda: now[0])
+    progress.begin("counting", 100, "B")
+    for second in range(25):
+        now[0] = float(second)
+        progress.advance(4, tokens=second)
+    progress.end()
+    found = [json.loads(line) for line in lines.getvalue().splitlines()]
+    assert [(line["seconds"], line["done"], line["tokens"]) for line in found] == [
+        (10.0, 44, 10),
+        (20.0, 84, 20),
+        (24.0, 100, 24),
+    ]
+    assert found[-1] | {"doing": "counting", "total": 100, "unit": "B", "finished": True} == found[-1]
