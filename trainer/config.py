@@ -11,7 +11,6 @@ torch.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import tomllib
 import types
@@ -19,18 +18,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from mdata.errors import UsageError
+from mdata.errors import UsageError, nearest
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The values that a number may have: low <= value <= high."""
+    """The values that a number may have: low <= value < below."""
 
     low: float
-    high: float = math.inf
+    below: float = math.inf
 
     def __str__(self) -> str:
-        return f"at least {self.low:g}" if self.high == math.inf else f"from {self.low:g} to {self.high:g}"
+        end = "" if self.below == math.inf else f" and below {self.below:g}"
+        return f"of at least {self.low:g}{end}"
 
 
 Positive = Annotated[int, Range(1)]
@@ -64,7 +64,7 @@ class ModelSection:
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"  # normalization before attention, MLP and head
     norm_epsilon: Small = 1e-5  # added to the variance
     activation: Literal["swiglu", "gelu"] = "swiglu"  # nonlinearity of the MLP
-    bias: bool = False  # biases in the linear layers and norms
+    bias: bool = False  # biases in the linear layers
     tie_embeddings: bool = True  # the output head is the embedding
     init_std: Amount = 0.02  # standard deviation of the initial weights
 
@@ -272,8 +272,8 @@ def _unknown_key(section: str, key: str, hints: Mapping[str, Any]) -> str:
 
 
 def _suggestion(name: str, known: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(known)}"
+    near = nearest(name, known)
+    return f"; did you mean {near}?" if near else f"; expected one of {', '.join(known)}"
 
 
 def _converted(value: Any, hint: Any) -> Any:
@@ -295,7 +295,7 @@ def _fits(value: Any, hint: Any) -> bool:
     origin = get_origin(hint)
     if origin is Annotated:
         base, allowed = get_args(hint)
-        return _fits(value, base) and math.isfinite(value) and bool(allowed.low <= value <= allowed.high)
+        return _fits(value, base) and bool(allowed.low <= value < allowed.below)
     if origin is Literal:
         return value in get_args(hint)
     if origin is tuple:
