@@ -1,16 +1,15 @@
 """How well counting alone predicts the next token: the lines that a loss curve has to fall below.
 
-Counts are made from exactly the (token, label) pairs that the model was trained on, so a baseline and the model
-have seen the same text. Four numbers come out, all in nats per token: the entropy of the training labels, and the
-cross entropy of the validation labels under a unigram and a bigram with add-one smoothing (Laplace) and under the
-interpolated Witten-Bell bigram.
+Counts are made from exactly the (token, label) pairs that the model was trained on. Four numbers come out,
+in nats per token: the entropy of the training labels, and the cross entropy of the validation labels under
+a unigram and a bigram with add-one smoothing (Laplace) and under the interpolated Witten-Bell bigram.
 
-What is unusual: pairs are kept as sorted unique keys `token * vocab_size + label`, so memory follows the number
-of distinct pairs and one path serves a vocabulary of 300 and one of 200,000. No torch, no files.
+What is unusual: pairs are kept as sorted unique keys `token * vocab_size + label`, so memory follows the
+number of distinct pairs; one path serves a vocabulary of 300 and one of 200,000. No torch, no files.
 
-Sources: I. Witten and T. Bell, "The zero-frequency problem", IEEE Trans. Information Theory 37(4), 1991, method C;
-S. Chen and J. Goodman, "An empirical study of smoothing techniques for language modeling", TR-10-98, 1998
-(add-one in 2.1, the interpolated form of Witten-Bell in 2.6).
+Sources: I. Witten and T. Bell, "The zero-frequency problem", IEEE Trans. Information Theory 37(4), 1991,
+method C; S. Chen and J. Goodman, "An empirical study of smoothing techniques for language modeling",
+TR-10-98, 1998 (add-one in 2.1, the interpolated form of Witten-Bell in 2.6).
 """
 
 from __future__ import annotations
@@ -140,7 +139,7 @@ def evaluate(counts: PairCounts, rows: Iterable[Row]) -> Baselines:
 def _witten_bell(counts: PairCounts, tokens: Int64, labels: Int64, pair_counts: Int64) -> Float64:
     """p(label | token) = (c(token, label) + t(token) p(label)) / (c(token) + t(token)).
 
-    t counts distinct followers; p(label) has the same form one order lower, with the uniform distribution below it.
+    t counts distinct followers; p(label) has the same form one order lower, above the uniform distribution.
     """
     types = int((counts.label_counts > 0).sum())
     below = (counts.label_counts + types / counts.vocab_size) / max(counts.total + types, 1)
