@@ -1,0 +1,74 @@
+"""The C++ core (mdata_cpp/), as Python sees it. tests/mdata/test_core.py compares this page with the built module.
+
+Arrays must be C-contiguous, of one dimension and of exactly the dtype named; results are new arrays. Everything here
+is pure and releases the GIL while it works on arrays. Users call the shells: `mdata.order`, `mdata.blend`,
+`mdata.indexed`.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+def philox4x32(
+    counter: tuple[int, int, int, int] | list[int], key: tuple[int, int] | list[int]
+) -> list[int]:
+    """Philox4x32-10 of one counter (four 32-bit words) under one key (two words): four random words."""
+
+class Permutation:
+    """A keyed permutation of [0, n); n in [1, 2^63], key of 128 bits. See mdata_cpp/permutation.hpp.
+
+    Raises:
+        ValueError: n is out of range.
+    """
+
+    def __init__(self, n: int, key_low: int, key_high: int) -> None: ...
+    def forward(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[k] places in [0, n) -> int64[k] values. IndexError for an entry outside."""
+
+    def inverse(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[k] values in [0, n) -> the int64[k] places that `forward` sends there. IndexError outside."""
+
+class BlendTree:
+    """A Huffman tree over integer weights that deals samples to components. See mdata_cpp/blend.hpp.
+
+    Sample numbers are in [0, 2^62]; a result above raises OverflowError.
+
+    Raises:
+        ValueError: no weight, or a weight of 0.
+        OverflowError: the weights sum to more than 2^62.
+    """
+
+    def __init__(self, weights: list[int]) -> None: ...
+    def locate(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """int64[k] samples of the blend -> (component, sample inside the component), int64[k] each."""
+
+    def inverse(self, components: NDArray[np.int64], samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Undo `locate`: int64[k] components and their samples -> int64[k] samples of the blend."""
+
+    def counts(self, num_samples: int) -> list[int]:
+        """How many of the blend's first `num_samples` samples each component gives."""
+
+def pointers_from_lengths(
+    lengths: NDArray[np.int32], item_size: int, start: int
+) -> tuple[NDArray[np.int64], int]:
+    """Byte offsets of int32[k] sequences that follow each other from byte `start`, and the end of the last.
+
+    Raises:
+        ValueError: a negative length.
+        OverflowError: an offset above 2^63 - 1.
+    """
+
+def check_sequences(
+    lengths: NDArray[np.int32], pointers: NDArray[np.int64], item_size: int, bin_size: int, expected: int
+) -> tuple[str, int, bool, int, int]:
+    """Check one block of an index: (fault, entry, contiguous, next, bytes).
+
+    `fault` is "" or the name of the first check that failed (length_negative, pointer_negative, pointer_unaligned,
+    pointer_past_end), at `entry` of the block. `expected` is the byte at which the block begins if sequences follow
+    each other; `next` is what to pass for the next block, `bytes` the sum over the block's sequences.
+    """
+
+def check_boundaries(boundaries: NDArray[np.int64], num_sequences: int, previous: int) -> tuple[str, int]:
+    """Check one block of document boundaries: (fault, entry); `previous` is -1 at the start of the table.
+
+    `fault` is "" or boundary_start, boundary_decreases or boundary_past_end.
+    """

@@ -1,0 +1,66 @@
+"""Keys: every random draw of the data side starts here.
+
+A draw is f(key, index), and a key is a hash of a purpose and its parts, such as
+`derive_key("native-order", seed, corpus_id, epoch)`: no generator is advanced, so nothing depends on what was drawn
+before. The construction is BLAKE3 in its derive-key mode (O'Connor, Aumasson, Neves, Wilcox-O'Hearn, 2020) with the
+context below, which carries the version: another construction needs another context and other known answers
+(tests/mdata/test_keys.py).
+
+Encoding of purpose and parts, each in turn: one byte for the kind (`i`, `s` or `b`), the number of bytes of the
+content as 8 bytes little endian, the content (an integer in decimal ASCII, a string in UTF-8). Lengths stand first,
+so no two lists of parts have the same encoding. 32 bytes are derived, as little-endian integers: 0 to 7 `low`, 8 to
+15 `high`, 16 to 31 `draw`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import blake3
+
+CONTEXT = "mdata 2026 random keys v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """128 bits of key for a permutation or a counter-based generator, and one 128-bit draw beside them.
+
+    Attributes:
+        low: the lower 64 bits of the key.
+        high: the upper 64 bits of the key.
+        draw: 128 further bits, for `below`.
+    """
+
+    low: int
+    high: int
+    draw: int
+
+    def below(self, m: int) -> int:
+        """Return an integer in [0, m): the same one each time, uniform over keys to within m / 2^128.
+
+        Multiply-high reduction (D. Lemire, "Fast random integer generation in an interval", 2019).
+        """
+        assert m >= 1, f"below({m}): the range is empty"
+        return (self.draw * m) >> 128
+
+
+def derive_key(purpose: str, *parts: int | str | bytes) -> Key:
+    """Derive the key of one use: other purposes, parts, kinds or orders of parts give unrelated keys."""
+    material = b"".join(_encode(part) for part in (purpose, *parts))
+    derived = blake3.blake3(material, derive_key_context=CONTEXT).digest(length=32)
+    return Key(
+        low=int.from_bytes(derived[:8], "little"),
+        high=int.from_bytes(derived[8:16], "little"),
+        draw=int.from_bytes(derived[16:], "little"),
+    )
+
+
+def _encode(part: int | str | bytes) -> bytes:
+    assert not isinstance(part, bool), "a bool is not a part of a key: say what it means"
+    if isinstance(part, int):
+        kind, content = b"i", str(part).encode("ascii")
+    elif isinstance(part, str):
+        kind, content = b"s", part.encode("utf-8")
+    else:
+        kind, content = b"b", part
+    return kind + len(content).to_bytes(8, "little") + content
