@@ -1,0 +1,132 @@
+"""The only door to mdata: which corpora a run reads, what they say about themselves, and its batches.
+
+`open_data` opens the training blend and the validation corpora by name and checks that they were made with one
+tokenizer. `facts` is what plan.check compares with the model, before any GPU is touched; a foreign corpus without a
+manifest has no facts, so every batch's ids are checked instead. Everything on this side is numpy; `to_device` is
+where it becomes torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import mdata
+from mdata import UsageError
+from trainer.collectives import Axis
+from trainer.config import RunConfig
+from trainer.executor import Microbatch
+from trainer.plan import DataFacts, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """The data of a run.
+
+    Args:
+        train: unbounded, in the native order. valid: name -> finite, in file order.
+        facts: what the training data says about itself.
+    """
+
+    train: mdata.Dataset
+    valid: Mapping[str, mdata.Dataset]
+    facts: DataFacts
+
+
+def open_data(config: RunConfig) -> RunData:
+    """Open what the configuration names.
+
+    Raises:
+        UsageError: a file is missing, a corpus is too short, or two corpora have different tokenizers.
+    """
+    train = _open(config, config.data.blend, split="train")
+    valid = {Path(path).stem: _open(config, path, split="whole") for path in config.data.valid}
+    if not valid and _share(config.data.split, 1) > 0:
+        valid = {"valid": _open(config, config.data.blend, split="valid")}
+    for name, dataset in valid.items():
+        if None not in (dataset.fingerprint, train.fingerprint) and dataset.fingerprint != train.fingerprint:
+            raise UsageError(
+                f"validation corpus {name} was made with another tokenizer than {config.data.blend}",
+                found=f"tokenizer {dataset.fingerprint}",
+                expected=f"tokenizer {train.fingerprint}",
+                fix="preprocess it again with the tokenizer of the training data",
+            )
+    facts = DataFacts(
+        vocab_size=train.vocab_size,
+        largest_id=_largest([train, *valid.values()]),
+        eod=train.eod,
+        fingerprint=train.fingerprint,
+        num_tokens=sum(c.num_tokens for c in train.components),
+        components=tuple((c.name, c.num_tokens) for c in train.components),
+    )
+    return RunData(train, valid, facts)
+
+
+def training_batches(data: RunData, config: RunConfig, plan: Plan, dp: Axis, consumed: int) -> mdata.Loader:
+    """This rank's microbatches of every step from `consumed` samples on, read ahead."""
+    batches = mdata.BatchPlan(
+        global_batch=plan.global_batch,
+        micro_batch=plan.micro_batch,
+        dp_rank=dp.rank,
+        dp_size=dp.size,
+        seed=config.run.seed,
+    )
+    return mdata.Loader(data.train, batches, consumed=consumed, prefetch=config.data.prefetch)
+
+
+def validation_samples(dataset: mdata.Dataset, limit: int) -> np.ndarray:
+    """The samples that a validation reads: all, or `limit` of them spread evenly over the set: int64[n]."""
+    total = dataset.num_samples
+    assert total is not None, "validation sets are finite"
+    count = min(limit, total) if limit else total
+    return np.arange(count, dtype=np.int64) * total // count
+
+
+def validation_batches(
+    dataset: mdata.Dataset, samples: np.ndarray, micro_batch: int, dp: Axis
+) -> Iterator[mdata.Batch]:
+    """This rank's share of a validation set, in batches of at most micro_batch."""
+    mine = samples[dp.rank :: dp.size]
+    for first in range(0, len(mine), micro_batch):
+        yield mdata.collate(dataset, mine[first : first + micro_batch])
+
+
+def to_device(batch: mdata.Batch, vocab_size: int, device: torch.device) -> Microbatch:
+    """Check the ids and move one microbatch to the device.
+
+    Raises:
+        UsageError: an id lies outside the model's vocabulary (only a foreign corpus can bring one).
+    """
+    largest = max(int(batch.tokens.max()), int(batch.labels.max()))
+    if largest >= vocab_size or min(int(batch.tokens.min()), int(batch.labels.min())) < 0:
+        raise UsageError(
+            f"a batch holds a token id outside the model's vocabulary (samples {batch.samples.tolist()[:8]})",
+            found=f"largest id {largest}",
+            expected=f"0 to {vocab_size - 1}",
+            fix="set model.vocab_size to the vocabulary that the corpus was made with",
+        )
+    parts = (batch.tokens, batch.labels, batch.loss_mask)
+    return Microbatch(*(torch.from_numpy(part).to(device, non_blocking=True) for part in parts))
+
+
+def _open(config: RunConfig, path: str, *, split: str) -> mdata.Dataset:
+    options = mdata.DatasetOptions(
+        sequence_length=config.train.sequence_length,
+        seed=config.run.seed,
+        split=split,
+        split_shares=config.data.split,
+    )
+    return mdata.open_dataset(path, options)
+
+
+def _share(split: str, index: int) -> float:
+    return mdata.parse_split(split)[index]
+
+
+def _largest(datasets: list[mdata.Dataset]) -> int | None:
+    known = [d.largest_id for d in datasets if d.largest_id is not None]
+    return max(known) if known else None

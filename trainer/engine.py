@@ -1,0 +1,158 @@
+"""A model, its buffers and its optimizer on one rank: everything that a step, a validation or a checkpoint needs.
+
+`build` is the one place where a plan becomes tensors. The rest are the verbs: `step` trains on one global batch,
+`evaluate` sums the loss without gradients, `save` and `load` exchange the state with a checkpoint of any layout.
+The loop around them is train.py; what is generated from the weights is generate.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer import checkpoint
+from trainer.collectives import Axis, all_reduce_
+from trainer.config import RunConfig
+from trainer.executor import Microbatch, run_actions
+from trainer.init import initialize_
+from trainer.layout import BufferLayout, make_layout
+from trainer.models.gpt import GPT, build_gpt
+from trainer.models.gpt_table import parameter_table
+from trainer.optimizer import STATE_NAMES, Buffers, Optimizer
+from trainer.plan import Plan
+from trainer.schedule import one_stage
+from trainer.world import World
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step, over all ranks.
+
+    Args:
+        loss: mean over the step's loss tokens, nats per token. num_tokens: those tokens.
+        grad_norm: before clipping. applied: False where the step was skipped for a norm that is not finite.
+    """
+
+    loss: float
+    num_tokens: int
+    grad_norm: float
+    applied: bool
+
+
+class Engine:
+    """One rank's share of the training state.
+
+    Args:
+        config: of the run. plan: its derived numbers. world: this rank's place.
+        fresh: whether to draw the initial weights (a checkpoint is loaded otherwise).
+    """
+
+    def __init__(self, config: RunConfig, plan: Plan, world: World, *, fresh: bool = True) -> None:
+        self.plan, self.world = plan, world
+        self.tp, self.dp, self.everyone = world.axes["tp"], world.axes["dp"], world.axes["world"]
+        self.layout = rank_layout(config, plan, tp=self.tp, dp=self.dp)
+        self.model = build_gpt(
+            plan.shape,
+            self.tp,
+            sequence_parallel=config.mesh.sequence_parallel,
+            dtype=DTYPES[config.precision.dtype],
+            device=world.device,
+        )
+        if fresh:
+            named = dict(self.model.named_parameters())
+            for slot in self.layout.slots:
+                initialize_(named[slot.spec.name].data, slot.spec, seed=config.run.seed)
+        self.buffers = Buffers(self.model, self.layout)
+        self.optimizer = Optimizer(self.buffers, config.optimizer, tp=self.tp, dp=self.dp)
+        self.actions = one_stage(plan.num_microbatches)
+
+    def step(self, microbatches: Sequence[Microbatch], learning_rate: float) -> StepReport:
+        """Train on this rank's microbatches of one global batch."""
+        totals = all_reduce_(run_actions(self.actions, self.model, microbatches), self.dp)
+        result = self.optimizer.step(learning_rate, totals[1])
+        loss_sum, num_tokens = totals.tolist()
+        return StepReport(loss_sum / num_tokens, int(num_tokens), result.grad_norm, result.applied)
+
+    @torch.no_grad()
+    def evaluate(self, microbatches: Iterable[Microbatch]) -> float:
+        """Mean loss over the loss tokens of all data-parallel ranks' microbatches, nats per token."""
+        totals = torch.zeros(2, dtype=torch.float64, device=self.world.device)
+        for batch in microbatches:
+            loss = self.model.loss_sum(batch.tokens_BS, batch.labels_BS, batch.loss_mask_BS)
+            totals += torch.stack((loss.double(), batch.loss_mask_BS.sum().double()))
+        loss_sum, num_tokens = all_reduce_(totals, self.dp).tolist()
+        return float(loss_sum / num_tokens)
+
+    def save(self, root: Path, run: checkpoint.RunState) -> Path:
+        """Write a checkpoint; see checkpoint.save."""
+        return checkpoint.save(root, run, self._shard(), self.optimizer.state, self.everyone)
+
+    def load(self, folder: Path) -> checkpoint.RunState:
+        """Continue from a checkpoint of any layout."""
+        run = checkpoint.run_state(folder)
+        dtype = self.optimizer.state["weight"].dtype
+        state = checkpoint.load_state(folder, self._shard(), STATE_NAMES, dtype)
+        self.optimizer.load(state, run.optimizer_steps)
+        return run
+
+    def _shard(self) -> checkpoint.Shard:
+        return checkpoint.Shard(
+            self.layout, self.optimizer.start, self.optimizer.stop, owns_copies=self.tp.rank == 0
+        )
+
+
+def rank_layout(config: RunConfig, plan: Plan, *, tp: Axis, dp: Axis) -> BufferLayout:
+    """The buffers of the rank at these places."""
+    specs = parameter_table(
+        plan.shape, tp_size=tp.size, tp_rank=tp.rank, sequence_parallel=config.mesh.sequence_parallel
+    )
+    return make_layout(specs, dp_size=dp.size)
+
+
+def load_model(folder: Path, config: RunConfig, plan: Plan, world: World) -> GPT:
+    """The weights alone, for generation: no optimizer, no sequence parallelism, from a checkpoint of any layout."""
+    tp = world.axes["tp"]
+    specs = parameter_table(plan.shape, tp_size=tp.size, tp_rank=tp.rank)
+    layout = make_layout(specs, dp_size=1)
+    dtype = DTYPES[config.precision.dtype]
+    shard = checkpoint.Shard(layout, 0, layout.size, owns_copies=False)
+    weights = checkpoint.load_state(folder, shard, ["weight"], torch.promote_types(dtype, torch.float32))["weight"]
+    model = build_gpt(plan.shape, tp, sequence_parallel=False, dtype=dtype, device=world.device)
+    named = dict(model.named_parameters())
+    for slot in layout.slots:
+        flat = weights[slot.start : slot.start + slot.spec.numel]
+        named[slot.spec.name].data.copy_(flat.view(slot.spec.shape))
+    return model.eval()
+
+
+def held_parameters(layout: BufferLayout) -> dict[str, Any]:
+    """What one rank holds, for ranks.json: counts, and each parameter with its logical pieces."""
+    split = sum(_real(slot) for slot in layout.slots if slot.spec.over_tp == "split")
+    copied = sum(_real(slot) for slot in layout.slots if slot.spec.over_tp != "split")
+    return {
+        "split_parameters": split,
+        "copied_parameters": copied,
+        "buffer_elements": layout.size,
+        "parameters": [
+            {
+                "name": slot.spec.name,
+                "shape": list(slot.spec.shape),
+                "over_tp": slot.spec.over_tp,
+                "pieces": [
+                    {"name": p.name, "start": list(p.start), "size": list(p.size)} for p in slot.spec.pieces
+                ],
+            }
+            for slot in layout.slots
+        ],
+    }
+
+
+def _real(slot: Any) -> int:
+    """Elements of a slot that are not padding."""
+    return sum(torch.Size(piece.size).numel() for piece in slot.spec.pieces)
