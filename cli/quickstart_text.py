@@ -1,0 +1,187 @@
+"""Real text that every machine has: two corpora gathered from the Python installation itself, no download.
+
+code: the standard library's .py files. prose: the manual's topics, docstrings of the standard library,
+descriptions and licences of the installed packages, and their docstrings, until there is enough.
+
+What is unusual: a file goes to training or validation by the hash of its content, and the prose taken from
+it follows it, so that validation text never stands in a training file; a paragraph of prose is kept once,
+because licences and parameter lists repeat. The order is that of the names; two runs on one machine write
+the same bytes. Tests of the packages and generated tables are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+import sys
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from email.parser import BytesParser
+from pathlib import Path
+
+from mdata.durable import atomic_write
+from mdata.errors import UsageError
+from mdata.progress import Progress
+
+CODE_BYTES = 8_000_000
+PROSE_BYTES = 5_000_000
+LEAST_BYTES = 500_000
+VALID_ONE_IN = 20  # files of which one goes to validation
+LEFT_OUT = {"test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages"}
+LEFT_OUT |= {"encodings", "pydoc_data", "_vendor"}  # tables, and copies of other packages
+_REPEATED_LENGTH = 80  # characters from which on a repeated paragraph is dropped
+_LEAST_TEXT = 200  # characters below which a document is not worth its end-of-document token
+
+
+@dataclass(frozen=True)
+class Document:
+    """One record: where it comes from (relative, no machine's path), its text, its side of the split."""
+
+    file: str
+    text: str
+    valid: bool
+
+
+def gather(folder: Path, progress: Progress) -> dict[str, int]:
+    """Write code-train, code-valid, prose-train and prose-valid as <folder>/NAME.jsonl.
+
+    Returns:
+        UTF-8 bytes of text of each.
+
+    Raises:
+        UsageError: this Python came without its sources, so that there is too little text.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    library = Path(sysconfig.get_path("stdlib"))
+    sites = [Path(entry) for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
+    corpora = {"code": (code(library), CODE_BYTES), "prose": (prose(library, sites), PROSE_BYTES)}
+    sizes: dict[str, int] = {}
+    for name, (documents, limit) in corpora.items():
+        kept = _take(documents, limit, name, progress)
+        for side in ("train", "valid"):
+            chosen = [document for document in kept if document.valid == (side == "valid")]
+            sizes[f"{name}-{side}"] = sum(len(document.text.encode()) for document in chosen)
+            _write(folder / f"{name}-{side}.jsonl", chosen)
+        found = sizes[f"{name}-train"] + sizes[f"{name}-valid"]
+        if found < LEAST_BYTES or not sizes[f"{name}-valid"]:
+            raise UsageError(
+                f"the Python installation {library} holds too little text for the quickstart's {name} corpus",
+                found=f"{found} bytes",
+                expected=f"at least {LEAST_BYTES} bytes of .py files",
+                fix="use a Python that came with the sources of its library: make quickstart PYTHON=...",
+            )
+    return sizes
+
+
+def code(library: Path) -> Iterator[Document]:
+    """Every source file of the standard library once."""
+    seen: set[bytes] = set()
+    for path in _sources(library):
+        data = path.read_bytes()
+        digest = hashlib.blake2b(data).digest()
+        if digest not in seen:
+            seen.add(digest)
+            yield Document(path.relative_to(library).as_posix(), _decoded(data), goes_to_validation(data))
+
+
+def prose(library: Path, sites: Iterable[Path]) -> Iterator[Document]:
+    """Text written for people, from the best to the most repetitive."""
+    sites = list(sites)
+    seen: set[str] = set()
+    for file, text, origin in _prose_parts(library, sites):
+        text = text.encode("utf-8", "replace").decode()  # a docstring can hold lone surrogates, UTF-8 cannot
+        yield Document(file, without_repeats(text, seen), goes_to_validation(origin))
+
+
+def goes_to_validation(content: bytes) -> bool:
+    """The side of the split, by nothing but a file's content."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") % VALID_ONE_IN == 0
+
+
+def without_repeats(text: str, seen: set[str]) -> str:
+    """The paragraphs of a text that are short or were not seen yet; adds them to `seen`."""
+    kept = []
+    for paragraph in re.split(r"\n[ \t]*\n", text):
+        key = " ".join(paragraph.lower().split())
+        if len(key) >= _REPEATED_LENGTH:
+            if key in seen:
+                continue
+            seen.add(key)
+        kept.append(paragraph)
+    return "\n\n".join(kept)
+
+
+def docstrings(source: bytes) -> str:
+    """Every docstring of a Python file, in the order of the file; empty if it does not parse."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about escapes in other people's strings
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return ""
+    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, owners))
+    return "\n\n".join(text for text in found if text)
+
+
+def _prose_parts(library: Path, sites: list[Path]) -> Iterator[tuple[str, str, bytes]]:
+    """(name, text, content that decides the split) of each piece."""
+    from pydoc_data.topics import topics
+
+    for name, text in sorted(topics.items()):
+        yield f"topics/{name}", text, text.encode()
+    yield from _docstring_parts(library)
+    for site in sites:
+        for path in sorted(site.glob("*.dist-info/METADATA")):
+            data = path.read_bytes()
+            body = BytesParser().parsebytes(data).get_payload()
+            yield path.relative_to(site).as_posix(), body if isinstance(body, str) else "", data
+        for path in sorted(p for p in site.glob("*.dist-info/**/LICEN[CS]E*") if p.is_file()):
+            data = path.read_bytes()
+            yield path.relative_to(site).as_posix(), _decoded(data), data
+    for site in sites:
+        yield from _docstring_parts(site)
+
+
+def _docstring_parts(root: Path) -> Iterator[tuple[str, str, bytes]]:
+    for path in _sources(root):
+        data = path.read_bytes()
+        yield path.relative_to(root).as_posix(), docstrings(data), data
+
+
+def _sources(root: Path) -> list[Path]:
+    """The .py files below a folder in the order of their names, tests and tables left out."""
+    found = (path for path in root.rglob("*.py") if not LEFT_OUT & set(path.relative_to(root).parts))
+    return sorted(path for path in found if path.is_file())
+
+
+def _decoded(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def _take(documents: Iterable[Document], limit: int, name: str, progress: Progress) -> list[Document]:
+    """The first documents that fit the limit, in bytes of UTF-8."""
+    kept: list[Document] = []
+    total = 0
+    progress.begin(f"gather {name}", limit, "B")
+    for document in documents:
+        size = len(document.text.encode())
+        if len(document.text) < _LEAST_TEXT:
+            continue
+        if total + size > limit:
+            break
+        total += size
+        kept.append(document)
+        progress.advance(size)
+    progress.end()
+    return kept
+
+
+def _write(path: Path, documents: Iterable[Document]) -> None:
+    """One JSON object per line."""
+    lines = (json.dumps({"text": d.text, "file": d.file}, ensure_ascii=False) + "\n" for d in documents)
+    atomic_write(path, "".join(lines).encode())
