@@ -1,0 +1,112 @@
+"""Ids and checksums: canonical JSON, hashed with BLAKE3.
+
+Two hashes answer two questions. The id answers "is it the same data?": it covers only what decides the
+samples, so names, folders, options and times do not change it. The checksum answers "is this the text that
+was written?": it covers every field except itself. Both hash a canonical text, so that white space and the
+order of keys are free. Floating-point numbers are refused, because their text is not the same everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from math import gcd, lcm
+from typing import Any, TypeVar
+
+import msgspec
+from blake3 import blake3
+
+from mdata.manifest.structs import FORMAT, VERSION, BlendManifest, CorpusManifest, Manifest
+
+M = TypeVar("M", CorpusManifest, BlendManifest)
+
+
+def canonical(value: object) -> bytes:
+    """The one text of a JSON value: UTF-8, sorted keys, no blanks.
+
+    Raises:
+        TypeError: there is a float in it.
+    """
+    _refuse_floats(value)
+    return json.dumps(
+        value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
+    ).encode()
+
+
+def text_of(manifest: Manifest) -> bytes:
+    """What stands in the file: the canonical content, indented for people."""
+    value = msgspec.to_builtins(manifest)
+    _refuse_floats(value)
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, indent=1)
+    return (text + "\n").encode()
+
+
+def hash_of(value: object) -> str:
+    """BLAKE3 of the canonical text of a JSON value, in hex."""
+    return blake3(canonical(value)).hexdigest()
+
+
+def manifest_id(manifest: Manifest) -> str:
+    """The id that the content of a manifest gives it."""
+    if isinstance(manifest, CorpusManifest):
+        return corpus_id(manifest)
+    return blend_id(manifest)
+
+
+def corpus_id(corpus: CorpusManifest) -> str:
+    """hash(dtype, level, shard hashes, tokenizer fingerprint); sizes stand in for hashes not known."""
+    return _identity(
+        "corpus",
+        dtype=corpus.dtype,
+        level=corpus.level,
+        shards=[
+            [shard.idx_hash, shard.blocks.hash if shard.blocks else shard.bytes] for shard in corpus.shards
+        ],
+        tokenizer=corpus.tokenizer.fingerprint if corpus.tokenizer else None,
+    )
+
+
+def blend_id(blend: BlendManifest) -> str:
+    """hash(algorithm, component ids, reduced shares, groups, caps, phases); never names or paths."""
+    return _identity(
+        "blend",
+        algorithm=blend.algorithm,
+        components=[[part.id, part.group, part.cap] for part in blend.components],
+        shares=reduced([part.share for part in blend.components]),
+        phases=[[phase.samples, reduced(phase.shares)] for phase in blend.phases],
+    )
+
+
+def reduced(shares: list[str]) -> list[int]:
+    """Shares as the smallest integers in the same ratio: ["0.7", "0.3"] gives [7, 3]."""
+    fractions = [Fraction(share) for share in shares]
+    common = lcm(*(fraction.denominator for fraction in fractions))
+    whole = [int(fraction * common) for fraction in fractions]
+    divisor = gcd(*whole) or 1
+    return [number // divisor for number in whole]
+
+
+def checksum(manifest: Manifest) -> str:
+    """Hash of every field of a manifest, the checksum itself emptied."""
+    return hash_of(msgspec.to_builtins(msgspec.structs.replace(manifest, checksum="")))
+
+
+def sealed(manifest: M) -> M:
+    """The manifest with its id and checksum filled in."""
+    named = msgspec.structs.replace(manifest, id=manifest_id(manifest))
+    return msgspec.structs.replace(named, checksum=checksum(named))
+
+
+def _identity(kind: str, **content: Any) -> str:
+    return hash_of({"format": FORMAT, "version": VERSION, "kind": kind, **content})
+
+
+def _refuse_floats(value: object, path: str = "$") -> None:
+    if isinstance(value, float):
+        raise TypeError(f"a float at {path}: its text is not the same everywhere; keep it as a string")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _refuse_floats(item, f"{path}.{key}")
+    if isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            _refuse_floats(item, f"{path}[{number}]")

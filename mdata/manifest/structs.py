@@ -1,0 +1,143 @@
+"""The fields of a manifest, version 1. docs/formats.md is the page for readers.
+
+Two kinds share one envelope: a corpus (what `preprocess` wrote) and a blend (which corpora in which
+shares). Counts are integers of 64 bits, hashes are BLAKE3 in lower-case hex, paths are relative to the
+manifest's folder with `/`. There are no floating-point numbers anywhere: a share is kept as the text that
+was given. Unknown fields are refused, except under `notes`, which neither the id nor any code of ours
+reads.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+FORMAT: Literal["mdata-manifest"] = "mdata-manifest"
+VERSION: Literal[1] = 1
+
+Count = Annotated[int, Meta(ge=0)]
+Hash = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+RelativePath = Annotated[str, Meta(pattern=r"^[^/\0][^\0]*$")]
+Share = Annotated[
+    str, Meta(pattern=r"^([0-9]{1,30}\.?[0-9]{0,30}|\.[0-9]{1,30})([eE][+-]?[0-9]{1,2})?$", max_length=64)
+]
+TokenDtype = Literal["uint8", "int8", "uint16", "int16", "int32", "int64"]
+Level = Literal["document", "sentence"]
+
+
+class TokenizerFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which tokenizer made the ids; `folder` keeps its files, so that the corpus can be read offline."""
+
+    type: str
+    fingerprint: Hash
+    vocab_size: Count
+    eod: Count | None
+    special_ids: dict[str, Count]
+    folder: RelativePath | None
+
+
+class BlockHashes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sidecar with one 32-byte hash per 4 MiB block of .bin, and the hash of that sidecar."""
+
+    path: RelativePath
+    hash: Hash
+
+
+class Shard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One .bin/.idx pair. `path` is the prefix; `bytes` is the size of .bin."""
+
+    path: RelativePath
+    documents: Count
+    sequences: Count
+    tokens: Count
+    bytes: Count
+    contiguous: bool
+    largest_id: Count | None
+    idx_hash: Hash
+    blocks: BlockHashes | None
+
+
+class InputFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file that was read, by the path that was given."""
+
+    path: str
+    bytes: Count
+    hash: Hash
+
+
+class Provenance(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a corpus came to be. `origin` (file and row of each document) is a sidecar's path, or null."""
+
+    program: str
+    options: dict[str, Any]
+    inputs: list[InputFile]
+    records: Count
+    skipped: dict[str, Count]
+    origin: RelativePath | None
+
+
+class Statistics(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`document_lengths[0]` counts documents without tokens, [k] those of 2^(k-1) to 2^k - 1 tokens.
+
+    `text_bytes` is the size of all texts in UTF-8, for bits per byte.
+    """
+
+    document_lengths: list[Count]
+    text_bytes: Count | None
+
+
+class CorpusManifest(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="corpus", tag_field="kind"
+):
+    """Shards tokenized with one tokenizer. `verified` is false where only an .idx was read."""
+
+    format: Literal["mdata-manifest"]
+    version: Literal[1]
+    id: str
+    checksum: str
+    dtype: TokenDtype
+    level: Level
+    verified: bool
+    tokenizer: TokenizerFacts | None
+    shards: Annotated[list[Shard], Meta(min_length=1)]
+    provenance: Provenance | None
+    statistics: Statistics | None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+class BlendComponent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One corpus of a blend: where its manifest (or bare prefix) lies, its id, its share as given."""
+
+    path: RelativePath
+    id: Hash
+    name: str
+    share: Share
+    group: str | None
+    cap: str | None
+
+
+class Phase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A span of training with its own shares, one per component; `samples` null: without end."""
+
+    samples: Count | None
+    shares: list[Share]
+
+
+class BlendManifest(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="blend", tag_field="kind"
+):
+    """Corpora and their shares. No phases: one phase without end, with the components' shares."""
+
+    format: Literal["mdata-manifest"]
+    version: Literal[1]
+    id: str
+    checksum: str
+    algorithm: Literal["native"]
+    components: Annotated[list[BlendComponent], Meta(min_length=1)]
+    phases: list[Phase]
+    parent: Hash | None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+Manifest = CorpusManifest | BlendManifest

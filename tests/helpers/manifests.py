@@ -1,0 +1,77 @@
+"""Manifests for tests, and the check that every manifest written by a test fits the shipped schema."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+
+from mdata import manifest as m
+
+
+def assert_valid(path: Path) -> None:
+    """The file fits mdata/manifest/schema.json."""
+    schema = json.loads((Path(m.__file__).parent / "schema.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(json.loads(path.read_text()))
+
+
+def some_corpus() -> m.CorpusManifest:
+    return m.CorpusManifest(
+        format=m.FORMAT,
+        version=m.VERSION,
+        id="",
+        checksum="",
+        dtype="uint16",
+        level="document",
+        verified=True,
+        tokenizer=m.TokenizerFacts(
+            type="HuggingFaceTokenizer",
+            fingerprint="34" * 32,
+            vocab_size=300,
+            eod=0,
+            special_ids={"<|endoftext|>": 0},
+            folder="tokenizer-1",
+        ),
+        shards=[
+            m.Shard(
+                path="x_text_document",
+                documents=2,
+                sequences=2,
+                tokens=9,
+                bytes=18,
+                contiguous=True,
+                largest_id=299,
+                idx_hash="56" * 32,
+                blocks=m.BlockHashes(path="x_text_document.bin.blake3", hash="78" * 32),
+            )
+        ],
+        provenance=m.Provenance(
+            program="mdata test",
+            options={"json_key": "text", "append_eod": True},
+            inputs=[m.InputFile(path="x.jsonl", bytes=40, hash="9a" * 32)],
+            records=2,
+            skipped={},
+            origin=None,
+        ),
+        statistics=m.Statistics(document_lengths=[0, 0, 0, 2], text_bytes=30),
+    )
+
+
+def some_blend() -> m.BlendManifest:
+    parts = [("code", "0.7", "bc" * 32), ("prose", "0.3", "de" * 32)]
+    return m.BlendManifest(
+        format=m.FORMAT,
+        version=m.VERSION,
+        id="",
+        checksum="",
+        algorithm="native",
+        components=[
+            m.BlendComponent(
+                path=f"{name}_text_document.json", id=id, name=name, share=share, group=None, cap=None
+            )
+            for name, share, id in parts
+        ],
+        phases=[],
+        parent=None,
+    )

@@ -1,0 +1,163 @@
+"""Manifests: round trips, identity, and every way in which a file can be wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdata import manifest as m
+from mdata.errors import DamageError, UsageError
+from mdata.manifest.identity import canonical, reduced
+from mdata.manifest.schema import schema_text
+from tests.helpers.manifests import assert_valid, some_blend, some_corpus
+
+HASH = "ab" * 32
+
+
+@pytest.mark.parametrize("make", [some_corpus, some_blend])
+def test_a_saved_manifest_loads_equal_and_fits_the_schema(tmp_path, make):
+    saved = m.save(make(), tmp_path / "x.json")
+    assert m.load(tmp_path / "x.json") == saved
+    assert len(saved.id) == len(saved.checksum) == 64
+    assert_valid(tmp_path / "x.json")
+    text = (tmp_path / "x.json").read_text()
+    assert list(json.loads(text)) == sorted(json.loads(text))
+
+
+def test_schema_file_is_what_the_structs_give():
+    assert (Path(m.__file__).parent / "schema.json").read_text() == schema_text()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": "int32"},
+        {"level": "sentence"},
+        {"tokenizer": None},
+        {"shards": [msgspec.structs.replace(some_corpus().shards[0], idx_hash="12" * 32)]},
+        {"shards": [msgspec.structs.replace(some_corpus().shards[0], blocks=None)]},
+    ],
+)
+def test_corpus_id_covers_what_decides_the_tokens(change):
+    assert m.corpus_id(msgspec.structs.replace(some_corpus(), **change)) != m.corpus_id(some_corpus())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"notes": {"made for": "a test"}},
+        {"provenance": None},
+        {"statistics": None},
+        {"shards": [msgspec.structs.replace(some_corpus().shards[0], path="elsewhere/x")]},
+    ],
+)
+def test_corpus_id_leaves_out_names_and_history(change):
+    changed = msgspec.structs.replace(some_corpus(), **change)
+    assert m.corpus_id(changed) == m.corpus_id(some_corpus())
+    assert m.checksum(changed) != m.checksum(some_corpus())
+
+
+def test_blend_id_is_that_of_the_mixture():
+    blend = some_blend()
+
+    def with_parts(**changes):
+        parts = [msgspec.structs.replace(part, **changes) for part in blend.components]
+        return m.blend_id(msgspec.structs.replace(blend, components=parts))
+
+    assert with_parts(name="other", path="moved.json") == m.blend_id(blend)
+    assert with_parts(share="0.5") != m.blend_id(blend)
+    assert with_parts(id=HASH) != m.blend_id(blend)
+    doubled = [msgspec.structs.replace(p, share=s) for p, s in zip(blend.components, ["7", "3"], strict=True)]
+    assert m.blend_id(msgspec.structs.replace(blend, components=doubled)) == m.blend_id(blend)
+
+
+def test_ids_do_not_change_between_versions_of_this_code():
+    """If this fails, every id that users have stored is lost: raise the manifest's version instead."""
+    assert m.sealed(some_corpus()).id == "62ea38b2a800c4a69787df9e5ca4286de802fe2f466f2101141f7840367fc4dc"
+    assert m.sealed(some_blend()).id == "fb9375202d33775c7e0434604493f490e7aee15b74af1cf2d6d7941dd606ce5f"
+
+
+def broken(path: Path, change) -> Path:
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda v: v.update(surprise=1), "Object contains unknown field `surprise`"),
+        (lambda v: v["shards"][0].update(x=1), "Object contains unknown field `x` - at `$.shards[0]`"),
+        (lambda v: v["shards"][0].update(tokens="9"), "Expected `int`, got `str` - at `$.shards[0].tokens`"),
+        (lambda v: v["shards"][0].update(tokens=-9), "`$.shards[0].tokens`"),
+        (lambda v: v["shards"][0].update(path="/abs"), "`$.shards[0].path`"),
+        (lambda v: v.pop("dtype"), "Object missing required field `dtype`"),
+        (lambda v: v.update(kind="other"), "`$.kind`"),
+        (lambda v: v["shards"][0].update(tokens=10), "not what was written, at `$.checksum`"),
+        (lambda v: v["notes"].update(a=1), "not what was written, at `$.checksum`"),
+        (lambda v: v["notes"].update(a=1.5), "a float at $.notes.a"),
+    ],
+)
+def test_altered_manifest_is_damage_with_its_place(tmp_path, change, text):
+    m.save(some_corpus(), tmp_path / "x.json")
+    with pytest.raises(DamageError) as caught:
+        m.load(broken(tmp_path / "x.json", change))
+    assert text in str(caught.value) and str(tmp_path / "x.json") in str(caught.value)
+
+
+def test_a_false_id_under_a_true_checksum_is_damage(tmp_path):
+    false = msgspec.structs.replace(m.sealed(some_corpus()), id=HASH)
+    false = msgspec.structs.replace(false, checksum=m.checksum(false))
+    (tmp_path / "x.json").write_bytes(msgspec.json.encode(false))
+    with pytest.raises(DamageError, match=r"at `\$\.id`"):
+        m.load(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        (b"", UsageError, "is not a manifest"),
+        (b"MMIDIDX\0\0", UsageError, "is not a manifest"),
+        (b"[1]", UsageError, "is not a manifest"),
+        (b'{"a": 1}', UsageError, 'expected: format "mdata-manifest"'),
+        (b'{"format": "mdata-manifest", "version": 2}', UsageError, "found: version 2"),
+        (b'{"format": "mdata-mani', DamageError, "not whole JSON"),
+        (b'{"a": ' + b"[" * 100000, DamageError, "not whole JSON"),
+        (b'{"a": "\xff"}', DamageError, "not whole JSON"),
+    ],
+)
+def test_what_is_no_manifest(text, kind, words):
+    with pytest.raises(kind) as caught:
+        m.parse(text, "x.json")
+    assert words in str(caught.value)
+
+
+def test_missing_file_is_usage(tmp_path):
+    with pytest.raises(UsageError, match=r"reading a manifest: .*none\.json: No such file"):
+        m.load(tmp_path / "none.json")
+
+
+def test_white_space_and_key_order_are_free(tmp_path):
+    saved = m.save(some_corpus(), tmp_path / "x.json")
+    value = json.loads((tmp_path / "x.json").read_text())
+    shuffled = json.dumps(dict(reversed(value.items())))
+    assert m.parse(shuffled.encode(), "x") == saved
+
+
+@given(st.integers(1, 10**6), st.lists(st.integers(1, 1000), min_size=1, max_size=5))
+def test_reduced_shares_depend_on_the_ratio_only(factor, shares):
+    texts = [str(share) for share in shares]
+    assert reduced(texts) == reduced([str(share * factor) for share in shares])
+    assert reduced([f"{share}e-3" for share in texts]) == reduced(texts)
+
+
+def test_canonical_text():
+    assert canonical({"b": [1, None], "a": "\u00e9"}) == '{"a":"\u00e9","b":[1,null]}'.encode()
+    with pytest.raises(TypeError, match=r"a float at \$\.a\[1\]"):
+        canonical({"a": [1, 2.0]})
