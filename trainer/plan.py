@@ -205,7 +205,7 @@ def _layout_problems(config: RunConfig, world_size: int) -> Iterator[str]:
         if size % tp:
             yield f"{what}={size} is not a multiple of mesh.tp={tp}; {remedy}"
     if world_size % tp:
-        yield f"{world_size} ranks are not a multiple of mesh.tp={tp}; start --nproc {tp} or more, or {remedy}"
+        yield f"{world_size} ranks are not a multiple of mesh.tp={tp}; start --nproc {tp}, or {remedy}"
         return
     dp = world_size // tp
     if train.global_batch % (train.micro_batch * dp):
