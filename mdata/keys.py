@@ -1,15 +1,15 @@
 """Keys: every random draw of the data side starts here.
 
 A draw is f(key, index), and a key is a hash of a purpose and its parts, such as
-`derive_key("native-order", seed, corpus_id, epoch)`: no generator is advanced, so nothing depends on what was drawn
-before. The construction is BLAKE3 in its derive-key mode (O'Connor, Aumasson, Neves, Wilcox-O'Hearn, 2020) with the
-context below, which carries the version: another construction needs another context and other known answers
-(tests/mdata/test_keys.py).
+`derive_key("native-order", seed, corpus_id, epoch)`: no generator is advanced, so nothing depends on what was
+drawn before. The construction is BLAKE3 in its derive-key mode (O'Connor, Aumasson, Neves, Wilcox-O'Hearn,
+2020) with the context below, which carries the version: another construction needs another context and other
+known answers (tests/mdata/test_keys.py).
 
-Encoding of purpose and parts, each in turn: one byte for the kind (`i`, `s` or `b`), the number of bytes of the
-content as 8 bytes little endian, the content (an integer in decimal ASCII, a string in UTF-8). Lengths stand first,
-so no two lists of parts have the same encoding. 32 bytes are derived, as little-endian integers: 0 to 7 `low`, 8 to
-15 `high`, 16 to 31 `draw`.
+Encoding of purpose and parts, each in turn: one byte for the kind (`i`, `s` or `b`), the number of bytes of
+the content as 8 bytes little endian, the content (an integer in decimal ASCII, a string in UTF-8). Lengths
+stand first, so no two lists of parts have the same encoding. 32 bytes are derived, read as little-endian
+integers: 0 to 7 `low`, 8 to 15 `high`, 16 to 31 `draw`.
 """
 
 from __future__ import annotations
@@ -62,5 +62,6 @@ def _encode(part: int | str | bytes) -> bytes:
     elif isinstance(part, str):
         kind, content = b"s", part.encode("utf-8")
     else:
+        assert isinstance(part, bytes), f"a key has no part of type {type(part).__name__}"
         kind, content = b"b", part
     return kind + len(content).to_bytes(8, "little") + content

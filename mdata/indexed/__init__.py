@@ -1,0 +1,11 @@
+"""Reading and writing .bin/.idx pairs, the token files that Megatron reads.
+
+`format` knows the bytes (docs/formats.md, "Indexed dataset"), `writer` streams a pair into place, `reader`
+maps one after checking it. Hashes and identity are the manifest's business.
+"""
+
+from mdata.indexed.format import smallest_dtype
+from mdata.indexed.reader import IndexedReader
+from mdata.indexed.writer import IndexedWriter, ShardFacts
+
+__all__ = ["IndexedReader", "IndexedWriter", "ShardFacts", "smallest_dtype"]
