@@ -1,0 +1,61 @@
+# Two commands for newcomers: `make quickstart` (see it work) and `make test` (change it safely).
+# All targets build .venv first where something is missing; nothing is installed outside it.
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+CTEST_JOBS ?= 2
+INSTALL = $(PYTHON) scripts/install.py $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+IN_VENV = PATH="$(CURDIR)/.venv/bin:$$PATH"
+SOURCES = mdata trainer cli tests benchmarks scripts
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test check soak wheel clean install lint types cpp cpp-plain cpp-sanitized
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  variables: PYTHON=python3.12, TORCH_INDEX=<package index that torch comes from>"
+
+quickstart: ## install, then text -> tokens -> blend -> training -> report.html, under 4 minutes
+	@$(INSTALL) train report
+	@$(IN_VENV) python -m cli.quickstart
+
+test: install lint types cpp ## everything but the soak tests, under 15 minutes on 2 cores
+	$(IN_VENV) python -m pytest
+
+check: install lint types cpp-plain ## the quick part of make test, under 2 minutes
+	$(IN_VENV) python -m pytest -m "not slow and not soak"
+
+soak: install ## the long seeded acceptance counts
+	$(IN_VENV) python -m pytest -m soak --timeout 7200
+
+wheel: install ## a wheel in dist/
+	$(IN_VENV) python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+	@ls dist/*.whl
+
+clean: ## remove what building, testing and the quickstart made; .venv stays (rm -r .venv to start afresh)
+	rm -rf build dist quickstart *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+install:
+	@$(INSTALL) train report dev
+
+lint:
+	$(IN_VENV) ruff check $(SOURCES)
+	$(IN_VENV) ruff format --check $(SOURCES)
+
+types:
+	$(IN_VENV) mypy
+
+cpp: cpp-plain cpp-sanitized
+
+cpp-plain:
+	$(call build_and_run,build/cpp-plain,-DMDATA_SANITIZE=OFF)
+
+cpp-sanitized:
+	$(call build_and_run,build/cpp-sanitized,-DMDATA_SANITIZE=ON)
+
+define build_and_run
+	@$(IN_VENV) cmake -S . -B $(1) -DMDATA_BUILD_TESTS=ON $(2) --log-level=WARNING
+	@$(IN_VENV) cmake --build $(1) --parallel $(CTEST_JOBS)
+	@$(IN_VENV) ctest --test-dir $(1) --output-on-failure
+endef
