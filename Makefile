@@ -55,7 +55,7 @@ cpp-sanitized:
 	$(call build_and_run,build/cpp-sanitized,-DMDATA_SANITIZE=ON)
 
 define build_and_run
-	@$(IN_VENV) cmake -S . -B $(1) -DMDATA_BUILD_TESTS=ON $(2) --log-level=WARNING
+	@$(IN_VENV) cmake -S . -B $(1) -DMDATA_BUILD_TESTS=ON -DMDATA_BUILD_MODULE=OFF $(2) --log-level=WARNING
 	@$(IN_VENV) cmake --build $(1) --parallel $(CTEST_JOBS)
 	@$(IN_VENV) ctest --test-dir $(1) --output-on-failure
 endef
