@@ -1,0 +1,129 @@
+"""What a run writes down while it trains: metrics.jsonl, events.jsonl, ranks.json.
+
+One JSON object per line, written whole and at once, so that a reader may look at any time and a killed run
+loses at most the line being written. What is unusual: on resume, lines of steps that are about to be done
+again are removed first, so that a curve never holds a step twice; events stay, because they did happen.
+Values that JSON does not know (NaN, infinities) become null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from mdata import DamageError, durable
+
+METRICS, EVENTS, RANKS = "metrics.jsonl", "events.jsonl", "ranks.json"
+
+
+class MetricsWriter:
+    """Appends to the metrics and events of a run folder; one rank of a run has one.
+
+    Args:
+        folder: the run folder, which exists.
+        resumed_step: the finished steps that the run continues from; lines of later steps are removed.
+            None: a new run, whose curve starts empty.
+
+    Raises:
+        OSError: what the file system said. DamageError: an earlier curve cannot be read.
+    """
+
+    def __init__(self, folder: Path, *, resumed_step: int | None = None) -> None:
+        _keep_until(folder, resumed_step)
+        self._metrics = _open_append(folder / METRICS)
+        self._events = _open_append(folder / EVENTS)
+
+    def step(self, step: int, values: Mapping[str, Any]) -> None:
+        """One line of metrics.jsonl: the number of finished steps and what was measured then."""
+        durable.write_all(self._metrics, _line({"step": step, **values}))
+
+    def event(self, kind: str, facts: Mapping[str, Any]) -> None:
+        """One line of events.jsonl: when (seconds since 1970), what happened, and its facts."""
+        durable.write_all(self._events, _line({"time_s": round(time.time(), 3), "event": kind, **facts}))
+
+    def close(self) -> None:
+        """Close both files; what was written is on the device then."""
+        for fd in (self._metrics, self._events):
+            durable.sync(fd)
+            os.close(fd)
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def write_ranks(folder: Path, ranks: Sequence[Mapping[str, Any]]) -> None:
+    """Write ranks.json: what each rank really holds, in rank order."""
+    durable.atomic_write(folder / RANKS, (json.dumps(_plain(ranks), indent=1) + "\n").encode())
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl in order; empty if there are none yet. A torn last line is left out.
+
+    Raises:
+        DamageError: a line that is no JSON object.
+    """
+    return _read_lines(folder / METRICS)
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """The lines of events.jsonl, as read_metrics."""
+    return _read_lines(folder / EVENTS)
+
+
+def _keep_until(folder: Path, resumed_step: int | None) -> None:
+    path = folder / METRICS
+    if not path.exists():
+        return
+    kept = [] if resumed_step is None else [x for x in read_metrics(folder) if x["step"] <= resumed_step]
+    durable.atomic_write(path, b"".join(map(_line, kept)))
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    whole, _, _torn = text.rpartition("\n")
+    return [_parsed(line, path, number) for number, line in enumerate(whole.split("\n"), 1) if line]
+
+
+def _parsed(line: str, path: Path, number: int) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise DamageError(
+            f"{path}, line {number} is no JSON object", found=repr(line[:80]), fix="remove that line"
+        )
+    return value
+
+
+def _open_append(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(_plain(value), ensure_ascii=False) + "\n").encode()
+
+
+def _plain(value: Any) -> Any:
+    """The value with every number that JSON does not know as None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
