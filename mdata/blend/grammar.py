@@ -1,0 +1,55 @@
+"""Megatron's words for a blend: `0.7 a 0.3 b`, or prefixes alone.
+
+An odd number of words: all are prefixes. An even number: if words 0, 2, 4 ... are all numbers (as Python's
+float reads them) they are the weights of the words that follow; if none is, all are prefixes. What differs
+from Megatron: a mixture of both is always refused (Megatron lets some through as prefixes), and weights
+stay the text that was given, so that nothing is lost before `shares` makes them exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mdata.errors import UsageError
+
+
+class Word(NamedTuple):
+    """One component of a blend as its user wrote it; `share` is None where no weight was given."""
+
+    prefix: str
+    share: str | None
+
+
+def parse_data_path(words: Sequence[str]) -> tuple[Word, ...]:
+    """Read the words of Megatron's --data-path.
+
+    Args:
+        words: as the shell gives them; prefixes are stripped of blanks.
+
+    Raises:
+        UsageError: no words, or some of the words in a weight's place are numbers and some are not.
+    """
+    if not words:
+        raise UsageError("no data is named", expected="a prefix, or pairs of weight and prefix")
+    firsts = words[::2]
+    numbers = [word for word in firsts if _is_number(word)]
+    if len(words) % 2 or not numbers:
+        return tuple(Word(word.strip(), None) for word in words)
+    if len(numbers) < len(firsts):
+        other = next(word for word in firsts if not _is_number(word))
+        raise UsageError(
+            "weights and prefixes are mixed",
+            found=f"{numbers[0]!r} is a number and {other!r} is none, both in a weight's place",
+            expected="WEIGHT PREFIX WEIGHT PREFIX ..., or prefixes alone",
+            fix=f"give a weight for every prefix (or write ./{numbers[0]} if that is a prefix)",
+        )
+    return tuple(Word(prefix.strip(), share) for share, prefix in zip(firsts, words[1::2], strict=True))
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True

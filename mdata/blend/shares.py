@@ -1,0 +1,84 @@
+"""From shares as a user gives them to exact integer weights.
+
+A share is a decimal string ("0.7", "1e-3"), a fraction ("1/3"), an integer or a Fraction; floats are
+refused, because 0.1 as a float is not 0.1. The weights have exactly the ratios of the shares wherever their
+sum stays within 2^62; beyond, they are rounded by largest remainder to a sum of exactly 2^62.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from mdata.errors import UsageError
+
+LARGEST_SUM = 1 << 62
+
+# Far beyond any use, and small enough that a Fraction of it is quick to make.
+_LARGEST_EXPONENT = 400
+_EXPONENT = re.compile(r"[eE]([-+]?[0-9_]+)\s*$")
+
+Share = str | int | Fraction
+
+
+def integer_weights(shares: Sequence[Share], names: Sequence[str] | None = None) -> tuple[int, ...]:
+    """Return one positive integer per share, in the ratio of the shares, with a sum of at most 2^62.
+
+    The weights have no common factor unless they had to be rounded, so equal mixtures have equal weights
+    however they are written.
+
+    Args:
+        shares: at least one.
+        names: what the shares belong to, for messages.
+
+    Raises:
+        UsageError: a share that is no number, not positive, or too small beside the others to be a weight.
+    """
+    names = names if names is not None else [f"component {i}" for i in range(len(shares))]
+    assert shares and len(names) == len(shares), f"{len(shares)} shares for {len(names)} names"
+    exact = [_exact(share, name) for share, name in zip(shares, names, strict=True)]
+    scale = math.lcm(*(share.denominator for share in exact))
+    weights = [int(share * scale) for share in exact]
+    common = math.gcd(*weights)
+    weights = [weight // common for weight in weights]
+    if sum(weights) > LARGEST_SUM:
+        weights = _round_to_sum(weights, LARGEST_SUM)
+    for weight, name, share in zip(weights, names, shares, strict=True):
+        if weight == 0:
+            raise UsageError(
+                f"the share of {name} is too small beside the others",
+                found=str(share),
+                expected="at least 2^-62 of the sum of all shares",
+                fix="leave the component out, or give it more",
+            )
+    return tuple(weights)
+
+
+def _exact(share: Share, name: str) -> Fraction:
+    text = str(share)
+    exponent = _EXPONENT.search(text)
+    try:
+        too_wide = exponent is not None and abs(int(exponent[1])) > _LARGEST_EXPONENT
+        value = Fraction(0) if too_wide or isinstance(share, float | bool) else Fraction(share)
+    except (ValueError, ZeroDivisionError):
+        value = Fraction(0)
+    if value <= 0:
+        raise UsageError(
+            f"the share of {name} is not a positive number",
+            found=repr(share),
+            expected='a number above 0, such as 0.7, 3 or "1/3"',
+            fix="leave out what shall not be read",
+        )
+    return value
+
+
+def _round_to_sum(weights: list[int], total: int) -> list[int]:
+    """Largest remainder: floors, then one more for the largest remainders, the first among equals."""
+    whole = sum(weights)
+    floors = [weight * total // whole for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda i: -(weights[i] * total % whole))
+    for i in by_remainder[: total - sum(floors)]:
+        floors[i] += 1
+    return floors

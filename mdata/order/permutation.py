@@ -1,0 +1,35 @@
+"""A keyed permutation of [0, n), computed entry by entry: forward and inverse, nothing stored for large n.
+
+The algorithm is in mdata_cpp/permutation.hpp (a Fisher-Yates table up to 4,096, above it a Feistel network
+with cycle walking), its slow twin in mdata/reference/permutation.py, the measurements in
+docs/design/order.md.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mdata import _core
+from mdata.keys import Key
+
+
+class Permutation:
+    """The permutation of [0, n) that belongs to a key; can be pickled.
+
+    Args:
+        n: entries, 1 to 2^63.
+        key: from `derive_key`; only its 128 key bits count, not its `draw`.
+    """
+
+    def __init__(self, n: int, key: Key) -> None:
+        self.n = n
+        self._core = _core.Permutation(n, key.low, key.high)
+
+    def forward(self, places: ArrayLike) -> NDArray[np.int64]:
+        """Integer[k] places in [0, n) -> int64[k] values. IndexError for an entry outside."""
+        return self._core.forward(np.ascontiguousarray(places, np.int64))
+
+    def inverse(self, values: ArrayLike) -> NDArray[np.int64]:
+        """Integer[k] values in [0, n) -> the int64[k] places that hold them. IndexError outside."""
+        return self._core.inverse(np.ascontiguousarray(values, np.int64))
