@@ -90,8 +90,7 @@ def main() -> int:
     STAMP.unlink(missing_ok=True)
     _make_venv()
     wanted = _requirements(extras)
-    if any(text.startswith("torch") for text in wanted):
-        _provide_torch(next(text for text in wanted if text.startswith("torch")), arguments.torch_index)
+    _provide_torch(wanted, arguments.torch_index)
     _provide(wanted)
     _install_project()
     _write_stamp(fingerprint, extras)
@@ -169,7 +168,8 @@ def _make_venv() -> None:
     say(f"making {VENV.name} with {sys.executable} ({sys.version.split()[0]})")
     _run([sys.executable, "-m", "venv", "--clear", str(VENV)], "cannot make the virtual environment")
     pin = next((line for line in _pins() if line.startswith("pip==")), "pip")
-    if _pip(["--quiet", pin]):
+    words = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", pin]
+    if subprocess.run(words, capture_output=True).returncode:
         say("pip stays at its version; there seems to be no network")
 
 
@@ -186,11 +186,10 @@ def _requirements(extras: list[str]) -> list[str]:
     return list(dict.fromkeys(wanted + [text for name in extras for text in known[name]]))
 
 
-def _provide_torch(requirement: str, index: str) -> None:
+def _provide_torch(wanted: list[str], index: str) -> None:
     """Link a torch that is installed already, or download one after saying how much that is."""
-    if not _unsatisfied([requirement])[0]:
-        return
-    if _link_torch(requirement):
+    requirement = next((text for text in wanted if text.startswith("torch")), None)
+    if requirement is None or not _unsatisfied([requirement])[0] or _link_torch(requirement):
         return
     where = ["--index-url", index] if index else []
     size = _download_size([*where, requirement])
@@ -200,7 +199,8 @@ def _provide_torch(requirement: str, index: str) -> None:
             "smaller and without GPU: make quickstart TORCH_INDEX=<index address from PyTorch's install page>"
         )
     if _pip([*where, requirement]):
-        raise fail(f"{requirement} could not be installed\n  try: install it yourself, or set TORCH_INDEX")
+        missing = ", ".join(_unsatisfied(wanted)[0])
+        raise fail(f"{requirement} could not be installed; missing are: {missing}\n  try: set TORCH_INDEX")
 
 
 def _link_torch(requirement: str) -> bool:
