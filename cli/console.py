@@ -152,7 +152,7 @@ def _dispatch(console: Console, description: str, commands: Sequence[Command], w
     parser.add_argument("--json", action="store_true", help="results as JSON on stdout")
     module.add_arguments(parser)
     try:
-        arguments = parser.parse_args(words[1:])
+        arguments = parser.parse_intermixed_args(words[1:])
     except SystemExit:  # --help has printed; argparse's errors never come here, see Parser.error
         return 0
     console.json = arguments.json

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from mdata.errors import UsageError, nearest
+from mdata import UsageError, nearest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,11 +165,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 def parse_config(tables: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]]:
     """(configuration, problems) of parsed TOML; the configuration is None where there are problems."""
     sections = _section_types()
-    problems = [
-        f"there is no section [{name}]{_suggestion(name, sections)}"
-        for name in tables
-        if name not in sections
-    ]
+    problems = [f"there is no section [{name}]{_suggestion(name, sections)}" for name in tables if name not in sections]
     values: dict[str, Any] = {}
     for name, section in sections.items():
         table = tables.get(name, {})

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
-from mdata.errors import UsageError
+from mdata import UsageError
 
 AXES = ("tp", "dp", "pp")
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from mdata.errors import ResourceError, UsageError
+from mdata import ResourceError, UsageError
 from trainer.collectives import Axis
 from trainer.mesh import AXES, Coordinates, Mesh
 
@@ -156,9 +156,7 @@ def _number(env: Mapping[str, str], name: str, default: str | None = None) -> in
     if text is None or not text.isdecimal():
         found = "nothing" if text is None else repr(text)
         fix = "start through torchrun, srun or mtrain train --nproc N"
-        raise UsageError(
-            f"the launcher's variable {name} is unusable", found=found, expected="a number", fix=fix
-        )
+        raise UsageError(f"the launcher's variable {name} is unusable", found=found, expected="a number", fix=fix)
     return int(text)
 
 

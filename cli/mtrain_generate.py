@@ -1,0 +1,51 @@
+"""Continue prompts with the model of a run. The same command gives the same text, on any number of ranks."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from pathlib import Path
+
+from cli.console import Console
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `mtrain generate --help`."""
+    parser.add_argument("run_folder", type=Path, help="a folder that mtrain train wrote")
+    parser.add_argument("--prompt", action="append", metavar="TEXT", help="text to continue; may be repeated")
+    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="new tokens at most (64)")
+    parser.add_argument("--greedy", action="store_true", help="always the likeliest token")
+    parser.add_argument("--temperature", type=float, default=0.8, metavar="T", help="divides the logits (0.8)")
+    parser.add_argument("--top-p", type=float, default=0.95, metavar="P", help="size of the nucleus (0.95)")
+    parser.add_argument("--seed", type=int, default=1234, metavar="N", help="of the draws (1234)")
+    parser.add_argument("--checkpoint", default="latest", metavar="NAME", help='such as "step-400" (latest)')
+
+
+def main(arguments: argparse.Namespace, console: Console) -> int:
+    """Generate, and print each prompt with its continuation."""
+    from trainer.generate import Sampling, generate
+    from trainer.mesh import Mesh
+    from trainer.world import Placement, find_placement, join_world, leave_world
+
+    sampling = Sampling(
+        max_tokens=arguments.max_tokens,
+        greedy=arguments.greedy,
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+        seed=arguments.seed,
+    )
+    place = find_placement(os.environ) or Placement()
+    world = join_world(Mesh(place.world_size, place.world_size), placement=place)
+    texts = generate(
+        arguments.run_folder,
+        arguments.prompt or [""],
+        sampling,
+        world=world,
+        from_checkpoint=arguments.checkpoint,
+    )
+    leave_world()
+    if world.is_main:
+        parts = [f"{generated.prompt}{generated.text}" for generated in texts]
+        console.result("\n\n".join(parts), {"texts": [dataclasses.asdict(generated) for generated in texts]})
+    return 0

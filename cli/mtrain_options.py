@@ -1,0 +1,53 @@
+"""What the commands that take a run's configuration share: their arguments, and reading them.
+
+Not a command itself. `mtrain COMMAND run.toml [section.key=value ...] [--nproc N]` has one form everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from mdata import UsageError
+from trainer.config import RunConfig, load_config
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """The configuration, its overrides, and the number of ranks."""
+    parser.add_argument("config", help="the run's TOML file")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings that win over it")
+    parser.add_argument(
+        "--nproc",
+        type=int,
+        metavar="N",
+        help="ranks on this machine (default: the visible GPUs; without any, mesh.tp)",
+    )
+
+
+def read_run_arguments(arguments: argparse.Namespace) -> tuple[RunConfig, int]:
+    """The configuration and the number of ranks.
+
+    Raises:
+        UsageError: every problem of the file and its overrides; a number of ranks that cannot be.
+    """
+    config = load_config(arguments.config, arguments.overrides)
+    return config, world_size(config, arguments.nproc)
+
+
+def world_size(config: RunConfig, nproc: int | None) -> int:
+    """Ranks of the run: the launcher's under torchrun or Slurm, else --nproc, else the default."""
+    if nproc is not None and nproc < 1:
+        raise UsageError("--nproc is too small", found=str(nproc), expected="1 or more")
+    from trainer.launch import default_nproc
+    from trainer.world import find_placement
+
+    placement = find_placement(os.environ)
+    if placement is None:
+        return default_nproc(config) if nproc is None else nproc
+    if nproc not in (None, placement.world_size):
+        raise UsageError(
+            f"--nproc {nproc} under a launcher that has started the ranks already",
+            found=f"{placement.world_size} ranks",
+            fix="leave --nproc out",
+        )
+    return placement.world_size

@@ -1,0 +1,78 @@
+"""Print the numbers that follow from a run's configuration: layout, batches, model, learning rate.
+
+The data is opened to learn the vocabulary; where it is not there yet, model.vocab_size has to be set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import TYPE_CHECKING
+
+from cli.console import Console
+from cli.mtrain_options import add_run_arguments, read_run_arguments
+
+if TYPE_CHECKING:
+    from trainer.config import RunConfig
+    from trainer.plan import DataFacts, Plan
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `mtrain plan --help`."""
+    add_run_arguments(parser)
+
+
+def main(arguments: argparse.Namespace, console: Console) -> int:
+    """Print the plan as a table."""
+    from trainer.plan import make_plan
+
+    config, world_size = read_run_arguments(arguments)
+    plan = make_plan(config, world_size, _facts(config, console))
+    rows = plan_rows(plan)
+    width = max(len(name) for name, _ in rows)
+    table = "\n".join(f"{name:<{width}}  {value:>15,}" for name, value in rows)
+    console.result(table, dataclasses.asdict(plan))
+    return 0
+
+
+def plan_rows(plan: Plan) -> list[tuple[str, int]]:
+    """The plan's numbers in reading order, by their names for people."""
+    from trainer.models.gpt_table import parameter_table
+
+    held = parameter_table(plan.shape, tp_size=plan.tp, tp_rank=0)
+    return [
+        ("ranks", plan.world_size),
+        ("tensor-parallel ranks (tp)", plan.tp),
+        ("data-parallel ranks (dp)", plan.dp),
+        ("steps", plan.steps),
+        ("  of warmup", plan.warmup_steps),
+        ("  until the learning rate is min_lr", plan.decay_steps),
+        ("tokens of a sample", plan.sequence_length),
+        ("samples of a step", plan.global_batch),
+        ("samples of a microbatch", plan.micro_batch),
+        ("microbatches of a rank in a step", plan.num_microbatches),
+        ("tokens of a step", plan.tokens_per_step),
+        ("tokens of the run", plan.tokens_per_step * plan.steps),
+        ("vocabulary", plan.vocab_size),
+        ("  padded", plan.padded_vocab_size),
+        ("features of a head", plan.head_dim),
+        ("inner features of the MLP", plan.ffn_hidden_size),
+        ("heads of a rank", plan.heads_per_rank),
+        ("key and value heads of a rank", plan.kv_heads_per_rank),
+        ("parameters", plan.num_parameters),
+        ("  held by a rank, with padding", sum(spec.numel for spec in held)),
+        ("floating-point operations per token", plan.flops_per_token),
+    ]
+
+
+def _facts(config: RunConfig, console: Console) -> DataFacts | None:
+    from mdata import UsageError
+    from trainer.data import open_data
+
+    try:
+        return open_data(config).facts
+    except UsageError as error:
+        if not config.model.vocab_size:
+            raise
+        console.note(f"mtrain: warning: planned without the data: {error}")
+        return None

@@ -1,0 +1,45 @@
+"""One rank of `mtrain train`, as `mtrain train` starts it; not a command for people.
+
+It gets a folder with the resolved configuration, finds its place in the environment, and leaves its error
+there as a report, which the command that started it turns into one message (trainer/launch.py).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from mdata import StoppedError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train as this rank and return the exit code."""
+    # Until everything is imported Ctrl-C ends this process at once and without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from cli.console import Console
+    from cli.mtrain_train import train_here
+    from trainer.config import load_config
+    from trainer.launch import rank_process, write_report
+
+    rank_process()
+    folder = Path(argv[0])
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, _stop)
+        train_here(load_config(folder / "config.toml"), Console("mtrain", json="--json" in argv))
+    # Whatever it is, the parent has to hear of it.
+    except (Exception, KeyboardInterrupt) as error:
+        return write_report(folder, int(os.environ["RANK"]), error)
+    return 0
+
+
+def _stop(signal_number: int, frame: FrameType | None) -> None:
+    raise StoppedError("stopped by SIGTERM", fix="run the same command again to continue")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

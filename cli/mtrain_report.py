@@ -1,0 +1,22 @@
+"""Write report.html of a run: its curves against the baselines, throughput, what was read, some samples."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from cli.console import Console
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `mtrain report --help`."""
+    parser.add_argument("run_folder", type=Path, help="a folder that mtrain train wrote")
+
+
+def main(arguments: argparse.Namespace, console: Console) -> int:
+    """Write the report and say where it is."""
+    from trainer.report import write_report
+
+    path = write_report(arguments.run_folder)
+    console.result(str(path), {"report": str(path)})
+    return 0

@@ -1,0 +1,85 @@
+"""Train a model on this machine's devices, or join the ranks that torchrun or srun started.
+
+  mtrain train run.toml                         one rank per GPU; without any, as many as mesh.tp
+  mtrain train run.toml --nproc 4 train.steps=100
+  torchrun --nproc-per-node 8 -m cli.mtrain train run.toml
+  srun mtrain train run.toml
+
+Every problem of the configuration is found before a rank is started. A run that was stopped, killed or
+lost its machine continues from its last checkpoint when the same command is given again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cli.console import Console
+from cli.mtrain_options import add_run_arguments, read_run_arguments
+
+if TYPE_CHECKING:
+    from trainer.config import RunConfig
+    from trainer.train import TrainResult
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `mtrain train --help`."""
+    add_run_arguments(parser)
+
+
+def main(arguments: argparse.Namespace, console: Console) -> int:
+    """Check, then train here or on ranks of our own."""
+    from trainer.launch import preflight
+    from trainer.world import find_placement
+
+    config, world_size = read_run_arguments(arguments)
+    preflight(config, world_size, where=arguments.config)
+    if world_size == 1 or find_placement(os.environ) is not None:
+        train_here(config, console)
+    else:
+        _train_on_ranks(config, world_size, console)
+    return 0
+
+
+def train_here(config: RunConfig, console: Console) -> None:
+    """Train as one rank of the world that the environment names; rank 0 shows progress and the result."""
+    from mdata import SILENT
+    from trainer.mesh import Mesh
+    from trainer.train import train
+    from trainer.world import Placement, find_placement, join_world, leave_world
+
+    place = find_placement(os.environ) or Placement()
+    world = join_world(Mesh(place.world_size, config.mesh.tp), placement=place)
+    if not world.is_main:
+        train(config, world, SILENT)
+    else:
+        with console.progress() as progress:
+            result = train(config, world, progress)
+        facts = {**dataclasses.asdict(result), "checkpoint": str(result.checkpoint)}
+        console.result(result_text(result, config.run.folder), facts)
+    leave_world()
+
+
+def result_text(result: TrainResult, folder: str) -> str:
+    """How the run stands, for people."""
+    if result.loss is None:
+        lines = [f"step {result.step} was reached before; raise train.steps to train on"]
+    else:
+        lines = [f"step {result.step}, training loss {result.loss:.4f} nats per token"]
+    lines += [f"validation loss {name}: {loss:.4f}" for name, loss in result.valid.items()]
+    return "\n".join([*lines, f"checkpoint: {result.checkpoint}", f"next: mtrain generate {folder}"])
+
+
+def _train_on_ranks(config: RunConfig, world_size: int, console: Console) -> None:
+    from trainer.config import dump_config
+    from trainer.launch import launch
+
+    with tempfile.TemporaryDirectory(prefix="mtrain-") as folder:
+        Path(folder, "config.toml").write_text(dump_config(config), encoding="utf-8")
+        words = [sys.executable, "-m", "cli.mtrain_rank", folder, *(["--json"] if console.json else [])]
+        launch(words, nproc=world_size, reports=Path(folder))
