@@ -1,0 +1,43 @@
+"""Every shipped configuration loads, fits its mesh, and has the size that its comment says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainer.config import load_config
+from trainer.plan import DataFacts, make_plan
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+RUNS = sorted(path for path in CONFIGS.glob("*.toml") if "[run]" in path.read_text())
+
+
+def facts(vocab_size: int) -> DataFacts:
+    return DataFacts(
+        vocab_size=vocab_size,
+        largest_id=vocab_size - 1,
+        eod=0,
+        fingerprint="f",
+        num_tokens=10**6,
+        components=(("code", 700_000), ("prose", 300_000)),
+    )
+
+
+def test_there_are_runs() -> None:
+    assert {path.name for path in RUNS} >= {"quickstart.toml", "gpt-small-h200.toml"}
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
+def test_each_run_can_be_planned_on_its_smallest_world(path: Path) -> None:
+    config = load_config(path)
+    plan = make_plan(config, config.mesh.tp, facts(2048))
+    assert plan.num_microbatches * plan.micro_batch * plan.dp == plan.global_batch
+
+
+def test_sizes_are_those_of_the_comments() -> None:
+    small = make_plan(load_config(CONFIGS / "quickstart.toml"), 2, facts(2048))
+    assert 0.9e6 < small.num_parameters < 1.3e6
+    large = make_plan(load_config(CONFIGS / "gpt-small-h200.toml"), 1, facts(50_000))
+    assert round(large.num_parameters / 1e6) == 355
+    assert round((large.num_parameters - 50_000 * 1024) / 1e6) == 304

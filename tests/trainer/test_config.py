@@ -1,0 +1,221 @@
+"""The configuration: what is read, overridden, refused and written back."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdata import UsageError
+from trainer.config import RunConfig, dump_config, load_config, parse_config, value_problems
+
+SMALL = """
+[run]
+folder = "run"
+[model]
+num_layers = 2
+hidden_size = 32
+num_heads = 4
+[data]
+blend = "mix.json"
+[train]
+sequence_length = 16
+global_batch = 8
+micro_batch = 2
+steps = 10
+[optimizer]
+lr = 1e-3
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "run.toml"
+    file.write_text(SMALL)
+    return file
+
+
+def problems(tables: dict[str, Any]) -> list[str]:
+    config, found = parse_config(tables)
+    assert (config is None) == bool(found)
+    return found
+
+
+def changed(section: str, **keys: Any) -> dict[str, Any]:
+    tables = tomllib.loads(SMALL)
+    tables.setdefault(section, {}).update(keys)
+    return tables
+
+
+def test_values_and_defaults(path: Path) -> None:
+    config = load_config(path)
+    assert config.model.num_layers == 2
+    assert config.run.seed == 1234
+    assert config.mesh.tp == 1 and config.precision.dtype == "fp32" and config.checkpoint.keep == 2
+    assert config.data.valid == ()
+
+
+def test_the_tree_is_frozen(path: Path) -> None:
+    config = load_config(path)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.train.steps = 5  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "key", "value"),
+    [
+        ("train.steps=20", "train", "steps", 20),
+        ("train.steps = 1_000", "train", "steps", 1000),
+        ("optimizer.lr=1", "optimizer", "lr", 1.0),
+        ("optimizer.lr=2e-4", "optimizer", "lr", 2e-4),
+        ("precision.dtype=bf16", "precision", "dtype", "bf16"),
+        ('precision.dtype="bf16"', "precision", "dtype", "bf16"),
+        ("mesh.sequence_parallel=true", "mesh", "sequence_parallel", True),
+        ("data.blend=0.7 a 0.3 b", "data", "blend", "0.7 a 0.3 b"),
+        ("data.blend=a=b", "data", "blend", "a=b"),
+        ("run.folder=2024-01-01", "run", "folder", "2024-01-01"),
+        ("run.folder=7", "run", "folder", "7"),
+        ("data.split=98,1,1", "data", "split", "98,1,1"),
+        ('data.valid=["a", "b"]', "data", "valid", ("a", "b")),
+    ],
+)
+def test_overrides_win(path: Path, override: str, section: str, key: str, value: Any) -> None:
+    got = getattr(getattr(load_config(path, [override]), section), key)
+    assert got == value and type(got) is type(value)
+
+
+@pytest.mark.parametrize("override", ["steps=20", "train.steps", "train=20", ".steps=1", "train.=1", ""])
+def test_an_override_without_its_form_is_refused(path: Path, override: str) -> None:
+    with pytest.raises(UsageError, match=r"is not an override; expected section\.key=value"):
+        load_config(path, [override])
+
+
+@pytest.mark.parametrize(
+    ("tables", "text"),
+    [
+        (changed("modle"), "there is no section [modle]; did you mean model?"),
+        (changed("train", stepps=3), "there is no key train.stepps; did you mean steps?"),
+        (changed("train", lr=3), "there is no key train.lr; did you mean optimizer.lr?"),
+        (changed("mesh", pp=2), "there is no key mesh.pp; expected one of tp, sequence_parallel"),
+        (
+            changed("train", steps="ten"),
+            "train.steps is 'ten'; expected a whole number of at least 1",
+        ),
+        (changed("train", steps=True), "train.steps is True; expected a whole number of at least 1"),
+        (changed("train", steps=2.0), "train.steps is 2.0; expected a whole number of at least 1"),
+        (changed("train", steps=0), "train.steps is 0; expected a whole number of at least 1"),
+        (changed("optimizer", lr="x"), "optimizer.lr is 'x'; expected a number of at least 0"),
+        (changed("optimizer", lr=float("nan")), "optimizer.lr is nan; expected a number of at least 0"),
+        (changed("optimizer", lr=float("inf")), "optimizer.lr is inf; expected a number of at least 0"),
+        (
+            changed("optimizer", beta1=1.0),
+            "optimizer.beta1 is 1.0; expected a number of at least 0 and below 1",
+        ),
+        (changed("run", folder=7), "run.folder is 7; expected a string"),
+        (changed("mesh", sequence_parallel=1), "mesh.sequence_parallel is 1; expected true or false"),
+        (
+            changed("precision", dtype="fp8"),
+            "precision.dtype is 'fp8'; expected one of 'fp32', 'bf16', 'fp64'",
+        ),
+        (
+            changed("data", valid="a"),
+            'data.valid is \'a\'; expected a list of strings, such as ["a", "b"]',
+        ),
+        (changed("data", valid=[1]), 'data.valid is [1]; expected a list of strings, such as ["a", "b"]'),
+        (
+            {**tomllib.loads(SMALL), "train": 3},
+            "train = 3 is not a section; write [train] and its keys below it",
+        ),
+    ],
+)
+def test_each_problem_has_its_words(tables: dict[str, Any], text: str) -> None:
+    assert text in problems(tables)
+
+
+def test_a_missing_key_is_named_with_what_it_should_be() -> None:
+    tables = tomllib.loads(SMALL)
+    del tables["train"]["steps"], tables["run"]
+    assert problems(tables) == [
+        "run.folder is missing; it is a string and has no default",
+        "train.steps is missing; it is a whole number of at least 1 and has no default",
+    ]
+
+
+def test_all_problems_come_at_once(path: Path) -> None:
+    path.write_text(SMALL.replace("steps = 10", 'steps = "ten"\nlr = 1').replace("num_heads", "num_haeds"))
+    with pytest.raises(UsageError) as error:
+        load_config(path, ["nonsense", "optimizer.lr=-1"])
+    lines = str(error.value).splitlines()
+    assert lines[0] == f"{path} has 6 problems:"
+    assert all(line.startswith("  - ") for line in lines[1:]) and len(lines) == 7
+
+
+def test_one_problem_is_one_line(path: Path) -> None:
+    with pytest.raises(UsageError) as error:
+        load_config(path, ["train.steps=0"])
+    assert str(error.value) == f"{path}: train.steps is 0; expected a whole number of at least 1"
+
+
+@pytest.mark.parametrize(
+    ("content", "what"), [(None, "cannot read"), (b"a = ", "not a TOML file"), (b"\xff", "not a TOML file")]
+)
+def test_an_unreadable_file_is_a_usage_error(tmp_path: Path, content: bytes | None, what: str) -> None:
+    file = tmp_path / "x.toml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(UsageError, match=what) as error:
+        load_config(file)
+    assert len(str(error.value).splitlines()) <= 4
+
+
+def values(hint: str, default: Any) -> st.SearchStrategy[Any]:
+    text = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=20)
+    by_hint = {
+        "str": text,
+        "bool": st.booleans(),
+        "Positive": st.integers(1, 2**62),
+        "Count": st.integers(0, 2**62),
+        "Amount": st.floats(0, 1e30),
+        "Fraction": st.floats(0, 1, exclude_max=True),
+        "Small": st.floats(1e-30, 1, exclude_max=True),
+        "tuple[str, ...]": st.lists(text, max_size=3).map(tuple),
+    }
+    return by_hint.get(hint, st.just(default))
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> RunConfig:
+    base, _ = parse_config(tomllib.loads(SMALL))
+    assert base is not None
+    sections = {}
+    for field in dataclasses.fields(base):
+        section = getattr(base, field.name)
+        drawn = {f.name: draw(values(f.type, getattr(section, f.name))) for f in dataclasses.fields(section)}
+        sections[field.name] = dataclasses.replace(section, **drawn)
+    return RunConfig(**sections)
+
+
+@given(configs())
+def test_dumped_configurations_read_back_the_same(config: RunConfig) -> None:
+    assert value_problems(config) == []
+    again, found = parse_config(tomllib.loads(dump_config(config)))
+    assert found == [] and again == config
+
+
+def test_values_of_a_tree_built_in_python_are_checked(path: Path) -> None:
+    config = load_config(path)
+    broken = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=-1))
+    assert value_problems(broken) == ["train.steps is -1; expected a whole number of at least 1"]
+
+
+def test_no_torch_is_imported() -> None:
+    code = "import sys, trainer.config, trainer.plan, trainer.mesh, trainer.schedule; print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "False\n"
