@@ -38,9 +38,7 @@ class NativeBlend:
 
     def inverse(self, components: ArrayLike, samples: ArrayLike) -> NDArray[np.int64]:
         """Integer[k] components and integer[k] of their samples -> int64[k] global samples."""
-        return self._tree.inverse(
-            np.ascontiguousarray(components, np.int64), np.ascontiguousarray(samples, np.int64)
-        )
+        return self._tree.inverse(np.ascontiguousarray(components, np.int64), np.ascontiguousarray(samples, np.int64))
 
     def counts(self, num_samples: int) -> tuple[int, ...]:
         """How many of the first `num_samples` global samples each component gives."""

@@ -17,9 +17,7 @@ from mdata.errors import UsageError
 SPLITS = ("train", "valid", "test")
 
 _NUMBER = re.compile(r"[.0-9]+")
-_NEGATIVE = re.compile(
-    r"(?<![.0-9])-[.0-9]"
-)  # a minus right after a number parts two numbers, as any sign does
+_NEGATIVE = re.compile(r"(?<![.0-9])-[.0-9]")  # a minus right after a number parts two numbers, as any sign does
 
 
 def split_edges(shares: str) -> tuple[float, float, float, float]:
@@ -48,7 +46,7 @@ def split_edges(shares: str) -> tuple[float, float, float, float]:
     return 0.0, train, train + valid, train + valid + test
 
 
-def split_range(shares: str, split: str, num_sequences: int) -> tuple[int, int] | None:
+def split_range(shares: str, split: str, *, num_sequences: int) -> tuple[int, int] | None:
     """Return the range [first, last) of sequences of one split of a corpus, or None if the split is absent.
 
     Args:

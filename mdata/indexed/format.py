@@ -60,7 +60,7 @@ class Header:
         return HEADER_BYTES + 12 * self.num_sequences + 8 * self.num_boundaries
 
 
-def pack_header(dtype: np.dtype[np.generic], num_sequences: int, num_documents: int) -> bytes:
+def pack_header(dtype: np.dtype[np.generic], *, num_sequences: int, num_documents: int) -> bytes:
     """Return the 34 bytes that begin an .idx file."""
     return _HEADER.pack(MAGIC, VERSION, dtype_code(dtype), num_sequences, num_documents + 1)
 

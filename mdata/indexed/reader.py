@@ -178,9 +178,7 @@ class IndexedReader:
         wrong = np.flatnonzero(starts != expected)
         if wrong.size:
             first = int(wrong[0])
-            kind = (
-                "overlaps another sequence" if starts[first] < expected[first] else "leaves a hole before it"
-            )
+            kind = "overlaps another sequence" if starts[first] < expected[first] else "leaves a hole before it"
             raise self._damage(
                 f"pointer of sequence {order[first]}",
                 f"{starts[first]}, which {kind}",
@@ -197,9 +195,7 @@ class IndexedReader:
                 raise self._damage(f"document {field} {first + entry}", int(block[entry]), wanted)
             previous = int(block[-1])
         if previous != self.num_sequences:
-            raise self._damage(
-                "last document boundary", previous, f"{self.num_sequences}, the sequence count"
-            )
+            raise self._damage("last document boundary", previous, f"{self.num_sequences}, the sequence count")
 
 
 def _map(path: Path) -> NDArray[np.uint8]:

@@ -114,6 +114,7 @@ class IndexedWriter:
         self,
         tokens: NDArray[np.integer[Any]],
         lengths: NDArray[np.integer[Any]],
+        *,
         document_ends: NDArray[np.integer[Any]],
     ) -> None:
         """Add whole documents.
@@ -214,7 +215,7 @@ class IndexedWriter:
             self._pointers(),
             self._boundaries.blocks(POINTER_DTYPE),
         )
-        header = pack_header(self._dtype, self._sequences, self._documents)
+        header = pack_header(self._dtype, num_sequences=self._sequences, num_documents=self._documents)
         hasher.update(header)
         index.append(np.frombuffer(header, np.uint8))
         for section in sections:

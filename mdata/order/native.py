@@ -111,9 +111,7 @@ class NativeOrder:
             IndexError: a negative number, or one past the last sample of an order without shuffling.
         """
         numbers = np.ascontiguousarray(samples, np.int64)
-        if numbers.size and (
-            numbers.min() < 0 or (not self.shuffle and numbers.max() >= self.samples_per_epoch)
-        ):
+        if numbers.size and (numbers.min() < 0 or (not self.shuffle and numbers.max() >= self.samples_per_epoch)):
             raise IndexError(f"samples {numbers.min()} to {numbers.max()} of {self.num_samples}")
         if not self.shuffle:
             return numbers * self.sequence_length
@@ -144,7 +142,5 @@ class NativeOrder:
         return _rebuild, (self.num_tokens, self.sequence_length, self.key, self.extra_token, self.shuffle)
 
 
-def _rebuild(
-    num_tokens: int, sequence_length: int, key: OrderKey, extra_token: bool, shuffle: bool
-) -> NativeOrder:
+def _rebuild(num_tokens: int, sequence_length: int, key: OrderKey, extra_token: bool, shuffle: bool) -> NativeOrder:
     return NativeOrder(num_tokens, sequence_length, key=key, extra_token=extra_token, shuffle=shuffle)

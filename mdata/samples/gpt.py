@@ -1,4 +1,4 @@
-"""GPT samples: S tokens of concatenated documents, the tokens after them as labels, and where the loss counts.
+"""GPT samples: S tokens of concatenated documents, the tokens after them as labels, and where loss counts.
 
 A sample is one run of the corpus' token stream that the order chose, so it costs one read. A sample that
 the order lets end early (the last of a validation pass) is filled up with zeros that the loss mask leaves
@@ -35,8 +35,7 @@ class GptSamples:
 
     Args:
         corpus: the stream of tokens.
-        first_sequence: the range's first sequence.
-        last_sequence: one past the range's last sequence.
+        sequences: the range of sequences [first, last), from `split_range`.
         sequence_length: tokens a sample, S.
         seed: the run's seed.
         extra_token: whether a sample reads one token more than S, so that its last token has a label.
@@ -49,8 +48,7 @@ class GptSamples:
     def __init__(
         self,
         corpus: TokenStream,
-        first_sequence: int,
-        last_sequence: int,
+        sequences: tuple[int, int],
         *,
         sequence_length: int,
         seed: int,
@@ -58,7 +56,7 @@ class GptSamples:
         shuffle: bool = True,
     ) -> None:
         self.corpus = corpus
-        self.first_token, self.last_token = corpus.token_bounds(first_sequence, last_sequence)
+        self.first_token, self.last_token = corpus.token_bounds(*sequences)
         self.order = NativeOrder(
             self.last_token - self.first_token,
             sequence_length,
