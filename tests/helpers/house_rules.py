@@ -1,0 +1,323 @@
+"""The house rules as functions from one parsed source file to findings; tests/test_house_rules.py applies them.
+
+A rule yields (place, problem): the place is a file or `file::function`, and is what an exception names.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import mdata
+
+ROOT = Path(__file__).resolve().parents[2]
+FUNCTION_LINES, FILE_LINES, ARGUMENTS, POSITIONAL = 60, 400, 7, 2
+DOCSTRING_LINES = range(3, 16)
+
+COLLECTIVES = {
+    "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single",
+    "barrier", "batch_isend_irecv", "broadcast", "broadcast_object_list", "gather", "gather_object", "irecv", "isend",
+    "monitored_barrier", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter",
+    "scatter_object_list", "send",
+}  # fmt: skip
+GROUPS = {"init_process_group", "destroy_process_group", "new_group", "new_subgroups", "init_device_mesh"}
+
+Finding = tuple[str, str]
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file: its path from the root with `/`, its text and, for Python, its syntax tree."""
+
+    path: str
+    text: str
+    tree: ast.Module
+
+    @property
+    def package(self) -> str:
+        return self.path.split("/")[0]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule, and the packages whose files it holds for."""
+
+    check: Callable[[Source], Iterator[Finding]]
+    packages: tuple[str, ...] = ("mdata", "trainer", "cli")
+
+    def findings(self, source: Source) -> list[Finding]:
+        return list(self.check(source)) if source.package in self.packages else []
+
+
+def parse(path: str, text: str) -> Source:
+    return Source(path, text, ast.parse(text) if path.endswith(".py") else ast.Module([], []))
+
+
+def sources() -> list[Source]:
+    """Every Python file of the three packages."""
+    files = [file for name in ("mdata", "trainer", "cli") for file in sorted((ROOT / name).rglob("*.py"))]
+    return [parse(file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8")) for file in files]
+
+
+def texts() -> list[Source]:
+    """Every text file that is ours to write, documentation, scripts and C++ included."""
+    folders = ["mdata", "mdata_cpp", "trainer", "cli", "tests", "benchmarks", "configs", "docs", "scripts", ".ci"]
+    found = [file for name in folders for file in sorted((ROOT / name).rglob("*")) if file.is_file()]
+    found += [file for file in sorted(ROOT.iterdir()) if file.is_file() and not file.name.startswith(".")]
+    kinds = {".py", ".pyi", ".hpp", ".cpp", ".toml", ".txt", ".md", ".json", ".yml", ""}
+    kept = [f for f in found if f.suffix in kinds and "golden" not in f.parts and "__pycache__" not in f.parts]
+    return [
+        Source(f.relative_to(ROOT).as_posix(), f.read_text(encoding="utf-8", errors="replace"), ast.Module([], []))
+        for f in kept
+    ]
+
+
+def functions(source: Source) -> Iterator[tuple[str, Function, list[ast.AST]]]:
+    """(qualified name, function, what encloses it from outside to inside)."""
+
+    def visit(node: ast.AST, parents: list[ast.AST], names: list[str]) -> Iterator[tuple[str, Function, list[ast.AST]]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, Function):
+                yield ".".join([*names, child.name]), child, parents
+            inner = [*names, child.name] if isinstance(child, Function | ast.ClassDef) else names
+            outer = [*parents, child] if isinstance(child, Function | ast.ClassDef) else parents
+            yield from visit(child, outer, inner)
+
+    yield from visit(source.tree, [], [])
+
+
+def function_length(source: Source) -> Iterator[Finding]:
+    """A function has at most 60 lines, its docstring included."""
+    for name, node, _ in functions(source):
+        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        if lines > FUNCTION_LINES:
+            yield f"{source.path}::{name}", f"{lines} lines, at most {FUNCTION_LINES}"
+
+
+def file_length(source: Source) -> Iterator[Finding]:
+    """A file has at most 400 lines."""
+    lines = source.text.count("\n")
+    if lines > FILE_LINES:
+        yield source.path, f"{lines} lines, at most {FILE_LINES}"
+
+
+def argument_count(source: Source) -> Iterator[Finding]:
+    """A function has at most 7 arguments, self and cls not counted."""
+    for name, node, parents in functions(source):
+        count = len(_positional(node, parents)) + len(node.args.kwonlyargs)
+        count += sum(argument is not None for argument in (node.args.vararg, node.args.kwarg))
+        if count > ARGUMENTS:
+            yield f"{source.path}::{name}", f"{count} arguments, at most {ARGUMENTS}"
+
+
+def keyword_only(source: Source) -> Iterator[Finding]:
+    """A public function takes at most two arguments by position.
+
+    Methods whose signature another library or the language decides (autograd's forward and backward, __exit__) and
+    forward of a module, whose arguments are tensors, are free.
+    """
+    for name, node, parents in functions(source):
+        private = any(part.startswith("_") for part in name.split(".")) and node.name != "__init__"
+        private |= any(part.startswith("_") for part in name.split(".")[:-1])
+        nested = any(isinstance(parent, Function) for parent in parents)
+        if private or nested or node.name in ("forward", "backward", "setup_context"):
+            continue
+        if len(_positional(node, parents)) > POSITIONAL:
+            yield f"{source.path}::{name}", "more than two positional arguments; put a * after the second"
+
+
+def import_direction(source: Source) -> Iterator[Finding]:
+    """cli -> trainer -> mdata; mdata knows no torch; trainer uses only names in mdata.__all__."""
+    forbidden = {"mdata": {"torch", "trainer", "cli"}, "trainer": {"cli"}, "cli": set()}[source.package]
+    for node in ast.walk(source.tree):
+        for module, name in _imports(node):
+            if module.split(".")[0] in forbidden:
+                yield source.path, f"imports {module}"
+            if source.package == "trainer" and module.split(".")[0] == "mdata":
+                inside = module == "mdata" and (name is None or name in mdata.__all__)
+                if not inside:
+                    yield source.path, f"uses {module}.{name or ''}, which is not in mdata.__all__"
+        if source.package == "trainer" and isinstance(node, ast.Attribute):
+            inside = _dotted(node.value) != "mdata" or node.attr in mdata.__all__
+            if not inside:
+                yield source.path, f"uses mdata.{node.attr}, which is not in mdata.__all__"
+
+
+def no_global(source: Source) -> Iterator[Finding]:
+    """No `global`: state is passed."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Global):
+            yield source.path, f"line {node.lineno}: global {', '.join(node.names)}"
+
+
+def collectives_in_one_file(source: Source) -> Iterator[Finding]:
+    """Collectives are called in trainer/collectives.py, process groups are made in trainer/world.py; nowhere else."""
+    aliases = _aliases(source.tree, "torch.distributed")
+    for node in ast.walk(source.tree):
+        name = None
+        if isinstance(node, ast.Attribute):
+            base = _dotted(node.value)
+            if base in aliases or (base and base.startswith("torch.distributed")):
+                name = node.attr
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.distributed"):
+            name = next((a.name for a in node.names if a.name in COLLECTIVES | GROUPS), None)
+        if name in COLLECTIVES and source.path != "trainer/collectives.py":
+            yield source.path, f"line {node.lineno}: torch.distributed.{name} belongs in trainer/collectives.py"
+        if name in GROUPS and source.path != "trainer/world.py":
+            yield source.path, f"line {node.lineno}: torch.distributed.{name} belongs in trainer/world.py"
+
+
+def no_print(source: Source) -> Iterator[Finding]:
+    """Libraries do not print."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+            yield source.path, f"line {node.lineno}: print"
+
+
+def module_docstring(source: Source) -> Iterator[Finding]:
+    """A module begins with what it does, in 3 to 15 lines; a package's __init__ may do with one."""
+    first = source.tree.body[0] if source.tree.body else None
+    if not (isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and type(first.value.value) is str):
+        yield source.path, "has no docstring"
+        return
+    lines = (first.end_lineno or 1) - first.lineno + 1
+    least = 1 if source.path.endswith("__init__.py") else DOCSTRING_LINES.start
+    if not least <= lines < DOCSTRING_LINES.stop:
+        yield source.path, f"its docstring has {lines} lines, not {least} to {DOCSTRING_LINES.stop - 1}"
+
+
+def no_blanket_except(source: Source) -> Iterator[Finding]:
+    """No bare `except`; everything may be caught only to be raised again."""
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.ExceptHandler):
+            continue
+        caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+        blanket = any(kind is None or _dotted(kind) in ("Exception", "BaseException") for kind in caught)
+        again = isinstance(node.body[-1], ast.Raise)
+        if node.type is None or (blanket and not again):
+            yield source.path, f"line {node.lineno}: catches everything"
+
+
+def durable_is_the_door(source: Source) -> Iterator[Finding]:
+    """Lasting files are written, synced and renamed by mdata/durable.py alone."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call) and (how := _writes(node)) and source.path != "mdata/durable.py":
+            yield source.path, f"line {node.lineno}: {how}; use mdata.durable"
+
+
+def assert_has_message(source: Source) -> Iterator[Finding]:
+    """An assert guards an invariant of ours and says which."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Assert) and node.msg is None:
+            yield source.path, f"line {node.lineno}: assert without a message"
+
+
+def no_stub(source: Source) -> Iterator[Finding]:
+    """Nothing is left unwritten."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Name) and node.id == "NotImplementedError":
+            yield source.path, f"line {node.lineno}: NotImplementedError"
+
+
+def no_environment_at_import(source: Source) -> Iterator[Finding]:
+    """The environment is read where it is used, never while a module is imported."""
+    inside = {id(child) for _, node, _ in functions(source) for child in ast.walk(node)}
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute) and _dotted(node) in ("os.environ", "os.getenv") and id(node) not in inside:
+            yield source.path, f"line {node.lineno}: {_dotted(node)} at import"
+
+
+def ascii_only(source: Source) -> Iterator[Finding]:
+    """Source is ASCII."""
+    for number, line in enumerate(source.text.split("\n"), 1):
+        if not line.isascii():
+            yield source.path, f"line {number}: {next(c for c in line if ord(c) > 127)!r}"
+
+
+def no_machine_paths(source: Source) -> Iterator[Finding]:
+    """No path of the machine that something was written on."""
+    pattern = re.compile(r"(?<![\w.])/(" + "|".join(["work", "root", "home", "Users"]) + r")/\w")
+    for number, line in enumerate(source.text.split("\n"), 1):
+        if found := pattern.search(line):
+            yield source.path, f"line {number}: {found[0]}"
+
+
+RULES = {
+    "function length": Rule(function_length),
+    "file length": Rule(file_length),
+    "argument count": Rule(argument_count),
+    "keyword only": Rule(keyword_only),
+    "import direction": Rule(import_direction),
+    "no global": Rule(no_global),
+    "collectives in one file": Rule(collectives_in_one_file),
+    "no print": Rule(no_print, ("mdata", "trainer")),
+    "module docstring": Rule(module_docstring),
+    "no blanket except": Rule(no_blanket_except),
+    "durable is the door": Rule(durable_is_the_door, ("mdata", "trainer")),
+    "assert has a message": Rule(assert_has_message),
+    "no stub": Rule(no_stub),
+    "no environment at import": Rule(no_environment_at_import),
+}
+TEXT_RULES = {"ascii only": ascii_only, "no machine paths": no_machine_paths}
+
+
+def _positional(node: Function, parents: list[ast.AST]) -> list[ast.arg]:
+    """Arguments that can be given by position, without self and cls."""
+    arguments = [*node.args.posonlyargs, *node.args.args]
+    static = any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in node.decorator_list)
+    method = bool(parents) and isinstance(parents[-1], ast.ClassDef) and not static
+    return arguments[1:] if method else arguments
+
+
+def _imports(node: ast.AST) -> Iterator[tuple[str, str | None]]:
+    """(module, name imported from it or None)."""
+    if isinstance(node, ast.Import):
+        yield from ((alias.name, None) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+        yield from ((node.module, alias.name) for alias in node.names)
+
+
+def _aliases(tree: ast.Module, module: str) -> set[str]:
+    """The names by which a file knows a module."""
+    found = {module}
+    package, _, last = module.rpartition(".")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.asname for alias in node.names if alias.name == module and alias.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module == package:
+            found |= {alias.asname or alias.name for alias in node.names if alias.name == last}
+    return found
+
+
+def _dotted(node: ast.AST | None) -> str | None:
+    """`a.b.c` of nested attributes; None for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (base := _dotted(node.value)):
+        return f"{base}.{node.attr}"
+    return None
+
+
+def _writes(call: ast.Call) -> str | None:
+    """How a call writes or renames a file, or None."""
+    name = _dotted(call.func) or (call.func.attr if isinstance(call.func, ast.Attribute) else "")
+    last = name.rpartition(".")[2]
+    if name in ("os.rename", "os.replace", "os.write", "os.fsync", "os.link", "shutil.move", "shutil.copy"):
+        return name
+    if name.startswith("durable."):
+        return None
+    if last in ("write_text", "write_bytes", "rename", "tofile", "save_file"):
+        return last
+    if last == "replace" and len(call.args) == 1 and not call.keywords:  # str.replace takes two, dataclasses' keywords
+        return "Path.replace"
+    if last == "open" and name != "os.open":
+        mode = next((k.value for k in call.keywords if k.arg == "mode"), None)
+        place = 1 if name == "open" else 0  # Path.open(mode)
+        mode = mode or (call.args[place] if len(call.args) > place else None)
+        if isinstance(mode, ast.Constant) and isinstance(mode.value, str) and set(mode.value) & set("wax+"):
+            return f"open(..., {mode.value!r})"
+    return None

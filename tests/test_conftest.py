@@ -1,0 +1,58 @@
+"""The shared fixtures and hooks, tried in a pytest of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFTEST = Path(__file__).with_name("conftest.py")
+TESTS = """
+import pytest
+
+def test_reads(oracles):
+    assert (oracles / "x").read_text() == "1"
+
+@pytest.mark.soak
+def test_long():
+    pass
+"""
+
+
+@pytest.fixture
+def nested(tmp_path):
+    (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
+    (tmp_path / "test_it.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = soak: long\n")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "x").write_text("1")
+
+    def run(folder, *words):
+        answer = subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words],
+            cwd=tmp_path,
+            env={"MDATA_ORACLES": str(tmp_path / folder), "PATH": ""},
+            capture_output=True,
+            text=True,
+        )
+        return answer.stdout
+
+    return run
+
+
+def test_oracle_tests_run_where_there_is_data(nested):
+    out = nested("data")
+    assert "1 passed, 1 deselected" in out and "oracle data: 1 tests used it, 0 skipped" in out
+
+
+def test_oracle_tests_are_skipped_and_counted(nested):
+    out = nested("nowhere", "-rs")
+    assert "1 skipped, 1 deselected" in out and "oracle data: 0 tests used it, 1 skipped" in out
+    assert "set MDATA_ORACLES" in out
+
+
+def test_soak_tests_run_when_asked_for(nested):
+    out = nested("data", "-m", "soak")
+    assert "1 passed, 1 deselected" in out and "oracle data: 0 tests" in out

@@ -1,0 +1,135 @@
+"""House rules, held by a test so that nobody has to remember them; CONTRIBUTING.md lists them in words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers import house_rules as house
+
+# (rule, place) -> why this place may break the rule. An entry that is no longer needed fails.
+EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("no blanket except", "cli/console.py"): "the one place that turns any error into an exit code and a message",
+    ("no blanket except", "cli/mtrain_rank.py"): "a rank hands its error to the process that started it",
+    ("no blanket except", "mdata/preprocess/workers.py"): "a worker hands its error to the parent, which raises it",
+}
+
+# For each rule a file that breaks it and one that does not: a rule that cannot fail is no rule.
+LONG = "def f():\n" + "    x = 1\n" * 60
+SAMPLES = {
+    "function length": ("mdata/x.py", LONG, LONG.replace("    x = 1\n", "", 1)),
+    "file length": ("cli/x.py", "x = 1\n" * 401, "x = 1\n" * 400),
+    "argument count": (
+        "cli/x.py",
+        "def _f(a, b, c, d, e, f, g, h): 0",
+        "class A:\n def f(self, a, b, *, c, d, e, f, g): 0",
+    ),
+    "keyword only": (
+        "mdata/x.py",
+        "class A:\n def __init__(self, a, b, c): 0",
+        "def f(a, b, *, c): 0\ndef _g(a, b, c): 0",
+    ),
+    "import direction": (
+        "trainer/x.py",
+        "from mdata.indexed import reader",
+        "from mdata import UsageError\nimport torch",
+    ),
+    "no global": ("mdata/x.py", "def f():\n global y\n y = 1", "y = 1"),
+    "collectives in one file": (
+        "trainer/x.py",
+        "import torch.distributed as dist\ndist.all_reduce(x)",
+        "import functools\nimport torch.distributed as dist\nfunctools.reduce(f, x)\ndist.get_rank()",
+    ),
+    "no print": ("mdata/x.py", "print(1)", "console.print(1)"),
+    "module docstring": ("mdata/x.py", '"""One line."""', '"""Three.\n\nLines."""'),
+    "no blanket except": (
+        "mdata/x.py",
+        "try: f()\nexcept (OSError, Exception): x = 1",
+        "try: f()\nexcept OSError: x = 1",
+    ),
+    "durable is the door": ("trainer/x.py", "path.replace(other)", "text.replace('a', 'b')\nopen(path, 'rb')"),
+    "assert has a message": ("mdata/x.py", "assert x", "assert x, 'because'"),
+    "no stub": ("mdata/x.py", "raise NotImplementedError('soon')", "raise ValueError('no')"),
+    "no environment at import": (
+        "mdata/x.py",
+        "import os\nX = os.environ.get('X')",
+        "import os\ndef f(): return os.environ",
+    ),
+}
+MORE_OFFENCES = [
+    ("import direction", "mdata/x.py", "def f():\n import torch"),
+    ("import direction", "mdata/x.py", "from trainer.config import RunConfig"),
+    ("import direction", "trainer/x.py", "from cli.console import run"),
+    ("import direction", "trainer/x.py", "import mdata\nmdata.indexed.reader"),
+    ("import direction", "trainer/x.py", "import mdata.indexed"),
+    ("collectives in one file", "trainer/x.py", "from torch.distributed import all_gather"),
+    ("collectives in one file", "trainer/x.py", "from torch import distributed as d\nd.barrier()"),
+    ("collectives in one file", "trainer/x.py", "import torch\ntorch.distributed.broadcast(x, 0)"),
+    ("collectives in one file", "trainer/collectives.py", "import torch.distributed as d\nd.new_group([0])"),
+    ("no blanket except", "mdata/x.py", "try: f()\nexcept: raise"),
+    ("module docstring", "mdata/x.py", "x = 1"),
+    ("module docstring", "mdata/x.py", '"""' + "x\n" * 15 + '"""'),
+    ("durable is the door", "mdata/x.py", "import os\nos.replace(a, b)"),
+    ("durable is the door", "mdata/x.py", "path.open('ab')"),
+    ("durable is the door", "mdata/x.py", "open(path, mode='w')"),
+    ("durable is the door", "mdata/x.py", "Path(path).write_text(x)"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sources():
+    return house.sources()
+
+
+@pytest.mark.parametrize("name", house.RULES)
+def test_rule_holds(name, sources):
+    found = [finding for source in sources for finding in house.RULES[name].findings(source)]
+    allowed = {place for rule, place in EXCEPTIONS if rule == name}
+    broken = [f"{place}: {problem}" for place, problem in found if place not in allowed]
+    assert not broken, f"{name}:\n" + "\n".join(broken)
+    assert allowed <= {place for place, _ in found}, f"{name}: an exception is no longer needed"
+
+
+@pytest.mark.parametrize("name", house.TEXT_RULES)
+def test_text_rule_holds(name):
+    found = [finding for source in house.texts() for finding in house.TEXT_RULES[name](source)]
+    assert not found, f"{name}:\n" + "\n".join(f"{place}: {problem}" for place, problem in found)
+
+
+def test_sources_are_found(sources):
+    assert {"mdata", "trainer", "cli"} == {source.package for source in sources}
+    assert len(sources) > 20
+
+
+@pytest.mark.parametrize("name", house.RULES)
+def test_rule_can_fail(name):
+    path, bad, good = SAMPLES[name]
+    assert house.RULES[name].findings(house.parse(path, bad))
+    assert not house.RULES[name].findings(house.parse(path, good))
+
+
+@pytest.mark.parametrize(("name", "path", "text"), MORE_OFFENCES)
+def test_rule_sees_other_forms(name, path, text):
+    assert house.RULES[name].findings(house.parse(path, text))
+
+
+def test_text_rules_can_fail():
+    path = "/".join(["", "home", "someone", "data"])
+    assert list(house.no_machine_paths(house.parse("README.md", f"see {path}\n")))
+    assert not list(house.no_machine_paths(house.parse("README.md", "docs/work/x and https://a.org/home/b\n")))
+    assert list(house.ascii_only(house.parse("README.md", "caf\N{LATIN SMALL LETTER E WITH ACUTE}\n")))
+
+
+def test_exceptions_name_rules_and_reasons():
+    assert {rule for rule, _ in EXCEPTIONS} <= set(house.RULES)
+    assert all(len(reason) > 20 for reason in EXCEPTIONS.values())
+
+
+@pytest.mark.parametrize("statement", ["import mdata", "from cli.mdata import main; main(['--help'])"])
+def test_imports_stay_light(statement):
+    heavy = ["torch", "tokenizers", "matplotlib", "safetensors", "trainer"]
+    code = f"import sys\n{statement}\nprint([m for m in {heavy} if m in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=house.ROOT)
+    assert answer.stdout.splitlines()[-1] == "[]"
