@@ -15,9 +15,14 @@ from mdata.errors import (
     nearest,
     os_errors_named,
 )
+from mdata.indexed import IndexedReader, IndexedWriter, ShardFacts
+from mdata.keys import Key, derive_key
 from mdata.manifest import BlendManifest, CorpusManifest
 from mdata.manifest import load as load_manifest
+from mdata.preprocess import PreprocessOptions, PreprocessResult, preprocess
 from mdata.progress import SILENT, Progress
+from mdata.tokenizers import Tokenizer, build_tokenizer, load_tokenizer
+from mdata.tokenizers.train import train_tokenizer
 
 __all__ = [
     "SILENT",
@@ -25,15 +30,27 @@ __all__ = [
     "BlendManifest",
     "CorpusManifest",
     "DamageError",
+    "IndexedReader",
+    "IndexedWriter",
+    "Key",
     "MdataError",
+    "PreprocessOptions",
+    "PreprocessResult",
     "Progress",
     "ResourceError",
+    "ShardFacts",
     "StoppedError",
+    "Tokenizer",
     "UsageError",
+    "build_tokenizer",
+    "derive_key",
     "durable",
     "errors",
     "explain_os_error",
     "load_manifest",
+    "load_tokenizer",
     "nearest",
     "os_errors_named",
+    "preprocess",
+    "train_tokenizer",
 ]

@@ -148,8 +148,7 @@ def overlaps(wanted: Rectangle, saved: Sequence[SavedSlice]) -> Iterator[tuple[S
     for piece in saved:
         low = tuple(max(a, b) for a, b in zip(wanted[0], piece.start, strict=True))
         high = tuple(
-            min(a + n, b + m)
-            for a, n, b, m in zip(wanted[0], wanted[1], piece.start, piece.size, strict=True)
+            min(a + n, b + m) for a, n, b, m in zip(wanted[0], wanted[1], piece.start, piece.size, strict=True)
         )
         if all(a < b for a, b in zip(low, high, strict=True)):
             yield piece, (low, tuple(b - a for a, b in zip(low, high, strict=True)))
@@ -272,8 +271,7 @@ def _together(world: Axis, action: Callable[[], T]) -> list[T]:
 
 def _saved(entry: dict[str, Any]) -> list[SavedSlice]:
     return [
-        SavedSlice(item["file"], item["key"], tuple(item["start"]), tuple(item["size"]))
-        for item in entry["slices"]
+        SavedSlice(item["file"], item["key"], tuple(item["start"]), tuple(item["size"])) for item in entry["slices"]
     ]
 
 

@@ -102,9 +102,7 @@ class Engine:
         return run
 
     def _shard(self) -> checkpoint.Shard:
-        return checkpoint.Shard(
-            self.layout, self.optimizer.start, self.optimizer.stop, owns_copies=self.tp.rank == 0
-        )
+        return checkpoint.Shard(self.layout, self.optimizer.start, self.optimizer.stop, owns_copies=self.tp.rank == 0)
 
 
 def rank_layout(config: RunConfig, plan: Plan, *, tp: Axis, dp: Axis) -> BufferLayout:
@@ -144,9 +142,7 @@ def held_parameters(layout: BufferLayout) -> dict[str, Any]:
                 "name": slot.spec.name,
                 "shape": list(slot.spec.shape),
                 "over_tp": slot.spec.over_tp,
-                "pieces": [
-                    {"name": p.name, "start": list(p.start), "size": list(p.size)} for p in slot.spec.pieces
-                ],
+                "pieces": [{"name": p.name, "start": list(p.start), "size": list(p.size)} for p in slot.spec.pieces],
             }
             for slot in layout.slots
         ],

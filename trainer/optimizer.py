@@ -151,9 +151,7 @@ class Optimizer:
         self.steps += 1
         for decay in (False, True):
             parts = [(s.start, s.stop) for s in self.segments if s.decay == decay]
-            weights, first, second = (
-                [self._part(self.state[name], *part) for part in parts] for name in STATE_NAMES
-            )
+            weights, first, second = ([self._part(self.state[name], *part) for part in parts] for name in STATE_NAMES)
             adamw_(
                 weights,
                 [self._part(gradient, *part) for part in parts],

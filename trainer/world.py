@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from mdata import ResourceError, UsageError
 from trainer.collectives import Axis
 from trainer.mesh import AXES, Coordinates, Mesh
 
+JOIN_TIMEOUT = timedelta(minutes=10)  # for the other ranks to come; also of a single collective
 FIRST_PORT, NUM_PORTS = 20000, 12000  # below the range from which systems hand out ports by themselves
 
 
@@ -182,6 +184,7 @@ def _init_groups(place: Placement, device: torch.device) -> None:
             init_method=place.init_method,
             rank=place.rank,
             world_size=place.world_size,
+            timeout=JOIN_TIMEOUT,
             device_id=device if device.type == "cuda" else None,
         )
     except (dist.DistError, ValueError) as error:

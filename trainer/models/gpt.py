@@ -82,9 +82,7 @@ class GPT(nn.Module):
         return (loss_N * loss_mask_BS.transpose(0, 1).reshape(-1)).sum()
 
 
-def build_gpt(
-    shape: GPTShape, tp: Axis, *, sequence_parallel: bool, dtype: torch.dtype, device: torch.device
-) -> GPT:
+def build_gpt(shape: GPTShape, tp: Axis, *, sequence_parallel: bool, dtype: torch.dtype, device: torch.device) -> GPT:
     """Allocate a model with uninitialized weights directly in its dtype on its device."""
     with torch.device("meta"):
         model = GPT(shape, tp, sequence_parallel=sequence_parallel)

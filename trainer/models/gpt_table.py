@@ -71,11 +71,7 @@ def parameter_table(
 
 def num_parameters(shape: GPTShape) -> int:
     """Elements of all logical tensors: padding and tensor-parallel copies not counted."""
-    sizes = {
-        piece.name: piece.shape
-        for spec in parameter_table(shape, tp_size=1, tp_rank=0)
-        for piece in spec.pieces
-    }
+    sizes = {piece.name: piece.shape for spec in parameter_table(shape, tp_size=1, tp_rank=0) for piece in spec.pieces}
     return sum(rows * (rest[0] if rest else 1) for rows, *rest in sizes.values())
 
 
@@ -102,9 +98,7 @@ class _Table:
         self.tp_size, self.tp_rank, self.replicated = tp_size, tp_rank, replicated
         self.specs: list[ParamSpec] = []
 
-    def columns(
-        self, name: str, outputs: Sequence[tuple[str, int]], width: int, *, std: float, bias: bool
-    ) -> None:
+    def columns(self, name: str, outputs: Sequence[tuple[str, int]], width: int, *, std: float, bias: bool) -> None:
         """Outputs cut over tp: each logical [n, width] by rows, stacked in one local parameter."""
         parent = name.rsplit(".", 1)[0]
         for kind, rest, spread in [("weight", (width,), std)] + ([("bias", (), 0.0)] if bias else []):
@@ -140,9 +134,7 @@ class _Table:
         """Rows cut over tp after padding; the padding belongs to no logical tensor."""
         first, stop = vocabulary_range(shape, tp_size=self.tp_size, tp_rank=self.tp_rank)
         width = shape.hidden_size
-        piece = Piece(
-            name=name, shape=(shape.vocab_size, width), start=(first, 0), size=(stop - first, width)
-        )
+        piece = Piece(name=name, shape=(shape.vocab_size, width), start=(first, 0), size=(stop - first, width))
         local = (shape.padded_vocab_size // self.tp_size, width)
         self._add(name, local, [piece], std=std, decay=True, over_tp="split")
 
@@ -151,9 +143,7 @@ class _Table:
         if shape.norm == "layernorm":
             self.whole(f"{name}.bias", (shape.hidden_size,), std=0.0, decay=False)
 
-    def whole(
-        self, name: str, size: tuple[int, ...], *, std: float, decay: bool, fill: float = 0.0
-    ) -> None:
+    def whole(self, name: str, size: tuple[int, ...], *, std: float, decay: bool, fill: float = 0.0) -> None:
         """Held by every rank."""
         piece = Piece(name=name, shape=size, start=tuple(0 for _ in size), size=size)
         self._add(name, size, [piece], std=std, fill=fill, decay=decay, over_tp=self.replicated)

@@ -1,0 +1,95 @@
+"""A small engine on the ranks of a test, and its tensors put together again by logical name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.trainer.shapes import SHAPES
+from trainer.config import (
+    DataSection,
+    ModelSection,
+    OptimizerSection,
+    PrecisionSection,
+    RunConfig,
+    RunSection,
+    TrainSection,
+)
+from trainer.engine import Engine
+from trainer.executor import Microbatch
+from trainer.layout import BufferLayout
+from trainer.mesh import Mesh
+from trainer.plan import make_plan
+
+SEQUENCE, GLOBAL_BATCH = 16, 4
+
+
+def small_config(name: str, *, dtype: str = "fp64", **sections: Any) -> RunConfig:
+    """A run of the shapes in shapes.py; sections replace those of the same name."""
+    shape = SHAPES[name]
+    model = ModelSection(
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        ffn_hidden_size=shape.ffn_hidden_size,
+        vocab_size=shape.vocab_size,
+        position=shape.position,
+        norm=shape.norm,
+        activation=shape.activation,
+        bias=shape.bias,
+        tie_embeddings=shape.tie_embeddings,
+        init_std=shape.init_std,
+    )
+    given = {
+        "run": RunSection(folder="unused", seed=5),
+        "model": model,
+        "data": DataSection(blend="unused"),
+        "train": TrainSection(sequence_length=SEQUENCE, global_batch=GLOBAL_BATCH, micro_batch=1, steps=20),
+        "optimizer": OptimizerSection(lr=1e-2),
+        "precision": PrecisionSection(dtype=dtype),
+    }
+    return RunConfig(**(given | sections))
+
+
+def layouts(context: Any, config: RunConfig, **engine: Any) -> Engine:
+    """The engine of this rank, over all ranks of the test."""
+    world = context.join(Mesh(context.world, config.mesh.tp))
+    return Engine(config, make_plan(config, context.world, None), world, **engine)
+
+
+def microbatches(engine: Engine, step: int) -> list[Microbatch]:
+    """This dp rank's rows of a seeded global batch; some tokens carry no loss."""
+    generator = np.random.default_rng(step)
+    shape = (GLOBAL_BATCH, SEQUENCE)
+    tokens, labels = (generator.integers(0, 250, shape) for _ in range(2))
+    mask = (generator.random(shape) < 0.9).astype(np.float32)
+    plan, dp = engine.plan, engine.dp
+    rows = np.arange(GLOBAL_BATCH).reshape(plan.num_microbatches, dp.size, plan.micro_batch)[:, dp.rank]
+    device = engine.world.device
+    return [Microbatch(*(torch.from_numpy(x[r]).to(device) for x in (tokens, labels, mask))) for r in rows]
+
+
+def logical(layout: BufferLayout, flat: torch.Tensor, start: int, stop: int) -> list[tuple[str, Any, np.ndarray]]:
+    """Elements [start, stop) of a rank's buffer as (logical name, whole shape and start, values)."""
+    out = []
+    for _, part, first in layout.slices_within(start, stop):
+        count = int(np.prod(part.size))
+        values = flat[first - start : first - start + count].view(part.size).cpu().numpy()
+        out.append((part.name, (part.shape, part.start), values.copy()))
+    return out
+
+
+def assemble(parts: list[tuple[str, Any, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Whole logical tensors from all ranks' parts; copies must be equal."""
+    whole: dict[str, np.ndarray] = {}
+    for name, (shape, start), values in parts:
+        target = whole.setdefault(name, np.full(shape, np.nan))
+        box = tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))
+        old = target[box]
+        np.testing.assert_allclose(np.where(np.isnan(old), values, old), values, rtol=1e-12, atol=1e-15, err_msg=name)
+        target[box] = values
+    assert not any(np.isnan(x).any() for x in whole.values()), "a part of a tensor is held by nobody"
+    return whole

@@ -1,0 +1,37 @@
+"""Small models for the trainer's tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trainer.models.gpt_table import GPTShape
+
+LLAMA = GPTShape(
+    num_layers=2,
+    hidden_size=32,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    ffn_hidden_size=64,
+    vocab_size=250,
+    padded_vocab_size=256,
+    max_position=16,
+    position="rope",
+    rope_theta=10000.0,
+    norm="rmsnorm",
+    norm_epsilon=1e-5,
+    activation="swiglu",
+    bias=False,
+    tie_embeddings=False,
+    init_std=0.1,
+)
+GPT2 = replace(
+    LLAMA,
+    num_kv_heads=4,
+    position="learned",
+    norm="layernorm",
+    activation="gelu",
+    bias=True,
+    tie_embeddings=True,
+)
+SHAPES = {"llama": LLAMA, "gpt2": GPT2}

@@ -1,0 +1,72 @@
+"""Every conjugate pair against its single-process twin: values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.helpers.ranks import run_ranks
+from trainer import collectives
+from trainer.collectives import Axis
+from trainer.mesh import Mesh
+
+PAIRS = ["copy_to_axis", "reduce_from_axis", "gather_sequence", "scatter_sequence"]
+
+
+def _inputs(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(rank)
+    return (torch.randn(4, 3, generator=generator, dtype=torch.float64) for _ in range(2))  # type: ignore[return-value]
+
+
+def _forward_and_backward(context, name):
+    world = context.join(Mesh(context.world, context.world))
+    x, upstream = (t.to(world.device) for t in _inputs(context.rank))
+    x.requires_grad_()
+    before = x.detach().clone()
+    y = getattr(collectives, name)(x, world.axes["tp"])
+    grad = upstream.repeat(context.world, 1)[: len(y)] if name == "gather_sequence" else upstream[: len(y)]
+    y.backward(grad)
+    assert torch.equal(x.detach(), before), "the input was written to"
+    return y.detach().cpu(), grad.cpu(), x.grad.cpu()
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("name", PAIRS)
+def test_pair_equals_the_single_process_twin(name, world):
+    """All ranks' inputs in one process: y = f(x0..xn), and x's gradient from sum over ranks of <y_r, grad_r>."""
+    results = run_ranks(_forward_and_backward, world, name)
+    inputs = [next(iter(_inputs(rank))).requires_grad_() for rank in range(world)]
+    total = torch.stack(inputs).sum(0)
+    part = 4 // world
+    outputs = {
+        # Under copy every rank consumes the one x that all hold: its gradient is what all ranks send back.
+        "copy_to_axis": inputs,
+        "reduce_from_axis": [total] * world,
+        "gather_sequence": [torch.cat(inputs)] * world,
+        "scatter_sequence": list(total.split(part)),
+    }[name]
+    for rank, (y, grad, x_grad) in enumerate(results):
+        torch.testing.assert_close(y, outputs[rank].detach(), rtol=0, atol=1e-14)
+        if name == "copy_to_axis":
+            expected = torch.stack([g for _, g, _ in results]).sum(0)
+        elif name == "reduce_from_axis":
+            expected = grad
+        else:
+            score = sum((o * g).sum() for o, (_, g, _) in zip(outputs, results, strict=True))
+            (expected,) = torch.autograd.grad(score, inputs[rank], retain_graph=True)
+        torch.testing.assert_close(x_grad, expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_axis_of_one_returns_its_input(name):
+    x = torch.randn(4, 3)
+    assert getattr(collectives, name)(x, Axis.single("tp")) is x
+
+
+def _objects(context):
+    world = context.join(Mesh(context.world, context.world))
+    return collectives.gather_objects({"rank": context.rank}, world.axes["world"])
+
+
+def test_gather_objects_gives_every_rank_all_values_in_order():
+    assert run_ranks(_objects, 2) == [[{"rank": 0}, {"rank": 1}]] * 2

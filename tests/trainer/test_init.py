@@ -1,0 +1,95 @@
+"""Initial weights: known answers, and the same numbers in every layout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import mdata
+from tests.trainer.shapes import GPT2, SHAPES
+from trainer import init
+from trainer.models.gpt_table import parameter_table
+
+
+def test_known_answers():
+    """Version 1 of the construction; a change of these numbers is a new version."""
+    values = init.normal(1234, "blocks.0.attention.q.weight", 0, 3)
+    expected = [2.2286077448804065, -1.2001759965740622, -0.47056933236412846]
+    torch.testing.assert_close(values, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def slow_philox(counter: int, key: tuple[int, int]) -> list[int]:
+    """Philox4x64-10 of Salmon et al. 2011, section 3.3, on a 256-bit counter."""
+    mask = 2**64 - 1
+    x0, x1, x2, x3 = ((counter >> (64 * i)) & mask for i in range(4))
+    k0, k1 = key
+    for _ in range(10):
+        high0, low0 = divmod(0xD2E7470EE14C6C93 * x0, 2**64)
+        high1, low1 = divmod(0xCA5A826395121157 * x2, 2**64)
+        x0, x1, x2, x3 = high1 ^ x1 ^ k0, low1, high0 ^ x3 ^ k1, low0
+        k0, k1 = (k0 + 0x9E3779B97F4A7C15) & mask, (k1 + 0xBB67AE8584CAA73B) & mask
+    return [x0, x1, x2, x3]
+
+
+@pytest.mark.parametrize("block", [0, 1, 2**40])
+def test_draws_equal_the_papers_generator(block):
+    """Element i is output i mod 4 of counter i div 4 + 1: numpy counts up before it draws."""
+    key = mdata.derive_key("mtrain init v1", 7, "t")
+    expected = slow_philox(block + 1, (key.low, key.high))
+    assert init._raw(7, "t", 4 * block, 4).tolist() == expected
+
+
+@pytest.mark.parametrize("first", [0, 1, 3, 4, 5, 1001])
+def test_any_run_of_elements_can_be_made_alone(first):
+    whole = init.normal(7, "t", 0, 1100)
+    assert torch.equal(init.normal(7, "t", first, 50), whole[first : first + 50])
+
+
+def test_seed_and_name_both_matter():
+    a = init.normal(7, "t", 0, 100)
+    assert not torch.equal(a, init.normal(8, "t", 0, 100))
+    assert not torch.equal(a, init.normal(7, "u", 0, 100))
+
+
+def test_distribution_is_standard_normal():
+    x = init.normal(1, "t", 0, 200_000)
+    assert abs(x.mean()) < 5 / 200_000**0.5
+    assert abs(x.std() - 1) < 5 / 400_000**0.5
+    assert abs(x.pow(4).mean() - 3) < 5 * (96 / 200_000) ** 0.5
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("tp", [2, 4])
+def test_every_layout_starts_from_the_same_numbers(name, tp, monkeypatch):
+    monkeypatch.setattr(init, "_CHUNK_ELEMENTS", 100)  # many chunks a tensor
+    shape = replace(SHAPES[name], num_kv_heads=4, padded_vocab_size=512)
+    whole = _logical(shape, tp=1)
+    for rank in range(tp):
+        for spec in parameter_table(shape, tp_size=tp, tp_rank=rank):
+            local = torch.full(spec.shape, float("nan"), dtype=torch.float64)
+            init.initialize_(local, spec, seed=5)
+            used = 0
+            for piece in spec.pieces:
+                box = tuple(slice(a, a + n) for a, n in zip(piece.start, piece.size, strict=True))
+                assert torch.equal(local[piece.row : piece.row + piece.size[0]], whole[piece.name][box])
+                used += piece.size[0]
+            assert not local[used:].any(), "padding starts as zeros"
+
+
+def test_residual_outputs_start_smaller():
+    """std / sqrt(2 L) for what is added to the residual stream."""
+    stds = {s.name: s.std for s in parameter_table(GPT2, tp_size=1, tp_rank=0)}
+    assert stds["blocks.0.mlp.down.weight"] == pytest.approx(0.1 / 2)
+    assert stds["blocks.1.attention.out.weight"] == pytest.approx(0.1 / 2)
+    assert stds["blocks.1.mlp.up.weight"] == pytest.approx(0.1)
+
+
+def _logical(shape, tp):
+    out = {}
+    for spec in parameter_table(shape, tp_size=tp, tp_rank=0):
+        local = torch.empty(spec.shape, dtype=torch.float64)
+        init.initialize_(local, spec, seed=5)
+        out |= {p.name: local[p.row : p.row + p.size[0]] for p in spec.pieces}
+    return out

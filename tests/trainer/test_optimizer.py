@@ -1,0 +1,98 @@
+"""AdamW against a readable twin, clipping, and a step as a transaction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.ranks import run_ranks
+from tests.trainer.engines import assemble, layouts, logical, microbatches, small_config
+from trainer.config import MeshSection, OptimizerSection
+from trainer.optimizer import adamw_
+
+
+def slow_adamw(w, g, m, v, *, lr, wd, b1, b2, eps, steps):
+    """Loshchilov and Hutter 2019, algorithm 2, element by element."""
+    m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+    corrected = (m / (1 - b1**steps)) / ((v / (1 - b2**steps)) ** 0.5 + eps)
+    return w - lr * wd * w - lr * corrected, m, v
+
+
+def test_adamw_equals_its_twin():
+    generator = np.random.default_rng(0)
+    settings = OptimizerSection(lr=0.1, beta1=0.9, beta2=0.95, epsilon=1e-8)
+    w, m, v = (generator.random(37) for _ in range(3))
+    tensors = [torch.from_numpy(x.copy()) for x in (w, m, v)]
+    for steps in range(1, 6):
+        g = generator.standard_normal(37)
+        w, m, v = slow_adamw(w, g, m, v, lr=0.1, wd=0.3, b1=0.9, b2=0.95, eps=1e-8, steps=steps)
+        adamw_(
+            [tensors[0]],
+            [torch.from_numpy(g)],
+            ([tensors[1]], [tensors[2]]),
+            settings,
+            learning_rate=0.1,
+            weight_decay=0.3,
+            steps=steps,
+        )
+        for got, expected in zip(tensors, (w, m, v), strict=True):
+            # The kernel corrects the bias in fp32 arithmetic of the step number.
+            np.testing.assert_allclose(got.numpy(), expected, rtol=1e-6)
+
+
+def _weights_after(context, config, num_steps):
+    engine = layouts(context, config)
+    norms = [engine.step(microbatches(engine, step), 1e-2).grad_norm for step in range(num_steps)]
+    optimizer = engine.optimizer
+    rounded = engine.buffers.parameters[optimizer.start : optimizer.stop].double()
+    assert torch.equal(rounded, optimizer.state["weight"].to(engine.buffers.parameters.dtype).double())
+    return norms, logical(engine.layout, optimizer.state["weight"], optimizer.start, optimizer.stop)
+
+
+@pytest.mark.parametrize(("ranks", "tp", "sequence_parallel"), [(2, 1, False), (4, 1, False), (4, 2, True)])
+def test_sharded_updates_equal_those_of_one_rank(ranks, tp, sequence_parallel):
+    """fp64: weights after three steps, and the norm that clipping used."""
+    config = small_config("gpt2")
+    ((norms, parts),) = run_ranks(_weights_after, 1, config, 3)
+    expected = assemble(parts)
+    layout = replace(config, mesh=MeshSection(tp=tp, sequence_parallel=sequence_parallel))
+    results = run_ranks(_weights_after, ranks, layout, 3)
+    for got_norms, _ in results:
+        np.testing.assert_allclose(got_norms, norms, rtol=1e-10)
+    got = assemble([part for _, parts in results for part in parts])
+    for name, reference in expected.items():
+        np.testing.assert_allclose(got[name], reference, rtol=0, atol=1e-8, err_msg=name)
+
+
+def _clipped(context, clip_norm):
+    config = small_config("llama")
+    engine = layouts(context, replace(config, optimizer=OptimizerSection(lr=1e-2, clip_norm=clip_norm)))
+    result = engine.step(microbatches(engine, 0), 1e-2)
+    return result.grad_norm, engine.optimizer.state["exp_avg"].norm().item()
+
+
+def test_clipping_scales_the_gradient_to_the_norm_asked_for():
+    ((norm, free),) = run_ranks(_clipped, 1, 0.0)
+    ((same, clipped),) = run_ranks(_clipped, 1, norm / 4)
+    assert same == norm
+    assert free == pytest.approx(0.1 * norm)  # exp_avg starts as (1 - beta1) times the gradient
+    assert clipped == pytest.approx(free / 4)
+
+
+def _skip(context, poison):
+    engine = layouts(context, replace(small_config("llama"), mesh=MeshSection(tp=2)))
+    before = {name: x.clone() for name, x in engine.optimizer.state.items()}
+    if context.rank == poison:
+        split = next(s for s in engine.layout.segments if s.over_tp == "split")
+        engine.buffers.gradients[split.start] = float("nan")
+    report = engine.step(microbatches(engine, 0), 1e-2)
+    unchanged = all(torch.equal(before[name], x) for name, x in engine.optimizer.state.items())
+    after = engine.step(microbatches(engine, 0), 1e-2)
+    return report.applied, unchanged, engine.optimizer.steps, after.applied
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_on_any_rank():
+    assert run_ranks(_skip, 2, 1) == [(False, True, 1, True)] * 2

@@ -1,0 +1,107 @@
+"""The layout does not change the function: gradients, losses and updates of every layout against one rank.
+
+The numerics policy (CONTRIBUTING.md): fp64 gradients agree within 1e-10 x max(largest of the parameter, 1e-3 x largest
+of the model); fp32 losses of 20 steps within 1e-4 relative.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.helpers.ranks import run_ranks
+from tests.trainer.engines import assemble, layouts, logical, microbatches, small_config
+from tests.trainer.shapes import SHAPES
+from trainer.config import MeshSection
+from trainer.executor import run_actions
+
+# (ranks, tp, sequence parallel, micro batch)
+LAYOUTS = [(1, 1, False, 2), (2, 2, False, 1), (2, 2, True, 2), (2, 1, False, 1), (4, 2, True, 1), (4, 2, False, 2)]
+
+
+def _config(name, tp, sequence_parallel, micro_batch, **kwargs):
+    config = small_config(name, **kwargs)
+    return replace(
+        config,
+        mesh=MeshSection(tp=tp, sequence_parallel=sequence_parallel),
+        train=replace(config.train, micro_batch=micro_batch),
+    )
+
+
+def _gradients(context, config):
+    """Reduced gradients of one step as the optimizer sees them, and the loss."""
+    engine = layouts(context, config)
+    batches = microbatches(engine, 0)
+    totals = run_actions(engine.actions, engine.model, batches)
+    from trainer.collectives import all_reduce_
+
+    totals = all_reduce_(totals, engine.dp)
+    optimizer = engine.optimizer
+    shard = optimizer._reduce(totals[1])
+    return totals.tolist(), logical(engine.layout, shard, optimizer.start, optimizer.stop)
+
+
+def _whole_gradients(config, ranks):
+    results = run_ranks(_gradients, ranks, config)
+    losses = {tuple(totals) for totals, _ in results}
+    return losses, assemble([part for _, parts in results for part in parts])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda v: "-".join(map(str, v)))
+@pytest.mark.parametrize("name", SHAPES)
+def test_fp64_gradients_equal_those_of_one_rank(name, layout):
+    ranks, tp, sequence_parallel, micro_batch = layout
+    (alone,), expected = _whole_gradients(_config(name, 1, False, 1), 1)
+    losses, got = _whole_gradients(_config(name, tp, sequence_parallel, micro_batch), ranks)
+    largest = max(np.abs(g).max() for g in expected.values())
+    assert got.keys() == expected.keys()
+    for total in losses:
+        np.testing.assert_allclose(total, alone, rtol=1e-12)
+    for key, reference in expected.items():
+        bound = 1e-10 * max(np.abs(reference).max(), 1e-3 * largest)
+        assert np.abs(got[key] - reference).max() <= bound, key
+
+
+def _twenty_losses(context, config):
+    engine = layouts(context, config)
+    return [engine.step(microbatches(engine, step), 1e-2).loss for step in range(20)]
+
+
+@pytest.mark.parametrize("layout", [(2, 2, False, 1), (2, 2, True, 1), (4, 2, True, 2), (2, 1, False, 2)])
+def test_fp32_losses_of_twenty_steps_agree(layout):
+    ranks, tp, sequence_parallel, micro_batch = layout
+    (alone,) = run_ranks(_twenty_losses, 1, _config("llama", 1, False, 1, dtype="fp32"))
+    assert alone[-1] < alone[0] - 0.01, "the test trains on something"
+    for losses in run_ranks(_twenty_losses, ranks, _config("llama", tp, sequence_parallel, micro_batch, dtype="fp32")):
+        np.testing.assert_allclose(losses, alone, rtol=1e-4)
+
+
+def test_bf16_trains_with_fp32_main_weights():
+    (losses,) = run_ranks(_twenty_losses, 1, _config("llama", 1, False, 2, dtype="bf16"))
+    (exact,) = run_ranks(_twenty_losses, 1, _config("llama", 1, False, 2, dtype="fp32"))
+    assert losses != exact
+    np.testing.assert_allclose(losses, exact, rtol=2e-2)
+
+
+def _held(context, config):
+    from trainer.engine import held_parameters
+
+    engine = layouts(context, config)
+    real = {n: tuple(p.shape) for n, p in engine.model.named_parameters()}
+    facts = held_parameters(engine.layout)
+    assert {p["name"]: tuple(p["shape"]) for p in facts["parameters"]} == real
+    return facts
+
+
+def test_each_rank_holds_its_half_of_what_is_split():
+    (whole,) = run_ranks(_held, 1, _config("llama", 1, False, 1))
+    halves = run_ranks(_held, 2, _config("llama", 2, True, 1))
+    # The vocabulary of 250 is cut at 128 rows, so the halves differ by the 6 rows of padding, twice (untied).
+    rows = 6 * 32 * 2
+    assert [h["split_parameters"] for h in halves] == [
+        (whole["split_parameters"] + rows) // 2,
+        (whole["split_parameters"] - rows) // 2,
+    ]
+    assert {h["copied_parameters"] for h in halves} == {whole["copied_parameters"]}

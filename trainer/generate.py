@@ -1,0 +1,180 @@
+"""Text from a trained model: greedy, or top-p sampling (Holtzman et al. 2020).
+
+Every draw is f(seed, prompt number, position), so a text can be had again whatever the layout or the other prompts.
+Thin on purpose: the whole context is computed anew for every token (no key-value cache yet), and a context longer
+than the training sequence keeps its last tokens. Any number of ranks may serve any checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import mdata
+from mdata import UsageError, durable
+from trainer import checkpoint
+from trainer.collectives import all_gather
+from trainer.config import MeshSection, load_config
+from trainer.engine import load_model
+from trainer.models.gpt import GPT
+from trainer.plan import DataFacts, make_plan
+from trainer.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the next token is chosen.
+
+    Args:
+        max_tokens: generated for each prompt at most; the end-of-document token ends a text earlier.
+        greedy: always the likeliest token; the next two are not used then.
+        temperature: divides the logits; above 0.
+        top_p: the likeliest tokens that together reach this probability take part; in (0, 1].
+        seed: of the draws.
+    """
+
+    max_tokens: int = 64
+    greedy: bool = False
+    temperature: float = 0.8
+    top_p: float = 0.95
+    seed: int = 1234
+
+    def problems(self) -> list[str]:
+        """Everything that is wrong with these numbers."""
+        rules = [
+            (self.max_tokens >= 1, f"max_tokens={self.max_tokens} is below 1"),
+            (self.temperature > 0, f"temperature={self.temperature} is not above 0; use greedy instead of 0"),
+            (0 < self.top_p <= 1, f"top_p={self.top_p} is not in (0, 1]"),
+        ]
+        return [text for holds, text in rules if not holds]
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """One text: the prompt, what the model added, and the checkpoint's step."""
+
+    prompt: str
+    text: str
+    step: int
+
+
+def generate(
+    run_folder: Path,
+    prompts: Sequence[str],
+    sampling: Sampling,
+    *,
+    world: World,
+    from_checkpoint: str = "latest",
+) -> list[Generated]:
+    """Continue each prompt with the model of a run; also written to generated.jsonl in the run folder.
+
+    Args:
+        run_folder: a folder that `train` wrote.
+        from_checkpoint: "latest" or a name such as "step-400".
+
+    Raises:
+        UsageError: no such run or checkpoint, options out of range, or a prompt without tokens.
+    """
+    if problems := sampling.problems():
+        raise UsageError("cannot generate: " + "; ".join(problems))
+    folder = _checkpoint_folder(run_folder, from_checkpoint)
+    config = load_config(run_folder / "config.toml")
+    tokenizer = mdata.load_tokenizer("HuggingFaceTokenizer", run_folder / "tokenizer")
+    facts = DataFacts(
+        vocab_size=tokenizer.vocab_size,
+        largest_id=None,
+        eod=tokenizer.eod,
+        fingerprint=None,
+        num_tokens=2**62,
+    )
+    # All ranks share one copy of the model, whatever layout trained it.
+    config = dataclasses.replace(config, mesh=MeshSection(tp=world.world_size))
+    plan = make_plan(config, world.world_size, facts)
+    model = load_model(folder, config, plan, world)
+    step = checkpoint.run_state(folder).step
+    out = []
+    for number, prompt in enumerate(prompts):
+        ids = _encode(tokenizer, prompt)
+        choose = _Chooser(sampling, number)
+        new = continue_ids(model, ids, choose, eod=tokenizer.eod, context=plan.sequence_length)
+        out.append(Generated(prompt, tokenizer.decode(new), step))
+    if world.rank == 0:
+        lines = "".join(
+            json.dumps({"prompt": g.prompt, "text": g.text, "step": g.step}, ensure_ascii=False) + "\n" for g in out
+        )
+        durable.atomic_write(run_folder / "generated.jsonl", lines.encode())
+    return out
+
+
+@torch.no_grad()
+def continue_ids(model: GPT, ids: Sequence[int], choose: _Chooser, *, eod: int | None, context: int) -> list[int]:
+    """New token ids after `ids`, until the end-of-document token or sampling.max_tokens."""
+    device = model.embedding.weight.device
+    known, new = list(ids), list[int]()
+    while len(new) < choose.sampling.max_tokens:
+        tokens_BS = torch.tensor([known[-context:]], device=device)
+        token = choose(next_logits(model, tokens_BS))
+        if token == eod:
+            break
+        known.append(token)
+        new.append(token)
+    return new
+
+
+def next_logits(model: GPT, tokens_BS: Tensor) -> Tensor:
+    """Logits after the last position of one row, over the whole vocabulary without padding: fp32[vocab_size]."""
+    local_V = model(tokens_BS)[-1, 0].float()
+    return all_gather(local_V, model.parallel.tp)[: model.shape.vocab_size]
+
+
+class _Chooser:
+    """Picks the next token of one prompt; call it once a position."""
+
+    def __init__(self, sampling: Sampling, prompt_number: int) -> None:
+        self.sampling, self.prompt_number, self.position = sampling, prompt_number, 0
+
+    def __call__(self, logits: Tensor) -> int:
+        if self.sampling.greedy:
+            return int(logits.argmax())
+        key = mdata.derive_key("mtrain generate v1", self.sampling.seed, self.prompt_number, self.position)
+        self.position += 1
+        return top_p_token(logits, self.sampling, key.below(2**53) / 2**53)
+
+
+def top_p_token(logits: Tensor, sampling: Sampling, uniform: float) -> int:
+    """The token at quantile `uniform` of the distribution cut to its top-p nucleus."""
+    probability, token = (logits.double().cpu() / sampling.temperature).softmax(0).sort(descending=True, stable=True)
+    cumulative = probability.cumsum(0)
+    # The nucleus is the shortest head that reaches top_p; the likeliest token is always in it.
+    size = int((cumulative < sampling.top_p).sum()) + 1
+    size = min(size, len(token))
+    target = uniform * cumulative[size - 1]
+    return int(token[min(int((cumulative[:size] <= target).sum()), size - 1)])
+
+
+def _encode(tokenizer: mdata.Tokenizer, prompt: str) -> list[int]:
+    ids, _ = tokenizer.encode_batch([prompt])
+    if not len(ids):
+        if tokenizer.eod is None:
+            raise UsageError("the prompt has no tokens", found=repr(prompt), fix="give some text to continue")
+        return [tokenizer.eod]  # the start of a document
+    return [int(i) for i in ids]
+
+
+def _checkpoint_folder(run_folder: Path, name: str) -> Path:
+    root = run_folder / "checkpoints"
+    folder = checkpoint.latest(root) if name == "latest" else root / name
+    if folder is None or not folder.is_dir():
+        have = sorted(p.name for p in root.glob("step-*"))
+        raise UsageError(
+            f"there is no checkpoint {name!r} in {run_folder}",
+            found=", ".join(have) or "no checkpoint",
+            fix="train first (mtrain train), or name one of those found",
+        )
+    return folder

@@ -1,0 +1,241 @@
+"""The loop: read a global batch, step, measure, validate, save; the same on one rank and on many.
+
+`train` is called by every rank. It continues from the run folder's newest checkpoint if there is one: the counter of
+consumed samples says where the data stream goes on, so the rest of the run is what it would have been. Only rank 0
+writes the folder's files; checkpoints are written by all. A step whose gradient norm is not finite changes nothing
+and is recorded; ten of them in a row stop the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mdata import SILENT, MdataError, Progress, UsageError, durable
+from trainer import checkpoint
+from trainer.collectives import gather_objects
+from trainer.config import RunConfig, dump_config, parse_config
+from trainer.data import (
+    RunData,
+    open_data,
+    to_device,
+    training_batches,
+    validation_batches,
+    validation_samples,
+)
+from trainer.engine import Engine, StepReport, held_parameters
+from trainer.metrics import MetricsWriter, write_ranks
+from trainer.plan import Plan, learning_rate, make_plan
+from trainer.world import World
+
+MAX_SKIPPED = 10  # steps without a finite gradient norm, one after another
+# What decides the order of the data: the keys that a refused checkpoint is compared by.
+ORDER_KEYS = ("run.seed", "data.blend", "data.split", "train.sequence_length")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Where training is: finished steps, and the one counter of the data stream."""
+
+    steps: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """How a run stands when `train` returns.
+
+    Args:
+        step: finished steps. loss: of the last one; None if none was left to do. valid: losses by corpus at the end.
+        checkpoint: the newest.
+    """
+
+    step: int
+    loss: float | None
+    valid: dict[str, float]
+    checkpoint: Path
+
+
+def train(config: RunConfig, world: World, progress: Progress = SILENT) -> TrainResult:
+    """Train until config.train.steps are done, from the newest checkpoint in the run folder or from the start.
+
+    Raises:
+        UsageError: the configuration does not fit the ranks, the data or the checkpoint.
+        ResourceError: a checkpoint could not be written; the older one is whole.
+    """
+    data = open_data(config)
+    plan = make_plan(config, world.world_size, data.facts)
+    newest = checkpoint.latest(_root(config))
+    done = _check_resume(config, data, newest) if newest else Done(0, 0)
+    if newest and done.steps >= plan.steps:
+        return TrainResult(done.steps, None, {}, newest)
+    engine = Engine(config, plan, world, fresh=newest is None)
+    if newest:
+        engine.load(newest)
+    ranks = gather_objects({"rank": world.rank, **world.coordinates._asdict(), **held_parameters(engine.layout)},
+                           world.axes["world"])  # fmt: skip
+    if not world.is_main:
+        return _Loop(config, plan, data, engine, None).run(done, SILENT)
+    folder = _prepare_folder(config, plan, data)
+    write_ranks(folder, ranks)
+    with MetricsWriter(folder, resumed_step=done.steps if newest else None) as log:
+        log.event("start", {"step": done.steps, "world_size": world.world_size, "device": str(world.device)})
+        return _Loop(config, plan, data, engine, log).run(done, progress)
+
+
+class _Loop:
+    """The constants of a run, and what happens around each step."""
+
+    def __init__(self, config: RunConfig, plan: Plan, data: RunData, engine: Engine, log: MetricsWriter | None) -> None:
+        self.config, self.plan, self.data, self.engine, self.log = config, plan, data, engine, log
+
+    def run(self, done: Done, progress: Progress) -> TrainResult:
+        """The steps after those that are done."""
+        settings, total = self.config.train, self.plan.steps
+        progress.begin("train", total - done.steps, "steps")
+        rate, skipped, valid = _Rate(), 0, dict[str, float]()
+        for now, report in self._reports(done, rate):
+            step = now.steps
+            skipped = 0 if report.applied else skipped + 1
+            self._check_skipped(step, report, skipped)
+            last = step == total
+            valid = self._validate() if last or _due(step, settings.eval_interval) else {}
+            if valid or _due(step, settings.log_interval):
+                self._record(now, report, rate, valid)
+            if last or _due(step, self.config.checkpoint.interval):
+                self._save(now)
+            progress.advance(1, loss=report.loss)
+        progress.end()
+        return TrainResult(total, report.loss, valid, _root(self.config) / checkpoint.folder_name(total))
+
+    def _reports(self, done: Done, rate: _Rate) -> Iterator[tuple[Done, StepReport]]:
+        """(what is done, what the last step did); the time between them is the consumer's."""
+        plan, engine = self.plan, self.engine
+        loader = training_batches(self.data, self.config, plan, engine.dp, done.samples)
+        with loader:
+            batches = iter(loader)
+            while done.steps < plan.steps:
+                with rate:
+                    microbatches = [to_device(batch, plan.vocab_size, engine.world.device) for batch in next(batches)]
+                    lr = learning_rate(done.steps, self.config.optimizer, plan.steps)
+                    report = engine.step(microbatches, lr)
+                rate.tokens += plan.tokens_per_step
+                done = Done(done.steps + 1, done.samples + plan.global_batch)
+                yield done, report
+
+    def _validate(self) -> dict[str, float]:
+        """Mean loss of each validation set, nats per token."""
+        plan, engine = self.plan, self.engine
+        losses = {}
+        for name, dataset in self.data.valid.items():
+            samples = validation_samples(dataset, self.config.train.eval_samples)
+            batches = validation_batches(dataset, samples, plan.micro_batch, engine.dp)
+            losses[name] = engine.evaluate(to_device(batch, plan.vocab_size, engine.world.device) for batch in batches)
+        return losses
+
+    def _record(self, now: Done, report: StepReport, rate: _Rate, valid: dict[str, float]) -> None:
+        if self.log is None:
+            return
+        values: dict[str, Any] = {
+            "consumed_samples": now.samples,
+            "loss": report.loss,
+            "grad_norm": report.grad_norm,
+            "lr": learning_rate(now.steps - 1, self.config.optimizer, self.plan.steps),
+            "tokens_per_s": rate.take(),
+            "time_s": time.time(),
+        }
+        self.log.step(now.steps, values | ({"valid": valid} if valid else {}))
+
+    def _save(self, now: Done) -> None:
+        run = checkpoint.RunState(
+            step=now.steps,
+            consumed_samples=now.samples,
+            data_id=self.data.train.data_id,
+            optimizer_steps=self.engine.optimizer.steps,
+            config=dump_config(self.config),
+        )
+        began = time.perf_counter()
+        folder = self.engine.save(_root(self.config), run)
+        if self.log is not None:
+            checkpoint.remove_old(_root(self.config), self.config.checkpoint.keep)
+            seconds = round(time.perf_counter() - began, 3)
+            self.log.event("saved", {"step": now.steps, "checkpoint": folder.name, "seconds": seconds})
+
+    def _check_skipped(self, step: int, report: StepReport, skipped: int) -> None:
+        if self.log is not None and not report.applied:
+            self.log.event("skipped", {"step": step, "loss": report.loss, "grad_norm": report.grad_norm})
+        if skipped >= MAX_SKIPPED:
+            raise MdataError(
+                f"the gradient was not finite in {skipped} steps in a row, the last of them step {step}",
+                found=f"loss {report.loss}, gradient norm {report.grad_norm}",
+                fix="lower optimizer.lr, or go on from an older checkpoint",
+            )
+
+
+class _Rate:
+    """Tokens per second over the steps since it was last asked; what lies between steps does not count."""
+
+    def __init__(self) -> None:
+        self.tokens, self.seconds, self._began = 0, 0.0, 0.0
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._began
+
+    def take(self) -> float:
+        """The rate; counting starts anew."""
+        rate = self.tokens / self.seconds if self.seconds else 0.0
+        self.tokens, self.seconds = 0, 0.0
+        return rate
+
+
+def _due(step: int, interval: int) -> bool:
+    return interval > 0 and step % interval == 0
+
+
+def _root(config: RunConfig) -> Path:
+    return Path(config.run.folder) / "checkpoints"
+
+
+def _prepare_folder(config: RunConfig, plan: Plan, data: RunData) -> Path:
+    """Make the run folder and write what does not change during a run: config.toml, plan.json, tokenizer."""
+    folder = Path(config.run.folder)
+    (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
+    durable.atomic_write(folder / "config.toml", dump_config(config).encode())
+    facts = {**dataclasses.asdict(plan), "data_id": data.train.data_id}
+    durable.atomic_write(folder / "plan.json", (json.dumps(facts, indent=1) + "\n").encode())
+    for name, content in data.train.tokenizer_files.items():
+        durable.atomic_write(folder / "tokenizer" / name, content)
+    return folder
+
+
+def _check_resume(config: RunConfig, data: RunData, folder: Path) -> Done:
+    """What a checkpoint has done, if its data stream is the one we would go on with.
+
+    Raises:
+        UsageError: the order of the data changed; names the settings that differ.
+    """
+    run = checkpoint.run_state(folder)
+    if run.data_id != data.train.data_id:
+        before, _ = parse_config(tomllib.loads(run.config))
+        changed = [key for key in ORDER_KEYS if before is None or _setting(before, key) != _setting(config, key)]
+        raise UsageError(
+            f"{folder} was trained on another order of data: {', '.join(changed) or 'the corpora have changed'}",
+            found=f"data id {run.data_id}",
+            expected=f"data id {data.train.data_id}",
+            fix="restore that setting, or start a new run in another run.folder",
+        )
+    return Done(run.step, run.consumed_samples)
+
+
+def _setting(config: RunConfig, key: str) -> Any:
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
