@@ -1,0 +1,97 @@
+"""metrics.jsonl, events.jsonl, ranks.json: whole lines, no step twice, torn ends and damage."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdata import DamageError, durable
+from trainer.metrics import MetricsWriter, read_events, read_metrics, write_ranks
+
+
+def write_steps(folder: Path, first: int, stop: int, *, resumed_step: int | None) -> None:
+    with MetricsWriter(folder, resumed_step=resumed_step) as log:
+        for step in range(first, stop):
+            log.step(step, {"loss": 1.0 / step, "run": first})
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    write_steps(tmp_path, 1, 4, resumed_step=None)
+    assert read_metrics(tmp_path) == [{"step": s, "loss": 1.0 / s, "run": 1} for s in (1, 2, 3)]
+
+
+def test_each_line_is_there_at_once(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path) as log:
+        log.step(1, {"loss": 2.0})
+        assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "loss": 2.0}\n'
+
+
+def test_resuming_drops_the_steps_that_are_done_again(tmp_path: Path) -> None:
+    write_steps(tmp_path, 1, 8, resumed_step=None)
+    write_steps(tmp_path, 4, 10, resumed_step=3)
+    lines = read_metrics(tmp_path)
+    assert [line["step"] for line in lines] == list(range(1, 10))
+    assert [line["run"] for line in lines] == [1] * 3 + [4] * 6
+
+
+def test_a_new_run_starts_an_empty_curve(tmp_path: Path) -> None:
+    write_steps(tmp_path, 1, 4, resumed_step=None)
+    with MetricsWriter(tmp_path, resumed_step=None):
+        assert read_metrics(tmp_path) == []
+
+
+def test_events_stay_and_say_when(tmp_path: Path) -> None:
+    for step in (0, 3):
+        with MetricsWriter(tmp_path, resumed_step=step) as log:
+            log.event("start", {"step": step})
+    events = read_events(tmp_path)
+    assert [(event["event"], event["step"]) for event in events] == [("start", 0), ("start", 3)]
+    assert events[0]["time_s"] <= events[1]["time_s"]
+
+
+@given(st.integers(0, 60))
+def test_a_torn_end_is_left_out_and_removed_on_resume(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    write_steps(folder, 1, 3, resumed_step=None)
+    path = folder / "metrics.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:cut])
+    left = whole[:cut].count(b"\n")
+    assert [line["step"] for line in read_metrics(folder)] == list(range(1, left + 1))
+    write_steps(folder, left + 1, 3, resumed_step=left)
+    assert [line["step"] for line in read_metrics(folder)] == [1, 2]
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n{"step": 3}\n')
+    with pytest.raises(DamageError, match=r"metrics\.jsonl, line 2 is no JSON object\n  found: 'nonsense'"):
+        read_metrics(tmp_path)
+
+
+def test_no_files_is_no_lines(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path) == [] and read_events(tmp_path) == []
+
+
+def test_values_that_json_does_not_know_become_null(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path) as log:
+        log.step(1, {"loss": math.nan, "valid": {"prose": math.inf}, "list": (1, -math.inf)})
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert json.loads(text) == {"step": 1, "loss": None, "valid": {"prose": None}, "list": [1, None]}
+
+
+def test_ranks_are_replaced_whole(tmp_path: Path) -> None:
+    for size in (2, 1):
+        write_ranks(tmp_path, [{"rank": rank, "elements": 10} for rank in range(size)])
+    assert json.loads((tmp_path / "ranks.json").read_text()) == [{"rank": 0, "elements": 10}]
+
+
+def test_a_short_write_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = durable.write
+    monkeypatch.setattr(durable, "write", lambda fd, data: whole(fd, bytes(data)[:3]))
+    write_steps(tmp_path, 1, 3, resumed_step=None)
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]

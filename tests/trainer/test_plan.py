@@ -1,0 +1,259 @@
+"""Derived numbers by hand, every rule between sections broken once, the learning rate at its corners."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdata import UsageError
+from trainer.config import (
+    DataSection,
+    MeshSection,
+    ModelSection,
+    OptimizerSection,
+    RunConfig,
+    RunSection,
+    TrainSection,
+)
+from trainer.plan import DataFacts, check, learning_rate, make_plan, padded_vocab_size
+
+FACTS = DataFacts(
+    vocab_size=1000, largest_id=999, eod=0, fingerprint="f", num_tokens=5000, components=(("a", 2000), ("b", 3000))
+)
+
+
+def config(**changes: dict[str, Any]) -> RunConfig:
+    """A small sound configuration with the keys of some sections changed."""
+    sections: dict[str, Any] = {
+        "run": RunSection(folder="run"),
+        "model": ModelSection(num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=2),
+        "data": DataSection(blend="mix.json"),
+        "mesh": MeshSection(tp=2),
+        "train": TrainSection(sequence_length=32, global_batch=8, micro_batch=2, steps=100),
+        "optimizer": OptimizerSection(lr=1e-3, warmup_steps=10),
+    }
+    for name, keys in changes.items():
+        sections[name] = dataclasses.replace(sections[name], **keys)
+    return RunConfig(**sections)
+
+
+def test_derived_numbers_by_hand() -> None:
+    plan = make_plan(config(), 4, FACTS)
+    assert (plan.tp, plan.dp, plan.num_microbatches, plan.tokens_per_step) == (2, 2, 2, 256)
+    assert (plan.head_dim, plan.heads_per_rank, plan.kv_heads_per_rank) == (16, 2, 1)
+    assert plan.ffn_hidden_size == 192  # 8/3 x 64 = 170.67, rounded up to 64s
+    assert (plan.vocab_size, plan.padded_vocab_size) == (1000, 1024)
+    assert (plan.warmup_steps, plan.decay_steps) == (10, 100)
+    attention, mlp, norms = 64 * (64 + 32 + 32 + 64), 3 * 64 * 192, 2 * 64
+    assert plan.num_parameters == 1000 * 64 + 2 * (attention + mlp + norms) + 64
+    assert plan.flops_per_token == 6 * plan.num_parameters + 12 * 2 * 64 * 32
+
+
+def test_tables_that_are_only_looked_up_cost_no_operations() -> None:
+    plan = make_plan(config(model={"tie_embeddings": False, "position": "learned"}), 2, FACTS)
+    multiplied = plan.num_parameters - 1000 * 64 - 32 * 64
+    assert plan.flops_per_token == 6 * multiplied + 12 * 2 * 64 * 32
+
+
+@pytest.mark.parametrize(
+    ("model", "ffn"),
+    [
+        ({"activation": "gelu"}, 256),
+        ({"activation": "swiglu"}, 192),
+        ({"activation": "swiglu", "hidden_size": 96}, 256),  # 8/3 x 96 is 256 exactly
+        ({"activation": "gelu", "ffn_hidden_size": 100}, 100),
+    ],
+)
+def test_inner_features(model: dict[str, Any], ffn: int) -> None:
+    assert make_plan(config(model=model), 2, FACTS).ffn_hidden_size == ffn
+
+
+@given(st.integers(1, 300_000), st.integers(1, 16))
+def test_padded_vocabulary_is_the_smallest_that_fits(vocab_size: int, tp: int) -> None:
+    padded = padded_vocab_size(vocab_size, tp)
+    assert padded % (128 * tp) == 0 and 0 <= padded - vocab_size < 128 * tp
+
+
+def test_padding_of_gpt2_as_megatron_pads_it() -> None:
+    assert [padded_vocab_size(50257, tp) for tp in (1, 2, 8)] == [50304, 50432, 51200]
+
+
+@pytest.mark.parametrize(
+    ("changes", "world", "text"),
+    [
+        (
+            {"model": {"num_kv_heads": 0}, "mesh": {"tp": 3}},
+            3,
+            "model.num_heads=4 is not a multiple of mesh.tp=3; choose mesh.tp from 1, 2, 4",
+        ),
+        ({"mesh": {"tp": 4}}, 4, "model.num_kv_heads=2 is not a multiple of mesh.tp=4; choose mesh.tp from 1, 2"),
+        (
+            {"model": {"ffn_hidden_size": 99}},
+            2,
+            "model.ffn_hidden_size=99 is not a multiple of mesh.tp=2; choose mesh.tp from 1",
+        ),
+        (
+            {"mesh": {"sequence_parallel": True}, "train": {"sequence_length": 31}},
+            2,
+            "train.sequence_length=31 is not a multiple of mesh.tp=2; choose mesh.tp from 1",
+        ),
+        (
+            {},
+            3,
+            "3 ranks are not a multiple of mesh.tp=2; start --nproc 2, or choose mesh.tp from 1, 2",
+        ),
+        (
+            {"train": {"global_batch": 9}},
+            4,
+            "train.global_batch=9 is not a multiple of train.micro_batch=2 x 2 data-parallel ranks; "
+            "choose a multiple of 4, such as 12",
+        ),
+        (
+            {"model": {"hidden_size": 66}},
+            2,
+            "model.hidden_size=66 is not a multiple of model.num_heads=4; choose a multiple, such as 68",
+        ),
+        (
+            {"model": {"hidden_size": 60}},
+            2,
+            "model.hidden_size=60 / model.num_heads=4 is odd, and rope turns features in pairs; "
+            'choose an even size of a head, or model.position="learned"',
+        ),
+        (
+            {"model": {"num_kv_heads": 3}, "mesh": {"tp": 1}},
+            1,
+            "model.num_heads=4 is not a multiple of model.num_kv_heads=3; choose model.num_kv_heads from 1, 2, 4",
+        ),
+        (
+            {"model": {"max_position": 16, "position": "learned"}},
+            2,
+            "train.sequence_length=32 is longer than model.max_position=16; shorten the sequence, "
+            "or set model.max_position to 0 or at least 32",
+        ),
+        (
+            {"optimizer": {"warmup_steps": 101}},
+            2,
+            "optimizer.warmup_steps=101 is more than train.steps=100; warm up for fewer steps, or raise train.steps",
+        ),
+        (
+            {"optimizer": {"decay_steps": 5}},
+            2,
+            "optimizer.warmup_steps=10 is more than optimizer.decay_steps=5; "
+            "warm up for fewer steps, or raise optimizer.decay_steps",
+        ),
+        (
+            {"optimizer": {"min_lr": 0.01}},
+            2,
+            "optimizer.min_lr=0.01 is more than optimizer.lr=0.001; choose an optimizer.min_lr of at most 0.001",
+        ),
+        (
+            {"model": {"vocab_size": 500}},
+            2,
+            "model.vocab_size=500 is too small for mix.json: its tokenizer has 1000 entries and its largest "
+            "token id is 999; set model.vocab_size to 0 or at least 1000",
+        ),
+        (
+            {"train": {"sequence_length": 2000}},
+            2,
+            "train.sequence_length=2000 needs 2001 tokens (the last label is one more), but a has 2000 for "
+            "training; choose at most 1999, or add text",
+        ),
+        ({"train": {"steps": 0}}, 2, "train.steps is 0; expected a whole number of at least 1"),
+    ],
+)
+def test_each_rule_names_its_values_and_a_remedy(changes: dict[str, dict[str, Any]], world: int, text: str) -> None:
+    assert check(config(**changes), world, FACTS) == [text]
+    with pytest.raises(UsageError) as error:
+        make_plan(config(**changes), world, FACTS)
+    assert text in str(error.value)
+
+
+def test_a_sound_configuration_has_no_problems() -> None:
+    assert check(config(), 4, FACTS) == []
+    assert check(config(), 4, None) == []
+
+
+def test_all_problems_come_at_once() -> None:
+    broken = config(
+        mesh={"tp": 3},
+        optimizer={"warmup_steps": 101, "min_lr": 1.0},
+        model={"vocab_size": 5},
+        train={"micro_batch": 3},
+    )
+    found = check(broken, 6, FACTS)
+    assert len(found) == 6  # heads, kv heads, batch, warmup, min_lr, vocabulary; 192 is a multiple of 3
+    with pytest.raises(UsageError, match="this configuration has 6 problems:\n  - "):
+        make_plan(broken, 6, FACTS)
+
+
+def unknown(**known: Any) -> DataFacts:
+    """Facts of a prefix without a manifest, but for those that are known."""
+    return DataFacts(
+        **{"vocab_size": None, "largest_id": None, "eod": None, "fingerprint": None, "num_tokens": 5000, **known}
+    )
+
+
+def test_foreign_data_wants_a_vocabulary() -> None:
+    assert check(config(), 2, unknown()) == [
+        "model.vocab_size=0, and mix.json names no tokenizer; set model.vocab_size"
+    ]
+    assert check(config(), 2, unknown(largest_id=7)) == [
+        "model.vocab_size=0, and mix.json names no tokenizer; set model.vocab_size to at least 8"
+    ]
+    assert check(config(model={"vocab_size": 8}), 2, unknown(largest_id=7)) == []
+    assert check(config(model={"vocab_size": 7}), 2, unknown(largest_id=7)) == [
+        "model.vocab_size=7 is too small for mix.json: its tokenizer has an unknown number of entries and its "
+        "largest token id is 7; set model.vocab_size to 0 or at least 8"
+    ]
+
+
+def test_without_data_a_plan_wants_a_vocabulary() -> None:
+    assert make_plan(config(model={"vocab_size": 300}), 2, None).padded_vocab_size == 512
+    with pytest.raises(UsageError, match=r"set model\.vocab_size"):
+        make_plan(config(), 2, None)
+
+
+def test_an_id_outside_its_own_tokenizer_is_told() -> None:
+    problems = check(config(), 2, dataclasses.replace(FACTS, largest_id=1000))
+    assert problems == [
+        "mix.json holds token id 1000, outside its tokenizer's 1000 entries; "
+        "it was made with another tokenizer, preprocess it again"
+    ]
+
+
+SCHEDULE = OptimizerSection(lr=1.0, min_lr=0.2, warmup_steps=4, decay_steps=12)
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [(0, 0.25), (1, 0.5), (2, 0.75), (3, 1.0), (4, 1.0), (6, 0.2 + 0.4 * (1 + math.sqrt(0.5))), (8, 0.6),
+     (10, 0.2 + 0.4 * (1 - math.sqrt(0.5))), (12, 0.2), (99, 0.2)],
+)  # fmt: skip
+def test_learning_rate_by_hand(step: int, rate: float) -> None:
+    assert learning_rate(step, SCHEDULE, 100) == pytest.approx(rate, rel=1e-15)
+
+
+def test_decay_ends_with_the_run_by_default() -> None:
+    section = OptimizerSection(lr=1.0)
+    assert learning_rate(0, section, 10) == 1.0
+    assert learning_rate(5, section, 10) == pytest.approx(0.5)
+    assert learning_rate(10, section, 10) == 0.0
+
+
+def test_a_run_that_is_all_warmup() -> None:
+    section = OptimizerSection(lr=1.0, warmup_steps=10)
+    assert [learning_rate(step, section, 10) for step in (0, 9, 10)] == [0.1, 1.0, 0.0]
+
+
+@given(st.integers(0, 50), st.integers(1, 200), st.floats(0, 1), st.integers(0, 300))
+def test_learning_rate_stays_between_its_ends(warmup: int, decay: int, min_lr: float, step: int) -> None:
+    section = OptimizerSection(lr=1.0, min_lr=min_lr, warmup_steps=warmup, decay_steps=warmup + decay)
+    rate = learning_rate(step, section, 1000)
+    assert 0 < rate <= 1 + 1e-12 if step < warmup else min_lr - 1e-12 <= rate <= 1 + 1e-12
+    if step >= warmup:
+        assert learning_rate(step + 1, section, 1000) <= rate + 1e-12

@@ -1,0 +1,110 @@
+"""Finding a rank's place from its launcher's variables, and what happens where they are wrong."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import torch
+
+from mdata import ResourceError, UsageError
+from tests.helpers.ranks import RankContext, run_ranks
+from trainer.mesh import Coordinates, Mesh
+from trainer.world import Placement, find_placement, first_host, join_world
+
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+STEP = {
+    "SLURM_PROCID": "9",
+    "SLURM_STEP_NUM_TASKS": "16",
+    "SLURM_NTASKS": "16",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "8(x2)",
+    "SLURM_STEP_NODELIST": "gpu[003-004]",
+    "SLURM_JOB_ID": "1000",
+    "SLURM_STEP_ID": "2",
+}
+
+
+def test_alone() -> None:
+    assert find_placement({}) is None
+    world = join_world(Mesh(1), placement=Placement(), device_type="cpu")
+    assert (world.rank, world.world_size, world.is_main) == (0, 1, True)
+    assert world.coordinates == Coordinates(0, 0, 0)
+    assert {axis.size for axis in world.axes.values()} == {1}
+    assert not torch.distributed.is_initialized()
+
+
+def test_torchrun() -> None:
+    assert find_placement(TORCHRUN) == Placement(rank=5, world_size=8, local_rank=1, local_world_size=4)
+
+
+def test_torchrun_wins_inside_a_slurm_job() -> None:
+    place = find_placement({**STEP, **TORCHRUN})
+    assert place is not None and place.rank == 5
+
+
+def test_a_slurm_step() -> None:
+    assert find_placement(STEP) == Placement(
+        rank=9,
+        world_size=16,
+        local_rank=1,
+        local_world_size=8,
+        init_method=f"tcp://gpu003:{20000 + 31002 % 12000}",
+        own_device=True,
+    )
+    place = find_placement({**STEP, "MASTER_ADDR": "head", "MASTER_PORT": "77"})
+    assert place is not None and place.init_method == "tcp://head:77"
+
+
+def test_the_script_of_a_slurm_job_is_alone() -> None:
+    script = {"SLURM_PROCID": "0", "SLURM_NTASKS": "16", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "1000"}
+    assert find_placement(script) is None
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "host"),
+    [
+        ("node7", "node7"),
+        ("node7,node8", "node7"),
+        ("gpu[003-005,9],login", "gpu003"),
+        ("gpu[3,5]", "gpu3"),
+        ("a[1-2]b[07-09]", "a1b07"),
+        ("", ""),
+    ],
+)
+def test_the_first_host_of_a_nodelist(nodelist: str, host: str) -> None:
+    assert first_host(nodelist) == host
+
+
+@pytest.mark.parametrize("value", ["x", "-1", ""])
+def test_a_variable_that_is_no_number_is_named(value: str) -> None:
+    with pytest.raises(UsageError, match=f"variable RANK is unusable\n  found: '{value}'"):
+        find_placement({**TORCHRUN, "RANK": value})
+
+
+def test_a_missing_variable_is_named() -> None:
+    with pytest.raises(UsageError, match="SLURM_NTASKS is unusable\n  found: nothing"):
+        find_placement({"SLURM_PROCID": "0"})
+
+
+def test_a_mesh_of_another_size_is_our_fault() -> None:
+    with pytest.raises(AssertionError, match="mesh of 2 in a world of 1"):
+        join_world(Mesh(2), placement=Placement(), device_type="cpu")
+
+
+def test_a_meeting_place_that_cannot_be_had_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = Placement(world_size=2, init_method=f"tcp://127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(ResourceError, match=r"rank 0 of 2 cannot join the others\n  found: .*address"):
+            join_world(Mesh(2), placement=place, device_type="cpu")
+
+
+def places_body(context: RankContext) -> tuple[int, tuple[int, int, int], dict[str, tuple[int, int]]]:
+    world = context.join(Mesh(4, 2))
+    return world.rank, tuple(world.coordinates), {n: (a.size, a.rank) for n, a in world.axes.items()}
+
+
+def test_each_rank_knows_its_axes() -> None:
+    for rank, (tp, dp, pp), axes in run_ranks(places_body, 4):
+        assert (tp, dp, pp) == (rank % 2, rank // 2, 0)
+        assert axes == {"tp": (2, tp), "dp": (2, dp), "pp": (1, 0), "world": (4, rank)}
