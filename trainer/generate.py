@@ -101,7 +101,7 @@ def generate(
     out = []
     for number, prompt in enumerate(prompts):
         ids = _encode(tokenizer, prompt)
-        choose = _Chooser(sampling, number)
+        choose = Chooser(sampling, number)
         new = continue_ids(model, ids, choose, eod=tokenizer.eod, context=plan.sequence_length)
         out.append(Generated(prompt, tokenizer.decode(new), step))
     if world.rank == 0:
@@ -113,7 +113,7 @@ def generate(
 
 
 @torch.no_grad()
-def continue_ids(model: GPT, ids: Sequence[int], choose: _Chooser, *, eod: int | None, context: int) -> list[int]:
+def continue_ids(model: GPT, ids: Sequence[int], choose: Chooser, *, eod: int | None, context: int) -> list[int]:
     """New token ids after `ids`, until the end-of-document token or sampling.max_tokens."""
     device = model.embedding.weight.device
     known, new = list(ids), list[int]()
@@ -133,7 +133,7 @@ def next_logits(model: GPT, tokens_BS: Tensor) -> Tensor:
     return all_gather(local_V, model.parallel.tp)[: model.shape.vocab_size]
 
 
-class _Chooser:
+class Chooser:
     """Picks the next token of one prompt; call it once a position."""
 
     def __init__(self, sampling: Sampling, prompt_number: int) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mdata import SILENT, MdataError, Progress, UsageError, durable
+from mdata import SILENT, Progress, UsageError, durable
 from trainer import checkpoint
 from trainer.collectives import gather_objects
 from trainer.config import RunConfig, dump_config, parse_config
@@ -171,7 +171,7 @@ class _Loop:
         if self.log is not None and not report.applied:
             self.log.event("skipped", {"step": step, "loss": report.loss, "grad_norm": report.grad_norm})
         if skipped >= MAX_SKIPPED:
-            raise MdataError(
+            raise UsageError(
                 f"the gradient was not finite in {skipped} steps in a row, the last of them step {step}",
                 found=f"loss {report.loss}, gradient norm {report.grad_norm}",
                 fix="lower optimizer.lr, or go on from an older checkpoint",

@@ -1,0 +1,109 @@
+"""Choosing tokens: top-p against a slow twin, draws by position, and the same text on one rank and on two."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdata import UsageError
+from tests.helpers.ranks import run_ranks
+from tests.trainer.shapes import SHAPES
+from trainer.generate import Chooser, Sampling, continue_ids, generate, top_p_token
+from trainer.init import initialize_
+from trainer.mesh import Mesh
+from trainer.models.gpt import build_gpt
+from trainer.models.gpt_table import parameter_table
+
+
+def slow_top_p(logits: list[float], temperature: float, top_p: float, uniform: float) -> int:
+    """Holtzman et al. 2020, section 3.1: the smallest set of likeliest tokens that reaches p, then one of them."""
+    weights = [math.exp((x - max(logits)) / temperature) for x in logits]
+    order = sorted(range(len(logits)), key=lambda i: -weights[i])
+    nucleus, reached = [], 0.0
+    for token in order:
+        nucleus.append(token)
+        reached += weights[token] / sum(weights)
+        if reached >= top_p:
+            break
+    target = uniform * sum(weights[t] for t in nucleus)
+    for token in nucleus:
+        target -= weights[token]
+        if target < 0:
+            return token
+    return nucleus[-1]
+
+
+@given(
+    st.lists(st.integers(-40, 40), min_size=1, max_size=8, unique=True),
+    st.sampled_from([0.5, 1.0, 2.0]),
+    st.sampled_from([0.1, 0.5, 0.93, 1.0]),
+    st.integers(0, 999),
+)
+def test_top_p_equals_its_twin(steps, temperature, top_p, thousandths):
+    logits = [x / 8 for x in steps]
+    uniform = (thousandths + 0.123456) / 1000
+    sampling = Sampling(temperature=temperature, top_p=top_p)
+    got = top_p_token(torch.tensor(logits, dtype=torch.float64), sampling, uniform)
+    assert got == slow_top_p(logits, temperature, top_p, uniform)
+
+
+def test_a_small_nucleus_is_greedy_and_a_whole_one_draws_everything():
+    logits = torch.tensor([0.0, 3.0, 1.0, 2.0])
+    assert {top_p_token(logits, Sampling(top_p=1e-9), u / 50) for u in range(50)} == {1}
+    assert {top_p_token(logits, Sampling(temperature=1.0, top_p=1.0), u / 50) for u in range(50)} == {0, 1, 2, 3}
+
+
+def test_draws_depend_on_seed_prompt_and_position_alone():
+    logits = torch.zeros(1000)
+
+    def tokens(seed, prompt):
+        choose = Chooser(Sampling(seed=seed), prompt)
+        return [choose(logits) for _ in range(4)]
+
+    assert tokens(1, 0) == tokens(1, 0)
+    assert len({tuple(tokens(s, p)) for s in (1, 2) for p in (0, 1)}) == 4
+    assert len(set(tokens(1, 0))) == 4
+
+
+def _text(context, name, greedy, eod=None):
+    world = context.join(Mesh(context.world, context.world))
+    tp, shape = world.axes["tp"], SHAPES[name]
+    model = build_gpt(shape, tp, sequence_parallel=False, dtype=torch.float64, device=world.device)
+    named = dict(model.named_parameters())
+    for spec in parameter_table(shape, tp_size=tp.size, tp_rank=tp.rank):
+        initialize_(named[spec.name].data, spec, seed=3)
+    choose = Chooser(Sampling(max_tokens=24, greedy=greedy), 0)
+    return continue_ids(model, [1, 2, 3], choose, eod=eod, context=16)
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_text_does_not_depend_on_the_layout(name, greedy):
+    (alone,) = run_ranks(_text, 1, name, greedy)
+    assert run_ranks(_text, 2, name, greedy) == [alone, alone]
+    assert len(alone) == 24, "longer than the context: the oldest tokens fall out"
+    assert max(alone) < SHAPES[name].vocab_size
+
+
+def test_the_end_of_document_token_ends_a_text():
+    (ids,) = run_ranks(_text, 1, "llama", False)
+    (cut,) = run_ranks(_text, 1, "llama", False, ids[5])
+    assert cut == ids[: ids.index(ids[5])]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({"max_tokens": 0}, "max_tokens=0"), ({"temperature": 0.0}, "use greedy"), ({"top_p": 1.5}, r"top_p=1\.5")],
+)
+def test_options_out_of_range_are_refused(options, text, tmp_path):
+    with pytest.raises(UsageError, match=text):
+        generate(tmp_path, ["x"], Sampling(**options), world=None)  # type: ignore[arg-type]
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="there is no checkpoint 'latest'"):
+        generate(tmp_path, ["x"], Sampling(), world=None)  # type: ignore[arg-type]
