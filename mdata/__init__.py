@@ -4,6 +4,9 @@
 """
 
 from mdata import durable, errors
+from mdata.blending import BlendRow, OpenBlend, blend_table, make_blend, open_blend
+from mdata.corpus import Corpus, open_corpus
+from mdata.dataset import Component, Dataset, DatasetOptions, open_dataset, parse_split
 from mdata.errors import (
     BadInputError,
     DamageError,
@@ -17,14 +20,34 @@ from mdata.errors import (
 )
 from mdata.indexed import IndexedReader, IndexedWriter, ShardFacts
 from mdata.keys import Key, derive_key
+from mdata.loader import Batch, BatchPlan, Loader, collate
 from mdata.manifest import BlendManifest, CorpusManifest
 from mdata.manifest import load as load_manifest
 from mdata.preprocess import PreprocessOptions, PreprocessResult, preprocess
 from mdata.progress import SILENT, Progress
+from mdata.sampler import global_batch, rank_rows
 from mdata.tokenizers import Tokenizer, build_tokenizer, load_tokenizer
 from mdata.tokenizers.train import train_tokenizer
 
 __all__ = [
+    "BlendRow",
+    "OpenBlend",
+    "blend_table",
+    "make_blend",
+    "open_blend",
+    "Corpus",
+    "open_corpus",
+    "Component",
+    "Dataset",
+    "DatasetOptions",
+    "open_dataset",
+    "parse_split",
+    "Batch",
+    "BatchPlan",
+    "Loader",
+    "collate",
+    "global_batch",
+    "rank_rows",
     "SILENT",
     "BadInputError",
     "BlendManifest",

@@ -1,9 +1,9 @@
 """Writing files so that nothing looks finished before it is.
 
-Every write, fsync and rename that we do to a file a user keeps goes through the four small functions at the top;
-tests inject failures by replacing them (tests/helpers/failures.py), so they must stay the only door. What is
-unusual: `write_all` loops over short writes, and a rename is followed by an fsync of the folder, because on most
-file systems the new name is otherwise not on disk when the call returns.
+Every write, fsync and rename that we do to a file a user keeps goes through the four small functions at the
+top; tests inject failures by replacing them (tests/helpers/failures.py), so they must stay the only door.
+What is unusual: `write_all` loops over short writes, and a rename is followed by an fsync of the folder,
+because on most file systems the new name is otherwise not on disk when the call returns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def sync(fd: int) -> None:
 
 def rename(source: Path, target: Path) -> None:
     """Give a finished file or folder its final name, replacing an older file of that name."""
-    os.replace(source, target)
+    source.replace(target)
 
 
 def sync_folder(folder: Path) -> None:

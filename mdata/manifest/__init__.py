@@ -14,6 +14,7 @@ from mdata.manifest.structs import (
     Phase,
     Provenance,
     Shard,
+    Share,
     Statistics,
     TokenizerFacts,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "Phase",
     "Provenance",
     "Shard",
+    "Share",
     "Statistics",
     "TokenizerFacts",
     "blend_id",

@@ -9,13 +9,12 @@ order of keys are free. Floating-point numbers are refused, because their text i
 from __future__ import annotations
 
 import json
-from fractions import Fraction
-from math import gcd, lcm
 from typing import Any, TypeVar
 
 import msgspec
 from blake3 import blake3
 
+from mdata.blend.shares import integer_weights
 from mdata.manifest.structs import FORMAT, VERSION, BlendManifest, CorpusManifest, Manifest
 
 M = TypeVar("M", CorpusManifest, BlendManifest)
@@ -28,9 +27,7 @@ def canonical(value: object) -> bytes:
         TypeError: there is a float in it.
     """
     _refuse_floats(value)
-    return json.dumps(
-        value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
-    ).encode()
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
 
 
 def text_of(manifest: Manifest) -> bytes:
@@ -59,9 +56,7 @@ def corpus_id(corpus: CorpusManifest) -> str:
         "corpus",
         dtype=corpus.dtype,
         level=corpus.level,
-        shards=[
-            [shard.idx_hash, shard.blocks.hash if shard.blocks else shard.bytes] for shard in corpus.shards
-        ],
+        shards=[[shard.idx_hash, shard.blocks.hash if shard.blocks else shard.bytes] for shard in corpus.shards],
         tokenizer=corpus.tokenizer.fingerprint if corpus.tokenizer else None,
     )
 
@@ -72,18 +67,9 @@ def blend_id(blend: BlendManifest) -> str:
         "blend",
         algorithm=blend.algorithm,
         components=[[part.id, part.group, part.cap] for part in blend.components],
-        shares=reduced([part.share for part in blend.components]),
-        phases=[[phase.samples, reduced(phase.shares)] for phase in blend.phases],
+        shares=integer_weights([part.share for part in blend.components]),
+        phases=[[phase.samples, integer_weights(phase.shares)] for phase in blend.phases],
     )
-
-
-def reduced(shares: list[str]) -> list[int]:
-    """Shares as the smallest integers in the same ratio: ["0.7", "0.3"] gives [7, 3]."""
-    fractions = [Fraction(share) for share in shares]
-    common = lcm(*(fraction.denominator for fraction in fractions))
-    whole = [int(fraction * common) for fraction in fractions]
-    divisor = gcd(*whole) or 1
-    return [number // divisor for number in whole]
 
 
 def checksum(manifest: Manifest) -> str:

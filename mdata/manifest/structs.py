@@ -20,7 +20,8 @@ Count = Annotated[int, Meta(ge=0)]
 Hash = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 RelativePath = Annotated[str, Meta(pattern=r"^[^/\0][^\0]*$")]
 Share = Annotated[
-    str, Meta(pattern=r"^([0-9]{1,30}\.?[0-9]{0,30}|\.[0-9]{1,30})([eE][+-]?[0-9]{1,2})?$", max_length=64)
+    str,
+    Meta(pattern=r"^([0-9]{1,30}(/[0-9]{1,30}|\.[0-9]{0,30})?|\.[0-9]{1,30})([eE][+-]?[0-9]{1,2})?$", max_length=64),
 ]
 TokenDtype = Literal["uint8", "int8", "uint16", "int16", "int32", "int64"]
 Level = Literal["document", "sentence"]
@@ -34,6 +35,7 @@ class TokenizerFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     vocab_size: Count
     eod: Count | None
     special_ids: dict[str, Count]
+    options: dict[str, Any]
     folder: RelativePath | None
 
 
@@ -87,9 +89,7 @@ class Statistics(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     text_bytes: Count | None
 
 
-class CorpusManifest(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="corpus", tag_field="kind"
-):
+class CorpusManifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="corpus", tag_field="kind"):
     """Shards tokenized with one tokenizer. `verified` is false where only an .idx was read."""
 
     format: Literal["mdata-manifest"]
@@ -124,9 +124,7 @@ class Phase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shares: list[Share]
 
 
-class BlendManifest(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="blend", tag_field="kind"
-):
+class BlendManifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="blend", tag_field="kind"):
     """Corpora and their shares. No phases: one phase without end, with the components' shares."""
 
     format: Literal["mdata-manifest"]

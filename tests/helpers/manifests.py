@@ -31,6 +31,7 @@ def some_corpus() -> m.CorpusManifest:
             vocab_size=300,
             eod=0,
             special_ids={"<|endoftext|>": 0},
+            options={"include_special_tokens": True},
             folder="tokenizer-1",
         ),
         shards=[
@@ -67,9 +68,7 @@ def some_blend() -> m.BlendManifest:
         checksum="",
         algorithm="native",
         components=[
-            m.BlendComponent(
-                path=f"{name}_text_document.json", id=id, name=name, share=share, group=None, cap=None
-            )
+            m.BlendComponent(path=f"{name}_text_document.json", id=id, name=name, share=share, group=None, cap=None)
             for name, share, id in parts
         ],
         phases=[],

@@ -1,0 +1,282 @@
+"""A corpus: the shards of one manifest, or one bare .bin/.idx pair, as a single stream of sequences and
+tokens.
+
+A path means what stands there: a manifest (`x.json`); a prefix (also written as `x.bin` or `x.idx`), whose
+manifest `x.json` is used if it is there. Of a bare pair only the .idx is read: its id comes from the .idx
+and the size of .bin, and what the pair cannot say (tokenizer, end of document, largest id) stays None.
+Opening checks that counts fit the manifest; hashes of the content are `mdata verify`'s business. A corpus
+can be pickled: the path travels, and the id must be the same where it is opened again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from mdata import manifest as manifests
+from mdata.errors import DamageError, UsageError, os_errors_named
+from mdata.indexed import IndexedReader
+from mdata.indexed.format import bin_path, idx_path
+from mdata.manifest import CorpusManifest, Shard, TokenizerFacts
+from mdata.manifest.structs import TokenDtype
+from mdata.tokenizers import Tokenizer, build_tokenizer
+
+_BARE_ENDINGS = (".bin", ".idx")
+
+
+def open_corpus(path: str | Path) -> Corpus:
+    """Open a corpus by its manifest, or by the prefix of a .bin/.idx pair.
+
+    Raises:
+        UsageError: nothing there, or a blend.
+        DamageError: a manifest or pair that is altered, truncated or inconsistent.
+    """
+    path = Path(path)
+    found = manifest_of(path)
+    if found is None:
+        return _open_bare(prefix_of(path))
+    content = manifests.load(found)
+    if not isinstance(content, CorpusManifest):
+        raise UsageError(f"{found} is a blend", expected="one corpus")
+    readers = [IndexedReader(found.parent / shard.path) for shard in content.shards]
+    for shard, reader in zip(content.shards, readers, strict=True):
+        _check_pair(found, content.dtype, shard=shard, reader=reader)
+    return Corpus(found, content, readers)
+
+
+def prefix_of(path: Path) -> Path:
+    """`x` of `x`, `x.bin` or `x.idx`."""
+    return path.with_suffix("") if path.suffix in _BARE_ENDINGS else path
+
+
+def manifest_of(path: Path) -> Path | None:
+    """The manifest that a path means, or None for a bare pair.
+
+    Raises:
+        UsageError: neither a manifest nor a pair is there.
+    """
+    if path.suffix == ".json":
+        return path
+    prefix = prefix_of(path)
+    beside = prefix.with_name(prefix.name + ".json")
+    if beside.is_file():
+        return beside
+    if not idx_path(prefix).is_file():
+        raise UsageError(
+            f"{path}: neither a manifest nor a .bin/.idx pair is there",
+            expected=f"{beside.name} or {idx_path(prefix).name}",
+            fix="check the path; a prefix is a path without .bin",
+        )
+    return None
+
+
+class Corpus:
+    """One stream of tokens; see `open_corpus`.
+
+    Args:
+        path: the manifest, or the prefix of a bare pair.
+        manifest: what is known of the content.
+        readers: one per shard.
+
+    Attributes:
+        id: identity of the content. name: what people call it, from the path.
+        dtype: of the tokens on disk. eod, largest_id, tokenizer_fingerprint: None where not known.
+    """
+
+    def __init__(self, path: Path, manifest: CorpusManifest, readers: list[IndexedReader]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.readers = tuple(readers)
+        self.id = manifest.id
+        self.name = _name(path)
+        self.dtype: np.dtype[np.generic] = np.dtype(manifest.dtype)
+        self.num_documents = sum(reader.num_documents for reader in readers)
+        self._sequence_ends = np.cumsum([reader.num_sequences for reader in readers], dtype=np.int64)
+        self._token_ends = np.cumsum([reader.num_tokens for reader in readers], dtype=np.int64)
+        self.num_sequences = int(self._sequence_ends[-1])
+        self.num_tokens = int(self._token_ends[-1])
+        self.contiguous = all(reader.contiguous for reader in readers)
+
+    @property
+    def tokenizer(self) -> TokenizerFacts | None:
+        """What is known of the tokenizer."""
+        return self.manifest.tokenizer
+
+    @property
+    def tokenizer_fingerprint(self) -> str | None:
+        """Hash of the content that decided the ids."""
+        return self.tokenizer.fingerprint if self.tokenizer else None
+
+    @property
+    def eod(self) -> int | None:
+        """The end-of-document id."""
+        return self.tokenizer.eod if self.tokenizer else None
+
+    @property
+    def largest_id(self) -> int | None:
+        """The largest token id; None where not known or without tokens."""
+        known = [shard.largest_id for shard in self.manifest.shards if shard.largest_id is not None]
+        return max(known, default=None)
+
+    @property
+    def text_bytes(self) -> int | None:
+        """Size of all texts in UTF-8."""
+        return self.manifest.statistics.text_bytes if self.manifest.statistics else None
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        """The tokenizer's files that are kept beside the corpus; none where the tokenizer is not known.
+
+        Raises:
+            UsageError: the folder is gone.
+        """
+        if self.tokenizer is None or self.tokenizer.folder is None:
+            return {}
+        folder = self.path.parent / self.tokenizer.folder
+        with os_errors_named(f"{self.name}: reading its tokenizer"):
+            return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+    def load_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer that made this corpus, from the files beside it; None where it is not known.
+
+        Raises:
+            DamageError: the files beside the corpus are not those that made it.
+        """
+        files = self.tokenizer_files()
+        if self.tokenizer is None or not files:
+            return None
+        tokenizer = build_tokenizer(self.tokenizer.type, files, **self.tokenizer.options)
+        if tokenizer.fingerprint != self.tokenizer.fingerprint:
+            raise DamageError(
+                f"{self.path.parent / str(self.tokenizer.folder)} is not the tokenizer of {self.name}",
+                found=f"fingerprint {tokenizer.fingerprint}",
+                expected=self.tokenizer.fingerprint,
+                fix="put the original files back",
+            )
+        return tokenizer
+
+    def token_bounds(self, first_sequence: int, last_sequence: int) -> tuple[int, int]:
+        """The stream's token numbers [start, stop) of sequences [first_sequence, last_sequence).
+
+        Raises:
+            UsageError: the sequences do not follow each other on disk, so there is no such stream.
+        """
+        if not self.contiguous:
+            raise UsageError(
+                f"{self.name}: its sequences do not follow each other in .bin",
+                fix="write the pair again; the native order reads a stream of tokens",
+            )
+        assert 0 <= first_sequence <= last_sequence <= self.num_sequences, (
+            f"sequences {first_sequence} to {last_sequence} of {self.num_sequences}"
+        )
+        return self._token_of_sequence(first_sequence), self._token_of_sequence(last_sequence)
+
+    def read(self, start: int, count: int, out: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
+        """Tokens [start, start + count) of the stream, across shards: int64[count], into `out` if given."""
+        assert start >= 0 and 0 <= count <= self.num_tokens - start, (
+            f"tokens {start} to {start + count} of {self.num_tokens}"
+        )
+        target = np.empty(count, np.int64) if out is None else out
+        done = 0
+        shard = int(np.searchsorted(self._token_ends, start, side="right"))
+        while done < count:
+            before = int(self._token_ends[shard - 1]) if shard else 0
+            inside = start + done - before
+            taken = min(count - done, self.readers[shard].num_tokens - inside)
+            target[done : done + taken] = self.readers[shard].tokens(inside, taken)
+            done += taken
+            shard += 1
+        return target
+
+    def document(self, number: int) -> npt.NDArray[np.int64]:
+        """All tokens of one document: int64[n]."""
+        assert 0 <= number < self.num_documents, f"document {number} of {self.num_documents}"
+        for reader in self.readers:
+            if number < reader.num_documents:
+                first, last = reader.boundaries[number : number + 2]
+                parts = [reader.sequence(i) for i in range(int(first), int(last))]
+                return np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64)
+            number -= reader.num_documents
+        raise AssertionError("the documents of the shards do not sum to those of the corpus")
+
+    def _token_of_sequence(self, sequence: int) -> int:
+        """The first token of a sequence; for the number of sequences, the number of tokens."""
+        shard = int(np.searchsorted(self._sequence_ends, sequence, side="right"))
+        if shard == len(self.readers):
+            return self.num_tokens
+        before = shard - 1
+        inside = sequence - (int(self._sequence_ends[before]) if shard else 0)
+        reader = self.readers[shard]
+        return (int(self._token_ends[before]) if shard else 0) + int(reader.pointers[inside]) // reader.dtype.itemsize
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _reopen, (self.path.resolve(), self.id)
+
+
+def _reopen(path: Path, id: str) -> Corpus:
+    corpus = open_corpus(path)
+    if corpus.id != id:
+        raise DamageError(f"{path} was replaced while it was in use", found=corpus.id, expected=id)
+    return corpus
+
+
+def _open_bare(prefix: Path) -> Corpus:
+    """A pair without a manifest: what its .idx tells."""
+    reader = IndexedReader(prefix)
+    with os_errors_named("reading"):
+        idx_hash = blake3().update_mmap(idx_path(prefix)).hexdigest()
+        size = bin_path(prefix).stat().st_size
+    shard = Shard(
+        path=prefix.name,
+        documents=reader.num_documents,
+        sequences=reader.num_sequences,
+        tokens=reader.num_tokens,
+        bytes=size,
+        contiguous=reader.contiguous,
+        largest_id=None,
+        idx_hash=idx_hash,
+        blocks=None,
+    )
+    if reader.dtype.kind not in "iu":
+        raise UsageError(f"{prefix} holds {reader.dtype.name} values", expected="token ids, which are integers")
+    known = CorpusManifest(
+        format=manifests.FORMAT,
+        version=manifests.VERSION,
+        id="",
+        checksum="",
+        dtype=cast(TokenDtype, reader.dtype.name),
+        level="document",
+        verified=False,
+        tokenizer=None,
+        shards=[shard],
+        provenance=None,
+        statistics=None,
+    )
+    return Corpus(prefix, manifests.sealed(known), [reader])
+
+
+def _check_pair(path: Path, dtype: str, *, shard: Shard, reader: IndexedReader) -> None:
+    """Refuse a pair that is not the one its manifest speaks of."""
+    facts: dict[str, tuple[object, object]] = {
+        "token type": (reader.dtype.name, dtype),
+        "documents": (reader.num_documents, shard.documents),
+        "sequences": (reader.num_sequences, shard.sequences),
+        "tokens": (reader.num_tokens, shard.tokens),
+        "contiguous": (reader.contiguous, shard.contiguous),
+    }
+    for name, (found, expected) in facts.items():
+        if found != expected:
+            raise DamageError(
+                f"{path.parent / shard.path}.idx is not the one that {path.name} describes",
+                found=f"{name}: {found}",
+                expected=str(expected),
+                fix=f"fetch the pair again, or remove {path.name} to use the pair as it is",
+            )
+
+
+def _name(path: Path) -> str:
+    stem = path.name.removesuffix(".json")
+    return stem.removesuffix("_document").removesuffix("_text") or stem

@@ -1,0 +1,181 @@
+"""Batches, read ahead by a thread: what a rank gets is a function of (data, consumed samples, batch sizes,
+rank).
+
+The thread only fetches what arithmetic has already decided (mdata/sampler.py), so reading ahead cannot
+change the stream, and resuming is starting with another number. An error of the thread is raised where the
+batch would have come. The thread ends when the iterator is closed or collected; it never keeps a process
+alive.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata.dataset import Dataset
+from mdata.errors import UsageError
+from mdata.sampler import global_batch, rank_rows
+
+# How often a thread that waits for room looks whether anybody still listens.
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Sizes of a step and this rank's place in it.
+
+    Args:
+        global_batch: rows of one step, over all ranks.
+        micro_batch: rows of one forward pass.
+        dp_rank, dp_size: this rank of the data-parallel axis.
+        seed: keys the order of rows inside a global batch.
+    """
+
+    global_batch: int
+    micro_batch: int
+    dp_rank: int = 0
+    dp_size: int = 1
+    seed: int = 1234
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of a forward pass: samples int64[b], tokens and labels int64[b, S], loss_mask float32[b, S]."""
+
+    samples: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64]
+    labels: npt.NDArray[np.int64]
+    loss_mask: npt.NDArray[np.float32]
+
+
+def collate(dataset: Dataset, samples: npt.ArrayLike) -> Batch:
+    """The rows of some samples, integer[b], in their order.
+
+    Raises:
+        IndexError: a sample the dataset does not have.
+    """
+    numbers = np.ascontiguousarray(samples, np.int64)
+    components, inside = dataset.locate(numbers)
+    rows = [
+        dataset.components[component].samples.sample(int(k)) for component, k in zip(components, inside, strict=True)
+    ]
+    shape = (len(rows), dataset.options.sequence_length)
+    batch = Batch(numbers, np.empty(shape, np.int64), np.empty(shape, np.int64), np.empty(shape, np.float32))
+    for place, row in enumerate(rows):
+        batch.tokens[place] = row["tokens"]
+        batch.labels[place] = row["labels"]
+        batch.loss_mask[place] = row["loss_mask"]
+    return batch
+
+
+class Loader:
+    """This rank's microbatches of every step from `consumed` on.
+
+    Iterating starts a thread; several iterators do not disturb each other. A finite dataset ends with its last whole
+    step.
+
+    Args:
+        dataset: what is read.
+        batches: sizes and rank.
+        consumed: samples that all ranks together have read before.
+        prefetch: steps read ahead.
+
+    Raises:
+        UsageError: sizes that do not fit each other.
+    """
+
+    def __init__(self, dataset: Dataset, batches: BatchPlan, *, consumed: int = 0, prefetch: int = 2) -> None:
+        if consumed < 0 or prefetch < 1:
+            raise UsageError(
+                "a loader starts at sample 0 or later and reads at least one step ahead",
+                found=f"consumed {consumed}, prefetch {prefetch}",
+            )
+        self._dataset, self._batches = dataset, batches
+        self._consumed, self._prefetch = consumed, prefetch
+        self._rows(consumed)  # so that sizes that do not fit are refused here, not in the thread
+
+    def __iter__(self) -> Iterator[list[Batch]]:
+        return _Prefetched(self._steps(), self._prefetch)
+
+    def _steps(self) -> Iterator[list[Batch]]:
+        for step in itertools.count():
+            first = self._consumed + step * self._batches.global_batch
+            end = self._dataset.num_samples
+            if end is not None and first + self._batches.global_batch > end:
+                return
+            yield [collate(self._dataset, rows) for rows in self._rows(first)]
+
+    def _rows(self, first: int) -> npt.NDArray[np.int64]:
+        """Samples of this rank in the step that begins at sample `first`: int64[microbatches, rows]."""
+        plan = self._batches
+        batch = global_batch(first, plan.global_batch, seed=plan.seed)
+        return rank_rows(batch, dp_rank=plan.dp_rank, dp_size=plan.dp_size, micro_batch=plan.micro_batch)
+
+
+class _Prefetched(Iterator[list[Batch]]):
+    """An iterator that another thread walks ahead of us."""
+
+    def __init__(self, source: Iterator[list[Batch]], ahead: int) -> None:
+        self._queue: queue.Queue[list[Batch] | BaseException] = queue.Queue(ahead)
+        self._closed = threading.Event()
+        # The thread must not hold `self`, or an iterator that is dropped would never be collected.
+        work = threading.Thread(
+            target=_walk, args=(source, self._queue, self._closed), name="mdata-prefetch", daemon=True
+        )
+        self._thread = work
+        work.start()
+
+    def __iter__(self) -> _Prefetched:
+        return self
+
+    def __next__(self) -> list[Batch]:
+        if self._closed.is_set():
+            raise StopIteration
+        item = self._queue.get()
+        if isinstance(item, BaseException):
+            self.close()
+            raise item
+        return item
+
+    def close(self) -> None:
+        """End the thread; what it has read is dropped."""
+        self._closed.set()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _walk(
+    source: Iterator[list[Batch]],
+    out: queue.Queue[list[Batch] | BaseException],
+    closed: threading.Event,
+) -> None:
+    """Put items, then whatever ended the walk, until nobody listens."""
+    ending: BaseException = StopIteration()
+    try:
+        for item in source:
+            if not _put(out, item, closed):
+                return
+    # Whatever it is, it belongs to the consumer: an error that dies with this thread would be a hang there.
+    except BaseException as error:
+        ending = error
+    _put(out, ending, closed)
+
+
+def _put(
+    out: queue.Queue[list[Batch] | BaseException], item: list[Batch] | BaseException, closed: threading.Event
+) -> bool:
+    """Wait for room; False when the iterator was closed meanwhile."""
+    while not closed.is_set():
+        try:
+            out.put(item, timeout=_POLL_S)
+        except queue.Full:
+            continue
+        return True
+    return False
