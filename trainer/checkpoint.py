@@ -49,7 +49,8 @@ class RunState:
     """Where the run is; all that resuming needs beside tensors.
 
     Args:
-        step: updates done. consumed_samples: training samples read. data_id: identity of their order.
+        step: updates done. consumed_samples: training samples read.
+        data_id: hash of what decides their order; data: the same, field by field, so that a mismatch can be named.
         optimizer_steps: updates applied (skipped steps are not).
         config: the resolved configuration as TOML.
     """
@@ -57,6 +58,7 @@ class RunState:
     step: int
     consumed_samples: int
     data_id: str
+    data: dict[str, Any]
     optimizer_steps: int
     config: str
 

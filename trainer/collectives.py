@@ -79,22 +79,22 @@ def gather_objects(value: T, axis: Axis) -> list[T]:
 
 def copy_to_axis(x: Tensor, axis: Axis) -> Tensor:
     """Forward: identity. Backward: all-reduce. (f; the conjugate of reduce_from_axis.)"""
-    return x if axis.size == 1 else _Copy.apply(x, axis)  # type: ignore[no-any-return]
+    return x if axis.size == 1 else _Copy.apply(x, axis)
 
 
 def reduce_from_axis(x: Tensor, axis: Axis) -> Tensor:
     """Forward: all-reduce. Backward: identity. (g; the conjugate of copy_to_axis.)"""
-    return x if axis.size == 1 else _Reduce.apply(x, axis)  # type: ignore[no-any-return]
+    return x if axis.size == 1 else _Reduce.apply(x, axis)
 
 
 def gather_sequence(x: Tensor, axis: Axis) -> Tensor:
     """Forward: all-gather along dim 0. Backward: reduce-scatter. (Conjugate of scatter_sequence.)"""
-    return x if axis.size == 1 else _GatherSequence.apply(x, axis)  # type: ignore[no-any-return]
+    return x if axis.size == 1 else _GatherSequence.apply(x, axis)
 
 
 def scatter_sequence(x: Tensor, axis: Axis) -> Tensor:
     """Forward: reduce-scatter along dim 0. Backward: all-gather. (Conjugate of gather_sequence.)"""
-    return x if axis.size == 1 else _ScatterSequence.apply(x, axis)  # type: ignore[no-any-return]
+    return x if axis.size == 1 else _ScatterSequence.apply(x, axis)
 
 
 class _Copy(torch.autograd.Function):
@@ -104,7 +104,7 @@ class _Copy(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return all_reduce_(grad.clone(memory_format=torch.contiguous_format), ctx.axis), None
 
 
@@ -114,7 +114,7 @@ class _Reduce(torch.autograd.Function):
         return all_reduce_(x.clone(memory_format=torch.contiguous_format), axis)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
 
 
@@ -125,7 +125,7 @@ class _GatherSequence(torch.autograd.Function):
         return all_gather(x, axis)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return reduce_scatter(grad, ctx.axis), None
 
 
@@ -136,10 +136,10 @@ class _ScatterSequence(torch.autograd.Function):
         return reduce_scatter(x, axis)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return all_gather(grad, ctx.axis), None
 
 
 def _renamed(new: str, old: str) -> Callable[..., Any]:
     """PyTorch 2.13 renamed these two; 2.11 has only the old names."""
-    return getattr(dist, new, None) or getattr(dist, old)  # type: ignore[no-any-return]
+    return getattr(dist, new, None) or getattr(dist, old)

@@ -76,7 +76,7 @@ class DataSection:
     blend: str  # blend or corpus manifest, a prefix, or Megatron's "0.7 a 0.3 b"
     split: str = "100,0,0"  # shares of training, validation and test
     valid: tuple[str, ...] = ()  # validation corpora; their names are those of the files
-    prefetch: Count = 2  # steps that the loader reads ahead
+    prefetch: Positive = 2  # steps that the loader reads ahead
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,7 +200,7 @@ def problems_error(where: str, problems: Sequence[str]) -> UsageError:
     """One error for all problems of a configuration: a sentence for one, a list for many."""
     if len(problems) == 1:
         return UsageError(f"{where}: {problems[0]}")
-    lines = "".join(f"\n  - {problem}" for problem in problems)
+    lines = "".join("\n  - " + problem.replace("\n", "\n    ") for problem in problems)
     return UsageError(f"{where} has {len(problems)} problems:{lines}")
 
 

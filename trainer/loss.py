@@ -27,7 +27,7 @@ def vocabulary_cross_entropy(logits_NV: Tensor, labels_N: Tensor, first: int, st
     Returns:
         fp32[N] (fp64 for fp64 logits), equal on every rank of the axis.
     """
-    return _CrossEntropy.apply(logits_NV, labels_N, first, stop, tp)  # type: ignore[no-any-return]
+    return _CrossEntropy.apply(logits_NV, labels_N, first, stop, tp)
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -56,7 +56,7 @@ class _CrossEntropy(torch.autograd.Function):
         return total_N.log() - label_N
 
     @staticmethod
-    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor, None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor, None, None, None, None]:
         probability_NV, mine_N, column_N = ctx.saved_tensors
         grad_NV = probability_NV.clone()
         if grad_NV.shape[1]:

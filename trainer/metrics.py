@@ -104,9 +104,7 @@ def _parsed(line: str, path: Path, number: int) -> dict[str, Any]:
     except json.JSONDecodeError:
         value = None
     if not isinstance(value, dict):
-        raise DamageError(
-            f"{path}, line {number} is no JSON object", found=repr(line[:80]), fix="remove that line"
-        )
+        raise DamageError(f"{path}, line {number} is no JSON object", found=repr(line[:80]), fix="remove that line")
     return value
 
 

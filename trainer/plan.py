@@ -289,9 +289,7 @@ def _cut_by_tp(config: RunConfig) -> dict[str, int]:
     sizes = {"model.num_heads": model.num_heads}
     if model.num_kv_heads:
         sizes["model.num_kv_heads"] = model.num_kv_heads
-    sizes["model.ffn_hidden_size" + ("" if model.ffn_hidden_size else " (derived)")] = _ffn_hidden_size(
-        config
-    )
+    sizes["model.ffn_hidden_size" + ("" if model.ffn_hidden_size else " (derived)")] = _ffn_hidden_size(config)
     if config.mesh.sequence_parallel:
         sizes["train.sequence_length"] = config.train.sequence_length
     return sizes
@@ -302,9 +300,7 @@ def _ffn_hidden_size(config: RunConfig) -> int:
     model = config.model
     if model.ffn_hidden_size:
         return model.ffn_hidden_size
-    return (
-        4 * model.hidden_size if model.activation == "gelu" else _round_up(-(-8 * model.hidden_size // 3), 64)
-    )
+    return 4 * model.hidden_size if model.activation == "gelu" else _round_up(-(-8 * model.hidden_size // 3), 64)
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -26,8 +26,8 @@ from trainer.data import RunData, open_data, validation_samples
 from trainer.metrics import RANKS, read_events, read_metrics
 
 MOST_TOKENS = 200_000_000  # training tokens up to which baselines are counted: about two minutes
+LOCATED_AT_ONCE = 1 << 20
 SHOWN_ROWS = 3
-NAME_TAIL = "_text_document"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ def read_corpora(run: Run) -> Corpora:
 
 
 def baselines_of(run: Run, data: RunData) -> tuple[dict[str, Baselines], list[str]]:
-    """(baselines by validation corpus, why there are none); from baselines.json where it is of this state of the run."""
+    """(baselines by validation corpus, why there are none), kept in baselines.json for this state of the run."""
     if not data.valid:
         return {}, ["The run has no validation corpus, so there is nothing to evaluate baselines on."]
     tokens = run.consumed * run.config.train.sequence_length
@@ -171,7 +171,7 @@ def baselines_of(run: Run, data: RunData) -> tuple[dict[str, Baselines], list[st
 
 def shown_name(name: str) -> str:
     """A corpus' name without what preprocess added to its prefix."""
-    return name.removesuffix(NAME_TAIL)
+    return name.removesuffix("_document").removesuffix("_text")
 
 
 def _rows(dataset: mdata.Dataset, samples: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -197,31 +197,29 @@ def _valid_corpus(run: Run, name: str, dataset: mdata.Dataset | None, baselines:
 
 def _bits_per_byte(dataset: mdata.Dataset) -> float | None:
     """Bits per byte of text for one nat per token: tokens / bytes / ln 2, over the whole corpus."""
-    tokens = text_bytes = 0
-    for component in dataset.components:
-        statistics = component.corpus.manifest.statistics
-        if statistics is None or not statistics.text_bytes:
-            return None
-        tokens += component.corpus.num_tokens
-        text_bytes += statistics.text_bytes
-    return tokens / text_bytes / math.log(2)
+    if not dataset.text_bytes:
+        return None
+    return dataset.num_corpus_tokens / dataset.text_bytes / math.log(2)
 
 
 def _corpora_read(run: Run, train: mdata.Dataset) -> list[CorpusRead]:
-    component, _ = train.locate(np.arange(run.consumed, dtype=np.int64))
-    samples = np.bincount(component, minlength=len(train.components)).tolist()
+    samples = np.zeros(len(train.components), np.int64)
+    for first in range(0, run.consumed, LOCATED_AT_ONCE):
+        wanted = np.arange(first, min(first + LOCATED_AT_ONCE, run.consumed), dtype=np.int64)
+        samples += np.bincount(train.locate(wanted)[0], minlength=len(samples))
     length = run.config.train.sequence_length
+    asked = mdata.blend_table(mdata.open_blend(run.config.data.blend))
     out = []
-    for number, part in zip(samples, train.components, strict=True):
+    for number, part, row in zip(samples.tolist(), train.components, asked, strict=True):
         statistics = part.corpus.manifest.statistics
         out.append(
             CorpusRead(
                 name=shown_name(part.name),
-                share=part.share,
+                share=row.achieved,
                 samples=number,
                 tokens=number * length,
                 corpus_tokens=part.num_tokens,
-                epochs=number / part.samples_per_epoch,
+                epochs=number / part.samples.order.samples_per_epoch,
                 lengths=list(statistics.document_lengths) if statistics else [],
             )
         )
@@ -230,10 +228,9 @@ def _corpora_read(run: Run, train: mdata.Dataset) -> list[CorpusRead]:
 
 def _decoded_rows(run: Run, train: mdata.Dataset) -> tuple[list[str], list[str]]:
     """(text of the first training rows, the special tokens that may stand in it)."""
-    folder = run.folder / "tokenizer"
-    if not folder.is_dir() or not any(folder.iterdir()):
+    tokenizer = train.components[0].corpus.load_tokenizer()
+    if tokenizer is None:
         return [], []
-    tokenizer = mdata.load_tokenizer("HuggingFaceTokenizer", folder)
     rows = [tokenizer.decode(train[k]["tokens"].tolist()) for k in range(min(SHOWN_ROWS, run.consumed))]
     return rows, list(tokenizer.special_ids)
 

@@ -49,9 +49,7 @@ def validate(actions: Sequence[Action], num_stages: int, num_microbatches: int) 
     Each microbatch goes once forward and once backward through each stage; forward after the forward of the
     stage before; backward after its own forward and after the backward of the stage behind.
     """
-    wanted = {
-        Action(kind, s, m) for kind in ("F", "B") for s in range(num_stages) for m in range(num_microbatches)
-    }
+    wanted = {Action(kind, s, m) for kind in ("F", "B") for s in range(num_stages) for m in range(num_microbatches)}
     problems = [f"{action} never happens" for action in sorted(wanted - set(actions), key=_reading_order)]
     done: set[Action] = set()
     for position, action in enumerate(actions):
@@ -60,9 +58,7 @@ def validate(actions: Sequence[Action], num_stages: int, num_microbatches: int) 
             problems.append(f"{where} is outside {num_stages} stages x {num_microbatches} microbatches")
         if action in done:
             problems.append(f"{where} happens twice")
-        problems += [
-            f"{where} comes before {need}" for need in _needs(action, num_stages) if need not in done
-        ]
+        problems += [f"{where} comes before {need}" for need in _needs(action, num_stages) if need not in done]
         done.add(action)
     return problems
 

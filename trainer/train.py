@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 from mdata import SILENT, Progress, UsageError, durable
 from trainer import checkpoint
 from trainer.collectives import gather_objects
-from trainer.config import RunConfig, dump_config, parse_config
+from trainer.config import RunConfig, dump_config
 from trainer.data import (
     RunData,
     open_data,
@@ -35,8 +34,6 @@ from trainer.plan import Plan, learning_rate, make_plan
 from trainer.world import World
 
 MAX_SKIPPED = 10  # steps without a finite gradient norm, one after another
-# What decides the order of the data: the keys that a refused checkpoint is compared by.
-ORDER_KEYS = ("run.seed", "data.blend", "data.split", "train.sequence_length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +114,15 @@ class _Loop:
     def _reports(self, done: Done, rate: _Rate) -> Iterator[tuple[Done, StepReport]]:
         """(what is done, what the last step did); the time between them is the consumer's."""
         plan, engine = self.plan, self.engine
-        loader = training_batches(self.data, self.config, plan, engine.dp, done.samples)
-        with loader:
-            batches = iter(loader)
-            while done.steps < plan.steps:
-                with rate:
-                    microbatches = [to_device(batch, plan.vocab_size, engine.world.device) for batch in next(batches)]
-                    lr = learning_rate(done.steps, self.config.optimizer, plan.steps)
-                    report = engine.step(microbatches, lr)
-                rate.tokens += plan.tokens_per_step
-                done = Done(done.steps + 1, done.samples + plan.global_batch)
-                yield done, report
+        batches = iter(training_batches(self.data, self.config, plan, engine.dp, done.samples))
+        while done.steps < plan.steps:
+            with rate:
+                microbatches = [to_device(batch, plan.vocab_size, engine.world.device) for batch in next(batches)]
+                lr = learning_rate(done.steps, self.config.optimizer, plan.steps)
+                report = engine.step(microbatches, lr)
+            rate.tokens += plan.tokens_per_step
+            done = Done(done.steps + 1, done.samples + plan.global_batch)
+            yield done, report
 
     def _validate(self) -> dict[str, float]:
         """Mean loss of each validation set, nats per token."""
@@ -157,6 +152,7 @@ class _Loop:
             step=now.steps,
             consumed_samples=now.samples,
             data_id=self.data.train.data_id,
+            data=self.data.train.identity,
             optimizer_steps=self.engine.optimizer.steps,
             config=dump_config(self.config),
         )
@@ -224,18 +220,13 @@ def _check_resume(config: RunConfig, data: RunData, folder: Path) -> Done:
         UsageError: the order of the data changed; names the settings that differ.
     """
     run = checkpoint.run_state(folder)
-    if run.data_id != data.train.data_id:
-        before, _ = parse_config(tomllib.loads(run.config))
-        changed = [key for key in ORDER_KEYS if before is None or _setting(before, key) != _setting(config, key)]
+    before, now = run.data, data.train.identity
+    changed = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
+    if changed:
         raise UsageError(
-            f"{folder} was trained on another order of data: {', '.join(changed) or 'the corpora have changed'}",
-            found=f"data id {run.data_id}",
-            expected=f"data id {data.train.data_id}",
-            fix="restore that setting, or start a new run in another run.folder",
+            f"{folder} was trained on another order of data",
+            found=", ".join(f"{name} {now.get(name)}" for name in changed),
+            expected=", ".join(f"{name} {before.get(name)}" for name in changed),
+            fix="restore what differs, or start a new run in another run.folder",
         )
     return Done(run.step, run.consumed_samples)
-
-
-def _setting(config: RunConfig, key: str) -> Any:
-    section, name = key.split(".")
-    return getattr(getattr(config, section), name)

@@ -1,0 +1,237 @@
+"""report.html of a run: one file without scripts or links, for a browser without a network.
+
+It shows the loss against the n-gram baselines in nats per token and bits per byte, throughput, what was
+read of each corpus, document lengths, some of what the model read and wrote, what each rank holds, and the
+configuration. report_data.py says what is true, report_plots.py draws, this file writes the page.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from mdata import durable
+from trainer import report_plots
+from trainer.report_data import Corpora, Run, ValidCorpus, read_corpora, read_run
+
+BASELINES = (  # field of Baselines, name on the page, whether it is drawn
+    ("unigram_entropy", "unigram entropy", True),
+    ("unigram_add_one", "unigram, add-one", False),
+    ("bigram_add_one", "bigram, add-one", True),
+    ("bigram_witten_bell", "bigram, Witten-Bell", True),
+)
+_STYLE = """
+:root { --text: #1d2330; --quiet: #8a93a3; --grid: #dfe3e9; --page: #ffffff; --card: #f5f6f8; --special: #8a5a00;
+  --series-0: #1f66d1; --series-1: #c2491d; --series-2: #20875a; --series-3: #8a4bbf; --series-4: #b08400;
+  --series-5: #5b6675; color-scheme: light dark; }
+@media (prefers-color-scheme: dark) { :root { --text: #e4e7ec; --quiet: #8b94a5; --grid: #333a46; --page: #14171c;
+  --card: #1d2128; --special: #e5b454; --series-0: #6ea8fe; --series-1: #f08a5d; --series-2: #5cc596;
+  --series-3: #c493f0; --series-4: #dfc05a; --series-5: #a8b2c1; } }
+body { background: var(--page); color: var(--text); font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto;
+  max-width: 84rem; padding: 0 1.5rem; }
+h1 { font-size: 1.6rem; margin: 0 0 .3rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
+h3 { font-size: 1rem; margin: 0 0 .3rem; }
+p.lead { color: var(--quiet); margin: 0 0 1rem; } svg { max-width: 100%; height: auto; display: block; }
+svg text { font-family: system-ui, sans-serif !important; }
+.row { display: flex; flex-wrap: wrap; gap: 1.5rem; } .row > * { flex: 1 1 28rem; min-width: 0; max-width: 42rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; } th, td { padding: .25rem .9rem .25rem 0;
+  text-align: right; border-bottom: 1px solid var(--grid); } th { color: var(--quiet); font-weight: 500; }
+th:first-child, td:first-child { text-align: left; } .scroll { overflow-x: auto; }
+pre { background: var(--card); padding: .8rem 1rem; border-radius: 6px; white-space: pre-wrap; font-size: 13px;
+  overflow-wrap: anywhere; max-height: 24rem; overflow-y: auto; } mark { background: none; color: var(--special); }
+pre b { color: var(--series-0); font-weight: 600; } .good { color: var(--series-2); } .bad { color: var(--series-1); }
+details summary { cursor: pointer; color: var(--quiet); }
+"""
+
+
+def write_report(run_folder: str | Path) -> Path:
+    """Write report.html in a run folder from what stands there now; the run may still be going on.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        UsageError: not a run folder, or no step has been measured. DamageError: a file of the run cannot be read.
+    """
+    run = read_run(Path(run_folder))
+    corpora = read_corpora(run)
+    path = run.folder / "report.html"
+    durable.atomic_write(path, render(run, corpora).encode())
+    return path
+
+
+def render(run: Run, corpora: Corpora) -> str:
+    """The whole page."""
+    parts = [
+        _head(run),
+        _notes(corpora.notes),
+        _losses(run, corpora.valid),
+        _throughput(run),
+        _read(corpora),
+        _texts(run, corpora),
+        _ranks(run),
+        f"<h2>Configuration</h2><details><summary>config.toml</summary><pre>{_text(run.config_text)}</pre></details>",
+    ]
+    title = _text(run.folder.resolve().name)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}: report</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
+    )
+
+
+def _head(run: Run) -> str:
+    model, last = run.config.model, run.metrics[-1]
+    seconds = float(last.get("time_s") or 0) - float(run.metrics[0].get("time_s") or 0)
+    facts = [
+        f"{run.plan.get('num_parameters', 0):,} parameters",
+        f"{model.num_layers} layers of {model.hidden_size} features, {model.num_heads} heads",
+        f"{run.plan.get('world_size', '?')} ranks (tensor parallel {run.config.mesh.tp}"
+        + (", sequence parallel)" if run.config.mesh.sequence_parallel else ")"),
+        run.config.precision.dtype,
+        f"step {last['step']:,} of {run.config.train.steps:,}",
+        f"{run.consumed * run.config.train.sequence_length:,} tokens read",
+        f"{seconds:,.0f} s from the first to the last line of metrics",
+    ]
+    return f'<h1>{_text(run.folder.resolve().name)}</h1><p class="lead">{_text("; ".join(facts))}</p>'
+
+
+def _notes(notes: Iterable[str]) -> str:
+    return "".join(f"<p>{_text(note)}</p>" for note in notes)
+
+
+def _losses(run: Run, valid: Sequence[ValidCorpus]) -> str:
+    """A panel for each validation corpus, and all numbers in a table."""
+    scale = run.config.train.sequence_length / 1e6
+    train = _curve(run, "loss", scale)
+    shown = valid or [ValidCorpus(name="training", curve=[], bits_per_byte=None, baselines=None)]
+    panels = []
+    for corpus in shown:
+        curve = [(samples * scale, loss) for samples, loss in corpus.curve]
+        lines = [(name, value) for name, value, drawn in _baselines(corpus) if drawn]
+        drawing = report_plots.loss_panel(corpus.name, train, valid=curve, lines=lines)
+        panels.append(f"<div><h3>{_text(corpus.name)}</h3>{drawing}</div>")
+    return f'<h2>Loss</h2><div class="row">{"".join(panels)}</div>{_loss_table(valid)}'
+
+
+def _loss_table(valid: Sequence[ValidCorpus]) -> str:
+    rows: list[list[str | bool]] = []
+    for corpus in valid:
+        final = corpus.curve[-1][1] if corpus.curve else None
+        if final is not None:
+            rows.append([f"{corpus.name}: the model", _number(final), _bits(final, corpus), ""])
+        for name, value, _ in _baselines(corpus):
+            below = "" if final is None else final < value
+            rows.append([f"{corpus.name}: {name}", _number(value), _bits(value, corpus), below])
+    return _table(["validation loss", "nats per token", "bits per byte", "the model is below it"], rows) if rows else ""
+
+
+def _throughput(run: Run) -> str:
+    rates = _curve(run, "tokens_per_s", run.config.train.sequence_length / 1e6)
+    if not rates:
+        return ""
+    middle = sorted(y for _, y in rates)[len(rates) // 2]
+    return (
+        f'<h2>Throughput</h2><p class="lead">{middle:,.0f} tokens per second in the median line of metrics</p>'
+        f'<div class="row"><div>{report_plots.throughput(rates)}</div></div>'
+    )
+
+
+def _read(corpora: Corpora) -> str:
+    if not corpora.read:
+        return ""
+    got = sum(corpus.samples for corpus in corpora.read) or 1
+    rows = [
+        [
+            corpus.name,
+            f"{100 * corpus.share:.1f} %",
+            f"{100 * corpus.samples / got:.2f} %",
+            f"{corpus.samples:,}",
+            f"{corpus.tokens:,}",
+            f"{corpus.corpus_tokens:,}",
+            f"{corpus.epochs:.2f}",
+        ]
+        for corpus in corpora.read
+    ]
+    header = ["corpus", "share asked", "share read", "samples", "tokens read", "tokens it has", "epochs"]
+    known = [corpus for corpus in corpora.read if any(corpus.lengths)]
+    lengths = f"<h2>Document lengths</h2>{report_plots.document_lengths(known)}" if known else ""
+    return f'<div class="row"><div><h2>What was read</h2>{_table(header, rows)}</div><div>{lengths}</div></div>'
+
+
+def _texts(run: Run, corpora: Corpora) -> str:
+    parts = []
+    if corpora.rows:
+        rows = "".join(f"<pre>{_marked(row, corpora.special)}</pre>" for row in corpora.rows)
+        parts.append(f"<div><h2>The first rows it was trained on</h2>{rows}</div>")
+    if run.generated:
+        texts = "".join(
+            f"<pre><b>{_text(str(g.get('prompt', '')))}</b>{_marked(str(g.get('text', '')), corpora.special)}</pre>"
+            for g in run.generated
+        )
+        step = run.generated[0].get("step")
+        parts.append(f"<div><h2>What it wrote{f' at step {step}' if step is not None else ''}</h2>{texts}</div>")
+    return f'<div class="row">{"".join(parts)}</div>' if parts else ""
+
+
+def _ranks(run: Run) -> str:
+    if not run.ranks:
+        return ""
+    axes = [name for name in ("tp", "pp", "dp") if name in run.ranks[0]]
+    rows = [
+        [
+            str(rank.get("rank", "?")),
+            *(str(rank[name]) for name in axes),
+            f"{rank.get('split_parameters', 0):,}",
+            f"{rank.get('copied_parameters', 0):,}",
+        ]
+        for rank in run.ranks
+    ]
+    header = ["rank", *axes, "parameters split over tp", "parameters every tp rank has"]
+    return f"<h2>What each rank holds</h2>{_table(header, rows)}"
+
+
+def _curve(run: Run, key: str, scale: float) -> list[tuple[float, float]]:
+    """(consumed samples x scale, value) of the lines that have the value."""
+    lines = ((line["consumed_samples"] * scale, line.get(key)) for line in run.metrics)
+    return [(x, float(y)) for x, y in lines if y is not None]
+
+
+def _baselines(corpus: ValidCorpus) -> list[tuple[str, float, bool]]:
+    if corpus.baselines is None:
+        return []
+    return [(name, getattr(corpus.baselines, field), drawn) for field, name, drawn in BASELINES]
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _bits(nats: float, corpus: ValidCorpus) -> str:
+    return "" if corpus.bits_per_byte is None else _number(nats * corpus.bits_per_byte)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str | bool]]) -> str:
+    """A table of texts and verdicts."""
+    head = "".join(f"<th>{_text(name)}</th>" for name in header)
+    body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def _cell(value: str | bool) -> str:
+    if isinstance(value, str):
+        return _text(value)
+    return '<span class="good">yes</span>' if value else '<span class="bad">no</span>'
+
+
+def _marked(text: str, special: Iterable[str]) -> str:
+    """Text with its special tokens set off."""
+    shown = _text(text)
+    for token in special:
+        shown = shown.replace(_text(token), f"<mark>{_text(token)}</mark>")
+    return shown
+
+
+def _text(text: str) -> str:
+    return html.escape(text, quote=False)
