@@ -1,0 +1,137 @@
+"""The mtrain command: what it prints, its exit codes, and what it does not import."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.mtrain import COMMANDS, main
+from cli.mtrain_train import result_text
+from trainer.train import TrainResult
+
+RUN = """
+[run]
+folder = "{folder}/run"
+[model]
+num_layers = 2
+hidden_size = 32
+num_heads = 4
+vocab_size = 300
+[data]
+blend = "{folder}/no-such-blend.json"
+[train]
+sequence_length = 16
+global_batch = 8
+micro_batch = 2
+steps = 10
+[optimizer]
+lr = 1e-3
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "run.toml"
+    path.write_text(RUN.format(folder=tmp_path))
+    return str(path)
+
+
+@pytest.mark.parametrize("words", [["--help"], *([command.name, "--help"] for command in COMMANDS)])
+def test_help_imports_no_torch(words: list[str]) -> None:
+    code = f"import sys; from cli.mtrain import main; main({words!r}); print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "False"
+    assert result.stderr == "" and len(result.stdout) > 200
+
+
+def test_check_prints_every_problem_at_once(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", run_file, "--nproc", "3", "mesh.tp=3", "optimizer.warmup_steps=11"]) == 2
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert out == "" and lines[0] == f"mtrain: error: {run_file} has 4 problems:"
+    for text in ("model.num_heads=4", "model.ffn_hidden_size (derived)=128", "optimizer.warmup_steps=11", "no-such-blend.json"):
+        assert any(line.startswith("  - ") and text in line for line in lines), text
+
+
+def test_check_as_json(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", run_file, "--json", "mesh.tp=3", "--nproc", "3"]) == 2
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["world_size"] == 3 and len(facts["problems"]) == 3
+
+
+@pytest.mark.parametrize("command", ["check", "plan", "train"])
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["train.stepps=3"], "there is no key train.stepps; did you mean steps?"),
+        (["steps=3"], "'steps=3' is not an override"),
+        (["--nproc", "0"], "--nproc is too small\n  found: 0"),
+        (["--nrpoc", "2"], "--nproc?"),
+    ],
+)
+def test_a_wrong_word_is_told_in_a_few_lines(
+    run_file: str, capsys: pytest.CaptureFixture[str], command: str, words: list[str], text: str
+) -> None:
+    assert main([command, run_file, *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and text in err and len(err.splitlines()) <= 4
+
+
+def test_a_missing_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(tmp_path / "no.toml")]) == 2
+    assert "cannot read the configuration" in capsys.readouterr().err
+
+
+def test_nproc_cannot_contradict_a_launcher(
+    run_file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert main(["check", run_file, "--nproc", "2"]) == 2
+    assert "--nproc 2 under a launcher that has started the ranks already" in capsys.readouterr().err
+
+
+def test_a_plan_without_its_data_says_so(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", run_file, "--nproc", "2", "mesh.tp=2"]) == 0
+    out, err = capsys.readouterr()
+    rows = dict(line.rsplit(maxsplit=1) for line in out.splitlines())
+    assert rows["heads of a rank"] == "2" and rows["tokens of a step"] == "128"
+    assert rows["vocabulary"] == "300" and rows["  padded"] == "512"
+    assert err.startswith("mtrain: warning: planned without the data: ")
+
+
+def test_a_plan_as_json(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", run_file, "--json", "--nproc", "1"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["num_microbatches"] == 4 and facts["shape"]["padded_vocab_size"] == 384
+
+
+def test_a_plan_without_data_or_vocabulary_is_refused(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", run_file, "model.vocab_size=0"]) == 2
+    assert "no-such-blend.json" in capsys.readouterr().err
+
+
+def test_generate_and_report_want_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(tmp_path), "--prompt", "a"]) == 2
+    assert "there is no checkpoint 'latest'" in capsys.readouterr().err
+    assert main(["generate", str(tmp_path), "--top-p", "2"]) == 2
+    assert "top_p=2.0" in capsys.readouterr().err
+
+
+def test_the_result_says_what_to_do_next(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "step-9"
+    text = result_text(TrainResult(9, 1.23456, {"prose": 2.0}, checkpoint), "runs/a")
+    assert text.splitlines() == [
+        "step 9, training loss 1.2346 nats per token",
+        "validation loss prose: 2.0000",
+        f"checkpoint: {checkpoint}",
+        "next: mtrain generate runs/a",
+    ]
+    again = result_text(TrainResult(9, None, {}, checkpoint), "runs/a")
+    assert again.splitlines()[0] == "step 9 was reached before; raise train.steps to train on"

@@ -1,0 +1,234 @@
+"""Ranks as processes: one error out of many, exit codes, signals, and nobody left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mdata import DamageError, ResourceError, StoppedError, UsageError
+from tests.trainer.test_plan import config
+from trainer.launch import (
+    RankFault,
+    RankReport,
+    default_nproc,
+    first_cause,
+    launch,
+    preflight,
+    read_reports,
+    write_report,
+)
+
+ROOT = Path(__file__).parents[2]
+RANK = """
+import os, signal, sys, time
+from pathlib import Path
+from mdata import *
+from trainer.launch import rank_process, write_report
+rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
+def stop(number, frame):
+    raise StoppedError("asked to stop")
+rank_process()
+try:
+    signal.signal(signal.SIGTERM, stop)
+{body}
+except (Exception, KeyboardInterrupt) as error:
+    sys.exit(write_report(folder, rank, error))
+"""
+PARENT = """
+import sys
+from pathlib import Path
+from cli.console import Command, run
+from trainer.launch import launch
+def add_arguments(parser): pass
+def main(arguments, console): launch([sys.executable, sys.argv[1], sys.argv[2]], nproc=2, reports=Path(sys.argv[2]))
+if __name__ == "__main__":
+    sys.exit(run("mtrain", "a test", (Command("go", "goes", "__main__"),), ["go"]))
+"""
+Start = Callable[..., None]
+
+
+@pytest.fixture
+def rank_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[str, Path]]:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+    def write(body: str) -> tuple[str, Path]:
+        script, reports = tmp_path / "rank.py", tmp_path / "reports"
+        script.write_text(RANK.format(body=textwrap.indent(textwrap.dedent(body), "    ")))
+        reports.mkdir()
+        return str(script), reports
+
+    return write
+
+
+def run_body(rank_script: Callable[[str], tuple[str, Path]], body: str, nproc: int = 2) -> Path:
+    script, reports = rank_script(body)
+    launch([sys.executable, script, str(reports)], nproc=nproc, reports=reports)
+    return reports
+
+
+def test_each_rank_gets_its_place(rank_script) -> None:
+    body = """
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    (folder / f"out-{rank}").write_text(" ".join(os.environ[name] for name in names))
+    """
+    reports = run_body(rank_script, body, nproc=3)
+    assert [(reports / f"out-{r}").read_text() for r in range(3)] == ["0 3 0 3", "1 3 1 3", "2 3 2 3"]
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "text"),
+    [
+        ("UsageError('wrong', fix='do')", UsageError, "wrong\n  try: do"),
+        ("DamageError('torn')", DamageError, "torn"),
+        ("OSError(28, 'full', 'x.bin')", ResourceError, "x.bin: No space left on device\n  try: free"),
+        ("KeyError('k')", RankFault, "rank 1: KeyError: 'k'"),
+    ],
+)
+def test_the_error_of_a_rank_becomes_ours(rank_script, capfd, raised, kind, text) -> None:
+    # The other rank complains of the lost connection a little later.
+    body = f"""
+    if rank == 1:
+        raise {raised}
+    time.sleep(600)
+    """
+    with pytest.raises(kind) as error:
+        run_body(rank_script, body)
+    assert str(error.value).startswith(text)
+    assert "Traceback" in "".join(error.value.__notes__) and "Traceback" not in str(error.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_killed_rank_is_told(rank_script, capfd) -> None:
+    body = """
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+    """
+    with pytest.raises(ResourceError, match="rank 0 was killed by SIGKILL\n"):
+        run_body(rank_script, body)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_signal_handlers_are_put_back(rank_script) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    run_body(rank_script, "pass")
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def report(rank: int, exit_code: int, time_s: float) -> RankReport:
+    return RankReport(rank=rank, exit_code=exit_code, message=f"of {rank}", time_s=time_s)
+
+
+@pytest.mark.parametrize(
+    ("reports", "codes", "rank"),
+    [
+        ([report(0, 1, 1.0), report(1, 2, 2.0)], {}, 1),  # explained wins over a lost connection
+        ([report(0, 2, 2.0), report(1, 2, 1.0)], {}, 1),  # the earlier of two
+        ([report(0, 1, 1.0)], {0: 1, 1: -9}, 1),  # a killed rank explains a lost connection
+        ([report(0, 75, 1.0), report(1, 1, 2.0)], {0: 75, 1: 1}, 1),  # stopped because the other failed
+        ([report(0, 75, 1.0)], {0: 75, 1: -15}, 0),  # the launcher's own SIGTERM explains nothing
+        ([], {0: 1}, 0),
+        ([], {}, -1),
+    ],
+)
+def test_the_first_cause(reports: list[RankReport], codes: dict[int, int], rank: int) -> None:
+    assert first_cause(reports, codes).rank == rank
+
+
+def test_a_report_is_read_as_written(tmp_path: Path) -> None:
+    assert write_report(tmp_path, 3, StoppedError("later")) == 75
+    assert write_report(tmp_path, 1, ValueError("broken")) == 1
+    assert write_report(tmp_path, 2, KeyboardInterrupt()) == 130
+    found = read_reports(tmp_path)
+    assert [(r.rank, r.exit_code, r.message) for r in found] == [
+        (1, 1, "rank 1: ValueError: broken"),
+        (2, 130, "interrupted"),
+        (3, 75, "later"),
+    ]
+
+
+WAITING = """
+(folder / f"pid-{rank}").write_text(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def parent(rank_script, tmp_path: Path):
+    """A command whose two ranks wait; (process, pids of the ranks)."""
+    script, reports = rank_script(WAITING)
+    program = tmp_path / "parent.py"
+    program.write_text(PARENT)
+    words = [sys.executable, str(program), script, str(reports)]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    pids: list[int] = []
+    try:
+        files = [reports / f"pid-{rank}" for rank in range(2)]
+        wait_until(lambda: all(file.exists() and file.read_text() for file in files))
+        pids += [int(file.read_text()) for file in files]
+        yield process, pids
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+        for pid in filter(alive, pids):  # only where the test has failed
+            os.kill(pid, signal.SIGKILL)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not happen within 30 s")
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "text"),
+    [
+        (signal.SIGINT, 130, "mtrain: interrupted\n"),
+        (signal.SIGTERM, 75, "mtrain: error: asked to stop\n"),
+    ],
+)
+def test_a_stopped_command_leaves_no_rank(parent, number, code, text) -> None:
+    process, pids = parent
+    os.killpg(process.pid, number)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (code, text)
+    assert not any(map(alive, pids))
+
+
+def test_a_killed_command_leaves_no_rank(parent) -> None:
+    process, pids = parent
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(map(alive, pids)))
+
+
+def test_without_gpus_the_default_is_as_many_ranks_as_tp() -> None:
+    import torch
+
+    assert default_nproc(config(mesh={"tp": 2})) == (torch.cuda.device_count() or 2)
+
+
+def test_preflight_finds_the_problems_of_mesh_and_data_at_once(tmp_path: Path) -> None:
+    broken = config(mesh={"tp": 3}, data={"blend": str(tmp_path / "no-such.json")})
+    with pytest.raises(UsageError) as error:
+        preflight(broken, 3, where="run.toml")
+    text = str(error.value)
+    assert text.startswith("run.toml has 3 problems:") and "no-such.json" in text and "mesh.tp=3" in text
