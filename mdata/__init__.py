@@ -28,6 +28,7 @@ from mdata.progress import SILENT, Progress
 from mdata.sampler import global_batch, rank_rows
 from mdata.tokenizers import Tokenizer, build_tokenizer, load_tokenizer
 from mdata.tokenizers.train import train_tokenizer
+from mdata.verify import Verified, verify
 
 __all__ = [
     "BlendRow",
@@ -65,6 +66,7 @@ __all__ = [
     "StoppedError",
     "Tokenizer",
     "UsageError",
+    "Verified",
     "build_tokenizer",
     "derive_key",
     "durable",
@@ -76,4 +78,5 @@ __all__ = [
     "os_errors_named",
     "preprocess",
     "train_tokenizer",
+    "verify",
 ]

@@ -49,7 +49,11 @@ def load_tokenizer(name: str, model: str | Path, **options: Any) -> Tokenizer:
         UsageError: an unknown name, or files that are missing or cannot be read as that type.
     """
     module = _module(name)
-    return cast(Tokenizer, module.build(module.read_files(Path(model)), **options))
+    files = module.read_files(Path(model))
+    try:
+        return cast(Tokenizer, module.build(files, **options))
+    except UsageError as error:
+        raise UsageError(f"{model}: {error}") from error
 
 
 def build_tokenizer(name: str, files: Mapping[str, bytes], **options: Any) -> Tokenizer:
