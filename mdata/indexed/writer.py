@@ -92,7 +92,7 @@ class IndexedWriter:
             )
         self._sequences = 0
         self._documents = 0
-        self._largest_id = -1
+        self._largest_id: int | None = None
         self._blocks = _BlockHashes()
         self._placed: list[Path] = []
         self._spools: list[_Spool] = []
@@ -166,7 +166,7 @@ class IndexedWriter:
             sequences=self._sequences,
             tokens=self._bin.size // self._dtype.itemsize,
             bin_bytes=self._bin.size,
-            largest_id=self._largest_id if self._bin.size else None,
+            largest_id=self._largest_id,
             idx_hash=idx_hash,
             block_hashes=self._blocks.finish(),
         )
@@ -197,15 +197,16 @@ class IndexedWriter:
         if not tokens.size:
             return
         smallest, largest = int(tokens.min()), int(tokens.max())
-        limit = int(np.iinfo(self._dtype.name).max)
-        if smallest < 0 or largest > limit:
+        # Negative ids are nothing a model reads, but Megatron's null tokenizer writes them where they fit.
+        low, high = int(np.iinfo(self._dtype.name).min), int(np.iinfo(self._dtype.name).max)
+        if smallest < low or largest > high:
             raise BadInputError(
                 f"{self._prefix}: a token id does not fit {self._dtype.name}",
-                found=f"id {smallest if smallest < 0 else largest} after {self._documents} documents",
-                expected=f"ids from 0 to {limit}",
+                found=f"id {smallest if smallest < low else largest} after {self._documents} documents",
+                expected=f"ids from {low} to {high}",
                 fix="a tokenizer whose ids fit its vocabulary size, or a wider token type",
             )
-        self._largest_id = max(self._largest_id, largest)
+        self._largest_id = largest if self._largest_id is None else max(self._largest_id, largest)
 
     def _write_index(self, index: _Spool) -> str:
         """Header, lengths, pointers, boundaries, in blocks; returns the hash of it all."""

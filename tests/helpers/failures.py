@@ -1,0 +1,55 @@
+"""Failure injection: every write, sync and rename of ours goes through mdata.durable, and each can be made to fail."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdata import durable
+
+
+class Calls:
+    """The durable calls seen so far, as (name, what it was called on), and the one that fails."""
+
+    def __init__(self, fail_at: int | None, code: int) -> None:
+        self.seen: list[tuple[str, str]] = []
+        self._fail_at = fail_at
+        self._code = code
+
+    def through(self, name: str, real: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            number = len(self.seen)
+            self.seen.append((name, _what(arguments)))
+            if number == self._fail_at:
+                raise OSError(self._code, os.strerror(self._code))
+            return real(*arguments)
+
+        return call
+
+
+@contextmanager
+def durable_calls(
+    monkeypatch: pytest.MonkeyPatch, fail_at: int | None = None, *, code: int = errno.ENOSPC
+) -> Iterator[Calls]:
+    """Record the calls of write, sync and rename; call number `fail_at` (from 0) fails with `code`.
+
+    To try every failure: run once without one, then once for each of `len(calls.seen)`.
+    """
+    calls = Calls(fail_at, code)
+    with monkeypatch.context() as patch:
+        for name in ("write", "sync", "rename"):
+            patch.setattr(durable, name, calls.through(name, getattr(durable, name)))
+        yield calls
+
+
+def _what(arguments: tuple[Any, ...]) -> str:
+    first = arguments[0]
+    if isinstance(first, Path):
+        return " -> ".join(Path(argument).name for argument in arguments)
+    return Path(f"/proc/self/fd/{first}").readlink().name  # a file or, for a folder's sync, the folder

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mdata.blend import Word, parse_data_path
+from mdata.errors import UsageError
+
+
+def test_pairs_and_prefixes():
+    assert parse_data_path(["0.7", "a", "0.3", " b "]) == (Word("a", "0.7"), Word("b", "0.3"))
+    assert parse_data_path(["a", "b"]) == (Word("a", None), Word("b", None))
+    assert parse_data_path(["7"]) == (Word("7", None),)
+
+
+def test_the_oracle_reads_the_same_words(oracles):
+    cases = json.loads((oracles / "oracle/blend/cases.json").read_text())["data_path_grammar"]
+    assert len(cases) > 10
+    for case in cases:
+        words = case["arguments"]
+        if "raises" in case or words == ["0.5", "a", "x", "b"]:  # the last slips through there
+            with pytest.raises(UsageError):
+                parse_data_path(words)
+            continue
+        parsed = parse_data_path(words)
+        assert [word.prefix for word in parsed] == case["prefixes"]
+        shares = [word.share for word in parsed]
+        if case["weights"] is None:
+            assert set(shares) == {None}
+        else:
+            assert [str(float(share)) for share in shares] == case["weights"]
+
+
+@pytest.mark.parametrize("words", [["0.5", "a", "x", "b"], ["x", "a", "0.5", "b"]])
+def test_a_mixture_is_refused_with_both_words(words):
+    with pytest.raises(UsageError, match=r"mixed(.|\n)*'0.5' is a number and 'x' is none(.|\n)*\./0\.5"):
+        parse_data_path(words)
+
+
+def test_no_words_are_refused():
+    with pytest.raises(UsageError, match="no data is named"):
+        parse_data_path([])

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import pickle
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdata.blend import NativeBlend
+from mdata.reference import blend as twin
+
+WEIGHTS = st.lists(st.integers(1, 50) | st.integers(1, 10**6), min_size=1, max_size=12)
+WIDE = st.lists(st.integers(1, 2**58), min_size=1, max_size=12)
+BOUND = Fraction(168, 100)
+
+
+@settings(max_examples=60, deadline=None)
+@given(WEIGHTS)
+def test_every_prefix_equals_the_twin_and_stays_near_its_share(weights):
+    blend, tree = NativeBlend(weights), twin.build(weights)
+    num = 300
+    components, samples = blend.locate(np.arange(num))
+    seen = [0] * len(weights)
+    for k in range(num):
+        assert blend.counts(k) == tuple(seen)
+        assert twin.counts(tree, k) == dict(enumerate(seen))
+        for count, weight in zip(seen, weights, strict=True):
+            assert abs(count - Fraction(k * weight, sum(weights))) < BOUND
+        assert twin.locate(tree, k) == (components[k], samples[k]) == (components[k], seen[components[k]])
+        seen[components[k]] += 1
+    assert (blend.inverse(components, samples) == np.arange(num)).all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(WIDE, st.lists(st.integers(0, 2**62), min_size=1, max_size=4))
+def test_far_away_samples_equal_the_twin_and_invert(weights, ks):
+    blend, tree = NativeBlend(weights), twin.build(weights)
+    components, samples = blend.locate(ks)
+    assert list(zip(components.tolist(), samples.tolist(), strict=True)) == [twin.locate(tree, k) for k in ks]
+    assert blend.inverse(components, samples).tolist() == ks
+    for k in ks:
+        counts = blend.counts(k)
+        assert dict(enumerate(counts)) == twin.counts(tree, k)
+        assert sum(counts) == k
+        for count, weight in zip(counts, weights, strict=True):
+            assert abs(count - Fraction(k * weight, sum(weights))) < BOUND
+
+
+@given(WEIGHTS, st.integers(0, 1000))
+def test_counts_are_exact_at_multiples_of_the_sum(weights, times):
+    assert NativeBlend(weights).counts(sum(weights) * times) == tuple(weight * times for weight in weights)
+
+
+@given(WEIGHTS, st.integers(0, 10**9))
+def test_a_components_sample_is_found_in_the_blend(weights, sample):
+    blend = NativeBlend(weights)
+    components = np.arange(len(weights))
+    ks = blend.inverse(components, np.full(len(weights), sample))
+    found, inside = blend.locate(ks)
+    assert found.tolist() == components.tolist()
+    assert set(inside.tolist()) == {sample}
+
+
+def test_known_answers():
+    """These freeze version 1 of the native blend."""
+    components, samples = NativeBlend([7, 3]).locate(np.arange(10))
+    assert components.tolist() == [0, 1, 0, 0, 1, 0, 0, 0, 1, 0]
+    assert samples.tolist() == [0, 0, 1, 2, 1, 3, 4, 5, 2, 6]
+    assert NativeBlend([1] * 5).locate(np.arange(5))[0].tolist() == [0, 2, 4, 3, 1]
+
+
+def test_a_worse_tree_would_be_noticed():
+    """Fibonacci weights make the deepest tree; the bound has little room there."""
+    weights = [1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144]
+    components, _ = NativeBlend(weights).locate(np.arange(sum(weights)))
+    counts = np.cumsum(components[:, None] == np.arange(len(weights)), axis=0)
+    shares = np.arange(1, sum(weights) + 1)[:, None] * np.array(weights) / sum(weights)
+    assert 0.5 < np.abs(counts - shares).max() < 1.68
+
+
+def test_the_largest_sum_and_sample_are_taken_and_no_larger():
+    half = 2**61
+    assert NativeBlend([half, half]).counts(2**62) == (half, half)
+    with pytest.raises(OverflowError, match="sum"):
+        NativeBlend([half, half, 1])
+    with pytest.raises(OverflowError, match="sample number"):
+        NativeBlend([1, 1]).locate([2**62 + 1])
+    with pytest.raises(OverflowError, match="sample number"):
+        NativeBlend([1, half]).inverse([0], [3])
+
+
+@pytest.mark.parametrize("weights", [[], [0], [1, 0, 2]])
+def test_weights_must_be_positive(weights):
+    with pytest.raises(ValueError, match=r"weight is 0|at least one"):
+        NativeBlend(weights)
+
+
+def test_entries_outside_are_refused():
+    blend = NativeBlend([1, 2])
+    for components, samples in (([2], [0]), ([-1], [0]), ([0], [-1])):
+        with pytest.raises(IndexError):
+            blend.inverse(components, samples)
+    with pytest.raises(IndexError):
+        blend.locate([-1])
+    with pytest.raises(ValueError, match="differ in size"):
+        blend.inverse([0, 1], [0])
+
+
+def test_pickled_it_stays_the_same():
+    blend = NativeBlend([3, 5, 9])
+    again = pickle.loads(pickle.dumps(blend))
+    assert (again.locate(range(40))[0] == blend.locate(range(40))[0]).all()

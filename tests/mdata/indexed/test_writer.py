@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import errno
+
+import blake3
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdata.errors import BadInputError, ResourceError, UsageError
+from mdata.indexed import IndexedReader, IndexedWriter, smallest_dtype
+from mdata.indexed.format import BLOCK_BYTES
+from mdata.reference.indexed import read_pair
+from tests.helpers.failures import durable_calls
+
+DOCUMENTS = st.lists(st.lists(st.lists(st.integers(0, 65535), max_size=5), max_size=3), max_size=6)
+
+
+def write(prefix, documents, *, vocab_size=100, cuts=1):
+    """Write documents (lists of sequences of ids) in `cuts` calls."""
+    with IndexedWriter(prefix, smallest_dtype(vocab_size)) as writer:
+        for part in np.array_split(np.arange(len(documents)), cuts):
+            append(writer, [documents[i] for i in part])
+        return writer.finish()
+
+
+def append(writer, documents):
+    sequences = [sequence for document in documents for sequence in document]
+    writer.append(
+        np.array([token for sequence in sequences for token in sequence], np.int32),
+        np.array([len(sequence) for sequence in sequences], np.int64),
+        document_ends=np.cumsum([len(document) for document in documents], dtype=np.int64),
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(documents=DOCUMENTS, vocab_size=st.sampled_from([10, 65499, 65500, 10**6]), cuts=st.integers(1, 4))
+def test_reader_and_twin_give_back_what_was_written(tmp_path_factory, documents, vocab_size, cuts):
+    prefix = tmp_path_factory.mktemp("w") / "a.b_text_document"
+    facts = write(prefix, documents, vocab_size=vocab_size, cuts=cuts)
+    sequences = [tuple(sequence) for document in documents for sequence in document]
+    boundaries = np.cumsum([0, *map(len, documents)]).tolist()
+    tokens = [token for sequence in sequences for token in sequence]
+    assert read_pair(prefix) == (sequences, boundaries)
+    reader = IndexedReader(prefix)
+    assert [tuple(reader.sequence(i).tolist()) for i in range(reader.num_sequences)] == sequences
+    assert reader.boundaries.tolist() == boundaries
+    assert reader.contiguous
+    assert reader.tokens(0, len(tokens)).tolist() == tokens
+    data = prefix.with_name("a.b_text_document.bin").read_bytes()
+    index = prefix.with_name("a.b_text_document.idx").read_bytes()
+    assert facts.dtype == ("uint16" if vocab_size < 65500 else "int32") == reader.dtype.name
+    assert (facts.documents, facts.sequences, facts.tokens) == (len(documents), len(sequences), len(tokens))
+    assert facts.bin_bytes == len(data)
+    assert facts.largest_id == max(tokens, default=None)
+    assert facts.idx_hash == blake3.blake3(index).hexdigest()
+    assert facts.block_hashes == ((blake3.blake3(data).digest(),) if data else ())
+
+
+def test_blocks_are_hashed_whatever_the_pieces(tmp_path):
+    tokens = np.arange(BLOCK_BYTES // 2 * 2 + 77) % 60000
+    for pieces in (1, 5):
+        with IndexedWriter(tmp_path / "x", np.dtype("<u2")) as writer:
+            for part in np.array_split(tokens, pieces):
+                writer.append(part, np.array([len(part)]), document_ends=np.array([1]))
+            facts = writer.finish()
+        data = (tmp_path / "x.bin").read_bytes()
+        blocks = [data[i : i + BLOCK_BYTES] for i in range(0, len(data), BLOCK_BYTES)]
+        assert facts.block_hashes == tuple(blake3.blake3(block).digest() for block in blocks)
+        assert len(blocks) == 3
+
+
+def test_many_sequences_take_several_blocks_of_the_index(tmp_path):
+    count = (1 << 18) + 5
+    with IndexedWriter(tmp_path / "x", np.dtype("<u2")) as writer:
+        writer.append(np.arange(count) % 1000, np.ones(count, int), document_ends=np.arange(1, count + 1))
+        writer.finish()
+    reader = IndexedReader(tmp_path / "x")
+    assert (reader.pointers == np.arange(count) * 2).all()
+    assert (reader.boundaries == np.arange(count + 1)).all()
+
+
+def test_oracle_pairs_are_written_again_byte_for_byte(tmp_path, oracles):
+    pairs = sorted((oracles / "oracle/preprocess/files").glob("*/*.idx"))
+    assert len(pairs) > 10
+    for path in pairs:
+        source = IndexedReader(path.with_suffix(""))
+        with IndexedWriter(tmp_path / "x", source.dtype) as writer:
+            writer.append(
+                source.tokens(0, source.num_tokens),
+                np.array(source.lengths),
+                document_ends=np.array(source.boundaries[1:]),
+            )
+            writer.finish()
+        assert (tmp_path / "x.idx").read_bytes() == path.read_bytes(), path
+        assert (tmp_path / "x.bin").read_bytes() == path.with_suffix(".bin").read_bytes(), path
+
+
+def test_position_counts_what_was_taken(tmp_path):
+    with IndexedWriter(tmp_path / "x", np.dtype("<i4")) as writer:
+        assert writer.position == (0, 0, 0)
+        append(writer, [[[1, 2], [3]], []])
+        assert writer.position == (12, 2, 2)
+
+
+@pytest.mark.parametrize(
+    "dtype, ids, found",
+    [("<u2", [1, 65536], "id 65536"), ("<i4", [5, 2**31], "id 2147483648"), ("<u2", [-1, 5], "id -1")],
+)
+def test_an_id_that_does_not_fit_is_refused_by_name(tmp_path, dtype, ids, found):
+    with IndexedWriter(tmp_path / "x", np.dtype(dtype)) as writer:
+        append(writer, [[[7]]])
+        with pytest.raises(BadInputError, match=f"does not fit(.|\n)*{found} after 1 documents"):
+            writer.append(np.array(ids), np.array([2]), document_ends=np.array([1]))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sequence_too_long_for_the_format_is_refused_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr("mdata.indexed.writer.LARGEST_LENGTH", 3)
+    with (
+        IndexedWriter(tmp_path / "x", np.dtype("<u2")) as writer,
+        pytest.raises(BadInputError, match=r"sequence 1 is too long(.|\n)*4 tokens(.|\n)*at most 3"),
+    ):
+        append(writer, [[[1], [1, 2, 3, 4]]])
+
+
+def test_arrays_that_do_not_fit_together_are_a_fault_of_the_caller(tmp_path):
+    one, two = np.array([1]), np.array([1, 1])
+    with IndexedWriter(tmp_path / "x", np.dtype("<u2")) as writer:
+        for tokens, lengths, ends in ((two, one, one), (one, one, np.array([0])), (two, two, np.array([2, 1, 2]))):
+            with pytest.raises(AssertionError):
+                writer.append(tokens, lengths, document_ends=ends)
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "<f8", "<u4", "<u8", "bool"])
+def test_types_that_hold_no_ids_are_refused(tmp_path, dtype):
+    with pytest.raises(UsageError, match="cannot be written"):
+        IndexedWriter(tmp_path / "x", np.dtype(dtype))
+
+
+def test_a_missing_folder_is_the_users_mistake(tmp_path):
+    with pytest.raises(UsageError, match=r"creating .*nowhere"):
+        IndexedWriter(tmp_path / "nowhere" / "x", np.dtype("<u2"))
+
+
+def test_leaving_without_finish_leaves_nothing(tmp_path):
+    with IndexedWriter(tmp_path / "x", np.dtype("<u2")) as writer:
+        append(writer, [[[1]]])
+        assert all(path.name.startswith(".") for path in tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_final_names_appear_in_order_and_the_old_index_goes_first(tmp_path, monkeypatch):
+    write(tmp_path / "x", [[[1, 2, 3]]])
+    with durable_calls(monkeypatch) as calls:
+        write(tmp_path / "x", [[[4]]])
+    order = [call for call in calls.seen if call[0] != "write"]
+    folder = ("sync", tmp_path.name)
+    assert order == [
+        ("sync", ".x.bin.partial"),
+        ("sync", ".x.idx.partial"),
+        folder,
+        ("rename", ".x.bin.partial -> x.bin"),
+        folder,
+        ("rename", ".x.idx.partial -> x.idx"),
+        folder,
+    ]
+    assert IndexedReader(tmp_path / "x").tokens(0, 1) == [4]
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_any_failure_leaves_the_old_pair_or_nothing(tmp_path, monkeypatch, old):
+    """Whatever write, sync or rename fails: no partial file, and no pair that is not whole."""
+    with durable_calls(monkeypatch) as calls:
+        write(tmp_path / "first", [[[1, 2]], [[3]]], cuts=2)
+    for number in range(len(calls.seen)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        if old:
+            write(folder / "x", [[[9]]])
+        before = sorted(folder.iterdir())
+        with (
+            durable_calls(monkeypatch, number) as failing,
+            pytest.raises(ResourceError, match="No space left"),
+        ):
+            write(folder / "x", [[[1, 2]], [[3]]], cuts=2)
+        assert len(failing.seen) > number
+        left = sorted(folder.iterdir())
+        if before and left == before:
+            assert IndexedReader(folder / "x").tokens(0, 1) == [9]
+        else:
+            assert not (folder / "x.idx").exists()
+            assert [path for path in left if path.name.startswith(".")] == []
+            assert left in ([], [folder / "x.bin"] if old else [])
+
+
+def test_short_writes_are_continued(tmp_path, monkeypatch):
+    from mdata import durable
+
+    real = durable.write
+    monkeypatch.setattr(durable, "write", lambda fd, data: real(fd, data[:3]))
+    write(tmp_path / "x", [[[1, 2, 3], [4]], [[5, 6]]])
+    assert read_pair(tmp_path / "x") == ([(1, 2, 3), (4,), (5, 6)], [0, 2, 3])
+
+
+def test_an_io_error_is_named(tmp_path, monkeypatch):
+    with (
+        durable_calls(monkeypatch, 2, code=errno.EIO),
+        pytest.raises(ResourceError, match=r"writing .*x.*: Input/output error"),
+    ):
+        write(tmp_path / "x", [[[1, 2]]])
