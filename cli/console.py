@@ -108,15 +108,13 @@ class Console:
             listener.close()
 
 
-def run(
-    program: str, description: str, commands: Sequence[Command], argv: Sequence[str] | None = None
-) -> int:
+def run(program: str, commands: Sequence[Command], *, description: str, argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code.
 
     Args:
         program: the console script's name.
-        description: one sentence for `--help`.
         commands: the subcommands, in the order in which `--help` lists them.
+        description: one sentence for `--help`.
         argv: the words after the program's name; default `sys.argv[1:]`.
     """
     words = list(sys.argv[1:] if argv is None else argv)

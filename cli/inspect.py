@@ -1,4 +1,7 @@
-"""Show what a corpus, a blend or a bare .bin/.idx pair holds, with its first documents as text."""
+"""Show what a corpus, a blend or a bare .bin/.idx pair holds, with its first documents as text.
+
+Special tokens are shown as they are spelled. Reads manifests, indexes and the first documents only.
+"""
 
 from __future__ import annotations
 

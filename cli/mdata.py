@@ -19,7 +19,12 @@ COMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `mdata` and return its exit code (see cli/console.py)."""
-    return run("mdata", "from text to Megatron-format token files and blends of them", COMMANDS, argv)
+    return run(
+        "mdata",
+        COMMANDS,
+        description="from text to Megatron-format token files and blends of them",
+        argv=argv,
+    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,12 @@ COMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `mtrain` and return its exit code (see cli/console.py)."""
-    return run("mtrain", "train and use language models over any layout of devices", COMMANDS, argv)
+    return run(
+        "mtrain",
+        COMMANDS,
+        description="train and use language models over any layout of devices",
+        argv=argv,
+    )
 
 
 if __name__ == "__main__":

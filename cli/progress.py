@@ -32,7 +32,7 @@ class BarProgress(ConsoleProgress):
         self._stream = stream
         self._bar: Any = None
 
-    def begin(self, label: str, total: int | None, unit: str) -> None:
+    def begin(self, label: str, total: int | None, *, unit: str) -> None:
         """See `Progress`."""
         from tqdm import tqdm
 
@@ -72,7 +72,7 @@ class LineProgress(ConsoleProgress):
         self._state: dict[str, Any] = {}
         self._begun = self._last = 0.0
 
-    def begin(self, label: str, total: int | None, unit: str) -> None:
+    def begin(self, label: str, total: int | None, *, unit: str) -> None:
         """See `Progress`."""
         self._begun = self._last = self._clock()
         self._state = {"doing": label, "done": 0, "total": total, "unit": unit}

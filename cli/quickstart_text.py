@@ -167,7 +167,7 @@ def _take(documents: Iterable[Document], limit: int, name: str, progress: Progre
     """The first documents that fit the limit, in bytes of UTF-8."""
     kept: list[Document] = []
     total = 0
-    progress.begin(f"gather {name}", limit, "B")
+    progress.begin(f"gather {name}", limit, unit="B")
     for document in documents:
         size = len(document.text.encode())
         if len(document.text) < _LEAST_TEXT:

@@ -1,4 +1,7 @@
-"""Plain text for people: aligned tables, nothing else."""
+"""Plain text for people: aligned tables, nothing else.
+
+Numbers stand to the right, with thousands parted by commas; None is a dash.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Check token files against their manifest: structure and indexes, or with --full every byte."""
+"""Check token files against their manifest: structure and indexes, or with --full every byte.
+
+Every problem is told, not just the first; the exit code is 4 if there is any.
+"""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def open_corpus(path: str | Path) -> Corpus:
     readers = [IndexedReader(found.parent / shard.path) for shard in content.shards]
     for shard, reader in zip(content.shards, readers, strict=True):
         _check_pair(found, content.dtype, shard=shard, reader=reader)
-    return Corpus(found, content, readers)
+    return Corpus(found, content, readers=readers)
 
 
 def prefix_of(path: Path) -> Path:
@@ -87,7 +87,7 @@ class Corpus:
         dtype: of the tokens on disk. eod, largest_id, tokenizer_fingerprint: None where not known.
     """
 
-    def __init__(self, path: Path, manifest: CorpusManifest, readers: list[IndexedReader]) -> None:
+    def __init__(self, path: Path, manifest: CorpusManifest, *, readers: list[IndexedReader]) -> None:
         self.path = path
         self.manifest = manifest
         self.readers = tuple(readers)
@@ -174,7 +174,7 @@ class Corpus:
         )
         return self._token_of_sequence(first_sequence), self._token_of_sequence(last_sequence)
 
-    def read(self, start: int, count: int, out: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
+    def read(self, start: int, count: int, *, out: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
         """Tokens [start, start + count) of the stream, across shards: int64[count], into `out` if given."""
         assert start >= 0 and 0 <= count <= self.num_tokens - start, (
             f"tokens {start} to {start + count} of {self.num_tokens}"
@@ -255,7 +255,7 @@ def _open_bare(prefix: Path) -> Corpus:
         provenance=None,
         statistics=None,
     )
-    return Corpus(prefix, manifests.sealed(known), [reader])
+    return Corpus(prefix, manifests.sealed(known), readers=[reader])
 
 
 def _check_pair(path: Path, dtype: str, *, shard: Shard, reader: IndexedReader) -> None:

@@ -122,7 +122,7 @@ class _Prefetched(Iterator[list[Batch]]):
     """An iterator that another thread walks ahead of us."""
 
     def __init__(self, source: Iterator[list[Batch]], ahead: int) -> None:
-        self._queue: queue.Queue[list[Batch] | BaseException] = queue.Queue(ahead)
+        self._queue: queue.Queue[list[Batch] | Exception] = queue.Queue(ahead)
         self._closed = threading.Event()
         # The thread must not hold `self`, or an iterator that is dropped would never be collected.
         work = threading.Thread(
@@ -138,7 +138,7 @@ class _Prefetched(Iterator[list[Batch]]):
         if self._closed.is_set():
             raise StopIteration
         item = self._queue.get()
-        if isinstance(item, BaseException):
+        if isinstance(item, Exception):
             self.close()
             raise item
         return item
@@ -153,24 +153,22 @@ class _Prefetched(Iterator[list[Batch]]):
 
 def _walk(
     source: Iterator[list[Batch]],
-    out: queue.Queue[list[Batch] | BaseException],
+    out: queue.Queue[list[Batch] | Exception],
     closed: threading.Event,
 ) -> None:
     """Put items, then whatever ended the walk, until nobody listens."""
-    ending: BaseException = StopIteration()
+    ending: Exception = StopIteration()
     try:
         for item in source:
             if not _put(out, item, closed):
                 return
     # Whatever it is, it belongs to the consumer: an error that dies with this thread would be a hang there.
-    except BaseException as error:
+    except Exception as error:
         ending = error
     _put(out, ending, closed)
 
 
-def _put(
-    out: queue.Queue[list[Batch] | BaseException], item: list[Batch] | BaseException, closed: threading.Event
-) -> bool:
+def _put(out: queue.Queue[list[Batch] | Exception], item: list[Batch] | Exception, closed: threading.Event) -> bool:
     """Wait for room; False when the iterator was closed meanwhile."""
     while not closed.is_set():
         try:

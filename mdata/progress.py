@@ -13,7 +13,7 @@ from typing import Protocol
 class Progress(Protocol):
     """A listener of one piece of work after another."""
 
-    def begin(self, label: str, total: int | None, unit: str) -> None:
+    def begin(self, label: str, total: int | None, *, unit: str) -> None:
         """A piece of work starts: what it is, how much there is in `unit` ("B", "steps"; None: not known)."""
 
     def advance(self, amount: int, **totals: float) -> None:
@@ -26,7 +26,7 @@ class Progress(Protocol):
 class Silent:
     """Hears everything and says nothing."""
 
-    def begin(self, label: str, total: int | None, unit: str) -> None:
+    def begin(self, label: str, total: int | None, *, unit: str) -> None:
         """See `Progress`."""
 
     def advance(self, amount: int, **totals: float) -> None:

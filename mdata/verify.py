@@ -114,7 +114,7 @@ def _block_hashes(corpus: Corpus, shard: Shard, problems: list[MdataError]) -> b
 
 def _check_blocks(path: Path, expected: bytes, progress: Progress) -> Iterator[MdataError]:
     """Read a .bin and name every block whose hash differs."""
-    progress.begin(f"verifying {path.name}", path.stat().st_size, "B")
+    progress.begin(f"verifying {path.name}", path.stat().st_size, unit="B")
     with os_errors_named("reading"), path.open("rb") as file:
         for number in range(len(expected) // _HASH_BYTES):
             block = file.read(BLOCK_BYTES)

@@ -95,7 +95,7 @@ class _Loop:
     def run(self, done: Done, progress: Progress) -> TrainResult:
         """The steps after those that are done."""
         settings, total = self.config.train, self.plan.steps
-        progress.begin("train", total - done.steps, "steps")
+        progress.begin("train", total - done.steps, unit="steps")
         rate, skipped, valid = _Rate(), 0, dict[str, float]()
         for now, report in self._reports(done, rate):
             step = now.steps

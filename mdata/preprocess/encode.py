@@ -43,7 +43,7 @@ class EncodedBlock:
     problem: Problem | None
 
 
-def encode_block(data: bytes, tokenizer: Tokenizer, spec: EncodeSpec) -> EncodedBlock:
+def encode_block(data: bytes, tokenizer: Tokenizer, *, spec: EncodeSpec) -> EncodedBlock:
     """Tokenize the records of a block of whole lines; stops before the first line that cannot be taken."""
     records: list[Record] = []
     problem = None
@@ -52,13 +52,13 @@ def encode_block(data: bytes, tokenizer: Tokenizer, spec: EncodeSpec) -> Encoded
     except RowError as error:
         problem = error.problem
     parts = tuple(
-        encode_documents([record.texts[number] for record in records], tokenizer, spec.eod)
+        encode_documents([record.texts[number] for record in records], tokenizer, eod=spec.eod)
         for number in range(len(spec.json_keys))
     )
     return EncodedBlock(len(records), parts, problem)
 
 
-def encode_documents(documents: Sequence[Sequence[str]], tokenizer: Tokenizer, eod: int | None) -> Encoded:
+def encode_documents(documents: Sequence[Sequence[str]], tokenizer: Tokenizer, *, eod: int | None) -> Encoded:
     """Tokenize documents, each a list of sentences.
 
     Args:

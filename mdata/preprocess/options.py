@@ -1,4 +1,8 @@
-"""What a preprocess run is asked to do, and where its results go."""
+"""What a preprocess run is asked to do, and where its results go.
+
+Options carry the names of Megatron's tool. Nothing here reads a file: `check_options` refuses what can be
+refused by looking at the words alone.
+"""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def length_histogram(encoded: Encoded) -> npt.NDArray[np.int64]:
 
 def _fill(sinks: Sequence[_Sink], job: _Job) -> int:
     """Tokenize everything into the sinks, in the order of the input; returns the number of records."""
-    job.progress.begin("tokenizing", sum(file.size_bytes for file in job.files), "B")
+    job.progress.begin("tokenizing", sum(file.size_bytes for file in job.files), unit="B")
     records = rows_of_file = 0
     current = None
     with closing(_encoded(job)) as results:
@@ -160,10 +160,10 @@ def _encoded(job: _Job) -> Generator[tuple[Task, EncodedBlock], None, None]:
     tasks = _tasks(units, options.unit_bytes)
     one_task = len(units) < 2 and all(file.compression == "none" for file in job.files)
     if options.workers == 1 or one_task:
-        yield from encode_here(tasks, job.tokenizer, job.spec)
+        yield from encode_here(tasks, job.tokenizer, spec=job.spec)
         return
     setup = WorkerSetup(options.tokenizer_type, job.tokenizer.files, job.tokenizer.options, job.spec)
-    yield from encode_in_workers(tasks, setup, options.workers)
+    yield from encode_in_workers(tasks, setup, num_workers=options.workers)
 
 
 def _tasks(units: Sequence[Unit], unit_bytes: int) -> Iterator[Task]:

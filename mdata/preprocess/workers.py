@@ -51,14 +51,16 @@ class WorkerSetup:
     spec: EncodeSpec
 
 
-def encode_here(tasks: Iterable[Task], tokenizer: Tokenizer, spec: EncodeSpec) -> Iterator[tuple[Task, EncodedBlock]]:
+def encode_here(
+    tasks: Iterable[Task], tokenizer: Tokenizer, *, spec: EncodeSpec
+) -> Iterator[tuple[Task, EncodedBlock]]:
     """Encode the tasks in this process, one after another."""
     for task in tasks:
-        yield task, encode_block(task.text(), tokenizer, spec)
+        yield task, encode_block(task.text(), tokenizer, spec=spec)
 
 
 def encode_in_workers(
-    tasks: Iterable[Task], setup: WorkerSetup, num_workers: int
+    tasks: Iterable[Task], setup: WorkerSetup, *, num_workers: int
 ) -> Iterator[tuple[Task, EncodedBlock]]:
     """Encode the tasks in processes; results come in the order of the tasks.
 
@@ -190,7 +192,7 @@ def _serve(connection: Connection, setup: WorkerSetup) -> None:
 def _attempt(task: Task, tokenizer: Tokenizer, spec: EncodeSpec) -> EncodedBlock | Exception:
     """The result, or what was raised, for the parent to raise; a fault of ours carries its traceback along."""
     try:
-        return encode_block(task.text(), tokenizer, spec)
+        return encode_block(task.text(), tokenizer, spec=spec)
     except Exception as error:
         error.add_note("in a worker process:\n" + traceback.format_exc())
         return error

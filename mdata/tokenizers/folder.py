@@ -1,4 +1,8 @@
-"""A tokenizer's files in a folder, written so that a reader finds each file old or new, never in part."""
+"""A tokenizer's files in a folder, written so that a reader finds each file old or new, never in part.
+
+Beside a corpus the folder is named by its content, so that all corpora of one tokenizer in one place share
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What every tokenizer of ours is, whichever library does the work."""
+"""What every tokenizer of ours is, whichever library does the work.
+
+Ids are int32 and lengths int64 arrays, because a batch of texts becomes arrays once, where it is tokenized,
+and stays so until it is written.
+"""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _config() -> str:
 
 def _texts(inputs: Sequence[str | Path], json_keys: Sequence[str], progress: Progress) -> Iterator[str]:
     files = find_files(inputs)
-    progress.begin("reading text", sum(file.size_bytes for file in files), "B")
+    progress.begin("reading text", sum(file.size_bytes for file in files), unit="B")
     for file in files:
         for record in read_records(file, json_keys):
             for sentences in record.texts:

@@ -33,7 +33,7 @@ def command(tmp_path, monkeypatch):
         (tmp_path / f"{name}.py").write_text(module)
         monkeypatch.syspath_prepend(str(tmp_path))
         table = (Command("work", "does it", name), Command("other", "never", "cli.no_such_module"))
-        return lambda *argv: run("prog", "a program of ours.", table, argv)
+        return lambda *argv: run("prog", table, description="a program of ours.", argv=argv)
 
     return make
 
@@ -142,7 +142,7 @@ def test_a_reader_that_leaves_is_no_error():
     code = "import sys; from cli.console import Console, run, Command\nimport cli.mdata as m\n"
     code += "class M: add_arguments=staticmethod(lambda p: None)\n"
     code += "M.main=staticmethod(lambda a, c: [c.result('x' * 70000, {}) for _ in range(100)] and None)\n"
-    code += "sys.modules['made_up']=M\nsys.exit(run('prog', 'd', [Command('w', 's', 'made_up')], ['w']))"
+    code += "sys.modules['made_up']=M\nsys.exit(run('prog', [Command('w', 's', 'made_up')], description='d', argv=['w']))"
     child = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -157,7 +157,7 @@ def test_lines_come_each_ten_seconds_and_at_the_end():
     now = [0.0]
     lines = io.StringIO()
     progress = LineProgress(lambda line: print(line, file=lines), clock=lambda: now[0])
-    progress.begin("counting", 100, "B")
+    progress.begin("counting", 100, unit="B")
     for second in range(25):
         now[0] = float(second)
         progress.advance(4, tokens=second)
