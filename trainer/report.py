@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from mdata import durable
 from trainer import report_plots
@@ -21,6 +22,15 @@ BASELINES = (  # field of Baselines, name on the page, whether it is drawn
     ("bigram_add_one", "bigram, add-one", True),
     ("bigram_witten_bell", "bigram, Witten-Bell", True),
 )
+
+
+class Cell(NamedTuple):
+    """A number in a table; good or bad where it is judged."""
+
+    text: str
+    good: bool | None = None
+
+
 _STYLE = """
 :root { --text: #1d2330; --quiet: #8a93a3; --grid: #dfe3e9; --page: #ffffff; --card: #f5f6f8; --special: #8a5a00;
   --series-0: #1f66d1; --series-1: #c2491d; --series-2: #20875a; --series-3: #8a4bbf; --series-4: #b08400;
@@ -37,9 +47,9 @@ svg text { font-family: system-ui, sans-serif !important; }
 .row { display: flex; flex-wrap: wrap; gap: 1.5rem; } .row > * { flex: 1 1 28rem; min-width: 0; max-width: 42rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; } th, td { padding: .25rem .9rem .25rem 0;
   text-align: right; border-bottom: 1px solid var(--grid); } th { color: var(--quiet); font-weight: 500; }
-th:first-child, td:first-child { text-align: left; } .scroll { overflow-x: auto; }
+th:first-child, td:first-child { text-align: left; white-space: nowrap; } .scroll { overflow-x: auto; }
 pre { background: var(--card); padding: .8rem 1rem; border-radius: 6px; white-space: pre-wrap; font-size: 13px;
-  overflow-wrap: anywhere; max-height: 24rem; overflow-y: auto; } mark { background: none; color: var(--special); }
+  overflow-wrap: anywhere; max-height: 17rem; overflow-y: auto; } mark { background: none; color: var(--special); }
 pre b { color: var(--series-0); font-weight: 600; } .good { color: var(--series-2); } .bad { color: var(--series-1); }
 details summary { cursor: pointer; color: var(--quiet); }
 """
@@ -67,7 +77,7 @@ def render(run: Run, corpora: Corpora) -> str:
         _head(run),
         _notes(corpora.notes),
         _losses(run, corpora.valid),
-        _throughput(run),
+        f'<div class="row">{_loss_table(corpora.valid)}{_throughput(run)}</div>',
         _read(corpora),
         _texts(run, corpora),
         _ranks(run),
@@ -102,7 +112,7 @@ def _notes(notes: Iterable[str]) -> str:
 
 
 def _losses(run: Run, valid: Sequence[ValidCorpus]) -> str:
-    """A panel for each validation corpus, and all numbers in a table."""
+    """A panel for each validation corpus."""
     scale = run.config.train.sequence_length / 1e6
     train = _curve(run, "loss", scale)
     shown = valid or [ValidCorpus(name="training", curve=[], bits_per_byte=None, baselines=None)]
@@ -112,19 +122,35 @@ def _losses(run: Run, valid: Sequence[ValidCorpus]) -> str:
         lines = [(name, value) for name, value, drawn in _baselines(corpus) if drawn]
         drawing = report_plots.loss_panel(corpus.name, train, valid=curve, lines=lines)
         panels.append(f"<div><h3>{_text(corpus.name)}</h3>{drawing}</div>")
-    return f'<h2>Loss</h2><div class="row">{"".join(panels)}</div>{_loss_table(valid)}'
+    return f'<h2>Loss</h2><div class="row">{"".join(panels)}</div>'
 
 
 def _loss_table(valid: Sequence[ValidCorpus]) -> str:
-    rows: list[list[str | bool]] = []
-    for corpus in valid:
-        final = corpus.curve[-1][1] if corpus.curve else None
-        if final is not None:
-            rows.append([f"{corpus.name}: the model", _number(final), _bits(final, corpus), ""])
-        for name, value, _ in _baselines(corpus):
-            below = "" if final is None else final < value
-            rows.append([f"{corpus.name}: {name}", _number(value), _bits(value, corpus), below])
-    return _table(["validation loss", "nats per token", "bits per byte", "the model is below it"], rows) if rows else ""
+    """Per corpus the model's last loss and the baselines, in both units; a mark where the model is below."""
+    if not any(corpus.curve or corpus.baselines for corpus in valid):
+        return ""
+    header = ["last validation", *(f"{c.name}: {what}" for c in valid for what in ("nats per token", "bits per byte"))]
+    final = [corpus.curve[-1][1] if corpus.curve else None for corpus in valid]
+    rows: list[list[str | Cell]] = [["the model", *_pairs(valid, final, None)]]
+    for field, name, _ in BASELINES:
+        values = [getattr(c.baselines, field) if c.baselines else None for c in valid]
+        if any(value is not None for value in values):
+            rows.append([name, *_pairs(valid, values, final)])
+    note = '<p class="lead">Green: the model is below it. Red: it is not.</p>'
+    return f"<div><h2>Against counting</h2>{note}{_table(header, rows)}</div>"
+
+
+def _pairs(
+    valid: Sequence[ValidCorpus], values: Sequence[float | None], model: Sequence[float | None] | None
+) -> list[Cell]:
+    """Cells with nats per token and bits per byte of each corpus; with the model's losses, judged by them."""
+    cells = []
+    for i, (corpus, value) in enumerate(zip(valid, values, strict=True)):
+        ours = model[i] if model else None
+        below = None if value is None or ours is None else ours < value
+        bits = None if value is None or corpus.bits_per_byte is None else value * corpus.bits_per_byte
+        cells += [Cell("" if number is None else f"{number:.3f}", below) for number in (value, bits)]
+    return cells
 
 
 def _throughput(run: Run) -> str:
@@ -133,8 +159,8 @@ def _throughput(run: Run) -> str:
         return ""
     middle = sorted(y for _, y in rates)[len(rates) // 2]
     return (
-        f'<h2>Throughput</h2><p class="lead">{middle:,.0f} tokens per second in the median line of metrics</p>'
-        f'<div class="row"><div>{report_plots.throughput(rates)}</div></div>'
+        f'<div><h2>Throughput</h2><p class="lead">{middle:,.0f} tokens per second in the median line of metrics</p>'
+        f"{report_plots.throughput(rates)}</div>"
     )
 
 
@@ -204,25 +230,17 @@ def _baselines(corpus: ValidCorpus) -> list[tuple[str, float, bool]]:
     return [(name, getattr(corpus.baselines, field), drawn) for field, name, drawn in BASELINES]
 
 
-def _number(value: float) -> str:
-    return f"{value:.3f}"
-
-
-def _bits(nats: float, corpus: ValidCorpus) -> str:
-    return "" if corpus.bits_per_byte is None else _number(nats * corpus.bits_per_byte)
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str | bool]]) -> str:
-    """A table of texts and verdicts."""
+def _table(header: Sequence[str], rows: Iterable[Sequence[str | Cell]]) -> str:
+    """A table whose first column is text and whose others are numbers."""
     head = "".join(f"<th>{_text(name)}</th>" for name in header)
-    body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
     return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
 
 
-def _cell(value: str | bool) -> str:
-    if isinstance(value, str):
-        return _text(value)
-    return '<span class="good">yes</span>' if value else '<span class="bad">no</span>'
+def _cell(cell: str | Cell) -> str:
+    text, good = cell if isinstance(cell, Cell) else Cell(cell)
+    mark = "" if good is None else ' class="good"' if good else ' class="bad"'
+    return f"<td{mark}>{_text(text)}</td>"
 
 
 def _marked(text: str, special: Iterable[str]) -> str:

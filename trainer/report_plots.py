@@ -51,7 +51,7 @@ def loss_panel(name: str, train: Curve, *, valid: Curve, lines: Sequence[tuple[s
         axes.text(last * 1.04, place, f"{label} {y:.2f}", color=SERIES[1], va="center", fontsize=9)
     axes.set_xlabel("million tokens trained on")
     axes.set_ylabel("nats per token")
-    axes.legend(frameon=False, loc="upper right", fontsize=9)
+    _legend_above(axes)
     return _svg(figure, f"loss {name}")
 
 
@@ -82,7 +82,7 @@ def document_lengths(corpora: Sequence[CorpusRead]) -> str:
     axes.set_xticks(ticks, [_bin_label(k) for k in ticks])
     axes.set_xlabel("tokens in a document, up to")
     axes.set_ylabel("% of documents")
-    axes.legend(frameon=False, fontsize=9)
+    _legend_above(axes)
     return _svg(figure, "document lengths")
 
 
@@ -103,6 +103,12 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
         label.set_color(TEXT)
         label.set_fontsize(9)
     return figure, axes
+
+
+def _legend_above(axes: Axes) -> None:
+    """The names of the curves over the panel, where they hide nothing."""
+    place = (0.0, 1.0)
+    axes.legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=place, ncols=3, borderaxespad=0.2)
 
 
 def _svg(figure: Figure, name: str) -> str:

@@ -1,0 +1,110 @@
+"""A run folder as `mtrain train` leaves it, without a training: real corpora and data, made-up losses."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import mdata
+from trainer.config import RunConfig, dump_config, parse_config
+
+WORDS = [
+    "time",
+    "year",
+    "people",
+    "way",
+    "day",
+    "man",
+    "thing",
+    "woman",
+    "life",
+    "child",
+    "world",
+    "school",
+    "state",
+    "family",
+    "student",
+    "group",
+    "country",
+]
+
+
+def write_jsonl(path: Path, seed: int, documents: int = 40) -> Path:
+    """Documents of 5 to 120 words with a little grammar: a word is often followed by the same next word."""
+    draw = random.Random(seed)
+    lines = []
+    for number in range(documents):
+        words = [draw.choice(WORDS)]
+        while len(words) < draw.randint(5, 120):
+            after = WORDS[(WORDS.index(words[-1]) * 7 + 3) % len(WORDS)]
+            words.append(after if draw.random() < 0.7 else draw.choice(WORDS))
+        lines.append(json.dumps({"text": " ".join(words) + ".", "file": f"made-up/{number}"}) + "\n")
+    path.write_text("".join(lines))
+    return path
+
+
+def make_corpora(folder: Path, texts: dict[str, Path], *, vocab_size: int = 300) -> dict[str, Path]:
+    """Train a tokenizer on all texts and preprocess each; name -> manifest."""
+    mdata.train_tokenizer(list(texts.values()), folder / "tokenizer", vocab_size=vocab_size)
+    for name, path in texts.items():
+        mdata.preprocess(
+            mdata.PreprocessOptions(
+                input=(str(path),),
+                output_prefix=str(folder / name),
+                tokenizer_type="HuggingFaceTokenizer",
+                tokenizer_model=str(folder / "tokenizer"),
+                append_eod=True,
+            )
+        )
+    return {name: folder / f"{name}_text_document.json" for name in texts}
+
+
+def make_config(folder: Path, *, blend: Path | str, valid: Sequence[Path], **train: int) -> RunConfig:
+    """A small run over these corpora."""
+    tables = {
+        "run": {"folder": str(folder)},
+        "model": {"num_layers": 2, "hidden_size": 64, "num_heads": 4},
+        "data": {"blend": str(blend), "valid": [str(path) for path in valid]},
+        "mesh": {"tp": 2, "sequence_parallel": True},
+        "train": {"sequence_length": 32, "global_batch": 4, "micro_batch": 2, "steps": 40, **train},
+        "optimizer": {"lr": 1e-3},
+    }
+    config, problems = parse_config(tables)
+    assert config is not None, problems
+    return config
+
+
+def write_run(config: RunConfig, *, steps: int, eval_interval: int = 10) -> Path:
+    """metrics.jsonl and the rest, with losses that fall from 6 towards 2."""
+    folder = Path(config.run.folder)
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(dump_config(config))
+    (folder / "plan.json").write_text(json.dumps({"num_parameters": 123_456, "world_size": 2, "vocab_size": 300}))
+    ranks = [
+        {"rank": i, "tp": i, "dp": 0, "split_parameters": 60_000, "copied_parameters": 3_456, "parameters": []}
+        for i in range(2)
+    ]
+    (folder / "ranks.json").write_text(json.dumps(ranks))
+    (folder / "events.jsonl").write_text(json.dumps({"time_s": 0.0, "event": "start"}) + "\n")
+    names = [Path(path).stem for path in config.data.valid]
+    draw = random.Random(1)
+    lines = []
+    for step in range(1, steps + 1):
+        loss = 2 + 4 * math.exp(-3 * step / steps)
+        line = {
+            "step": step,
+            "consumed_samples": step * config.train.global_batch,
+            "loss": loss + draw.gauss(0, 0.08),
+            "grad_norm": 1.0,
+            "lr": 1e-3,
+            "tokens_per_s": 9000 + draw.gauss(0, 200),
+            "time_s": 1000.0 + step,
+        }
+        if names and (step % eval_interval == 0 or step == steps):
+            line["valid"] = {name: loss + 0.1 * i for i, name in enumerate(names)}
+        lines.append(json.dumps(line) + "\n")
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    return folder

@@ -1,0 +1,192 @@
+"""The report of made-up runs over real corpora: what it says, and runs that have little to say."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from html.parser import HTMLParser
+
+import pytest
+
+import mdata
+from mdata import DamageError, UsageError
+from tests.helpers import runs
+from trainer import baselines, report_data, report_plots
+from trainer.data import open_data
+from trainer.report import write_report
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpora")
+    names = ("a-train", "b-train", "a-valid", "b-valid")
+    texts = {name: runs.write_jsonl(folder / f"{name}.jsonl", seed) for seed, name in enumerate(names)}
+    made = runs.make_corpora(folder, texts)
+    mdata.make_blend(["0.7", str(made["a-train"]), "0.3", str(made["b-train"])], folder / "blend.json")
+    return {**made, "blend": folder / "blend.json", "folder": folder}
+
+
+@pytest.fixture
+def config(corpora, tmp_path):
+    valid = [corpora["a-valid"], corpora["b-valid"]]
+    return runs.make_config(tmp_path / "run", blend=corpora["blend"], valid=valid)
+
+
+class Page(HTMLParser):
+    """Text and tags of a page; every tag that opens is closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.text, self.tags = [], [], []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+    def __str__(self):
+        return " ".join(self.text)
+
+
+def page_of(folder):
+    path = write_report(folder)
+    assert path == folder / "report.html"
+    return Page(path.read_text())
+
+
+def test_the_page_says_what_happened(config):
+    folder = runs.write_run(config, steps=40)
+    (folder / "generated.jsonl").write_text('{"prompt": "time <b>", "text": " of<|endoftext|>", "step": 40}\n')
+    page = page_of(folder)
+    text = str(page)
+    for part in ("a-valid", "b-valid", "bigram, Witten-Bell", "bits per byte", "tokens per second", "5,120 tokens read",
+                 "123,456 parameters", "60,000", "time <b>", "num_layers = 2", "What it wrote at step 40"):  # fmt: skip
+        assert part in text
+    assert text.count("<|endoftext|>") >= 1
+    assert [attrs for tag, attrs in page.tags if tag == "mark"]
+    assert len([1 for tag, _ in page.tags if tag == "svg"]) == 4
+
+
+def test_the_page_needs_nothing_from_elsewhere(config):
+    folder = runs.write_run(config, steps=5)
+    page = page_of(folder)
+    assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in page.tags}
+    loaded = [v for _, attrs in page.tags for k, v in attrs.items() if k in ("src", "href", "xlink:href") and v]
+    assert all(value.startswith("#") for value in loaded), loaded
+
+
+def test_what_was_read_is_what_the_dataset_dealt(config):
+    folder = runs.write_run(config, steps=25)
+    run = report_data.read_run(folder)
+    read = report_data.read_corpora(run).read
+    assert [corpus.name for corpus in read] == ["a-train", "b-train"]
+    assert [corpus.samples for corpus in read] == [70, 30]
+    assert [corpus.share for corpus in read] == pytest.approx([0.7, 0.3])
+    assert read[0].tokens == 70 * 32
+    manifest = mdata.load_manifest(mdata.open_blend(config.data.blend).corpora[0].path)
+    assert sum(read[0].lengths) == manifest.shards[0].documents
+    assert read[0].epochs == pytest.approx(read[0].tokens / read[0].corpus_tokens, rel=0.05)
+
+
+def test_baselines_are_fitted_on_the_rows_of_the_run(config):
+    run = report_data.read_run(runs.write_run(config, steps=10))
+    data = open_data(config)
+    rows = [data.train[k] for k in range(40)]
+    counts = baselines.count_pairs([(r["tokens"], r["labels"], r["loss_mask"]) for r in rows], 300)
+    found, notes = report_data.baselines_of(run, data)
+    assert not notes
+    for name, dataset in data.valid.items():
+        held = [dataset[k] for k in range(dataset.num_samples)]
+        expected = baselines.evaluate(counts, [(r["tokens"], r["labels"], r["loss_mask"]) for r in held])
+        assert found[name] == expected
+        assert found[name].train_tokens == 40 * 32
+
+
+def test_baselines_are_kept_for_their_state_of_the_run(config, monkeypatch):
+    folder = runs.write_run(config, steps=10)
+    data = open_data(config)
+    first, _ = report_data.baselines_of(report_data.read_run(folder), data)
+    monkeypatch.setattr(report_data, "count_pairs", None)  # a second count would fail
+    assert report_data.baselines_of(report_data.read_run(folder), data) == (first, [])
+    kept = json.loads((folder / "baselines.json").read_text())
+    assert kept["facts"]["consumed_samples"] == 40
+    shutil.rmtree(folder)
+    runs.write_run(config, steps=11)
+    (folder / "baselines.json").write_text(json.dumps(kept))
+    with pytest.raises(TypeError):
+        report_data.baselines_of(report_data.read_run(folder), data)
+
+
+def test_bits_per_byte(config, corpora):
+    run = report_data.read_run(runs.write_run(config, steps=10))
+    valid = report_data.read_corpora(run).valid[0]
+    texts = [json.loads(line)["text"] for line in (corpora["folder"] / "a-valid.jsonl").open()]
+    tokens = mdata.open_corpus(corpora["a-valid"]).num_tokens
+    expected = tokens / sum(len(text.encode()) for text in texts) / math.log(2)
+    assert valid.bits_per_byte == pytest.approx(expected)
+    assert valid.curve[-1][0] == 40
+
+
+def test_a_run_with_one_step_and_no_validation(corpora, tmp_path):
+    config = runs.make_config(tmp_path / "run", blend=corpora["a-train"], valid=[])
+    page = page_of(runs.write_run(config, steps=1))
+    assert "no validation corpus" in str(page) and "Against counting" not in str(page)
+    assert not (tmp_path / "run" / "baselines.json").exists()
+
+
+def test_a_large_run_says_that_baselines_are_left_out(config, monkeypatch):
+    monkeypatch.setattr(report_data, "MOST_TOKENS", 100)
+    text = str(page_of(runs.write_run(config, steps=10)))
+    assert "left out above 100 training tokens; this run has read 1,280" in text
+    assert "the model" in text
+
+
+def test_data_that_has_moved_leaves_a_note(config):
+    folder = runs.write_run(config, steps=10)
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace("blend.json", "gone.json"))
+    text = str(page_of(folder))
+    assert "The data could not be opened" in text and "a-valid" in text and "What was read" not in text
+
+
+def test_lines_without_values_are_left_out(config):
+    folder = runs.write_run(config, steps=10)
+    line = {"step": 11, "consumed_samples": 44, "loss": None, "tokens_per_s": None, "time_s": 1011.0}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    assert "1,408 tokens read" in str(page_of(folder))
+
+
+def test_nothing_to_report_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"nothing to report in .*no line in metrics.jsonl"):
+        write_report(tmp_path)
+
+
+def test_a_damaged_file_is_named(config):
+    folder = runs.write_run(config, steps=2)
+    (folder / "ranks.json").write_text("[{")
+    with pytest.raises(DamageError, match=r"ranks.json is no JSON"):
+        write_report(folder)
+
+
+def test_labels_stand_clear_of_each_other():
+    places = report_plots._spread([5.0, 5.01, 2.0, 5.02], (0.0, 10.0))
+    assert places[0] == 5.0 and places[2] == 2.0
+    assert places[1] - places[0] == pytest.approx(0.6) and places[3] - places[1] == pytest.approx(0.6)
+
+
+def test_long_curves_are_thinned_by_means():
+    curve = [(float(i), float(i % 2)) for i in range(2000)]
+    thin = report_plots._thinned(curve)
+    assert len(thin) <= 600 and thin[-1][0] == 1999.0
+    assert thin[0] == (3.0, 0.5)
+    assert report_plots._thinned(curve[:5]) == curve[:5]
