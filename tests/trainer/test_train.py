@@ -1,0 +1,216 @@
+"""Whole runs on real text: layouts agree, resuming is exact, a killed run goes on, what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mdata
+from tests.helpers.ranks import run_ranks
+from tests.helpers.runs import make_corpora, write_jsonl
+from trainer import checkpoint
+from trainer.config import (
+    CheckpointSection,
+    DataSection,
+    MeshSection,
+    ModelSection,
+    OptimizerSection,
+    PrecisionSection,
+    RunConfig,
+    RunSection,
+    TrainSection,
+    dump_config,
+)
+from trainer.data import open_data
+from trainer.mesh import Mesh
+from trainer.metrics import read_metrics
+from trainer.plan import make_plan
+from trainer.train import train
+
+
+@dataclass(frozen=True)
+class Corpora:
+    """0.7 first, 0.3 second, and a held-out corpus."""
+
+    folder: Path
+    blend: Path
+    valid: Path
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory) -> Corpora:
+    folder = tmp_path_factory.mktemp("corpora")
+    texts = {name: write_jsonl(folder / f"{name}.jsonl", seed) for seed, name in enumerate(["first", "second", "held"])}
+    made = make_corpora(folder, texts)
+    mdata.make_blend(["0.7", str(made["first"]), "0.3", str(made["second"])], folder / "mix.json")
+    return Corpora(folder, folder / "mix.json", made["held"])
+
+
+def _config(corpora, folder, *, tp=1, sequence_parallel=False, steps=20, interval=0, dtype="fp32") -> RunConfig:
+    return RunConfig(
+        run=RunSection(folder=str(folder), seed=7),
+        model=ModelSection(num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, init_std=0.05),
+        data=DataSection(blend=str(corpora.blend), valid=(str(corpora.valid),)),
+        mesh=MeshSection(tp=tp, sequence_parallel=sequence_parallel),
+        train=TrainSection(
+            sequence_length=32, global_batch=4, micro_batch=2, steps=steps, eval_interval=10, eval_samples=7
+        ),
+        optimizer=OptimizerSection(lr=1e-2, warmup_steps=1),
+        precision=PrecisionSection(dtype=dtype),
+        checkpoint=CheckpointSection(interval=interval, keep=2),
+    )
+
+
+def _train(context, config):
+    result = train(config, context.join(Mesh(context.world, config.mesh.tp)))
+    return result.step, result.loss, result.valid
+
+
+def _curve(folder):
+    return {line["step"]: (line["loss"], line["grad_norm"], line.get("valid")) for line in read_metrics(Path(folder))}
+
+
+@pytest.mark.parametrize(("ranks", "tp", "sequence_parallel"), [(2, 2, False), (2, 2, True), (2, 1, False)])
+def test_losses_do_not_depend_on_the_layout(ranks, tp, sequence_parallel, corpora, tmp_path):
+    """fp32, 20 steps, training and validation, within 1e-4; and the loss falls."""
+    run_ranks(_train, 1, _config(corpora, tmp_path / "alone"))
+    config = _config(corpora, tmp_path / "ranks", tp=tp, sequence_parallel=sequence_parallel)
+    run_ranks(_train, ranks, config)
+    alone, other = _curve(tmp_path / "alone"), _curve(tmp_path / "ranks")
+    assert list(alone) == list(other) == list(range(1, 21))
+    for step, (loss, _, valid) in alone.items():
+        np.testing.assert_allclose(other[step][0], loss, rtol=1e-4)
+        assert (valid is not None) == (step in (10, 20))
+        if valid:
+            np.testing.assert_allclose(other[step][2]["held_text_document"], valid["held_text_document"], rtol=1e-4)
+    assert alone[20][0] < alone[1][0] - 1
+
+
+def test_ranks_json_tells_what_each_rank_holds(corpora, tmp_path):
+    run_ranks(_train, 1, _config(corpora, tmp_path / "alone", steps=1))
+    run_ranks(_train, 2, _config(corpora, tmp_path / "halves", tp=2, sequence_parallel=True, steps=1))
+    (whole,) = json.loads((tmp_path / "alone" / "ranks.json").read_text())
+    halves = json.loads((tmp_path / "halves" / "ranks.json").read_text())
+    assert [half["tp"] for half in halves] == [0, 1]
+    assert sum(half["split_parameters"] for half in halves) == whole["split_parameters"]
+    # 300 rows of vocabulary are cut at 256 of 512 padded ones; all else in the middle.
+    vocabulary = 32 * (256 - 150)
+    assert halves[0]["split_parameters"] == whole["split_parameters"] // 2 + vocabulary
+    assert {half["copied_parameters"] for half in halves} == {whole["copied_parameters"]}
+
+
+def test_resuming_at_every_step_is_bitwise_the_same_run(corpora, tmp_path):
+    """Stop after k steps, go on with a new process group: the rest equals the undisturbed run, bit for bit."""
+    undisturbed = _config(corpora, tmp_path / "whole", tp=2, sequence_parallel=True, steps=12, interval=1)
+    run_ranks(_train, 2, undisturbed)
+    expected = _curve(tmp_path / "whole")
+    folder = tmp_path / "parts"
+    for stop in (1, 2, 5, 11, 12):
+        # The schedule must not know where we stop: decay_steps is fixed.
+        part = replace(undisturbed, run=RunSection(folder=str(folder), seed=7))
+        part = replace(part, optimizer=replace(part.optimizer, decay_steps=12), train=replace(part.train, steps=stop))
+        run_ranks(_train, 2, part)
+        got = _curve(folder)
+        for step in range(1, stop + 1):
+            assert got[step][:2] == expected[step][:2], step
+    assert checkpoint.latest(folder / "checkpoints") == folder / "checkpoints" / "step-12"
+    assert sorted(p.name for p in (folder / "checkpoints").glob("step-*")) == ["step-11", "step-12"]
+
+
+def test_a_finished_run_has_nothing_to_do(corpora, tmp_path):
+    config = _config(corpora, tmp_path / "run", steps=2)
+    run_ranks(_train, 1, config)
+    assert run_ranks(_train, 1, config) == [(2, None, {})]
+
+
+def test_another_layout_goes_on_where_one_stopped(corpora, tmp_path):
+    config = _config(corpora, tmp_path / "run", steps=20)
+    run_ranks(_train, 1, config)
+    expected = _curve(tmp_path / "run")
+    other = replace(config, run=RunSection(folder=str(tmp_path / "other"), seed=7))
+    half = replace(other, train=replace(other.train, steps=10), optimizer=replace(other.optimizer, decay_steps=20))
+    run_ranks(_train, 1, half)
+    run_ranks(_train, 2, replace(other, mesh=MeshSection(tp=2, sequence_parallel=True)))
+    got = _curve(tmp_path / "other")
+    assert list(got) == list(range(1, 21))
+    for step in range(11, 21):
+        np.testing.assert_allclose(got[step][0], expected[step][0], rtol=1e-4)
+
+
+def test_kill_9_at_any_step_and_run_again(corpora, tmp_path):
+    """The command itself, killed with its ranks at a random moment, twice; then the curve of an undisturbed run."""
+    config = _config(corpora, tmp_path / "whole", tp=2, sequence_parallel=True, steps=30, interval=3)
+    run_ranks(_train, 2, config)
+    config = replace(config, run=RunSection(folder=str(tmp_path / "killed"), seed=7))
+    path = tmp_path / "run.toml"
+    path.write_text(dump_config(config))
+    command = [sys.executable, "-m", "cli.mtrain", "train", str(path), "--nproc", "2"]
+    seed = int(os.environ.get("MTRAIN_TEST_SEED", "0"))
+    rng = random.Random(seed)
+    for _ in range(2):
+        process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        until = rng.randint(2, 25)
+        _wait_for_step(tmp_path / "killed", until, process)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert _curve(tmp_path / "killed") == _curve(tmp_path / "whole"), f"seed {seed}"
+
+
+def _wait_for_step(folder: Path, step: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if (folder / "metrics.jsonl").exists() and len(read_metrics(folder)) >= step:
+            return
+        time.sleep(0.01)
+    assert process.poll() == 0, process.stderr.read().decode() if process.stderr else ""
+
+
+def test_a_changed_order_of_data_is_refused_by_field(corpora, tmp_path):
+    config = _config(corpora, tmp_path / "run", steps=1)
+    run_ranks(_train, 1, config)
+    changed = replace(config, run=replace(config.run, seed=8), train=replace(config.train, steps=2))
+    with pytest.raises(AssertionError, match=r"another order of data\n +found: seed 8\n +expected: seed 7"):
+        run_ranks(_train, 1, changed)
+
+
+def test_a_corpus_of_another_tokenizer_is_refused(corpora, tmp_path):
+    made = make_corpora(tmp_path, {"x": write_jsonl(tmp_path / "x.jsonl", 9)}, vocab_size=280)
+    config = _config(corpora, tmp_path / "run")
+    other = replace(config, data=replace(config.data, valid=(str(made["x"]),)))
+    with pytest.raises(mdata.UsageError, match="was made with another tokenizer"):
+        open_data(other)
+
+
+def test_a_vocabulary_that_is_too_small_is_refused(corpora, tmp_path):
+    config = _config(corpora, tmp_path / "run")
+    data = open_data(config)
+    small = replace(config, model=replace(config.model, vocab_size=200))
+    with pytest.raises(mdata.UsageError, match=r"model\.vocab_size=200 is too small.*300"):
+        make_plan(small, 1, data.facts)
+
+
+def test_a_foreign_corpus_is_checked_batch_by_batch(corpora, tmp_path):
+    """A bare .bin/.idx pair says nothing of its vocabulary: the model's is given, and an id outside it is named."""
+    for ending in ("bin", "idx"):
+        source = corpora.folder / f"first_text_document.{ending}"
+        (tmp_path / f"bare.{ending}").write_bytes(source.read_bytes())
+    config = _config(corpora, tmp_path / "run", steps=2)
+    config = replace(config, data=DataSection(blend=str(tmp_path / "bare")))
+    fits = replace(config, model=replace(config.model, vocab_size=300))
+    run_ranks(_train, 1, fits)
+    assert list(_curve(tmp_path / "run")) == [1, 2]
+    small = replace(fits, model=replace(config.model, vocab_size=150), run=RunSection(folder=str(tmp_path / "r2")))
+    with pytest.raises(AssertionError, match="token id outside the model's vocabulary"):
+        run_ranks(_train, 1, small)
