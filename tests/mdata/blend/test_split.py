@@ -30,6 +30,11 @@ def test_halves_are_rounded_to_even():
     assert split_range("1,1", "train", num_sequences=7) == (0, 4)
 
 
+def test_the_sum_is_the_plain_one_in_every_python():
+    """Megatron's edges come from ((0.1 + 0.2) + 0.3), which is not 0.6; Python 3.12's sum() would give 0.6."""
+    assert split_edges("0.1,0.2,0.3")[1] == 0.1 / ((0.1 + 0.2) + 0.3) != 0.1 / 0.6
+
+
 def test_any_sign_parts_the_numbers_but_a_minus_of_a_negative_one_is_refused():
     assert split_edges("969-30-1") == split_edges("969, 30, 1") == split_edges("969/30/1")
     for text in ("-1,1", "1, -1", "9e-1,1,0"):
