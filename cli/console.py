@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 from mdata.errors import MdataError, ResourceError, StoppedError, UsageError, explain_os_error, nearest
 from mdata.progress import Progress
+from mdata.version import __version__
 
 INTERRUPTED = 130
 
@@ -134,9 +135,7 @@ def _dispatch(console: Console, description: str, commands: Sequence[Command], w
         console.result(_overview(console.program, description, commands), {})
         return 0
     if words[0] == "--version":
-        from importlib.metadata import version
-
-        console.result(f"{console.program} {version('mdata')}", {})
+        console.result(f"{console.program} {__version__}", {})
         return 0
     command = next((command for command in commands if command.name == words[0]), None)
     if command is None:

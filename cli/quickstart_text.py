@@ -18,17 +18,17 @@ import re
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from email.parser import BytesParser
 from pathlib import Path
+from types import MappingProxyType
 
 from mdata.durable import atomic_write
 from mdata.errors import UsageError
 from mdata.progress import Progress
 
-CODE_BYTES = 8_000_000
-PROSE_BYTES = 5_000_000
+LIMITS: Mapping[str, int] = MappingProxyType({"code": 8_000_000, "prose": 5_000_000})  # UTF-8 bytes at most
 LEAST_BYTES = 500_000
 VALID_ONE_IN = 20  # files of which one goes to validation
 LEFT_OUT = {"test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages"}
@@ -46,7 +46,7 @@ class Document:
     valid: bool
 
 
-def gather(folder: Path, progress: Progress) -> dict[str, int]:
+def gather(folder: Path, progress: Progress, *, limits: Mapping[str, int] = LIMITS) -> dict[str, int]:
     """Write code-train, code-valid, prose-train and prose-valid as <folder>/NAME.jsonl.
 
     Returns:
@@ -58,7 +58,7 @@ def gather(folder: Path, progress: Progress) -> dict[str, int]:
     folder.mkdir(parents=True, exist_ok=True)
     library = Path(sysconfig.get_path("stdlib"))
     sites = [Path(entry) for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
-    corpora = {"code": (code(library), CODE_BYTES), "prose": (prose(library, sites), PROSE_BYTES)}
+    corpora = {"code": (code(library), limits["code"]), "prose": (prose(library, sites), limits["prose"])}
     sizes: dict[str, int] = {}
     for name, (documents, limit) in corpora.items():
         kept = _take(documents, limit, name, progress)

@@ -28,6 +28,7 @@ from mdata.preprocess.workers import Task, WorkerSetup, encode_here, encode_in_w
 from mdata.progress import SILENT, Progress
 from mdata.sources import SourceFile, Unit, blocks, check_unchanged, find_files, plan_units
 from mdata.tokenizers import Tokenizer, load_tokenizer
+from mdata.version import __version__
 
 
 @dataclass(frozen=True)
@@ -191,15 +192,13 @@ def printable_path(path: Path) -> str:
 
 def _provenance(options: PreprocessOptions, key: str, *, inputs: list[InputFile], records: int) -> Provenance:
     """What decided the content; the number of workers did not."""
-    from importlib.metadata import version
-
     recorded = {
         "append_eod": options.append_eod,
         "json_key": key,
         "tokenizer_type": options.tokenizer_type,
     }
     return Provenance(
-        program=f"mdata {version('mdata')}",
+        program=f"mdata {__version__}",
         options=recorded,
         inputs=inputs,
         records=records,

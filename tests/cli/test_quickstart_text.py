@@ -97,11 +97,11 @@ def test_prose_is_always_utf8(installation):
     assert found.text == "Half a pair: ?."
 
 
-def gather(monkeypatch, installation, folder):
+def gather(monkeypatch, installation, folder, **limits):
     library, site = installation
     monkeypatch.setattr(text.sysconfig, "get_path", lambda name: str(library))
     monkeypatch.setattr(text.sys, "path", ["", str(site)])
-    return text.gather(folder, SILENT)
+    return text.gather(folder, SILENT, limits={**text.LIMITS, **limits})
 
 
 def test_gather_writes_the_same_bytes_again(monkeypatch, installation, tmp_path):
@@ -120,9 +120,8 @@ def test_gather_writes_the_same_bytes_again(monkeypatch, installation, tmp_path)
 
 
 def test_gather_stays_below_its_limits(monkeypatch, installation, tmp_path):
-    for name, value in {"LEAST_BYTES": 1000, "CODE_BYTES": 20_000, "PROSE_BYTES": 60_000}.items():
-        monkeypatch.setattr(text, name, value)
-    sizes = gather(monkeypatch, installation, tmp_path)
+    monkeypatch.setattr(text, "LEAST_BYTES", 1000)
+    sizes = gather(monkeypatch, installation, tmp_path, code=20_000, prose=60_000)
     assert 18_000 < sizes["code-train"] + sizes["code-valid"] <= 20_000
 
 
