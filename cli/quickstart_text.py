@@ -70,8 +70,8 @@ def gather(folder: Path, progress: Progress, *, limits: Mapping[str, int] = LIMI
         if found < LEAST_BYTES or not sizes[f"{name}-valid"]:
             raise UsageError(
                 f"the Python installation {library} holds too little text for the quickstart's {name} corpus",
-                found=f"{found} bytes",
-                expected=f"at least {LEAST_BYTES} bytes of .py files",
+                found=f"{found} bytes, {sizes[f'{name}-valid']} of them for validation",
+                expected=f"at least {LEAST_BYTES} bytes, some of them for validation",
                 fix="use a Python that came with the sources of its library: make quickstart PYTHON=...",
             )
     return sizes

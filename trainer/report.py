@@ -18,9 +18,9 @@ from trainer.report_data import Corpora, Run, ValidCorpus, read_corpora, read_ru
 
 BASELINES = (  # field of Baselines, name on the page, whether it is drawn
     ("unigram_entropy", "unigram entropy", True),
-    ("unigram_add_one", "unigram, add-one", False),
-    ("bigram_add_one", "bigram, add-one", True),
-    ("bigram_witten_bell", "bigram, Witten-Bell", True),
+    ("unigram_add_one", "add-one unigram", False),
+    ("bigram_add_one", "add-one bigram", True),
+    ("bigram_witten_bell", "Witten-Bell bigram", True),
 )
 
 
@@ -55,11 +55,11 @@ details summary { cursor: pointer; color: var(--quiet); }
 """
 
 
-def write_report(run_folder: str | Path) -> Path:
+def write_report(run_folder: str | Path) -> tuple[Path, list[str]]:
     """Write report.html in a run folder from what stands there now; the run may still be going on.
 
     Returns:
-        The page's path.
+        The page's path, and a line for each validation corpus: its loss and the baselines.
 
     Raises:
         UsageError: not a run folder, or no step has been measured. DamageError: a file of the run cannot be read.
@@ -68,7 +68,7 @@ def write_report(run_folder: str | Path) -> Path:
     corpora = read_corpora(run)
     path = run.folder / "report.html"
     durable.atomic_write(path, render(run, corpora).encode())
-    return path
+    return path, [_line(corpus) for corpus in corpora.valid if corpus.curve]
 
 
 def render(run: Run, corpora: Corpora) -> str:
@@ -89,6 +89,11 @@ def render(run: Run, corpora: Corpora) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_STYLE}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
+
+
+def _line(corpus: ValidCorpus) -> str:
+    lines = ", ".join(f"{name} {value:.3f}" for name, value, _ in _baselines(corpus))
+    return f"{corpus.name}: {corpus.curve[-1][1]:.3f} nats per token" + (f" ({lines})" if lines else "")
 
 
 def _head(run: Run) -> str:

@@ -58,7 +58,7 @@ class Page(HTMLParser):
 
 
 def page_of(folder):
-    path = write_report(folder)
+    path, _ = write_report(folder)
     assert path == folder / "report.html"
     return Page(path.read_text())
 
@@ -68,12 +68,18 @@ def test_the_page_says_what_happened(config):
     (folder / "generated.jsonl").write_text('{"prompt": "time <b>", "text": " of<|endoftext|>", "step": 40}\n')
     page = page_of(folder)
     text = str(page)
-    for part in ("a-valid", "b-valid", "bigram, Witten-Bell", "bits per byte", "tokens per second", "5,120 tokens read",
+    for part in ("a-valid", "b-valid", "Witten-Bell bigram", "bits per byte", "tokens per second", "5,120 tokens read",
                  "123,456 parameters", "60,000", "time <b>", "num_layers = 2", "What it wrote at step 40"):  # fmt: skip
         assert part in text
     assert text.count("<|endoftext|>") >= 1
     assert [attrs for tag, attrs in page.tags if tag == "mark"]
     assert len([1 for tag, _ in page.tags if tag == "svg"]) == 4
+
+
+def test_losses_are_said_beside_their_baselines(config):
+    _, lines = write_report(runs.write_run(config, steps=40))
+    assert len(lines) == 2 and lines[0].startswith("a-valid: 2.199 nats per token (unigram entropy ")
+    assert "Witten-Bell bigram" in lines[1]
 
 
 def test_the_page_needs_nothing_from_elsewhere(config):
