@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import jsonschema
+import msgspec
 
+import mdata
 from mdata import manifest as m
 
 
@@ -74,3 +76,16 @@ def some_blend() -> m.BlendManifest:
         phases=[],
         parent=None,
     )
+
+
+def corpus_of_pairs(path: Path, names: list[str], **changes: object) -> m.CorpusManifest:
+    """Write a manifest over pairs that lie beside it, as an adopted foreign corpus would have it."""
+    shards = []
+    for name in names:
+        pair = mdata.open_corpus(path.parent / f"{name}.idx")
+        shards.append(pair.manifest.shards[0])
+    facts = {"tokenizer": None, "verified": False, "provenance": None, "statistics": None, **changes}
+    made = msgspec.structs.replace(some_corpus(), dtype=pair.manifest.dtype, shards=shards, **facts)
+    saved = m.save(made, path)
+    assert_valid(path)
+    return saved

@@ -1,0 +1,138 @@
+"""Blends: shares kept as given, corpora named relatively, mixtures that make no sense refused."""
+
+from __future__ import annotations
+
+import shutil
+
+import msgspec
+import pytest
+
+import mdata
+from mdata import DamageError, UsageError, manifest
+from tests.helpers.corpora import write_pair
+from tests.helpers.manifests import assert_valid, corpus_of_pairs, some_blend, some_corpus
+
+
+@pytest.fixture
+def corpora(tmp_path):
+    """Three bare corpora of 5, 6 and 7 tokens, in folders of their own."""
+    for number, name in enumerate("abc"):
+        (tmp_path / name).mkdir()
+        write_pair(tmp_path / name / f"{name}_text_document", [[5 + number]])
+    return tmp_path
+
+
+def words(folder, *parts: str) -> list[str]:
+    return [str(folder / p / f"{p}_text_document") if p.isalpha() else p for p in parts]
+
+
+def test_a_blend_is_saved_and_opened(corpora):
+    made = mdata.make_blend(words(corpora, "0.70", "a", "3e-1", "b"), corpora / "mix.json")
+    assert_valid(corpora / "mix.json")
+    assert [(p.name, p.share, p.path) for p in made.manifest.components] == [
+        ("a", "0.70", "a/a_text_document"),
+        ("b", "3e-1", "b/b_text_document"),
+    ]
+    opened = mdata.open_blend(corpora / "mix.json")
+    assert opened.manifest == made.manifest
+    assert opened.weights == (7, 3)
+
+
+def test_the_same_mixture_has_the_same_id_however_it_is_named(corpora, monkeypatch):
+    made = mdata.make_blend(words(corpora, "0.7", "a", "0.3", "b"), corpora / "mix.json")
+    monkeypatch.chdir(corpora / "a")
+    spoken = mdata.open_blend("7 a_text_document 3 ../b/b_text_document.idx")
+    assert spoken.manifest.id == made.manifest.id
+    assert mdata.open_blend("3 a_text_document 7 ../b/b_text_document").manifest.id != made.manifest.id
+
+
+def test_corpora_alone_count_by_their_tokens(corpora):
+    made = mdata.make_blend(words(corpora, "a", "b", "c"), corpora / "mix.json")
+    assert [part.share for part in made.manifest.components] == ["5", "6", "7"]
+    one = mdata.open_blend(corpora / "a" / "a_text_document")
+    assert one.weights == (1,)
+
+
+def test_a_moved_folder_stays_valid(corpora, tmp_path_factory):
+    mdata.make_blend(words(corpora, "1", "a", "2", "b"), corpora / "mix.json")
+    target = tmp_path_factory.mktemp("elsewhere") / "moved"
+    shutil.move(corpora, target)
+    assert [corpus.num_tokens for corpus in mdata.open_blend(target / "mix.json").corpora] == [5, 6]
+
+
+def test_a_folder_reached_by_a_link_gives_paths_that_work(corpora, tmp_path_factory):
+    link = tmp_path_factory.mktemp("links") / "deep"
+    link.symlink_to(corpora / "c")
+    mdata.make_blend(words(corpora, "1", "a", "2", "b"), link / "mix.json")
+    for path in (link / "mix.json", corpora / "c" / "mix.json"):
+        assert len(mdata.open_blend(path).corpora) == 2
+
+
+def test_table(corpora):
+    blend = mdata.make_blend(words(corpora, "0.7", "a", "0.3", "b"), corpora / "mix.json")
+    rows = mdata.blend_table(blend, 1000)
+    assert [(row.name, row.share, row.achieved, row.tokens, row.documents) for row in rows] == [
+        ("a", "0.7", 0.7, 5, 1),
+        ("b", "0.3", 0.3, 6, 1),
+    ]
+    assert [row.epochs for row in rows] == pytest.approx([140, 50])
+    assert [row.epochs for row in mdata.blend_table(blend)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ((), "no data is named"),
+        (("0.5", "a", "b", "c"), "weights and prefixes are mixed"),
+        (("0", "a", "1", "b"), "the share of a is not a positive number"),
+        (("-1", "a", "1", "b"), "the share of a is not a positive number"),
+        (("1", "a", "1", "a"), "are the same corpus"),
+        (("1", "z", "1", "a"), r"z_text_document: neither a manifest nor a \.bin/\.idx pair"),
+        (("1_0", "a", "1", "b"), "the share of a cannot be kept exactly"),
+    ],
+)
+def test_mixtures_that_make_no_sense(corpora, parts, text):
+    with pytest.raises(UsageError, match=text):
+        mdata.make_blend(words(corpora, *parts), corpora / "m.json")
+    assert not (corpora / "m.json").exists()
+
+
+def test_output_must_be_json(corpora):
+    with pytest.raises(UsageError, match=r"try: .*mix\.json"):
+        mdata.make_blend(words(corpora, "a"), corpora / "mix")
+
+
+def with_tokenizer(folder, name: str, fingerprint: str) -> None:
+    tokenizer = msgspec.structs.replace(some_corpus().tokenizer, fingerprint=fingerprint)
+    path = folder / name / f"{name}_text_document.json"
+    corpus_of_pairs(path, [f"{name}_text_document"], tokenizer=tokenizer)
+
+
+def test_two_tokenizers_are_refused_with_both_fingerprints(corpora):
+    with_tokenizer(corpora, "a", "12" * 32)
+    mdata.make_blend(words(corpora, "1", "a", "1", "b"), corpora / "mix.json")  # b does not say
+    with_tokenizer(corpora, "b", "34" * 32)
+    with pytest.raises(UsageError) as caught:
+        mdata.make_blend(words(corpora, "1", "a", "1", "b"), corpora / "other.json")
+    for word in ("different tokenizers", "12" * 32, "34" * 32, "a_text_document.json", "b_text_document.json"):
+        assert word in str(caught.value)
+
+
+def test_a_replaced_corpus_is_damage(corpora):
+    mdata.make_blend(words(corpora, "1", "a", "1", "b"), corpora / "mix.json")
+    write_pair(corpora / "a" / "a_text_document", [[9]])
+    with pytest.raises(DamageError, match="component a is not the corpus that was blended"):
+        mdata.open_blend(corpora / "mix.json")
+
+
+@pytest.mark.parametrize("change", ["phases", "cap"])
+def test_what_this_version_does_not_serve_is_refused(tmp_path, change):
+    blend = some_blend()
+    if change == "phases":
+        blend = msgspec.structs.replace(blend, phases=[manifest.Phase(samples=None, shares=["1", "1"])])
+    else:
+        capped = [msgspec.structs.replace(part, cap="1") for part in blend.components]
+        blend = msgspec.structs.replace(blend, components=capped)
+    manifest.save(blend, tmp_path / "mix.json")
+    with pytest.raises(UsageError, match="has phases or caps"):
+        mdata.open_blend(tmp_path / "mix.json")

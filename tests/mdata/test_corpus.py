@@ -1,0 +1,122 @@
+"""A corpus is one stream over its shards, whatever the path by which it was opened."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mdata
+from mdata import DamageError, UsageError, manifest
+from tests.helpers.corpora import write_pair
+from tests.helpers.manifests import corpus_of_pairs, some_blend, some_corpus
+
+DOCUMENTS = st.lists(st.lists(st.integers(0, 5), max_size=3), max_size=4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(shards=st.lists(DOCUMENTS, min_size=1, max_size=4), data=st.data())
+def test_shards_read_as_one_stream(tmp_path_factory, shards, data):
+    folder = tmp_path_factory.mktemp("shards")
+    total, lengths, documents = 0, [], []
+    for number, shard in enumerate(shards):
+        size = sum(map(sum, shard))
+        write_pair(folder / f"s{number}", shard, tokens=np.arange(total, total + size))
+        total += size
+        lengths += [length for document in shard for length in document]
+        documents += [sum(document) for document in shard]
+    corpus_of_pairs(folder / "all.json", [f"s{number}" for number in range(len(shards))])
+    corpus = mdata.open_corpus(folder / "all.json")
+    assert (corpus.num_tokens, corpus.num_sequences, corpus.num_documents) == (total, len(lengths), len(documents))
+    start = data.draw(st.integers(0, total))
+    count = data.draw(st.integers(0, total - start))
+    assert corpus.read(start, count).tolist() == list(range(start, start + count))
+    out = np.full(count, -1, np.int64)
+    assert corpus.read(start, count, out=out) is out
+    assert out.tolist() == list(range(start, start + count))
+    first = data.draw(st.integers(0, len(lengths)))
+    last = data.draw(st.integers(first, len(lengths)))
+    assert corpus.token_bounds(first, last) == (sum(lengths[:first]), sum(lengths[:last]))
+    begins = np.concatenate(([0], np.cumsum(documents))).tolist()
+    for number, length in enumerate(documents):
+        assert corpus.document(number).tolist() == list(range(begins[number], begins[number] + length))
+
+
+def test_paths_that_mean_the_same_pair(tmp_path):
+    write_pair(tmp_path / "v1.5_text_document", [[3], [2]], code=8)
+    names = ["v1.5_text_document", "v1.5_text_document.bin", "v1.5_text_document.idx"]
+    bare = [mdata.open_corpus(tmp_path / name) for name in names]
+    assert len({corpus.id for corpus in bare}) == 1
+    assert (bare[0].name, bare[0].num_tokens, bare[0].dtype) == ("v1.5", 5, np.uint16)
+    assert bare[0].manifest.verified is False
+    assert (bare[0].eod, bare[0].largest_id, bare[0].tokenizer_fingerprint) == (None, None, None)
+    assert bare[0].load_tokenizer() is None
+    corpus_of_pairs(tmp_path / "v1.5_text_document.json", ["v1.5_text_document"], verified=True)
+    for name in [*names, "v1.5_text_document.json"]:
+        assert mdata.open_corpus(tmp_path / name).manifest.verified is True
+
+
+def test_a_bare_id_covers_the_index_and_the_size_of_bin(tmp_path):
+    ids = set()
+    for name, documents, code in [("a", [[3]], 8), ("b", [[2], [1]], 8), ("c", [[3]], 4), ("d", [[4]], 8)]:
+        write_pair(tmp_path / name, documents, code=code)
+        ids.add(mdata.open_corpus(tmp_path / name).id)
+    assert len(ids) == 4
+    shutil.copy(tmp_path / "a.bin", tmp_path / "moved.bin")
+    shutil.copy(tmp_path / "a.idx", tmp_path / "moved.idx")
+    assert mdata.open_corpus(tmp_path / "moved").id in ids
+
+
+def test_pickling_opens_again_and_checks_the_id(tmp_path, monkeypatch):
+    write_pair(tmp_path / "a", [[5]])
+    monkeypatch.chdir(tmp_path)
+    data = pickle.dumps(mdata.open_corpus("a"))
+    assert len(data) < 1000
+    monkeypatch.chdir("/")
+    assert pickle.loads(data).read(1, 3).tolist() == [1, 2, 3]
+    write_pair(tmp_path / "a", [[6]])
+    with pytest.raises(DamageError, match="was replaced while it was in use"):
+        pickle.loads(data)
+
+
+@pytest.mark.parametrize("change", [{"documents": 9}, {"sequences": 9}, {"tokens": 9}, {"contiguous": False}])
+def test_a_pair_that_is_not_the_manifests_is_damage(tmp_path, change):
+    write_pair(tmp_path / "a", [[3], [2]])
+    shard = msgspec.structs.replace(mdata.open_corpus(tmp_path / "a").manifest.shards[0], **change)
+    made = msgspec.structs.replace(some_corpus(), dtype="int32", shards=[shard], tokenizer=None)
+    manifest.save(made, tmp_path / "m.json")
+    (name,) = change
+    with pytest.raises(DamageError, match=rf"a\.idx is not the one that m\.json describes\n  found: {name}: "):
+        mdata.open_corpus(tmp_path / "m.json")
+
+
+def test_what_is_no_corpus(tmp_path):
+    with pytest.raises(UsageError, match=r"neither a manifest nor a \.bin/\.idx pair"):
+        mdata.open_corpus(tmp_path / "none")
+    with pytest.raises(UsageError, match=r"none\.json: No such file"):
+        mdata.open_corpus(tmp_path / "none.json")
+    manifest.save(some_blend(), tmp_path / "mix.json")
+    with pytest.raises(UsageError, match=r"mix\.json is a blend"):
+        mdata.open_corpus(tmp_path / "mix.json")
+    write_pair(tmp_path / "f", [[1]])
+    index = bytearray((tmp_path / "f.idx").read_bytes())
+    index[17] = 7  # float32
+    (tmp_path / "f.idx").write_bytes(index)
+    with pytest.raises(UsageError, match="holds float32 values"):
+        mdata.open_corpus(tmp_path / "f")
+
+
+def test_scattered_sequences_are_refused_as_a_stream(tmp_path):
+    write_pair(tmp_path / "a", [[2], [2]])
+    index = bytearray((tmp_path / "a.idx").read_bytes())
+    index[42:58] = np.array([8, 0], "<i8").tobytes()  # the two pointers, exchanged
+    (tmp_path / "a.idx").write_bytes(index)
+    corpus = mdata.open_corpus(tmp_path / "a")
+    assert corpus.document(0).tolist() == [2, 3]
+    with pytest.raises(UsageError, match="its sequences do not follow each other"):
+        corpus.token_bounds(0, 2)

@@ -1,0 +1,106 @@
+"""The prefetching thread: errors surface, nothing hangs, nothing is left running."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import mdata
+from mdata import BatchPlan, DatasetOptions, Loader, UsageError
+from tests.helpers.corpora import write_pair
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    write_pair(tmp_path / "a", [[50]] * 10)
+    return mdata.open_dataset(tmp_path / "a", DatasetOptions(sequence_length=8))
+
+
+def threads() -> int:
+    return sum(thread.name == "mdata-prefetch" for thread in threading.enumerate())
+
+
+def wait_for_no_threads() -> None:
+    deadline = time.monotonic() + 10
+    while threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threads() == 0
+
+
+def test_the_thread_ends_when_the_iterator_is_dropped_or_closed(dataset):
+    steps = iter(Loader(dataset, BatchPlan(2, 1)))
+    next(steps)
+    assert threads() == 1
+    steps.close()
+    wait_for_no_threads()
+    with pytest.raises(StopIteration):
+        next(steps)
+    steps = iter(Loader(dataset, BatchPlan(2, 1)))
+    next(steps)
+    del steps
+    gc.collect()
+    wait_for_no_threads()
+
+
+def test_an_error_of_the_thread_is_raised_in_its_place(dataset, monkeypatch):
+    read = type(dataset.components[0].corpus).read
+    calls = []
+
+    def failing(self, start, count):
+        calls.append(start)
+        if len(calls) > 4:
+            raise OSError(5, "Input/output error", "a.bin")
+        return read(self, start, count)
+
+    monkeypatch.setattr(type(dataset.components[0].corpus), "read", failing)
+    steps = iter(Loader(dataset, BatchPlan(2, 1), prefetch=4))
+    next(steps)
+    next(steps)
+    with pytest.raises(OSError, match=r"a\.bin"):
+        next(steps)
+    with pytest.raises(StopIteration):
+        next(steps)
+    wait_for_no_threads()
+
+
+def test_at_most_prefetch_steps_are_read_ahead(dataset, monkeypatch):
+    read = type(dataset.components[0].corpus).read
+    calls = []
+    monkeypatch.setattr(
+        type(dataset.components[0].corpus), "read", lambda self, a, n: (calls.append(a), read(self, a, n))[1]
+    )
+    steps = iter(Loader(dataset, BatchPlan(2, 2), prefetch=2))
+    next(steps)
+    time.sleep(0.3)
+    # One step was taken, two wait, one is in the thread's hand: eight samples of two rows a step.
+    assert len(calls) <= 8
+    steps.close()
+
+
+def test_a_finite_dataset_ends_with_its_last_whole_step(tmp_path):
+    write_pair(tmp_path / "a", [[50]])
+    dataset = mdata.open_dataset(tmp_path / "a", DatasetOptions(sequence_length=8, split="whole"))
+    assert dataset.num_samples == 7
+    steps = list(Loader(dataset, BatchPlan(3, 3)))
+    assert sorted(np.concatenate([batch.samples for step in steps for batch in step]).tolist()) == list(range(6))
+    wait_for_no_threads()
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "text"),
+    [
+        (BatchPlan(3, 2), {}, "no multiple of microbatch 2"),
+        (BatchPlan(4, 2, dp_size=3), {}, "no multiple"),
+        (BatchPlan(4, 2, dp_rank=1), {}, "dp rank 1 of 1"),
+        (BatchPlan(0, 1), {}, "size 0"),
+        (BatchPlan(1, 1), {"consumed": -1}, "consumed -1"),
+        (BatchPlan(1, 1), {"prefetch": 0}, "prefetch 0"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_at_once(dataset, plan, options, text):
+    with pytest.raises(UsageError, match=text):
+        Loader(dataset, plan, **options)
