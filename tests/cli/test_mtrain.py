@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from cli.mtrain import COMMANDS, main
 from cli.mtrain_train import result_text
+from tests.helpers.runs import make_config, make_corpora, write_jsonl
+from trainer.config import dump_config
+from trainer.metrics import read_metrics
 from trainer.train import TrainResult
 
 RUN = """
@@ -55,7 +61,12 @@ def test_check_prints_every_problem_at_once(run_file: str, capsys: pytest.Captur
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert out == "" and lines[0] == f"mtrain: error: {run_file} has 4 problems:"
-    for text in ("model.num_heads=4", "model.ffn_hidden_size (derived)=128", "optimizer.warmup_steps=11", "no-such-blend.json"):
+    for text in (
+        "model.num_heads=4",
+        "model.ffn_hidden_size (derived)=128",
+        "optimizer.warmup_steps=11",
+        "no-such-blend.json",
+    ):
         assert any(line.startswith("  - ") and text in line for line in lines), text
 
 
@@ -135,3 +146,60 @@ def test_the_result_says_what_to_do_next(tmp_path: Path) -> None:
     ]
     again = result_text(TrainResult(9, None, {}, checkpoint), "runs/a")
     assert again.splitlines()[0] == "step 9 was reached before; raise train.steps to train on"
+
+
+@pytest.fixture(scope="module")
+def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two corpora and run.toml: tp 2 with sequence parallelism."""
+    folder = tmp_path_factory.mktemp("mtrain")
+    texts = {name: write_jsonl(folder / f"{name}.jsonl", seed) for seed, name in enumerate(("train", "valid"))}
+    corpora = make_corpora(folder, texts)
+    config = make_config(folder / "run", blend=corpora["train"], valid=[corpora["valid"]], steps=6)
+    (folder / "run.toml").write_text(dump_config(config))
+    return folder
+
+
+def mtrain(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "cli.mtrain", *words]
+    pipe = subprocess.PIPE
+    root = Path(__file__).parents[2]
+    return subprocess.Popen(command, cwd=root, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+
+def test_train_generate_report(real_run: Path) -> None:
+    process = mtrain("train", str(real_run / "run.toml"), "--nproc", "2", "--json")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    facts = json.loads(out)
+    assert facts["step"] == 6 and list(facts["valid"]) == ["valid_text_document"]
+    assert Path(facts["checkpoint"]).is_dir()
+    progress = [json.loads(line) for line in err.splitlines()]
+    assert progress[-1]["doing"] == "train" and progress[-1]["finished"]
+    assert [line["step"] for line in read_metrics(real_run / "run")] == list(range(1, 7))
+    assert len(json.loads((real_run / "run" / "ranks.json").read_text())) == 2
+
+
+def test_a_failing_rank_says_why_once(real_run: Path, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    process = mtrain("train", str(real_run / "run.toml"), "--nproc", "2", f"run.folder={blocked}/run")
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (2, "")
+    assert err.startswith(f"mtrain: error: {blocked}/run") and "Not a directory" in err
+    assert len(err.splitlines()) <= 4
+
+
+def test_ctrl_c_leaves_no_rank_and_nothing_finished(real_run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = mtrain("train", str(real_run / "run.toml"), "--nproc", "2", f"run.folder={folder}", "train.steps=99999")
+    while len(read_metrics(folder)) < 2:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) >= 2
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "mtrain: interrupted\n")
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    assert not (folder / "checkpoints" / "latest").exists()
+    assert not list(folder.rglob("*.partial"))
