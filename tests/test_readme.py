@@ -1,0 +1,97 @@
+"""The README's marked blocks are run as they stand, and its links and tables are compared with the tree."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli import mdata as mdata_command
+from cli import mtrain as mtrain_command
+from mdata import errors
+from tests.helpers import runs
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCK = re.compile(r"<!-- (?P<mark>[^>]*tests/test_readme\.py) -->\n```(?P<kind>\w+)\n(?P<text>.*?)```", re.DOTALL)
+DOCUMENTS = [path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]]
+
+
+@pytest.fixture(scope="module")
+def blocks():
+    return [(match["mark"], match["kind"], match["text"]) for match in BLOCK.finditer(README)]
+
+
+@pytest.fixture(scope="module")
+def environment():
+    """The console scripts of this Python come first, whatever they were installed from."""
+    folder = Path(sys.executable).parent
+    return {**os.environ, "PATH": f"{folder}:{os.environ.get('PATH', '')}"}
+
+
+def test_marked_blocks_are_found(blocks):
+    assert [kind for _, kind, _ in blocks] == ["bash", "toml", "bash", "python"]
+
+
+@pytest.mark.slow
+def test_marked_blocks_run(blocks, environment, tmp_path):
+    runs.write_jsonl(tmp_path / "your.jsonl", 1, documents=150)
+    runs.write_jsonl(tmp_path / "plain.jsonl", 2, documents=100)
+    (tmp_path / "other.jsonl.gz").write_bytes(gzip.compress((tmp_path / "plain.jsonl").read_bytes()))
+    for mark, kind, text in blocks:
+        if kind == "toml":
+            (tmp_path / mark.split()[0]).write_text(text)
+            continue
+        words = ["bash", "-e", "-c", text] if kind == "bash" else [sys.executable, "-c", text]
+        answer = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert answer.returncode == 0, f"{text}\n{answer.stdout}\n{answer.stderr}"
+    assert "(64,) (64,) 64.0" in answer.stdout
+    made = {path.name for path in (tmp_path / "runs" / "first").iterdir()}
+    assert {"report.html", "generated.jsonl", "metrics.jsonl", "ranks.json", "config.toml", "checkpoints"} <= made
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_lead_somewhere(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (ROOT / name).parent.joinpath(target).exists(), f"{name} links to {target}"
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != "CHANGELOG.md"])
+def test_files_that_are_named_exist(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    named = re.findall(r"`((?:mdata|trainer|cli|tests|configs|docs|scripts|benchmarks|mdata_cpp)/[\w./-]+)`", text)
+    missing = [path for path in named if not (ROOT / path).exists()]
+    assert not missing, f"{name} names {missing}"
+
+
+def test_the_tour_names_every_module():
+    tour = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
+    commands = {command.module.split(".")[1] for command in (*mdata_command.COMMANDS, *mtrain_command.COMMANDS)}
+    missing = []
+    for package in ("mdata", "trainer", "cli"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            short = path.relative_to(ROOT).as_posix()
+            hidden = path.name in ("__init__.py", "version.py") or "reference" in path.parts
+            if not hidden and not (package == "cli" and path.stem in commands) and path.name not in tour:
+                missing.append(short)
+    assert not missing
+
+
+def test_every_exit_code_is_in_the_table():
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.MdataError)]
+    for code in {0, 130, *(kind.exit_code for kind in kinds)}:
+        assert f"\n| {code} | " in README
+
+
+def test_the_commands_of_the_first_screen_exist():
+    first = README.split("## By hand")[0]
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", first, re.MULTILINE):
+        assert f"\n{target}:" in makefile
+    assert len(first.splitlines()) <= 60
