@@ -8,6 +8,7 @@ INSTALL = $(PYTHON) scripts/install.py $(if $(TORCH_INDEX),--torch-index $(TORCH
 IN_VENV = PATH="$(CURDIR)/.venv/bin:$$PATH"
 SOURCES = mdata trainer cli tests benchmarks scripts
 
+MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test check soak wheel clean install lint types cpp cpp-plain cpp-sanitized
 
