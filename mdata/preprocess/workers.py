@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -167,6 +168,8 @@ def _ready(busy: list[_Worker]) -> list[_Worker]:
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
     """Ctrl-C waits while a process starts; the child inherits this and never hears it."""
+    # Its first start unblocks the signal, so it must not happen inside.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

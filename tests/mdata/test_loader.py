@@ -16,6 +16,7 @@ from tests.helpers.corpora import write_pair
 
 @pytest.fixture
 def dataset(tmp_path):
+    wait_for_no_threads()  # those of other tests are about to end
     write_pair(tmp_path / "a", [[50]] * 10)
     return mdata.open_dataset(tmp_path / "a", DatasetOptions(sequence_length=8))
 
