@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from blake3 import blake3
 
 from mdata import manifest as m
 from mdata.errors import DamageError, UsageError
@@ -78,6 +79,16 @@ def test_ids_do_not_change_between_versions_of_this_code():
     """If this fails, every id that users have stored is lost: raise the manifest's version instead."""
     assert m.sealed(some_corpus()).id == "62ea38b2a800c4a69787df9e5ca4286de802fe2f466f2101141f7840367fc4dc"
     assert m.sealed(some_blend()).id == "fb9375202d33775c7e0434604493f490e7aee15b74af1cf2d6d7941dd606ce5f"
+
+
+def test_an_id_is_what_the_page_says():
+    """docs/formats.md, in three lines of plain JSON and BLAKE3."""
+    corpus = m.sealed(some_corpus())
+    shards = [[shard.idx_hash, shard.blocks.hash] for shard in corpus.shards]
+    content = {"format": "mdata-manifest", "version": 1, "kind": "corpus", "dtype": "uint16", "level": "document"}
+    content |= {"shards": shards, "tokenizer": corpus.tokenizer.fingerprint}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert corpus.id == blake3(text.encode()).hexdigest()
 
 
 def broken(path: Path, change) -> Path:

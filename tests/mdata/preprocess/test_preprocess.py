@@ -9,8 +9,11 @@ import hashlib
 import itertools
 import json
 import multiprocessing
+import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -279,3 +282,34 @@ def test_append_eod_needs_an_eod(tmp_path):
 
 def test_result_names():
     assert result_prefix(options(Path("a"), output_prefix="d/x"), "body") == Path("d/x_body_document")
+
+
+ASK_WORKERS = """
+import multiprocessing, sys
+import mdata
+from mdata.progress import Silent
+
+class Ask(Silent):
+    def advance(self, amount, **totals):
+        for child in multiprocessing.active_children():
+            status = open(f"/proc/{child.pid}/status").read()
+            blocked = int(status.split("SigBlk:")[1].split()[0], 16)
+            print(child.name, bool(blocked & (1 << (2 - 1))))
+        sys.stdout.flush()
+
+if __name__ == "__main__":
+    source, prefix, model = sys.argv[1:]
+    options = dict(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=model, workers=2, unit_bytes=50)
+    mdata.preprocess(mdata.PreprocessOptions(input=(source,), output_prefix=prefix, **options), Ask())
+"""
+
+
+def test_no_worker_hears_ctrl_c(tmp_path):
+    """In a fresh process, because multiprocessing's tracker unblocks the signal when it starts for the first time."""
+    (tmp_path / "ask.py").write_text(ASK_WORKERS)
+    words = [str(GOLDEN / "corpus.jsonl"), str(tmp_path / "out"), str(GOLDEN / "tokenizer")]
+    environment = {**os.environ, "PYTHONPATH": str(GOLDEN.parents[1])}
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "ask.py"), *words], capture_output=True, text=True, env=environment, check=True
+    )
+    assert set(done.stdout.splitlines()) == {"SpawnProcess-1 True", "SpawnProcess-2 True"}
