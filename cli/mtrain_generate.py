@@ -1,4 +1,7 @@
-"""Continue prompts with the model of a run. The same command gives the same text, on any number of ranks."""
+"""Continue prompts with the model of a run.
+
+The same command gives the same text, on any number of ranks. Without --prompt the text begins like a document.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     from trainer.plan import make_plan
 
     config, world_size = read_run_arguments(arguments)
-    plan = make_plan(config, world_size, _facts(config, console))
+    plan = make_plan(config, world_size, facts=_facts(config, console))
     rows = plan_rows(plan)
     width = max(len(name) for name, _ in rows)
     table = "\n".join(f"{name:<{width}}  {value:>15,}" for name, value in rows)

@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         train_here(load_config(folder / "config.toml"), Console("mtrain", json="--json" in argv))
     # Whatever it is, the parent has to hear of it.
     except (Exception, KeyboardInterrupt) as error:
-        return write_report(folder, int(os.environ["RANK"]), error)
+        return write_report(folder, error, rank=int(os.environ["RANK"]))
     return 0
 
 

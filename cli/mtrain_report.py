@@ -1,4 +1,7 @@
-"""Write report.html of a run: its curves against the baselines, throughput, what was read, some samples."""
+"""Write report.html of a run: its curves against the baselines, throughput, what was read, some samples.
+
+The run may still be going on; the page shows what has been measured so far.
+"""
 
 from __future__ import annotations
 

@@ -31,13 +31,13 @@ def test_there_are_runs() -> None:
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
 def test_each_run_can_be_planned_on_its_smallest_world(path: Path) -> None:
     config = load_config(path)
-    plan = make_plan(config, config.mesh.tp, facts(2048))
+    plan = make_plan(config, config.mesh.tp, facts=facts(2048))
     assert plan.num_microbatches * plan.micro_batch * plan.dp == plan.global_batch
 
 
 def test_sizes_are_those_of_the_comments() -> None:
-    small = make_plan(load_config(CONFIGS / "quickstart.toml"), 2, facts(2048))
+    small = make_plan(load_config(CONFIGS / "quickstart.toml"), 2, facts=facts(2048))
     assert 0.9e6 < small.num_parameters < 1.3e6
-    large = make_plan(load_config(CONFIGS / "gpt-small-h200.toml"), 1, facts(50_000))
+    large = make_plan(load_config(CONFIGS / "gpt-small-h200.toml"), 1, facts=facts(50_000))
     assert round(large.num_parameters / 1e6) == 355
     assert round((large.num_parameters - 50_000 * 1024) / 1e6) == 304

@@ -95,7 +95,7 @@ def generate(
     )
     # All ranks share one copy of the model, whatever layout trained it.
     config = dataclasses.replace(config, mesh=MeshSection(tp=world.world_size))
-    plan = make_plan(config, world.world_size, facts)
+    plan = make_plan(config, world.world_size, facts=facts)
     model = load_model(folder, config, plan, world)
     step = checkpoint.run_state(folder).step
     out = []

@@ -89,8 +89,8 @@ def run_problems(config: RunConfig, world_size: int) -> list[str]:
     try:
         facts = open_data(config).facts
     except UsageError as error:
-        return [*check(config, world_size, None), str(error)]
-    return check(config, world_size, facts)
+        return [*check(config, world_size, facts=None), str(error)]
+    return check(config, world_size, facts=facts)
 
 
 def launch(command: Sequence[str], *, nproc: int, reports: Path) -> None:
@@ -164,7 +164,7 @@ def rank_process() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def write_report(folder: Path, rank: int, error: BaseException) -> int:
+def write_report(folder: Path, error: BaseException, *, rank: int) -> int:
     """Leave a rank's error for `launch` and return the exit code that belongs to it."""
     known = explain_os_error(error) if isinstance(error, OSError) else error
     if isinstance(known, MemoryError):

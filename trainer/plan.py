@@ -92,13 +92,13 @@ class Plan:
         return self.shape.padded_vocab_size
 
 
-def make_plan(config: RunConfig, world_size: int, facts: DataFacts | None) -> Plan:
+def make_plan(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> Plan:
     """The derived numbers of a run on `world_size` ranks.
 
     Raises:
         UsageError: the configuration does not fit; every problem is named.
     """
-    problems = check(config, world_size, facts)
+    problems = check(config, world_size, facts=facts)
     shape = None if problems else gpt_shape(config, facts)
     if shape is None:
         unknown = "model.vocab_size is 0 and the data names no tokenizer; set model.vocab_size"
@@ -170,7 +170,7 @@ def flops_per_token(shape: GPTShape, sequence_length: int) -> int:
     return 6 * (num_parameters(shape) - lookups) + attention
 
 
-def learning_rate(step: int, optimizer: OptimizerSection, steps: int) -> float:
+def learning_rate(step: int, optimizer: OptimizerSection, *, steps: int) -> float:
     """The learning rate of the update that follows `step` finished ones (so the first is step 0).
 
     It rises linearly over warmup_steps updates, the last of which has `lr`, then falls along half a cosine
@@ -185,7 +185,7 @@ def learning_rate(step: int, optimizer: OptimizerSection, steps: int) -> float:
     return optimizer.min_lr + (optimizer.lr - optimizer.min_lr) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
-def check(config: RunConfig, world_size: int, facts: DataFacts | None) -> list[str]:
+def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> list[str]:
     """Every problem of a configuration on `world_size` ranks; without facts, none of those with the data.
 
     Each problem is one line with the values that clash and a remedy.

@@ -43,7 +43,7 @@ def one_stage(num_microbatches: int) -> tuple[Action, ...]:
     return tuple(Action(kind, 0, m) for m in range(num_microbatches) for kind in ("F", "B"))
 
 
-def validate(actions: Sequence[Action], num_stages: int, num_microbatches: int) -> list[str]:
+def validate(actions: Sequence[Action], *, num_stages: int, num_microbatches: int) -> list[str]:
     """Everything that is wrong with a schedule of all stages in one order; empty if it can be run.
 
     Each microbatch goes once forward and once backward through each stage; forward after the forward of the

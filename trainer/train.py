@@ -67,7 +67,7 @@ def train(config: RunConfig, world: World, progress: Progress = SILENT) -> Train
         ResourceError: a checkpoint could not be written; the older one is whole.
     """
     data = open_data(config)
-    plan = make_plan(config, world.world_size, data.facts)
+    plan = make_plan(config, world.world_size, facts=data.facts)
     newest = checkpoint.latest(_root(config))
     done = _check_resume(config, data, newest) if newest else Done(0, 0)
     if newest and done.steps >= plan.steps:
@@ -118,7 +118,7 @@ class _Loop:
         while done.steps < plan.steps:
             with rate:
                 microbatches = [to_device(batch, plan.vocab_size, engine.world.device) for batch in next(batches)]
-                lr = learning_rate(done.steps, self.config.optimizer, plan.steps)
+                lr = learning_rate(done.steps, self.config.optimizer, steps=plan.steps)
                 report = engine.step(microbatches, lr)
             rate.tokens += plan.tokens_per_step
             done = Done(done.steps + 1, done.samples + plan.global_batch)
@@ -141,7 +141,7 @@ class _Loop:
             "consumed_samples": now.samples,
             "loss": report.loss,
             "grad_norm": report.grad_norm,
-            "lr": learning_rate(now.steps - 1, self.config.optimizer, self.plan.steps),
+            "lr": learning_rate(now.steps - 1, self.config.optimizer, steps=self.plan.steps),
             "tokens_per_s": rate.take(),
             "time_s": time.time(),
         }

@@ -40,7 +40,7 @@ try:
     signal.signal(signal.SIGTERM, stop)
 {body}
 except (Exception, KeyboardInterrupt) as error:
-    sys.exit(write_report(folder, rank, error))
+    sys.exit(write_report(folder, error, rank=rank))
 """
 PARENT = """
 import sys
@@ -50,7 +50,7 @@ from trainer.launch import launch
 def add_arguments(parser): pass
 def main(arguments, console): launch([sys.executable, sys.argv[1], sys.argv[2]], nproc=2, reports=Path(sys.argv[2]))
 if __name__ == "__main__":
-    sys.exit(run("mtrain", "a test", (Command("go", "goes", "__main__"),), ["go"]))
+    sys.exit(run("mtrain", (Command("go", "goes", "__main__"),), description="a test", argv=["go"]))
 """
 Start = Callable[..., None]
 
@@ -144,9 +144,9 @@ def test_the_first_cause(reports: list[RankReport], codes: dict[int, int], rank:
 
 
 def test_a_report_is_read_as_written(tmp_path: Path) -> None:
-    assert write_report(tmp_path, 3, StoppedError("later")) == 75
-    assert write_report(tmp_path, 1, ValueError("broken")) == 1
-    assert write_report(tmp_path, 2, KeyboardInterrupt()) == 130
+    assert write_report(tmp_path, StoppedError("later"), rank=3) == 75
+    assert write_report(tmp_path, ValueError("broken"), rank=1) == 1
+    assert write_report(tmp_path, KeyboardInterrupt(), rank=2) == 130
     found = read_reports(tmp_path)
     assert [(r.rank, r.exit_code, r.message) for r in found] == [
         (1, 1, "rank 1: ValueError: broken"),
@@ -172,7 +172,8 @@ def parent(rank_script, tmp_path: Path):
     pids: list[int] = []
     try:
         files = [reports / f"pid-{rank}" for rank in range(2)]
-        wait_until(lambda: all(file.exists() and file.read_text() for file in files))
+        wait_until(lambda: process.poll() is not None or all(f.exists() and f.read_text() for f in files))
+        assert process.poll() is None, process.stderr.read()
         pids += [int(file.read_text()) for file in files]
         yield process, pids
     finally:

@@ -43,7 +43,7 @@ def config(**changes: dict[str, Any]) -> RunConfig:
 
 
 def test_derived_numbers_by_hand() -> None:
-    plan = make_plan(config(), 4, FACTS)
+    plan = make_plan(config(), 4, facts=FACTS)
     assert (plan.tp, plan.dp, plan.num_microbatches, plan.tokens_per_step) == (2, 2, 2, 256)
     assert (plan.head_dim, plan.heads_per_rank, plan.kv_heads_per_rank) == (16, 2, 1)
     assert plan.ffn_hidden_size == 192  # 8/3 x 64 = 170.67, rounded up to 64s
@@ -55,7 +55,7 @@ def test_derived_numbers_by_hand() -> None:
 
 
 def test_tables_that_are_only_looked_up_cost_no_operations() -> None:
-    plan = make_plan(config(model={"tie_embeddings": False, "position": "learned"}), 2, FACTS)
+    plan = make_plan(config(model={"tie_embeddings": False, "position": "learned"}), 2, facts=FACTS)
     multiplied = plan.num_parameters - 1000 * 64 - 32 * 64
     assert plan.flops_per_token == 6 * multiplied + 12 * 2 * 64 * 32
 
@@ -70,7 +70,7 @@ def test_tables_that_are_only_looked_up_cost_no_operations() -> None:
     ],
 )
 def test_inner_features(model: dict[str, Any], ffn: int) -> None:
-    assert make_plan(config(model=model), 2, FACTS).ffn_hidden_size == ffn
+    assert make_plan(config(model=model), 2, facts=FACTS).ffn_hidden_size == ffn
 
 
 @given(st.integers(1, 300_000), st.integers(1, 16))
@@ -167,15 +167,15 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
     ],
 )
 def test_each_rule_names_its_values_and_a_remedy(changes: dict[str, dict[str, Any]], world: int, text: str) -> None:
-    assert check(config(**changes), world, FACTS) == [text]
+    assert check(config(**changes), world, facts=FACTS) == [text]
     with pytest.raises(UsageError) as error:
-        make_plan(config(**changes), world, FACTS)
+        make_plan(config(**changes), world, facts=FACTS)
     assert text in str(error.value)
 
 
 def test_a_sound_configuration_has_no_problems() -> None:
-    assert check(config(), 4, FACTS) == []
-    assert check(config(), 4, None) == []
+    assert check(config(), 4, facts=FACTS) == []
+    assert check(config(), 4, facts=None) == []
 
 
 def test_all_problems_come_at_once() -> None:
@@ -185,10 +185,10 @@ def test_all_problems_come_at_once() -> None:
         model={"vocab_size": 5},
         train={"micro_batch": 3},
     )
-    found = check(broken, 6, FACTS)
+    found = check(broken, 6, facts=FACTS)
     assert len(found) == 6  # heads, kv heads, batch, warmup, min_lr, vocabulary; 192 is a multiple of 3
     with pytest.raises(UsageError, match="this configuration has 6 problems:\n  - "):
-        make_plan(broken, 6, FACTS)
+        make_plan(broken, 6, facts=FACTS)
 
 
 def unknown(**known: Any) -> DataFacts:
@@ -199,27 +199,27 @@ def unknown(**known: Any) -> DataFacts:
 
 
 def test_foreign_data_wants_a_vocabulary() -> None:
-    assert check(config(), 2, unknown()) == [
+    assert check(config(), 2, facts=unknown()) == [
         "model.vocab_size=0, and mix.json names no tokenizer; set model.vocab_size"
     ]
-    assert check(config(), 2, unknown(largest_id=7)) == [
+    assert check(config(), 2, facts=unknown(largest_id=7)) == [
         "model.vocab_size=0, and mix.json names no tokenizer; set model.vocab_size to at least 8"
     ]
-    assert check(config(model={"vocab_size": 8}), 2, unknown(largest_id=7)) == []
-    assert check(config(model={"vocab_size": 7}), 2, unknown(largest_id=7)) == [
+    assert check(config(model={"vocab_size": 8}), 2, facts=unknown(largest_id=7)) == []
+    assert check(config(model={"vocab_size": 7}), 2, facts=unknown(largest_id=7)) == [
         "model.vocab_size=7 is too small for mix.json: its tokenizer has an unknown number of entries and its "
         "largest token id is 7; set model.vocab_size to 0 or at least 8"
     ]
 
 
 def test_without_data_a_plan_wants_a_vocabulary() -> None:
-    assert make_plan(config(model={"vocab_size": 300}), 2, None).padded_vocab_size == 512
+    assert make_plan(config(model={"vocab_size": 300}), 2, facts=None).padded_vocab_size == 512
     with pytest.raises(UsageError, match=r"set model\.vocab_size"):
-        make_plan(config(), 2, None)
+        make_plan(config(), 2, facts=None)
 
 
 def test_an_id_outside_its_own_tokenizer_is_told() -> None:
-    problems = check(config(), 2, dataclasses.replace(FACTS, largest_id=1000))
+    problems = check(config(), 2, facts=dataclasses.replace(FACTS, largest_id=1000))
     assert problems == [
         "mix.json holds token id 1000, outside its tokenizer's 1000 entries; "
         "it was made with another tokenizer, preprocess it again"
@@ -235,25 +235,25 @@ SCHEDULE = OptimizerSection(lr=1.0, min_lr=0.2, warmup_steps=4, decay_steps=12)
      (10, 0.2 + 0.4 * (1 - math.sqrt(0.5))), (12, 0.2), (99, 0.2)],
 )  # fmt: skip
 def test_learning_rate_by_hand(step: int, rate: float) -> None:
-    assert learning_rate(step, SCHEDULE, 100) == pytest.approx(rate, rel=1e-15)
+    assert learning_rate(step, SCHEDULE, steps=100) == pytest.approx(rate, rel=1e-15)
 
 
 def test_decay_ends_with_the_run_by_default() -> None:
     section = OptimizerSection(lr=1.0)
-    assert learning_rate(0, section, 10) == 1.0
-    assert learning_rate(5, section, 10) == pytest.approx(0.5)
-    assert learning_rate(10, section, 10) == 0.0
+    assert learning_rate(0, section, steps=10) == 1.0
+    assert learning_rate(5, section, steps=10) == pytest.approx(0.5)
+    assert learning_rate(10, section, steps=10) == 0.0
 
 
 def test_a_run_that_is_all_warmup() -> None:
     section = OptimizerSection(lr=1.0, warmup_steps=10)
-    assert [learning_rate(step, section, 10) for step in (0, 9, 10)] == [0.1, 1.0, 0.0]
+    assert [learning_rate(step, section, steps=10) for step in (0, 9, 10)] == [0.1, 1.0, 0.0]
 
 
 @given(st.integers(0, 50), st.integers(1, 200), st.floats(0, 1), st.integers(0, 300))
 def test_learning_rate_stays_between_its_ends(warmup: int, decay: int, min_lr: float, step: int) -> None:
     section = OptimizerSection(lr=1.0, min_lr=min_lr, warmup_steps=warmup, decay_steps=warmup + decay)
-    rate = learning_rate(step, section, 1000)
+    rate = learning_rate(step, section, steps=1000)
     assert 0 < rate <= 1 + 1e-12 if step < warmup else min_lr - 1e-12 <= rate <= 1 + 1e-12
     if step >= warmup:
-        assert learning_rate(step + 1, section, 1000) <= rate + 1e-12
+        assert learning_rate(step + 1, section, steps=1000) <= rate + 1e-12

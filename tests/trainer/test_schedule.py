@@ -33,13 +33,13 @@ def test_the_schedule_of_one_stage_by_hand() -> None:
 @given(st.integers(1, 50))
 def test_the_schedule_of_one_stage_is_sound_and_keeps_one_microbatch(num_microbatches: int) -> None:
     schedule = one_stage(num_microbatches)
-    assert validate(schedule, 1, num_microbatches) == []
+    assert validate(schedule, num_stages=1, num_microbatches=num_microbatches) == []
     assert peak_live(schedule) == 1
 
 
 def test_two_stages_by_hand() -> None:
     schedule = actions("0F0 1F0 0F1 1B0 0B0 1F1 1B1 0B1")
-    assert validate(schedule, 2, 2) == []
+    assert validate(schedule, num_stages=2, num_microbatches=2) == []
     assert peak_live(schedule) == 3
     assert render(schedule) == (
         "stage 0 | F0 .  F1 .  B0 .  .  B1\n"
@@ -57,12 +57,16 @@ def test_two_stages_by_hand() -> None:
     ],
 )
 def test_each_problem_is_named(text: str, problem: str) -> None:
-    assert problem in validate(actions(text), 1, 2)
+    assert problem in validate(actions(text), num_stages=1, num_microbatches=2)
 
 
 def test_stages_wait_for_each_other() -> None:
-    assert validate(actions("1F0 0F0 1B0 0B0"), 2, 1) == ["1F0 at position 0 comes before 0F0"]
-    assert validate(actions("0F0 1F0 0B0 1B0"), 2, 1) == ["0B0 at position 2 comes before 1B0"]
+    assert validate(actions("1F0 0F0 1B0 0B0"), num_stages=2, num_microbatches=1) == [
+        "1F0 at position 0 comes before 0F0"
+    ]
+    assert validate(actions("0F0 1F0 0B0 1B0"), num_stages=2, num_microbatches=1) == [
+        "0B0 at position 2 comes before 1B0"
+    ]
 
 
 def test_nothing_is_rendered_as_nothing() -> None:

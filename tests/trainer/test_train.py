@@ -198,7 +198,7 @@ def test_a_vocabulary_that_is_too_small_is_refused(corpora, tmp_path):
     data = open_data(config)
     small = replace(config, model=replace(config.model, vocab_size=200))
     with pytest.raises(mdata.UsageError, match=r"model\.vocab_size=200 is too small.*300"):
-        make_plan(small, 1, data.facts)
+        make_plan(small, 1, facts=data.facts)
 
 
 def test_a_foreign_corpus_is_checked_batch_by_batch(corpora, tmp_path):
