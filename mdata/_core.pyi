@@ -8,9 +8,7 @@ is pure and releases the GIL while it works on arrays. Users call the shells: `m
 import numpy as np
 from numpy.typing import NDArray
 
-def philox4x32(
-    counter: tuple[int, int, int, int] | list[int], key: tuple[int, int] | list[int]
-) -> list[int]:
+def philox4x32(counter: tuple[int, int, int, int] | list[int], key: tuple[int, int] | list[int]) -> list[int]:
     """Philox4x32-10 of one counter (four 32-bit words) under one key (two words): four random words."""
 
 class Permutation:
@@ -47,9 +45,7 @@ class BlendTree:
     def counts(self, num_samples: int) -> list[int]:
         """How many of the blend's first `num_samples` samples each component gives."""
 
-def pointers_from_lengths(
-    lengths: NDArray[np.int32], item_size: int, start: int
-) -> tuple[NDArray[np.int64], int]:
+def pointers_from_lengths(lengths: NDArray[np.int32], item_size: int, start: int) -> tuple[NDArray[np.int64], int]:
     """Byte offsets of int32[k] sequences that follow each other from byte `start`, and the end of the last.
 
     Raises:
