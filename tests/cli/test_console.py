@@ -142,10 +142,9 @@ def test_a_reader_that_leaves_is_no_error():
     code = "import sys; from cli.console import Console, run, Command\nimport cli.mdata as m\n"
     code += "class M: add_arguments=staticmethod(lambda p: None)\n"
     code += "M.main=staticmethod(lambda a, c: [c.result('x' * 70000, {}) for _ in range(100)] and None)\n"
-    code += "sys.modules['made_up']=M\nsys.exit(run('prog', [Command('w', 's', 'made_up')], description='d', argv=['w']))"
-    child = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    code += "sys.modules['made_up'] = M\n"
+    code += "sys.exit(run('prog', [Command('w', 's', 'made_up')], description='d', argv=['w']))"
+    child = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     child.stdout.read(10)
     child.stdout.close()
     assert child.stderr.read() == b""
