@@ -83,12 +83,17 @@ def render(run: Run, corpora: Corpora) -> str:
         _ranks(run),
         f"<h2>Configuration</h2><details><summary>config.toml</summary><pre>{_text(run.config_text)}</pre></details>",
     ]
-    title = _text(run.folder.resolve().name)
+    title = _text(_title(run))
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}: report</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_STYLE}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
+
+
+def _title(run: Run) -> str:
+    """The last two names of the run folder's path: "run" alone says little."""
+    return "/".join(run.folder.resolve().parts[-2:])
 
 
 def _line(corpus: ValidCorpus) -> str:
@@ -109,7 +114,7 @@ def _head(run: Run) -> str:
         f"{run.consumed * run.config.train.sequence_length:,} tokens read",
         f"{seconds:,.0f} s from the first to the last line of metrics",
     ]
-    return f'<h1>{_text(run.folder.resolve().name)}</h1><p class="lead">{_text("; ".join(facts))}</p>'
+    return f'<h1>{_text(_title(run))}</h1><p class="lead">{_text("; ".join(facts))}</p>'
 
 
 def _notes(notes: Iterable[str]) -> str:
