@@ -43,7 +43,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     texts = generate(
         arguments.run_folder,
         arguments.prompt or [""],
-        sampling,
+        sampling=sampling,
         world=world,
         from_checkpoint=arguments.checkpoint,
     )

@@ -48,7 +48,6 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
 def train_here(config: RunConfig, console: Console) -> None:
     """Train as one rank of the world that the environment names; rank 0 shows progress and the result."""
-    from mdata import SILENT
     from trainer.mesh import Mesh
     from trainer.train import train
     from trainer.world import Placement, find_placement, join_world, leave_world
@@ -56,10 +55,10 @@ def train_here(config: RunConfig, console: Console) -> None:
     place = find_placement(os.environ) or Placement()
     world = join_world(Mesh(place.world_size, config.mesh.tp), placement=place)
     if not world.is_main:
-        train(config, world, SILENT)
+        train(config, world)
     else:
         with console.progress() as progress:
-            result = train(config, world, progress)
+            result = train(config, world, progress=progress)
         facts = {**dataclasses.asdict(result), "checkpoint": str(result.checkpoint)}
         console.result(result_text(result, config.run.folder), facts)
     leave_world()

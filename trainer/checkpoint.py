@@ -83,7 +83,7 @@ def folder_name(step: int) -> str:
     return f"step-{step}"
 
 
-def save(root: Path, run: RunState, shard: Shard, state: dict[str, Tensor], world: Axis) -> Path:
+def save(root: Path, run: RunState, *, shard: Shard, state: dict[str, Tensor], world: Axis) -> Path:
     """Write one checkpoint; it exists under its name when this returns, on every rank.
 
     Args:
@@ -109,7 +109,7 @@ def save(root: Path, run: RunState, shard: Shard, state: dict[str, Tensor], worl
     return final
 
 
-def load_state(folder: Path, shard: Shard, names: Sequence[str], dtype: torch.dtype) -> dict[str, Tensor]:
+def load_state(folder: Path, shard: Shard, *, names: Sequence[str], dtype: torch.dtype) -> dict[str, Tensor]:
     """Read a shard of any layout: name -> flat tensor of elements [shard.start, shard.stop), padding 0.
 
     Raises:

@@ -66,7 +66,7 @@ def open_data(config: RunConfig) -> RunData:
     return RunData(train, valid, facts)
 
 
-def training_batches(data: RunData, config: RunConfig, plan: Plan, dp: Axis, consumed: int) -> mdata.Loader:
+def training_batches(data: RunData, config: RunConfig, *, plan: Plan, dp: Axis, consumed: int) -> mdata.Loader:
     """This rank's microbatches of every step from `consumed` samples on, read ahead."""
     batches = mdata.BatchPlan(
         global_batch=plan.global_batch,
@@ -87,7 +87,7 @@ def validation_samples(dataset: mdata.Dataset, limit: int) -> np.ndarray:
 
 
 def validation_batches(
-    dataset: mdata.Dataset, samples: np.ndarray, micro_batch: int, dp: Axis
+    dataset: mdata.Dataset, samples: np.ndarray, *, micro_batch: int, dp: Axis
 ) -> Iterator[mdata.Batch]:
     """This rank's share of a validation set, in batches of at most micro_batch."""
     mine = samples[dp.rank :: dp.size]
@@ -95,7 +95,7 @@ def validation_batches(
         yield mdata.collate(dataset, mine[first : first + micro_batch])
 
 
-def to_device(batch: mdata.Batch, vocab_size: int, device: torch.device) -> Microbatch:
+def to_device(batch: mdata.Batch, device: torch.device, *, vocab_size: int) -> Microbatch:
     """Check the ids and move one microbatch to the device.
 
     Raises:

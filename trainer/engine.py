@@ -53,7 +53,7 @@ class Engine:
         fresh: whether to draw the initial weights (a checkpoint is loaded otherwise).
     """
 
-    def __init__(self, config: RunConfig, plan: Plan, world: World, *, fresh: bool = True) -> None:
+    def __init__(self, config: RunConfig, plan: Plan, *, world: World, fresh: bool = True) -> None:
         self.plan, self.world = plan, world
         self.tp, self.dp, self.everyone = world.axes["tp"], world.axes["dp"], world.axes["world"]
         self.layout = rank_layout(config, plan, tp=self.tp, dp=self.dp)
@@ -74,7 +74,7 @@ class Engine:
 
     def step(self, microbatches: Sequence[Microbatch], learning_rate: float) -> StepReport:
         """Train on this rank's microbatches of one global batch."""
-        totals = all_reduce_(run_actions(self.actions, self.model, microbatches), self.dp)
+        totals = all_reduce_(run_actions(self.actions, self.model, microbatches=microbatches), self.dp)
         result = self.optimizer.step(learning_rate, totals[1])
         loss_sum, num_tokens = totals.tolist()
         return StepReport(loss_sum / num_tokens, int(num_tokens), result.grad_norm, result.applied)
@@ -84,20 +84,20 @@ class Engine:
         """Mean loss over the loss tokens of all data-parallel ranks' microbatches, nats per token."""
         totals = torch.zeros(2, dtype=torch.float64, device=self.world.device)
         for batch in microbatches:
-            loss = self.model.loss_sum(batch.tokens_BS, batch.labels_BS, batch.loss_mask_BS)
+            loss = self.model.loss_sum(batch.tokens_BS, batch.labels_BS, loss_mask_BS=batch.loss_mask_BS)
             totals += torch.stack((loss.double(), batch.loss_mask_BS.sum().double()))
         loss_sum, num_tokens = all_reduce_(totals, self.dp).tolist()
         return float(loss_sum / num_tokens)
 
     def save(self, root: Path, run: checkpoint.RunState) -> Path:
         """Write a checkpoint; see checkpoint.save."""
-        return checkpoint.save(root, run, self._shard(), self.optimizer.state, self.everyone)
+        return checkpoint.save(root, run, shard=self._shard(), state=self.optimizer.state, world=self.everyone)
 
     def load(self, folder: Path) -> checkpoint.RunState:
         """Continue from a checkpoint of any layout."""
         run = checkpoint.run_state(folder)
         dtype = self.optimizer.state["weight"].dtype
-        state = checkpoint.load_state(folder, self._shard(), STATE_NAMES, dtype)
+        state = checkpoint.load_state(folder, self._shard(), names=STATE_NAMES, dtype=dtype)
         self.optimizer.load(state, run.optimizer_steps)
         return run
 
@@ -113,14 +113,15 @@ def rank_layout(config: RunConfig, plan: Plan, *, tp: Axis, dp: Axis) -> BufferL
     return make_layout(specs, dp_size=dp.size)
 
 
-def load_model(folder: Path, config: RunConfig, plan: Plan, world: World) -> GPT:
+def load_model(folder: Path, config: RunConfig, *, plan: Plan, world: World) -> GPT:
     """The weights alone, for generation: no optimizer, no sequence parallelism, from a checkpoint of any layout."""
     tp = world.axes["tp"]
     specs = parameter_table(plan.shape, tp_size=tp.size, tp_rank=tp.rank)
     layout = make_layout(specs, dp_size=1)
     dtype = DTYPES[config.precision.dtype]
     shard = checkpoint.Shard(layout, 0, layout.size, owns_copies=False)
-    weights = checkpoint.load_state(folder, shard, ["weight"], torch.promote_types(dtype, torch.float32))["weight"]
+    main = torch.promote_types(dtype, torch.float32)
+    weights = checkpoint.load_state(folder, shard, names=["weight"], dtype=main)["weight"]
     model = build_gpt(plan.shape, tp, sequence_parallel=False, dtype=dtype, device=world.device)
     named = dict(model.named_parameters())
     for slot in layout.slots:

@@ -20,7 +20,7 @@ from trainer.schedule import Action
 class LossModel(Protocol):
     """What the executor needs of a model."""
 
-    def loss_sum(self, tokens_BS: Tensor, labels_BS: Tensor, loss_mask_BS: Tensor) -> Tensor:
+    def loss_sum(self, tokens_BS: Tensor, labels_BS: Tensor, *, loss_mask_BS: Tensor) -> Tensor:
         """Sum of the loss over the unmasked tokens of a microbatch; a scalar."""
         ...
 
@@ -34,7 +34,7 @@ class Microbatch:
     loss_mask_BS: Tensor
 
 
-def run_actions(actions: Sequence[Action], model: LossModel, microbatches: Sequence[Microbatch]) -> Tensor:
+def run_actions(actions: Sequence[Action], model: LossModel, *, microbatches: Sequence[Microbatch]) -> Tensor:
     """Do the actions in order; gradients are accumulated by the hooks of `optimizer.Buffers`.
 
     Returns:
@@ -46,7 +46,7 @@ def run_actions(actions: Sequence[Action], model: LossModel, microbatches: Seque
     for action in actions:
         batch = microbatches[action.microbatch]
         if action.kind == "F":
-            loss = model.loss_sum(batch.tokens_BS, batch.labels_BS, batch.loss_mask_BS)
+            loss = model.loss_sum(batch.tokens_BS, batch.labels_BS, loss_mask_BS=batch.loss_mask_BS)
             live[action.microbatch] = loss
             totals += torch.stack((loss.detach().double(), batch.loss_mask_BS.sum().double()))
         else:

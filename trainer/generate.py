@@ -67,8 +67,8 @@ class Generated:
 def generate(
     run_folder: Path,
     prompts: Sequence[str],
-    sampling: Sampling,
     *,
+    sampling: Sampling,
     world: World,
     from_checkpoint: str = "latest",
 ) -> list[Generated]:
@@ -96,13 +96,13 @@ def generate(
     # All ranks share one copy of the model, whatever layout trained it.
     config = dataclasses.replace(config, mesh=MeshSection(tp=world.world_size))
     plan = make_plan(config, world.world_size, facts=facts)
-    model = load_model(folder, config, plan, world)
+    model = load_model(folder, config, plan=plan, world=world)
     step = checkpoint.run_state(folder).step
     out = []
     for number, prompt in enumerate(prompts):
         ids = _encode(tokenizer, prompt)
         choose = Chooser(sampling, number)
-        new = continue_ids(model, ids, choose, eod=tokenizer.eod, context=plan.sequence_length)
+        new = continue_ids(model, ids, choose=choose, eod=tokenizer.eod, context=plan.sequence_length)
         out.append(Generated(prompt, tokenizer.decode(new), step))
     if world.rank == 0:
         lines = "".join(
@@ -113,7 +113,7 @@ def generate(
 
 
 @torch.no_grad()
-def continue_ids(model: GPT, ids: Sequence[int], choose: Chooser, *, eod: int | None, context: int) -> list[int]:
+def continue_ids(model: GPT, ids: Sequence[int], *, choose: Chooser, eod: int | None, context: int) -> list[int]:
     """New token ids after `ids`, until the end-of-document token or sampling.max_tokens."""
     device = model.embedding.weight.device
     known, new = list(ids), list[int]()
@@ -140,14 +140,15 @@ class Chooser:
         self.sampling, self.prompt_number, self.position = sampling, prompt_number, 0
 
     def __call__(self, logits: Tensor) -> int:
+        """The next token after fp32[vocab_size] logits."""
         if self.sampling.greedy:
             return int(logits.argmax())
         key = mdata.derive_key("mtrain generate v1", self.sampling.seed, self.prompt_number, self.position)
         self.position += 1
-        return top_p_token(logits, self.sampling, key.below(2**53) / 2**53)
+        return top_p_token(logits, self.sampling, uniform=key.below(2**53) / 2**53)
 
 
-def top_p_token(logits: Tensor, sampling: Sampling, uniform: float) -> int:
+def top_p_token(logits: Tensor, sampling: Sampling, *, uniform: float) -> int:
     """The token at quantile `uniform` of the distribution cut to its top-p nucleus."""
     probability, token = (logits.double().cpu() / sampling.temperature).softmax(0).sort(descending=True, stable=True)
     cumulative = probability.cumsum(0)

@@ -21,7 +21,7 @@ _BLOCK = 4  # 64-bit outputs of one Philox counter
 _CHUNK_ELEMENTS = 1 << 22  # bounds the fp64 scratch to some tens of MB
 
 
-def normal(seed: int, name: str, first: int, count: int) -> Tensor:
+def normal(seed: int, name: str, *, first: int, count: int) -> Tensor:
     """Standard normal numbers for elements [first, first + count) of a logical tensor: fp64[count]."""
     return _to_normal(_raw(seed, name, first, count))
 

@@ -50,7 +50,7 @@ class Parallel:
 class ColumnLinear(nn.Module):
     """y = x W^T + b with the outputs cut over tp: [S, B, D] -> [S, B, outputs / tp], the whole sequence."""
 
-    def __init__(self, inputs: int, local_outputs: int, parallel: Parallel, *, bias: bool) -> None:
+    def __init__(self, inputs: int, local_outputs: int, *, parallel: Parallel, bias: bool) -> None:
         super().__init__()
         self.parallel = parallel
         self.weight = nn.Parameter(torch.empty(local_outputs, inputs))
@@ -63,7 +63,7 @@ class ColumnLinear(nn.Module):
 class RowLinear(nn.Module):
     """y = x W^T + b with the inputs cut over tp: [S, B, inputs / tp] -> [S, B, D]; the bias is added once."""
 
-    def __init__(self, local_inputs: int, outputs: int, parallel: Parallel, *, bias: bool) -> None:
+    def __init__(self, local_inputs: int, outputs: int, *, parallel: Parallel, bias: bool) -> None:
         super().__init__()
         self.parallel = parallel
         self.weight = nn.Parameter(torch.empty(outputs, local_inputs))
@@ -131,8 +131,8 @@ class Attention(nn.Module):
         self.heads, self.kv_heads = shape.num_heads // tp, shape.num_kv_heads // tp
         inner = self.heads * self.head_dim
         local_outputs = inner + 2 * self.kv_heads * self.head_dim
-        self.qkv = ColumnLinear(width, local_outputs, parallel, bias=shape.bias)
-        self.out = RowLinear(inner, width, parallel, bias=shape.bias)
+        self.qkv = ColumnLinear(width, local_outputs, parallel=parallel, bias=shape.bias)
+        self.out = RowLinear(inner, width, parallel=parallel, bias=shape.bias)
 
     def forward(self, x_SBD: Tensor, rotation_SK: Tensor | None) -> Tensor:
         qkv = self.qkv(x_SBD)
@@ -156,8 +156,8 @@ class MLP(nn.Module):
         tp, width = parallel.tp.size, shape.hidden_size
         inner = shape.ffn_hidden_size // tp
         self.gated = shape.activation == "swiglu"
-        self.up = ColumnLinear(width, inner * (2 if self.gated else 1), parallel, bias=shape.bias)
-        self.down = RowLinear(inner, width, parallel, bias=shape.bias)
+        self.up = ColumnLinear(width, inner * (2 if self.gated else 1), parallel=parallel, bias=shape.bias)
+        self.down = RowLinear(inner, width, parallel=parallel, bias=shape.bias)
 
     def forward(self, x_SBD: Tensor) -> Tensor:
         up = self.up(x_SBD)

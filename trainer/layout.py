@@ -68,7 +68,7 @@ class BufferLayout:
         for slot in self.slots:
             low, high = max(slot.start, start), min(slot.start + slot.spec.numel, stop)
             if low < high:
-                for part in slices(slot.spec, low - slot.start, high - slot.start):
+                for part in slices(slot.spec, first=low - slot.start, stop=high - slot.start):
                     yield slot.spec, part, slot.start + part.flat
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from trainer.collectives import Axis, all_reduce_
 
 
-def vocabulary_cross_entropy(logits_NV: Tensor, labels_N: Tensor, first: int, stop: int, tp: Axis) -> Tensor:
+def vocabulary_cross_entropy(logits_NV: Tensor, labels_N: Tensor, *, first: int, stop: int, tp: Axis) -> Tensor:
     """-log softmax(logits)[label] of each token, in nats.
 
     Args:

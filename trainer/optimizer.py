@@ -155,8 +155,8 @@ class Optimizer:
             adamw_(
                 weights,
                 [self._part(gradient, *part) for part in parts],
-                (first, second),
-                self.settings,
+                moments=(first, second),
+                settings=self.settings,
                 learning_rate=learning_rate,
                 weight_decay=self.settings.weight_decay if decay else 0.0,
                 steps=self.steps,
@@ -174,9 +174,9 @@ class Optimizer:
 def adamw_(
     weights: list[Tensor],
     gradients: list[Tensor],
+    *,
     moments: tuple[list[Tensor], list[Tensor]],
     settings: OptimizerSection,
-    *,
     learning_rate: float,
     weight_decay: float,
     steps: int,

@@ -83,7 +83,7 @@ class Slice:
     flat: int
 
 
-def slices(spec: ParamSpec, first: int, stop: int) -> Iterator[Slice]:
+def slices(spec: ParamSpec, *, first: int, stop: int) -> Iterator[Slice]:
     """The logical rectangles that cover elements [first, stop) of a flat local parameter.
 
     A flat range cuts a matrix into at most a part of a row, whole rows, and a part of a row; padding gives nothing.

@@ -59,7 +59,7 @@ class TrainResult:
     checkpoint: Path
 
 
-def train(config: RunConfig, world: World, progress: Progress = SILENT) -> TrainResult:
+def train(config: RunConfig, world: World, *, progress: Progress = SILENT) -> TrainResult:
     """Train until config.train.steps are done, from the newest checkpoint in the run folder or from the start.
 
     Raises:
@@ -72,7 +72,7 @@ def train(config: RunConfig, world: World, progress: Progress = SILENT) -> Train
     done = _check_resume(config, data, newest) if newest else Done(0, 0)
     if newest and done.steps >= plan.steps:
         return TrainResult(done.steps, None, {}, newest)
-    engine = Engine(config, plan, world, fresh=newest is None)
+    engine = Engine(config, plan, world=world, fresh=newest is None)
     if newest:
         engine.load(newest)
     ranks = gather_objects({"rank": world.rank, **world.coordinates._asdict(), **held_parameters(engine.layout)},
@@ -114,10 +114,12 @@ class _Loop:
     def _reports(self, done: Done, rate: _Rate) -> Iterator[tuple[Done, StepReport]]:
         """(what is done, what the last step did); the time between them is the consumer's."""
         plan, engine = self.plan, self.engine
-        batches = iter(training_batches(self.data, self.config, plan, engine.dp, done.samples))
+        batches = iter(training_batches(self.data, self.config, plan=plan, dp=engine.dp, consumed=done.samples))
         while done.steps < plan.steps:
             with rate:
-                microbatches = [to_device(batch, plan.vocab_size, engine.world.device) for batch in next(batches)]
+                microbatches = [
+                    to_device(batch, engine.world.device, vocab_size=plan.vocab_size) for batch in next(batches)
+                ]
                 lr = learning_rate(done.steps, self.config.optimizer, steps=plan.steps)
                 report = engine.step(microbatches, lr)
             rate.tokens += plan.tokens_per_step
@@ -130,8 +132,10 @@ class _Loop:
         losses = {}
         for name, dataset in self.data.valid.items():
             samples = validation_samples(dataset, self.config.train.eval_samples)
-            batches = validation_batches(dataset, samples, plan.micro_batch, engine.dp)
-            losses[name] = engine.evaluate(to_device(batch, plan.vocab_size, engine.world.device) for batch in batches)
+            batches = validation_batches(dataset, samples, micro_batch=plan.micro_batch, dp=engine.dp)
+            losses[name] = engine.evaluate(
+                to_device(batch, engine.world.device, vocab_size=plan.vocab_size) for batch in batches
+            )
         return losses
 
     def _record(self, now: Done, report: StepReport, rate: _Rate, valid: dict[str, float]) -> None:

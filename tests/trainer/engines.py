@@ -57,7 +57,7 @@ def small_config(name: str, *, dtype: str = "fp64", **sections: Any) -> RunConfi
 def layouts(context: Any, config: RunConfig, **engine: Any) -> Engine:
     """The engine of this rank, over all ranks of the test."""
     world = context.join(Mesh(context.world, config.mesh.tp))
-    return Engine(config, make_plan(config, context.world, facts=None), world, **engine)
+    return Engine(config, make_plan(config, context.world, facts=None), world=world, **engine)
 
 
 def microbatches(engine: Engine, step: int) -> list[Microbatch]:

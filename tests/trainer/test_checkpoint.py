@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -87,7 +88,7 @@ def test_overlaps_equal_their_twin(cuts, data):
     edges = sorted({0, 6, *cuts})
     saved = [
         SavedSlice("f", f"{r},{c}", (r, c), (r2 - r, c2 - c))
-        for r, r2 in zip(edges, edges[1:], strict=False)
+        for r, r2 in itertools.pairwise(edges)
         for c, c2 in [(0, 2), (2, 7)]
     ]
     start = (data.draw(st.integers(0, 5)), data.draw(st.integers(0, 6)))

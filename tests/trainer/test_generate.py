@@ -47,14 +47,19 @@ def test_top_p_equals_its_twin(steps, temperature, top_p, thousandths):
     logits = [x / 8 for x in steps]
     uniform = (thousandths + 0.123456) / 1000
     sampling = Sampling(temperature=temperature, top_p=top_p)
-    got = top_p_token(torch.tensor(logits, dtype=torch.float64), sampling, uniform)
+    got = top_p_token(torch.tensor(logits, dtype=torch.float64), sampling, uniform=uniform)
     assert got == slow_top_p(logits, temperature, top_p, uniform)
 
 
 def test_a_small_nucleus_is_greedy_and_a_whole_one_draws_everything():
     logits = torch.tensor([0.0, 3.0, 1.0, 2.0])
-    assert {top_p_token(logits, Sampling(top_p=1e-9), u / 50) for u in range(50)} == {1}
-    assert {top_p_token(logits, Sampling(temperature=1.0, top_p=1.0), u / 50) for u in range(50)} == {0, 1, 2, 3}
+    assert {top_p_token(logits, Sampling(top_p=1e-9), uniform=u / 50) for u in range(50)} == {1}
+    assert {top_p_token(logits, Sampling(temperature=1.0, top_p=1.0), uniform=u / 50) for u in range(50)} == {
+        0,
+        1,
+        2,
+        3,
+    }
 
 
 def test_draws_depend_on_seed_prompt_and_position_alone():
@@ -77,7 +82,7 @@ def _text(context, name, greedy, eod=None):
     for spec in parameter_table(shape, tp_size=tp.size, tp_rank=tp.rank):
         initialize_(named[spec.name].data, spec, seed=3)
     choose = Chooser(Sampling(max_tokens=24, greedy=greedy), 0)
-    return continue_ids(model, [1, 2, 3], choose, eod=eod, context=16)
+    return continue_ids(model, [1, 2, 3], choose=choose, eod=eod, context=16)
 
 
 @pytest.mark.parametrize("greedy", [True, False])
@@ -101,9 +106,9 @@ def test_the_end_of_document_token_ends_a_text():
 )
 def test_options_out_of_range_are_refused(options, text, tmp_path):
     with pytest.raises(UsageError, match=text):
-        generate(tmp_path, ["x"], Sampling(**options), world=None)  # type: ignore[arg-type]
+        generate(tmp_path, ["x"], sampling=Sampling(**options), world=None)  # type: ignore[arg-type]
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(UsageError, match="there is no checkpoint 'latest'"):
-        generate(tmp_path, ["x"], Sampling(), world=None)  # type: ignore[arg-type]
+        generate(tmp_path, ["x"], sampling=Sampling(), world=None)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from trainer.models.gpt_table import parameter_table
 
 def test_known_answers():
     """Version 1 of the construction; a change of these numbers is a new version."""
-    values = init.normal(1234, "blocks.0.attention.q.weight", 0, 3)
+    values = init.normal(1234, "blocks.0.attention.q.weight", first=0, count=3)
     expected = [2.2286077448804065, -1.2001759965740622, -0.47056933236412846]
     torch.testing.assert_close(values, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-12)
 
@@ -43,18 +43,18 @@ def test_draws_equal_the_papers_generator(block):
 
 @pytest.mark.parametrize("first", [0, 1, 3, 4, 5, 1001])
 def test_any_run_of_elements_can_be_made_alone(first):
-    whole = init.normal(7, "t", 0, 1100)
-    assert torch.equal(init.normal(7, "t", first, 50), whole[first : first + 50])
+    whole = init.normal(7, "t", first=0, count=1100)
+    assert torch.equal(init.normal(7, "t", first=first, count=50), whole[first : first + 50])
 
 
 def test_seed_and_name_both_matter():
-    a = init.normal(7, "t", 0, 100)
-    assert not torch.equal(a, init.normal(8, "t", 0, 100))
-    assert not torch.equal(a, init.normal(7, "u", 0, 100))
+    a = init.normal(7, "t", first=0, count=100)
+    assert not torch.equal(a, init.normal(8, "t", first=0, count=100))
+    assert not torch.equal(a, init.normal(7, "u", first=0, count=100))
 
 
 def test_distribution_is_standard_normal():
-    x = init.normal(1, "t", 0, 200_000)
+    x = init.normal(1, "t", first=0, count=200_000)
     assert abs(x.mean()) < 5 / 200_000**0.5
     assert abs(x.std() - 1) < 5 / 400_000**0.5
     assert abs(x.pow(4).mean() - 3) < 5 * (96 / 200_000) ** 0.5

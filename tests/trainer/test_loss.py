@@ -28,7 +28,7 @@ def _body(context, rows):
     local = torch.full((TOKENS, rows), 1e4, dtype=torch.float64)  # padding would dominate if it were counted
     local[:, : stop - first] = logits[:, first:stop]
     local.requires_grad_()
-    loss = vocabulary_cross_entropy(local, labels, first, stop, world.axes["tp"])
+    loss = vocabulary_cross_entropy(local, labels, first=first, stop=stop, tp=world.axes["tp"])
     loss.backward(upstream)
     return loss.detach(), local.grad[:, : stop - first], local.grad[:, stop - first :]
 
@@ -49,6 +49,6 @@ def test_equals_the_whole_vocabulary(world, rows):
 
 def test_bf16_logits_are_summed_in_fp32():
     logits = torch.zeros(1, 4096, dtype=torch.bfloat16)
-    loss = vocabulary_cross_entropy(logits, torch.tensor([0]), 0, 4096, Axis.single("tp"))
+    loss = vocabulary_cross_entropy(logits, torch.tensor([0]), first=0, stop=4096, tp=Axis.single("tp"))
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(8.317766, abs=1e-5)  # log 4096; bf16 sums would stop at 256

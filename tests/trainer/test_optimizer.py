@@ -32,8 +32,8 @@ def test_adamw_equals_its_twin():
         adamw_(
             [tensors[0]],
             [torch.from_numpy(g)],
-            ([tensors[1]], [tensors[2]]),
-            settings,
+            moments=([tensors[1]], [tensors[2]]),
+            settings=settings,
             learning_rate=0.1,
             weight_decay=0.3,
             steps=steps,

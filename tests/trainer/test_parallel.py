@@ -34,7 +34,7 @@ def _gradients(context, config):
     """Reduced gradients of one step as the optimizer sees them, and the loss."""
     engine = layouts(context, config)
     batches = microbatches(engine, 0)
-    totals = run_actions(engine.actions, engine.model, batches)
+    totals = run_actions(engine.actions, engine.model, microbatches=batches)
     from trainer.collectives import all_reduce_
 
     totals = all_reduce_(totals, engine.dp)

@@ -95,7 +95,7 @@ def test_slices_cover_a_flat_range_element_by_element(case):
             if piece.row <= row < piece.row + piece.size[0]:
                 expected[flat] = (piece.name, piece.start[0] + row - piece.row, piece.start[1] + column)
     got = {}
-    for part in slices(spec, first, stop):
+    for part in slices(spec, first=first, stop=stop):
         assert part.size[0] == 1 or part.size[1] == width, "a slice is contiguous in the local parameter"
         for i in range(part.size[0]):
             for j in range(part.size[1]):

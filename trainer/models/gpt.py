@@ -72,12 +72,13 @@ class GPT(nn.Module):
         head = self.embedding if self.shape.tie_embeddings else self.head
         return F.linear(self.parallel.enter(self.final_norm(x_SBD)), head.weight)
 
-    def loss_sum(self, tokens_BS: Tensor, labels_BS: Tensor, loss_mask_BS: Tensor) -> Tensor:
+    def loss_sum(self, tokens_BS: Tensor, labels_BS: Tensor, *, loss_mask_BS: Tensor) -> Tensor:
         """Sum over the unmasked tokens of -log p(label), in nats; a scalar, not divided by anything."""
         logits_SBV = self(tokens_BS)
         labels_N = labels_BS.transpose(0, 1).reshape(-1)
+        rows = self.embedding
         loss_N = vocabulary_cross_entropy(
-            logits_SBV.flatten(0, 1), labels_N, self.embedding.first, self.embedding.stop, self.parallel.tp
+            logits_SBV.flatten(0, 1), labels_N, first=rows.first, stop=rows.stop, tp=self.parallel.tp
         )
         return (loss_N * loss_mask_BS.transpose(0, 1).reshape(-1)).sum()
 
