@@ -225,15 +225,16 @@ def test_a_bad_record_has_its_row_in_the_file_and_nothing_is_left(tmp_path, work
 
 
 class KillOne(Silent):
-    """Kills a worker when the first result is in."""
+    """Kills a worker when the first result is in; other children, such as the pool of ranks, are left alone."""
 
     def __init__(self) -> None:
         self.killed = False
+        self.others = set(multiprocessing.active_children())
 
     def advance(self, amount, **totals) -> None:
         if not self.killed:
             self.killed = True
-            multiprocessing.active_children()[0].kill()
+            next(child for child in multiprocessing.active_children() if child not in self.others).kill()
 
 
 def test_a_dead_worker_is_named_and_nothing_is_left(tmp_path):
