@@ -195,9 +195,7 @@ def _provide_torch(wanted: list[str], index: str) -> None:
     size = _download_size([*where, requirement])
     say(f"torch is not installed; its download with what it needs is {size}")
     if not index:
-        say(
-            "smaller and without GPU: make quickstart TORCH_INDEX=<index address from PyTorch's install page>"
-        )
+        say("smaller and without GPU: make quickstart TORCH_INDEX=<index address from PyTorch's install page>")
     if _pip([*where, requirement]):
         missing = ", ".join(_unsatisfied(wanted)[0])
         raise fail(f"{requirement} could not be installed; missing are: {missing}\n  try: set TORCH_INDEX")

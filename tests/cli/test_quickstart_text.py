@@ -126,7 +126,5 @@ def test_gather_stays_below_its_limits(monkeypatch, installation, tmp_path):
 
 
 def test_a_python_without_sources_is_named(monkeypatch, installation, tmp_path):
-    with pytest.raises(
-        UsageError, match=r"too little text for the quickstart's code corpus\n  found: \d+ bytes"
-    ):
+    with pytest.raises(UsageError, match=r"too little text for the quickstart's code corpus\n  found: \d+ bytes"):
         gather(monkeypatch, installation, tmp_path)
