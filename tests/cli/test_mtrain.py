@@ -166,6 +166,7 @@ def mtrain(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=root, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
+@pytest.mark.slow
 def test_train_generate_report(real_run: Path) -> None:
     process = mtrain("train", str(real_run / "run.toml"), "--nproc", "2", "--json")
     out, err = process.communicate(timeout=120)
@@ -179,6 +180,7 @@ def test_train_generate_report(real_run: Path) -> None:
     assert len(json.loads((real_run / "run" / "ranks.json").read_text())) == 2
 
 
+@pytest.mark.slow
 def test_a_failing_rank_says_why_once(real_run: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
@@ -189,6 +191,7 @@ def test_a_failing_rank_says_why_once(real_run: Path, tmp_path: Path) -> None:
     assert len(err.splitlines()) <= 4
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_rank_and_nothing_finished(real_run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = mtrain("train", str(real_run / "run.toml"), "--nproc", "2", f"run.folder={folder}", "train.steps=99999")

@@ -147,6 +147,7 @@ def test_another_layout_goes_on_where_one_stopped(corpora, tmp_path):
         np.testing.assert_allclose(got[step][0], expected[step][0], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_kill_9_at_any_step_and_run_again(corpora, tmp_path):
     """The command itself, killed with its ranks at a random moment, twice; then the curve of an undisturbed run."""
     config = _config(corpora, tmp_path / "whole", tp=2, sequence_parallel=True, steps=30, interval=3)
