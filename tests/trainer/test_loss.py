@@ -23,14 +23,16 @@ def _case() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def _body(context, rows):
     world = context.join(Mesh(context.world, context.world))
-    logits, labels, upstream = _case()
+    logits, labels, upstream = (x.to(world.device) for x in _case())
     first, stop = min(context.rank * rows, VOCAB), min((context.rank + 1) * rows, VOCAB)
-    local = torch.full((TOKENS, rows), 1e4, dtype=torch.float64)  # padding would dominate if it were counted
+    local = torch.full(
+        (TOKENS, rows), 1e4, dtype=torch.float64, device=world.device
+    )  # padding would dominate if it were counted
     local[:, : stop - first] = logits[:, first:stop]
     local.requires_grad_()
     loss = vocabulary_cross_entropy(local, labels, first=first, stop=stop, tp=world.axes["tp"])
     loss.backward(upstream)
-    return loss.detach(), local.grad[:, : stop - first], local.grad[:, stop - first :]
+    return tuple(x.cpu() for x in (loss.detach(), local.grad[:, : stop - first], local.grad[:, stop - first :]))
 
 
 @pytest.mark.parametrize(("world", "rows"), [(1, 10), (1, 16), (2, 5), (2, 8), (4, 3), (4, 8)])
