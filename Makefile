@@ -14,7 +14,7 @@ MAKEFLAGS += --no-print-directory
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  variables: PYTHON=python3.12, TORCH_INDEX=<package index that torch comes from>"
+	@echo "  variables: PYTHON=python3.12, TORCH_INDEX=<package index that torch comes from>, SOAK=20"
 
 quickstart: ## install, then text -> tokens -> blend -> training -> report.html, under 4 minutes
 	@$(INSTALL) train report
@@ -26,8 +26,9 @@ test: install lint types cpp ## everything but the soak tests, under 15 minutes 
 check: install lint types cpp-plain ## the quick part of make test, under 2 minutes
 	$(IN_VENV) python -m pytest -m "not slow and not soak"
 
-soak: install ## the long seeded acceptance counts
-	$(IN_VENV) python -m pytest -m soak --timeout 7200
+SOAK ?= 20
+soak: install ## the property and kill tests with SOAK times as many cases
+	$(IN_VENV) MDATA_SOAK=$(SOAK) python -m pytest -m "hypothesis or slow or soak" --timeout 7200
 
 wheel: install ## a wheel in dist/
 	$(IN_VENV) python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .

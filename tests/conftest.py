@@ -11,9 +11,15 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 ORACLE_TESTS = pytest.StashKey[dict[str, str]]()  # test -> "run" or "skipped"
+
+
+# A property test without @examples; `make soak` raises all counts by the same factor (tests/helpers/examples.py).
+settings.register_profile("ours", max_examples=100 * int(os.environ.get("MDATA_SOAK", "1")), deadline=None)
+settings.load_profile("ours")
 
 
 def oracle_folder() -> Path:

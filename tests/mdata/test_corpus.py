@@ -8,18 +8,19 @@ import shutil
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mdata
 from mdata import DamageError, UsageError, manifest
 from tests.helpers.corpora import write_pair
+from tests.helpers.examples import examples
 from tests.helpers.manifests import corpus_of_pairs, some_blend, some_corpus
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 5), max_size=3), max_size=4)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(shards=st.lists(DOCUMENTS, min_size=1, max_size=4), data=st.data())
 def test_shards_read_as_one_stream(tmp_path_factory, shards, data):
     folder = tmp_path_factory.mktemp("shards")

@@ -7,12 +7,13 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mdata
 from mdata import DatasetOptions, UsageError
 from tests.helpers.corpora import write_pair
+from tests.helpers.examples import examples
 
 SIZES = {"a": 400, "b": 900}
 BASE = {"a": 0, "b": 10_000}
@@ -168,7 +169,7 @@ def test_parse_split():
 PLANS = st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 3]), st.sampled_from([1, 2]))
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(plan=PLANS, start=st.integers(0, 3))
 def test_the_stream_is_the_same_for_any_ranks_and_any_start(folder, plan, start):
     dp_size, micro_batch, prefetch = plan

@@ -7,9 +7,10 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.examples import examples
 from trainer import baselines
 
 
@@ -64,7 +65,7 @@ def rows_of(vocab_size):
     return st.lists(masked.map(lambda pair: row(*pair)), max_size=6)
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(st.integers(2, 6).flatmap(lambda v: st.tuples(st.just(v), rows_of(v), rows_of(v))), st.integers(1, 9))
 def test_equals_the_twin(drawn, chunk):
     vocab_size, train, valid = drawn

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import mdata
+from tests.helpers.examples import SOAK
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_corpora, write_jsonl
 from trainer import checkpoint
@@ -148,7 +149,8 @@ def test_another_layout_goes_on_where_one_stopped(corpora, tmp_path):
 
 
 @pytest.mark.slow
-def test_kill_9_at_any_step_and_run_again(corpora, tmp_path):
+@pytest.mark.parametrize("seed", range(SOAK))
+def test_kill_9_at_any_step_and_run_again(seed, corpora, tmp_path):
     """The command itself, killed with its ranks at a random moment, twice; then the curve of an undisturbed run."""
     config = _config(corpora, tmp_path / "whole", tp=2, sequence_parallel=True, steps=30, interval=3)
     run_ranks(_train, 2, config)
@@ -156,7 +158,6 @@ def test_kill_9_at_any_step_and_run_again(corpora, tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(dump_config(config))
     command = [sys.executable, "-m", "cli.mtrain", "train", str(path), "--nproc", "2"]
-    seed = int(os.environ.get("MTRAIN_TEST_SEED", "0"))
     rng = random.Random(seed)
     for _ in range(2):
         process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -166,7 +167,7 @@ def test_kill_9_at_any_step_and_run_again(corpora, tmp_path):
         process.wait()
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert _curve(tmp_path / "killed") == _curve(tmp_path / "whole"), f"seed {seed}"
+    assert _curve(tmp_path / "killed") == _curve(tmp_path / "whole")
 
 
 def _wait_for_step(folder: Path, step: int, process: subprocess.Popen) -> None:

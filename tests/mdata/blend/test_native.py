@@ -5,18 +5,19 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.blend import NativeBlend
 from mdata.reference import blend as twin
+from tests.helpers.examples import examples
 
 WEIGHTS = st.lists(st.integers(1, 50) | st.integers(1, 10**6), min_size=1, max_size=12)
 WIDE = st.lists(st.integers(1, 2**58), min_size=1, max_size=12)
 BOUND = Fraction(168, 100)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(WEIGHTS)
 def test_every_prefix_equals_the_twin_and_stays_near_its_share(weights):
     blend, tree = NativeBlend(weights), twin.build(weights)
@@ -33,7 +34,7 @@ def test_every_prefix_equals_the_twin_and_stays_near_its_share(weights):
     assert (blend.inverse(components, samples) == np.arange(num)).all()
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(WIDE, st.lists(st.integers(0, 2**62), min_size=1, max_size=4))
 def test_far_away_samples_equal_the_twin_and_invert(weights, ks):
     blend, tree = NativeBlend(weights), twin.build(weights)

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.errors import DamageError, UsageError
 from mdata.indexed import IndexedReader
 from mdata.reference.indexed import read_pair
 from tests.helpers.corpora import write_pair
+from tests.helpers.examples import examples
 
 # What the message about each pair of the hostile table says: which file, which field.
 DAMAGED = {
@@ -94,7 +95,7 @@ def assert_equal_to_twin(prefix: Path) -> None:
     assert reader.num_tokens == sum(map(len, expected[0]))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(seed=st.integers(0, 10**9), documents=st.lists(st.lists(st.integers(0, 4), max_size=3), max_size=4))
 def test_any_change_of_the_index_is_judged_as_by_the_twin(tmp_path_factory, seed, documents):
     """Flipped, replaced, cut and added bytes: both refuse, or both read the same."""

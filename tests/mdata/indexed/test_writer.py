@@ -5,13 +5,14 @@ import errno
 import blake3
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.errors import BadInputError, ResourceError, UsageError
 from mdata.indexed import IndexedReader, IndexedWriter, smallest_dtype
 from mdata.indexed.format import BLOCK_BYTES
 from mdata.reference.indexed import read_pair
+from tests.helpers.examples import examples
 from tests.helpers.failures import durable_calls
 
 DOCUMENTS = st.lists(st.lists(st.lists(st.integers(0, 65535), max_size=5), max_size=3), max_size=6)
@@ -34,7 +35,7 @@ def append(writer, documents):
     )
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(documents=DOCUMENTS, vocab_size=st.sampled_from([10, 65499, 65500, 10**6]), cuts=st.integers(1, 4))
 def test_reader_and_twin_give_back_what_was_written(tmp_path_factory, documents, vocab_size, cuts):
     prefix = tmp_path_factory.mktemp("w") / "a.b_text_document"

@@ -5,12 +5,13 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mdata.errors import UsageError
 from mdata.order import NativeOrder, OrderKey
 from mdata.reference.native_order import native_start
+from tests.helpers.examples import examples
 
 KEY = OrderKey(1234, "corpus")
 LENGTHS = st.integers(1, 40)
@@ -21,7 +22,7 @@ def order(tokens, length, extra=True, *, key=KEY, shuffle=True):
     return NativeOrder(tokens, length, key=key, extra_token=extra, shuffle=shuffle)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(TOKENS, LENGTHS, st.booleans(), st.integers(0, 3), st.lists(st.integers(0, 200), max_size=6))
 def test_starts_equal_the_twin(tokens, length, extra, seed, samples):
     assume(tokens >= length + extra)
@@ -33,7 +34,7 @@ def test_starts_equal_the_twin(tokens, length, extra, seed, samples):
     assert [native.start(k) for k in samples] == expected
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(TOKENS, LENGTHS, st.booleans(), st.integers(0, 5))
 def test_an_epoch_reads_disjoint_runs_inside_the_range(tokens, length, extra, epoch):
     assume(tokens >= length + extra)
@@ -54,7 +55,7 @@ def test_offsets_and_orders_change_from_epoch_to_epoch_and_reach_every_offset():
     assert len({tuple(epoch) for epoch in epochs}) == 200
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(TOKENS, LENGTHS, st.booleans(), st.booleans(), st.integers(0, 3))
 def test_the_inverse_finds_every_token(tokens, length, extra, shuffle, epoch):
     assume(tokens >= (length if shuffle else 1) + extra)
@@ -68,7 +69,7 @@ def test_the_inverse_finds_every_token(tokens, length, extra, shuffle, epoch):
     assert found == [None if sample == -1 else sample for sample in owner.tolist()]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(TOKENS, LENGTHS, st.booleans())
 def test_without_shuffling_one_pass_in_file_order_covers_every_input(tokens, length, extra):
     assume(tokens >= 1 + extra)

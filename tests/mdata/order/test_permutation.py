@@ -4,13 +4,14 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata import _core
 from mdata.keys import Key
 from mdata.order.permutation import Permutation
 from mdata.reference import permutation as twin
+from tests.helpers.examples import examples
 
 WORDS = st.integers(0, 2**32 - 1)
 KEYS = st.builds(Key, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.just(0))
@@ -30,13 +31,13 @@ def test_known_answers():
     assert Permutation(10**12, KEY).forward([1]) == 321503437300
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.integers(1, 4096), KEYS)
 def test_tables_equal_the_twin(n, key):
     assert Permutation(n, key).forward(range(n)).tolist() == twin.permutation(n, (key.low, key.high))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(4097, 2**63), KEYS, st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=5))
 def test_networks_equal_the_twin_and_invert(n, key, places):
     places = [place % n for place in places]
@@ -45,7 +46,7 @@ def test_networks_equal_the_twin_and_invert(n, key, places):
     assert Permutation(n, key).inverse(values).tolist() == places
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(1, 9000), KEYS)
 def test_every_value_comes_once(n, key):
     permutation = Permutation(n, key)

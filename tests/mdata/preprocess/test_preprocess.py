@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mdata
@@ -28,6 +28,7 @@ from mdata.preprocess.options import result_prefix
 from mdata.preprocess.run import length_histogram
 from mdata.progress import Silent
 from mdata.tokenizers import load_tokenizer
+from tests.helpers.examples import examples
 from tests.helpers.manifests import assert_valid
 from tests.mdata.preprocess.twin import documents_of, pair_of
 
@@ -99,7 +100,7 @@ def test_the_references_hugging_face_cases(tmp_path, oracles):
             assert hashlib.sha256(data).hexdigest() == output["sha256"], (case["id"], output["name"])
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(unit_bytes=st.integers(1, 700))
 def test_unit_size_changes_nothing(tmp_path_factory, unit_bytes):
     folder = tmp_path_factory.mktemp("units")
@@ -131,7 +132,7 @@ def test_compressed_input_gives_the_same_tokens(tmp_path):
     ),
     with_eod=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_documents_equal_the_slow_twin(tmp_path_factory, documents, with_eod):
     path = tmp_path_factory.mktemp("twin") / "x.jsonl"
     path.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mdata.errors import UsageError
 from mdata.samples import GptSamples
 from tests.helpers.corpora import FileStream, write_pair
+from tests.helpers.examples import examples
 
 DOCUMENTS = [[5, 3], [], [1], [9, 2, 4], [16]]  # 40 tokens in 7 sequences
 
@@ -35,7 +36,7 @@ def test_a_range_of_sequences_is_never_left(tmp_path):
     assert seen == set(range(8, 19))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(1, 50), st.booleans())
 def test_a_validation_pass_reads_every_token_once_and_masks_the_rest(tmp_path_factory, length, extra):
     gpt = samples(tmp_path_factory.mktemp("g"), length=length, extra_token=extra, shuffle=False)
@@ -52,7 +53,7 @@ def test_a_validation_pass_reads_every_token_once_and_masks_the_rest(tmp_path_fa
         assert [i for i in range(40) if masks[i] == 0] == sorted({*range(length - 1, 40, length), 39})
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(1, 40), st.booleans(), st.integers(0, 100))
 def test_a_sample_costs_one_read_of_just_its_tokens(tmp_path_factory, length, extra, k):
     assume(length + extra <= 40)

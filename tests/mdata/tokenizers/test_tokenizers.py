@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mdata
 from mdata import UsageError
 from mdata.tokenizers import available, build_tokenizer, load_tokenizer
 from mdata.tokenizers.folder import folder_name, write_folder
+from tests.helpers.examples import examples
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "tokenizer"
 NAME = "HuggingFaceTokenizer"
@@ -40,7 +41,7 @@ def test_a_folder_and_its_file_are_the_same_tokenizer():
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_a_batch_is_its_texts_one_after_another(texts):
     ids, lengths = TOKENIZER.encode_batch(texts)
     assert (ids.dtype, lengths.dtype) == (np.int32, np.int64)
