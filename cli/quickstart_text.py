@@ -123,9 +123,16 @@ def docstrings(source: bytes) -> str:
             tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return ""
-    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, owners))
-    return "\n\n".join(text for text in found if text)
+    return "\n\n".join(text for node in _owners(tree) if (text := ast.get_docstring(node)))
+
+
+def _owners(node: ast.AST) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Everything that can have a docstring, from the top; expressions, most of a tree, are not entered."""
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        yield node
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.ExceptHandler):
+            yield from _owners(child)
 
 
 def _prose_parts(library: Path, sites: list[Path]) -> Iterator[tuple[str, str, bytes]]:
