@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, NoReturn
 
 from mdata.errors import MdataError, ResourceError, StoppedError, UsageError, explain_os_error, nearest
@@ -29,6 +29,7 @@ from mdata.progress import Progress
 from mdata.version import __version__
 
 INTERRUPTED = 130
+_EXTRAS = MappingProxyType({"torch": "train", "safetensors": "train", "tomli_w": "train", "matplotlib": "report"})
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,10 @@ def _as_known(error: BaseException) -> MdataError | None:
         error = explain_os_error(error)
     if isinstance(error, MemoryError):
         error = ResourceError("out of memory", fix="use fewer workers, or a machine with more memory")
+    if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get(error.name or "")):
+        error = UsageError(
+            f"this command needs {error.name}, which is not installed", fix=f"pip install 'mdata[{extra}]'"
+        )
     return error if isinstance(error, MdataError) and error.exit_code != 1 else None
 
 

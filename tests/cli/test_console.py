@@ -57,6 +57,12 @@ def command(tmp_path, monkeypatch):
         ("open('/nowhere/at/all')", 2, "prog: error: /nowhere/at/all: No such file or directory\n  try: "),
         ("raise OSError(28, 'x', '/full/disk')", 5, "prog: error: /full/disk: No space left on device\n"),
         ("raise OSError(24, 'x')", 5, "prog: error: Too many open files\n  try: raise the limit"),
+        (
+            "raise ModuleNotFoundError(name='torch')",
+            2,
+            "prog: error: this command needs torch, which is not installed\n",
+        ),
+        ("raise ModuleNotFoundError('x', name='mdata.x')", 1, "prog: error: ModuleNotFoundError: x\n"),
         ("{}['key']", 1, "prog: error: KeyError: 'key'\n  this is a fault of ours; run again with --debug"),
         ("os.kill(os.getpid(), signal.SIGTERM)", 75, "prog: error: stopped by SIGTERM"),
     ],
