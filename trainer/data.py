@@ -44,7 +44,7 @@ def open_data(config: RunConfig) -> RunData:
         UsageError: a file is missing, a corpus is too short, or two corpora have different tokenizers.
     """
     train = _open(config, config.data.blend, split="train")
-    valid = {Path(path).stem: _open(config, path, split="whole") for path in config.data.valid}
+    valid = _validation_sets(config)
     if not valid and _share(config.data.split, 1) > 0:
         valid = {"valid": _open(config, config.data.blend, split="valid")}
     for name, dataset in valid.items():
@@ -121,6 +121,22 @@ def _open(config: RunConfig, path: str, *, split: str) -> mdata.Dataset:
         split_shares=config.data.split,
     )
     return mdata.open_dataset(path, options)
+
+
+def _validation_sets(config: RunConfig) -> dict[str, mdata.Dataset]:
+    """Name -> set; a single corpus is called as its files are, a blend by its manifest."""
+    sets: dict[str, mdata.Dataset] = {}
+    for path in config.data.valid:
+        dataset = _open(config, path, split="whole")
+        name = dataset.components[0].name if len(dataset.components) == 1 else Path(path).stem
+        if name in sets:
+            raise UsageError(
+                f"data.valid holds two sets called {name}",
+                found=", ".join(config.data.valid),
+                fix="name each once, or rename the files of one",
+            )
+        sets[name] = dataset
+    return sets
 
 
 def _share(split: str, index: int) -> float:

@@ -169,11 +169,6 @@ def baselines_of(run: Run, data: RunData) -> tuple[dict[str, Baselines], list[st
     return found, []
 
 
-def shown_name(name: str) -> str:
-    """A corpus' name without what preprocess added to its prefix."""
-    return name.removesuffix("_document").removesuffix("_text")
-
-
 def _rows(dataset: mdata.Dataset, samples: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     for k in samples.tolist():
         row = dataset[k]
@@ -188,7 +183,7 @@ def _curve_names(run: Run) -> list[str]:
 def _valid_corpus(run: Run, name: str, dataset: mdata.Dataset | None, baselines: Baselines | None) -> ValidCorpus:
     losses = [(line["consumed_samples"], (line.get("valid") or {}).get(name)) for line in run.metrics]
     return ValidCorpus(
-        name=shown_name(name),
+        name=name,
         curve=[(int(samples), float(loss)) for samples, loss in losses if loss is not None],
         bits_per_byte=None if dataset is None else _bits_per_byte(dataset),
         baselines=baselines,
@@ -214,7 +209,7 @@ def _corpora_read(run: Run, train: mdata.Dataset) -> list[CorpusRead]:
         statistics = part.corpus.manifest.statistics
         out.append(
             CorpusRead(
-                name=shown_name(part.name),
+                name=part.name,
                 share=row.achieved,
                 samples=number,
                 tokens=number * length,

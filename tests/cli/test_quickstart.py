@@ -95,10 +95,7 @@ def test_the_whole_job_in_small(tmp_path, monkeypatch, capfd):
     assert [line[:2] for line in shown] == [line[:2] for line in quickstart.commands([], [])]
     run = tmp_path / "quickstart" / "run"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert lines[-1]["step"] == 4 and set(lines[-1]["valid"]) == {
-        "code-valid_text_document",
-        "prose-valid_text_document",
-    }
+    assert lines[-1]["step"] == 4 and set(lines[-1]["valid"]) == {"code-valid", "prose-valid"}
     assert "Witten-Bell bigram" in out and "What was made" in out
     assert "Witten-Bell bigram" in (run / "report.html").read_text()
     assert len((run / "generated.jsonl").read_text().splitlines()) == len(quickstart.PROMPTS)

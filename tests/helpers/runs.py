@@ -89,7 +89,7 @@ def write_run(config: RunConfig, *, steps: int, eval_interval: int = 10) -> Path
     ]
     (folder / "ranks.json").write_text(json.dumps(ranks))
     (folder / "events.jsonl").write_text(json.dumps({"time_s": 0.0, "event": "start"}) + "\n")
-    names = [Path(path).stem for path in config.data.valid]
+    names = [mdata.open_corpus(path).name for path in config.data.valid]
     draw = random.Random(1)
     lines = []
     for step in range(1, steps + 1):

@@ -93,7 +93,7 @@ def test_losses_do_not_depend_on_the_layout(ranks, tp, sequence_parallel, corpor
         np.testing.assert_allclose(other[step][0], loss, rtol=1e-4)
         assert (valid is not None) == (step in (10, 20))
         if valid:
-            np.testing.assert_allclose(other[step][2]["held_text_document"], valid["held_text_document"], rtol=1e-4)
+            np.testing.assert_allclose(other[step][2]["held"], valid["held"], rtol=1e-4)
     assert alone[20][0] < alone[1][0] - 1
 
 
@@ -193,6 +193,13 @@ def test_a_corpus_of_another_tokenizer_is_refused(corpora, tmp_path):
     other = replace(config, data=replace(config.data, valid=(str(made["x"]),)))
     with pytest.raises(mdata.UsageError, match="was made with another tokenizer"):
         open_data(other)
+
+
+def test_two_validation_sets_of_one_name_are_refused(corpora, tmp_path):
+    config = _config(corpora, tmp_path / "run")
+    twice = replace(config, data=replace(config.data, valid=(str(corpora.valid), str(corpora.valid))))
+    with pytest.raises(mdata.UsageError, match=r"data\.valid holds two sets called held"):
+        open_data(twice)
 
 
 def test_a_vocabulary_that_is_too_small_is_refused(corpora, tmp_path):
