@@ -191,11 +191,17 @@ def latest(root: Path) -> Path | None:
 
 
 def remove_old(root: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints, and temporary folders of crashed saves."""
+    """Delete all but the newest `keep` checkpoints, and temporary folders of crashed saves.
+
+    What `latest` names always stays: after going back to an older checkpoint it is not the one of the highest step.
+    """
     for leftover in root.glob(".step-*.partial"):
         shutil.rmtree(leftover, ignore_errors=True)
     done = sorted(root.glob("step-*"), key=lambda folder: int(folder.name.removeprefix("step-")))
+    current = latest(root)
     for folder in done[:-keep]:
+        if folder == current:
+            continue
         shutil.rmtree(folder, ignore_errors=True)
 
 

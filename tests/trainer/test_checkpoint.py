@@ -18,6 +18,7 @@ from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import assemble, layouts, logical, microbatches, small_config
 from trainer import checkpoint
 from trainer.checkpoint import RunState, SavedSlice
+from trainer.collectives import Axis
 from trainer.config import MeshSection
 from trainer.optimizer import STATE_NAMES
 
@@ -163,6 +164,15 @@ def test_remove_old_keeps_the_newest_and_clears_what_a_crash_left(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-10", "step-9"]
 
 
+def test_remove_old_never_deletes_what_latest_names(tmp_path):
+    """Step 100 was gone back to by hand, and 150 saved from there; 200 is of the branch that was left."""
+    for step in (100, 150, 200):
+        (tmp_path / f"step-{step}").mkdir()
+    (tmp_path / "latest").write_text("step-150")
+    checkpoint.remove_old(tmp_path, 1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-150", "step-200"]
+
+
 @pytest.fixture
 def saved(tmp_path) -> Path:
     ranks, config = _config("alone")
@@ -192,6 +202,19 @@ def test_a_missing_slice_and_another_shape_are_named(saved):
     (saved / "index.json").write_text(json.dumps(index))
     with pytest.raises(AssertionError, match=r"does not fit this model at final_norm\.weight"):
         run_ranks(_load, 1, config, saved)
+
+
+def test_a_full_disk_is_told_with_the_files_name(tmp_path, monkeypatch):
+    """The system's own error of a write carries no name."""
+
+    def full(fd, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(mdata.durable, "write", full)
+    with pytest.raises(mdata.ResourceError, match=r"rank 0 cannot write .*rank-0\.safetensors: No space left"):
+        checkpoint._together(
+            Axis.single("world"), lambda: mdata.durable.atomic_write(tmp_path / "rank-0.safetensors", b"x")
+        )
 
 
 def test_another_format_or_no_checkpoint_is_refused(tmp_path):
