@@ -36,6 +36,7 @@ class MetricsWriter:
 
     def __init__(self, folder: Path, *, resumed_step: int | None = None) -> None:
         _keep_until(folder, resumed_step)
+        _drop_torn_end(folder / EVENTS)
         self._metrics = _open_append(folder / METRICS)
         self._events = _open_append(folder / EVENTS)
 
@@ -89,22 +90,31 @@ def _keep_until(folder: Path, resumed_step: int | None) -> None:
     durable.atomic_write(path, b"".join(map(_line, kept)))
 
 
+def _drop_torn_end(path: Path) -> None:
+    """Remove a last line that was not written to its end, so that the next one does not continue it."""
+    content = path.read_bytes() if path.exists() else b""
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        durable.atomic_write(path, whole)
+
+
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        content = path.read_bytes()
     except FileNotFoundError:
         return []
-    whole, _, _torn = text.rpartition("\n")
-    return [_parsed(line, path, number) for number, line in enumerate(whole.split("\n"), 1) if line]
+    whole, _, _torn = content.rpartition(b"\n")  # bytes: a line may be torn inside a character
+    return [_parsed(line, path, number) for number, line in enumerate(whole.split(b"\n"), 1) if line]
 
 
-def _parsed(line: str, path: Path, number: int) -> dict[str, Any]:
+def _parsed(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
         value = json.loads(line)
-    except json.JSONDecodeError:
+    except ValueError:  # no JSON, or no UTF-8
         value = None
     if not isinstance(value, dict):
-        raise DamageError(f"{path}, line {number} is no JSON object", found=repr(line[:80]), fix="remove that line")
+        shown = repr(line[:80].decode(errors="replace"))
+        raise DamageError(f"{path}, line {number} is no JSON object", found=shown, fix="remove that line")
     return value
 
 

@@ -67,6 +67,19 @@ def test_a_torn_end_is_left_out_and_removed_on_resume(tmp_path_factory: pytest.T
     assert [line["step"] for line in read_metrics(folder)] == [1, 2]
 
 
+def test_a_torn_event_does_not_swallow_the_next_one(tmp_path: Path) -> None:
+    """A full disk tears a line; the run that goes on must not continue it."""
+    (tmp_path / "events.jsonl").write_text('{"event": "start"}\n{"event": "sav')
+    with MetricsWriter(tmp_path, resumed_step=0) as log:
+        log.event("start", {"step": 0})
+    assert [event["event"] for event in read_events(tmp_path)] == ["start", "start"]
+
+
+def test_a_line_torn_inside_a_character_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"step": 2, "valid": {"\xc3')
+    assert read_metrics(tmp_path) == [{"step": 1}]
+
+
 def test_damage_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n{"step": 3}\n')
     with pytest.raises(DamageError, match=r"metrics\.jsonl, line 2 is no JSON object\n  found: 'nonsense'"):
