@@ -103,7 +103,7 @@ def generate(
         ids = _encode(tokenizer, prompt)
         choose = Chooser(sampling, number)
         new = continue_ids(model, ids, choose=choose, eod=tokenizer.eod, context=plan.sequence_length)
-        out.append(Generated(prompt, tokenizer.decode(new), step))
+        out.append(Generated(prompt, _added_text(tokenizer, ids, new), step))
     if world.rank == 0:
         lines = "".join(
             json.dumps({"prompt": g.prompt, "text": g.text, "step": g.step}, ensure_ascii=False) + "\n" for g in out
@@ -165,7 +165,18 @@ def _encode(tokenizer: mdata.Tokenizer, prompt: str) -> list[int]:
         if tokenizer.eod is None:
             raise UsageError("the prompt has no tokens", found=repr(prompt), fix="give some text to continue")
         return [tokenizer.eod]  # the start of a document
-    return [int(i) for i in ids]
+    known = [int(i) for i in ids]
+    # A tokenizer that ends every text by itself would have us continue after the end of the document.
+    ended = tokenizer.eod is not None and known[-1] == tokenizer.eod and len(known) > 1
+    if ended and not prompt.endswith(tokenizer.decode(known[-1:])):
+        del known[-1]
+    return known
+
+
+def _added_text(tokenizer: mdata.Tokenizer, ids: Sequence[int], new: Sequence[int]) -> str:
+    """The text of new tokens after others; alone, a SentencePiece-like decoder drops the space before the first."""
+    before, whole = tokenizer.decode(ids), tokenizer.decode([*ids, *new])
+    return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(new)
 
 
 def _checkpoint_folder(run_folder: Path, name: str) -> Path:

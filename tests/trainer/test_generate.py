@@ -9,10 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import mdata
 from mdata import UsageError
 from tests.helpers.ranks import run_ranks
 from tests.trainer.shapes import SHAPES
-from trainer.generate import Chooser, Sampling, continue_ids, generate, top_p_token
+from trainer.generate import Chooser, Sampling, _added_text, _encode, continue_ids, generate, top_p_token
 from trainer.init import initialize_
 from trainer.mesh import Mesh
 from trainer.models.gpt import build_gpt
@@ -98,6 +99,34 @@ def test_the_end_of_document_token_ends_a_text():
     (ids,) = run_ranks(_text, 1, "llama", False)
     (cut,) = run_ranks(_text, 1, "llama", False, ids[5])
     assert cut == ids[: ids.index(ids[5])]
+
+
+def _words(folder, *, post_processor=None):
+    """A tokenizer of SentencePiece's kind: a word carries the space before it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {"</s>": 0, "\u2581the": 1, "\u2581man": 2, "\u2581saw": 3}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="</s>"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer.add_special_tokens(["</s>"])
+    if post_processor is not None:
+        tokenizer.post_processor = post_processor
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    return mdata.load_tokenizer("HuggingFaceTokenizer", folder)
+
+
+def test_the_space_before_the_first_new_word_stays(tmp_path):
+    tokenizer = _words(tmp_path)
+    assert _added_text(tokenizer, [1, 2], [3, 1]) == " saw the"
+
+
+def test_a_prompt_is_not_continued_after_its_end(tmp_path):
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = _words(tmp_path, post_processor=TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 0)]))
+    assert _encode(tokenizer, "the man") == [1, 2]
+    assert _encode(tokenizer, "") == [0]
 
 
 @pytest.mark.parametrize(
