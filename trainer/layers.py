@@ -168,7 +168,7 @@ class MLP(nn.Module):
 
 
 def rotation_table(sequence_length: int, head_dim: int, *, theta: float, device: torch.device) -> Tensor:
-    """Angles of rotary positions (Su et al. 2021): fp32[S, K / 2], computed in fp64."""
+    """Angles of rotary positions (Su et al. 2021): fp64[S, K / 2]."""
     frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim)
     position = torch.arange(sequence_length, dtype=torch.float64, device=device)
     return torch.outer(position, frequency)

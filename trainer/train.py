@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 from mdata import SILENT, Progress, UsageError, durable
 from trainer import checkpoint
 from trainer.collectives import gather_objects
-from trainer.config import RunConfig, dump_config
+from trainer.config import RunConfig, dump_config, parse_config
 from trainer.data import (
     RunData,
     open_data,
@@ -30,9 +31,10 @@ from trainer.data import (
 )
 from trainer.engine import Engine, StepReport, held_parameters
 from trainer.metrics import MetricsWriter, write_ranks
-from trainer.plan import Plan, learning_rate, make_plan
+from trainer.plan import Plan, gpt_shape, learning_rate, make_plan
 from trainer.world import World
 
+NOT_FUNCTION = ("padded_vocab_size", "max_position", "init_std")  # a learned max_position is a tensor's shape
 MAX_SKIPPED = 10  # steps without a finite gradient norm, one after another
 
 
@@ -103,7 +105,7 @@ class _Loop:
             self._check_skipped(step, report, skipped)
             last = step == total
             valid = self._validate() if last or _due(step, settings.eval_interval) else {}
-            if valid or _due(step, settings.log_interval):
+            if last or valid or _due(step, settings.log_interval):
                 self._record(now, report, rate, valid)
             if last or _due(step, self.config.checkpoint.interval):
                 self._save(now)
@@ -224,6 +226,7 @@ def _check_resume(config: RunConfig, data: RunData, folder: Path) -> Done:
         UsageError: the order of the data changed; names the settings that differ.
     """
     run = checkpoint.run_state(folder)
+    _check_model(config, data, run, folder)
     before, now = run.data, data.train.identity
     changed = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
     if changed:
@@ -234,3 +237,27 @@ def _check_resume(config: RunConfig, data: RunData, folder: Path) -> Done:
             fix="restore what differs, or start a new run in another run.folder",
         )
     return Done(run.step, run.consumed_samples)
+
+
+def _check_model(config: RunConfig, data: RunData, run: checkpoint.RunState, folder: Path) -> None:
+    """Refuse to train another function on: not every change of the model's section changes a tensor's shape.
+
+    Raises:
+        UsageError: names the numbers that differ.
+    """
+    old, _ = parse_config(tomllib.loads(run.config))
+    before, now = (_function(c, data) if c else {} for c in (old, config))
+    if changed := [name for name in before.keys() & now.keys() if before[name] != now[name]]:
+        changed.sort()
+        raise UsageError(
+            f"{folder} was trained as another model",
+            found=", ".join(f"{name} {now[name]}" for name in changed),
+            expected=", ".join(f"{name} {before[name]}" for name in changed),
+            fix="restore [model], or start a new run in another run.folder",
+        )
+
+
+def _function(config: RunConfig, data: RunData) -> dict[str, Any]:
+    """What decides the model's function: its shape without what the layout or the first weights decide."""
+    shape = gpt_shape(config, data.facts)
+    return {k: v for k, v in dataclasses.asdict(shape).items() if k not in NOT_FUNCTION} if shape else {}

@@ -78,6 +78,20 @@ def test_every_layout_starts_from_the_same_numbers(name, tp, monkeypatch):
             assert not local[used:].any(), "padding starts as zeros"
 
 
+def test_a_parameter_is_the_draw_times_its_std_or_its_constant():
+    """Known answer through the table: values, not only their equality between layouts."""
+    table = {s.name: s for s in parameter_table(GPT2, tp_size=1, tp_rank=0)}
+    spec = table["blocks.0.mlp.down.weight"]
+    local = torch.empty(spec.shape, dtype=torch.float64)
+    init.initialize_(local, spec, seed=5)
+    drawn = init.normal(5, "blocks.0.mlp.down.weight", first=0, count=local.numel()).view(spec.shape)
+    assert torch.equal(local, drawn * spec.std)
+    for name, value in (("final_norm.weight", 1.0), ("final_norm.bias", 0.0), ("blocks.0.mlp.up.bias", 0.0)):
+        local = torch.full(table[name].shape, 7.0)
+        init.initialize_(local, table[name], seed=5)
+        assert (local == value).all(), name
+
+
 def test_residual_outputs_start_smaller():
     """std / sqrt(2 L) for what is added to the residual stream."""
     stds = {s.name: s.std for s in parameter_table(GPT2, tp_size=1, tp_rank=0)}

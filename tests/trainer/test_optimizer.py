@@ -82,6 +82,43 @@ def test_clipping_scales_the_gradient_to_the_norm_asked_for():
     assert clipped == pytest.approx(free / 4)
 
 
+def _decayed(context):
+    """Weights after and before a step whose gradient is zero: decay alone moves them, by the factor 1 - lr wd."""
+    config = replace(small_config("gpt2"), optimizer=OptimizerSection(lr=0.1, weight_decay=0.5))
+    engine = layouts(context, config)
+    optimizer = engine.optimizer
+    optimizer.state["weight"].fill_(2.0)
+    optimizer.step(0.1, torch.tensor(1.0, dtype=torch.float64))
+    return logical(engine.layout, optimizer.state["weight"], optimizer.start, optimizer.stop)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_weight_decay_is_for_matrices_only(ranks):
+    whole = assemble([part for parts in run_ranks(_decayed, ranks) for part in parts])
+    assert {values.ndim for values in whole.values()} == {1, 2}
+    for name, values in whole.items():
+        np.testing.assert_allclose(values, 2.0 * (0.95 if values.ndim == 2 else 1.0), rtol=1e-12, err_msg=name)
+
+
+def _norm_and_reference(context):
+    """The step's norm, and that of autograd's own gradient of sum / tokens."""
+    engine = layouts(context, small_config("llama"))
+    batches = microbatches(engine, 0)
+    losses = [engine.model.loss_sum(b.tokens_BS, b.labels_BS, loss_mask_BS=b.loss_mask_BS) for b in batches]
+    tokens = sum(b.loss_mask_BS.sum().item() for b in batches)
+    gradients = torch.autograd.grad(sum(losses) / tokens, list(engine.model.parameters()))
+    expected = sum(g.square().sum().item() for g in gradients) ** 0.5
+    report = engine.step(batches, 1e-2)
+    return report.grad_norm, expected, report.loss, sum(losses).item() / tokens, report.num_tokens, tokens
+
+
+def test_the_gradient_is_that_of_the_mean_over_the_loss_tokens():
+    ((norm, expected, loss, mean, counted, tokens),) = run_ranks(_norm_and_reference, 1)
+    assert norm == pytest.approx(expected, rel=1e-10)
+    assert loss == pytest.approx(mean, rel=1e-12)
+    assert counted == tokens < 4 * 16
+
+
 def _skip(context, poison):
     engine = layouts(context, replace(small_config("llama"), mesh=MeshSection(tp=2)))
     before = {name: x.clone() for name, x in engine.optimizer.state.items()}

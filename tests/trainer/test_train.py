@@ -32,11 +32,13 @@ from trainer.config import (
     TrainSection,
     dump_config,
 )
-from trainer.data import open_data
+from trainer.data import open_data, training_batches
+from trainer.engine import Engine
 from trainer.mesh import Mesh
-from trainer.metrics import read_metrics
+from trainer.metrics import read_events, read_metrics
 from trainer.plan import make_plan
 from trainer.train import train
+from trainer.world import Placement, join_world
 
 
 @dataclass(frozen=True)
@@ -128,10 +130,78 @@ def test_resuming_at_every_step_is_bitwise_the_same_run(corpora, tmp_path):
     assert sorted(p.name for p in (folder / "checkpoints").glob("step-*")) == ["step-11", "step-12"]
 
 
+def test_the_last_step_is_recorded_whatever_the_interval(corpora, tmp_path):
+    config = _config(corpora, tmp_path / "run", steps=3)
+    config = replace(
+        config, data=replace(config.data, valid=()), train=replace(config.train, log_interval=2, eval_interval=0)
+    )
+    run_ranks(_train, 1, config)
+    assert list(_curve(tmp_path / "run")) == [2, 3]
+
+
 def test_a_finished_run_has_nothing_to_do(corpora, tmp_path):
     config = _config(corpora, tmp_path / "run", steps=2)
     run_ranks(_train, 1, config)
     assert run_ranks(_train, 1, config) == [(2, None, {})]
+
+
+def _poisoned(monkeypatch, bad_steps):
+    """Engines whose gradient is NaN in some of their own steps, counted from 1 over the whole test."""
+    real, calls = Engine.step, [0]
+
+    def step(self, microbatches, rate):
+        calls[0] += 1
+        if calls[0] in bad_steps:
+            self.buffers.gradients[0] = float("nan")
+        return real(self, microbatches, rate)
+
+    monkeypatch.setattr(Engine, "step", step)
+
+
+def test_a_skipped_step_is_told_and_its_samples_are_not_read_again(corpora, tmp_path, monkeypatch):
+    _poisoned(monkeypatch, {2, 3})
+    config = _config(corpora, tmp_path / "run", steps=5, interval=1)
+    train(config, join_world(Mesh(1), placement=Placement()))
+    lines = read_metrics(tmp_path / "run")
+    assert [line["consumed_samples"] for line in lines] == [4, 8, 12, 16, 20]
+    assert [line["grad_norm"] is None for line in lines] == [False, True, True, False, False]
+    skipped = [event["step"] for event in read_events(tmp_path / "run") if event["event"] == "skipped"]
+    assert skipped == [2, 3]
+    run = checkpoint.run_state(tmp_path / "run" / "checkpoints" / "step-5")
+    assert (run.step, run.optimizer_steps) == (5, 3), "skipped steps are no updates"
+
+
+def test_ten_skipped_steps_in_a_row_stop_the_run(corpora, tmp_path, monkeypatch):
+    _poisoned(monkeypatch, {*range(1, 10), *range(11, 30)})  # nine, a good one, and then no more
+    config = _config(corpora, tmp_path / "run", steps=30)
+    with pytest.raises(mdata.UsageError, match="not finite in 10 steps in a row, the last of them step 20"):
+        train(config, join_world(Mesh(1), placement=Placement()))
+
+
+def test_the_learning_rate_that_is_recorded_is_the_one_that_was_used(corpora, tmp_path, monkeypatch):
+    real, used = Engine.step, []
+    monkeypatch.setattr(Engine, "step", lambda self, batches, rate: (used.append(rate), real(self, batches, rate))[1])
+    config = _config(corpora, tmp_path / "run", steps=4)
+    config = replace(config, optimizer=OptimizerSection(lr=1e-2, warmup_steps=2))
+    train(config, join_world(Mesh(1), placement=Placement()))
+    assert used[:2] == [0.5e-2, 1e-2], "a warmup of two steps"
+    assert [line["lr"] for line in read_metrics(tmp_path / "run")] == used
+
+
+def test_another_global_batch_goes_on_at_the_next_sample(corpora, tmp_path, monkeypatch):
+    """The counter of samples, not that of steps, says where the data goes on."""
+    seen: list[int] = []
+    config = _config(corpora, tmp_path / "run", steps=2)
+    train(config, join_world(Mesh(1), placement=Placement()))
+    larger = replace(config, train=replace(config.train, global_batch=6, steps=4))
+    batches = training_batches
+    monkeypatch.setattr(
+        "trainer.train.training_batches", lambda *a, **k: (seen.append(k["consumed"]), batches(*a, **k))[1]
+    )
+    train(larger, join_world(Mesh(1), placement=Placement()))
+    train(replace(larger, train=replace(larger.train, steps=5)), join_world(Mesh(1), placement=Placement()))
+    assert seen == [8, 20]
+    assert [line["consumed_samples"] for line in read_metrics(tmp_path / "run")] == [4, 8, 14, 20, 26]
 
 
 def test_another_layout_goes_on_where_one_stopped(corpora, tmp_path):
@@ -185,6 +255,16 @@ def test_a_changed_order_of_data_is_refused_by_field(corpora, tmp_path):
     changed = replace(config, run=replace(config.run, seed=8), train=replace(config.train, steps=2))
     with pytest.raises(AssertionError, match=r"another order of data\n +found: seed 8\n +expected: seed 7"):
         run_ranks(_train, 1, changed)
+
+
+@pytest.mark.parametrize("change", [{"num_layers": 1}, {"num_heads": 2}, {"rope_theta": 5e5}, {"norm_epsilon": 1e-6}])
+def test_a_changed_model_is_refused_though_its_tensors_fit(change, corpora, tmp_path):
+    config = _config(corpora, tmp_path / "run", steps=1)
+    run_ranks(_train, 1, config)
+    other = replace(config, model=replace(config.model, **change), train=replace(config.train, steps=2))
+    (name,) = change
+    with pytest.raises(AssertionError, match=rf"was trained as another model\n +found: .*{name}"):
+        run_ranks(_train, 1, other)
 
 
 def test_a_corpus_of_another_tokenizer_is_refused(corpora, tmp_path):
