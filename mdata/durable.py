@@ -70,12 +70,12 @@ def atomic_file(path: Path) -> Iterator[int]:
         finally:
             os.close(fd)
         rename(partial, path)
+        sync_folder(path.parent)
     except BaseException as error:
         partial.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:  # write and sync know a descriptor only
             error.filename = str(path)
         raise
-    sync_folder(path.parent)
 
 
 def atomic_write(path: Path, data: Buffer) -> None:

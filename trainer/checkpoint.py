@@ -13,6 +13,7 @@ after that: a crash leaves the older checkpoint whole. What a load reads is plan
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -119,7 +120,7 @@ def load_state(folder: Path, shard: Shard, *, names: Sequence[str], dtype: torch
     reader = _Reader(folder)
     out = {name: torch.zeros(shard.stop - shard.start, dtype=dtype) for name in names}
     for _, wanted, first in shard.layout.slices_within(shard.start, shard.stop):
-        count = _count(wanted.size)
+        count = math.prod(wanted.size)
         where = slice(first - shard.start, first - shard.start + count)
         for name in names:
             entry = tensors.get(f"{name}/{wanted.name}")
@@ -135,7 +136,7 @@ def load_state(folder: Path, shard: Shard, *, names: Sequence[str], dtype: torch
             for saved, (start, size) in overlaps((wanted.start, wanted.size), _saved(entry)):
                 inside = _box(start, size, wanted.start)
                 target[inside] = reader.read(saved.file, saved.key, _box(start, size, saved.start)).to(dtype)
-                covered += _count(size)
+                covered += math.prod(size)
             if covered != count:
                 raise DamageError(
                     f"{folder} lacks a part of {name}/{wanted.name}",
@@ -226,7 +227,7 @@ def _write_slices(path: Path, shard: Shard, state: dict[str, Tensor]) -> dict[st
     for spec, part, first in shard.layout.slices_within(shard.start, shard.stop):
         if spec.over_tp != "split" and not shard.owns_copies:
             continue
-        where = slice(first - shard.start, first - shard.start + _count(part.size))
+        where = slice(first - shard.start, first - shard.start + math.prod(part.size))
         for name, flat in state.items():
             logical = f"{name}/{part.name}"
             key = f"{logical}@{','.join(map(str, part.start))}"
@@ -269,7 +270,9 @@ def _together(world: Axis, action: Callable[[], T]) -> list[T]:
     try:
         outcome = action()
     except OSError as error:
-        outcome = mdata.ResourceError(f"rank {world.rank} cannot write {error.filename}: {error.strerror}")
+        outcome = mdata.ResourceError(
+            f"rank {world.rank} cannot write {error.filename or 'the checkpoint'}: {error.strerror}"
+        )
     values = gather_objects(outcome, world)
     for value in values:
         if isinstance(value, MdataError):
@@ -286,10 +289,3 @@ def _saved(entry: dict[str, Any]) -> list[SavedSlice]:
 def _box(start: tuple[int, ...], size: tuple[int, ...], origin: tuple[int, ...]) -> tuple[slice, ...]:
     """A rectangle as slices relative to an origin."""
     return tuple(slice(a - o, a - o + n) for a, n, o in zip(start, size, origin, strict=True))
-
-
-def _count(size: tuple[int, ...]) -> int:
-    out = 1
-    for n in size:
-        out *= n
-    return out

@@ -19,7 +19,7 @@ from trainer.collectives import Axis, all_reduce_
 from trainer.config import RunConfig
 from trainer.executor import Microbatch, run_actions
 from trainer.init import initialize_
-from trainer.layout import BufferLayout, make_layout
+from trainer.layout import BufferLayout, Slot, make_layout
 from trainer.models.gpt import GPT, build_gpt
 from trainer.models.gpt_table import parameter_table
 from trainer.optimizer import STATE_NAMES, Buffers, Optimizer
@@ -64,12 +64,10 @@ class Engine:
             dtype=DTYPES[config.precision.dtype],
             device=world.device,
         )
-        if fresh:
-            named = dict(self.model.named_parameters())
-            for slot in self.layout.slots:
-                initialize_(named[slot.spec.name].data, slot.spec, seed=config.run.seed)
         self.buffers = Buffers(self.model, self.layout)
         self.optimizer = Optimizer(self.buffers, config.optimizer, tp=self.tp, dp=self.dp)
+        if fresh:
+            self._draw_weights(config.run.seed)
         self.actions = one_stage(plan.num_microbatches)
 
     def step(self, microbatches: Sequence[Microbatch], learning_rate: float) -> StepReport:
@@ -100,6 +98,18 @@ class Engine:
         state = checkpoint.load_state(folder, self._shard(), names=STATE_NAMES, dtype=dtype)
         self.optimizer.load(state, run.optimizer_steps)
         return run
+
+    def _draw_weights(self, seed: int) -> None:
+        """Initialize the main weights, unrounded, and from them the model's."""
+        optimizer, weight = self.optimizer, self.optimizer.state["weight"]
+        for slot in self.layout.slots:
+            low, high = max(slot.start, optimizer.start), min(slot.start + slot.spec.numel, optimizer.stop)
+            if low < high:
+                drawn = torch.empty(slot.spec.shape, dtype=weight.dtype)
+                initialize_(drawn, slot.spec, seed=seed)
+                mine = drawn.view(-1)[low - slot.start : high - slot.start]
+                weight[low - optimizer.start : high - optimizer.start].copy_(mine)
+        optimizer.publish()
 
     def _shard(self) -> checkpoint.Shard:
         return checkpoint.Shard(self.layout, self.optimizer.start, self.optimizer.stop, owns_copies=self.tp.rank == 0)
@@ -150,6 +160,6 @@ def held_parameters(layout: BufferLayout) -> dict[str, Any]:
     }
 
 
-def _real(slot: Any) -> int:
+def _real(slot: Slot) -> int:
     """Elements of a slot that are not padding."""
     return sum(torch.Size(piece.size).numel() for piece in slot.spec.pieces)

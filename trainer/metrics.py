@@ -48,10 +48,15 @@ class MetricsWriter:
         """One line of events.jsonl: when (seconds since 1970), what happened, and its facts."""
         durable.write_all(self._events, _line({"time_s": round(time.time(), 3), "event": kind, **facts}))
 
-    def close(self) -> None:
-        """Close both files; what was written is on the device then."""
+    def sync(self) -> None:
+        """Wait until what was written is on the device."""
         for fd in (self._metrics, self._events):
             durable.sync(fd)
+
+    def close(self) -> None:
+        """Close both files; what was written is on the device then."""
+        self.sync()
+        for fd in (self._metrics, self._events):
             os.close(fd)
 
     def __enter__(self) -> MetricsWriter:

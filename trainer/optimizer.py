@@ -120,7 +120,7 @@ class Optimizer:
         if 0.0 < self.settings.clip_norm < norm:
             gradient.mul_(self.settings.clip_norm / norm)
         self._update(gradient, learning_rate)
-        self._gather()
+        self.publish()
         self.buffers.clear()
         return StepResult(norm, applied=True)
 
@@ -129,7 +129,13 @@ class Optimizer:
         for name in STATE_NAMES:
             self.state[name].copy_(state[name])
         self.steps = steps
-        self._gather()
+        self.publish()
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Gather: the model's parameters become the rounded main weights of all ranks."""
+        shard = self.state["weight"].to(self.buffers.parameters.dtype)
+        self.buffers.parameters.copy_(all_gather(shard, self.dp))
 
     def _reduce(self, num_tokens: Tensor) -> Tensor:
         """This rank's shard of the mean loss's gradient."""
@@ -161,11 +167,6 @@ class Optimizer:
                 weight_decay=self.settings.weight_decay if decay else 0.0,
                 steps=self.steps,
             )
-
-    @torch.no_grad()
-    def _gather(self) -> None:
-        shard = self.state["weight"].to(self.buffers.parameters.dtype)
-        self.buffers.parameters.copy_(all_gather(shard, self.dp))
 
     def _part(self, shard: Tensor, start: int, stop: int) -> Tensor:
         return shard[start - self.start : stop - self.start]

@@ -72,6 +72,7 @@ def train(config: RunConfig, world: World, *, progress: Progress = SILENT) -> Tr
     plan = make_plan(config, world.world_size, facts=data.facts)
     newest = checkpoint.latest(_root(config))
     done = _check_resume(config, data, newest) if newest else Done(0, 0)
+    _check_agreed(done, config, world)
     if newest and done.steps >= plan.steps:
         return TrainResult(done.steps, None, {}, newest)
     engine = Engine(config, plan, world=world, fresh=newest is None)
@@ -162,6 +163,8 @@ class _Loop:
             optimizer_steps=self.engine.optimizer.steps,
             config=dump_config(self.config),
         )
+        if self.log is not None:
+            self.log.sync()  # a curve never ends before the checkpoint that continues it
         began = time.perf_counter()
         folder = self.engine.save(_root(self.config), run)
         if self.log is not None:
@@ -217,6 +220,21 @@ def _prepare_folder(config: RunConfig, plan: Plan, data: RunData) -> Path:
     for name, content in data.train.tokenizer_files.items():
         durable.atomic_write(folder / "tokenizer" / name, content)
     return folder
+
+
+def _check_agreed(done: Done, config: RunConfig, world: World) -> None:
+    """Refuse to start where ranks found different checkpoints: their collectives would not fit.
+
+    Raises:
+        UsageError: run.folder is not the same folder for all of them.
+    """
+    everyone = gather_objects(done, world.axes["world"])
+    if set(everyone) != {done}:
+        raise UsageError(
+            f"the ranks do not see the same checkpoints in {config.run.folder}",
+            found="steps " + ", ".join(str(other.steps) for other in everyone),
+            expected="one folder that all machines share",
+        )
 
 
 def _check_resume(config: RunConfig, data: RunData, folder: Path) -> Done:

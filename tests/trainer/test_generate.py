@@ -75,7 +75,7 @@ def test_draws_depend_on_seed_prompt_and_position_alone():
     assert len(set(tokens(1, 0))) == 4
 
 
-def _text(context, name, greedy, eod=None):
+def _text(context, name, greedy, eod=None, prompt=(1, 2, 3)):
     world = context.join(Mesh(context.world, context.world))
     tp, shape = world.axes["tp"], SHAPES[name]
     model = build_gpt(shape, tp, sequence_parallel=False, dtype=torch.float64, device=world.device)
@@ -83,7 +83,7 @@ def _text(context, name, greedy, eod=None):
     for spec in parameter_table(shape, tp_size=tp.size, tp_rank=tp.rank):
         initialize_(named[spec.name].data, spec, seed=3)
     choose = Chooser(Sampling(max_tokens=24, greedy=greedy), 0)
-    return continue_ids(model, [1, 2, 3], choose=choose, eod=eod, context=16)
+    return continue_ids(model, prompt, choose=choose, eod=eod, context=16)
 
 
 @pytest.mark.parametrize("greedy", [True, False])
@@ -93,6 +93,33 @@ def test_the_text_does_not_depend_on_the_layout(name, greedy):
     assert run_ranks(_text, 2, name, greedy) == [alone, alone]
     assert len(alone) == 24, "longer than the context: the oldest tokens fall out"
     assert max(alone) < SHAPES[name].vocab_size
+
+
+def _logits(context):
+    from trainer.generate import next_logits
+
+    world = context.join(Mesh(context.world, context.world))
+    shape = SHAPES["llama"]
+    model = build_gpt(shape, world.axes["tp"], sequence_parallel=False, dtype=torch.float64, device=world.device)
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, 0.01)
+    return len(next_logits(model, torch.tensor([[1, 2]], device=world.device)))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_padding_is_no_choice(ranks):
+    assert run_ranks(_logits, ranks) == [SHAPES["llama"].vocab_size] * ranks
+
+
+def _after(context, ids):
+    return _text(context, "llama", True, prompt=ids)
+
+
+def test_a_long_text_goes_on_from_its_last_tokens():
+    (whole,) = run_ranks(_text, 1, "llama", True)
+    known = [1, 2, 3, *whole]
+    (again,) = run_ranks(_after, 1, known[7:23])
+    assert again[:4] == known[23:27], "the 16 tokens of the context decide"
 
 
 def test_the_end_of_document_token_ends_a_text():

@@ -78,11 +78,55 @@ def test_fp32_losses_of_twenty_steps_agree(layout):
         np.testing.assert_allclose(losses, alone, rtol=1e-4)
 
 
+def test_tp_4_equals_one_rank():
+    """As many ranks as heads; the last ones hold mostly padding of the vocabulary."""
+    (_,), expected = _whole_gradients(_config("gpt2", 1, False, 1), 1)
+    for sequence_parallel in (False, True):
+        _, got = _whole_gradients(_config("gpt2", 4, sequence_parallel, 2), 4)
+        largest = max(np.abs(g).max() for g in expected.values())
+        for key, reference in expected.items():
+            bound = 1e-10 * max(np.abs(reference).max(), 1e-3 * largest)
+            assert np.abs(got[key] - reference).max() <= bound, key
+
+
+def _initial_weights(context, config):
+    engine = layouts(context, config)
+    optimizer = engine.optimizer
+    return logical(engine.layout, optimizer.state["weight"], optimizer.start, optimizer.stop)
+
+
+@pytest.mark.parametrize(("ranks", "tp"), [(1, 1), (2, 2), (2, 1)])
+def test_main_weights_of_bf16_start_unrounded(ranks, tp):
+    (exact,) = run_ranks(_initial_weights, 1, _config("llama", 1, False, 1, dtype="fp32"))
+    got = run_ranks(_initial_weights, ranks, _config("llama", tp, False, 1, dtype="bf16"))
+    whole = assemble([part for parts in got for part in parts])
+    for name, values in assemble(exact).items():
+        np.testing.assert_array_equal(whole[name], values, err_msg=name)
+
+
 def test_bf16_trains_with_fp32_main_weights():
     (losses,) = run_ranks(_twenty_losses, 1, _config("llama", 1, False, 2, dtype="bf16"))
     (exact,) = run_ranks(_twenty_losses, 1, _config("llama", 1, False, 2, dtype="fp32"))
     assert losses != exact
     np.testing.assert_allclose(losses, exact, rtol=2e-2)
+
+
+def _small_step(context, dtype):
+    """Dtypes of the main tensors, and the shares of weights that a tiny step moved: main ones, and the model's."""
+    engine = layouts(context, _config("llama", 1, False, 1, dtype=dtype))
+    main, model = engine.optimizer.state["weight"], engine.buffers.parameters
+    before, rounded = main.clone(), model.clone()
+    engine.step(microbatches(engine, 0), 1e-6)
+    dtypes = {str(x.dtype) for x in (*engine.optimizer.state.values(), engine.buffers.gradients)}
+    return dtypes, (main != before).double().mean().item(), (model != rounded).double().mean().item()
+
+
+def test_steps_too_small_for_bf16_are_kept_in_the_main_weights():
+    ((dtypes, main, model),) = run_ranks(_small_step, 1, "bf16")
+    assert dtypes == {"torch.float32"}
+    assert main > 0.5 and model < 0.05
+    ((dtypes, *_),) = run_ranks(_small_step, 1, "fp64")
+    assert dtypes == {"torch.float64"}
 
 
 def _held(context, config):
