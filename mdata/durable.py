@@ -8,10 +8,14 @@ because on most file systems the new name is otherwise not on disk when the call
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from mdata.errors import UsageError
 
 Buffer = bytes | bytearray | memoryview
 
@@ -50,6 +54,56 @@ def write_all(fd: int, data: Buffer) -> None:
 def partial_path(path: Path) -> Path:
     """The temporary name beside a final one: hidden, so that globs for results do not find it."""
     return path.with_name(f".{path.name}.partial")
+
+
+def open_alone(partial: Path) -> int:
+    """Open a temporary file, empty, for this process alone; what a killed process left is taken over.
+
+    Raises:
+        UsageError: another process is writing it. OSError: what the file system said.
+    """
+    while True:
+        fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):  # no locks on this file system
+                    raise
+            if _is_still(fd, partial):
+                os.ftruncate(fd, 0)
+                return fd
+        except BlockingIOError as error:
+            os.close(fd)
+            raise UsageError(
+                f"another process is writing {partial}", fix="wait for it or end it, or give another output"
+            ) from error
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)  # its owner finished between our open and our lock
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold a lock file while the block runs; the lock dies with the process, the empty file stays.
+
+    Raises:
+        UsageError: another process holds it. OSError: what the file system said.
+    """
+    fd = open_alone(path)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def _is_still(fd: int, path: Path) -> bool:
+    """Whether the path names the open file."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager

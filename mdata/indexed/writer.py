@@ -252,8 +252,7 @@ class _Spool:
         self.partial = durable.partial_path(path)
         self.size = 0
         with os_errors_named(f"creating {path}"):
-            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            self._fd = os.open(self.partial, flags, 0o666)
+            self._fd = durable.open_alone(self.partial)
 
     def append(self, data: NDArray[Any]) -> None:
         with os_errors_named(f"writing {self.path}"):

@@ -211,3 +211,19 @@ def test_an_io_error_is_named(tmp_path, monkeypatch):
         pytest.raises(ResourceError, match=r"writing .*x.*: Input/output error"),
     ):
         write(tmp_path / "x", [[[1, 2]]])
+
+
+def test_a_second_writer_of_one_prefix_is_refused_and_the_first_goes_on(tmp_path):
+    with IndexedWriter(tmp_path / "x", smallest_dtype(100)) as first:
+        append(first, [[[1, 2]]])
+        with pytest.raises(UsageError, match="another process is writing"):
+            IndexedWriter(tmp_path / "x", smallest_dtype(100))
+        append(first, [[[3]]])
+        first.finish()
+    assert IndexedReader(tmp_path / "x").tokens(0, 3).tolist() == [1, 2, 3]
+
+
+def test_what_a_killed_writer_left_is_taken_over(tmp_path):
+    (tmp_path / ".x.bin.partial").write_bytes(b"older and longer")
+    write(tmp_path / "x", [[[7]]])
+    assert IndexedReader(tmp_path / "x").tokens(0, 1).tolist() == [7]
