@@ -57,6 +57,9 @@ def make_blend(words: Sequence[str], output: str | Path) -> OpenBlend:
     if output.suffix != ".json":
         raise UsageError(f"{output}: a manifest's name ends in .json", fix=f"{output}.json")
     blend = blend_of_words(words, output.parent)
+    for corpus in blend.corpora:
+        if corpus.path.with_suffix(".json").resolve() == output.resolve():
+            raise UsageError(f"{output} is the manifest of a corpus of this blend", fix="another name after --output")
     return OpenBlend(manifests.save(blend.manifest, output), blend.corpora, blend.weights)
 
 

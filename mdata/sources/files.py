@@ -8,13 +8,14 @@ a file is, its first bytes say: gzip data is unpacked whatever its name.
 from __future__ import annotations
 
 import glob
+import os
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mdata.errors import UsageError, explain_os_error
+from mdata.errors import UsageError, explain_os_error, os_errors_named
 
 ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 _GZIP = b"\x1f\x8b"
@@ -49,10 +50,21 @@ def find_files(inputs: Sequence[str | Path]) -> list[SourceFile]:
     return list(found.values())
 
 
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Every file below a folder; one that cannot be listed is an error, never skipped."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    with os_errors_named("reading the input"):
+        for root, _, names in os.walk(folder, onerror=refuse):
+            yield from (Path(root, name) for name in names)
+
+
 def _expand(name: str) -> Iterator[Path]:
     path = Path(name)
     if path.is_dir():
-        inside = sorted(p for p in path.rglob("*") if p.name.endswith(ENDINGS) and p.is_file())
+        inside = sorted(p for p in _files_below(path) if p.name.endswith(ENDINGS) and p.is_file())
         if not inside:
             raise UsageError(f"{name}: no input in this folder", expected=f"files named *{', *'.join(ENDINGS)}")
         yield from inside

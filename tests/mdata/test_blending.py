@@ -136,3 +136,9 @@ def test_what_this_version_does_not_serve_is_refused(tmp_path, change):
     manifest.save(blend, tmp_path / "mix.json")
     with pytest.raises(UsageError, match="has phases or caps"):
         mdata.open_blend(tmp_path / "mix.json")
+
+
+def test_a_blend_does_not_take_the_place_of_its_corpus(corpora):
+    with pytest.raises(UsageError, match="is the manifest of a corpus of this blend"):
+        mdata.make_blend(words(corpora, "1", "a"), corpora / "a" / "a_text_document.json")
+    assert not (corpora / "a" / "a_text_document.json").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
@@ -181,3 +182,19 @@ def test_a_file_that_changes_is_refused(tmp_path):
     (tmp_path / "x.jsonl").write_text('{"text": "a"}\n' * 2)
     with pytest.raises(MdataError, match="was changed while it was read"):
         list(read_records(file, ["text"]))
+
+
+def test_a_folder_inside_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
+    for name in ("open", "shut"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.jsonl").write_text('{"text": "x"}\n')
+    real = os.scandir
+
+    def scandir(folder):
+        if str(folder).endswith("shut"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+        return real(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(UsageError, match="shut: Permission denied"):
+        find_files([tmp_path])
