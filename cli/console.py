@@ -90,7 +90,8 @@ class Console:
 
     def note(self, text: str) -> None:
         """A line on stderr: what is going on, warnings."""
-        with suppress(BrokenPipeError):
+        # Nobody may be listening: a closed pipe, a full disk below a log, no stderr at all.
+        with suppress(OSError, AttributeError):
             sys.stderr.write(text.rstrip("\n") + "\n")
             sys.stderr.flush()
 

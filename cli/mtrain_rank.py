@@ -6,20 +6,22 @@ there as a report, which the command that started it turns into one message (tra
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-from types import FrameType
 
-from mdata import StoppedError
+# First of all: until everything is imported Ctrl-C ends this process at once and without a traceback.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+import os  # noqa: E402
+import sys  # noqa: E402
+from collections.abc import Sequence  # noqa: E402
+from pathlib import Path  # noqa: E402
+from types import FrameType  # noqa: E402
+
+from mdata import StoppedError  # noqa: E402
 
 
 def main(argv: Sequence[str]) -> int:
     """Train as this rank and return the exit code."""
-    # Until everything is imported Ctrl-C ends this process at once and without a traceback.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     from cli.console import Console
     from cli.mtrain_train import train_here
     from trainer.config import load_config

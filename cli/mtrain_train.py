@@ -80,5 +80,6 @@ def _train_on_ranks(config: RunConfig, world_size: int, console: Console) -> Non
 
     with tempfile.TemporaryDirectory(prefix="mtrain-") as folder:
         Path(folder, "config.toml").write_text(dump_config(config), encoding="utf-8")
-        words = [sys.executable, "-m", "cli.mtrain_rank", folder, *(["--json"] if console.json else [])]
+        # -P: a folder cli, trainer or mdata where the user stands is not ours.
+        words = [sys.executable, "-P", "-m", "cli.mtrain_rank", folder, *(["--json"] if console.json else [])]
         launch(words, nproc=world_size, reports=Path(folder))

@@ -270,9 +270,7 @@ def _together(world: Axis, action: Callable[[], T]) -> list[T]:
     try:
         outcome = action()
     except OSError as error:
-        outcome = mdata.ResourceError(
-            f"rank {world.rank} cannot write {error.filename or 'the checkpoint'}: {error.strerror}"
-        )
+        outcome = mdata.explain_os_error(error, f"rank {world.rank} writing a checkpoint")
     values = gather_objects(outcome, world)
     for value in values:
         if isinstance(value, MdataError):

@@ -160,6 +160,8 @@ def top_p_token(logits: Tensor, sampling: Sampling, *, uniform: float) -> int:
 
 
 def _encode(tokenizer: mdata.Tokenizer, prompt: str) -> list[int]:
+    if not prompt.isascii() and prompt.encode(errors="replace").decode() != prompt:
+        raise UsageError("the prompt is not UTF-8 text", found=repr(prompt[:80]))
     ids, _ = tokenizer.encode_batch([prompt])
     if not len(ids):
         if tokenizer.eod is None:

@@ -193,7 +193,9 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
     problems = value_problems(config)
     if problems:
         return problems
-    problems = [*_layout_problems(config, world_size), *_model_problems(config), *_schedule_problems(config)]
+    if not config.run.folder.strip():
+        problems.append("run.folder is empty; name the folder that the run is to be kept in, such as runs/first")
+    problems += [*_layout_problems(config, world_size), *_model_problems(config), *_schedule_problems(config)]
     return problems + list(_data_problems(config, facts) if facts else ())
 
 

@@ -13,10 +13,12 @@ import json
 import time
 import tomllib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mdata
 from mdata import SILENT, Progress, UsageError, durable
 from trainer import checkpoint
 from trainer.collectives import gather_objects
@@ -68,6 +70,11 @@ def train(config: RunConfig, world: World, *, progress: Progress = SILENT) -> Tr
         UsageError: the configuration does not fit the ranks, the data or the checkpoint.
         ResourceError: a checkpoint could not be written; the older one is whole.
     """
+    with _alone(config, world):
+        return _train(config, world, progress)
+
+
+def _train(config: RunConfig, world: World, progress: Progress) -> TrainResult:
     data = open_data(config)
     plan = make_plan(config, world.world_size, facts=data.facts)
     newest = checkpoint.latest(_root(config))
@@ -87,6 +94,19 @@ def train(config: RunConfig, world: World, *, progress: Progress = SILENT) -> Tr
     with MetricsWriter(folder, resumed_step=done.steps if newest else None) as log:
         log.event("start", {"step": done.steps, "world_size": world.world_size, "device": str(world.device)})
         return _Loop(config, plan, data, engine, log).run(done, progress)
+
+
+@contextmanager
+def _alone(config: RunConfig, world: World) -> Iterator[None]:
+    """Rank 0 keeps other runs out of the folder: two would write each other's metrics and checkpoints."""
+    if not world.is_main:
+        yield
+        return
+    folder = Path(config.run.folder)
+    with mdata.os_errors_named("making the run folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+    with durable.held(folder / ".lock"):
+        yield
 
 
 class _Loop:

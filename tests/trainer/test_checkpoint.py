@@ -211,7 +211,7 @@ def test_a_full_disk_is_told_with_the_files_name(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(mdata.durable, "write", full)
-    with pytest.raises(mdata.ResourceError, match=r"rank 0 cannot write .*rank-0\.safetensors: No space left"):
+    with pytest.raises(mdata.ResourceError, match=r"rank 0 writing a checkpoint: .*rank-0\.safetensors: No space left"):
         checkpoint._together(
             Axis.single("world"), lambda: mdata.durable.atomic_write(tmp_path / "rank-0.safetensors", b"x")
         )

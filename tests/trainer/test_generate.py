@@ -156,6 +156,11 @@ def test_a_prompt_is_not_continued_after_its_end(tmp_path):
     assert _encode(tokenizer, "") == [0]
 
 
+def test_a_prompt_that_is_not_text_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="the prompt is not UTF-8 text"):
+        _encode(_words(tmp_path), "the \udcff")
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [({"max_tokens": 0}, "max_tokens=0"), ({"temperature": 0.0}, "use greedy"), ({"top_p": 1.5}, r"top_p=1\.5")],

@@ -268,6 +268,21 @@ def test_a_changed_model_is_refused_though_its_tensors_fit(change, corpora, tmp_
         run_ranks(_train, 1, other)
 
 
+def test_a_second_run_in_one_folder_is_refused(corpora, tmp_path):
+    config = _config(corpora, tmp_path / "run", steps=1)
+    (tmp_path / "run").mkdir()
+    with mdata.durable.held(tmp_path / "run" / ".lock"), pytest.raises(AssertionError, match="another process is writ"):
+        run_ranks(_train, 1, config)
+    assert [p.name for p in (tmp_path / "run").iterdir()] == [".lock"]
+    run_ranks(_train, 1, config)
+
+
+def test_a_run_folder_without_a_name_is_refused(corpora, tmp_path):
+    config = replace(_config(corpora, tmp_path), run=RunSection(folder=""))
+    with pytest.raises(mdata.UsageError, match=r"run\.folder is empty"):
+        make_plan(config, 1, facts=None)
+
+
 def test_a_corpus_of_another_tokenizer_is_refused(corpora, tmp_path):
     made = make_corpora(tmp_path, {"x": write_jsonl(tmp_path / "x.jsonl", 9)}, vocab_size=280)
     config = _config(corpora, tmp_path / "run")
