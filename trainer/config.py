@@ -20,6 +20,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from mdata import UsageError, nearest
 
+# Rules between values need all of them: what is said to a user whose file has wrong ones.
+AFTERWARDS = "correct this first; whether the sizes fit each other and the data is checked after that"
+
 
 @dataclasses.dataclass(frozen=True)
 class Range:
@@ -158,7 +161,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     problems = [problem for text in overrides if (problem := _apply_override(tables, text))]
     config, found = parse_config(tables)
     if config is None or problems:
-        raise problems_error(str(path), problems + found)
+        raise problems_error(str(path), problems + found, fix=AFTERWARDS)
     return config
 
 
@@ -196,12 +199,12 @@ def dump_config(config: RunConfig) -> str:
     return tomli_w.dumps(dataclasses.asdict(config))
 
 
-def problems_error(where: str, problems: Sequence[str]) -> UsageError:
+def problems_error(where: str, problems: Sequence[str], *, fix: str | None = None) -> UsageError:
     """One error for all problems of a configuration: a sentence for one, a list for many."""
     if len(problems) == 1:
-        return UsageError(f"{where}: {problems[0]}")
+        return UsageError(f"{where}: {problems[0]}", fix=fix)
     lines = "".join("\n  - " + problem.replace("\n", "\n    ") for problem in problems)
-    return UsageError(f"{where} has {len(problems)} problems:{lines}")
+    return UsageError(f"{where} has {len(problems)} problems:{lines}", fix=fix)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata import UsageError
-from trainer.config import RunConfig, dump_config, load_config, parse_config, value_problems
+from trainer.config import AFTERWARDS, RunConfig, dump_config, load_config, parse_config, value_problems
 
 SMALL = """
 [run]
@@ -154,13 +154,14 @@ def test_all_problems_come_at_once(path: Path) -> None:
         load_config(path, ["nonsense", "optimizer.lr=-1"])
     lines = str(error.value).splitlines()
     assert lines[0] == f"{path} has 6 problems:"
-    assert all(line.startswith("  - ") for line in lines[1:]) and len(lines) == 7
+    assert all(line.startswith("  - ") for line in lines[1:7])
+    assert lines[7:] == [f"  try: {AFTERWARDS}"]
 
 
-def test_one_problem_is_one_line(path: Path) -> None:
+def test_one_problem_is_one_sentence(path: Path) -> None:
     with pytest.raises(UsageError) as error:
         load_config(path, ["train.steps=0"])
-    assert str(error.value) == f"{path}: train.steps is 0; expected a whole number of at least 1"
+    assert str(error.value) == f"{path}: train.steps is 0; expected a whole number of at least 1\n  try: {AFTERWARDS}"
 
 
 @pytest.mark.parametrize(
