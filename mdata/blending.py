@@ -17,8 +17,8 @@ import msgspec
 from mdata import manifest as manifests
 from mdata.blend import NativeBlend, Word, integer_weights, parse_data_path
 from mdata.corpus import Corpus, open_corpus
-from mdata.errors import DamageError, UsageError
-from mdata.manifest import BlendComponent, BlendManifest
+from mdata.errors import DamageError, MdataError, UsageError
+from mdata.manifest import BlendComponent, BlendManifest, CorpusManifest
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,19 @@ def make_blend(words: Sequence[str], output: str | Path) -> OpenBlend:
     if output.suffix != ".json":
         raise UsageError(f"{output}: a manifest's name ends in .json", fix=f"{output}.json")
     blend = blend_of_words(words, output.parent)
-    for corpus in blend.corpora:
-        if corpus.path.with_suffix(".json").resolve() == output.resolve():
-            raise UsageError(f"{output} is the manifest of a corpus of this blend", fix="another name after --output")
+    # A bare pair has no manifest yet, but this name is where one would be looked for.
+    beside = any(corpus.path.with_suffix(".json").resolve() == output.resolve() for corpus in blend.corpora)
+    if beside or _is_corpus(output):
+        raise UsageError(f"{output} is the manifest of a corpus", fix="another name after --output")
     return OpenBlend(manifests.save(blend.manifest, output), blend.corpora, blend.weights)
+
+
+def _is_corpus(path: Path) -> bool:
+    """Whether a corpus' manifest stands there; what is no manifest of ours is none."""
+    try:
+        return isinstance(manifests.load(path), CorpusManifest)
+    except MdataError:
+        return False
 
 
 def blend_of_words(words: Sequence[str], folder: Path) -> OpenBlend:

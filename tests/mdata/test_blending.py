@@ -138,7 +138,16 @@ def test_what_this_version_does_not_serve_is_refused(tmp_path, change):
         mdata.open_blend(tmp_path / "mix.json")
 
 
-def test_a_blend_does_not_take_the_place_of_its_corpus(corpora):
-    with pytest.raises(UsageError, match="is the manifest of a corpus of this blend"):
-        mdata.make_blend(words(corpora, "1", "a"), corpora / "a" / "a_text_document.json")
-    assert not (corpora / "a" / "a_text_document.json").exists()
+def test_a_blend_does_not_take_the_place_of_a_corpus(corpora, tmp_path):
+    beside = corpora / "a" / "a_text_document.json"
+    with pytest.raises(UsageError, match="is the manifest of a corpus"):
+        mdata.make_blend(words(corpora, "1", "a"), beside)
+    assert not beside.exists()
+    other = tmp_path / "other.json"
+    manifest.save(some_corpus(), other)
+    before = other.read_bytes()
+    with pytest.raises(UsageError, match="is the manifest of a corpus"):
+        mdata.make_blend(words(corpora, "1", "a"), other)
+    assert other.read_bytes() == before
+    mdata.make_blend(words(corpora, "1", "a"), tmp_path / "mix.json")
+    mdata.make_blend(words(corpora, "1", "b"), tmp_path / "mix.json")  # a blend may be made anew
