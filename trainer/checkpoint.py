@@ -250,9 +250,7 @@ def _index(run: RunState, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for name, entry in part["tensors"].items():
             tensors.setdefault(name, {"shape": entry["shape"], "slices": []})["slices"] += entry["slices"]
     files = {part["file"]: part["bytes"] for part in parts}
-    return {
-        "format": FORMAT, "version": VERSION, "run": asdict(run), "files": files, "tensors": tensors,
-    }  # fmt: skip
+    return {"format": FORMAT, "version": VERSION, "run": asdict(run), "files": files, "tensors": tensors}
 
 
 def _commit(root: Path, partial: Path, final: Path, index: dict[str, Any]) -> None:

@@ -85,8 +85,8 @@ def _train(config: RunConfig, world: World, progress: Progress) -> TrainResult:
     engine = Engine(config, plan, world=world, fresh=newest is None)
     if newest:
         engine.load(newest)
-    ranks = gather_objects({"rank": world.rank, **world.coordinates._asdict(), **held_parameters(engine.layout)},
-                           world.axes["world"])  # fmt: skip
+    held = {"rank": world.rank, **world.coordinates._asdict(), **held_parameters(engine.layout)}
+    ranks = gather_objects(held, world.axes["world"])
     if not world.is_main:
         return _Loop(config, plan, data, engine, None).run(done, SILENT)
     folder = _prepare_folder(config, plan, data)
