@@ -104,7 +104,9 @@ class Console:
         """A listener for the work inside: a bar on a terminal, else a JSON line each 10 s, on stderr."""
         from cli.progress import BarProgress, LineProgress
 
-        listener = BarProgress(sys.stderr) if sys.stderr.isatty() else LineProgress(self.note)
+        listener: BarProgress | LineProgress = LineProgress(self.note, program=self.program)
+        if sys.stderr is not None and sys.stderr.isatty():
+            listener = BarProgress(sys.stderr, program=self.program)
         try:
             yield listener
         finally:

@@ -1,17 +1,24 @@
 """Two listeners for `mdata.progress.Progress`: a bar for people, JSON lines for logs. Both write to stderr
-only.
+only and tell the same: how much is done, rates, the time that is left, and each stage's share of the time.
+
+Rates are those of the last half minute while work goes on, and of the whole piece of work at its end; what an
+earlier run did counts for neither.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TextIO
 
 from mdata.progress import Progress
 
 LINE_INTERVAL_S = 10.0
+_WINDOW_S = 30.0
+_SNAPSHOT_S = 0.5
+_SHOWN_AS_RATE = ("tokens",)
 
 
 class ConsoleProgress(Progress):
@@ -21,34 +28,105 @@ class ConsoleProgress(Progress):
         """Leave the terminal in order."""
 
 
+class Meter:
+    """The numbers of one piece of work.
+
+    Args:
+        total, done: see `Progress.begin`.
+        now: the clock's seconds at the start.
+    """
+
+    def __init__(self, total: int | None, *, done: int, now: float) -> None:
+        self.total, self.done, self.begun = total, done, now
+        self.totals: dict[str, float] = {}
+        self.stage_seconds: dict[str, float] = {}
+        self._first = (now, done, 0.0)
+        self._snapshots = deque([self._first])
+
+    def advance(self, amount: int, totals: dict[str, float], *, now: float) -> None:
+        """Count, and remember points from which a rate can be taken later."""
+        self.done += amount
+        self.totals.update(totals)
+        if now - self._snapshots[-1][0] >= _SNAPSHOT_S:
+            self._snapshots.append((now, self.done, self.totals.get("tokens", 0)))
+        while len(self._snapshots) > 1 and now - self._snapshots[1][0] >= _WINDOW_S:
+            self._snapshots.popleft()
+
+    def rates(self, now: float, *, finished: bool = False) -> tuple[float, float]:
+        """(units, tokens) a second."""
+        then, done, tokens = self._first if finished else self._snapshots[0]
+        seconds = now - then
+        if seconds <= 0:
+            return 0.0, 0.0
+        return (self.done - done) / seconds, (self.totals.get("tokens", 0) - tokens) / seconds
+
+    def seconds_left(self, now: float) -> float | None:
+        """None where the total is not known or nothing was done yet."""
+        rate, _ = self.rates(now)
+        return max(self.total - self.done, 0) / rate if self.total is not None and rate > 0 else None
+
+    def shares(self) -> dict[str, float]:
+        """Each stage's part of the time of all of them."""
+        whole = sum(self.stage_seconds.values())
+        return {name: seconds / whole for name, seconds in self.stage_seconds.items()} if whole > 0 else {}
+
+
 class BarProgress(ConsoleProgress):
     """A tqdm bar for each piece of work.
 
     Args:
         stream: the terminal.
+        program: begins the line of a note.
+        clock: seconds, never going back.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, program: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
+        self._program = program
+        self._clock = clock
         self._bar: Any = None
+        self._meter = Meter(None, done=0, now=clock())
 
-    def begin(self, label: str, total: int | None, *, unit: str) -> None:
+    def begin(self, label: str, total: int | None, *, unit: str, done: int = 0) -> None:
         """See `Progress`."""
         from tqdm import tqdm
 
         self.close()
+        self._meter = Meter(total, done=done, now=self._clock())
+        # miniters=1: with amounts of very different size tqdm's own guess would leave the bar standing for long.
         self._bar = tqdm(
-            desc=label, total=total, unit=unit, unit_scale=unit == "B", file=self._stream, dynamic_ncols=True
+            desc=label,
+            total=total,
+            initial=done,
+            unit=unit,
+            unit_scale=unit == "B",
+            file=self._stream,
+            dynamic_ncols=True,
+            miniters=1,
         )
 
     def advance(self, amount: int, **totals: float) -> None:
         """See `Progress`."""
-        if totals:
-            self._bar.set_postfix({name: _short(value) for name, value in totals.items()}, refresh=False)
+        self._meter.advance(amount, totals, now=self._clock())
+        self._bar.set_postfix_str(self._postfix(), refresh=False)
         self._bar.update(amount)
+
+    def stages(self, **seconds: float) -> None:
+        """See `Progress`."""
+        self._meter.stage_seconds.update(seconds)
+
+    def note(self, text: str) -> None:
+        """See `Progress`."""
+        if self._bar is not None:
+            self._bar.clear()
+        self._stream.write(f"{self._program}: {text}\n")
+        if self._bar is not None:
+            self._bar.refresh()
 
     def end(self) -> None:
         """See `Progress`."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(self._postfix(finished=True), refresh=False)
         self.close()
 
     def close(self) -> None:
@@ -57,41 +135,82 @@ class BarProgress(ConsoleProgress):
             self._bar.close()
             self._bar = None
 
+    def _postfix(self, *, finished: bool = False) -> str:
+        parts = []
+        if "tokens" in self._meter.totals:
+            _, tokens_per_s = self._meter.rates(self._clock(), finished=finished)
+            parts.append(f"{_short(int(tokens_per_s))} tokens/s")
+        parts += [f"{name}={_short(value)}" for name, value in self._meter.totals.items() if name not in _SHOWN_AS_RATE]
+        shares = sorted(self._meter.shares().items(), key=lambda item: -item[1])
+        parts += [" ".join(f"{name} {share:.0%}" for name, share in shares)] if shares else []
+        return ", ".join(parts)
+
 
 class LineProgress(ConsoleProgress):
     """One JSON object per line: at most one each 10 s, and one when a piece of work is done.
 
     Args:
         write: takes a line.
+        program: begins the line of a note, which is plain text.
         clock: seconds, never going back.
     """
 
-    def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, write: Callable[[str], None], *, program: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._write = write
+        self._program = program
         self._clock = clock
-        self._state: dict[str, Any] = {}
-        self._begun = self._last = 0.0
+        self._facts: dict[str, Any] = {}
+        self._meter = Meter(None, done=0, now=clock())
+        self._last = 0.0
 
-    def begin(self, label: str, total: int | None, *, unit: str) -> None:
+    def begin(self, label: str, total: int | None, *, unit: str, done: int = 0) -> None:
         """See `Progress`."""
-        self._begun = self._last = self._clock()
-        self._state = {"doing": label, "done": 0, "total": total, "unit": unit}
+        self._last = self._clock()
+        self._meter = Meter(total, done=done, now=self._last)
+        self._facts = {"doing": label, "total": total, "unit": unit}
 
     def advance(self, amount: int, **totals: float) -> None:
         """See `Progress`."""
-        self._state.update(totals)
-        self._state["done"] += amount
         now = self._clock()
+        self._meter.advance(amount, totals, now=now)
         if now - self._last >= LINE_INTERVAL_S:
             self._last = now
             self._say(now)
+
+    def stages(self, **seconds: float) -> None:
+        """See `Progress`."""
+        self._meter.stage_seconds.update(seconds)
+
+    def note(self, text: str) -> None:
+        """See `Progress`."""
+        self._write(f"{self._program}: {text}")
 
     def end(self) -> None:
         """See `Progress`."""
         self._say(self._clock(), finished=True)
 
-    def _say(self, now: float, **more: bool) -> None:
-        self._write(json.dumps({**self._state, "seconds": round(now - self._begun, 1), **more}))
+    def _say(self, now: float, *, finished: bool = False) -> None:
+        meter = self._meter
+        rate, tokens_per_s = meter.rates(now, finished=finished)
+        left = 0.0 if finished else meter.seconds_left(now)
+        facts: dict[str, Any] = {
+            **self._facts,
+            "done": meter.done,
+            **meter.totals,
+            "seconds": round(now - meter.begun, 1),
+        }
+        if self._facts["unit"] == "B":
+            facts["mb_per_s"] = round(rate / 1e6, 2)
+        if "tokens" in meter.totals:
+            facts["tokens_per_s"] = round(tokens_per_s)
+        facts["eta_s"] = None if left is None else round(left)
+        if meter.stage_seconds:
+            facts["stages"] = {name: round(share, 3) for name, share in meter.shares().items()}
+        if finished:
+            facts["finished"] = True
+        self._write(json.dumps(facts))
 
 
 def _short(value: float) -> str:

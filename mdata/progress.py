@@ -1,8 +1,8 @@
 """How long work tells its caller how far it is, without printing anything itself.
 
 A library function takes a `Progress` and defaults to `SILENT`. The command line passes one that draws a bar
-on a terminal or writes a JSON line now and then (cli/console.py). Amounts add up; totals are shown as they
-stand, so that the function which counts them keeps the only copy.
+on a terminal or writes a JSON line now and then (cli/progress.py). Amounts add up; totals and stages are
+shown as they stand, so that the function which counts them keeps the only copy.
 """
 
 from __future__ import annotations
@@ -13,11 +13,24 @@ from typing import Protocol
 class Progress(Protocol):
     """A listener of one piece of work after another."""
 
-    def begin(self, label: str, total: int | None, *, unit: str) -> None:
-        """A piece of work starts: what it is, how much there is in `unit` ("B", "steps"; None: not known)."""
+    def begin(self, label: str, total: int | None, *, unit: str, done: int = 0) -> None:
+        """A piece of work starts.
+
+        Args:
+            label: what it is.
+            total: how much there is, what an earlier run did included; None: not known.
+            unit: of total and amounts: "B", "steps".
+            done: what an earlier run did; it is no part of the rates.
+        """
 
     def advance(self, amount: int, **totals: float) -> None:
-        """`amount` more units are done; `totals` (tokens=..., documents=..., loss=...) as they now stand."""
+        """`amount` more units are done; `totals` (tokens=..., documents=...) of this run as they now stand."""
+
+    def stages(self, **seconds: float) -> None:
+        """Where the time of this piece of work went so far, over all workers: read=..., parse=..., encode=..."""
+
+    def note(self, text: str) -> None:
+        """One line for the user: something was decided, left out, or will take longer than it seems."""
 
     def end(self) -> None:
         """The piece of work is done."""
@@ -26,10 +39,16 @@ class Progress(Protocol):
 class Silent:
     """Hears everything and says nothing."""
 
-    def begin(self, label: str, total: int | None, *, unit: str) -> None:
+    def begin(self, label: str, total: int | None, *, unit: str, done: int = 0) -> None:
         """See `Progress`."""
 
     def advance(self, amount: int, **totals: float) -> None:
+        """See `Progress`."""
+
+    def stages(self, **seconds: float) -> None:
+        """See `Progress`."""
+
+    def note(self, text: str) -> None:
         """See `Progress`."""
 
     def end(self) -> None:

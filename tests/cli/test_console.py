@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import signal
@@ -15,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from cli.console import Command, run
-from cli.progress import LineProgress
 from mdata import errors
 
 ROOT = Path(__file__).parents[2]
@@ -156,21 +154,3 @@ def test_a_reader_that_leaves_is_no_error():
     assert child.stderr.read() == b""
     assert child.wait() == 0
     child.stderr.close()
-
-
-def test_lines_come_each_ten_seconds_and_at_the_end():
-    now = [0.0]
-    lines = io.StringIO()
-    progress = LineProgress(lambda line: print(line, file=lines), clock=lambda: now[0])
-    progress.begin("counting", 100, unit="B")
-    for second in range(25):
-        now[0] = float(second)
-        progress.advance(4, tokens=second)
-    progress.end()
-    found = [json.loads(line) for line in lines.getvalue().splitlines()]
-    assert [(line["seconds"], line["done"], line["tokens"]) for line in found] == [
-        (10.0, 44, 10),
-        (20.0, 84, 20),
-        (24.0, 100, 24),
-    ]
-    assert found[-1] | {"doing": "counting", "total": 100, "unit": "B", "finished": True} == found[-1]

@@ -1,0 +1,137 @@
+"""What the bar and the JSON lines say: rates of this run only, time left, shares of the stages, notes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pty
+import re
+
+import pytest
+
+from cli.progress import BarProgress, LineProgress, Meter
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def lines(clock) -> tuple[LineProgress, list[str]]:
+    written: list[str] = []
+    return LineProgress(written.append, program="prog", clock=clock), written
+
+
+def test_lines_come_each_ten_seconds_and_at_the_end(clock, lines):
+    progress, written = lines
+    progress.begin("counting", 100, unit="B")
+    for second in range(25):
+        clock.now = float(second)
+        progress.advance(4, tokens=second)
+    progress.end()
+    found = [json.loads(line) for line in written]
+    assert [(line["seconds"], line["done"], line["tokens"]) for line in found] == [
+        (10.0, 44, 10),
+        (20.0, 84, 20),
+        (24.0, 100, 24),
+    ]
+    assert found[-1] | {"doing": "counting", "total": 100, "unit": "B", "finished": True} == found[-1]
+
+
+def test_a_line_has_rates_time_left_and_stages(clock, lines):
+    progress, written = lines
+    progress.begin("tokenizing", 100_000_000, unit="B", done=20_000_000)
+    progress.stages(read=1.0, encode=2.0)
+    progress.stages(encode=3.0)
+    clock.now = 10.0
+    progress.advance(40_000_000, tokens=5_000_000, documents=7)
+    (line,) = map(json.loads, written)
+    assert line | {"mb_per_s": 4.0, "tokens_per_s": 500_000, "eta_s": 10, "documents": 7} == line
+    assert line["done"] == 60_000_000 and line["stages"] == {"read": 0.25, "encode": 0.75}
+
+
+def test_a_line_says_only_what_is_known(clock, lines):
+    progress, written = lines
+    progress.begin("train", None, unit="steps")
+    progress.end()
+    (line,) = map(json.loads, written)
+    assert line == {
+        "doing": "train", "done": 0, "eta_s": 0, "finished": True, "seconds": 0.0, "total": None, "unit": "steps",
+    }  # fmt: skip
+
+
+def test_a_note_is_a_line_of_its_own(lines):
+    progress, written = lines
+    progress.note("the engine is the slow one")
+    assert written == ["prog: the engine is the slow one"]
+
+
+def test_rates_follow_the_last_half_minute_and_at_the_end_the_whole(clock):
+    meter = Meter(2000, done=0, now=0.0)
+    for second in range(1, 101):
+        clock.now = float(second)
+        meter.advance(1 if second <= 50 else 10, {"tokens": 0}, now=clock.now)
+    assert meter.rates(clock.now)[0] == pytest.approx(10)
+    assert meter.seconds_left(clock.now) == pytest.approx(145)
+    assert meter.rates(clock.now, finished=True)[0] == pytest.approx(5.5)
+
+
+def test_nothing_is_left_of_unknown_or_unbegun_work():
+    assert Meter(None, done=0, now=0.0).seconds_left(5.0) is None
+    assert Meter(9, done=0, now=0.0).seconds_left(5.0) is None
+    assert Meter(9, done=0, now=0.0).rates(0.0) == (0.0, 0.0)
+
+
+def read_all(terminal: int) -> str:
+    """What was written to a pseudo-terminal whose other end is closed."""
+    parts = []
+    with contextlib.suppress(OSError), os.fdopen(terminal, "rb", buffering=0) as file:
+        while part := file.read(1 << 16):
+            parts.append(part)
+    return b"".join(parts).decode()
+
+
+def test_the_bar_on_a_terminal(clock):
+    """A real terminal of 150 columns: the last picture holds everything, a note stands on a line of its own."""
+    import fcntl
+    import struct
+    import termios
+
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 150, 0, 0))
+    with os.fdopen(theirs, "w") as terminal:
+        bar = BarProgress(terminal, program="prog", clock=clock)
+        bar.note("before any work")
+        bar.begin("tokenizing", 100_000_000, unit="B")
+        bar.stages(read=1.0, parse=2.0, encode=17.0)
+        clock.now = 2.0
+        bar.advance(60_000_000, tokens=30_000_000, documents=123_456)
+        bar.note("one line")
+        bar.advance(40_000_000, tokens=50_000_000, documents=200_000)
+        bar.end()
+        bar.close()
+    shown = read_all(ours)
+    rows = [row.rsplit("\r", 1)[-1] for row in shown.replace("\r\n", "\n").split("\n")]
+    assert rows[0] == "prog: before any work" and rows[1] == "prog: one line"
+    assert re.fullmatch(
+        r"tokenizing: 100%\|.+\| 100M/100M \[.+, 25.0M tokens/s, documents=200.0k, encode 85% parse 10% read 5%\]",
+        rows[2],
+    )
+    assert rows[3:] == [""]
+
+
+def test_a_bar_that_was_never_begun_closes(clock):
+    bar = BarProgress(io.StringIO(), program="prog", clock=clock)
+    bar.end()
+    bar.close()
