@@ -61,22 +61,41 @@ class Shard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class InputFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One file that was read, by the path that was given."""
+    """One file that was read, by the path that was given, as it was then.
+
+    `hash` is that of its text, unpacked: BLAKE3 over the BLAKE3s of its pieces, a piece being the records that
+    begin within a block of `block_bytes`. `rows` counts lines or rows, those that were skipped included.
+    """
 
     path: str
     bytes: Count
+    modified_ns: Count
+    hash: Hash
+    block_bytes: Count
+    rows: Count
+
+
+class Origins(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sidecar that knows the input file and row of each document, and the hash of that sidecar."""
+
+    path: RelativePath
     hash: Hash
 
 
 class Provenance(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a corpus came to be. `origin` (file and row of each document) is a sidecar's path, or null."""
+    """How a corpus came to be.
+
+    `records` counts what was taken under this key, `skipped` the rows that were not, by reason,
+    `special_in_text` the special tokens that the texts spelled (null: the tokenizer has none).
+    """
 
     program: str
     options: dict[str, Any]
     inputs: list[InputFile]
     records: Count
     skipped: dict[str, Count]
-    origin: RelativePath | None
+    special_in_text: Count | None
+    origins: Origins | None
 
 
 class Statistics(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

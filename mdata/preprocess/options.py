@@ -1,26 +1,24 @@
 """What a preprocess run is asked to do, and where its results go.
 
 Options carry the names of Megatron's tool. Nothing here reads a file: `check_options` refuses what can be
-refused by looking at the words alone.
+refused by looking at the words alone, and `content_options` says which of them decide what is written; the
+others (workers, sizes, policies of speed) may differ between two runs that continue each other.
 """
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from mdata.cores import usable_cores
 from mdata.errors import UsageError
+from mdata.indexed.format import BLOCK_BYTES
 
 LEVEL = "document"
-# Large enough that handing out work costs nothing, small enough that a window of results stays small.
-UNIT_BYTES = 1 << 20
-
-
-def usable_cores() -> int:
-    """The cores that this process may use, not those that the machine has."""
-    return len(os.sched_getaffinity(0))
+DECIMAL = re.compile(r"[0-9]*\.?[0-9]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,26 +26,55 @@ class PreprocessOptions:
     """Options of `preprocess`, by the names of Megatron's tool.
 
     Args:
-        input: files, folders or patterns of jsonl, plain or gzip.
+        input: files, folders or patterns of jsonl, parquet or plain text, compressed or not; "-" is stdin.
         output_prefix: results are named `{output_prefix}_{key}_document.*`.
         tokenizer_type: Megatron's name of the tokenizer.
-        tokenizer_model: its file or folder.
-        tokenizer_options: what the type takes besides.
+        tokenizer_model: its file or folder, for the types that have one.
+        vocab_file: the vocabulary, for the types that have one.
+        merge_file: the merges of a byte-level BPE.
+        tokenizer_options: what the type takes besides, as (name, value) pairs.
+        engine: the library that tokenizes; "auto" takes the fastest that gives the exact ids here.
         json_keys: whose values are tokenized, each into a corpus of its own.
+        input_format: "auto" decides by name and content.
+        text_documents: what a document of plain text is: a file, or a paragraph (blank lines separate).
         append_eod: put the end-of-document id after each document that has any id.
         workers: processes that tokenize; 1 works in this process. The result is the same.
-        unit_bytes: how much text is handed out at once. The result is the same.
+        partitions: also write P parts, `{output_prefix}_{i}_{key}_document.*`, merged in their order.
+        keep_sequential_samples: parts are runs of rows instead of every P-th row.
+        holdout: this share of the documents, chosen by a hash of their text, goes to
+            `{output_prefix}_holdout_{key}_document.*` instead; a decimal number of at most 1.
+        on_error: what a row that cannot be taken does: stop the run, be skipped, or be skipped and kept in a file.
+        quarantine: that file, lines of JSON.
+        max_errors: stop when more rows than this are bad: "100", or "0.5%" of all rows.
+        max_record_bytes: a longer line or document counts as bad.
+        verify_input: hash the inputs again before continuing, even where size and time of change agree.
+        unit_bytes: how much text is handed out at once. The tokens are the same.
+        checkpoint_s: seconds between journal records.
     """
 
     input: tuple[str, ...]
     output_prefix: str
     tokenizer_type: str
-    tokenizer_model: str
+    tokenizer_model: str | None = None
+    vocab_file: str | None = None
+    merge_file: str | None = None
     tokenizer_options: tuple[tuple[str, Any], ...] = ()
+    engine: str = "auto"
     json_keys: tuple[str, ...] = ("text",)
+    input_format: Literal["auto", "jsonl", "parquet", "text"] = "auto"
+    text_documents: Literal["file", "paragraph"] = "file"
     append_eod: bool = False
-    workers: int = 1
-    unit_bytes: int = UNIT_BYTES
+    workers: int = field(default_factory=usable_cores)
+    partitions: int = 1
+    keep_sequential_samples: bool = False
+    holdout: str = "0"
+    on_error: Literal["stop", "skip", "quarantine"] = "stop"
+    quarantine: str | None = None
+    max_errors: str | None = None
+    max_record_bytes: int = 64 << 20
+    verify_input: bool = False
+    unit_bytes: int = BLOCK_BYTES
+    checkpoint_s: float = 5.0
 
 
 def check_options(options: PreprocessOptions) -> None:
@@ -56,10 +83,36 @@ def check_options(options: PreprocessOptions) -> None:
     Raises:
         UsageError: names the option and its value.
     """
-    if options.workers < 1:
-        raise UsageError(f"workers={options.workers}", expected="at least 1")
-    if options.unit_bytes < 1:
-        raise UsageError(f"unit_bytes={options.unit_bytes}", expected="at least 1")
+    _check_numbers(options)
+    _check_choices(options)
+    _check_names(options)
+
+
+def _check_numbers(options: PreprocessOptions) -> None:
+    for name in ("workers", "partitions", "unit_bytes", "max_record_bytes"):
+        if getattr(options, name) < 1:
+            raise UsageError(f"{name}={getattr(options, name)}", expected="at least 1")
+    if not DECIMAL.fullmatch(options.holdout) or Fraction(options.holdout) > 1:
+        raise UsageError(f"holdout={options.holdout}", expected="a share of the documents from 0 to 1, such as 0.01")
+    if options.max_errors is not None and not DECIMAL.fullmatch(options.max_errors.removesuffix("%")):
+        raise UsageError(f"max_errors={options.max_errors}", expected='a number of rows, or a share such as "0.5%"')
+
+
+def _check_choices(options: PreprocessOptions) -> None:
+    if options.on_error not in ("stop", "skip", "quarantine"):
+        raise UsageError(f"on_error={options.on_error}", expected="stop, skip or quarantine")
+    if (options.on_error == "quarantine") != (options.quarantine is not None):
+        raise UsageError(
+            f"on_error={options.on_error} with quarantine={options.quarantine}",
+            expected="on_error=quarantine together with the file that keeps the bad rows",
+        )
+    if options.max_errors is not None and options.on_error == "stop":
+        raise UsageError("max_errors has no meaning with on_error=stop", fix="on_error=skip or quarantine")
+    if options.keep_sequential_samples and options.input == ("-",) and options.partitions > 1:
+        raise UsageError("keep_sequential_samples must count the rows first, and stdin is read once only")
+
+
+def _check_names(options: PreprocessOptions) -> None:
     if not options.json_keys:
         raise UsageError("json_keys names no key", expected="at least one key")
     if len(set(options.json_keys)) < len(options.json_keys):
@@ -71,6 +124,23 @@ def check_options(options: PreprocessOptions) -> None:
         raise UsageError(f"output prefix {options.output_prefix!r} has no name after its folder")
     if not all(text.isprintable() for text in (options.output_prefix, *options.json_keys)):
         raise UsageError(f"output prefix {options.output_prefix!r} is not plain UTF-8")
+
+
+def content_options(options: PreprocessOptions) -> dict[str, Any]:
+    """What decides, beside input and tokenizer, the content of the results: recorded with them."""
+    names = (
+        "append_eod",
+        "holdout",
+        "keep_sequential_samples",
+        "max_errors",
+        "max_record_bytes",
+        "on_error",
+        "partitions",
+        "text_documents",
+        "unit_bytes",
+    )
+    recorded = {name: getattr(options, name) for name in names}
+    return {**recorded, "json_keys": list(options.json_keys), "tokenizer_type": options.tokenizer_type}
 
 
 def result_prefix(options: PreprocessOptions, key: str) -> Path:

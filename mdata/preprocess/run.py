@@ -63,7 +63,7 @@ def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> Prepr
     """
     check_options(options)
     files = find_files(options.input)
-    tokenizer = load_tokenizer(options.tokenizer_type, options.tokenizer_model, **dict(options.tokenizer_options))
+    tokenizer = load_tokenizer(options.tokenizer_type, options.tokenizer_model or '', **dict(options.tokenizer_options))
     spec = EncodeSpec(options.json_keys, _eod_to_append(options, tokenizer))
     job = _Job(options, files, tokenizer, spec, progress)
     with os_errors_named("making the output folder"):
@@ -182,7 +182,7 @@ def _input_facts(file: SourceFile) -> InputFile:
     with os_errors_named("reading the input"):
         digest = blake3().update_mmap(file.path).hexdigest()
     check_unchanged(file)
-    return InputFile(path=printable_path(file.path), bytes=file.size_bytes, hash=digest)
+    return InputFile(path=printable_path(file.path), bytes=file.size_bytes, modified_ns=0, hash=digest, block_bytes=1, rows=0)
 
 
 def printable_path(path: Path) -> str:
@@ -203,5 +203,6 @@ def _provenance(options: PreprocessOptions, key: str, *, inputs: list[InputFile]
         inputs=inputs,
         records=records,
         skipped={},
-        origin=None,
+        special_in_text=None,
+        origins=None,
     )

@@ -52,10 +52,13 @@ def some_corpus() -> m.CorpusManifest:
         provenance=m.Provenance(
             program="mdata test",
             options={"json_key": "text", "append_eod": True},
-            inputs=[m.InputFile(path="x.jsonl", bytes=40, hash="9a" * 32)],
+            inputs=[
+                m.InputFile(path="x.jsonl", bytes=40, modified_ns=1, hash="9a" * 32, block_bytes=1 << 22, rows=3)
+            ],
             records=2,
-            skipped={},
-            origin=None,
+            skipped={"blank": 1},
+            special_in_text=0,
+            origins=m.Origins(path="x_text_document.origins", hash="9b" * 32),
         ),
         statistics=m.Statistics(document_lengths=[0, 0, 0, 2], text_bytes=30),
     )

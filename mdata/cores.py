@@ -1,0 +1,47 @@
+"""How many cores this process may use: what its affinity and its control group allow, not what the machine
+has.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_OWN_GROUP = Path("/proc/self/cgroup")
+_GROUPS = Path("/sys/fs/cgroup")
+
+
+def usable_cores() -> int:
+    """Cores by affinity, fewer where a control group (version 2 or 1) grants less time; at least 1."""
+    allowed = len(os.sched_getaffinity(0))
+    return max(1, min(allowed, *(_quota(folder) or allowed for folder in _own_folders())))
+
+
+def _own_folders() -> list[Path]:
+    """The folders of the groups that hold this process, from the root down."""
+    try:
+        lines = _OWN_GROUP.read_text().splitlines()
+    except OSError:
+        return [_GROUPS]
+    folders = [_GROUPS, _GROUPS / "cpu"]
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        root = _GROUPS / "cpu" if "cpu" in controllers.split(",") else _GROUPS
+        parts = [part for part in path.split("/") if part]
+        folders += [root.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1)]
+    return folders
+
+
+def _quota(folder: Path) -> int | None:
+    """Whole cores of time that a group grants, None where it sets no limit."""
+    try:
+        if (folder / "cpu.max").is_file():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
+            period = (folder / "cpu.cfs_period_us").read_text().strip()
+    except (OSError, ValueError):
+        return None
+    if quota in ("max", "-1"):
+        return None
+    return max(1, -(-int(quota) // int(period)))
