@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mdata.errors import UsageError
+from mdata.errors import DamageError, UsageError
 
 Buffer = bytes | bytearray | memoryview
 
@@ -56,11 +56,16 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
 
-def open_alone(partial: Path) -> int:
-    """Open a temporary file, empty, for this process alone; what a killed process left is taken over.
+def open_alone(partial: Path, keep_bytes: int = 0) -> int:
+    """Open a temporary file for this process alone, cut to its first bytes; what a killed process left is taken over.
+
+    Args:
+        partial: the file; made where it is not there.
+        keep_bytes: how much of its content stays.
 
     Raises:
         UsageError: another process is writing it. OSError: what the file system said.
+        DamageError: it holds less than what was to be kept.
     """
     while True:
         fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -71,7 +76,7 @@ def open_alone(partial: Path) -> int:
                 if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):  # no locks on this file system
                     raise
             if _is_still(fd, partial):
-                os.ftruncate(fd, 0)
+                _cut(fd, partial, keep_bytes)
                 return fd
         except BlockingIOError as error:
             os.close(fd)
@@ -82,6 +87,14 @@ def open_alone(partial: Path) -> int:
             os.close(fd)
             raise
         os.close(fd)  # its owner finished between our open and our lock
+
+
+def _cut(fd: int, path: Path, keep_bytes: int) -> None:
+    size = os.fstat(fd).st_size
+    if size < keep_bytes:
+        raise DamageError(f"{path} is shorter than it was", found=f"{size} bytes", expected=f"{keep_bytes} or more")
+    os.ftruncate(fd, keep_bytes)
+    os.lseek(fd, keep_bytes, os.SEEK_SET)
 
 
 @contextmanager

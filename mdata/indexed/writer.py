@@ -1,15 +1,14 @@
 """Writing one .bin/.idx pair as a stream, in bounded memory, hashing on the way.
 
 Token bytes go to a temporary .bin beside the final name as they come; lengths and document boundaries go to
-two spool files, because the .idx begins with their number. `finish` makes everything lasting and only then
-gives the final names: the old .idx goes first, then the .bin takes its name, then the .idx, with the folder
-synced between, so that an .idx that exists speaks of the .bin beside it. Not done here: tokenizing, the
-manifest, resuming.
+two spool files, because the .idx begins with their number. `checkpoint` makes everything lasting and says how
+far it goes: a writer made from that state continues there. `place` puts the .idx together and only then gives
+the final names: the old .idx goes first, then the .bin takes its name, then the .idx, with the folder synced
+between, so that an .idx that exists speaks of the .bin beside it. Not done here: tokenizing, the manifest.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,16 +31,17 @@ from mdata.indexed.format import (
     idx_path,
     pack_header,
 )
+from mdata.indexed.hashes import BlockHasher, hashes_bytes
+from mdata.indexed.spool import Spool, raw_bytes
 
-_ENTRIES_AT_ONCE = 1 << 18  # of a spool, while the .idx is put together: 3 MB
 
-
-class Position(NamedTuple):
+class WriterState(NamedTuple):
     """How far a writer has come; always at the end of a document."""
 
     bin_bytes: int
     sequences: int
     documents: int
+    largest_id: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,12 +77,14 @@ class IndexedWriter:
     Args:
         prefix: the two names without their endings; its folder must exist.
         dtype: the token type, an integer type of the format.
+        resume: where to continue what an earlier writer left (see `checkpoint` and `leave`).
 
     Raises:
         UsageError: a dtype that holds no token ids, or a prefix that cannot be written.
+        DamageError: what an earlier writer left is not there any more.
     """
 
-    def __init__(self, prefix: Path, dtype: np.dtype[np.generic]) -> None:
+    def __init__(self, prefix: Path, dtype: np.dtype[np.generic], *, resume: WriterState | None = None) -> None:
         self._prefix = Path(prefix)
         self._dtype = np.dtype(dtype).newbyteorder("<")
         if self._dtype not in DTYPES.values() or self._dtype.kind not in "iu":
@@ -90,25 +92,38 @@ class IndexedWriter:
                 f"{prefix}: token ids cannot be written as {dtype}",
                 expected="uint8, int8, int16, int32, int64 or uint16",
             )
-        self._sequences = 0
-        self._documents = 0
-        self._largest_id: int | None = None
-        self._blocks = _BlockHashes()
-        self._placed: list[Path] = []
-        self._spools: list[_Spool] = []
+        state = resume or WriterState(0, 0, 0, None)
+        self._sequences = state.sequences
+        self._documents = state.documents
+        self._largest_id = state.largest_id
+        self._spools: list[Spool] = []
         try:
-            self._bin = self._open(bin_path(self._prefix))
-            self._lengths = self._open(self._prefix.with_name(self._prefix.name + ".lengths"))
-            self._boundaries = self._open(self._prefix.with_name(self._prefix.name + ".boundaries"))
-            self._boundaries.append(np.zeros(1, POINTER_DTYPE))
+            self._open_spools(state, fresh=resume is None)
         except BaseException:
-            self.abandon()
+            if resume is None:
+                self.abandon()
+            else:
+                self.leave()
             raise
 
+    def _open_spools(self, state: WriterState, *, fresh: bool) -> None:
+        if not fresh:
+            _take_back(self._prefix)
+        self._bin = self._open(bin_path(self._prefix), state.bin_bytes)
+        self._lengths = self._open(self._beside(".lengths"), LENGTH_DTYPE.itemsize * state.sequences)
+        self._boundaries = self._open(
+            self._beside(".boundaries"), 0 if fresh else POINTER_DTYPE.itemsize * (state.documents + 1)
+        )
+        self._hashes = self._open(self._beside(".hashes"), hashes_bytes(state.bin_bytes))
+        if fresh:
+            self._boundaries.append(np.zeros(1, POINTER_DTYPE))
+        begun = state.bin_bytes % BLOCK_BYTES
+        self._hasher = BlockHasher(self._hashes, self._bin.read(state.bin_bytes - begun, begun))
+
     @property
-    def position(self) -> Position:
-        """Bytes of .bin, sequences and documents taken so far."""
-        return Position(self._bin.size, self._sequences, self._documents)
+    def state(self) -> WriterState:
+        """How far this writer has come."""
+        return WriterState(self._bin.size, self._sequences, self._documents, self._largest_id)
 
     def append(
         self,
@@ -134,14 +149,21 @@ class IndexedWriter:
         self._check_ids(tokens)
         data: NDArray[Any] = np.ascontiguousarray(tokens, self._dtype)
         self._bin.append(data)
-        self._blocks.update(_raw(data))
+        self._hasher.update(raw_bytes(data))
         self._lengths.append(np.ascontiguousarray(lengths, LENGTH_DTYPE))
-        ends = np.asarray(document_ends, POINTER_DTYPE) + self._sequences
-        self._boundaries.append(ends)
+        self._boundaries.append(np.asarray(document_ends, POINTER_DTYPE) + self._sequences)
         self._sequences += len(lengths)
         self._documents += len(document_ends)
-        # Here every spool ends at the end of a document: after a sync of all three, a journal can record
-        # `position` and a later run can cut the spools back to it.
+
+    def checkpoint(self) -> WriterState:
+        """Make everything appended lasting; a writer made with `resume` this state continues from here.
+
+        Raises:
+            ResourceError: the disk is full, or another fault of the file system.
+        """
+        for spool in self._spools:
+            spool.sync()
+        return self.state
 
     def finish(self) -> ShardFacts:
         """Make the pair lasting and give it its final names; nothing of ours is left if this fails.
@@ -150,16 +172,27 @@ class IndexedWriter:
             ResourceError: the disk is full, or another fault of the file system.
         """
         try:
-            index = self._open(idx_path(self._prefix))
-            idx_hash = self._write_index(index)
-            for spool in (self._bin, index):
-                spool.sync()
-            self._place(index)
+            facts = self.place()
         except BaseException:
             self.abandon()
             raise
-        self._placed.clear()
         self.abandon()
+        return facts
+
+    def place(self) -> ShardFacts:
+        """As `finish`, but what is needed to continue stays until `abandon`; if it fails, all is as before.
+
+        Raises:
+            ResourceError: the disk is full, or another fault of the file system.
+        """
+        index = Spool(idx_path(self._prefix))
+        try:
+            idx_hash = self._write_index(index)
+            for spool in (self._bin, index):
+                spool.sync()
+            self._give_names(index)
+        finally:
+            index.remove()
         return ShardFacts(
             dtype=self._dtype.name,
             documents=self._documents,
@@ -168,17 +201,24 @@ class IndexedWriter:
             bin_bytes=self._bin.size,
             largest_id=self._largest_id,
             idx_hash=idx_hash,
-            block_hashes=self._blocks.finish(),
+            block_hashes=self._hasher.all(),
         )
 
+    def unplace(self) -> None:
+        """Take the final names away again, so that a later run can continue."""
+        _take_back(self._prefix)
+
+    def leave(self) -> None:
+        """Stop writing; what has no final name stays for a writer that resumes."""
+        for spool in self._spools:
+            spool.close()
+        self._spools.clear()
+
     def abandon(self) -> None:
-        """Remove everything that is not finished; does nothing after `finish`."""
+        """Remove everything that has no final name; does nothing the second time."""
         for spool in self._spools:
             spool.remove()
         self._spools.clear()
-        for path in reversed(self._placed):
-            path.unlink(missing_ok=True)
-        self._placed.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -188,8 +228,11 @@ class IndexedWriter:
     ) -> None:
         self.abandon()
 
-    def _open(self, path: Path) -> _Spool:
-        spool = _Spool(path)
+    def _beside(self, ending: str) -> Path:
+        return self._prefix.with_name(self._prefix.name + ending)
+
+    def _open(self, path: Path, keep_bytes: int) -> Spool:
+        spool = Spool(path, keep_bytes)
         self._spools.append(spool)
         return spool
 
@@ -208,7 +251,7 @@ class IndexedWriter:
             )
         self._largest_id = largest if self._largest_id is None else max(self._largest_id, largest)
 
-    def _write_index(self, index: _Spool) -> str:
+    def _write_index(self, index: Spool) -> str:
         """Header, lengths, pointers, boundaries, in blocks; returns the hash of it all."""
         hasher = blake3.blake3()
         sections = (
@@ -218,10 +261,10 @@ class IndexedWriter:
         )
         header = pack_header(self._dtype, num_sequences=self._sequences, num_documents=self._documents)
         hasher.update(header)
-        index.append(np.frombuffer(header, np.uint8))
+        index.append(header)
         for section in sections:
             for block in section:
-                hasher.update(_raw(block))
+                hasher.update(raw_bytes(block))
                 index.append(block)
         return hasher.hexdigest()
 
@@ -231,81 +274,35 @@ class IndexedWriter:
             pointers, start = _core.pointers_from_lengths(lengths, self._dtype.itemsize, start)
             yield pointers
 
-    def _place(self, index: _Spool) -> None:
-        """Give the final names, in the order that never shows an .idx beside the wrong .bin."""
+    def _give_names(self, index: Spool) -> None:
+        """In the order that never shows an .idx beside the wrong .bin."""
         folder = self._prefix.parent
         with os_errors_named(f"finishing {self._prefix}"):
-            if index.path.exists():
-                index.path.unlink()
-                durable.sync_folder(folder)
-            for spool in (self._bin, index):
-                durable.rename(spool.partial, spool.path)
-                self._placed.append(spool.path)
-                durable.sync_folder(folder)
+            _unlink_lasting(index.path)
+            try:
+                for spool in (self._bin, index):
+                    spool.place()
+                    durable.sync_folder(folder)
+            except BaseException:
+                index.path.unlink(missing_ok=True)
+                self._bin.put_back()
+                raise
 
 
-class _Spool:
-    """A temporary file beside its final name that is appended to and, once written, read back in blocks."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.partial = durable.partial_path(path)
-        self.size = 0
-        with os_errors_named(f"creating {path}"):
-            self._fd = durable.open_alone(self.partial)
-
-    def append(self, data: NDArray[Any]) -> None:
-        with os_errors_named(f"writing {self.path}"):
-            durable.write_all(self._fd, _raw(data))
-        self.size += data.nbytes
-
-    def sync(self) -> None:
-        with os_errors_named(f"writing {self.path}"):
-            durable.sync(self._fd)
-
-    def blocks(self, dtype: np.dtype[np.generic]) -> Iterator[NDArray[Any]]:
-        """Everything appended so far, as arrays of `dtype`."""
-        step = _ENTRIES_AT_ONCE * dtype.itemsize
-        for offset in range(0, self.size, step):
-            data = os.pread(self._fd, min(step, self.size - offset), offset)
-            yield np.frombuffer(data, dtype)
-
-    def remove(self) -> None:
-        os.close(self._fd)
-        self.partial.unlink(missing_ok=True)
+def _take_back(prefix: Path) -> None:
+    """An .idx that was placed goes; its .bin, if it was placed, becomes temporary again (see `Spool`)."""
+    if durable.partial_path(bin_path(prefix)).exists():
+        return
+    with os_errors_named(f"continuing {prefix}"):
+        _unlink_lasting(idx_path(prefix))
+        if bin_path(prefix).exists():
+            durable.rename(bin_path(prefix), durable.partial_path(bin_path(prefix)))
 
 
-class _BlockHashes:
-    """BLAKE3 of each block of a stream, whatever the pieces in which it comes."""
-
-    def __init__(self) -> None:
-        self._finished: list[bytes] = []
-        self._hasher = blake3.blake3()
-        self._filled = 0
-
-    def update(self, data: memoryview) -> None:
-        while data:
-            piece = data[: BLOCK_BYTES - self._filled]
-            self._hasher.update(piece)
-            self._filled += len(piece)
-            data = data[len(piece) :]
-            if self._filled == BLOCK_BYTES:
-                self._close_block()
-
-    def finish(self) -> tuple[bytes, ...]:
-        if self._filled:
-            self._close_block()
-        return tuple(self._finished)
-
-    def _close_block(self) -> None:
-        self._finished.append(self._hasher.digest())
-        self._hasher = blake3.blake3()
-        self._filled = 0
-
-
-def _raw(array: NDArray[Any]) -> memoryview:
-    """The bytes of a contiguous array; Python cannot cast the view of an empty one."""
-    return array.data.cast("B") if array.size else memoryview(b"")
+def _unlink_lasting(path: Path) -> None:
+    if path.exists():
+        path.unlink()
+        durable.sync_folder(path.parent)
 
 
 def _check_shapes(

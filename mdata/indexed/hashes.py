@@ -1,0 +1,52 @@
+"""BLAKE3 of each 4 MiB block of a stream of bytes, finished hashes going to a spool.
+
+The hash of a block that is not full yet lives in memory only; who continues after a crash reads the bytes of
+that one block again.
+"""
+
+from __future__ import annotations
+
+import blake3
+
+from mdata.indexed.format import BLOCK_BYTES
+from mdata.indexed.spool import Spool
+
+HASH_BYTES = 32
+
+
+def hashes_bytes(stream_bytes: int) -> int:
+    """The size of the hashes of all full blocks of a stream."""
+    return stream_bytes // BLOCK_BYTES * HASH_BYTES
+
+
+class BlockHasher:
+    """Hashes blocks of a stream, whatever the pieces in which it comes.
+
+    Args:
+        spool: takes the hash of each full block.
+        begun: the bytes of the block that is not full, when a stream is continued.
+    """
+
+    def __init__(self, spool: Spool, begun: bytes = b"") -> None:
+        assert len(begun) < BLOCK_BYTES, "a full block is no longer open"
+        self._spool = spool
+        self._hasher = blake3.blake3(begun)
+        self._filled = len(begun)
+
+    def update(self, data: memoryview) -> None:
+        """Take the next bytes of the stream."""
+        while data:
+            piece = data[: BLOCK_BYTES - self._filled]
+            self._hasher.update(piece)
+            self._filled += len(piece)
+            data = data[len(piece) :]
+            if self._filled == BLOCK_BYTES:
+                self._spool.append(self._hasher.digest())
+                self._hasher = blake3.blake3()
+                self._filled = 0
+
+    def all(self) -> tuple[bytes, ...]:
+        """The hashes of all blocks, the last of which may be shorter."""
+        done = self._spool.read(0, self._spool.size)
+        full = tuple(done[start : start + HASH_BYTES] for start in range(0, len(done), HASH_BYTES))
+        return (*full, self._hasher.digest()) if self._filled else full
