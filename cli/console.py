@@ -46,7 +46,18 @@ class _ReaderGone(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are ours, with the nearest option's name for a misspelt one."""
+    """argparse whose errors are ours, with the nearest option's name for a misspelt one.
+
+    Attributes:
+        second_choice: options (by `dest`) that a shortened name means only where it fits no other.
+    """
+
+    second_choice: frozenset[str] = frozenset()
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        found: list[Any] = super()._get_option_tuples(option_string)
+        first = [match for match in found if match[0].dest not in self.second_choice] or found
+        return list({match[0].dest: match for match in first}.values())  # two names of one option are one
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the whole usage."""

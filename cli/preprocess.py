@@ -1,102 +1,157 @@
-"""Turn lines of JSON into Megatron-format token files, with the options of Megatron's preprocess_data.py.
+"""Turn text into Megatron-format token files, with the options of Megatron's preprocess_data.py.
 
 For each key the results are PREFIX_KEY_document.bin, .idx and .json (the manifest). They do not depend on
---workers.
+--workers. A run that was stopped continues where it was when the same command is given again.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import Any, NoReturn
+from dataclasses import asdict
+from types import MappingProxyType
+from typing import Any, Literal, cast
 
 import mdata
 from cli.console import Console
+from cli.preprocess_options import add_arguments
 from cli.text import table
-from mdata.preprocess import usable_cores
 
-# Options of Megatron's tool that change what is written and are not here yet: refused by name, never ignored.
-_NOT_HERE = (
-    "--split-sentences",
-    "--keep-newlines",
-    "--lang",
-    "--partitions",
-    "--keep-sequential-samples",
-    "--find-optimal-num-workers",
-    "--workers-to-check",
-    "--max-documents",
-    "--vocab-file",
-    "--merge-file",
-    "--vocab-size",
-    "--tokenizer-special-tokens",
-    "--tokenizer-metadata",
-    "--tokenizer-sentencepiece-legacy",
-    "--tiktoken-pattern",
-    "--tiktoken-num-special-tokens",
-    "--null-tokenizer-eod-id",
+_Policy = Literal["stop", "skip", "quarantine"]
+
+__all__ = ["add_arguments", "main", "options_of"]
+
+# What each tokenizer type takes besides its files. A type that is not here is the loader's to refuse, by name.
+_TYPE_OPTIONS = MappingProxyType(
+    {
+        "GPT2BPETokenizer": ("--tokenizer-special-tokens", "--special-tokens-in-text"),
+        "HuggingFaceTokenizer": (
+            "--tokenizer-special-tokens",
+            "--tokenizer-hf-no-include-special-tokens",
+            "--special-tokens-in-text",
+        ),
+        "NullTokenizer": ("--vocab-size", "--null-tokenizer-eod-id"),
+        "ByteTokenizer": (),
+    }
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Megatron's names."""
-    add = parser.add_argument
-    add("--input", nargs="+", required=True, metavar="PATH", help="files, folders or quoted patterns of jsonl")
-    add("--output-prefix", required=True, metavar="PREFIX", help="results are PREFIX_KEY_document.*")
-    add("--json-keys", "--json-key", nargs="+", default=["text"], metavar="KEY", help="default: text")
-    add("--tokenizer-type", required=True, metavar="TYPE", help="HuggingFaceTokenizer")
-    add("--tokenizer-model", required=True, metavar="PATH", help="folder with tokenizer.json, or that file")
-    add("--tokenizer-hf-no-include-special-tokens", action="store_true", help="leave out BOS, CLS and the like")
-    add("--append-eod", action="store_true", help="put the end-of-document id after each document")
-    add("--workers", type=int, default=usable_cores(), metavar="N", help="default: the cores you may use")
-    add("--log-interval", type=int, metavar="N", help="accepted; progress shows by itself")
-    for name in _NOT_HERE:
-        add(name, action=_Refuse)
-
-
 def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Run `mdata.preprocess` and say what was made."""
+    """Run `mdata.preprocess`, or `mdata.estimate` under --dry-run, and say what came out."""
+    options, ignored = options_of(arguments)
+    if ignored:
+        hint = "; --dry-run names the best number of workers" if "--find-optimal-num-workers" in ignored else ""
+        console.note(f"mdata: accepted, without effect here: {', '.join(ignored)}{hint}")
+    with console.progress() as progress:
+        if arguments.dry_run:
+            estimate = vars(mdata)["estimate"](options, progress)
+        else:
+            result = mdata.preprocess(options, progress)
+    if arguments.dry_run:
+        facts = asdict(estimate)
+        console.result(_estimate_text(facts), facts)
+        return
+    for line in _remarks(result):
+        console.note(f"mdata: {line}")
+    rows = [_row(str(result.paths[name]), manifest) for name, manifest in result.manifests.items()]
+    console.result(table(tuple(rows[0])[:-1], [tuple(row.values())[:-1] for row in rows]), {"corpora": rows})
+
+
+def options_of(arguments: argparse.Namespace) -> tuple[mdata.PreprocessOptions, tuple[str, ...]]:
+    """What the library is asked to do, and the options given that have no effect, each once."""
+    tokenizer_options, unused = tokenizer_options_of(arguments)
+    on_error = _on_error(arguments)
+    given = {"workers": arguments.workers, "max_record_bytes": arguments.max_record_bytes}
     options = mdata.PreprocessOptions(
         input=tuple(arguments.input),
         output_prefix=arguments.output_prefix,
         tokenizer_type=arguments.tokenizer_type,
         tokenizer_model=arguments.tokenizer_model,
-        tokenizer_options=tokenizer_options(arguments),
+        vocab_file=arguments.vocab_file,
+        merge_file=arguments.merge_file,
+        tokenizer_options=tokenizer_options,
+        engine=arguments.engine,
         json_keys=tuple(arguments.json_keys),
+        input_format=arguments.input_format,
+        text_documents=arguments.text_documents,
         append_eod=arguments.append_eod,
-        workers=arguments.workers,
+        partitions=arguments.partitions,
+        keep_sequential_samples=arguments.keep_sequential_samples,
+        holdout=arguments.holdout,
+        on_error=on_error,
+        quarantine=arguments.quarantine,
+        max_errors=arguments.max_errors,
+        verify_input=arguments.verify_input,
+        **{name: value for name, value in given.items() if value is not None},
     )
-    with console.progress() as progress:
-        result = mdata.preprocess(options, progress)
-    rows = []
-    for key, manifest in result.manifests.items():
-        (shard,) = manifest.shards
-        rows.append((str(result.paths[key]), shard.documents, shard.sequences, shard.tokens, manifest.dtype))
-    text = table(("corpus", "documents", "sequences", "tokens", "type"), rows)
-    facts = [
-        {"manifest": path, "id": manifest.id, "documents": documents, "sequences": sequences, "tokens": tokens}
-        for (path, documents, sequences, tokens, _), manifest in zip(rows, result.manifests.values(), strict=True)
-    ]
-    console.result(text, {"corpora": facts})
+    return options, tuple(dict.fromkeys((*arguments.ignored, *unused)))
 
 
-def tokenizer_options(arguments: argparse.Namespace) -> tuple[tuple[str, Any], ...]:
-    """The options that belong to the tokenizer's type."""
+def tokenizer_options_of(arguments: argparse.Namespace) -> tuple[tuple[tuple[str, Any], ...], tuple[str, ...]]:
+    """The options that belong to the tokenizer's type, and the names of those given that belong to others."""
+    given: dict[str, tuple[str, Any]] = {}
+    if arguments.tokenizer_special_tokens is not None:
+        given["--tokenizer-special-tokens"] = ("special_tokens", list(arguments.tokenizer_special_tokens))
     if arguments.tokenizer_hf_no_include_special_tokens:
-        return (("include_special_tokens", False),)
-    return ()
+        given["--tokenizer-hf-no-include-special-tokens"] = ("include_special_tokens", False)
+    if arguments.special_tokens_in_text != "special":
+        given["--special-tokens-in-text"] = ("special_in_text", arguments.special_tokens_in_text)
+    if arguments.vocab_size is not None:
+        given["--vocab-size"] = ("vocab_size", arguments.vocab_size)
+    if arguments.null_tokenizer_eod_id is not None:
+        given["--null-tokenizer-eod-id"] = ("eod_id", arguments.null_tokenizer_eod_id)
+    taken = _TYPE_OPTIONS.get(arguments.tokenizer_type, tuple(given))
+    return tuple(given[name] for name in given if name in taken), tuple(name for name in given if name not in taken)
 
 
-class _Refuse(argparse.Action):
-    """An option of Megatron's tool that is known and not here."""
+def _on_error(arguments: argparse.Namespace) -> _Policy:
+    """--quarantine FILE alone means --on-error quarantine."""
+    policy = arguments.on_error or ("stop" if arguments.quarantine is None else "quarantine")
+    if policy == "quarantine" and arguments.quarantine is None:
+        raise mdata.UsageError("--on-error quarantine needs a file", fix="--on-error quarantine FILE")
+    if policy != "quarantine" and arguments.quarantine is not None:
+        raise mdata.UsageError(f"--quarantine goes with --on-error quarantine, not with --on-error {policy}")
+    return cast(_Policy, policy)
 
-    def __init__(self, option_strings: list[str], dest: str) -> None:
-        super().__init__(option_strings, dest, nargs="*", help=argparse.SUPPRESS)
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> NoReturn:
-        """Refuse, by name."""
-        raise mdata.UsageError(f"{option_string} is not in this version of mdata", fix="leave it out")
+def _remarks(result: mdata.PreprocessResult) -> list[str]:
+    """What a user should know besides the numbers, one line each."""
+    if getattr(result, "finished_before", False):
+        return ["the same result is there already; nothing was done"]
+    provenance = next(iter(result.manifests.values())).provenance
+    assert provenance is not None, "preprocess records where a corpus came from"
+    lines = []
+    if skipped := sum(provenance.skipped.values()):
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(provenance.skipped.items()) if count)
+        lines.append(f"{skipped:,} of {provenance.records + skipped:,} records were left out: {kinds}")
+    elif not provenance.records:
+        lines.append("the input holds no records; the corpus is empty")
+    known = [manifest.provenance for manifest in result.manifests.values()]
+    if special := sum(part.special_in_text or 0 for part in known if part is not None):
+        lines.append(
+            f"{special:,} special tokens stood in the texts and became their ids, as with Megatron's tool;"
+            " --special-tokens-in-text plain keeps them as text"
+        )
+    return lines
+
+
+def _row(path: str, manifest: mdata.CorpusManifest) -> dict[str, Any]:
+    (shard,) = manifest.shards
+    return {
+        "manifest": path,
+        "documents": shard.documents,
+        "sequences": shard.sequences,
+        "tokens": shard.tokens,
+        "type": manifest.dtype,
+        "id": manifest.id,
+    }
+
+
+def _estimate_text(facts: dict[str, Any]) -> str:
+    width = max(map(len, facts))
+    return "\n".join(f"{name.replace('_', ' '):<{width}}  {_plain(value)}" for name, value in facts.items())
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,186 @@
+"""The command line of `mdata preprocess`: every option of Megatron's preprocess_data.py, of today's and of the
+older versions, and our own. docs/migrate.md goes through them one by one; a test holds the two together.
+
+An option of Megatron's is taken, ignored with one line because it changes nothing in what is written, or
+refused by name because it would. Shortened names mean what they mean there: where one fits an option of
+Megatron's and one of ours, it is Megatron's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import mdata
+from cli.console import Parser
+
+# Nothing of what is written depends on them. Values: how many words follow.
+IGNORED: Mapping[str, int | str] = MappingProxyType(
+    {
+        "--log-interval": 1,
+        "--find-optimal-num-workers": 0,
+        "--workers-to-check": "+",
+        "--max-documents": 1,
+        "--keep-newlines": 0,
+        "--lang": 1,
+        "--padded-vocab-size": 1,
+        "--no-pad-vocab-size": 0,
+        "--disable-pad-vocab-size": 0,
+        "--vocab-extra-ids": 1,
+        "--null-tokenizer-pad-id": 1,
+        "--tokenizer-hf-no-use-fast": 0,
+        "--trust-remote-code": 0,
+        "--use-gigatoken": 0,
+        "--chat-template": 1,
+        "--chunk-size": 1,
+    }
+)
+# They change what is written and are not in this version.
+REFUSED = (
+    "--split-sentences",
+    "--tokenizer-metadata",
+    "--tokenizer-sentencepiece-legacy",
+    "--no-tokenizer-sentencepiece-ignore-extra-whitespaces",
+    "--disable-tokenizer-sentencepiece-ignore-extra-whitespaces",
+    "--tiktoken-pattern",
+    "--tiktoken-num-special-tokens",
+)
+_SIZES = MappingProxyType({"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30})
+
+
+def add_arguments(parser: Parser) -> None:
+    """All options, Megatron's first."""
+    parser.usage = f"{parser.prog} --input PATH ... --output-prefix PREFIX --tokenizer-type TYPE [options]"
+    parser.set_defaults(ignored=())
+    _add_megatron(parser.add_argument_group("options of preprocess_data.py"))
+    own = parser.add_argument_group("options of ours")
+    _add_input(own)
+    _add_work(own)
+    names = textwrap.fill(" ".join(IGNORED), 78, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    parser.epilog = f"accepted and without effect here (docs/migrate.md says why):\n{names}"
+    for name, nargs in IGNORED.items():
+        parser.add_argument(name, action=_Ignore, nargs=nargs)
+    for name in REFUSED:
+        parser.add_argument(name, action=_Refuse)
+    parser.second_choice = frozenset(action.dest for action in own._group_actions) | {"json", "debug"}
+
+
+def _add_megatron(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--input", nargs="+", required=True, metavar="PATH", help="files, folders, quoted patterns, or - for stdin")
+    add("--output-prefix", required=True, metavar="PREFIX", help="results are PREFIX_KEY_document.*")
+    add("--json-keys", "--json-key", nargs="+", default=["text"], metavar="KEY", help="default: text")
+    add("--tokenizer-type", required=True, metavar="TYPE", help="see mdata tokenizers")
+    add("--tokenizer-model", metavar="PATH", help="its folder or file; nothing is ever downloaded")
+    add("--vocab-file", "--vocab", metavar="FILE", help="GPT2BPETokenizer: vocab.json")
+    add("--merge-file", metavar="FILE", help="GPT2BPETokenizer: merges.txt")
+    add("--vocab-size", type=int, metavar="N", help="NullTokenizer: entries")
+    add("--null-tokenizer-eod-id", type=int, metavar="ID", help="NullTokenizer: end of document; default N - 1")
+    add("--tokenizer-special-tokens", nargs="+", metavar="TOKEN", help="further special tokens")
+    add("--tokenizer-hf-no-include-special-tokens", action="store_true", help="leave out BOS, CLS and the like")
+    add("--append-eod", action="store_true", help="put the end-of-document id after each document")
+    add("--workers", type=int, metavar="N", help="default: the cores you may use; the files do not depend on it")
+    add("--partitions", type=int, default=1, metavar="P", help="also write the results in P parts; default 1")
+    add("--keep-sequential-samples", action="store_true", help="parts are runs of the input, not every P-th record")
+    add("--dataset-impl", action=_Implementation, help="mmap, which is what is written")
+
+
+def _add_input(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    formats = ("auto", "jsonl", "parquet", "text")
+    add("--input-format", choices=formats, default="auto", help="default: by name and first bytes")
+    add("--text-documents", choices=("file", "paragraph"), default="file", help="what a document of plain text is")
+    add(
+        "--special-tokens-in-text",
+        choices=("special", "plain"),
+        default="special",
+        help="whether a special token spelled in a text becomes its id (as Megatron) or stays text",
+    )
+    add("--max-record-bytes", type=size, metavar="N", help="a longer record is refused; default 64M")
+    add("--on-error", nargs="+", action=_OnError, metavar="POLICY", help="stop (default), skip, or quarantine FILE")
+    add("--quarantine", metavar="FILE", help="where --on-error quarantine puts the records that cannot be taken")
+    add("--max-errors", metavar="LIMIT", help="stop when more records cannot be taken: 100, or 0.5%%")
+    add("--verify-input", action="store_true", help="on resume hash the inputs again, whatever their time says")
+
+
+def _add_work(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    engines = ("auto", "gigatoken", "tiktoken", "tokenizers")
+    add("--engine", choices=engines, default="auto", help="which library tokenizes; default: the fastest exact one")
+    add("--holdout", default="0", metavar="FRACTION", help="documents to PREFIX_holdout_KEY_document.*")
+    add("--dry-run", action="store_true", help="sample the input and predict; write nothing")
+
+
+def size(text: str) -> int:
+    """ "64M" as bytes; also plain digits, K and G."""
+    digits = text.rstrip("KMG")
+    if not digits.isdecimal() or text.removeprefix(digits) not in _SIZES:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 64M")
+    return int(digits) * _SIZES[text.removeprefix(digits)]
+
+
+class _Ignore(argparse.Action):
+    """An option without effect: its name is kept for the one line that tells."""
+
+    def __init__(self, option_strings: list[str], dest: str, nargs: int | str) -> None:
+        super().__init__(option_strings, dest, nargs=nargs, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        """Remember the name."""
+        namespace.ignored = (*namespace.ignored, self.option_strings[0])
+
+
+class _Refuse(argparse.Action):
+    """An option of Megatron's that is known and not here."""
+
+    def __init__(self, option_strings: list[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs="*", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> NoReturn:
+        """Refuse, by name."""
+        raise mdata.UsageError(f"{self.option_strings[0]} is not in this version of mdata", fix="leave it out")
+
+
+class _Implementation(argparse.Action):
+    """--dataset-impl of the old versions: mmap is what everybody reads, and the only one written."""
+
+    def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, default=argparse.SUPPRESS, metavar="mmap", help=help)
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        """Take mmap only."""
+        if values != "mmap":
+            raise mdata.UsageError(
+                f"--dataset-impl {values} is not written by mdata",
+                expected="mmap, which every version of Megatron-LM since 2020 reads",
+                fix="leave it out, and leave --data-impl out in training",
+            )
+
+
+class _OnError(argparse.Action):
+    """stop, skip, quarantine, or quarantine FILE."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option: str | None = None,
+    ) -> None:
+        """Take the policy and, behind quarantine, the file."""
+        policy, *file = list(values or ())
+        if policy not in ("stop", "skip", "quarantine") or len(file) > (policy == "quarantine"):
+            given = " ".join([policy, *file])
+            raise mdata.UsageError(f"--on-error {given}", expected="stop, skip, or quarantine FILE")
+        namespace.on_error = policy
+        if file:
+            namespace.quarantine = file[0]
