@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 from mdata.errors import DamageError, UsageError
 
 Buffer = bytes | bytearray | memoryview
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # what file systems without locks say
 
 
 def write(fd: int, data: Buffer) -> int:
@@ -73,7 +75,7 @@ def open_alone(partial: Path, keep_bytes: int = 0) -> int:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):  # no locks on this file system
+                if error.errno not in _NO_LOCKS:
                     raise
             if _is_still(fd, partial):
                 _cut(fd, partial, keep_bytes)
@@ -99,16 +101,63 @@ def _cut(fd: int, path: Path, keep_bytes: int) -> None:
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Hold a lock file while the block runs; the lock dies with the process, the empty file stays.
+    """Hold a lock file while the block runs; the lock dies with the process, the file stays.
+
+    The file says who holds it. Where the file system knows no locks, a holder that still lives on this host
+    counts, and one on another host is believed to live.
 
     Raises:
-        UsageError: another process holds it. OSError: what the file system said.
+        UsageError: another process holds it, by host and process id. OSError: what the file system said.
     """
-    fd = open_alone(path)
+    me = f"process {os.getpid()} on {os.uname().nodename}"
     try:
+        fd = open_alone(path, keep_bytes=path.stat().st_size if path.exists() else 0)
+    except UsageError as error:
+        raise _held_by(path) from error
+    try:
+        if not _locks_work(fd) and not _is_stale(path, me):
+            raise _held_by(path)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, me.encode(), 0)
         yield
+        os.ftruncate(fd, 0)
     finally:
         os.close(fd)
+
+
+def _held_by(path: Path) -> UsageError:
+    holder = path.read_text(errors="replace") or "another process"
+    return UsageError(
+        f"{path} is held: another run is writing there",
+        found=holder,
+        fix="wait for it or end it, or give another output",
+    )
+
+
+def _locks_work(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return False
+        raise
+    return True
+
+
+def _is_stale(path: Path, me: str) -> bool:
+    """Whether the holder that the file names is known to be gone."""
+    match = re.fullmatch(r"process (\d+) on (.*)", path.read_text(errors="replace"))
+    if match is None:
+        return True
+    if match[2] != os.uname().nodename:
+        return False
+    try:
+        os.kill(int(match[1]), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return match[0] == me
 
 
 def _is_still(fd: int, path: Path) -> bool:

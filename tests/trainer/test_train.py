@@ -271,7 +271,7 @@ def test_a_changed_model_is_refused_though_its_tensors_fit(change, corpora, tmp_
 def test_a_second_run_in_one_folder_is_refused(corpora, tmp_path):
     config = _config(corpora, tmp_path / "run", steps=1)
     (tmp_path / "run").mkdir()
-    with mdata.durable.held(tmp_path / "run" / ".lock"), pytest.raises(AssertionError, match="another process is writ"):
+    with mdata.durable.held(tmp_path / "run" / ".lock"), pytest.raises(AssertionError, match="another run is writing"):
         run_ranks(_train, 1, config)
     assert [p.name for p in (tmp_path / "run").iterdir()] == [".lock"]
     run_ranks(_train, 1, config)

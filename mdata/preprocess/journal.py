@@ -1,0 +1,87 @@
+"""The journal of a run: records that are surely on the device before anything is built on them.
+
+One line a record: 16 hex digits of BLAKE3 of the rest, a blank, JSON. A line that was cut by a crash, and
+all after it, does not count. The first record says which job this is; each "state" record follows an fsync
+of all files in the making and says how far they go; "done" records say which results have their names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from mdata import durable
+from mdata.errors import os_errors_named
+
+_DIGITS = 16
+
+
+class Journal:
+    """An append-only file of JSON records; who opens it holds the run's lock.
+
+    Args:
+        path: the file; made where it is not there.
+
+    Attributes:
+        records: what it held when it was opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with os_errors_named(f"opening {path}"):
+            self.records, size = _read(path)
+            fresh = not path.exists()
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            os.ftruncate(self._fd, size)
+            os.lseek(self._fd, size, os.SEEK_SET)
+            if fresh:
+                durable.sync_folder(path.parent)
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Write a record; when this returns it is on the device.
+
+        Raises:
+            ResourceError: the disk is full, or another fault of the file system.
+        """
+        with os_errors_named(f"writing {self.path}"):
+            durable.write_all(self._fd, _line(record))
+            durable.sync(self._fd)
+
+    def restart(self) -> None:
+        """Forget every record."""
+        self.records = []
+        os.ftruncate(self._fd, 0)
+        os.lseek(self._fd, 0, os.SEEK_SET)
+
+    def close(self) -> None:
+        """Stop writing; the file stays."""
+        os.close(self._fd)
+
+    def remove(self) -> None:
+        """Take the file away, for good: what it spoke of is finished, or gone."""
+        self.path.unlink(missing_ok=True)
+        durable.sync_folder(self.path.parent)
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    text = json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
+    return blake3(text).hexdigest()[:_DIGITS].encode() + b" " + text + b"\n"
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The records up to the first line that is not whole, and their size in bytes."""
+    records: list[dict[str, Any]] = []
+    size = 0
+    if not path.exists():
+        return records, size
+    for line in path.read_bytes().splitlines(keepends=True):
+        digest, _, text = line[:-1].partition(b" ")
+        if not line.endswith(b"\n") or blake3(text).hexdigest()[:_DIGITS].encode() != digest:
+            break
+        records.append(json.loads(text))
+        size += len(line)
+    return records, size
