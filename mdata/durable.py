@@ -100,10 +100,10 @@ def _cut(fd: int, path: Path, keep_bytes: int) -> None:
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Hold a lock file while the block runs; the lock dies with the process, the file stays.
+def held(path: Path, *, remove: bool = False) -> Iterator[None]:
+    """Hold a lock file while the block runs; the lock dies with the process.
 
-    The file says who holds it. Where the file system knows no locks, a holder that still lives on this host
+    The file says who holds it, and stays, empty, unless it is to be removed. Where the file system knows no locks, a holder that still lives on this host
     counts, and one on another host is believed to live.
 
     Raises:
@@ -119,8 +119,12 @@ def held(path: Path) -> Iterator[None]:
             raise _held_by(path)
         os.ftruncate(fd, 0)
         os.pwrite(fd, me.encode(), 0)
-        yield
-        os.ftruncate(fd, 0)
+        try:
+            yield
+        finally:
+            os.ftruncate(fd, 0)
+            if remove:
+                path.unlink(missing_ok=True)
     finally:
         os.close(fd)
 

@@ -72,6 +72,12 @@ class OriginsWriter:
         self._documents += len(rows)
         self._file, self._next_row = file, int(rows[-1]) + self._step
 
+    def append_runs(self, runs: NDArray[np.int64], documents: int) -> None:
+        """Add all `documents` of another sidecar with the same step: int64[n, 3], its runs."""
+        self._spool.append((runs + [self._documents, 0, 0]).astype("<i8"))
+        self._documents += documents
+        self._file = -1
+
     def checkpoint(self) -> OriginsState:
         """Make everything appended lasting."""
         self._spool.sync()

@@ -33,11 +33,10 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         with os_errors_named(f"opening {path}"):
-            self.records, size = _read(path)
             fresh = not path.exists()
+            self.records, size = _read(path)
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            os.ftruncate(self._fd, size)
-            os.lseek(self._fd, size, os.SEEK_SET)
+            self._cut(size)
             if fresh:
                 durable.sync_folder(path.parent)
 
@@ -47,15 +46,21 @@ class Journal:
         Raises:
             ResourceError: the disk is full, or another fault of the file system.
         """
-        with os_errors_named(f"writing {self.path}"):
-            durable.write_all(self._fd, _line(record))
-            durable.sync(self._fd)
+        line = _line(record)
+        try:
+            with os_errors_named(f"writing {self.path}"):
+                durable.write_all(self._fd, line)
+                durable.sync(self._fd)
+        except BaseException:
+            # Half a line would hide every later one.
+            self._cut(self._size)
+            raise
+        self._size += len(line)
 
     def restart(self) -> None:
         """Forget every record."""
         self.records = []
-        os.ftruncate(self._fd, 0)
-        os.lseek(self._fd, 0, os.SEEK_SET)
+        self._cut(0)
 
     def close(self) -> None:
         """Stop writing; the file stays."""
@@ -65,6 +70,11 @@ class Journal:
         """Take the file away, for good: what it spoke of is finished, or gone."""
         self.path.unlink(missing_ok=True)
         durable.sync_folder(self.path.parent)
+
+    def _cut(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+        os.lseek(self._fd, size, os.SEEK_SET)
+        self._size = size
 
 
 def _line(record: dict[str, Any]) -> bytes:

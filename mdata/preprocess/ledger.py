@@ -98,8 +98,6 @@ class Ledger:
             for s in self.inputs[first:]
         ]
         digests = self.inputs[-1].digests[self._journaled_digests :] if self.inputs else []
-        self._journaled_inputs = self.next_piece[0]
-        self._journaled_digests += len(digests)
         return {
             "first_input": first,
             "inputs": inputs,
@@ -109,6 +107,11 @@ class Ledger:
             "skipped": dict(self.skipped),
             "special": self.special,
         }
+
+    def mark_journaled(self) -> None:
+        """What `journaled` gave is on the device."""
+        self._journaled_inputs = self.next_piece[0]
+        self._journaled_digests = len(self.inputs[-1].digests) if self.inputs else 0
 
     def replay(self, record: dict[str, Any]) -> None:
         """Take over what `journaled` kept; records must come in their order."""
@@ -120,10 +123,9 @@ class Ledger:
             # What earlier records kept counts if they spoke of this same file.
             kept = begun if first == len(self.inputs) - 1 else []
             self.inputs[-1].digests = kept + [new[i : i + 32] for i in range(0, len(new), 32)]
-            self._journaled_digests = len(self.inputs[-1].digests)
-        self._journaled_inputs = self.next_piece[0]
         self.rows = record["rows"]
         self.records = record["records"]
         self.skipped = Counter(record["skipped"])
         self.bad = self.skipped.total()
         self.special = record["special"]
+        self.mark_journaled()

@@ -131,6 +131,7 @@ def content_options(options: PreprocessOptions) -> dict[str, Any]:
     names = (
         "append_eod",
         "holdout",
+        "input_format",
         "keep_sequential_samples",
         "max_errors",
         "max_record_bytes",
