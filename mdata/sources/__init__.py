@@ -1,23 +1,37 @@
-"""Sources: files, folders and patterns of JSON lines, plain or gzip, as records that know their file and
-row.
+"""Sources: files, folders, patterns and standard input of JSON lines, parquet or plain text, packed or not, as
+pieces of bounded size, and pieces as columns of text that know their rows. docs/input.md says what is taken.
 """
 
-from mdata.sources.files import SourceFile, check_unchanged, find_files
-from mdata.sources.records import Problem, Record, RowError, parse_block, read_records
-from mdata.sources.units import Block, Unit, blocks, plan_units, read_range
+from mdata.sources.batch import Column, Problem, ReadSpec, RecordBatch
+from mdata.sources.files import STDIN, Compression, Format, SourceFile, check_unchanged, find_files
+from mdata.sources.parse import Record, parse, read_records, read_texts
+from mdata.sources.pieces import Piece, piece_digest, pieces, read_piece
+from mdata.sources.units import Block, RowError, Unit, blocks, parse_block, plan_units, read_range
 
 __all__ = [
     "Block",
+    "Column",
+    "Compression",
+    "Format",
+    "Piece",
     "Problem",
+    "ReadSpec",
     "Record",
+    "RecordBatch",
     "RowError",
+    "STDIN",
     "SourceFile",
     "Unit",
     "blocks",
     "check_unchanged",
     "find_files",
+    "parse",
     "parse_block",
+    "piece_digest",
+    "pieces",
     "plan_units",
+    "read_piece",
     "read_range",
     "read_records",
+    "read_texts",
 ]

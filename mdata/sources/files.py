@@ -1,8 +1,9 @@
-"""From what a user names (files, folders, patterns) to a sorted list of readable files.
+"""From what a user names (files, folders, patterns, "-") to a sorted list of readable files.
 
 The order is that of the arguments, and inside a folder or pattern that of the sorted paths, never the file
-system's. A folder gives the files of known endings below it; a file named outright may have any name. What
-a file is, its first bytes say: gzip data is unpacked whatever its name.
+system's. A folder gives the files of known endings below it, names that begin with a dot left out; a file
+named outright may have any name. How a file is packed, and whether it is parquet, its first bytes say; its
+ending only tells plain text from lines of JSON.
 """
 
 from __future__ import annotations
@@ -13,60 +14,102 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from mdata.errors import UsageError, explain_os_error, os_errors_named
 
-ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
-_GZIP = b"\x1f\x8b"
-_NOT_READ_HERE = {b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"PAR1": "parquet"}
+Format = Literal["jsonl", "parquet", "text"]
+Compression = Literal["none", "gzip", "zstd", "bzip2", "xz"]
+
+STDIN = Path("-")
+# Enough for every first mark below.
+HEAD_BYTES = 8
+_PACKED_ENDINGS = ("", ".gz", ".zst", ".bz2", ".xz")
+_TEXT_NAMES = (".txt", ".text", ".md")
+_PARQUET = b"PAR1"
+_NOT_READ_HERE = {
+    b"PK\x03\x04": "a zip archive",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"\x04\x22\x4d\x18": "lz4 data",
+    b"PARE": "encrypted parquet",
+    b"ARROW1": "an Arrow file",
+    b"Obj\x01": "an Avro file",
+}
+
+
+def _packed(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name + packed for packed in _PACKED_ENDINGS for name in names)
+
+
+ENDINGS: dict[Format, tuple[str, ...]] = {
+    "jsonl": _packed((".jsonl", ".json")),
+    "parquet": (".parquet",),
+    "text": _packed(_TEXT_NAMES),
+}
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One input file as it was when the work was planned."""
+    """One input file as it was when the work was planned; standard input is the path "-" without size and time."""
 
     path: Path
     size_bytes: int
     modified_ns: int
-    compression: Literal["none", "gzip"]
+    format: Format = "jsonl"
+    compression: Compression = "none"
+
+    @property
+    def streamed(self) -> bool:
+        """It must be read in order by one reader; otherwise any piece can be read by itself."""
+        return self.compression != "none" or self.format == "parquet" or self.path == STDIN
 
 
-def find_files(inputs: Sequence[str | Path]) -> list[SourceFile]:
+def find_files(inputs: Sequence[str | Path], *, format: Literal["auto"] | Format = "auto") -> list[SourceFile]:
     """The files that the arguments name, in the order in which they will be read.
 
+    Args:
+        inputs: files, folders and patterns; "-" is standard input.
+        format: what every file holds; "auto" looks at first bytes and endings.
+
     Raises:
-        UsageError: a path that cannot be read, a pattern without a match, a file named twice.
+        UsageError: a path that cannot be read, a pattern without a match, a file named twice, data of another
+            format.
     """
     if not inputs:
         raise UsageError("no input is named", fix="give files, folders or patterns of .jsonl or .jsonl.gz")
+    if format not in ("auto", *get_args(Format)):
+        raise UsageError(f"input format {format!r}", expected="auto, jsonl, parquet or text")
     found: dict[Path, SourceFile] = {}
     for name in inputs:
-        for path in _expand(str(name)):
-            real = path.resolve()
+        for path in _expand(str(name), format):
+            real = path if path == STDIN else path.resolve()
             if real in found:
                 raise UsageError(f"{path} is named twice in the input", fix="name each file once")
-            found[real] = _look_at(path)
+            found[real] = _look_at(path, format)
     return list(found.values())
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """Every file below a folder; one that cannot be listed is an error, never skipped."""
+    """Every file below a folder but hidden ones; one that cannot be listed is an error, never skipped."""
 
     def refuse(error: OSError) -> None:
         raise error
 
     with os_errors_named("reading the input"):
-        for root, _, names in os.walk(folder, onerror=refuse):
-            yield from (Path(root, name) for name in names)
+        for root, folders, names in os.walk(folder, onerror=refuse):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            yield from (Path(root, name) for name in names if not name.startswith("."))
 
 
-def _expand(name: str) -> Iterator[Path]:
+def _expand(name: str, format: Literal["auto"] | Format) -> Iterator[Path]:
     path = Path(name)
-    if path.is_dir():
-        inside = sorted(p for p in _files_below(path) if p.name.endswith(ENDINGS) and p.is_file())
+    if path == STDIN and name == "-":
+        yield STDIN
+    elif path.is_dir():
+        endings = tuple(e for kind, known in ENDINGS.items() if format in ("auto", kind) for e in known)
+        inside = sorted(p for p in _files_below(path) if p.name.endswith(endings) and p.is_file())
         if not inside:
-            raise UsageError(f"{name}: no input in this folder", expected=f"files named *{', *'.join(ENDINGS)}")
+            raise UsageError(f"{name}: no input in this folder", expected=f"files named *{', *'.join(endings)}")
         yield from inside
     elif path.exists() or not glob.has_magic(name):
         yield path
@@ -77,29 +120,67 @@ def _expand(name: str) -> Iterator[Path]:
         yield from map(Path, matches)
 
 
-def _look_at(path: Path) -> SourceFile:
+def _look_at(path: Path, format: Literal["auto"] | Format) -> SourceFile:
+    if path == STDIN:
+        if format == "parquet":
+            raise UsageError("parquet cannot be read from standard input", fix="name the file")
+        return SourceFile(STDIN, 0, 0, "jsonl" if format == "auto" else format)
     try:
         facts = path.stat()
         if not stat.S_ISREG(facts.st_mode):
-            raise UsageError(f"{path} is not a regular file", fix="write the text to a file first")
+            raise UsageError(f"{path} is not a regular file", fix="write the text to a file first, or pipe it to -")
         with path.open("rb") as file:
-            head = file.read(8)
+            head = file.read(HEAD_BYTES)
     except OSError as error:
         raise explain_os_error(error, "reading the input") from error
+    refuse_foreign(path, head)
+    return SourceFile(
+        path, facts.st_size, facts.st_mtime_ns, _format_of(path, head, asked=format), compression_of(head)
+    )
+
+
+def compression_of(head: bytes) -> Compression:
+    """How data that begins with `head` is packed."""
+    if head.startswith(b"\x1f\x8b"):
+        return "gzip"
+    # A zstd file may begin with a skippable frame, whose first byte is 0x50 to 0x5f.
+    if head.startswith(b"\x28\xb5\x2f\xfd") or (head[1:4] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F):
+        return "zstd"
+    if head.startswith(b"BZh") and head[4:6] in (b"1A", b"\x17r"):
+        return "bzip2"
+    return "xz" if head.startswith(b"\xfd7zXZ\0") else "none"
+
+
+def refuse_foreign(path: Path, head: bytes) -> None:
+    """Name containers that nothing here reads.
+
+    Raises:
+        UsageError: the data begins as one of them does.
+    """
     for magic, kind in _NOT_READ_HERE.items():
         if head.startswith(magic):
-            what = f"{path} holds {kind} data, which this version does not read"
-            raise UsageError(what, expected="plain or gzip-compressed lines of JSON")
-    compression: Literal["none", "gzip"] = "gzip" if head.startswith(_GZIP) else "none"
-    return SourceFile(path, facts.st_size, facts.st_mtime_ns, compression)
+            expected = "text, lines of JSON or parquet, plain or packed by gzip, zstd, bzip2 or xz"
+            raise UsageError(f"{path} holds {kind}, which is not read", expected=expected)
+
+
+def _format_of(path: Path, head: bytes, *, asked: Literal["auto"] | Format) -> Format:
+    is_parquet = head.startswith(_PARQUET)
+    if asked == "auto":
+        return "parquet" if is_parquet else "text" if path.name.endswith(ENDINGS["text"]) else "jsonl"
+    if is_parquet != (asked == "parquet"):
+        holds = "parquet data" if is_parquet else "no parquet data"
+        raise UsageError(f"{path} holds {holds}, and the format asked for is {asked}", fix="leave the format out")
+    return asked
 
 
 def check_unchanged(file: SourceFile) -> None:
-    """Refuse a file that was written to while we read it.
+    """Refuse a file that was written to while we read it; standard input cannot be asked.
 
     Raises:
         UsageError: its size or time of change differs from the plan's.
     """
+    if file.path == STDIN:
+        return
     try:
         now = file.path.stat()
     except OSError as error:

@@ -1,135 +1,174 @@
-"""From lines to records: Python's dialect of JSON, strict UTF-8, and a reason for every line that cannot be
-taken.
+"""From lines of JSON to columns of text: Python's dialect, strict UTF-8, and a reason for every line that cannot
+be taken.
 
-Rows count from 1 inside the block that is parsed; who reads blocks in order adds the rows before it. The
-dialect is that of `json.loads` on text: NaN, Infinity and repeated keys (the last counts) are fine; a byte
-order mark, raw control characters and blank lines are not.
+The dialect is that of `json.loads` on text: NaN, Infinity and repeated keys (the last counts) are fine; a byte
+order mark, raw control characters and blank lines are not. Numbers of any size are fine: they are not our
+business. orjson, which is stricter, decides first; the standard library is asked about what it refuses. A key
+is looked up at the top level; one with dots that is not there is looked up level by level.
+
+Slow twin: mdata/reference/records.py.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
-from mdata.errors import BadInputError
-from mdata.sources.files import SourceFile, check_unchanged
-from mdata.sources.units import blocks, plan_units
+import orjson
 
-# What a single reader takes at once: large enough for the disk, small beside any machine's memory.
-_READ_BYTES = 1 << 22
-_EXCERPT_CHARACTERS = 80
+from mdata.sources.batch import Column, Problem, ReadSpec, RecordBatch, Refused, column_of, decoded, too_long
 
-
-@dataclass(frozen=True)
-class Record:
-    """One line: its row (from 1) and, for each key, its sentences (a plain string is one)."""
-
-    row: int
-    texts: tuple[list[str], ...]
+# orjson's own limit is 1,024 levels. The standard library's depends on the caller's stack, so ours is drawn first.
+DEEPEST_OUTSIDE_ORJSON = 500
+# A string that does not end goes on to the end, so that no character is looked at twice.
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+_Values = tuple[Any, ...]
 
 
-@dataclass(frozen=True)
-class Problem:
-    """A line that cannot be taken: its row (from 1), why, and how it begins."""
-
-    row: int
-    reason: str
-    excerpt: str
-
-    def as_error(self, path: object, rows_before: int = 0) -> BadInputError:
-        """The error that names file, row and reason."""
-        return BadInputError(
-            f"{path}:{rows_before + self.row}: {self.reason}",
-            found=self.excerpt,
-            fix="correct or remove this line",
-        )
+def parse_lines(data: bytes, spec: ReadSpec) -> RecordBatch:
+    """The records of whole lines; those that cannot be taken become problems."""
+    lines = split_lines(data)
+    if columns := _all_good(lines, spec):
+        return RecordBatch(len(lines), None, columns, [])
+    return _one_by_one(lines, spec)
 
 
-class RowError(Exception):
-    """Raised by `parse_block`; carries a `Problem`."""
+def split_lines(data: bytes) -> list[bytes]:
+    """Lines end at LF, CR LF and CR; the last one need not end."""
+    if b"\r" in data:
+        # On bytes, splitlines knows these three ends and no other.
+        return data.splitlines()
+    lines = data.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    return lines
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        self.problem = problem
+
+def _all_good(lines: Sequence[bytes], spec: ReadSpec) -> tuple[Column, ...] | None:
+    """The columns, with no work in Python for a line; None if any line needs a closer look."""
+    if not lines or max(map(len, lines)) > spec.max_record_bytes:
+        return None
+    take = _taker(spec.json_keys)
+    try:
+        values = list(map(take, map(orjson.loads, lines)))
+    except (ValueError, LookupError, TypeError):
+        return None
+    # orjson gives no lone surrogates, so only types are left to look at.
+    by_key = [values] if len(spec.json_keys) == 1 else [list(column) for column in zip(*values, strict=True)]
+    columns = [column_of(column) for column in by_key]
+    good = tuple(column for column in columns if column is not None)
+    return good if len(good) == len(columns) else None
 
 
-def parse_block(data: bytes, keys: Sequence[str]) -> Iterator[Record]:
-    """The records of a block of whole lines.
+def _taker(keys: Sequence[str]) -> Callable[[Any], Any]:
+    """From an object to the value of the key, or the values of several; KeyError or TypeError otherwise."""
+    if not any("." in key for key in keys):
+        return itemgetter(*keys)
+    if len(keys) == 1:
+        return lambda value: look_up(value, keys[0])
+    return lambda value: tuple(look_up(value, key) for key in keys)
+
+
+def look_up(value: Any, key: str) -> Any:
+    """The value of a key at the top, or of a dotted key below it.
 
     Raises:
-        RowError: at the first line that cannot be taken.
+        LookupError: there is no such key, or no object on the way to it.
     """
-    # On bytes, splitlines ends a line at LF, CR LF and CR only.
-    for row, line in enumerate(data.splitlines(), start=1):
+    if key in value or "." not in key:
+        return value[key]
+    for level in key.split("."):
+        if not isinstance(value, dict):
+            raise KeyError(key)
+        value = value[level]
+    return value
+
+
+def _one_by_one(lines: Sequence[bytes], spec: ReadSpec) -> RecordBatch:
+    kept: list[int] = []
+    values: list[_Values] = []
+    problems: list[Problem] = []
+    for row, line in enumerate(lines, start=1):
         try:
-            yield Record(row, _texts(line, keys))
-        except _Refused as refusal:
-            excerpt = line[: 4 * _EXCERPT_CHARACTERS].decode(errors="backslashreplace")
-            raise RowError(Problem(row, str(refusal), repr(excerpt[:_EXCERPT_CHARACTERS]))) from refusal
+            values.append(_record(line, spec))
+            kept.append(row)
+        except Refused as refusal:
+            problems.append(refusal.problem(row, line, spec))
+    return RecordBatch(len(lines), kept if problems else None, columns_of(values, spec), problems)
 
 
-def read_records(file: SourceFile, keys: Sequence[str]) -> Iterator[Record]:
-    """All records of one file, one after another.
+def columns_of(values: Sequence[_Values], spec: ReadSpec) -> tuple[Column, ...]:
+    """Columns of records whose values were checked."""
+    columns = []
+    for number in range(len(spec.json_keys)):
+        column = column_of([value[number] for value in values])
+        assert column is not None, "values are strings or lists of strings here"
+        columns.append(column)
+    return tuple(columns)
+
+
+def _record(line: bytes, spec: ReadSpec) -> _Values:
+    if len(line) > spec.max_record_bytes:
+        raise too_long(spec)
+    try:
+        value = orjson.loads(line)
+    except ValueError:
+        value = python_json(line)
+    if not isinstance(value, dict):
+        raise Refused("not-object", f"not a JSON object but {kind_of(value)}")
+    return tuple(_content(value, key) for key in spec.json_keys)
+
+
+def python_json(line: bytes) -> Any:
+    """What `json.loads` makes of a line, but for integers, which may have any size and come as floats.
 
     Raises:
-        BadInputError: a line that cannot be taken, with its file and row.
-        UsageError: the file cannot be read, or was changed meanwhile.
+        Refused: it is no JSON, or nested too deeply.
     """
-    rows = 0
-    for unit in plan_units([file], _READ_BYTES):
-        for block in blocks(unit, _READ_BYTES):
-            row = 0
-            try:
-                for record in parse_block(block.data, keys):
-                    row = record.row
-                    yield Record(rows + row, record.texts)
-            except RowError as error:
-                raise error.problem.as_error(file.path, rows) from error
-            rows += row
-    check_unchanged(file)
-
-
-class _Refused(Exception):
-    """Why a line cannot be taken."""
-
-
-def _texts(line: bytes, keys: Sequence[str]) -> tuple[list[str], ...]:
-    value = _json(line)
-    if not isinstance(value, dict):
-        raise _Refused(f"not a JSON object but {_kind(value)}")
-    return tuple(_sentences(value, key) for key in keys)
-
-
-def _json(line: bytes) -> Any:
-    try:
-        text = line.decode()
-    except UnicodeDecodeError as error:
-        raise _Refused(f"not UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1}") from error
+    text = decoded(line)
     if not text.strip():
-        raise _Refused("blank line")
+        raise Refused("blank", "blank line")
     try:
-        return json.loads(text)
+        if _is_deep(text):
+            raise RecursionError
+        return json.loads(text, parse_int=float)
     except json.JSONDecodeError as error:
-        raise _Refused(f"not JSON: {error.msg} at column {error.colno}") from error
-    except (ValueError, RecursionError) as error:
-        raise _Refused(f"JSON that cannot be read: {error}") from error
+        whole = " (a record stands on one line)" if text.strip() in ("[", "{", "]", "}") else ""
+        raise Refused("not-json", f"not JSON: {error.msg} at column {error.colno}{whole}") from error
+    except RecursionError as error:
+        raise Refused("too-deep", f"JSON nested deeper than {DEEPEST_OUTSIDE_ORJSON} levels") from error
 
 
-def _sentences(value: dict[str, Any], key: str) -> list[str]:
-    if key not in value:
+def _is_deep(text: str) -> bool:
+    """Whether brackets outside strings are nested too deeply (in text that is no JSON: may be)."""
+    if text.count("[") + text.count("{") <= DEEPEST_OUTSIDE_ORJSON:
+        return False
+    depth = 0
+    for match in _STRING_OR_BRACKET.finditer(text):
+        first = match[0][0]
+        depth += (first in "[{") - (first in "]}")
+        if depth > DEEPEST_OUTSIDE_ORJSON:
+            return True
+    return False
+
+
+def _content(value: dict[str, Any], key: str) -> str | list[str]:
+    try:
+        content = look_up(value, key)
+    except LookupError as error:
         present = ", ".join(map(repr, list(value)[:5])) or "none"
-        raise _Refused(f"no key {key!r} (keys: {present})")
-    content = value[key]
-    sentences = content if isinstance(content, list) else [content]
-    for sentence in sentences:
+        raise Refused("no-key", f"no key {key!r} (keys: {present})") from error
+    for sentence in content if isinstance(content, list) else [content]:
         if not isinstance(sentence, str):
             inside = " a list with" if isinstance(content, list) else ""
-            raise _Refused(f"key {key!r} holds{inside} {_kind(sentence)}, not a string or a list of strings")
+            what = f"key {key!r} holds{inside} {kind_of(sentence)}, not a string or a list of strings"
+            raise Refused("bad-value", what)
         if not _is_unicode(sentence):
-            raise _Refused(f"key {key!r} holds a lone surrogate, which is not text")
-    return sentences
+            raise Refused("surrogate", f"key {key!r} holds a lone surrogate, which is not text")
+    return content  # type: ignore[no-any-return]
 
 
 def _is_unicode(text: str) -> bool:
@@ -140,7 +179,8 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """A JSON value's type in words."""
     if value is None:
         return "null"
     kinds = {bool: "a boolean", dict: "an object", list: "a list", str: "a string"}

@@ -1,0 +1,137 @@
+"""What passes between reading and tokenizing: how records are taken, and the columns of text they give.
+
+A `RecordBatch` holds the good records of one piece as one `Column` per key, so that a tokenizer gets plain
+lists of strings, and beside them every row that could not be taken, with its reason. Rows count from 1
+inside the piece; who takes pieces in order adds the rows before it. All of this is plain data that can be
+sent between processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mdata.errors import BadInputError
+
+Kind = Literal[
+    "bad-value", "blank", "no-key", "not-json", "not-object", "not-utf8", "surrogate", "too-deep", "too-long"
+]
+_EXCERPT_CHARACTERS = 80
+
+
+@dataclass(frozen=True)
+class ReadSpec:
+    """How records are taken from bytes.
+
+    Args:
+        json_keys: whose values are the text; for parquet the columns.
+        text_documents: what a document of plain text is: a file, or a paragraph (ended by an empty line).
+        max_record_bytes: a longer line, paragraph or value is refused as "too-long" and never held whole.
+        keep_bad_lines: problems carry the bytes of their lines (for quarantine).
+    """
+
+    json_keys: tuple[str, ...] = ("text",)
+    text_documents: Literal["file", "paragraph"] = "file"
+    max_record_bytes: int = 64 << 20
+    keep_bad_lines: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """The texts of one key: all sentences, and the running count of sentences after each document.
+
+    `ends` is None where every document is one sentence.
+    """
+
+    sentences: list[str]
+    ends: list[int] | None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A row that cannot be taken: its row (from 1), what kind of fault, why, and how it begins."""
+
+    row: int
+    kind: Kind
+    reason: str
+    excerpt: str
+    line: bytes | None = None
+
+    def as_error(self, path: object, rows_before: int = 0) -> BadInputError:
+        """The error that names file, row and reason."""
+        return BadInputError(
+            f"{path}:{rows_before + self.row}: {self.reason}",
+            found=self.excerpt,
+            fix="correct or remove this record, or pass over such records with on_error=skip",
+        )
+
+
+@dataclass(frozen=True)
+class RecordBatch:
+    """The records of one piece.
+
+    Args:
+        rows: rows passed over, bad ones included.
+        kept: the rows (from 1) of the records in the columns; None stands for all of them.
+        columns: one per key, all with the same number of documents.
+        problems: every bad row, in order.
+    """
+
+    rows: int
+    kept: list[int] | None
+    columns: tuple[Column, ...]
+    problems: list[Problem]
+
+
+class Refused(Exception):
+    """Why one record cannot be taken."""
+
+    def __init__(self, kind: Kind, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+    def problem(self, row: int, line: bytes, spec: ReadSpec) -> Problem:
+        """The problem of a row whose bytes are `line`."""
+        excerpt = line[: 4 * _EXCERPT_CHARACTERS].decode(errors="backslashreplace")
+        kept = line if spec.keep_bad_lines else None
+        return Problem(row, self.kind, str(self), repr(excerpt[:_EXCERPT_CHARACTERS]), kept)
+
+
+def too_long(spec: ReadSpec) -> Refused:
+    """The refusal of a record longer than the limit."""
+    return Refused("too-long", f"longer than {spec.max_record_bytes} bytes (max_record_bytes)")
+
+
+def decoded(data: bytes) -> str:
+    """Strict UTF-8.
+
+    Raises:
+        Refused: the byte at fault is named; text that looks like UTF-16 is said to.
+    """
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        guess = " (this looks like UTF-16)" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else ""
+        what = f"not UTF-8: byte 0x{data[error.start]:02x} at byte {error.start + 1}{guess}"
+        raise Refused("not-utf8", what) from error
+
+
+def column_of(values: list[str] | list[list[str]] | list[str | list[str]]) -> Column | None:
+    """Strings and lists of strings as a column, or None where any value is something else.
+
+    Whether a string holds lone surrogates is not looked at.
+    """
+    kinds = set(map(type, values))
+    if kinds <= {str}:
+        return Column(values, None)  # type: ignore[arg-type]
+    if not kinds <= {str, list}:
+        return None
+    sentences: list[str] = []
+    ends: list[int] = []
+    for value in values:
+        if type(value) is list:
+            sentences += value
+        else:
+            sentences.append(value)  # type: ignore[arg-type]
+        ends.append(len(sentences))
+    return Column(sentences, ends) if set(map(type, sentences)) <= {str} else None

@@ -1,0 +1,228 @@
+"""Parquet: one column for each key, rows in file order, cut into pieces of about the same number of bytes.
+
+Columns are strings, bytes that hold UTF-8, or lists of these; a dotted name that is no column is looked up in
+structs. A piece ends with the first row that fills it, by a sum that does not depend on row groups or
+on how much is decoded at once; it travels as an Arrow stream. What the library decodes at once is a page of each
+column, so that much is held whatever the limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from mdata.errors import BadInputError, UsageError, explain_os_error
+from mdata.sources.batch import Column, Problem, ReadSpec, RecordBatch, Refused, decoded, too_long
+from mdata.sources.files import SourceFile
+from mdata.sources.records import columns_of
+from mdata.sources.streams import Part
+
+_MOST_ROWS = 1 << 15
+_BUFFER_BYTES = 1 << 20
+# What a row counts besides its text, so that rows without text fill a piece as well.
+_ROW_BYTES = 8
+_TEXT_TYPES = (
+    pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view(),
+)  # fmt: skip
+
+
+def parquet_parts(file: SourceFile, piece_bytes: int, *, spec: ReadSpec) -> Iterator[Part]:
+    """The pieces of a parquet file.
+
+    Raises:
+        BadInputError: the file is damaged.
+        UsageError: it cannot be read, or has no such column of text.
+    """
+    rows = 0
+    try:
+        with pq.ParquetFile(file.path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as opened:
+            paths = [_path_of(opened.schema_arrow, key, file) for key in spec.json_keys]
+            total, told = max(opened.metadata.num_rows, 1), 0
+            for batch in _cut(_batches(opened, paths, piece_bytes=piece_bytes), piece_bytes):
+                start, rows = rows, rows + len(batch)
+                reached = file.size_bytes * rows // total
+                yield Part(start, rows, _to_bytes(_cut_long(batch, spec)), reached - told)
+                told = reached
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise explain_os_error(error, "reading the input") from error
+        raise BadInputError(
+            f"{file.path}: the parquet data is damaged after {rows} rows",
+            found=str(error).splitlines()[0][:200],
+            fix="fetch or write the file again",
+        ) from error
+
+
+def _path_of(schema: pa.Schema, key: str, file: SourceFile) -> list[str]:
+    """The names from the top to the column of a key."""
+    path = [key] if key in schema.names else key.split(".")
+    fields = [schema.field(name) for name in schema.names if name == path[0]]
+    for name in path[1:]:
+        inside = [f.type for f in fields if pa.types.is_struct(f.type)]
+        fields = [kind.field(number) for kind in inside for number in range(kind.num_fields)]
+        fields = [field for field in fields if field.name == name]
+    if len(fields) != 1:
+        what = f"{file.path}: {'no' if not fields else 'more than one'} column {key!r}"
+        raise UsageError(what, found=f"columns {', '.join(schema.names[:10])}", fix="name a column with json_keys")
+    kind = fields[0].type
+    if _plain_type(_item_type(kind) or kind) not in _TEXT_TYPES:
+        raise UsageError(f"{file.path}: column {key!r} holds {kind}", expected="strings or lists of strings")
+    return path
+
+
+def _item_type(kind: pa.DataType) -> pa.DataType | None:
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return kind.value_type if is_list or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind) else None
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _batches(opened: pq.ParquetFile, paths: Sequence[Sequence[str]], *, piece_bytes: int) -> Iterator[pa.RecordBatch]:
+    """All rows with one column for each key, as bytes or lists of bytes, a few pieces' worth at once."""
+    names = [".".join(path) for path in paths]
+    for number in range(opened.metadata.num_row_groups):
+        group = opened.metadata.row_group(number)
+        row_bytes = max(1, group.total_byte_size // max(group.num_rows, 1))
+        most = min(max(piece_bytes // row_bytes, 1), _MOST_ROWS)
+        for batch in opened.iter_batches(most, row_groups=[number], columns=names, use_threads=False):
+            arrays = [_as_bytes(_at(batch, path)) for path in paths]
+            yield pa.RecordBatch.from_arrays(arrays, [str(place) for place in range(len(arrays))])
+
+
+def _at(batch: pa.RecordBatch, path: Sequence[str]) -> pa.Array:
+    array = batch.column(path[0])
+    return pc.struct_field(array, list(path[1:])) if len(path) > 1 else array
+
+
+def _as_bytes(array: pa.Array) -> pa.Array:
+    is_list = _item_type(array.type) is not None
+    return array.cast(pa.large_list(pa.large_binary()) if is_list else pa.large_binary())
+
+
+def _cut(batches: Iterator[pa.RecordBatch], piece_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Rows regrouped: each piece ends with the row that fills it."""
+    held: list[pa.RecordBatch] = []
+    filled = 0
+    for batch in batches:
+        ends = np.cumsum(sum((_bytes_of(column) for column in batch.columns), np.int64(_ROW_BYTES)))
+        begin = base = 0
+        while (last := int(np.searchsorted(ends, base + piece_bytes - filled))) < len(batch):
+            yield _joined([*held, batch.slice(begin, last + 1 - begin)])
+            begin, base = last + 1, int(ends[last])
+            held, filled = [], 0
+        if begin < len(batch):
+            held.append(batch.slice(begin))
+            filled += int(ends[-1]) - base
+    if held:
+        yield _joined(held)
+
+
+def _bytes_of(array: pa.Array) -> npt.NDArray[np.int64]:
+    """The bytes of text in each row."""
+    if not pa.types.is_large_list(array.type):
+        return _as_int64(pc.binary_length(array))
+    sentences = np.concatenate(([0], np.cumsum(_bytes_of(array.flatten()))))
+    ends = np.concatenate(([0], np.cumsum(_lengths(array))))
+    return np.diff(sentences[ends])
+
+
+def _lengths(array: pa.Array) -> npt.NDArray[np.int64]:
+    return _as_int64(array.value_lengths())
+
+
+def _as_int64(array: pa.Array) -> npt.NDArray[np.int64]:
+    """Counts as numbers; that of a null is 0."""
+    counts: npt.NDArray[np.int64] = pc.fill_null(array, 0).cast(pa.int64()).to_numpy(zero_copy_only=False)
+    return counts
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _cut_long(batch: pa.RecordBatch, spec: ReadSpec) -> pa.RecordBatch:
+    """Values that are too long keep as many bytes as show it."""
+    arrays = [
+        pc.binary_slice(column, 0, spec.max_record_bytes + 1)
+        if column.type == pa.large_binary() and _bytes_of(column).max(initial=0) > spec.max_record_bytes
+        else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(arrays, batch.schema.names)
+
+
+def _to_bytes(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def parse_rows(data: bytes, spec: ReadSpec) -> RecordBatch:
+    """The records of a piece of parquet; rows that cannot be taken become problems."""
+    batch = pa.ipc.open_stream(data).read_next_batch()
+    columns = [_all_good(column, spec) for column in batch.columns]
+    good = tuple(column for column in columns if column is not None)
+    return RecordBatch(len(batch), None, good, []) if len(good) == len(columns) else _row_by_row(batch, spec)
+
+
+def _all_good(array: pa.Array, spec: ReadSpec) -> Column | None:
+    """The column, or None if any row needs a closer look."""
+    is_list = pa.types.is_large_list(array.type)
+    values = array.flatten() if is_list else array
+    if array.null_count or values.null_count or _bytes_of(array).max(initial=0) > spec.max_record_bytes:
+        return None
+    try:
+        # This is where UTF-8 is checked.
+        sentences = values.cast(pa.large_string()).to_pylist()
+    except pa.ArrowInvalid:
+        return None
+    return Column(sentences, np.cumsum(_lengths(array)).tolist() if is_list else None)
+
+
+def _row_by_row(batch: pa.RecordBatch, spec: ReadSpec) -> RecordBatch:
+    kept: list[int] = []
+    values: list[tuple[Any, ...]] = []
+    problems: list[Problem] = []
+    for row in range(len(batch)):
+        contents = [column[row].as_py() for column in batch.columns]
+        try:
+            pairs = zip(spec.json_keys, contents, strict=True)
+            values.append(tuple(_content(key, content, spec) for key, content in pairs))
+            kept.append(row + 1)
+        except Refused as refusal:
+            problems.append(refusal.problem(row + 1, _as_line(spec.json_keys, contents), spec))
+    return RecordBatch(len(batch), kept if problems else None, columns_of(values, spec), problems)
+
+
+def _content(key: str, content: bytes | list[bytes | None] | None, spec: ReadSpec) -> str | list[str]:
+    sentences = content if isinstance(content, list) else [content]
+    texts = []
+    if sum(len(sentence or b"") for sentence in sentences) > spec.max_record_bytes:
+        raise too_long(spec)
+    for sentence in sentences:
+        if sentence is None:
+            inside = " a list with" if isinstance(content, list) else ""
+            raise Refused("bad-value", f"key {key!r} holds{inside} null, not a string or a list of strings")
+        texts.append(decoded(sentence))
+    return texts if isinstance(content, list) else texts[0]
+
+
+def _as_line(keys: Sequence[str], contents: Sequence[Any]) -> bytes:
+    """A row as a line of JSON for people to look at; bytes that are no text are shown as escapes."""
+
+    def shown(content: Any) -> Any:
+        if isinstance(content, list):
+            return [shown(sentence) for sentence in content]
+        return None if content is None else content.decode(errors="backslashreplace")
+
+    return orjson.dumps(dict(zip(keys, map(shown, contents), strict=True)))

@@ -1,0 +1,115 @@
+"""Packed bytes to text, member by member and frame by frame, in bounded memory.
+
+gzip, zstd, bzip2 and xz, each possibly of several members; zero padding between and after gzip members and xz
+streams is legal, and so are zstd's skippable frames. Anything else after the end, a missing end and a wrong
+checksum are damage. No step gives more than a few megabytes of text, whatever a hostile file promises.
+"""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import zlib
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING
+
+from mdata.sources.files import Compression
+
+if TYPE_CHECKING:
+    import zstandard
+
+READ_BYTES = 1 << 17
+_STEP_BYTES = 1 << 18
+# One step of zstandard gives all that its input holds: at worst a block of 128 KiB from each 4 bytes.
+_ZSTD_STEP_BYTES = 1 << 11
+_ZSTD_TEXT_BYTES = 1 << 15
+# What the largest preset of xz needs is 65 MiB.
+_XZ_MEMORY_BYTES = 1 << 28
+
+# Takes packed bytes and a source of more; gives text, and returns the bytes after the member's end.
+Member = Callable[[bytes, Callable[[], bytes]], Generator[bytes, None, bytes]]
+
+
+class DamagedError(Exception):
+    """The packed data is damaged; the message says how."""
+
+
+def unpack(chunks: Iterator[bytes], compression: Compression) -> Iterator[bytes]:
+    """The text that packed chunks hold, in chunks.
+
+    Raises:
+        DamagedError: the data is not whole.
+    """
+    if compression == "none":
+        yield from chunks
+        return
+    import zstandard
+
+    try:
+        yield from _members(chunks, compression)
+    except (zlib.error, lzma.LZMAError, zstandard.ZstdError, EOFError) as error:
+        raise DamagedError(str(error)) from error
+    except OSError as error:
+        # bzip2's own complaint is an OSError without a number.
+        if error.errno is not None:
+            raise
+        raise DamagedError(str(error)) from error
+
+
+def _members(chunks: Iterator[bytes], compression: Compression) -> Iterator[bytes]:
+    member: Member = {"gzip": _gzip, "zstd": _zstd, "bzip2": _bzip2, "xz": _xz}[compression]
+    padding = b"\0" if compression in ("gzip", "xz") else b""
+
+    def more() -> bytes:
+        data = next(chunks, b"")
+        if not data:
+            raise DamagedError(f"it ends in the middle of {compression} data")
+        return data
+
+    rest = next(chunks, b"")
+    while rest:
+        rest = yield from member(rest, more)
+        rest = rest or next(chunks, b"")
+        while padding and rest and not (rest := rest.lstrip(padding)):
+            rest = next(chunks, b"")
+
+
+def _gzip(data: bytes, more: Callable[[], bytes]) -> Generator[bytes, None, bytes]:
+    # zlib itself reads header and checks: half as long as gzip.GzipFile takes.
+    unpacker = zlib.decompressobj(wbits=31)
+    while not unpacker.eof:
+        yield unpacker.decompress(data or more(), _STEP_BYTES)
+        data = unpacker.unconsumed_tail
+    return unpacker.unused_data
+
+
+def _zstd(data: bytes, more: Callable[[], bytes]) -> Generator[bytes, None, bytes]:
+    import zstandard
+
+    unpacker: zstandard.ZstdDecompressionObj = zstandard.ZstdDecompressor().decompressobj(_ZSTD_TEXT_BYTES)
+    while True:
+        data = data or more()
+        for start in range(0, len(data), _ZSTD_STEP_BYTES):
+            yield unpacker.decompress(data[start : start + _ZSTD_STEP_BYTES])
+            if unpacker.eof:
+                return unpacker.unused_data + data[start + _ZSTD_STEP_BYTES :]
+        data = b""
+
+
+def _bzip2(data: bytes, more: Callable[[], bytes]) -> Generator[bytes, None, bytes]:
+    return (yield from _buffered(bz2.BZ2Decompressor(), data, more))
+
+
+def _xz(data: bytes, more: Callable[[], bytes]) -> Generator[bytes, None, bytes]:
+    return (yield from _buffered(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES), data, more))
+
+
+def _buffered(
+    unpacker: bz2.BZ2Decompressor | lzma.LZMADecompressor, data: bytes, more: Callable[[], bytes]
+) -> Generator[bytes, None, bytes]:
+    """A member whose unpacker keeps the input that it has not used yet."""
+    while not unpacker.eof:
+        given = (data or more()) if unpacker.needs_input else b""
+        data = b"" if given else data
+        yield unpacker.decompress(given, _STEP_BYTES)
+    return unpacker.unused_data
