@@ -1,11 +1,13 @@
-"""Check token files against their manifest: structure and indexes, or with --full every byte.
+"""Check token files against their manifest: structure, indexes and sidecars, or with --full every byte.
 
-Every problem is told, not just the first; the exit code is 4 if there is any.
+Every problem is told, not just the first, with the damaged blocks and the documents they touch. The exit code is
+4 if anything is damaged; a file that cannot be read is no damage and keeps its own code (2, or 5).
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 
 import mdata
 from cli.console import Console
@@ -15,21 +17,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Few flags."""
     parser.add_argument("path", metavar="PATH", help="a corpus or blend manifest, or a prefix")
     parser.add_argument("--full", action="store_true", help="read every .bin and name damaged blocks")
+    parser.add_argument("--threads", type=int, metavar="N", help="that read; default: the cores you may use")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
-    """Run `mdata.verify`; exit code 4 if anything is damaged."""
+    """Run `mdata.verify`; the exit code is that of the worst problem."""
+    if arguments.threads is not None and arguments.threads < 1:
+        raise mdata.UsageError(f"--threads {arguments.threads}", expected="at least 1")
     with console.progress() as progress:
-        found = mdata.verify(arguments.path, full=arguments.full, progress=progress)
+        found = mdata.verify(arguments.path, full=arguments.full, threads=arguments.threads, progress=progress)
     for problem in found.problems:
         console.error(str(problem))
+    if arguments.full and found.unhashed:
+        names = ", ".join(found.unhashed)
+        console.note(f"mdata: no block hashes are known for {names}; mdata adopt --full takes them")
     facts = {
         "checked": list(found.checked),
         "bin_bytes_read": found.bin_bytes,
         "problems": [str(problem) for problem in found.problems],
+        "damaged_blocks": [asdict(blocks) for blocks in found.damaged],
+        "without_block_hashes": list(found.unhashed),
     }
-    depth = f"every byte of .bin ({found.bin_bytes:,})" if arguments.full else "structure and indexes"
+    every_byte = arguments.full and not found.unhashed
+    depth = f"every byte of .bin ({found.bin_bytes:,})" if every_byte else "structure, indexes and sidecars"
     number = len(found.problems)
     verdict = f"{number} problem{'s'[: number > 1]}" if number else "no damage"
     console.result("\n".join([*found.checked, f"{verdict}; checked {depth}"]), facts)
-    return mdata.DamageError.exit_code if found.problems else 0
+    if any(isinstance(problem, mdata.DamageError) for problem in found.problems):
+        return mdata.DamageError.exit_code
+    return found.problems[0].exit_code if found.problems else 0

@@ -11,6 +11,8 @@ multimodal files, object stores.
 from __future__ import annotations
 
 import mmap
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,40 @@ _FAULTS = {
 }
 
 
+@dataclass(frozen=True, eq=False)
+class IndexTables:
+    """What an .idx says, as views of its map; only header and size are checked. See `IndexedReader`."""
+
+    dtype: np.dtype[np.generic]
+    lengths: NDArray[np.int32]
+    pointers: NDArray[np.int64]
+    boundaries: NDArray[np.int64]
+
+    def documents_touching(self, start: int, stop: int, *, contiguous: bool) -> list[tuple[int, int]]:
+        """The documents with a token in bytes [start, stop) of .bin, as runs (first, last).
+
+        Args:
+            start, stop: 0 <= start < stop <= the size of .bin.
+            contiguous: whether the sequences follow each other, so that they can be found without reading all.
+        """
+        size = self.dtype.itemsize
+        if contiguous:
+            sequences = range(len(self.lengths))
+            first = bisect_right(sequences, start, key=lambda i: int(self.pointers[i]) + int(self.lengths[i]) * size)
+            last = bisect_left(sequences, stop, key=lambda i: int(self.pointers[i])) - 1
+            return [(self._document_of(first), self._document_of(last))] if first <= last else []
+        found: set[int] = set()
+        for at in range(0, len(self.lengths), _ENTRIES_AT_ONCE):
+            starts = self.pointers[at : at + _ENTRIES_AT_ONCE]
+            ends = starts + self.lengths[at : at + _ENTRIES_AT_ONCE] * np.int64(size)
+            hits = np.flatnonzero((starts < stop) & (ends > start) & (starts < ends))
+            found.update(self._document_of(at + int(hit)) for hit in hits)
+        return _runs(sorted(found))
+
+    def _document_of(self, sequence: int) -> int:
+        return bisect_right(self.boundaries, sequence) - 1
+
+
 class IndexedReader:
     """One pair, open for reading; views stay valid after the reader is gone.
 
@@ -70,15 +106,10 @@ class IndexedReader:
     def __init__(self, prefix: Path) -> None:
         self._idx = idx_path(Path(prefix))
         self._bin = bin_path(Path(prefix))
-        index = _map(self._idx)
+        tables = read_tables(self._idx)
         self._data = _map(self._bin)
-        header = self._check_header(index)
-        num_sequences = header.num_sequences
-        self.dtype = DTYPES[header.code]
-        self.lengths: NDArray[np.int32] = index[HEADER_BYTES:][: 4 * num_sequences].view(LENGTH_DTYPE)
-        pointers = index[HEADER_BYTES + 4 * num_sequences :][: 8 * num_sequences]
-        self.pointers: NDArray[np.int64] = pointers.view(POINTER_DTYPE)
-        self.boundaries: NDArray[np.int64] = index[HEADER_BYTES + 12 * num_sequences :].view(POINTER_DTYPE)
+        self.dtype = tables.dtype
+        self.lengths, self.pointers, self.boundaries = tables.lengths, tables.pointers, tables.boundaries
         self.contiguous = self._check_sequences()
         self._check_boundaries()
         self.num_tokens = len(self._data) // self.dtype.itemsize
@@ -108,41 +139,6 @@ class IndexedReader:
         size = self.dtype.itemsize
         return self._data[start * size : (start + count) * size].view(self.dtype)
 
-    def _damage(self, field: str, found: object, expected: str) -> DamageError:
-        return DamageError(
-            f"{self._idx}: bad {field}",
-            found=str(found),
-            expected=expected,
-            fix="make the pair again, or fetch both files of it again",
-        )
-
-    def _check_header(self, index: NDArray[np.uint8]) -> Header:
-        size = len(index)
-        magic = index[: len(MAGIC)].tobytes()
-        if magic.startswith(LEGACY_MAGIC):
-            raise self._damage("magic", "TNTIDX, an older format", "MMIDIDX")
-        if magic != MAGIC:
-            raise self._damage("magic", repr(magic), repr(MAGIC))
-        if size < HEADER_BYTES:
-            raise self._damage("size", f"{size} bytes", f"at least the {HEADER_BYTES} bytes of a header")
-        header = unpack_header(index[:HEADER_BYTES].tobytes())
-        if header.version != VERSION:
-            raise self._damage("version", header.version, f"{VERSION}, little endian")
-        if header.code not in DTYPES:
-            raise self._damage("dtype code", header.code, "1 to 8")
-        if header.num_boundaries == 0:
-            raise self._damage("boundary count", 0, "documents + 1, so at least 1")
-        self._check_size(size, header)
-        return header
-
-    def _check_size(self, size: int, header: Header) -> None:
-        wanted = header.index_bytes
-        counts = f"{header.num_sequences} sequences and {header.num_boundaries} boundaries"
-        if header.num_sequences and size == wanted + header.num_sequences:
-            raise self._damage("size", f"{size} bytes: one mode for each sequence", "no multimodal file")
-        if size != wanted:
-            raise self._damage("size", f"{size} bytes", f"{wanted} bytes for {counts}")
-
     def _check_sequences(self) -> bool:
         """Whether the sequences follow each other; refuses what does not cover .bin exactly once."""
         contiguous, expected, total = True, 0, 0
@@ -155,7 +151,7 @@ class IndexedReader:
             if fault:
                 found = f"length {lengths[entry]}, pointer {pointers[entry]}, .bin of {len(self._data)} bytes"
                 field, wanted = _FAULTS[fault]
-                raise self._damage(f"{field} of sequence {first + entry}", found, wanted)
+                raise _damage(self._idx, f"{field} of sequence {first + entry}", found, wanted)
             contiguous = contiguous and block_contiguous
             total += block_bytes
         if not contiguous:
@@ -179,7 +175,8 @@ class IndexedReader:
         if wrong.size:
             first = int(wrong[0])
             kind = "overlaps another sequence" if starts[first] < expected[first] else "leaves a hole before it"
-            raise self._damage(
+            raise _damage(
+                self._idx,
                 f"pointer of sequence {order[first]}",
                 f"{starts[first]}, which {kind}",
                 f"{expected[first]}: every byte of .bin belongs to one sequence",
@@ -192,10 +189,73 @@ class IndexedReader:
             fault, entry = _core.check_boundaries(block, self.num_sequences, previous)
             if fault:
                 field, wanted = _FAULTS[fault]
-                raise self._damage(f"document {field} {first + entry}", int(block[entry]), wanted)
+                raise _damage(self._idx, f"document {field} {first + entry}", int(block[entry]), wanted)
             previous = int(block[-1])
         if previous != self.num_sequences:
-            raise self._damage("last document boundary", previous, f"{self.num_sequences}, the sequence count")
+            raise _damage(self._idx, "last document boundary", previous, f"{self.num_sequences}, the sequence count")
+
+
+def read_tables(path: Path) -> IndexTables:
+    """The tables of an .idx whose header and size are sound; their content is not judged here.
+
+    Raises:
+        UsageError: it cannot be read.
+        DamageError: truncated, or in another format; names the field.
+    """
+    index = _map(path)
+    header = _check_header(path, index)
+    num_sequences = header.num_sequences
+    return IndexTables(
+        DTYPES[header.code],
+        lengths=index[HEADER_BYTES:][: 4 * num_sequences].view(LENGTH_DTYPE),
+        pointers=index[HEADER_BYTES + 4 * num_sequences :][: 8 * num_sequences].view(POINTER_DTYPE),
+        boundaries=index[HEADER_BYTES + 12 * num_sequences :].view(POINTER_DTYPE),
+    )
+
+
+def _check_header(path: Path, index: NDArray[np.uint8]) -> Header:
+    size = len(index)
+    magic = index[: len(MAGIC)].tobytes()
+    if magic.startswith(LEGACY_MAGIC):
+        raise _damage(path, "magic", "TNTIDX, an older format", "MMIDIDX")
+    if magic != MAGIC:
+        raise _damage(path, "magic", repr(magic), repr(MAGIC))
+    if size < HEADER_BYTES:
+        raise _damage(path, "size", f"{size} bytes", f"at least the {HEADER_BYTES} bytes of a header")
+    header = unpack_header(index[:HEADER_BYTES].tobytes())
+    if header.version != VERSION:
+        raise _damage(path, "version", header.version, f"{VERSION}, little endian")
+    if header.code not in DTYPES:
+        raise _damage(path, "dtype code", header.code, "1 to 8")
+    if header.num_boundaries == 0:
+        raise _damage(path, "boundary count", 0, "documents + 1, so at least 1")
+    _check_size(path, size, header)
+    return header
+
+
+def _check_size(path: Path, size: int, header: Header) -> None:
+    wanted = header.index_bytes
+    counts = f"{header.num_sequences} sequences and {header.num_boundaries} boundaries"
+    if header.num_sequences and size == wanted + header.num_sequences:
+        raise _damage(path, "size", f"{size} bytes: one mode for each sequence", "no multimodal file")
+    if size != wanted:
+        raise _damage(path, "size", f"{size} bytes", f"{wanted} bytes for {counts}")
+
+
+def _damage(path: Path, field: str, found: object, expected: str) -> DamageError:
+    return DamageError(
+        f"{path}: bad {field}",
+        found=str(found),
+        expected=expected,
+        fix="make the pair again, or fetch both files of it again",
+    )
+
+
+def _runs(numbers: list[int]) -> list[tuple[int, int]]:
+    """[1, 2, 3, 7] -> [(1, 3), (7, 7)]."""
+    starts = [n for i, n in enumerate(numbers) if i == 0 or numbers[i - 1] != n - 1]
+    ends = [n for i, n in enumerate(numbers) if i + 1 == len(numbers) or numbers[i + 1] != n + 1]
+    return list(zip(starts, ends, strict=True))
 
 
 def _map(path: Path) -> NDArray[np.uint8]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import struct
@@ -7,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mdata.errors import DamageError, UsageError
 from mdata.indexed import IndexedReader
+from mdata.indexed.reader import IndexTables, read_tables
 from mdata.reference.indexed import read_pair
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
@@ -202,3 +204,41 @@ def test_tokens_outside_are_a_fault_of_the_caller(tmp_path, start, count):
     write_pair(tmp_path / "x", [[3, 4]])
     with pytest.raises(AssertionError, match="of 7"):
         IndexedReader(tmp_path / "x").tokens(start, count)
+
+
+@examples(200)
+@given(
+    documents=st.lists(st.lists(st.integers(0, 4), max_size=3), max_size=6),
+    seed=st.integers(0, 10**6),
+    span=st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted),
+    in_order=st.booleans(),
+)
+def test_documents_of_bytes(tmp_path_factory, documents, seed, span, in_order):
+    """The documents that have a byte in a span of .bin, whether the sequences stand in order there or not."""
+    prefix = tmp_path_factory.mktemp("d") / "x"
+    write_pair(prefix, documents, code=8)
+    tables = read_tables(prefix.with_name("x.idx"))
+    lengths = tables.lengths.tolist()
+    places = list(range(len(lengths)))
+    if not in_order:
+        random.Random(seed).shuffle(places)
+    pointers = np.zeros(len(lengths), np.int64)
+    for before, after in zip([None, *places], places, strict=False):
+        pointers[after] = 0 if before is None else pointers[before] + 2 * lengths[before]
+    tables = IndexTables(tables.dtype, tables.lengths, pointers=pointers, boundaries=tables.boundaries)
+    owner = [number for number, document in enumerate(documents) for _ in document]
+    size = 2 * sum(lengths)
+    start, stop = int(span[0] * size), max(int(span[1] * size), int(span[0] * size) + 1)
+    assume(stop <= size)
+    expected = {
+        owner[i]
+        for i in range(len(lengths))
+        if any(start <= b < stop for b in range(pointers[i], pointers[i] + 2 * lengths[i]))
+    }
+    runs = tables.documents_touching(start, stop, contiguous=in_order)
+    found = [number for first, last in runs for number in range(first, last + 1)]
+    if in_order:  # one run; a document without tokens may stand inside it
+        assert found == list(range(min(expected), max(expected) + 1)) if expected else not found
+    else:
+        assert found == sorted(expected)
+        assert all(a[1] + 1 < b[0] for a, b in itertools.pairwise(runs))
