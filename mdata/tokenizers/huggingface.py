@@ -1,4 +1,4 @@
-"""HuggingFaceTokenizer: a folder with tokenizer.json, read by the `tokenizers` library.
+"""HuggingFaceTokenizer: a folder with tokenizer.json.
 
 Ids are those of the ordinary call, what the post-processor adds included; truncation and padding that the
 file may ask for are switched off, because a corpus wants whole texts. The end-of-document token is the eos
@@ -10,31 +10,36 @@ that reformatting the file or exchanging its decoder keeps a corpus compatible.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from blake3 import blake3
-from tokenizers import Tokenizer as Engine
 
 from mdata.errors import UsageError, explain_os_error
-from mdata.tokenizers.protocol import IdArray, LengthArray
+from mdata.tokenizers.defined import DefinedTokenizer
+from mdata.tokenizers.definition import Definition
+from mdata.tokenizers.engines import EXACT
+from mdata.tokenizers.protocol import TokenizerSpec
 
 NAME = "HuggingFaceTokenizer"
+OPTIONS = ("include_special_tokens", "special_tokens", "special_in_text")
 MODEL_FILE = "tokenizer.json"
 # Later files are asked only where earlier ones are silent.
 CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 _NOT_DECIDING = ("decoder", "padding", "truncation", "version")
 
 
-def read_files(model: Path) -> dict[str, bytes]:
+def read_files(spec: TokenizerSpec) -> dict[str, bytes]:
     """The files of a folder, or of the folder around a tokenizer.json, that matter.
 
     Raises:
         UsageError: no tokenizer.json there.
     """
+    if spec.model is None:
+        raise UsageError(f"{NAME} needs a folder", fix="--tokenizer-model FOLDER, one with tokenizer.json")
+    model = Path(spec.model)
     main = model / MODEL_FILE if model.is_dir() else model
     try:
         files = {MODEL_FILE: main.read_bytes()}
@@ -46,49 +51,37 @@ def read_files(model: Path) -> dict[str, bytes]:
     return files
 
 
-def build(files: Mapping[str, bytes], *, include_special_tokens: bool = True) -> HuggingFaceTokenizer:
+def build(files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str = EXACT) -> HuggingFaceTokenizer:
     """A tokenizer from the content of its files.
 
     Args:
         files: what `read_files` gave.
-        include_special_tokens: whether what the post-processor adds (BOS, CLS ...) is kept.
+        options: `include_special_tokens`: whether what the post-processor adds (BOS, CLS ...) is kept;
+            `special_tokens`: more of them, put at the end; `special_in_text`: see TokenizerSpec.
+        engine: the library that gives the ids; not compared with the exact one here.
 
     Raises:
         UsageError: a file is not what its name says, or a special token is not in the vocabulary.
     """
-    return HuggingFaceTokenizer(files, include_special_tokens=include_special_tokens)
+    return HuggingFaceTokenizer(files, options, engine=engine)
 
 
-class HuggingFaceTokenizer:
+class HuggingFaceTokenizer(DefinedTokenizer):
     """See `mdata.tokenizers.protocol.Tokenizer`."""
 
     name = NAME
 
-    def __init__(self, files: Mapping[str, bytes], *, include_special_tokens: bool = True) -> None:
-        self.files = dict(files)
-        self.options = {"include_special_tokens": include_special_tokens}
-        self._include_special_tokens = include_special_tokens
+    def __init__(self, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> None:
         definition = _json_object(files, MODEL_FILE)
-        self._engine = _engine(files[MODEL_FILE])
-        self.vocab_size = int(self._engine.get_vocab_size(with_added_tokens=True))
+        _check_definition(definition)
+        kept = {"include_special_tokens": True, **options}
+        super().__init__(files, definition, options=kept, engine=engine)
         self.eod = self._named_id("eos_token", "sep_token")
-        self.special_ids = {
-            token.content: id for id, token in self._engine.get_added_tokens_decoder().items() if token.special
-        }
-        self.fingerprint = _fingerprint(definition, self.eod, include_special_tokens)
 
-    def encode_batch(self, texts: Sequence[str]) -> tuple[IdArray, LengthArray]:
+    @cached_property
+    def fingerprint(self) -> str:
         """See the protocol."""
-        # The fast call leaves out character offsets, which nobody here asks for.
-        found = self._engine.encode_batch_fast(list(texts), add_special_tokens=self._include_special_tokens)
-        lists = [encoding.ids for encoding in found]
-        lengths = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
-        flat = chain.from_iterable(lists)
-        return np.fromiter(flat, dtype=np.int32, count=int(lengths.sum())), lengths
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """See the protocol."""
-        return str(self._engine.decode([int(id) for id in ids], skip_special_tokens=False))
+        return _fingerprint(self._definition, self.eod, self.options)
 
     def _named_id(self, *roles: str) -> int | None:
         """The id of the first of these roles that a configuration file names."""
@@ -102,38 +95,43 @@ class HuggingFaceTokenizer:
         return None
 
     def _id_of(self, text: object, role: str) -> int:
-        id = self._engine.token_to_id(text) if isinstance(text, str) else None
+        id = self.id_of(text) if isinstance(text, str) else None
         if id is None:
             raise UsageError(
                 f"the tokenizer's {role} is not in its vocabulary",
                 found=json.dumps(text),
                 fix=f"add it to the added_tokens of {MODEL_FILE}",
             )
-        return int(id)
+        return id
 
 
-def _engine(text: bytes) -> Engine:
-    try:
-        engine = Engine.from_str(text.decode())
-    # The library raises bare Exception for anything that it cannot read.
-    except Exception as error:
-        raise UsageError(f"{MODEL_FILE} is not a tokenizer", found=" ".join(str(error).split())) from error
-    engine.no_truncation()
-    engine.no_padding()
-    return engine
+def _check_definition(definition: Definition) -> None:
+    """Refuse what our own reading would stumble over; the library judges the rest."""
+    added = definition.get("added_tokens") or ()
+    if not isinstance(added, list) or not all(isinstance(t, dict) and isinstance(t.get("content"), str) for t in added):
+        raise UsageError(f"{MODEL_FILE} is not a tokenizer", found="added_tokens that are not a list of tokens")
+    model = definition.get("model")
+    if isinstance(model, dict) and model.get("dropout"):
+        raise UsageError(
+            f"{MODEL_FILE} drops merges at random, so a text has no ids of its own",
+            found=f"dropout {model['dropout']}",
+            fix='set "dropout" of its model to null',
+        )
 
 
 def _json_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    import orjson
+
     try:
-        value = json.loads(files[name])
-    except (ValueError, RecursionError) as error:
+        value = orjson.loads(files[name])
+    except orjson.JSONDecodeError as error:
         raise UsageError(f"{name} is not JSON", found=str(error)) from error
     if not isinstance(value, dict):
         raise UsageError(f"{name} is not a JSON object", found=type(value).__name__)
     return value
 
 
-def _fingerprint(definition: dict[str, Any], eod: int | None, include_special_tokens: bool) -> str:
+def _fingerprint(definition: Definition, eod: int | None, options: Mapping[str, Any]) -> str:
     deciding = {key: value for key, value in definition.items() if key not in _NOT_DECIDING}
     model = deciding.get("model")
     if isinstance(model, dict) and isinstance(model.get("merges"), list):
@@ -144,6 +142,9 @@ def _fingerprint(definition: dict[str, Any], eod: int | None, include_special_to
         "type": NAME,
         "definition": deciding,
         "eod": eod,
-        "include_special_tokens": include_special_tokens,
+        "include_special_tokens": options["include_special_tokens"],
     }
+    # Absent where it has its default, so that corpora of versions that did not know it keep their fingerprint.
+    if options.get("special_in_text", "special") != "special":
+        content["special_in_text"] = options["special_in_text"]
     return blake3(json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()).hexdigest()

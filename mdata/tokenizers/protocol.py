@@ -1,12 +1,13 @@
-"""What every tokenizer of ours is, whichever library does the work.
+"""What every tokenizer of ours is, whichever library does the work, and how one is asked for.
 
 Ids are int32 and lengths int64 arrays, because a batch of texts becomes arrays once, where it is tokenized,
-and stays so until it is written.
+and stays so until it is written. A tokenizer never depends on the texts that it saw before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,8 +17,45 @@ IdArray = npt.NDArray[np.int32]
 LengthArray = npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True, kw_only=True)
+class TokenizerSpec:
+    """Which tokenizer a user asks for.
+
+    Args:
+        type: Megatron's name of the type, or "ByteTokenizer".
+        model: a folder with tokenizer.json, or such a file.
+        vocab_file, merge_file: the two files of GPT2BPETokenizer.
+        options: what the type takes besides, as (name, value) pairs: `special_tokens` (a list),
+            `special_in_text` ("special" or "plain"), `include_special_tokens`, `vocab_size`, `eod_id`.
+        engine: the library that gives the ids, or "auto" for the fastest that is equal to the exact one.
+    """
+
+    type: str
+    model: str | None = None
+    vocab_file: str | None = None
+    merge_file: str | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+    engine: str = "auto"
+
+
+class TextRefused(Exception):
+    """One text of a batch cannot be tokenized.
+
+    Args:
+        index: which text of the batch.
+        reason: why, for the user.
+    """
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(index, reason)
+        self.index, self.reason = index, reason
+
+    def __str__(self) -> str:
+        return f"text {self.index}: {self.reason}"
+
+
 class Tokenizer(Protocol):
-    """Text to ids. Everything here is decided by `files` alone, so two machines with the same files agree."""
+    """Text to ids. All ids are decided by `files` and `options`, so two machines with the same ones agree."""
 
     @property
     def name(self) -> str:
@@ -37,7 +75,7 @@ class Tokenizer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """BLAKE3 (hex) of the content that decides ids, never of paths."""
+        """BLAKE3 (hex) of the content that decides ids, never of paths or engines."""
 
     @property
     def files(self) -> Mapping[str, bytes]:
@@ -47,8 +85,28 @@ class Tokenizer(Protocol):
     def options(self) -> Mapping[str, Any]:
         """What `files` do not say and ids depend on; with both the tokenizer can be built again."""
 
+    @property
+    def engine(self) -> str:
+        """Which library gives the ids; all that are taken give the same."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines for the user, such as why a faster engine was not taken."""
+
     def encode_batch(self, texts: Sequence[str]) -> tuple[IdArray, LengthArray]:
-        """Ids of all texts, one after another (int32[sum of lengths]), and how many each gave (int64[n])."""
+        """Ids of all texts, one after another (int32[sum of lengths]), and how many each gave (int64[n]).
+
+        Raises:
+            TextRefused: a text that has no ids.
+        """
+
+    def special_in_text(self, ids: IdArray, num_texts: int) -> int:
+        """How many special ids stood in the texts themselves.
+
+        Args:
+            ids: what `encode_batch` gave, nothing put in.
+            num_texts: of that many texts, empty ones included.
+        """
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, special tokens shown."""

@@ -1,8 +1,8 @@
 """Megatron's names of tokenizer types, and which of them this version can load.
 
-To add one: write a module with `read_files(model) -> files` and `build(files, **options) -> Tokenizer`, and
-put it into `_LOADERS`. Libraries are imported by those modules only, so a name costs nothing until it is
-used.
+To add one: write a module with OPTIONS, `read_files(spec) -> files` and `build(files, options, *, engine) ->
+Tokenizer`, and put it into `_LOADERS`. Libraries are imported by those modules only, so a name costs nothing
+until it is used.
 """
 
 from __future__ import annotations
@@ -10,55 +10,92 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 from mdata.errors import UsageError, nearest
-from mdata.tokenizers.protocol import Tokenizer
+from mdata.tokenizers.protocol import Tokenizer, TokenizerSpec
 
-_LOADERS = {"HuggingFaceTokenizer": "mdata.tokenizers.huggingface"}
+_LOADERS = MappingProxyType(
+    {
+        "GPT2BPETokenizer": "mdata.tokenizers.gpt2",
+        "HuggingFaceTokenizer": "mdata.tokenizers.huggingface",
+        "NullTokenizer": "mdata.tokenizers.null",
+        "ByteTokenizer": "mdata.tokenizers.byte",
+    }
+)
 
 _KNOWN_BUT_NOT_HERE = (
     "BertWordPieceLowerCase",
     "BertWordPieceCase",
-    "GPT2BPETokenizer",
     "SentencePieceTokenizer",
     "GPTSentencePieceTokenizer",
     "Llama2Tokenizer",
     "TikTokenizer",
     "MultimodalTokenizer",
-    "NullTokenizer",
     "NullMultimodalTokenizer",
     "SFTTokenizer",
 )
 
 
 def available() -> tuple[str, ...]:
-    """The names that `load_tokenizer` takes."""
+    """The names of types that `load_tokenizer` takes."""
     return tuple(_LOADERS)
 
 
-def load_tokenizer(name: str, model: str | Path, **options: Any) -> Tokenizer:
-    """Load a tokenizer from the files that a user names.
+def load_tokenizer(spec: TokenizerSpec | str, model: str | Path | None = None, **options: Any) -> Tokenizer:
+    """Load a tokenizer from the files that a user names, with the fastest engine that gives the exact ids here.
+
+    Args:
+        spec: what is asked for; or Megatron's name of the type, and then
+        model: a folder with tokenizer.json, or such a file, and
+        options: what the type takes besides.
+
+    Raises:
+        UsageError: an unknown name or option, files that are missing or cannot be read as that type, or an
+            engine that was named and cannot be had.
+    """
+    if isinstance(spec, str):
+        spec = TokenizerSpec(type=spec, model=None if model is None else str(model), options=tuple(options.items()))
+    module = _module(spec.type)
+    chosen = _checked_options(spec.type, module.OPTIONS, dict(spec.options))
+    files = module.read_files(spec)
+    try:
+        tokenizer = module.build(files, chosen)
+        return cast(Tokenizer, tokenizer.checked(spec.engine) if hasattr(tokenizer, "checked") else tokenizer)
+    except UsageError as error:
+        place = spec.model or spec.vocab_file
+        raise (UsageError(f"{place}: {error}") if place else error) from error
+
+
+def build_tokenizer(
+    name: str, files: Mapping[str, bytes], *, engine: str = "tokenizers", options: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Tokenizer:  # fmt: skip
+    """The tokenizer whose `files` and `options` these are; needs no file system.
 
     Args:
         name: Megatron's name of the type.
-        model: for HuggingFaceTokenizer a folder with tokenizer.json, or such a file.
-        options: what the type takes besides; see its module.
-
-    Raises:
-        UsageError: an unknown name, or files that are missing or cannot be read as that type.
+        files: as a Tokenizer has them.
+        engine: as a Tokenizer has it: one that `load_tokenizer` found equal is not compared again.
+        options: as a Tokenizer has them; `more` are options too.
     """
-    module = _module(name)
-    files = module.read_files(Path(model))
-    try:
-        return cast(Tokenizer, module.build(files, **options))
-    except UsageError as error:
-        raise UsageError(f"{model}: {error}") from error
+    return cast(Tokenizer, _module(name).build(files, {**(options or {}), **more}, engine=engine))
 
 
-def build_tokenizer(name: str, files: Mapping[str, bytes], **options: Any) -> Tokenizer:
-    """The tokenizer whose `files` these are; in a worker process this needs no file system."""
-    return cast(Tokenizer, _module(name).build(files, **options))
+def _checked_options(name: str, known: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """The options without those that were left at their default, which a manifest need not tell."""
+    for option in options:
+        if option not in known:
+            raise UsageError(f"{name} has no option {option!r}", expected=f"one of {', '.join(known)}")
+    kept = {option: value for option, value in options.items() if value is not None}
+    if not kept.get("special_tokens", True):
+        del kept["special_tokens"]
+    if kept.get("special_in_text") == "special":
+        del kept["special_in_text"]
+    if "special_tokens" in kept:
+        kept["special_tokens"] = list(kept["special_tokens"])
+    return kept
 
 
 def _module(name: str) -> Any:

@@ -1,0 +1,107 @@
+"""Which engine gives the ids: the fastest that is equal to the exact one, shown here and now.
+
+A faster engine is tried only for the common form of byte-level BPE, and taken only if it gives the exact
+ids on a fixed hostile text. Why it was not taken is one line for the user; nothing is ever decided silently.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mdata.errors import UsageError, nearest
+from mdata.tokenizers.definition import Definition, added_tokens, byte_level_obstacle, model_vocabulary
+from mdata.tokenizers.engines import ENGINES, EXACT, Engine, ExactEngine, make_engine
+from mdata.tokenizers.hostile import hostile_texts
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The engine that was taken, and what to tell the user about it."""
+
+    engine: Engine
+    notes: tuple[str, ...]
+
+
+def choose(definition: Definition, exact: ExactEngine, *, wanted: str, plain: bool) -> Choice:
+    """Pick the engine.
+
+    Args:
+        definition: a tokenizer.json.
+        exact: the exact engine of it.
+        wanted: "auto", or the name of an engine.
+        plain: see `make_engine`.
+
+    Raises:
+        UsageError: no such engine, or the engine that was named cannot be had or gives other ids.
+    """
+    check_name(wanted)
+    if wanted == EXACT:
+        return Choice(exact, ())
+    reasons: list[str] = []
+    common = byte_level_obstacle(definition)
+    for name in ENGINES[: ENGINES.index(EXACT)] if wanted == AUTO else (wanted,):
+        found = common or try_engine(name, definition, exact, plain=plain)
+        if not isinstance(found, str):
+            return Choice(found, _notes(reasons, name))
+        reasons.append(f"{name} is not taken: {found}")
+    if wanted != AUTO:
+        raise UsageError(f"{wanted} cannot be used for this tokenizer", found=common or reasons[0], fix="--engine auto")
+    return Choice(exact, _notes([common] if common else reasons, EXACT))
+
+
+def check_name(wanted: str) -> None:
+    """Raise UsageError unless this is "auto" or the name of an engine."""
+    if wanted not in (AUTO, *ENGINES):
+        close = nearest(wanted, (AUTO, *ENGINES))
+        what = f"no tokenizer engine {wanted!r}"
+        raise UsageError(what, expected=f"one of {AUTO}, {', '.join(ENGINES)}", fix=f"{close}?" if close else None)
+
+
+def _notes(reasons: list[str], taken: str) -> tuple[str, ...]:
+    return (f"ids come from {taken}: {'; '.join(reasons)}",) if reasons else ()
+
+
+def try_engine(name: str, definition: Definition, exact: ExactEngine, *, plain: bool) -> Engine | str:
+    """The engine, if it is equal to the exact one; else why it cannot be taken."""
+    try:
+        if name == "tiktoken" and (obstacle := _tiktoken_obstacle(definition, exact)):
+            return obstacle
+        engine = make_engine(name, definition, plain=plain)
+        difference = first_difference(engine, exact, definition)
+    except ImportError:
+        return "it is not installed"
+    # Whatever a library says to a tokenizer or a text that it does not take; panics of Rust ones are BaseException.
+    except (Exception, BaseException) as error:
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        return f"it fails: {' '.join(str(error).split())[:200]}"
+    return engine if difference is None else f"it gives other ids for {difference[:40]!r}"
+
+
+def first_difference(engine: Engine, exact: ExactEngine, definition: Definition) -> str | None:
+    """The first of the hostile texts for which the two do not agree."""
+    vocabulary = model_vocabulary(definition)
+    added = [token.content for token in added_tokens(definition)]
+    texts = hostile_texts(sorted(vocabulary.keys() - set(added), key=vocabulary.__getitem__), added)
+    pairs = zip(texts, engine.encode(texts), exact.encode(texts), strict=True)
+    return next((text for text, ours, theirs in pairs if not np.array_equal(ours, theirs)), None)
+
+
+def _tiktoken_obstacle(definition: Definition, exact: ExactEngine) -> str | None:
+    """What tiktoken leaves out: it has no list of merges, so it joins any two parts of an entry, at once if it can.
+
+    That is the same if every entry is made, in the end, of its own two parts; training makes such vocabularies.
+    """
+    model = definition["model"]
+    added = [token.content for token in added_tokens(definition)]
+    if any(first != second and second.startswith(first) for first in added for second in added):
+        return "an added token is the beginning of another"
+    if model.get("ignore_merges"):
+        return "entries count before merges"
+    results = ("".join(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"])
+    tokenize = exact.library.model.tokenize
+    return "an entry cannot be reached by its merges" if any(len(tokenize(entry)) > 1 for entry in results) else None

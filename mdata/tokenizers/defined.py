@@ -1,0 +1,194 @@
+"""Tokenizers that a tokenizer.json defines, or that can be written as one: what their types share.
+
+Facts (ids of names, sizes) are read from the definition; the exact library is asked only where the
+definition is not of the common byte-level kind, so that a worker process with a fast engine loads just that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from mdata.errors import UsageError
+from mdata.tokenizers.choice import choose
+from mdata.tokenizers.cut import LONGEST_WHOLE_CHARS, PIECE_CHARS, can_cut, cut
+from mdata.tokenizers.definition import (
+    AddedToken,
+    Definition,
+    added_tokens,
+    byte_level_obstacle,
+    model_vocabulary,
+    split_pattern,
+    surroundings,
+    with_special_tokens,
+)
+from mdata.tokenizers.engines import EXACT, Engine, ExactEngine, Ids, make_engine
+from mdata.tokenizers.protocol import IdArray, LengthArray, TextRefused
+
+SPECIAL_IN_TEXT = ("special", "plain")
+
+
+class DefinedTokenizer:
+    """See `mdata.tokenizers.protocol.Tokenizer`; types add `eod` and `fingerprint`.
+
+    Args:
+        files: what is kept beside a corpus.
+        definition: the tokenizer.json, special tokens of the options not yet in it.
+        options: as in the manifest: only those that differ from their defaults, but for what a type always names.
+        engine: name of the library that gives the ids; taken as it is, see `checked`.
+    """
+
+    name: str
+
+    def __init__(
+        self, files: Mapping[str, bytes], definition: Definition, *, options: Mapping[str, Any], engine: str
+    ) -> None:
+        self.files = dict(files)
+        self.options = dict(options)
+        self.notes: tuple[str, ...] = ()
+        self._plain = check_special_in_text(options.get("special_in_text", "special")) == "plain"
+        self._add = bool(options.get("include_special_tokens", True))
+        self._definition = with_special_tokens(definition, options.get("special_tokens", ()))
+        self._added: list[AddedToken] = added_tokens(self._definition)
+        self._around = surroundings(self._definition)
+        self._cuttable = split_pattern(self._definition) is not None and self._definition.get("normalizer") is None
+        self._cuttable = self._cuttable and self._around is not None and can_cut(self._added)
+        self._engine: Engine = self._exact if engine == EXACT else self._make(engine)
+        self._special_runs = _runs([token.id for token in self._added if token.special])
+
+    def checked(self, wanted: str) -> DefinedTokenizer:
+        """This tokenizer, with the engine that is best or wanted; equality is shown before it is taken.
+
+        Raises:
+            UsageError: the exact library cannot read the definition, or the wanted engine cannot be had.
+        """
+        choice = choose(self._definition, self._exact, wanted=wanted, plain=self._plain)
+        self._engine, self.notes = choice.engine, choice.notes
+        return self
+
+    @property
+    def engine(self) -> str:
+        """See the protocol."""
+        return self._engine.name
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """See the protocol."""
+        if byte_level_obstacle(self._definition) is not None:
+            return int(self._exact.library.get_vocab_size(with_added_tokens=True))
+        vocabulary = model_vocabulary(self._definition)
+        return len(vocabulary) + sum(token.content not in vocabulary for token in self._added)
+
+    @cached_property
+    def special_ids(self) -> Mapping[str, int]:
+        """See the protocol."""
+        return {token.content: token.id for token in self._added if token.special}
+
+    def encode_batch(self, texts: Sequence[str]) -> tuple[IdArray, LengthArray]:
+        """See the protocol."""
+        try:
+            return self._assembled(self._encode(texts))
+        except (UnicodeEncodeError, TypeError):
+            for index, text in enumerate(texts):
+                _refuse_surrogates(index, text)
+            raise
+
+    def special_in_text(self, ids: IdArray, num_texts: int) -> int:
+        """See the protocol."""
+        found = sum(int(np.count_nonzero((ids >= first) & (ids <= last))) for first, last in self._special_runs)
+        return found - num_texts * self._num_special_added if found else 0
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See the protocol."""
+        return str(self._exact.library.decode([int(id) for id in ids], skip_special_tokens=False))
+
+    def id_of(self, text: str) -> int | None:
+        """The id of an entry by its name."""
+        ids = {token.content: token.id for token in self._added}
+        return ids.get(text, model_vocabulary(self._definition).get(text))
+
+    @cached_property
+    def _exact(self) -> ExactEngine:
+        return ExactEngine(self._definition, plain=self._plain)
+
+    def _make(self, engine: str) -> Engine:
+        try:
+            return make_engine(engine, self._definition, plain=self._plain)
+        except (ImportError, KeyError) as error:
+            raise UsageError(f"tokenizer engine {engine} is not installed here", found=str(error)) from error
+
+    @cached_property
+    def _num_special_added(self) -> int:
+        """How many special ids the post-processor puts around a text."""
+        ids = self._assembled(self._encode([""]))[0]
+        return sum(int(np.count_nonzero((ids >= first) & (ids <= last))) for first, last in self._special_runs)
+
+    def _encode(self, texts: Sequence[str]) -> list[Ids]:
+        if self._around is None:
+            _refuse_long(texts)
+            return self._exact.encode_with(texts, add_special_tokens=self._add)
+        if all(len(text) <= PIECE_CHARS for text in texts):
+            return self._engine.encode(texts)
+        return [ids for index, text in enumerate(texts) for ids in [self._encode_long(index, text)]]
+
+    def _encode_long(self, index: int, text: str) -> Ids:
+        if not self._cuttable:
+            _refuse_long([text], index)
+            return self._engine.encode([text])[0]
+        try:
+            pieces = cut(text)
+        except TextRefused as refused:
+            raise TextRefused(index, refused.reason) from refused
+        # One after another: the memory of a piece is free again before the next is begun.
+        return np.concatenate([self._engine.encode([piece])[0] for piece in pieces])
+
+    def _assembled(self, arrays: list[Ids]) -> tuple[IdArray, LengthArray]:
+        """The arrays of the texts as one, with what stands around every text."""
+        lengths = np.fromiter(map(len, arrays), dtype=np.int64, count=len(arrays))
+        if self._around is not None and self._add and any(self._around):
+            before, after = (np.array(ids, dtype=np.int32) for ids in self._around)
+            arrays = [part for ids in arrays for part in (before, ids.view(np.int32), after)]
+            lengths += len(before) + len(after)
+        if not arrays:
+            return np.empty(0, dtype=np.int32), lengths
+        # Ids are below 2**31, so the bytes of an unsigned array are those of a signed one.
+        return np.concatenate(arrays).view(np.int32), lengths
+
+
+def check_special_in_text(value: object) -> str:
+    """The value, if it is one that `special_in_text` may have.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if value not in SPECIAL_IN_TEXT:
+        raise UsageError(f"special_in_text={value!r}", expected=f"one of {', '.join(SPECIAL_IN_TEXT)}")
+    return str(value)
+
+
+def _refuse_surrogates(index: int, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TextRefused(index, f"a lone surrogate at character {error.start}") from error
+
+
+def _refuse_long(texts: Sequence[str], index: int = 0) -> None:
+    for number, text in enumerate(texts, index):
+        if len(text) > LONGEST_WHOLE_CHARS:
+            reason = f"a text of {len(text):,} characters; this tokenizer takes {LONGEST_WHOLE_CHARS:,} at most"
+            raise TextRefused(number, reason)
+
+
+def _runs(ids: Sequence[int]) -> list[tuple[int, int]]:
+    """Ids as runs (first, last) of neighbours."""
+    runs: list[tuple[int, int]] = []
+    for id in sorted(set(ids)):
+        if runs and runs[-1][1] == id - 1:
+            runs[-1] = (runs[-1][0], id)
+        else:
+            runs.append((id, id))
+    return runs

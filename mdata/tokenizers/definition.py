@@ -1,0 +1,215 @@
+"""What a tokenizer.json says, read without any engine: ids, added tokens, what stands around every text.
+
+A GPT-2 vocabulary with its merges is brought into this form too, so that every engine is made from one
+document. What is unusual: ids of added tokens are worked out as the `tokenizers` library does (the model's
+own id, else the next free one in the order given), because that is what counts there, not what the file
+says. `byte_level_obstacle` says why a faster engine must not be tried, by structure alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mdata.errors import UsageError
+from mdata.tokenizers.bytelevel import ALPHABET, GPT2_PATTERN
+
+Definition = Mapping[str, Any]
+
+# Regular expressions of Split pre-tokenizers for which every engine was compared on every code point.
+_KNOWN_SPLITS = frozenset({GPT2_PATTERN})
+_OUTSIDE_ALPHABET = re.compile(f"[^{re.escape(''.join(ALPHABET))}]")
+_MANY_ADDED = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddedToken:
+    """A token that is matched in the raw text before anything else happens to it."""
+
+    id: int
+    content: str
+    special: bool = False
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+
+
+def model_vocabulary(definition: Definition) -> dict[str, int]:
+    """The model's own entries, added tokens not counted."""
+    model = definition.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
+    if isinstance(vocabulary, list):
+        return {str(entry[0]): id for id, entry in enumerate(vocabulary) if isinstance(entry, list) and entry}
+    return vocabulary if isinstance(vocabulary, dict) else {}
+
+
+def added_tokens(definition: Definition) -> list[AddedToken]:
+    """The added tokens with the ids that the `tokenizers` library gives them."""
+    vocabulary = model_vocabulary(definition)
+    found: dict[str, AddedToken] = {}
+    for entry in definition.get("added_tokens") or ():
+        content = entry["content"]
+        if not content:
+            continue
+        before = found.get(content)
+        id = before.id if before else _next_id(content, vocabulary, found.values())
+        flags = {name: bool(entry.get(name)) for name in AddedToken.__dataclass_fields__ if name not in _NO_FLAGS}
+        found[content] = AddedToken(id=id, content=content, **flags)
+    return list(found.values())
+
+
+_NO_FLAGS = ("id", "content")
+
+
+def _next_id(content: str, vocabulary: Mapping[str, int], before: Iterable[AddedToken]) -> int:
+    if content in vocabulary:
+        return vocabulary[content]
+    return max([len(vocabulary), *(token.id + 1 for token in before)])
+
+
+def with_special_tokens(definition: Definition, contents: Sequence[str]) -> dict[str, Any]:
+    """The same with these special tokens added at the end; ones that are there already keep their id.
+
+    Raises:
+        UsageError: an empty one, or one whose id would be another entry's.
+    """
+    before = {token.content for token in added_tokens(definition)}
+    vocabulary = model_vocabulary(definition)
+    changed = {**definition, "added_tokens": list(definition.get("added_tokens") or ())}
+    for content in dict.fromkeys(contents):
+        if not content:
+            raise UsageError("a special token without text", fix="leave it out")
+        if content in before:
+            continue
+        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        changed["added_tokens"].append({"id": 0, "content": content, **flags})
+        token = added_tokens(changed)[-1]
+        changed["added_tokens"][-1]["id"] = token.id
+        taken = next((name for name, id in vocabulary.items() if id == token.id and name != content), None)
+        if taken is not None:
+            raise UsageError(
+                f"the new special token {content!r} would get an id that is taken",
+                found=f"id {token.id} is {taken!r}: the ids of the vocabulary have a gap",
+                fix="give the token an id of its own in the vocabulary",
+            )
+    return changed
+
+
+def without_special_tokens(definition: Definition) -> dict[str, Any]:
+    """The same where special tokens are not matched in the text; others that were added still are."""
+    kept = [entry for entry in definition.get("added_tokens") or () if not entry.get("special")]
+    return {**definition, "added_tokens": kept}
+
+
+def surroundings(definition: Definition) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The ids that the post-processor puts before and after every text; None: it is not of a simple kind."""
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    for processor in _flat(definition.get("post_processor"), "processors"):
+        kind = processor.get("type")
+        if kind == "ByteLevel":
+            continue
+        if kind != "TemplateProcessing" or before or after:
+            return None
+        sides = _template(processor)
+        if sides is None:
+            return None
+        before, after = sides
+    return before, after
+
+
+def _template(processor: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    sides: tuple[list[int], list[int]] = ([], [])
+    texts = 0
+    for part in processor.get("single") or ():
+        if "Sequence" in part:
+            texts += 1
+        else:
+            sides[min(texts, 1)].extend(processor["special_tokens"][part["SpecialToken"]["id"]]["ids"])
+    return (tuple(sides[0]), tuple(sides[1])) if texts == 1 else None
+
+
+def _flat(part: Any, children: str) -> list[Mapping[str, Any]]:
+    """A component, or those inside of a Sequence of them."""
+    if not isinstance(part, Mapping):
+        return []
+    if part.get("type") != "Sequence":
+        return [part]
+    return [inner for child in part.get(children) or () for inner in _flat(child, children)]
+
+
+def split_pattern(definition: Definition) -> str | None:
+    """The pattern that cuts texts into words, where it is one that all engines know; else None."""
+    parts = _flat(definition.get("pre_tokenizer"), "pretokenizers")
+    if not parts or any(part.get("add_prefix_space", True) for part in parts if part.get("type") == "ByteLevel"):
+        return None
+    if [part.get("type") for part in parts] == ["ByteLevel"] and parts[0].get("use_regex", True):
+        return GPT2_PATTERN
+    if [part.get("type") for part in parts] != ["Split", "ByteLevel"] or parts[1].get("use_regex", True):
+        return None
+    split = parts[0]
+    pattern = (split.get("pattern") or {}).get("Regex")
+    isolated = split.get("behavior") == "Isolated" and not split.get("invert")
+    return pattern if isolated and pattern in _KNOWN_SPLITS else None
+
+
+def byte_level_obstacle(definition: Definition) -> str | None:
+    """Why this is not a byte-level BPE of the common kind, for which engines can be expected to agree."""
+    model = definition.get("model") or {}
+    tests = (
+        (model.get("type", "BPE") != "BPE", f"its model is {model.get('type')}, not byte-level BPE"),
+        (definition.get("normalizer") is not None, "it normalizes texts"),
+        (split_pattern(definition) is None, "it cuts words by a pattern of its own"),
+        (surroundings(definition) is None, "its post-processor is not a simple template"),
+        (model.get("byte_fallback") or model.get("fuse_unk"), "it has rules for unknown characters"),
+        (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"), "it marks parts of words"),
+    )
+    for holds, reason in tests:
+        if holds:
+            return reason
+    return _vocabulary_obstacle(definition) or _added_obstacle(definition)
+
+
+def _vocabulary_obstacle(definition: Definition) -> str | None:
+    vocabulary = model_vocabulary(definition)
+    added = {token.content for token in added_tokens(definition)}
+    if any(symbol not in vocabulary for symbol in ALPHABET):
+        return "a byte has no entry in its vocabulary"
+    if len(set(vocabulary.values())) != len(vocabulary):
+        return "two entries of its vocabulary share an id"
+    if _OUTSIDE_ALPHABET.search("".join(token for token in vocabulary if token not in added)):
+        return "an entry of its vocabulary is not spelled in bytes"
+    results = set()
+    merges = definition["model"].get("merges") or ()
+    for merge in merges:
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        results.add(left + right)
+        if left not in vocabulary or right not in vocabulary:
+            return "a merge is of entries that do not exist"
+    if len(results) != len(merges):
+        return "two merges have the same result"
+    return None if results <= vocabulary.keys() else "a merge gives an entry that does not exist"
+
+
+def _added_obstacle(definition: Definition) -> str | None:
+    tokens = added_tokens(definition)
+    said = {entry["content"]: entry.get("id") for entry in definition.get("added_tokens") or ()}
+    if any(said[token.content] != token.id for token in tokens):
+        return "an added token has another id than its file says"
+    if any(token.single_word for token in tokens):
+        return "an added token is matched as a whole word only"
+    raw = [token.content for token in tokens if not token.normalized]
+    normalized = [token.content for token in tokens if token.normalized]
+    if len(raw) * len(normalized) > _MANY_ADDED:
+        return "it has too many added tokens of two kinds"
+    if any(_touch(a, b) or _touch(b, a) for a in raw for b in normalized):
+        return "added tokens of two kinds overlap"
+    return None
+
+
+def _touch(first: str, second: str) -> bool:
+    """Whether `second` may begin inside of `first` (or is in it)."""
+    return any(first[start:].startswith(second[: len(first) - start]) for start in range(len(first)))

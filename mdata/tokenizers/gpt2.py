@@ -1,0 +1,172 @@
+"""GPT2BPETokenizer: byte-level BPE from a vocabulary and a file of merges, as GPT-2 published them.
+
+The two files that were given are always the ones that count. Of the merges the first line is left out only
+if it begins with #version. A vocabulary without <|endoftext|> gets it as a new last id; further special
+tokens follow in the order given, and ones that are entries already keep their id. All are matched in the
+raw text, the longest first. A byte that has no entry in the vocabulary is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from mdata.errors import UsageError, explain_os_error
+from mdata.tokenizers.bytelevel import END_OF_TEXT
+from mdata.tokenizers.defined import DefinedTokenizer
+from mdata.tokenizers.engines import EXACT
+from mdata.tokenizers.protocol import TokenizerSpec
+
+NAME = "GPT2BPETokenizer"
+OPTIONS = ("special_tokens", "special_in_text")
+VOCAB_FILE, MERGE_FILE = "vocab.json", "merges.txt"
+_LARGEST_ID = 2**31 - 1
+
+
+def read_files(spec: TokenizerSpec) -> dict[str, bytes]:
+    """The two files, by our names for them.
+
+    Raises:
+        UsageError: one was not named or cannot be read, or its content is not what it should be.
+    """
+    if spec.vocab_file is None or spec.merge_file is None:
+        raise UsageError(f"{NAME} needs two files", fix="--vocab-file vocab.json --merge-file merges.txt")
+    try:
+        files = {VOCAB_FILE: Path(spec.vocab_file).read_bytes(), MERGE_FILE: Path(spec.merge_file).read_bytes()}
+    except OSError as error:
+        raise explain_os_error(error, f"loading a {NAME}") from error
+    vocabulary = check_vocabulary(files[VOCAB_FILE], spec.vocab_file)
+    check_merges(files[MERGE_FILE], vocabulary, name=spec.merge_file)
+    return files
+
+
+def check_vocabulary(content: bytes, name: str) -> dict[str, int]:
+    """The entries of a vocabulary file.
+
+    Raises:
+        UsageError: it is not a JSON object of whole numbers; names the line or the entry.
+    """
+    import orjson
+
+    try:
+        vocabulary = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise UsageError(f"{name}:{error.lineno}: not a JSON vocabulary", found=str(error)) from error
+    if not isinstance(vocabulary, dict):
+        expected = "one JSON object of entries and their ids"
+        raise UsageError(f"{name}: not a vocabulary", found=f"a {type(vocabulary).__name__}", expected=expected)
+    for entry, id in vocabulary.items():
+        if type(id) is not int or not 0 <= id <= _LARGEST_ID:
+            line = content.count(b"\n", 0, max(content.find(orjson.dumps(entry)), 0)) + 1
+            raise UsageError(
+                f"{name}:{line}: the entry {entry!r} has no usable id",
+                found=repr(id),
+                expected=f"a whole number from 0 to {_LARGEST_ID}",
+            )
+    return vocabulary
+
+
+def check_merges(content: bytes, vocabulary: Mapping[str, int], *, name: str) -> None:
+    """Raise UsageError for the first line that is not a merge of two entries into a third."""
+    first = 2 if content.startswith(b"#version") else 1
+    try:
+        lines = _merge_lines(content)
+    except UnicodeDecodeError as error:
+        number = content.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{name}:{number}: not UTF-8 text", found=f"byte {error.object[error.start]:#04x}") from error
+    for number, line in enumerate(lines, first):
+        left, blank, right = line.partition(" ")
+        if left in vocabulary and right in vocabulary and left + right in vocabulary:
+            continue
+        if not blank or not left or not right or " " in right:
+            expected = "two entries of the vocabulary with one blank between"
+            raise UsageError(f"{name}:{number}: not a merge", found=repr(line), expected=expected)
+        missing = next(entry for entry in (left, right, left + right) if entry not in vocabulary)
+        raise UsageError(
+            f"{name}:{number}: a merge of {left!r} and {right!r} needs an entry that the vocabulary does not have",
+            found=repr(missing),
+            fix="take the two files from one place",
+        )
+
+
+def build(files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str = EXACT) -> GPT2BPETokenizer:
+    """A tokenizer from the content of its files, which `read_files` has checked.
+
+    Args:
+        files: what `read_files` gave.
+        options: `special_tokens`: more of them; `special_in_text`: see TokenizerSpec.
+        engine: the library that gives the ids; not compared with the exact one here.
+    """
+    return GPT2BPETokenizer(files, options, engine=engine)
+
+
+class GPT2BPETokenizer(DefinedTokenizer):
+    """See `mdata.tokenizers.protocol.Tokenizer`."""
+
+    name = NAME
+
+    def __init__(self, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> None:
+        import orjson
+
+        self._vocabulary: dict[str, int] = orjson.loads(files[VOCAB_FILE])
+        self._merges = _merge_lines(files[MERGE_FILE])
+        # What was asked for, and what is asked of the definition: the end of text comes first.
+        wanted = {**options, "special_tokens": [END_OF_TEXT, *options.get("special_tokens", ())]}
+        super().__init__(files, _definition(self._vocabulary, self._merges), options=wanted, engine=engine)
+        self.options = dict(options)
+        self.eod = self.special_ids[END_OF_TEXT]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """See the protocol."""
+        import orjson
+
+        content: dict[str, Any] = {
+            "type": NAME,
+            "vocabulary": self._vocabulary,
+            "merges": self._merges,
+            "special": self.special_ids,
+        }
+        if self._plain:
+            content["special_in_text"] = "plain"
+        return blake3(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def _merge_lines(content: bytes) -> list[str]:
+    lines = content.decode().split("\n")
+    if lines[0].startswith("#version"):
+        del lines[0]
+    if lines and not lines[-1]:
+        del lines[-1]
+    return [line[:-1] if line.endswith("\r") else line for line in lines] if b"\r" in content else lines
+
+
+def _definition(vocabulary: Mapping[str, int], merges: list[str]) -> dict[str, Any]:
+    """The same as a tokenizer.json."""
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocabulary,
+            "merges": merges,
+        },
+    }
