@@ -23,7 +23,7 @@ from mdata.keys import Key, derive_key
 from mdata.loader import Batch, BatchPlan, Loader, collate
 from mdata.manifest import BlendManifest, CorpusManifest
 from mdata.manifest import load as load_manifest
-from mdata.preprocess import PreprocessOptions, PreprocessResult, preprocess
+from mdata.preprocess import Estimate, PreprocessOptions, PreprocessResult, estimate, preprocess
 from mdata.progress import SILENT, Progress
 from mdata.sampler import global_batch, rank_rows
 from mdata.tokenizers import Tokenizer, build_tokenizer, load_tokenizer
@@ -43,6 +43,7 @@ __all__ = [
     "DamageError",
     "Dataset",
     "DatasetOptions",
+    "Estimate",
     "IndexedReader",
     "IndexedWriter",
     "Key",
@@ -64,6 +65,7 @@ __all__ = [
     "derive_key",
     "durable",
     "errors",
+    "estimate",
     "explain_os_error",
     "global_batch",
     "load_manifest",

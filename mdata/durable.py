@@ -103,8 +103,8 @@ def _cut(fd: int, path: Path, keep_bytes: int) -> None:
 def held(path: Path, *, remove: bool = False) -> Iterator[None]:
     """Hold a lock file while the block runs; the lock dies with the process.
 
-    The file says who holds it, and stays, empty, unless it is to be removed. Where the file system knows no locks, a holder that still lives on this host
-    counts, and one on another host is believed to live.
+    The file says who holds it, and stays, empty, unless it is to be removed. Where the file system knows no
+    locks, a holder that still lives on this host counts, and one on another host is believed to live.
 
     Raises:
         UsageError: another process holds it, by host and process id. OSError: what the file system said.

@@ -74,7 +74,7 @@ class OriginsWriter:
 
     def append_runs(self, runs: NDArray[np.int64], documents: int) -> None:
         """Add all `documents` of another sidecar with the same step: int64[n, 3], its runs."""
-        self._spool.append((runs + [self._documents, 0, 0]).astype("<i8"))
+        self._spool.append((runs + np.array([self._documents, 0, 0])).astype("<i8"))
         self._documents += documents
         self._file = -1
 

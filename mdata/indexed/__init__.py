@@ -6,6 +6,6 @@ maps one after checking it. Hashes and identity are the manifest's business.
 
 from mdata.indexed.format import smallest_dtype
 from mdata.indexed.reader import IndexedReader
-from mdata.indexed.writer import IndexedWriter, ShardFacts
+from mdata.indexed.writer import IndexedWriter, ShardFacts, WriterState
 
-__all__ = ["IndexedReader", "IndexedWriter", "ShardFacts", "smallest_dtype"]
+__all__ = ["IndexedReader", "IndexedWriter", "ShardFacts", "WriterState", "smallest_dtype"]

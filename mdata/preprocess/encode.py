@@ -1,91 +1,225 @@
-"""From a block of lines to arrays: the part that workers do, without files and without state.
+"""From a piece of the input to arrays: the part that workers do, without state.
 
 What a document is follows Megatron's tool (docs/formats.md): a sentence that gives no id is dropped; with
 append_eod the end-of-document id follows the last id of a document and counts in its last sequence; a
-document that gave no id gets none and stays as an empty document.
+document that gave no id gets none and stays as an empty document. A record is taken under all keys or under
+none: what one key's tokenizer refuses, or an id that does not fit the token type, makes the row a bad one.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
 
-from mdata.sources import Problem, Record, RowError, parse_block
-from mdata.tokenizers import IdArray, LengthArray, Tokenizer
+from mdata.sources import Column, Piece, Problem, ReadSpec, RecordBatch, parse, piece_digest, read_piece
+from mdata.tokenizers import IdArray, LengthArray, TextRefused, Tokenizer
+
+HOLDOUT_BITS = 64
 
 
 @dataclass(frozen=True)
 class EncodeSpec:
-    """What a worker needs to know besides the text."""
+    """What a worker needs to know besides the text.
 
-    json_keys: tuple[str, ...]
+    Attributes:
+        read: how records are taken from bytes.
+        eod: the id to put after each document, or None.
+        dtype: numpy's name of the token type on disk.
+        held_below: a record whose text hashes below this goes to the held-out part; 0: none.
+    """
+
+    read: ReadSpec
     eod: int | None
+    dtype: str
+    held_below: int = 0
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Whole documents of one key: int32[t] ids, int64[n] sequence lengths, int64[d] running sequence counts."""
+    """Whole documents of one key.
 
-    tokens: IdArray
+    Attributes:
+        tokens: [t], in the token type on disk.
+        lengths: int64[n], tokens of each sequence.
+        document_ends: int64[d], running count of sequences.
+        text_bytes: int64[d], UTF-8 bytes of each document's text.
+        special_in_text: special tokens that the texts spelled.
+    """
+
+    tokens: npt.NDArray[Any]
     lengths: LengthArray
     document_ends: LengthArray
-    text_bytes: int
+    text_bytes: LengthArray
+    special_in_text: int
 
 
 @dataclass(frozen=True)
-class EncodedBlock:
-    """What a block of lines gave: its rows, one `Encoded` per key, and the line at which it stopped, if any."""
+class EncodedPiece:
+    """What a piece gave: one `Encoded` per key, and what is known of its rows.
+
+    Attributes:
+        rows: rows passed over, bad ones included.
+        kept: int64[d], the row (from 1, in this piece) of each record that was taken.
+        held: bool[d], which of them are held out; None where nothing is.
+        parts: the documents, one `Encoded` per key.
+        problems: the rows that were not taken, in order.
+        digest: BLAKE3 of the piece.
+        seconds: spent reading, parsing, encoding.
+    """
 
     rows: int
+    kept: LengthArray
+    held: npt.NDArray[np.bool_] | None
     parts: tuple[Encoded, ...]
-    problem: Problem | None
+    problems: tuple[Problem, ...]
+    digest: bytes
+    seconds: tuple[float, float, float]
 
 
-def encode_block(data: bytes, tokenizer: Tokenizer, *, spec: EncodeSpec) -> EncodedBlock:
-    """Tokenize the records of a block of whole lines; stops before the first line that cannot be taken."""
-    records: list[Record] = []
-    problem = None
+def encode_piece(piece: Piece, tokenizer: Tokenizer, *, spec: EncodeSpec) -> EncodedPiece:
+    """Read, parse and tokenize one piece."""
+    begun = time.perf_counter()
+    data = read_piece(piece, spec.read)
+    read = time.perf_counter()
+    digest = piece_digest(data)
+    batch = parse(piece.source.format, data, spec=spec.read)
+    parsed = time.perf_counter()
+    batch, parts = encode_records(batch, tokenizer, spec=spec)
+    kept = np.arange(1, batch.rows + 1) if batch.kept is None else np.array(batch.kept, np.int64)
+    held = held_out(batch.columns, spec.held_below) if spec.held_below else None
+    seconds = (read - begun, parsed - read, time.perf_counter() - parsed)
+    return EncodedPiece(batch.rows, kept, held, parts, tuple(batch.problems), digest, seconds)
+
+
+def encode_records(
+    batch: RecordBatch, tokenizer: Tokenizer, *, spec: EncodeSpec
+) -> tuple[RecordBatch, tuple[Encoded, ...]]:
+    """Tokenize all records; those that the tokenizer refuses become problems of the batch that is returned."""
     try:
-        records.extend(parse_block(data, spec.json_keys))
-    except RowError as error:
-        problem = error.problem
-    parts = tuple(
-        encode_documents([record.texts[number] for record in records], tokenizer, eod=spec.eod)
-        for number in range(len(spec.json_keys))
-    )
-    return EncodedBlock(len(records), parts, problem)
+        return batch, tuple(encode_documents(column, tokenizer, spec=spec) for column in batch.columns)
+    except TextRefused:
+        batch = _without_refused(batch, tokenizer, spec)
+        return batch, tuple(encode_documents(column, tokenizer, spec=spec) for column in batch.columns)
 
 
-def encode_documents(documents: Sequence[Sequence[str]], tokenizer: Tokenizer, *, eod: int | None) -> Encoded:
-    """Tokenize documents, each a list of sentences.
+def encode_documents(column: Column, tokenizer: Tokenizer, *, spec: EncodeSpec) -> Encoded:
+    """Tokenize the documents of one key.
 
-    Args:
-        documents: the sentences of each document.
-        tokenizer: gives the ids.
-        eod: the id to put after each document that has any, or None.
+    Raises:
+        TextRefused: a text has no ids, or one that does not fit the token type.
     """
-    sentences = [sentence for document in documents for sentence in document]
-    tokens, lengths = tokenizer.encode_batch(sentences)
-    assert len(lengths) == len(sentences), f"{len(lengths)} lengths for {len(sentences)} sentences"
-    text_bytes = sum(len(sentence.encode()) for sentence in sentences)
-    kept = lengths > 0
-    sentence_ends = np.cumsum([len(document) for document in documents], dtype=np.int64)
-    kept_before = np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))
-    document_ends = kept_before[sentence_ends]
-    lengths = lengths[kept]
-    if eod is not None:
-        tokens, lengths = _with_eod(tokens, lengths, document_ends, eod)
-    return Encoded(tokens, lengths, document_ends, text_bytes)
+    tokens, lengths = tokenizer.encode_batch(column.sentences)
+    assert len(lengths) == len(column.sentences), f"{len(lengths)} lengths for {len(column.sentences)} sentences"
+    special = tokenizer.special_in_text(tokens, len(lengths))
+    _check_fit(tokens, lengths, spec.dtype)
+    narrow = tokens.astype(spec.dtype)
+    sentence_bytes = np.fromiter(map(_utf8_bytes, column.sentences), np.int64, len(lengths))
+    if column.ends is None and (not len(lengths) or lengths.min() > 0):
+        document_ends, text_bytes = np.arange(1, len(lengths) + 1), sentence_bytes
+    else:
+        sentence_ends = np.arange(1, len(lengths) + 1) if column.ends is None else np.array(column.ends, np.int64)
+        text_bytes = np.diff(_running(sentence_bytes)[sentence_ends], prepend=0)
+        document_ends = _running(lengths > 0)[sentence_ends]
+        lengths = lengths[lengths > 0]
+    if spec.eod is not None:
+        narrow, lengths = _with_eod(narrow, lengths, document_ends, spec.eod)
+    return Encoded(narrow, lengths, document_ends, text_bytes, special)
+
+
+def held_out(columns: Sequence[Column], held_below: int) -> npt.NDArray[np.bool_]:
+    """Which records are held out: those whose text hashes below a bound.
+
+    The hash is the first 8 bytes (little endian) of BLAKE3 over the sentences of all keys, each followed by
+    byte FF, which UTF-8 never holds; so it depends on the text alone, not on the place in the corpus.
+    """
+    starts = [[0, *(column.ends or range(1, len(column.sentences) + 1))] for column in columns]
+    held = np.zeros(len(starts[0]) - 1, np.bool_)
+    for record in range(len(held)):
+        hasher = blake3()
+        for column, bounds in zip(columns, starts, strict=True):
+            for sentence in column.sentences[bounds[record] : bounds[record + 1]]:
+                hasher.update(sentence.encode() + b"\xff")
+        held[record] = int.from_bytes(hasher.digest(length=HOLDOUT_BITS // 8), "little") < held_below
+    return held
+
+
+def select(encoded: Encoded, documents: npt.NDArray[np.bool_]) -> Encoded:
+    """Some of the documents; `special_in_text`, which is not known by document, is left at 0."""
+    of_document = np.diff(encoded.document_ends, prepend=0)
+    sequences = np.repeat(documents, of_document)
+    return Encoded(
+        encoded.tokens[np.repeat(sequences, encoded.lengths)],
+        encoded.lengths[sequences],
+        np.cumsum(of_document[documents], dtype=np.int64),
+        encoded.text_bytes[documents],
+        0,
+    )
+
+
+def _utf8_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _running(values: npt.NDArray[Any]) -> LengthArray:
+    """int64[n + 1]: the sum of the first k values."""
+    sums = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=sums[1:])
+    return sums
+
+
+def _check_fit(tokens: IdArray, lengths: LengthArray, dtype: str) -> None:
+    if not len(tokens):
+        return
+    limits = np.iinfo(dtype)
+    if tokens.min() < limits.min or tokens.max() > limits.max:
+        first = int(np.flatnonzero((tokens < limits.min) | (tokens > limits.max))[0])
+        text = int(np.searchsorted(np.cumsum(lengths), first, side="right"))
+        reason = f"id {tokens[first]} does not fit {dtype} (the vocabulary's size decides the type)"
+        raise TextRefused(text, reason)
+
+
+def _without_refused(batch: RecordBatch, tokenizer: Tokenizer, spec: EncodeSpec) -> RecordBatch:
+    """Try record by record; slow, but only a piece with such a record comes here."""
+    kept = list(range(1, batch.rows + 1)) if batch.kept is None else batch.kept
+    bounds = [[0, *(column.ends or range(1, len(column.sentences) + 1))] for column in batch.columns]
+    good, problems = [], list(batch.problems)
+    for record, row in enumerate(kept):
+        try:
+            for column, ends in zip(batch.columns, bounds, strict=True):
+                sentences = column.sentences[ends[record] : ends[record + 1]]
+                encode_documents(Column(sentences, [len(sentences)]), tokenizer, spec=spec)
+            good.append(record)
+        except TextRefused as refused:
+            text = sentences[refused.index]
+            problems.append(Problem(row, "bad-text", refused.reason, repr(text[:80]), text.encode()))
+    columns = []
+    for column, ends in zip(batch.columns, bounds, strict=True):
+        documents = [column.sentences[ends[record] : ends[record + 1]] for record in good]
+        running = _running(np.array([len(document) for document in documents], np.int64))[1:]
+        columns.append(Column([text for document in documents for text in document], running.tolist()))
+    problems.sort(key=lambda problem: problem.row)
+    return RecordBatch(batch.rows, [kept[record] for record in good], tuple(columns), problems)
 
 
 def _with_eod(
-    tokens: IdArray, lengths: LengthArray, document_ends: LengthArray, eod: int
-) -> tuple[IdArray, LengthArray]:
+    tokens: npt.NDArray[Any], lengths: LengthArray, document_ends: LengthArray, eod: int
+) -> tuple[npt.NDArray[Any], LengthArray]:
     """Put `eod` after the last id of every document that has a sequence."""
     last = document_ends[np.diff(document_ends, prepend=0) > 0] - 1
     token_ends = np.cumsum(lengths)[last]
     longer = lengths.copy()
     longer[last] += 1
-    return np.insert(tokens, token_ends, np.int32(eod)), longer
+    result = np.empty(len(tokens) + len(last), tokens.dtype)
+    # The place of each eod in the result: its place in the tokens, and the eods before it.
+    places = token_ends + np.arange(len(last))
+    is_token = np.ones(len(result), np.bool_)
+    is_token[places] = False
+    result[places] = eod
+    result[is_token] = tokens
+    return result, longer

@@ -1,8 +1,9 @@
 """The last steps of a corpus, in the order that never shows a manifest which is not true.
 
-The old manifest goes and its absence is made lasting; the pair takes its names; the block hashes and the
-tokenizer's files follow; the manifest is written last. If any step fails, what this run put in place is
-taken away again.
+The old manifest goes and its absence is made lasting; the pair and its origins take their names; the block
+hashes and the tokenizer's files follow; the manifest is written last. If a step fails, the names are taken
+away again and everything stays for a run that continues; if the process dies in between, the next run does
+the same before it finishes (see mdata/indexed/spool.py).
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ from pathlib import Path
 from typing import cast
 
 from blake3 import blake3
+from msgspec.structs import replace
 
 from mdata import durable, manifest
 from mdata.errors import os_errors_named
-from mdata.indexed import IndexedWriter, ShardFacts
+from mdata.indexed import ShardFacts
 from mdata.manifest import (
     BlockHashes,
     CorpusManifest,
+    Origins,
     Provenance,
     Shard,
     Statistics,
     TokenizerFacts,
 )
 from mdata.manifest.structs import TokenDtype
+from mdata.preprocess.sinks import Sink, origins_path
 from mdata.tokenizers import Tokenizer
 from mdata.tokenizers.folder import folder_name, write_folder
 
@@ -38,38 +42,32 @@ def hashes_path(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + ".bin.blake3")
 
 
-def write_corpus(
-    writer: IndexedWriter,
-    prefix: Path,
-    *,
-    tokenizer: Tokenizer,
-    provenance: Provenance,
-    statistics: Statistics,
-) -> CorpusManifest:
+def write_corpus(sink: Sink, *, tokenizer: Tokenizer, provenance: Provenance, statistics: Statistics) -> CorpusManifest:
     """Finish a pair and everything beside it; returns the manifest that was written.
 
     Raises:
         ResourceError, UsageError: the file system refused; nothing that looks finished is left.
     """
+    prefix = sink.prefix
     with os_errors_named(f"finishing {prefix}"):
         _forget(manifest_path(prefix))
-        facts = writer.finish()
+        facts = sink.writer.place()
         try:
+            origins = Origins(path=origins_path(prefix).name, hash=sink.origins.place())
             durable.atomic_write(hashes_path(prefix), b"".join(facts.block_hashes))
             write_folder(prefix.parent / folder_name(tokenizer.files), tokenizer.files)
-            return manifest.save(
-                _manifest(
-                    prefix,
-                    facts,
-                    tokenizer=_tokenizer_facts(tokenizer),
-                    provenance=provenance,
-                    statistics=statistics,
-                ),
-                manifest_path(prefix),
+            made = corpus_manifest(
+                prefix,
+                facts,
+                tokenizer=tokenizer_facts(tokenizer),
+                provenance=replace(provenance, origins=origins),
+                statistics=statistics,
             )
+            return manifest.save(made, manifest_path(prefix))
         except BaseException:
-            for ending in (".json", ".idx", ".bin", ".bin.blake3"):
-                prefix.with_name(prefix.name + ending).unlink(missing_ok=True)
+            sink.writer.unplace()
+            sink.origins.unplace()
+            hashes_path(prefix).unlink(missing_ok=True)
             raise
 
 
@@ -79,7 +77,8 @@ def _forget(path: Path) -> None:
         durable.sync_folder(path.parent)
 
 
-def _tokenizer_facts(tokenizer: Tokenizer) -> TokenizerFacts:
+def tokenizer_facts(tokenizer: Tokenizer) -> TokenizerFacts:
+    """What a manifest says of a tokenizer."""
     return TokenizerFacts(
         type=tokenizer.name,
         fingerprint=tokenizer.fingerprint,
@@ -91,9 +90,16 @@ def _tokenizer_facts(tokenizer: Tokenizer) -> TokenizerFacts:
     )
 
 
-def _manifest(
-    prefix: Path, facts: ShardFacts, *, tokenizer: TokenizerFacts, provenance: Provenance, statistics: Statistics
+def corpus_manifest(
+    prefix: Path,
+    facts: ShardFacts,
+    *,
+    tokenizer: TokenizerFacts,
+    provenance: Provenance | None,
+    statistics: Statistics | None,
 ) -> CorpusManifest:
+    """The manifest of one pair whose content is known, not yet sealed."""
+    hashes = b"".join(facts.block_hashes)
     shard = Shard(
         path=prefix.name,
         documents=facts.documents,
@@ -103,7 +109,7 @@ def _manifest(
         contiguous=True,
         largest_id=facts.largest_id,
         idx_hash=facts.idx_hash,
-        blocks=BlockHashes(path=hashes_path(prefix).name, hash=blake3(b"".join(facts.block_hashes)).hexdigest()),
+        blocks=BlockHashes(path=hashes_path(prefix).name, hash=blake3(hashes).hexdigest()),
     )
     return CorpusManifest(
         format=manifest.FORMAT,

@@ -19,7 +19,7 @@ class InputState:
     """One file as far as it was taken: how it was found, and the digests of its pieces."""
 
     path: str
-    bytes: int
+    size_bytes: int
     modified_ns: int
     rows: int = 0
     hash: str | None = None
@@ -65,10 +65,10 @@ class Ledger:
             return len(self.inputs), 0
         return len(self.inputs) - 1, len(self.inputs[-1].digests)
 
-    def open_input(self, path: str, bytes: int, *, modified_ns: int) -> None:
+    def open_input(self, path: str, size_bytes: int, *, modified_ns: int) -> None:
         """The next file begins."""
         self.close_last()
-        self.inputs.append(InputState(path, bytes, modified_ns))
+        self.inputs.append(InputState(path, size_bytes, modified_ns))
         self._journaled_digests = 0
 
     def close_last(self) -> None:
@@ -94,7 +94,7 @@ class Ledger:
         """What a state record keeps: counts, and what is new of the inputs since the record before."""
         first = self._journaled_inputs
         inputs = [
-            {"path": s.path, "bytes": s.bytes, "modified_ns": s.modified_ns, "rows": s.rows, "hash": s.hash}
+            {"path": s.path, "size_bytes": s.size_bytes, "modified_ns": s.modified_ns, "rows": s.rows, "hash": s.hash}
             for s in self.inputs[first:]
         ]
         digests = self.inputs[-1].digests[self._journaled_digests :] if self.inputs else []

@@ -142,8 +142,3 @@ def content_options(options: PreprocessOptions) -> dict[str, Any]:
     )
     recorded = {name: getattr(options, name) for name in names}
     return {**recorded, "json_keys": list(options.json_keys), "tokenizer_type": options.tokenizer_type}
-
-
-def result_prefix(options: PreprocessOptions, key: str) -> Path:
-    """Where the results of one key go, without their endings."""
-    return Path(f"{options.output_prefix}_{key}_{LEVEL}")

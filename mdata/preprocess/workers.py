@@ -1,4 +1,4 @@
-"""Processes that encode blocks, and results that come back in the order in which the work was handed out.
+"""Processes that encode pieces, and results that come back in the order in which the work was handed out.
 
 At most a window of tasks is out at once, so memory is bounded by the window, not by the input. Each worker
 is spawned (no state is inherited), builds the tokenizer once, and speaks with us over one pipe; a worker
@@ -11,35 +11,22 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from mdata.errors import ResourceError, os_errors_named
-from mdata.preprocess.encode import EncodedBlock, EncodeSpec, encode_block
-from mdata.sources import Unit, read_range
+from mdata.preprocess.encode import EncodedPiece, EncodeSpec, encode_piece
+from mdata.sources import Piece
 from mdata.tokenizers import Tokenizer, build_tokenizer
 
 # Results that may wait for an earlier one, per worker: enough that a long block does not idle the others.
 _WINDOW_PER_WORKER = 4
 _GRACE_S = 5.0
-
-
-@dataclass(frozen=True)
-class Task:
-    """Work for one worker: a range of a plain file, or text that was unpacked already."""
-
-    unit: Unit
-    data: bytes | None
-    file_bytes: int
-
-    def text(self) -> bytes:
-        """The lines to encode."""
-        return read_range(self.unit) if self.data is None else self.data
 
 
 @dataclass(frozen=True)
@@ -49,31 +36,32 @@ class WorkerSetup:
     tokenizer_type: str
     tokenizer_files: Mapping[str, bytes]
     tokenizer_options: Mapping[str, Any]
+    engine: str
     spec: EncodeSpec
 
 
 def encode_here(
-    tasks: Iterable[Task], tokenizer: Tokenizer, *, spec: EncodeSpec
-) -> Iterator[tuple[Task, EncodedBlock]]:
-    """Encode the tasks in this process, one after another."""
-    for task in tasks:
-        yield task, encode_block(task.text(), tokenizer, spec=spec)
+    pieces: Iterable[Piece], tokenizer: Tokenizer, *, spec: EncodeSpec
+) -> Iterator[tuple[Piece, EncodedPiece]]:
+    """Encode the pieces in this process, one after another."""
+    for piece in pieces:
+        yield piece, encode_piece(piece, tokenizer, spec=spec)
 
 
 def encode_in_workers(
-    tasks: Iterable[Task], setup: WorkerSetup, *, num_workers: int
-) -> Iterator[tuple[Task, EncodedBlock]]:
-    """Encode the tasks in processes; results come in the order of the tasks.
+    pieces: Iterable[Piece], setup: WorkerSetup, *, num_workers: int
+) -> Generator[tuple[Piece, EncodedPiece], None, None]:
+    """Encode the pieces in processes; results come in the order of the pieces.
 
     Raises:
         ResourceError: a worker died or could not be started.
-        MdataError: what reading a task raised.
+        MdataError: what reading a piece raised.
     """
     with _pool(setup, num_workers) as workers:
-        source = enumerate(tasks)
+        source = enumerate(pieces)
         free = list(workers)
-        out: dict[int, Task] = {}
-        done: dict[int, EncodedBlock] = {}
+        out: dict[int, Piece] = {}
+        done: dict[int, EncodedPiece] = {}
         wanted = 0
         while True:
             while free and len(out) < num_workers * _WINDOW_PER_WORKER:
@@ -81,14 +69,15 @@ def encode_in_workers(
                 if numbered is None:
                     break
                 free.pop().give(*numbered)
-                out[numbered[0]] = numbered[1]
+                # Its text, if it carried any, is the worker's now.
+                out[numbered[0]] = replace(numbered[1], data=None)
             if not out:
                 return
             if wanted not in done:
                 busy = [worker for worker in workers if worker.task is not None]
                 for worker in _ready(busy):
-                    number, block = worker.take()
-                    done[number] = block
+                    number, result = worker.take()
+                    done[number] = result
                     free.append(worker)
                 continue
             yield out.pop(wanted), done.pop(wanted)
@@ -101,20 +90,20 @@ class _Worker:
     def __init__(self, setup: WorkerSetup) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.task: tuple[int, Task] | None = None
+        self.task: tuple[int, Piece] | None = None
         self.process: BaseProcess = context.Process(target=_serve, args=(theirs, setup), daemon=True)
         with _interrupts_held_back():
             self.process.start()
         theirs.close()
 
-    def give(self, number: int, task: Task) -> None:
-        self.task = (number, task)
+    def give(self, number: int, piece: Piece) -> None:
+        self.task = (number, piece)
         try:
-            self.connection.send((number, task))
+            self.connection.send((number, piece))
         except OSError as error:
             raise self._died() from error
 
-    def take(self) -> tuple[int, EncodedBlock]:
+    def take(self) -> tuple[int, EncodedPiece]:
         try:
             number, result = self.connection.recv()
         except (EOFError, OSError) as error:
@@ -137,12 +126,13 @@ class _Worker:
         self.process.join(_GRACE_S)
         code = self.process.exitcode
         assert self.task is not None, "a worker without a task is not listened to"
-        unit = self.task[1].unit
+        piece = self.task[1]
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         return ResourceError(
-            f"a worker process died while it read {unit.file.path}, bytes {unit.start} to {unit.stop}",
+            f"a worker process died while it read {piece.source.path}, "
+            f"block {piece.number} ({piece.start} to {piece.stop})",
             found=f"{how}{' (the system ends processes this way when memory is short)' if code == -9 else ''}",
-            fix="run again with fewer workers",
+            fix="run again, with fewer workers, to continue",
         )
 
 
@@ -183,19 +173,21 @@ def _serve(connection: Connection, setup: WorkerSetup) -> None:
 
     # One thread each: the processes are the parallelism.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    tokenizer = build_tokenizer(setup.tokenizer_type, setup.tokenizer_files, **setup.tokenizer_options)
+    tokenizer = build_tokenizer(
+        setup.tokenizer_type, setup.tokenizer_files, engine=setup.engine, options=setup.tokenizer_options
+    )
     try:
         while True:
-            number, task = connection.recv()
-            connection.send((number, _attempt(task, tokenizer, setup.spec)))
+            number, piece = connection.recv()
+            connection.send((number, _attempt(piece, tokenizer, setup.spec)))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
 
 
-def _attempt(task: Task, tokenizer: Tokenizer, spec: EncodeSpec) -> EncodedBlock | Exception:
+def _attempt(piece: Piece, tokenizer: Tokenizer, spec: EncodeSpec) -> EncodedPiece | Exception:
     """The result, or what was raised, for the parent to raise; a fault of ours carries its traceback along."""
     try:
-        return encode_block(task.text(), tokenizer, spec=spec)
+        return encode_piece(piece, tokenizer, spec=spec)
     except Exception as error:
         error.add_note("in a worker process:\n" + traceback.format_exc())
         return error

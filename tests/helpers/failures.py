@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,42 @@ def durable_calls(
         for name in ("write", "sync", "rename"):
             patch.setattr(durable, name, calls.through(name, getattr(durable, name)))
         yield calls
+
+
+def crash_at(n: int, work: Callable[[], object]) -> bool:
+    """Run `work` in a child that ends, with no handler run, before its n-th write, sync or rename.
+
+    Returns whether it came that far; an error of the work itself is one here.
+    """
+    child = os.fork()
+    if child == 0:
+        code = _FAILED
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                counted = itertools.count()
+                for name in ("write", "sync", "rename"):
+                    patch.setattr(durable, name, _dying(getattr(durable, name), counted, n))
+                work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, _CRASHED), f"the work failed before it was cut off (exit {code})"
+    return code == _CRASHED
+
+
+_CRASHED, _FAILED = 9, 1
+
+
+def _dying(real: Any, counted: Iterator[int], n: int) -> Any:
+    def call(*arguments: Any) -> Any:
+        if next(counted) == n:
+            os._exit(_CRASHED)
+        return real(*arguments)
+
+    return call
 
 
 def _what(arguments: tuple[Any, ...]) -> str:

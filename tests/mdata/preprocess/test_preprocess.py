@@ -24,16 +24,18 @@ from hypothesis import strategies as st
 import mdata
 from mdata import BadInputError, ResourceError, UsageError
 from mdata.preprocess.encode import Encoded, encode_documents
-from mdata.preprocess.options import result_prefix
-from mdata.preprocess.run import length_histogram
+from mdata.preprocess.encode import EncodeSpec
+from mdata.preprocess.routes import Routes
+from mdata.preprocess.sinks import length_histogram
 from mdata.progress import Silent
-from mdata.tokenizers import load_tokenizer
+from mdata.sources import Column, ReadSpec
+from mdata.tokenizers import TokenizerSpec, load_tokenizer
 from tests.helpers.examples import examples
 from tests.helpers.manifests import assert_valid
 from tests.mdata.preprocess.twin import documents_of, pair_of
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-TOKENIZER = load_tokenizer("HuggingFaceTokenizer", GOLDEN / "tokenizer")
+TOKENIZER = load_tokenizer(TokenizerSpec(type="HuggingFaceTokenizer", model=str(GOLDEN / "tokenizer")))
 
 
 def options(folder: Path, **changes) -> mdata.PreprocessOptions:
@@ -103,11 +105,13 @@ def test_the_references_hugging_face_cases(tmp_path, oracles):
 @examples(20)
 @given(unit_bytes=st.integers(1, 700))
 def test_unit_size_changes_nothing(tmp_path_factory, unit_bytes):
+    """Only the manifest, which records the size of the pieces that inputs were hashed by, may differ."""
     folder = tmp_path_factory.mktemp("units")
-    run(folder, append_eod=True, unit_bytes=unit_bytes)
+    found = run(folder, append_eod=True, unit_bytes=unit_bytes)
     whole = tmp_path_factory.mktemp("whole")
-    run(whole, append_eod=True)
-    assert contents(folder) == contents(whole)
+    expected = run(whole, append_eod=True)
+    assert (found.id, pair(folder)) == (expected.id, pair(whole))
+    assert (folder / "out_text_document.origins").read_bytes() == (whole / "out_text_document.origins").read_bytes()
 
 
 @pytest.mark.parametrize("workers", [2, 7])
@@ -138,11 +142,13 @@ def test_documents_equal_the_slow_twin(tmp_path_factory, documents, with_eod):
     path.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
     eod = TOKENIZER.eod if with_eod else None
     expected = documents_of(path, TOKENIZER, eod=eod)
-    found = encode_documents(documents, TOKENIZER, eod=eod)
+    sentences = [text for document in documents for text in document]
+    column = Column(sentences, np.cumsum([len(document) for document in documents], dtype=int).tolist())
+    found = encode_documents(column, TOKENIZER, spec=EncodeSpec(ReadSpec(), eod, "uint16"))
     ends = [0, *found.document_ends.tolist()]
     sequences = np.split(found.tokens, np.cumsum(found.lengths)[:-1]) if len(found.lengths) else []
     assert [[s.tolist() for s in sequences[a:b]] for a, b in itertools.pairwise(ends)] == expected
-    assert found.text_bytes == sum(len(text.encode()) for document in documents for text in document)
+    assert found.text_bytes.tolist() == [sum(len(text.encode()) for text in document) for document in documents]
 
 
 def test_manifest_says_what_was_made(tmp_path):
@@ -167,7 +173,7 @@ def test_manifest_says_what_was_made(tmp_path):
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=20))
 def test_length_histogram_is_by_binary_digits(lengths):
     arrays = (np.array(lengths, np.int64), np.arange(1, len(lengths) + 1, dtype=np.int64))
-    found = length_histogram(Encoded(np.empty(0, np.int32), *arrays, 0))
+    found = length_histogram(Encoded(np.empty(0, np.int32), *arrays, np.zeros(len(lengths), np.int64), 0))
     expected = [0] * 65
     for length in lengths:
         expected[length.bit_length()] += 1
@@ -214,7 +220,7 @@ def test_a_moved_folder_stays_valid(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_bad_record_has_its_row_in_the_file_and_nothing_is_left(tmp_path, workers):
+def test_a_bad_record_has_its_row_in_the_file_and_nothing_looks_finished(tmp_path, workers):
     lines = [json.dumps({"text": f"document {i}"}) for i in range(90)]
     (tmp_path / "in.jsonl").write_text("\n".join([*lines[:70], '{"text": 7}', *lines[70:]]))
     (tmp_path / "first.jsonl").write_text("\n".join(lines))
@@ -222,7 +228,8 @@ def test_a_bad_record_has_its_row_in_the_file_and_nothing_is_left(tmp_path, work
     with pytest.raises(BadInputError, match=r"/in\.jsonl:71: key 'text' holds a number") as caught:
         mdata.preprocess(options(tmp_path / "out", input=inputs, workers=workers, unit_bytes=100))
     assert "Traceback" not in str(caught.value)
-    assert contents(tmp_path / "out") == {}
+    left = contents(tmp_path / "out")
+    assert left and all(name.startswith(".") and "lock" not in name for name in left)
 
 
 class KillOne(Silent):
@@ -238,15 +245,18 @@ class KillOne(Silent):
             next(child for child in multiprocessing.active_children() if child not in self.others).kill()
 
 
-def test_a_dead_worker_is_named_and_nothing_is_left(tmp_path):
+def test_a_dead_worker_is_named_and_the_run_continues(tmp_path):
     (tmp_path / "x.jsonl").write_text('{"text": "some words of text"}\n' * 20000)
     before = {child.pid for child in multiprocessing.active_children()}
-    with pytest.raises(ResourceError, match=r"a worker process died while it read .*x\.jsonl, bytes \d+ to \d+"):
-        mdata.preprocess(
-            options(tmp_path / "out", input=(str(tmp_path / "x.jsonl"),), workers=2, unit_bytes=4000), KillOne()
-        )
-    assert contents(tmp_path / "out") == {}
+    changes = {"input": (str(tmp_path / "x.jsonl"),), "unit_bytes": 4000}
+    job = options(tmp_path / "out", **changes, workers=2)
+    with pytest.raises(ResourceError, match=r"a worker process died while it read .*x\.jsonl, block \d+ \(\d+ to \d+\)"):
+        mdata.preprocess(job, KillOne())
     assert {child.pid for child in multiprocessing.active_children()} <= before
+    assert not list((tmp_path / "out").glob("out*"))
+    assert mdata.preprocess(job).resumed
+    run(tmp_path / "whole", **changes)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_signals_are_as_before(tmp_path):
@@ -283,7 +293,10 @@ def test_append_eod_needs_an_eod(tmp_path):
 
 
 def test_result_names():
-    assert result_prefix(options(Path("a"), output_prefix="d/x"), "body") == Path("d/x_body_document")
+    asked = options(Path("a"), output_prefix="d/x")
+    assert Routes(1, None, False).prefix(asked, "body", 0) == Path("d/x_body_document")
+    assert Routes(3, None, True).prefix(asked, "body", 2) == Path("d/x_2_body_document")
+    assert Routes(3, None, True).prefix(asked, "body", 3) == Path("d/x_holdout_body_document")
 
 
 ASK_WORKERS = """

@@ -1,0 +1,232 @@
+"""The long part of a run: pieces in, documents appended in their order, a journal record now and then.
+
+A record follows an fsync of every file in the making. Between two records nothing is promised: a run that
+continues cuts the files back to the last one. What is unusual: an exception may arrive anywhere (Ctrl-C,
+SIGTERM), so a flag says whether files and counts speak of the same row; only then may a last record be
+written on the way out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing, suppress
+from types import TracebackType
+from typing import Self
+
+from mdata.errors import MdataError, UsageError
+from mdata.preprocess.encode import EncodedPiece, select
+from mdata.preprocess.job import Job, printable_path
+from mdata.preprocess.journal import Journal
+from mdata.preprocess.problems import ProblemPolicy
+from mdata.preprocess.results import is_finished
+from mdata.preprocess.resume import TakenUp, forget_leftovers
+from mdata.preprocess.sinks import Sink
+from mdata.preprocess.workers import WorkerSetup, encode_here, encode_in_workers
+from mdata.sources import Piece, check_unchanged, piece_digest, pieces
+
+# An fsync may be slow on shared storage: at most a tenth of the time goes there, but a record is never
+# older than this.
+_LONGEST_INTERVAL_S = 25.0
+
+
+class Filling:
+    """Everything that a run has open. A context manager: leaving it by an error keeps what can be continued.
+
+    Args:
+        job: what is to be done.
+        journal: where progress is recorded.
+        taken: where to begin.
+
+    Attributes:
+        sinks: name -> sink; None for a corpus that an earlier run finished.
+    """
+
+    def __init__(self, job: Job, journal: Journal, *, taken: TakenUp) -> None:
+        self.job = job
+        self.ledger = taken.ledger
+        self.sinks: dict[str, Sink | None] = {}
+        self._journal = journal
+        self._recorded = taken.resumed
+        self._consistent = True
+        self._filled = False
+        self._seconds = {"read": 0.0, "parse": 0.0, "encode": 0.0, "write": 0.0}
+        self.policy = ProblemPolicy(job.options, job.progress, quarantine_bytes=taken.quarantine_bytes)
+        try:
+            for route in range(job.routes.num_routes):
+                for key in job.options.json_keys:
+                    name = job.routes.name(key, route)
+                    self.sinks[name] = self._open(name, route, taken=taken)
+        except BaseException:
+            self._close(keep=taken.resumed)
+            raise
+
+    def fill(self) -> None:
+        """Tokenize everything that was not yet taken.
+
+        Raises:
+            BadInputError: a row that cannot be taken, under the policy in force.
+            UsageError: an input that changed. ResourceError: disk, memory or a worker was lost.
+        """
+        job = self.job
+        job.progress.begin("tokenizing", job.input_bytes, unit="B")
+        job.progress.advance(sum(state.size_bytes for state in self.ledger.inputs if state.hash), **self._totals())
+        due = time.monotonic() + job.options.checkpoint_s
+        with closing(self._results()) as results:
+            for piece, encoded in results:
+                begun = time.perf_counter()
+                self._take(piece, encoded)
+                if time.monotonic() >= due:
+                    due = self._checkpoint_in_time()
+                self._tell(piece, encoded, time.perf_counter() - begun)
+        self._open_inputs(len(job.files))
+        check_unchanged(job.files[-1])
+        self.ledger.close_last()
+        self.policy.check_share(self.ledger.bad, self.ledger.rows)
+        self._checkpoint()
+        self._filled = True
+        job.progress.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._close(keep=False)
+            return
+        if self._consistent and not self._filled and self.ledger.inputs:
+            with suppress(MdataError, OSError):
+                self._checkpoint()
+        if self._recorded:
+            self.job.progress.note(f"{self.ledger.rows:,} rows are kept; the same command continues after them")
+        else:
+            self._journal.remove()
+        self._close(keep=self._recorded)
+
+    def _open(self, name: str, route: int, *, taken: TakenUp) -> Sink | None:
+        prefix = self.job.prefixes()[name]
+        if taken.resumed and is_finished(prefix):
+            forget_leftovers({"outputs": [str(prefix)]})
+            return None
+        held_out = route == self.job.routes.partitions
+        step = 1 if held_out else self.job.routes.step
+        return Sink(prefix, self.job.spec.dtype, step=step, resume=taken.sinks.get(name))
+
+    def _close(self, *, keep: bool) -> None:
+        for sink in self.sinks.values():
+            if sink:
+                sink.close(keep=keep)
+        self.policy.close(keep=keep)
+
+    def _results(self) -> Generator[tuple[Piece, EncodedPiece], None, None]:
+        """Pieces and what they gave, in the order of the input, by worker processes where they are of use."""
+        job = self.job
+        wanted = self._wanted()
+        num_workers = job.options.workers
+        if not any(file.streamed for file in job.files):
+            num_workers = min(num_workers, -(-job.input_bytes // job.options.unit_bytes))
+        if num_workers <= 1:
+            yield from encode_here(wanted, job.tokenizer, spec=job.spec)
+            return
+        tokenizer = job.tokenizer
+        setup = WorkerSetup(tokenizer.name, tokenizer.files, tokenizer.options, tokenizer.engine, job.spec)
+        with closing(encode_in_workers(wanted, setup, num_workers=num_workers)) as results:
+            yield from results
+
+    def _wanted(self) -> Iterator[Piece]:
+        """The pieces that were not taken; those of a stream that were are compared on the way past them."""
+        job = self.job
+        first_file, first_piece = self.ledger.next_piece
+        again = bool(first_piece) and job.files[first_file].streamed
+        start = (first_file, 0 if again else first_piece)
+        passed = 0 if again else first_piece
+        with closing(pieces(job.files, job.options.unit_bytes, spec=job.spec.read, start=start)) as found:
+            for piece in found:
+                if piece.file_number == first_file and piece.number < first_piece:
+                    assert piece.data is not None, "a stream carries its data"
+                    if piece_digest(piece.data) != self.ledger.inputs[first_file].digests[piece.number]:
+                        raise _not_the_same(piece)
+                    passed += 1
+                    continue
+                if passed < first_piece:
+                    raise _not_the_same(piece)
+                yield piece
+        if passed < first_piece:
+            path = printable_path(job.files[first_file].path)
+            raise UsageError(f"{path} is shorter than what was read of it before", fix=_RESTART)
+
+    def _take(self, piece: Piece, encoded: EncodedPiece) -> None:
+        """Append one piece's documents to their sinks, and count them."""
+        self._open_inputs(piece.file_number + 1)
+        ledger, job = self.ledger, self.job
+        rows_before = ledger.inputs[-1].rows
+        path = ledger.inputs[-1].path
+        if encoded.problems and job.options.on_error == "stop":
+            self.policy.take(encoded.problems[0], path, rows_before=rows_before, bad_before=ledger.bad)
+        self._consistent = False
+        for problem in encoded.problems:
+            self.policy.take(problem, path, rows_before=rows_before, bad_before=ledger.bad)
+            ledger.refuse(problem.kind)
+        routes = job.routes.of(ledger.rows + encoded.kept - 1, encoded.held)
+        for route in range(job.routes.num_routes):
+            chosen = routes == route
+            every = bool(chosen.all())
+            if not every and not chosen.any():
+                continue
+            rows = rows_before + (encoded.kept if every else encoded.kept[chosen])
+            for key, part in zip(job.options.json_keys, encoded.parts, strict=True):
+                sink = self.sinks[job.routes.name(key, route)]
+                assert sink is not None, "a corpus was finished before all was taken"
+                sink.take(part if every else select(part, chosen), piece.file_number, rows=rows)
+        special = [part.special_in_text for part in encoded.parts]
+        ledger.take(encoded.rows, encoded.digest, records=len(encoded.kept), special=special)
+        self._consistent = True
+
+    def _open_inputs(self, count: int) -> None:
+        """Begin the files up to number `count`, empty ones included; those before the last are read."""
+        while len(self.ledger.inputs) < count:
+            if self.ledger.inputs:
+                check_unchanged(self.job.files[len(self.ledger.inputs) - 1])
+            file = self.job.files[len(self.ledger.inputs)]
+            self.ledger.open_input(printable_path(file.path), file.size_bytes, modified_ns=file.modified_ns)
+
+    def _checkpoint_in_time(self) -> float:
+        """Write a record; returns when the next one is due."""
+        begun = time.monotonic()
+        self._checkpoint()
+        now = time.monotonic()
+        return now + max(self.job.options.checkpoint_s, min(10 * (now - begun), _LONGEST_INTERVAL_S))
+
+    def _checkpoint(self) -> None:
+        if self._filled or any(sink is None for sink in self.sinks.values()):
+            return
+        sinks = {name: sink.checkpoint() for name, sink in self.sinks.items() if sink}
+        record = {
+            "kind": "state",
+            "sinks": sinks,
+            "quarantine_bytes": self.policy.checkpoint(),
+            **self.ledger.journaled(),
+        }
+        self._journal.append(record)
+        self.ledger.mark_journaled()
+        self._recorded = True
+
+    def _totals(self) -> dict[str, float]:
+        tokens = sum(sink.num_tokens for sink in self.sinks.values() if sink)
+        return {"tokens": tokens, "documents": self.ledger.records, "skipped": self.ledger.bad}
+
+    def _tell(self, piece: Piece, encoded: EncodedPiece, write_s: float) -> None:
+        for name, spent in zip(self._seconds, (*encoded.seconds, write_s), strict=True):
+            self._seconds[name] += spent
+        self.job.progress.advance(piece.file_bytes, **self._totals())
+        self.job.progress.stages(**self._seconds)
+
+
+_RESTART = "give the same input as before, or remove the hidden .journal file beside the output to start anew"
+
+
+def _not_the_same(piece: Piece) -> UsageError:
+    path = printable_path(piece.source.path)
+    return UsageError(f"{path} is not what was read of it before (block {piece.number})", fix=_RESTART)

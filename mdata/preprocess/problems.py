@@ -1,0 +1,110 @@
+"""What happens to rows that cannot be taken: stop, skip, or skip and keep them in a file.
+
+Rows come in the order of the input, so which row stops a run does not depend on the number of workers. The
+quarantine file has one JSON object a line: file, row, kind, reason, and the raw line ("line", or
+"line_base64" where it is not UTF-8).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from mdata.errors import BadInputError
+from mdata.indexed.spool import Spool
+from mdata.preprocess.options import PreprocessOptions
+from mdata.progress import Progress
+from mdata.sources import Problem
+
+# Beyond these a line for each would bury everything else; all are counted, and kept if there is a quarantine.
+_LINES_SHOWN = 5
+
+
+class ProblemPolicy:
+    """Takes the bad rows of one run.
+
+    Args:
+        options: on_error, quarantine and max_errors.
+        progress: hears of the first few.
+        quarantine_bytes: how much of the quarantine file an earlier run surely wrote.
+    """
+
+    def __init__(self, options: PreprocessOptions, progress: Progress, *, quarantine_bytes: int = 0) -> None:
+        self._options = options
+        self._progress = progress
+        self._shown = 0
+        self._spool = Spool(Path(options.quarantine), quarantine_bytes) if options.quarantine else None
+
+    def take(self, problem: Problem, path: str, *, rows_before: int, bad_before: int) -> None:
+        """One bad row.
+
+        Raises:
+            BadInputError: the policy is to stop, or more rows are bad than may be.
+        """
+        error = problem.as_error(path, rows_before)
+        if self._options.on_error == "stop":
+            raise error
+        if self._spool:
+            self._spool.append(_quarantined(problem, path, rows_before))
+        limit = self._options.max_errors
+        if limit is not None and not limit.endswith("%") and bad_before + 1 > Fraction(limit):
+            raise _too_many(str(error), bad_before + 1, limit)
+        if self._shown < _LINES_SHOWN:
+            self._progress.note(f"skipped {path}:{rows_before + problem.row}: {problem.reason}")
+        elif self._shown == _LINES_SHOWN:
+            self._progress.note("skipped more rows, which are counted and not shown")
+        self._shown += 1
+
+    def check_share(self, bad: int, rows: int) -> None:
+        """When all is read: refuse a larger share of bad rows than may be.
+
+        Raises:
+            BadInputError: with both numbers.
+        """
+        limit = self._options.max_errors
+        if limit is not None and limit.endswith("%") and bad > rows * Fraction(limit[:-1]) / 100:
+            raise _too_many(f"{bad} of {rows} rows cannot be taken", bad, limit)
+
+    def checkpoint(self) -> int:
+        """Make the quarantine file lasting so far; returns its size."""
+        if self._spool is None:
+            return 0
+        self._spool.sync()
+        return self._spool.size
+
+    def place(self) -> None:
+        """Give the quarantine file its name."""
+        if self._spool:
+            self._spool.sync()
+            self._spool.place()
+
+    def close(self, *, keep: bool) -> None:
+        """Stop writing; a file without its name is kept for a run that continues, or removed."""
+        if self._spool and keep:
+            self._spool.close()
+        elif self._spool:
+            self._spool.remove()
+
+
+def _too_many(what: str, bad: int, limit: str) -> BadInputError:
+    return BadInputError(
+        f"too many bad rows, the last: {what}", found=f"{bad} bad rows", expected=f"at most {limit} (max_errors)"
+    )
+
+
+def _quarantined(problem: Problem, path: str, rows_before: int) -> bytes:
+    kept: dict[str, Any] = {
+        "file": path,
+        "row": rows_before + problem.row,
+        "kind": problem.kind,
+        "reason": problem.reason,
+    }
+    if problem.line is not None:
+        try:
+            kept["line"] = problem.line.decode()
+        except UnicodeDecodeError:
+            kept["line_base64"] = base64.b64encode(problem.line).decode()
+    return json.dumps(kept, ensure_ascii=False).encode() + b"\n"

@@ -1,0 +1,386 @@
+"""Runs that are cut off: at every write, sync and rename, by signals, by full disks; and what continues them.
+
+A crash is a child process that ends by os._exit at the n-th call that reaches the disk: no handler runs, as
+with kill -9.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import mdata
+from mdata import BadInputError, MdataError, ResourceError, UsageError, durable
+from mdata.progress import Silent
+from tests.helpers.examples import SOAK
+from tests.helpers.failures import crash_at, durable_calls
+from tests.mdata.preprocess.test_preprocess import GOLDEN, contents, options
+
+
+class Notes(Silent):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def corpus(folder: Path) -> tuple[str, ...]:
+    """Three inputs: plain, packed, plain; with a bad row in each."""
+    folder.mkdir(exist_ok=True)
+    generator = random.Random(7)
+    texts = []
+    for number in range(3):
+        rows = [{"text": "x" * generator.randrange(30), "b": [f"word {i}", "z"]} for i in range(15)]
+        lines = [json.dumps(row) for row in rows]
+        lines.insert(generator.randrange(15), '{"text": 3}')
+        texts.append("\n".join(lines).encode())
+    (folder / "0.jsonl").write_bytes(texts[0])
+    (folder / "1.jsonl.gz").write_bytes(gzip.compress(texts[1], mtime=0))
+    (folder / "2.jsonl").write_bytes(texts[2])
+    return tuple(str(folder / name) for name in ("0.jsonl", "1.jsonl.gz", "2.jsonl"))
+
+
+def whole_job(inputs: tuple[str, ...], folder: Path) -> mdata.PreprocessOptions:
+    """Everything that leaves files: two keys, a held-out share, a quarantine; a record after every piece."""
+    return options(
+        folder,
+        input=inputs,
+        json_keys=("text", "b"),
+        append_eod=True,
+        holdout="0.3",
+        on_error="quarantine",
+        quarantine=str(folder / "bad.jsonl"),
+        unit_bytes=300,
+        checkpoint_s=0,
+        workers=1,
+    )
+
+
+def assert_what_is_there_is_true(folder: Path) -> None:
+    for path in folder.glob("*.json"):
+        assert mdata.verify(path, full=True).problems == (), path
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_crash_at_any_call_loses_nothing(tmp_path, partitions):
+    inputs = corpus(tmp_path / "in")
+
+    def job(folder: Path) -> mdata.PreprocessOptions:
+        return options(folder, **{**vars(whole_job(inputs, folder)), "partitions": partitions})
+
+    mdata.preprocess(job(tmp_path / "whole"))
+    expected = contents(tmp_path / "whole")
+    calls = 0
+    resumed = 0
+    step = 1 if SOAK > 1 else 5
+    for n in range(0, 10_000, step):
+        folder = tmp_path / str(n)
+        if not crash_at(n, lambda folder=folder: mdata.preprocess(job(folder))):
+            break
+        calls += 1
+        assert_what_is_there_is_true(folder)
+        notes = Notes()
+        result = mdata.preprocess(job(folder), notes)
+        resumed += result.resumed
+        assert contents(folder) == expected, n
+    assert calls > 100 / step and resumed > calls / 2
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_an_error_at_any_call_is_typed_and_loses_nothing(tmp_path, monkeypatch, code):
+    inputs = corpus(tmp_path / "in")
+    with durable_calls(monkeypatch) as seen:
+        mdata.preprocess(whole_job(inputs, tmp_path / "whole"))
+    expected = contents(tmp_path / "whole")
+    step = 1 if SOAK > 1 else 7
+    for n in range(0, len(seen.seen), step):
+        folder = tmp_path / str(n)
+        with durable_calls(monkeypatch, n, code=code), pytest.raises(ResourceError):
+            mdata.preprocess(whole_job(inputs, folder))
+        assert_what_is_there_is_true(folder)
+        mdata.preprocess(whole_job(inputs, folder))
+        assert contents(folder) == expected, (n, seen.seen[n])
+
+
+class InterruptAt(Notes):
+    """Ctrl-C when the n-th piece was taken."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.left = at
+
+    def advance(self, amount: int, **totals: float) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupt_at_any_piece_loses_nothing(tmp_path):
+    inputs = corpus(tmp_path / "in")
+    mdata.preprocess(whole_job(inputs, tmp_path / "whole"))
+    expected = contents(tmp_path / "whole")
+    for n in range(2, 12):
+        folder = tmp_path / str(n)
+        notes = InterruptAt(n)
+        with pytest.raises(KeyboardInterrupt):
+            mdata.preprocess(whole_job(inputs, folder), notes)
+        assert any("are kept; the same command continues after them" in line for line in notes.lines)
+        notes = Notes()
+        assert mdata.preprocess(whole_job(inputs, folder), notes).resumed
+        assert any("continuing an earlier run" in line for line in notes.lines)
+        assert contents(folder) == expected
+
+
+def interrupted(job: mdata.PreprocessOptions, pieces: int = 3) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        mdata.preprocess(job, InterruptAt(pieces + 1))
+
+
+def lines_of(job: mdata.PreprocessOptions) -> tuple[bool, str]:
+    notes = Notes()
+    return mdata.preprocess(job, notes).resumed, "\n".join(notes.lines)
+
+
+def test_what_changed_is_named_and_starts_anew(tmp_path):
+    inputs = corpus(tmp_path / "in")
+    changes = {"append_eod": False, "json_keys": ("text", "b"), "holdout": "0.2", "max_record_bytes": 1 << 20}
+    for name, value in changes.items():
+        folder = tmp_path / name
+        interrupted(whole_job(inputs, folder))
+        job = options(folder, **{**vars(whole_job(inputs, folder)), name: value})
+        resumed, said = lines_of(job)
+        if name == "json_keys":
+            assert resumed
+        else:
+            assert not resumed and f"{name} was " in said and "starting from the beginning" in said
+
+
+def test_options_that_do_not_decide_content_may_change(tmp_path):
+    inputs = corpus(tmp_path / "in")
+    mdata.preprocess(whole_job(inputs, tmp_path / "whole"))
+    folder = tmp_path / "out"
+    interrupted(whole_job(inputs, folder))
+    job = options(folder, **{**vars(whole_job(inputs, folder)), "workers": 2, "checkpoint_s": 5.0})
+    resumed, _ = lines_of(job)
+    assert resumed and contents(folder) == contents(tmp_path / "whole")
+
+
+def test_an_input_that_only_looks_new_is_compared_and_continued(tmp_path):
+    inputs = corpus(tmp_path / "in")
+    folder = tmp_path / "out"
+    interrupted(whole_job(inputs, folder))
+    os.utime(inputs[0], (1, 1))
+    resumed, said = lines_of(whole_job(inputs, folder))
+    assert resumed and "reading" in said and "to see whether it changed" in said
+    manifest = mdata.load_manifest(folder / "out_text_document.json")
+    assert manifest.provenance.inputs[0].modified_ns == 10**9
+
+
+def test_a_changed_input_of_the_same_size_and_time_needs_verify_input(tmp_path):
+    inputs = corpus(tmp_path / "in")
+    path = Path(inputs[0])
+    facts = path.stat()
+    for verify in (False, True):
+        folder = tmp_path / str(verify)
+        before = path.read_bytes()
+        interrupted(whole_job(inputs, folder))
+        path.write_bytes(before.replace(b"word 1", b"WORD 1"))
+        os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+        job = options(folder, **{**vars(whole_job(inputs, folder)), "verify_input": verify})
+        resumed, said = lines_of(job)
+        assert resumed is not verify
+        assert ("has changed since" in said) is verify
+        path.write_bytes(before)
+        os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
+def test_a_mended_row_is_continued_after(tmp_path):
+    lines = [json.dumps({"text": f"document {i}"}) for i in range(90)]
+    path = tmp_path / "in.jsonl"
+    path.write_text("\n".join([*lines[:70], '{"text": 7}', *lines[71:]]))
+    job = options(tmp_path / "out", input=(str(path),), unit_bytes=100, workers=1)
+    with pytest.raises(BadInputError, match=r"in\.jsonl:71: key 'text' holds a number"):
+        mdata.preprocess(job)
+    path.write_text("\n".join([*lines[:70], '{"text": "seven"}', *lines[71:]]))
+    assert lines_of(job)[0]
+    mdata.preprocess(options(tmp_path / "whole", input=(str(path),), unit_bytes=100))
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_a_finished_run_has_nothing_to_do(tmp_path):
+    inputs = corpus(tmp_path / "in")
+    job = whole_job(inputs, tmp_path / "out")
+    mdata.preprocess(job)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    notes = Notes()
+    assert mdata.preprocess(job, notes).finished_before
+    assert "nothing is left to do" in notes.lines[-1]
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
+    other = options(tmp_path / "out", **{**vars(job), "append_eod": False})
+    notes = Notes()
+    assert not mdata.preprocess(other, notes).finished_before
+    assert "will be replaced: append_eod was True, is False" in notes.lines[0]
+
+
+def test_damage_of_a_finished_run_is_mended_by_running_again(tmp_path):
+    inputs = corpus(tmp_path / "in")
+    job = whole_job(inputs, tmp_path / "out")
+    mdata.preprocess(job)
+    expected = contents(tmp_path / "out")
+    path = tmp_path / "out" / "out_text_document.json"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert not mdata.preprocess(job).finished_before
+    assert contents(tmp_path / "out") == expected
+
+
+def test_a_lost_file_in_the_making_starts_anew(tmp_path):
+    inputs = corpus(tmp_path / "in")
+    mdata.preprocess(whole_job(inputs, tmp_path / "whole"))
+    folder = tmp_path / "out"
+    interrupted(whole_job(inputs, folder))
+    (folder / ".out_b_document.lengths.partial").unlink()
+    resumed, said = lines_of(whole_job(inputs, folder))
+    assert "cannot be continued" in said
+    assert contents(folder) == contents(tmp_path / "whole")
+
+
+def test_a_second_run_names_the_first(tmp_path):
+    inputs = corpus(tmp_path / "in")
+    job = whole_job(inputs, tmp_path / "out")
+
+    class Again(Silent):
+        asked = False
+
+        def advance(self, amount: int, **totals: float) -> None:
+            if not self.asked:
+                self.asked = True
+                with pytest.raises(UsageError, match=rf"another run is writing there\n  found: process {os.getpid()} on "):
+                    mdata.preprocess(job)
+
+    again = Again()
+    mdata.preprocess(job, again)
+    assert again.asked
+
+
+def test_a_lock_of_a_dead_process_is_taken_over(tmp_path):
+    inputs = corpus(tmp_path / "in")
+    job = whole_job(inputs, tmp_path / "out")
+    assert crash_at(40, lambda: mdata.preprocess(job))
+    lock = tmp_path / "out" / ".out_text+b.lock"
+    assert lock.read_text().startswith("process ")
+    mdata.preprocess(job)
+    assert not lock.exists()
+
+
+def test_where_locks_are_unknown_the_holder_is_judged_by_its_life(tmp_path, monkeypatch):
+    def no_locks(fd: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(durable.fcntl, "flock", no_locks)
+    path = tmp_path / "lock"
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    host = os.uname().nodename
+    path.write_text(f"process {child.pid} on {host}")
+    with pytest.raises(UsageError, match=f"process {child.pid} on"), durable.held(path):
+        pass
+    child.communicate(b"\n")
+    with durable.held(path):
+        pass
+    path.write_text("process 1 on another-host")
+    with pytest.raises(UsageError, match="another-host"), durable.held(path):
+        pass
+
+
+COMMAND = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(GOLDEN / "tokenizer")]
+
+
+def command(inputs: str, folder: Path) -> list[str]:
+    return [
+        *(sys.executable, "-c", "from cli.mdata import main; raise SystemExit(main())", "preprocess"),
+        *("--input", inputs, "--output-prefix", str(folder / "out"), "--workers", "2", "--append-eod"),
+        *COMMAND,
+    ]
+
+
+@pytest.mark.parametrize(("stop", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_signals_stop_a_run_that_then_continues(tmp_path, stop, code):
+    """A whole process with workers; it is stopped when its first files are there."""
+    source = tmp_path / "x.jsonl"
+    source.write_text("".join(json.dumps({"text": f"some words {i} of text " * 40}) + "\n" for i in range(30_000)))
+    whole, folder = tmp_path / "whole", tmp_path / "out"
+    subprocess.run(command(str(source), whole), check=True, capture_output=True)
+    process = subprocess.Popen(command(str(source), folder), stderr=subprocess.PIPE, text=True)
+    partial = folder / ".out_text_document.bin.partial"
+    while process.poll() is None and not (partial.exists() and partial.stat().st_size):
+        time.sleep(0.01)
+    process.send_signal(stop)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == code
+    assert "Traceback" not in said
+    assert not (folder / "out_text_document.bin").exists()
+    again = subprocess.run(command(str(source), folder), check=True, capture_output=True, text=True)
+    assert ("continuing an earlier run" in again.stderr) is (stop != signal.SIGKILL)
+    assert contents(folder) == contents(whole)
+
+
+@pytest.mark.soak
+def test_kill_9_at_200_random_times(tmp_path):
+    inputs = corpus(tmp_path / "in")
+    script = (
+        "import sys, mdata; from pathlib import Path; "
+        "from tests.mdata.preprocess.test_resume import whole_job; "
+        "mdata.preprocess(whole_job(tuple(sys.argv[2:]), Path(sys.argv[1])))"
+    )
+    root = GOLDEN.parents[1]
+    mdata.preprocess(whole_job(inputs, tmp_path / "whole"))
+    expected = contents(tmp_path / "whole")
+    generator = random.Random(2026)
+    kills = 0
+    while kills < 200:
+        folder = tmp_path / str(kills)
+        for _ in range(20):
+            process = subprocess.Popen([sys.executable, "-c", script, str(folder), *inputs], cwd=root)
+            time.sleep(generator.uniform(0.3, 1.2))
+            if process.poll() is None:
+                process.kill()
+                kills += 1
+            if process.wait() == 0:
+                break
+            assert_what_is_there_is_true(folder)
+        mdata.preprocess(whole_job(inputs, folder))
+        assert contents(folder) == expected
+
+
+@contextmanager
+def stdin_of(monkeypatch, data: bytes, folder: Path) -> Iterator[None]:
+    (folder / "stdin").write_bytes(data)
+    with (folder / "stdin").open("rb") as file, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", file)
+        yield
+
+
+def test_standard_input_is_compared_on_the_way(tmp_path, monkeypatch):
+    data = b"".join(json.dumps({"text": f"line {i}"}).encode() + b"\n" for i in range(60))
+    for name, fed, error in (("same", data, None), ("other", data.replace(b"line 2", b"LINE 2"), "is not what was read")):
+        job = options(tmp_path / name, input=("-",), unit_bytes=100, checkpoint_s=0, workers=1)
+        with stdin_of(monkeypatch, data, tmp_path):
+            interrupted(job)
+        with stdin_of(monkeypatch, fed, tmp_path):
+            if error:
+                with pytest.raises(MdataError, match=error):
+                    mdata.preprocess(job)
+            else:
+                assert mdata.preprocess(job).resumed
