@@ -19,26 +19,18 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib import import_module
 from types import FrameType, MappingProxyType
 from typing import Any, NoReturn
 
+from cli.start import INTERRUPTED, Command, interrupts_end_at_once
 from mdata.errors import MdataError, ResourceError, StoppedError, UsageError, explain_os_error, nearest
 from mdata.progress import Progress
 from mdata.version import __version__
 
-INTERRUPTED = 130
+__all__ = ["Command", "Console", "Parser", "run"]
+
 _EXTRAS = MappingProxyType({"torch": "train", "safetensors": "train", "tomli_w": "train", "matplotlib": "report"})
-
-
-@dataclass(frozen=True)
-class Command:
-    """One subcommand: `module` has `add_arguments(parser)` and `main(arguments, console) -> int | None`."""
-
-    name: str
-    summary: str
-    module: str
 
 
 class _ReaderGone(Exception):
@@ -86,14 +78,25 @@ class Console:
             from json import dumps
 
             text = dumps(facts, ensure_ascii=False, indent=2, sort_keys=True)
+        self.write(text.rstrip("\n") + "\n")
+        self.flush()
+
+    def write(self, text: str) -> None:
+        """Print a part of a long result as it is; characters that the terminal's encoding lacks as escapes."""
+        if sys.stdout is None:  # closed by whoever started us: nobody wants to hear it
+            return
         try:
-            sys.stdout.write(text.rstrip("\n") + "\n")
+            sys.stdout.write(text)
         except BrokenPipeError as error:
             raise _ReaderGone from error
-        self.flush()
+        except UnicodeEncodeError:
+            encoding = sys.stdout.encoding
+            sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
     def flush(self) -> None:
         """Hand on what was printed."""
+        if sys.stdout is None:
+            return
         try:
             sys.stdout.flush()
         except BrokenPipeError as error:
@@ -157,7 +160,8 @@ def _dispatch(console: Console, description: str, commands: Sequence[Command], w
         close = nearest(words[0], [command.name for command in commands])
         hint = f"{console.program} --help"
         raise UsageError(f"no command {words[0]!r}", fix=f"{close}? See {hint}" if close else hint)
-    module = import_module(command.module)
+    with interrupts_end_at_once(console.program):
+        module = import_module(command.module)
     parser = Parser(prog=f"{console.program} {command.name}", description=module.__doc__ or command.summary)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cli.console import Command, run
+from cli.start import Command, start
 
 COMMANDS = (
     Command("train-tokenizer", "learn a byte-level BPE vocabulary from text", "cli.train_tokenizer"),
@@ -14,12 +14,14 @@ COMMANDS = (
     Command("blend", "mix corpora by shares into one blend manifest", "cli.blend"),
     Command("inspect", "show what a token file, manifest or blend holds", "cli.inspect"),
     Command("verify", "check token files against their manifest", "cli.verify"),
+    Command("cat", "turn documents of a corpus back to text", "cli.cat"),
+    Command("adopt", "give token files of another program a manifest", "cli.adopt"),
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `mdata` and return its exit code (see cli/console.py)."""
-    return run(
+    return start(
         "mdata",
         COMMANDS,
         description="from text to Megatron-format token files and blends of them",

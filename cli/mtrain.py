@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cli.console import Command, run
+from cli.start import Command, start
 
 COMMANDS = (
     Command("train", "train a model; run it again to continue", "cli.mtrain_train"),
@@ -19,7 +19,7 @@ COMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `mtrain` and return its exit code (see cli/console.py)."""
-    return run(
+    return start(
         "mtrain",
         COMMANDS,
         description="train and use language models over any layout of devices",

@@ -1,0 +1,72 @@
+"""The first moments of a process: Ctrl-C during imports, and standard streams that are closed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.mdata import main
+from cli.start import interrupts_end_at_once
+from tests.helpers.corpora import write_pair
+
+ROOT = Path(__file__).parents[2]
+
+# Sends SIGINT to itself when a module is about to be imported, as a quick user does.
+INTERRUPTING = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from cli.{program} import main
+sys.exit(main({argv!r}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "name", "argv"),
+    [
+        ("mdata", "cli.console", []),
+        ("mdata", "numpy", ["--help"]),
+        ("mdata", "mdata.corpus", ["inspect", "x"]),
+        ("mdata", "cli.inspect", ["inspect", "x"]),
+        ("mtrain", "argparse", ["train", "x"]),
+        ("mtrain", "numpy", ["train", "x"]),
+        ("mtrain", "torch", ["generate", "x", "--prompt", "y"]),
+    ],
+)
+def test_ctrl_c_during_imports(program, name, argv):
+    code = INTERRUPTING.format(program=program, name=name, argv=argv)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 130 and done.stdout == ""
+    assert done.stderr == f"{program}: interrupted\n"
+
+
+def test_after_the_block_ctrl_c_is_what_it_was():
+    before = signal.getsignal(signal.SIGINT)
+    with interrupts_end_at_once("prog"):
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams(tmp_path, closed):
+    """No error, and no file of ours gets the number of a closed stream."""
+    write_pair(tmp_path / "x", [[3]])
+    words = f"{sys.executable} -m cli.mdata adopt --full {tmp_path}/x {closed}"
+    done = subprocess.run(["sh", "-c", words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done
+    assert main(["verify", "--full", str(tmp_path / "x")]) == 0
+
+
+def test_an_encoding_without_the_character(tmp_path):
+    code = "import sys; from cli.console import Console; c = Console('p'); c.result('caf\\u00e9 \\u4e16', {})"
+    env = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, env=env, check=False)
+    assert done.stdout == b"caf\xe9 \\u4e16\n" and done.stderr == b""
