@@ -8,31 +8,17 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from types import MappingProxyType
 from typing import Any, Literal, cast
 
 import mdata
 from cli.console import Console
 from cli.preprocess_options import add_arguments
 from cli.text import table
+from cli.tokenizer_options import tokenizer_options_of
 
 _Policy = Literal["stop", "skip", "quarantine"]
 
 __all__ = ["add_arguments", "main", "options_of"]
-
-# What each tokenizer type takes besides its files. A type that is not here is the loader's to refuse, by name.
-_TYPE_OPTIONS = MappingProxyType(
-    {
-        "GPT2BPETokenizer": ("--tokenizer-special-tokens", "--special-tokens-in-text"),
-        "HuggingFaceTokenizer": (
-            "--tokenizer-special-tokens",
-            "--tokenizer-hf-no-include-special-tokens",
-            "--special-tokens-in-text",
-        ),
-        "NullTokenizer": ("--vocab-size", "--null-tokenizer-eod-id"),
-        "ByteTokenizer": (),
-    }
-)
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
@@ -84,23 +70,6 @@ def options_of(arguments: argparse.Namespace) -> tuple[mdata.PreprocessOptions, 
         **{name: value for name, value in given.items() if value is not None},
     )
     return options, tuple(dict.fromkeys((*arguments.ignored, *unused)))
-
-
-def tokenizer_options_of(arguments: argparse.Namespace) -> tuple[tuple[tuple[str, Any], ...], tuple[str, ...]]:
-    """The options that belong to the tokenizer's type, and the names of those given that belong to others."""
-    given: dict[str, tuple[str, Any]] = {}
-    if arguments.tokenizer_special_tokens is not None:
-        given["--tokenizer-special-tokens"] = ("special_tokens", list(arguments.tokenizer_special_tokens))
-    if arguments.tokenizer_hf_no_include_special_tokens:
-        given["--tokenizer-hf-no-include-special-tokens"] = ("include_special_tokens", False)
-    if arguments.special_tokens_in_text != "special":
-        given["--special-tokens-in-text"] = ("special_in_text", arguments.special_tokens_in_text)
-    if arguments.vocab_size is not None:
-        given["--vocab-size"] = ("vocab_size", arguments.vocab_size)
-    if arguments.null_tokenizer_eod_id is not None:
-        given["--null-tokenizer-eod-id"] = ("eod_id", arguments.null_tokenizer_eod_id)
-    taken = _TYPE_OPTIONS.get(arguments.tokenizer_type, tuple(given))
-    return tuple(given[name] for name in given if name in taken), tuple(name for name in given if name not in taken)
 
 
 def _on_error(arguments: argparse.Namespace) -> _Policy:

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import mdata
 from cli.console import Parser
+from cli.tokenizer_options import add_special_in_text, add_tokenizer
 
 # Nothing of what is written depends on them. Values: how many words follow.
 IGNORED: Mapping[str, int | str] = MappingProxyType(
@@ -73,14 +74,7 @@ def _add_megatron(group: argparse._ArgumentGroup) -> None:
     add("--input", nargs="+", required=True, metavar="PATH", help="files, folders, quoted patterns, or - for stdin")
     add("--output-prefix", required=True, metavar="PREFIX", help="results are PREFIX_KEY_document.*")
     add("--json-keys", "--json-key", nargs="+", default=["text"], metavar="KEY", help="default: text")
-    add("--tokenizer-type", required=True, metavar="TYPE", help="see mdata tokenizers")
-    add("--tokenizer-model", metavar="PATH", help="its folder or file; nothing is ever downloaded")
-    add("--vocab-file", "--vocab", metavar="FILE", help="GPT2BPETokenizer: vocab.json")
-    add("--merge-file", metavar="FILE", help="GPT2BPETokenizer: merges.txt")
-    add("--vocab-size", type=int, metavar="N", help="NullTokenizer: entries")
-    add("--null-tokenizer-eod-id", type=int, metavar="ID", help="NullTokenizer: end of document; default N - 1")
-    add("--tokenizer-special-tokens", nargs="+", metavar="TOKEN", help="further special tokens")
-    add("--tokenizer-hf-no-include-special-tokens", action="store_true", help="leave out BOS, CLS and the like")
+    add_tokenizer(group, required=True)
     add("--append-eod", action="store_true", help="put the end-of-document id after each document")
     add("--workers", type=int, metavar="N", help="default: the cores you may use; the files do not depend on it")
     add("--partitions", type=int, default=1, metavar="P", help="also write the results in P parts; default 1")
@@ -93,12 +87,7 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
     formats = ("auto", "jsonl", "parquet", "text")
     add("--input-format", choices=formats, default="auto", help="default: by name and first bytes")
     add("--text-documents", choices=("file", "paragraph"), default="file", help="what a document of plain text is")
-    add(
-        "--special-tokens-in-text",
-        choices=("special", "plain"),
-        default="special",
-        help="whether a special token spelled in a text becomes its id (as Megatron) or stays text",
-    )
+    add_special_in_text(group)
     add("--max-record-bytes", type=size, metavar="N", help="a longer record is refused; default 64M")
     add("--on-error", nargs="+", action=_OnError, metavar="POLICY", help="stop (default), skip, or quarantine FILE")
     add("--quarantine", metavar="FILE", help="where --on-error quarantine puts the records that cannot be taken")

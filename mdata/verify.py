@@ -17,7 +17,7 @@ from blake3 import blake3
 from mdata import manifest as manifests
 from mdata.corpus import Corpus, manifest_of, open_corpus
 from mdata.errors import DamageError, MdataError, ResourceError, os_errors_named
-from mdata.indexed.blocks import BlockFile
+from mdata.indexed.blocks import BlockFile, hash_file
 from mdata.indexed.format import BLOCK_BYTES, bin_path, idx_path
 from mdata.indexed.reader import IndexTables, read_tables
 from mdata.manifest import BlendManifest, CorpusManifest, Shard
@@ -208,14 +208,12 @@ def _check_index(check: _Check, shard: Shard) -> bool:
     """Whether the .idx is what was written."""
     path = idx_path(check.folder / shard.path)
     try:
-        with os_errors_named("reading"), BlockFile(path, path.stat().st_size) as file:
-            hasher = blake3()
-            for number in range(file.num_blocks):
-                hasher.update(file.read(number))
+        with os_errors_named("reading"):
+            found = hash_file(path)
     except MdataError as error:
         check.problems.append(error)
         return False
-    return check.same(path, hasher.hexdigest(), shard.idx_hash)
+    return check.same(path, found, shard.idx_hash)
 
 
 def _check_tokenizer(check: _Check, corpus: Corpus) -> None:

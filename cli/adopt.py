@@ -1,0 +1,63 @@
+"""Give a .bin/.idx pair of another program a manifest, so that it can be blended, verified and trained on.
+
+The pair is not changed. Name the tokenizer that made it, with the options of preprocess: nothing in a pair says
+which it was. With --full every token is read: ids that the tokenizer does not have are refused, and the hashes
+for mdata verify --full are taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import mdata
+from cli.console import Console, Parser
+from cli.tokenizer_options import add_special_in_text, add_tokenizer, tokenizer_of
+from mdata.adopt import adopt
+
+
+def add_arguments(parser: Parser) -> None:
+    """The tokenizer's options and few flags."""
+    add = parser.add_argument
+    add("prefix", metavar="PREFIX", help="the pair, without .bin and .idx")
+    add("--full", action="store_true", help="read every token: hashes, largest id, check against the vocabulary")
+    add("--level", choices=("document", "sentence"), help="what a sequence is; default: by the prefix's ending")
+    add("--threads", type=int, metavar="N", help="that read; default: the cores you may use")
+    group = parser.add_argument_group("the tokenizer that made the ids; none: not known")
+    add_tokenizer(group, required=False)
+    add_special_in_text(group)
+
+
+def main(arguments: argparse.Namespace, console: Console) -> None:
+    """Run `mdata.adopt` and say what was written."""
+    tokenizer: mdata.Tokenizer | None = None
+    unused: tuple[str, ...] = ()
+    if arguments.tokenizer_type is not None:
+        tokenizer, unused = tokenizer_of(arguments)
+    elif arguments.tokenizer_model or arguments.vocab_file:
+        raise mdata.UsageError("the tokenizer's files without its type", fix="add --tokenizer-type")
+    if unused:
+        console.note(f"mdata: without effect on {arguments.tokenizer_type}: {', '.join(unused)}")
+    with console.progress() as progress:
+        made = adopt(
+            arguments.prefix,
+            tokenizer,
+            level=arguments.level,
+            full=arguments.full,
+            threads=arguments.threads,
+            progress=progress,
+        )
+    (shard,) = made.manifest.shards
+    facts = {
+        "manifest": str(made.path),
+        "id": made.manifest.id,
+        "there_before": made.there_before,
+        "verified": made.manifest.verified,
+        "documents": shard.documents,
+        "sequences": shard.sequences,
+        "tokens": shard.tokens,
+        "largest_id": shard.largest_id,
+        "dtype": made.manifest.dtype,
+    }
+    verb = "is there already, the same" if made.there_before else "written"
+    counts = f"{shard.documents:,} documents, {shard.sequences:,} sequences, {shard.tokens:,} tokens"
+    console.result(f"{made.path}: {verb}\n{counts}, {made.manifest.dtype}", facts)

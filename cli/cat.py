@@ -1,0 +1,80 @@
+"""Turn documents of a corpus back to text, special tokens shown: all of them, some by number, or by their origin.
+
+mdata cat out_text_document --documents 0:10,42    mdata cat out_text_document --origin a.jsonl:17
+
+One document is written as it is. Of several each has a line with its number and origin before it. A document of
+several sequences (sentences) has one line for each. With --json: one object a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any
+
+import mdata
+from cli.console import Console
+from mdata.documents import Documents, select
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Few flags."""
+    add = parser.add_argument
+    add("path", metavar="CORPUS", help="a manifest, or the prefix of a .bin/.idx pair")
+    add("--documents", metavar="N,A:B", help="numbers and ranges, such as 0:10,42; default: all")
+    add("--origin", action="append", metavar="FILE:ROW", help="the document that this row gave; may be repeated")
+    add("--ids", action="store_true", help="token ids instead of text")
+
+
+def main(arguments: argparse.Namespace, console: Console) -> None:
+    """Write document after document."""
+    corpus = mdata.open_corpus(arguments.path)
+    documents = Documents(corpus)
+    if documents.missing is not None:
+        console.note(f"mdata: {documents.missing} is gone, so origins are not known")
+    tokenizer = None if arguments.ids else corpus.load_tokenizer()
+    if tokenizer is None and not arguments.ids:
+        raise mdata.UsageError(
+            f"{corpus.name}: its tokenizer is not known", fix="--ids, or mdata adopt with its tokenizer"
+        )
+    numbers, alone = _chosen(arguments, documents)
+    for number in numbers:
+        sequences = [ids.tolist() for ids in documents.sequences(number)]
+        texts = None if tokenizer is None else [tokenizer.decode(ids) for ids in sequences]
+        if console.json:
+            console.write(json.dumps(_facts(number, documents, sequences, texts=texts), ensure_ascii=False) + "\n")
+            continue
+        lines = texts if texts is not None else [" ".join(map(str, ids)) for ids in sequences]
+        head = "" if alone else _head(number, documents, sum(map(len, sequences)))
+        console.write(head + "".join(f"{line}\n" for line in lines))
+
+
+def _chosen(arguments: argparse.Namespace, documents: Documents) -> tuple[Iterable[int], bool]:
+    """The numbers in the order asked for, and whether it is just one."""
+    total = documents.corpus.num_documents
+    if arguments.documents is None and not arguments.origin:
+        return range(total), total == 1
+    by_origin = [number for place in arguments.origin or () for number in documents.from_origin(place)]
+    if arguments.documents is None:
+        return by_origin, len(by_origin) == 1
+    words = arguments.documents.strip().removeprefix("-")
+    return chain(by_origin, select(arguments.documents, total)), words.isdecimal() and not by_origin
+
+
+def _head(number: int, documents: Documents, num_tokens: int) -> str:
+    origin = documents.origin(number)
+    place = f", {origin.path}:{origin.row}" if origin else ""
+    return f"==> document {number}{place}, {num_tokens:,} tokens <==\n"
+
+
+def _facts(number: int, documents: Documents, sequences: list[list[int]], *, texts: list[str] | None) -> dict[str, Any]:
+    origin = documents.origin(number)
+    return {
+        "document": number,
+        "file": origin.path if origin else None,
+        "row": origin.row if origin else None,
+        "tokens": sum(map(len, sequences)),
+        **({"ids": sequences} if texts is None else {"sequences": texts}),
+    }

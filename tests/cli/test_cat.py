@@ -1,0 +1,114 @@
+"""`mdata cat` and `mdata adopt` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli.mdata import main
+from mdata.tokenizers import load_tokenizer
+from tests.helpers.corpora import write_pair
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "tests" / "golden" / "tokenizer"
+NAMED = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(FOLDER)]
+TEXTS = ["One sentence, ", "and another.", "caf\u00e9 \u4e16\u754c", "last"]
+
+
+@pytest.fixture
+def prefix(tmp_path) -> str:
+    """Document 0 has two sentences, 1 is empty, 2 and 3 have one; the last ends with eod."""
+    tokenizer = load_tokenizer("HuggingFaceTokenizer", FOLDER)
+    tokens, lengths = tokenizer.encode_batch(TEXTS)
+    a, b, c, d = lengths.tolist()
+    tokens = np.append(tokens, tokenizer.eod)
+    write_pair(tmp_path / "x_text_document", [[a, b], [], [c], [d + 1]], tokens=tokens, code=8)
+    return str(tmp_path / "x_text_document")
+
+
+def test_adopt_then_cat(prefix, capsys):
+    assert main(["adopt", prefix, *NAMED, "--full"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{prefix}.json: written\n4 documents, 4 sequences, ")
+    assert main(["adopt", prefix, *NAMED, "--full", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["there_before"] and facts["verified"] and facts["documents"] == 4
+    assert main(["cat", prefix]) == 0
+    out = capsys.readouterr().out.split("==> document ")[1:]
+    assert [part.split("<==\n")[1] for part in out] == [
+        f"{TEXTS[0]}\n{TEXTS[1]}\n", "", f"{TEXTS[2]}\n", f"{TEXTS[3]}<|endoftext|>\n",
+    ]  # fmt: skip
+    assert out[1].startswith("1, 0 tokens")
+
+
+def test_one_document_is_written_as_it_is(prefix, capsys):
+    main(["adopt", prefix, *NAMED])
+    capsys.readouterr()
+    assert main(["cat", prefix, "--documents", "2"]) == 0
+    assert capsys.readouterr().out == f"{TEXTS[2]}\n"
+    assert main(["cat", prefix, "--documents=-1"]) == 0
+    assert capsys.readouterr().out == f"{TEXTS[3]}<|endoftext|>\n"
+
+
+def test_json_lines_and_ids(prefix, capsys):
+    main(["adopt", prefix, *NAMED])
+    capsys.readouterr()
+    assert main(["cat", prefix, "--json", "--documents", "0:2"]) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["sequences"] == TEXTS[:2] and first["file"] is first["row"] is None
+    assert second == {"document": 1, "file": None, "row": None, "tokens": 0, "sequences": []}
+    assert main(["cat", prefix, "--json", "--ids", "--documents", "0"]) == 0
+    (line,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [len(ids) for ids in line["ids"]] and line["tokens"] == sum(map(len, line["ids"]))
+    assert main(["cat", prefix, "--ids", "--documents", "0"]) == 0
+    assert capsys.readouterr().out == "".join(" ".join(map(str, ids)) + "\n" for ids in line["ids"])
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "its tokenizer is not known\n  try: --ids, or mdata adopt"),
+        (["--ids", "--documents", "9"], "document 9\n  expected: one of the 4, counted from 0"),
+        (["--ids", "--origin", "a.jsonl:1"], "the origins of its documents are not known"),
+    ],
+)
+def test_what_cannot_be_shown(prefix, capsys, words, text):
+    assert main(["cat", prefix, *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and text in err
+
+
+def test_a_reader_that_leaves(tmp_path):
+    write_pair(tmp_path / "x", [[50]] * 20_000)
+    words = [sys.executable, "-m", "cli.mdata", "cat", "--ids", str(tmp_path / "x")]
+    child = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child.stdout.readline()
+    child.stdout.close()
+    assert child.stderr.read() == b"" and child.wait() == 0
+    child.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--tokenizer-model", "m"], "the tokenizer's files without its type"),
+        (["--tokenizer-type", "ByteTokenizer", "--full"], "was not made by this tokenizer"),
+        (["--tokenizer-type", "NoTokenizer"], "no tokenizer type 'NoTokenizer'"),
+    ],
+)
+def test_what_cannot_be_adopted(tmp_path, capsys, words, text):
+    write_pair(tmp_path / "x", [[300]])
+    assert main(["adopt", str(tmp_path / "x"), *words]) == 2
+    assert text in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.bin", "x.idx"]
+
+
+def test_adopt_names_options_without_effect(tmp_path, capsys):
+    write_pair(tmp_path / "x", [[3]], code=8)
+    assert main(["adopt", str(tmp_path / "x"), "--tokenizer-type", "ByteTokenizer", "--vocab-size", "9"]) == 0
+    assert capsys.readouterr().err == "mdata: without effect on ByteTokenizer: --vocab-size\n"
