@@ -4,8 +4,8 @@ pieces of bounded size, and pieces as columns of text that know their rows. docs
 
 from mdata.sources.batch import Column, Problem, ReadSpec, RecordBatch
 from mdata.sources.files import STDIN, Compression, Format, SourceFile, check_unchanged, find_files
-from mdata.sources.parse import Record, parse, read_records, read_texts
-from mdata.sources.pieces import Piece, piece_digest, pieces, read_piece
+from mdata.sources.piece import Piece, piece_digest, pieces, read_piece
+from mdata.sources.readers import Record, parse, read_records, read_texts
 from mdata.sources.units import Block, RowError, Unit, blocks, parse_block, plan_units, read_range
 
 __all__ = [

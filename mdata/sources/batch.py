@@ -14,7 +14,16 @@ from typing import Literal
 from mdata.errors import BadInputError
 
 Kind = Literal[
-    "bad-value", "blank", "no-key", "not-json", "not-object", "not-utf8", "surrogate", "too-deep", "too-long"
+    "bad-text",
+    "bad-value",
+    "blank",
+    "no-key",
+    "not-json",
+    "not-object",
+    "not-utf8",
+    "surrogate",
+    "too-deep",
+    "too-long",
 ]
 _EXCERPT_CHARACTERS = 80
 
@@ -90,7 +99,7 @@ class Refused(Exception):
         super().__init__(reason)
         self.kind = kind
 
-    def problem(self, row: int, line: bytes, spec: ReadSpec) -> Problem:
+    def problem(self, row: int, line: bytes, *, spec: ReadSpec) -> Problem:
         """The problem of a row whose bytes are `line`."""
         excerpt = line[: 4 * _EXCERPT_CHARACTERS].decode(errors="backslashreplace")
         kept = line if spec.keep_bad_lines else None

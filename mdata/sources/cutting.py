@@ -59,7 +59,7 @@ LINES = Rule(_line_breaks, 1)
 PARAGRAPHS = Rule(_paragraph_breaks, 4)
 
 
-def record_start(text: Text, place: int, limit: int, *, rule: Rule) -> int:
+def record_start(text: Text, place: int, *, limit: int, rule: Rule) -> int:
     """The first place in [place, limit) where a record begins; else `limit`, or the end of the text before it."""
     at = place - rule.look_back
     while True:
@@ -79,9 +79,9 @@ def record_start(text: Text, place: int, limit: int, *, rule: Rule) -> int:
             return limit
 
 
-def piece_span(text: Text, start: int, stop: int, *, rule: Rule, longest: int) -> tuple[int, int]:
+def piece_span(text: Text, start: int, *, stop: int, rule: Rule, longest: int) -> tuple[int, int]:
     """First and last byte of the records that begin in [start, stop); the last one is cut where it is too long."""
-    first = record_start(text, start, stop, rule=rule)
+    first = record_start(text, start, limit=stop, rule=rule)
     if first >= stop:
         return first, first
-    return first, record_start(text, stop, stop + longest + OVERHANG, rule=rule)
+    return first, record_start(text, stop, limit=stop + longest + OVERHANG, rule=rule)

@@ -200,7 +200,7 @@ def _row_by_row(batch: pa.RecordBatch, spec: ReadSpec) -> RecordBatch:
             values.append(tuple(_content(key, content, spec) for key, content in pairs))
             kept.append(row + 1)
         except Refused as refusal:
-            problems.append(refusal.problem(row + 1, _as_line(spec.json_keys, contents), spec))
+            problems.append(refusal.problem(row + 1, _as_line(spec.json_keys, contents), spec=spec))
     return RecordBatch(len(batch), kept if problems else None, columns_of(values, spec), problems)
 
 

@@ -96,7 +96,7 @@ def _one_by_one(lines: Sequence[bytes], spec: ReadSpec) -> RecordBatch:
             values.append(_record(line, spec))
             kept.append(row)
         except Refused as refusal:
-            problems.append(refusal.problem(row, line, spec))
+            problems.append(refusal.problem(row, line, spec=spec))
     return RecordBatch(len(lines), kept if problems else None, columns_of(values, spec), problems)
 
 

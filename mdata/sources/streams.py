@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import NamedTuple
@@ -72,7 +71,7 @@ def _parts(text: _Stream, packed: _Packed, piece_bytes: int, *, spec: ReadSpec) 
     there = text.read(0, 1)
     while there:
         stop = start + piece_bytes
-        first, last = piece_span(text, start, stop, rule=rule, longest=spec.max_record_bytes)
+        first, last = piece_span(text, start, stop=stop, rule=rule, longest=spec.max_record_bytes)
         data = text.read(first, last - first)
         if start == 0 and packed.file.format == "text":
             data = without_mark(data)
@@ -102,7 +101,7 @@ class _Packed:
             with self.file.path.open("rb", buffering=0) as file:
                 yield from unpack(self._chunks(file.fileno()), self.compression)
             return
-        chunks = self._chunks(sys.stdin.fileno())
+        chunks = self._chunks(0)
         head = b""
         while len(head) < HEAD_BYTES and (chunk := next(chunks, b"")):
             head += chunk

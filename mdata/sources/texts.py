@@ -27,7 +27,7 @@ def parse_text(data: bytes, spec: ReadSpec) -> RecordBatch:
             texts.append(decoded(document))
             kept.append(row)
         except Refused as refusal:
-            problems.append(refusal.problem(row, document, spec))
+            problems.append(refusal.problem(row, document, spec=spec))
     return RecordBatch(len(documents), kept if problems else None, (Column(texts, None),), problems)
 
 

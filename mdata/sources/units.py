@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from mdata.sources.batch import Problem, ReadSpec
 from mdata.sources.files import SourceFile
-from mdata.sources.parse import Record, _records, parse
-from mdata.sources.pieces import Piece, pieces, read_piece
+from mdata.sources.piece import Piece, pieces, read_piece
+from mdata.sources.readers import Record, _records, parse
 
 
 @dataclass(frozen=True)

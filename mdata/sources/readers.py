@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from mdata.sources.batch import ReadSpec, RecordBatch
 from mdata.sources.files import Format, SourceFile, check_unchanged
-from mdata.sources.pieces import pieces, read_piece
+from mdata.sources.piece import pieces, read_piece
 from mdata.sources.records import parse_lines
 from mdata.sources.texts import parse_text
 
@@ -71,7 +71,7 @@ def read_texts(files: Sequence[SourceFile], spec: ReadSpec) -> Iterator[str]:
 
 
 def _records(batch: RecordBatch, rows_before: int, *, before: int | None) -> Iterator[Record]:
-    rows = batch.kept or range(1, batch.rows + 1)
+    rows = range(1, batch.rows + 1) if batch.kept is None else batch.kept
     starts = [0] * len(batch.columns)
     for number, row in enumerate(rows):
         if before is not None and row >= before:

@@ -154,11 +154,11 @@ def _planned(file_number: int, file: SourceFile, piece_bytes: int, *, spec: Read
 
 def _read_plain(text: _PlainText, piece: Piece, spec: ReadSpec) -> bytes:
     if piece.source.format != "text":
-        first, last = piece_span(text, piece.start, piece.stop, rule=LINES, longest=spec.max_record_bytes)
+        first, last = piece_span(text, piece.start, stop=piece.stop, rule=LINES, longest=spec.max_record_bytes)
         return text.read(first, last - first)
     if spec.text_documents == "file":
         return without_mark(text.read(0, spec.max_record_bytes + OVERHANG))
-    first, last = piece_span(text, piece.start, piece.stop, rule=PARAGRAPHS, longest=spec.max_record_bytes)
+    first, last = piece_span(text, piece.start, stop=piece.stop, rule=PARAGRAPHS, longest=spec.max_record_bytes)
     data = text.read(first, last - first)
     return without_mark(data) if piece.start == 0 else data
 

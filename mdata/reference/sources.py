@@ -1,0 +1,47 @@
+"""Twin of mdata/sources/cutting.py and piece.py: the pieces of a whole text in memory.
+
+A record belongs to the piece in whose bytes it begins; what lies before the first record belongs to none.
+"""
+
+from __future__ import annotations
+
+LINE_ENDS = (b"\n", b"\r", b"\r\n")
+
+
+def lines(text: bytes) -> list[bytes]:
+    """Return the lines with their ends: LF, CR LF or a lone CR."""
+    return text.splitlines(keepends=True)
+
+
+def paragraphs(text: bytes) -> list[bytes]:
+    """Return runs of lines, each with the empty lines that end it; empty lines before the first come first."""
+    found = [b""]
+    after_empty = True
+    for line in lines(text):
+        empty = line in LINE_ENDS
+        if after_empty and not empty:
+            found.append(b"")
+        found[-1] += line
+        after_empty = empty
+    return found
+
+
+def pieces(text: bytes, piece_bytes: int, *, by_paragraph: bool, longest: int) -> list[bytes]:
+    """Return the bytes of each piece; a last record too long for `longest` is cut four bytes later."""
+    found = [b"" for _ in range(0, len(text), piece_bytes)]
+    first = [0] * len(found)
+    place = 0
+    for number, record in enumerate(paragraphs(text) if by_paragraph else lines(text)):
+        if record and not (by_paragraph and number == 0):
+            piece = place // piece_bytes
+            if not found[piece]:
+                first[piece] = place
+            found[piece] += record
+        place += len(record)
+    limits = [(k + 1) * piece_bytes + longest + 4 - first[k] for k in range(len(found))]
+    return [data[:limit] for data, limit in zip(found, limits, strict=True)]
+
+
+def documents(text: bytes) -> list[bytes]:
+    """Return the paragraphs without the line ends around them."""
+    return [paragraph.strip(b"\r\n") for paragraph in paragraphs(text) if paragraph.strip(b"\r\n")]

@@ -1,0 +1,130 @@
+"""Parquet: the rows that pyarrow reads, in pieces that depend on nothing but the rows."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import pairwise
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdata.errors import BadInputError, UsageError
+from mdata.sources import ReadSpec, find_files, parse, pieces, read_records
+from tests.helpers.examples import examples
+from tests.mdata.sources.inputs import piece_data, texts
+
+SENTENCES = st.text(max_size=5) | st.none()
+LISTS = st.lists(SENTENCES, max_size=3) | st.none()
+TYPES = [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()]
+TYPES += [pa.dictionary(pa.int32(), pa.string())]
+LIST_TYPES = [pa.list_(pa.string()), pa.large_list(pa.large_string()), pa.list_(pa.binary())]
+
+
+def save(folder, name="x.parquet", *, row_group_size=None, **columns):
+    pq.write_table(pa.table(columns), folder / name, row_group_size=row_group_size)
+    (file,) = find_files([folder / name])
+    return file
+
+
+def wanted(values):
+    """What is good in a column, and the rows that are not."""
+    good, bad = [], []
+    for row, value in enumerate(values, start=1):
+        if value is None or (isinstance(value, list) and None in value):
+            bad.append((row, "bad-value"))
+        else:
+            good.append(value)
+    return good, bad, len(values)
+
+
+@examples(60)
+@given(
+    values=st.lists(SENTENCES, max_size=12) | st.lists(LISTS, min_size=1, max_size=12),
+    piece_bytes=st.integers(1, 60),
+    group=st.integers(1, 5),
+    most=st.integers(1, 5),
+    choice=st.integers(0, 20),
+    nested=st.booleans(),
+)
+def test_rows_come_in_order_whatever_the_pieces(tmp_path_factory, values, piece_bytes, group, most, choice, nested):
+    lists = any(isinstance(value, list) for value in values)
+    kinds = LIST_TYPES if lists else TYPES
+    column = pa.array(values, pa.list_(pa.string()) if lists else pa.string()).cast(kinds[choice % len(kinds)])
+    folder = tmp_path_factory.mktemp("rows")
+    if nested:
+        column = pa.StructArray.from_arrays([column, column], ["text", "other"])
+    file = save(folder, row_group_size=group, meta=column, other=pa.array(range(len(values))))
+    spec = ReadSpec(json_keys=("meta.text" if nested else "meta",))
+    with pytest.MonkeyPatch.context() as patch:
+        whole = piece_data(file, piece_bytes, spec)
+        patch.setattr("mdata.sources.parquet._MOST_ROWS", most)
+        assert piece_data(file, piece_bytes, spec) == whole
+        assert texts(file, piece_bytes, spec) == wanted(values)
+        found = list(pieces([file], piece_bytes, spec=spec))
+    assert [(p.start, p.stop) for p in found] == list(pairwise([0, *(p.stop for p in found)]))
+    assert sum(piece.file_bytes for piece in found) == (file.size_bytes if values else 0)
+    assert pickle.loads(pickle.dumps(found)) == found
+    rows = list(range(len(values)))
+    sizes = [
+        8 + sum(len((s or "").encode()) for s in (v if isinstance(v, list) else [v]))
+        for v in map(values.__getitem__, rows)
+    ]
+    for piece in found:
+        inside = sizes[piece.start : piece.stop]
+        assert sum(inside[:-1]) < piece_bytes and (sum(inside) >= piece_bytes or piece is found[-1])
+
+
+def test_a_null_object_on_the_way_is_null(tmp_path):
+    meta = pa.array([{"text": "a"}, None, {"text": None}, {"text": "b"}], pa.struct([("text", pa.string())]))
+    file = save(tmp_path, meta=meta)
+    spec = ReadSpec(json_keys=("meta.text",))
+    assert texts(file, 99, spec) == (["a", "b"], [(2, "bad-value"), (3, "bad-value")], 4)
+    dotted = save(tmp_path, "y.parquet", **{"meta.text": ["top"] * 4, "meta": meta})
+    assert texts(dotted, 99, spec)[0] == ["top"] * 4
+
+
+def test_bytes_that_are_no_text_and_values_too_long_are_problems(tmp_path):
+    file = save(tmp_path, text=pa.array([b"a", b"\xff", b"long" * 9, b"b"]), n=[["x"], ["long" * 9], ["y"], ["z"]])
+    assert texts(file, 1 << 20, ReadSpec(max_record_bytes=20)) == (["a", "b"], [(2, "not-utf8"), (3, "too-long")], 4)
+    data = piece_data(file, 1 << 20, ReadSpec(max_record_bytes=20))
+    assert b"long" * 9 not in data[0] and b"long" * 5 + b"l" in data[0]
+    assert texts(file, 9, ReadSpec(json_keys=("n",), max_record_bytes=20))[1] == [(2, "too-long")]
+    found = parse("parquet", data[0], spec=ReadSpec(keep_bad_lines=True))
+    assert [problem.line for problem in found.problems] == [b'{"text":"\\\\xff"}']
+
+
+def test_several_columns_keep_their_rows_together(tmp_path):
+    file = save(tmp_path, a=["x", None, "z"], b=[["1", "2"], ["3"], []])
+    (data,) = piece_data(file, 1 << 20, ReadSpec(json_keys=("b", "a")))
+    found = parse("parquet", data, spec=ReadSpec(json_keys=("b", "a")))
+    assert [(column.sentences, column.ends) for column in found.columns] == [(["1", "2"], [2, 2]), (["x", "z"], None)]
+    assert (found.kept, found.problems[0].reason) == ([1, 3], "key 'a' holds null, not a string or a list of strings")
+    with pytest.raises(BadInputError, match=r"x\.parquet:2: key 'a' holds null"):
+        list(read_records(file, ["a"]))
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [("no", "no column 'no'"), ("n", "column 'n' holds int64"), ("meta", "column 'meta' holds struct"),
+     ("meta.no", "no column 'meta.no'"), ("n.a", "no column 'n.a'"), ("deep", "column 'deep' holds list")],
+)  # fmt: skip
+def test_a_column_that_is_no_text_is_usage(tmp_path, key, reason):
+    file = save(tmp_path, n=[1], meta=[{"text": "a"}], deep=[[["a"]]])
+    with pytest.raises(UsageError, match=rf"x\.parquet: {reason}"):
+        piece_data(file, 9, ReadSpec(json_keys=(key,)))
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "head"])
+def test_damage_is_named(tmp_path, damage):
+    file = save(tmp_path, text=[f"some text {i}" for i in range(5000)], row_group_size=1000)
+    data = file.path.read_bytes()
+    place = len(data) // 2
+    data = {"cut": data[:-30], "head": data[:8], "flipped": data[:place] + b"\xaa" * 4000 + data[place + 4000 :]}[
+        damage
+    ]
+    file.path.write_bytes(data)
+    with pytest.raises(BadInputError, match=r"x\.parquet: the parquet data is damaged after \d+ rows"):
+        piece_data(file, 100)
