@@ -12,10 +12,13 @@ import numpy as np
 
 from mdata.errors import UsageError, nearest
 from mdata.tokenizers.definition import Definition, added_tokens, byte_level_obstacle, model_vocabulary
-from mdata.tokenizers.engines import ENGINES, EXACT, Engine, ExactEngine, make_engine
+from mdata.tokenizers.engines import ENGINES, EXACT, Engine, ExactEngine
 from mdata.tokenizers.hostile import hostile_texts
+from mdata.tokenizers.routed import RoutedEngine
 
 AUTO = "auto"
+
+_WHAT_LIBRARIES_RAISE = (ValueError, TypeError, KeyError, RuntimeError, OverflowError)
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ def choose(definition: Definition, exact: ExactEngine, *, wanted: str, plain: bo
     reasons: list[str] = []
     common = byte_level_obstacle(definition)
     for name in ENGINES[: ENGINES.index(EXACT)] if wanted == AUTO else (wanted,):
-        found = common or try_engine(name, definition, exact, plain=plain)
+        found = common or try_engine(name, definition, exact=exact, plain=plain)
         if not isinstance(found, str):
             return Choice(found, _notes(reasons, name))
         reasons.append(f"{name} is not taken: {found}")
@@ -65,28 +68,27 @@ def _notes(reasons: list[str], taken: str) -> tuple[str, ...]:
     return (f"ids come from {taken}: {'; '.join(reasons)}",) if reasons else ()
 
 
-def try_engine(name: str, definition: Definition, exact: ExactEngine, *, plain: bool) -> Engine | str:
+def try_engine(name: str, definition: Definition, *, exact: ExactEngine, plain: bool) -> Engine | str:
     """The engine, if it is equal to the exact one; else why it cannot be taken."""
     try:
         if name == "tiktoken" and (obstacle := _tiktoken_obstacle(definition, exact)):
             return obstacle
-        engine = make_engine(name, definition, plain=plain)
-        difference = first_difference(engine, exact, definition)
+        engine = RoutedEngine(name, definition, plain=plain, exact=lambda: exact)
+        difference = first_difference(engine, exact, definition=definition)
     except ImportError:
         return "it is not installed"
-    # Whatever a library says to a tokenizer or a text that it does not take; panics of Rust ones are BaseException.
-    except (Exception, BaseException) as error:
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise
+    except _WHAT_LIBRARIES_RAISE as error:
         return f"it fails: {' '.join(str(error).split())[:200]}"
     return engine if difference is None else f"it gives other ids for {difference[:40]!r}"
 
 
-def first_difference(engine: Engine, exact: ExactEngine, definition: Definition) -> str | None:
+def first_difference(engine: Engine, exact: ExactEngine, *, definition: Definition) -> str | None:
     """The first of the hostile texts for which the two do not agree."""
     vocabulary = model_vocabulary(definition)
-    added = [token.content for token in added_tokens(definition)]
-    texts = hostile_texts(sorted(vocabulary.keys() - set(added), key=vocabulary.__getitem__), added)
+    tokens = added_tokens(definition)
+    entries = vocabulary.keys() - {token.content for token in tokens}
+    added = [token.content for token in tokens if not token.single_word]
+    texts = hostile_texts(sorted(entries, key=vocabulary.__getitem__), added)
     pairs = zip(texts, engine.encode(texts), exact.encode(texts), strict=True)
     return next((text for text, ours, theirs in pairs if not np.array_equal(ours, theirs)), None)
 

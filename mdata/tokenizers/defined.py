@@ -20,13 +20,15 @@ from mdata.tokenizers.definition import (
     Definition,
     added_tokens,
     byte_level_obstacle,
+    is_composed_only,
     model_vocabulary,
     split_pattern,
     surroundings,
     with_special_tokens,
 )
-from mdata.tokenizers.engines import EXACT, Engine, ExactEngine, Ids, make_engine
+from mdata.tokenizers.engines import EXACT, Engine, ExactEngine, Ids
 from mdata.tokenizers.protocol import IdArray, LengthArray, TextRefused
+from mdata.tokenizers.routed import RoutedEngine
 
 SPECIAL_IN_TEXT = ("special", "plain")
 
@@ -54,8 +56,8 @@ class DefinedTokenizer:
         self._definition = with_special_tokens(definition, options.get("special_tokens", ()))
         self._added: list[AddedToken] = added_tokens(self._definition)
         self._around = surroundings(self._definition)
-        self._cuttable = split_pattern(self._definition) is not None and self._definition.get("normalizer") is None
-        self._cuttable = self._cuttable and self._around is not None and can_cut(self._added)
+        simple = split_pattern(self._definition) is not None and is_composed_only(self._definition)
+        self._cuttable = simple and self._around is not None and can_cut(self._added)
         self._engine: Engine = self._exact if engine == EXACT else self._make(engine)
         self._special_runs = _runs([token.id for token in self._added if token.special])
 
@@ -116,7 +118,7 @@ class DefinedTokenizer:
 
     def _make(self, engine: str) -> Engine:
         try:
-            return make_engine(engine, self._definition, plain=self._plain)
+            return RoutedEngine(engine, self._definition, plain=self._plain, exact=lambda: self._exact)
         except (ImportError, KeyError) as error:
             raise UsageError(f"tokenizer engine {engine} is not installed here", found=str(error)) from error
 
@@ -149,13 +151,13 @@ class DefinedTokenizer:
         """The arrays of the texts as one, with what stands around every text."""
         lengths = np.fromiter(map(len, arrays), dtype=np.int64, count=len(arrays))
         if self._around is not None and self._add and any(self._around):
-            before, after = (np.array(ids, dtype=np.int32) for ids in self._around)
-            arrays = [part for ids in arrays for part in (before, ids.view(np.int32), after)]
+            before, after = (np.array(ids, dtype=np.uint32) for ids in self._around)
+            arrays = [part for ids in arrays for part in (before, ids, after)]
             lengths += len(before) + len(after)
-        if not arrays:
-            return np.empty(0, dtype=np.int32), lengths
+        joined = np.concatenate(arrays) if arrays else np.empty(0, dtype=np.uint32)
+        assert joined.dtype == np.uint32, f"an engine gave {joined.dtype}"
         # Ids are below 2**31, so the bytes of an unsigned array are those of a signed one.
-        return np.concatenate(arrays).view(np.int32), lengths
+        return joined.view(np.int32), lengths
 
 
 def check_special_in_text(value: object) -> str:

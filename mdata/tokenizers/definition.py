@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import is_normalized
 
 from mdata.errors import UsageError
 from mdata.tokenizers.bytelevel import ALPHABET, GPT2_PATTERN
@@ -156,12 +157,17 @@ def split_pattern(definition: Definition) -> str | None:
     return pattern if isolated and pattern in _KNOWN_SPLITS else None
 
 
+def is_composed_only(definition: Definition) -> bool:
+    """Whether texts are not normalized at all, or only composed (NFC), which leaves most texts alone."""
+    return all(part.get("type") == "NFC" for part in _flat(definition.get("normalizer"), "normalizers"))
+
+
 def byte_level_obstacle(definition: Definition) -> str | None:
     """Why this is not a byte-level BPE of the common kind, for which engines can be expected to agree."""
     model = definition.get("model") or {}
     tests = (
         (model.get("type", "BPE") != "BPE", f"its model is {model.get('type')}, not byte-level BPE"),
-        (definition.get("normalizer") is not None, "it normalizes texts"),
+        (not is_composed_only(definition), "it normalizes texts"),
         (split_pattern(definition) is None, "it cuts words by a pattern of its own"),
         (surroundings(definition) is None, "its post-processor is not a simple template"),
         (model.get("byte_fallback") or model.get("fuse_unk"), "it has rules for unknown characters"),
@@ -199,8 +205,8 @@ def _added_obstacle(definition: Definition) -> str | None:
     said = {entry["content"]: entry.get("id") for entry in definition.get("added_tokens") or ()}
     if any(said[token.content] != token.id for token in tokens):
         return "an added token has another id than its file says"
-    if any(token.single_word for token in tokens):
-        return "an added token is matched as a whole word only"
+    if definition.get("normalizer") and not all(is_normalized("NFC", token.content) for token in tokens):
+        return "an added token is not in the form to which texts are normalized"
     raw = [token.content for token in tokens if not token.normalized]
     normalized = [token.content for token in tokens if token.normalized]
     if len(raw) * len(normalized) > _MANY_ADDED:

@@ -32,7 +32,7 @@ _LOOK_EVERY_CHARS = 16 << 20
 # The same language as GPT-2's, without backtracking into runs.
 _TIKTOKEN_PATTERNS = {GPT2_PATTERN: r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"}
 
-Ids = npt.NDArray[Any]
+Ids = npt.NDArray[np.uint32]
 
 
 class Engine(Protocol):
@@ -41,7 +41,7 @@ class Engine(Protocol):
     name: str
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each text, as 4-byte integers, nothing added."""
+        """The ids of each text, nothing added."""
 
 
 def make_engine(name: str, definition: Definition, *, plain: bool) -> Engine:
@@ -82,7 +82,7 @@ class ExactEngine:
             if size >= _EXACT_BATCH_CHARS or stop == len(texts):
                 # The fast call leaves out character offsets, which nobody here asks for.
                 batch = self.library.encode_batch_fast(list(texts[start:stop]), add_special_tokens=add_special_tokens)
-                out.extend(np.array(encoding.ids, dtype=np.int32) for encoding in batch)
+                out.extend(np.array(encoding.ids, dtype=np.uint32) for encoding in batch)
                 start, size = stop, 0
         return out
 
@@ -139,11 +139,11 @@ class TiktokenEngine:
         vocabulary = definition["model"]["vocab"]
         added = added_tokens(definition)
         special = {token.content: token.id for token in added if not (plain and token.special)}
-        ids = np.array(_ids_in_merge_order(definition), dtype=np.int32)
+        ids = np.array(_ids_in_merge_order(definition), dtype=np.uint32)
         names = {id: name for name, id in vocabulary.items()}
         ranks = {to_bytes(names[id]): rank for rank, id in enumerate(ids.tolist())}
         # Ranks are positions; ids are looked up afterwards, special ones after the last rank.
-        self._ids = np.concatenate([ids, np.array(list(special.values()), dtype=np.int32)])
+        self._ids = np.concatenate([ids, np.array(list(special.values()), dtype=np.uint32)])
         self._special = set(special)
         self._library = tiktoken.Encoding(
             "mdata",

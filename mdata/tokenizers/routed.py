@@ -1,0 +1,46 @@
+"""A fast engine that leaves to the exact one the texts on which the two may differ.
+
+Such texts are rare: those with characters newer than what every edition of Unicode in use knows
+(mdata/tokenizers/assigned.py), with an added token that counts as a whole word only, or, where the tokenizer
+composes texts (NFC), those that are not composed already. So the fast engine needs none of these rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from unicodedata import is_normalized
+
+from mdata.tokenizers.assigned import newer_texts
+from mdata.tokenizers.definition import Definition, added_tokens
+from mdata.tokenizers.engines import Engine, Ids, make_engine
+
+
+class RoutedEngine:
+    """See `mdata.tokenizers.engines.Engine`.
+
+    Args:
+        name: of the fast engine.
+        definition: a tokenizer.json of the common byte-level kind.
+        plain: see `make_engine`.
+        exact: gives the exact engine, when the first text needs it.
+    """
+
+    def __init__(self, name: str, definition: Definition, *, plain: bool, exact: Callable[[], Engine]) -> None:
+        self.name = name
+        self._fast = make_engine(name, {**definition, "normalizer": None}, plain=plain)
+        self._exact = exact
+        self._awkward = [token.content for token in added_tokens(definition) if token.single_word]
+        self._composes = definition.get("normalizer") is not None
+
+    def encode(self, texts: Sequence[str]) -> list[Ids]:
+        """See Engine."""
+        odd = set(newer_texts(texts))
+        for token in self._awkward:
+            odd.update(number for number, text in enumerate(texts) if token in text)
+        if self._composes:
+            odd.update(number for number, text in enumerate(texts) if not is_normalized("NFC", text))
+        if not odd:
+            return self._fast.encode(texts)
+        exact = dict(zip(sorted(odd), self._exact().encode([texts[number] for number in sorted(odd)]), strict=True))
+        fast = iter(self._fast.encode([text for number, text in enumerate(texts) if number not in odd]))
+        return [exact[number] if number in odd else next(fast) for number in range(len(texts))]
