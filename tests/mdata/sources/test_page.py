@@ -1,0 +1,37 @@
+"""docs/input.md: the outcome that it states for every hostile file is what happens, and no file is left out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from mdata.sources import batch, files
+from tests.conftest import ROOT
+from tests.mdata.sources.outcomes import outcome
+
+PAGE = Path(ROOT / "docs" / "input.md").read_text()
+ROW = re.compile(r"^\| (\S+\.\S+) \| [^|]+ \| ([\d,]+) \| ([^|]+) \|$", re.MULTILINE)
+STATED = {name: (int(documents.replace(",", "")), bad) for name, documents, bad in ROW.findall(PAGE)}
+
+
+def hostile(folder):
+    return [*(folder / "jsonl").iterdir(), *(folder / "compressed").iterdir(), folder / "directory_as_file.jsonl"]
+
+
+def test_every_hostile_file_has_the_stated_outcome(oracles):
+    paths = hostile(oracles / "hostile")
+    assert {path.name: outcome(path) for path in paths} == STATED
+    assert len(STATED) == len(paths) == 67
+
+
+@pytest.mark.parametrize("kind", get_args(batch.Kind))
+def test_the_page_names_every_kind_of_problem(kind):
+    assert re.search(rf"^\| {kind} \|", PAGE, re.MULTILINE)
+
+
+def test_the_page_names_every_ending():
+    for endings in files.ENDINGS.values():
+        assert all(f"`.{part}`" in PAGE for ending in endings for part in ending.split(".")[1:])
