@@ -19,9 +19,9 @@ OPTIONS = ("special_in_text",)
 END_OF_DOCUMENT = 256
 
 
-def read_files(spec: TokenizerSpec) -> dict[str, bytes]:
-    """There are none."""
-    return {}
+def load(spec: TokenizerSpec, options: Mapping[str, Any]) -> ByteTokenizer:
+    """The same as `build`: there are no files."""
+    return build({}, options)
 
 
 def build(files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str = NAME) -> ByteTokenizer:

@@ -1,4 +1,4 @@
-"""GPT-2's way to write bytes as printable characters, and its pattern for words.
+"""GPT-2's way to write bytes as printable characters, which all byte-level vocabularies use.
 
 Printable Latin-1 characters stand for their own byte; the other bytes take U+0100, U+0101 ... in order.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 from types import MappingProxyType
 
 END_OF_TEXT = "<|endoftext|>"
-
-GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _OTHERS = tuple(byte for byte in range(256) if byte not in _PRINTABLE)

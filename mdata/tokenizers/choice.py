@@ -7,13 +7,22 @@ ids on a fixed hostile text. Why it was not taken is one line for the user; noth
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
 from mdata.errors import UsageError, nearest
-from mdata.tokenizers.definition import Definition, added_tokens, byte_level_obstacle, model_vocabulary
+from mdata.tokenizers.definition import (
+    Definition,
+    added_tokens,
+    byte_level_obstacle,
+    merge_parts,
+    model_vocabulary,
+    split_pattern,
+)
 from mdata.tokenizers.engines import ENGINES, EXACT, Engine, ExactEngine
 from mdata.tokenizers.hostile import hostile_texts
+from mdata.tokenizers.patterns import NOT_FOR_GIGATOKEN
 from mdata.tokenizers.routed import RoutedEngine
 
 AUTO = "auto"
@@ -71,7 +80,7 @@ def _notes(reasons: list[str], taken: str) -> tuple[str, ...]:
 def try_engine(name: str, definition: Definition, *, exact: ExactEngine, plain: bool) -> Engine | str:
     """The engine, if it is equal to the exact one; else why it cannot be taken."""
     try:
-        if name == "tiktoken" and (obstacle := _tiktoken_obstacle(definition, exact)):
+        if obstacle := _OBSTACLES[name](definition, exact):
             return obstacle
         engine = RoutedEngine(name, definition, plain=plain, exact=lambda: exact)
         difference = first_difference(engine, exact, definition=definition)
@@ -93,6 +102,11 @@ def first_difference(engine: Engine, exact: ExactEngine, *, definition: Definiti
     return next((text for text, ours, theirs in pairs if not np.array_equal(ours, theirs)), None)
 
 
+def _gigatoken_obstacle(definition: Definition, exact: ExactEngine) -> str | None:
+    other = split_pattern(definition) in NOT_FOR_GIGATOKEN
+    return "it knows another pattern than this tokenizer's" if other else None
+
+
 def _tiktoken_obstacle(definition: Definition, exact: ExactEngine) -> str | None:
     """What tiktoken leaves out: it has no list of merges, so it joins any two parts of an entry, at once if it can.
 
@@ -104,6 +118,9 @@ def _tiktoken_obstacle(definition: Definition, exact: ExactEngine) -> str | None
         return "an added token is the beginning of another"
     if model.get("ignore_merges"):
         return "entries count before merges"
-    results = ("".join(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"])
+    results = map(str.__add__, *merge_parts(model["merges"]))
     tokenize = exact.library.model.tokenize
     return "an entry cannot be reached by its merges" if any(len(tokenize(entry)) > 1 for entry in results) else None
+
+
+_OBSTACLES = MappingProxyType({"gigatoken": _gigatoken_obstacle, "tiktoken": _tiktoken_obstacle})

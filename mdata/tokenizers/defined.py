@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -61,7 +61,7 @@ class DefinedTokenizer:
         self._engine: Engine = self._exact if engine == EXACT else self._make(engine)
         self._special_runs = _runs([token.id for token in self._added if token.special])
 
-    def checked(self, wanted: str) -> DefinedTokenizer:
+    def checked(self, wanted: str) -> Self:
         """This tokenizer, with the engine that is best or wanted; equality is shown before it is taken.
 
         Raises:

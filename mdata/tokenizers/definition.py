@@ -15,12 +15,11 @@ from typing import Any
 from unicodedata import is_normalized
 
 from mdata.errors import UsageError
-from mdata.tokenizers.bytelevel import ALPHABET, GPT2_PATTERN
+from mdata.tokenizers.bytelevel import ALPHABET
+from mdata.tokenizers.patterns import FOR_TIKTOKEN, GPT2
 
 Definition = Mapping[str, Any]
 
-# Regular expressions of Split pre-tokenizers for which every engine was compared on every code point.
-_KNOWN_SPLITS = frozenset({GPT2_PATTERN})
 _OUTSIDE_ALPHABET = re.compile(f"[^{re.escape(''.join(ALPHABET))}]")
 _MANY_ADDED = 1000
 
@@ -148,13 +147,22 @@ def split_pattern(definition: Definition) -> str | None:
     if not parts or any(part.get("add_prefix_space", True) for part in parts if part.get("type") == "ByteLevel"):
         return None
     if [part.get("type") for part in parts] == ["ByteLevel"] and parts[0].get("use_regex", True):
-        return GPT2_PATTERN
+        return GPT2
     if [part.get("type") for part in parts] != ["Split", "ByteLevel"] or parts[1].get("use_regex", True):
         return None
     split = parts[0]
     pattern = (split.get("pattern") or {}).get("Regex")
     isolated = split.get("behavior") == "Isolated" and not split.get("invert")
-    return pattern if isolated and pattern in _KNOWN_SPLITS else None
+    return pattern if isolated and pattern in FOR_TIKTOKEN else None
+
+
+def merge_parts(merges: Sequence[Any]) -> tuple[list[str], list[str]]:
+    """The left and the right part of every merge, be it written as "a b" or as a pair."""
+    if all(type(merge) is str for merge in merges):
+        parts = " ".join(merges).split(" ") if merges else []
+    else:
+        parts = [part for merge in merges for part in (merge.split(" ") if isinstance(merge, str) else merge)]
+    return parts[::2], parts[1::2]
 
 
 def is_composed_only(definition: Definition) -> bool:
@@ -188,16 +196,11 @@ def _vocabulary_obstacle(definition: Definition) -> str | None:
         return "two entries of its vocabulary share an id"
     if _OUTSIDE_ALPHABET.search("".join(token for token in vocabulary if token not in added)):
         return "an entry of its vocabulary is not spelled in bytes"
-    results = set()
-    merges = definition["model"].get("merges") or ()
-    for merge in merges:
-        left, right = merge.split(" ") if isinstance(merge, str) else merge
-        results.add(left + right)
-        if left not in vocabulary or right not in vocabulary:
-            return "a merge is of entries that do not exist"
-    if len(results) != len(merges):
-        return "two merges have the same result"
-    return None if results <= vocabulary.keys() else "a merge gives an entry that does not exist"
+    lefts, rights = merge_parts(definition["model"].get("merges") or ())
+    results = set(map(str.__add__, lefts, rights))
+    if not vocabulary.keys() >= {*lefts, *rights} | results:
+        return "a merge is of entries that do not exist"
+    return "two merges have the same result" if len(results) != len(lefts) else None
 
 
 def _added_obstacle(definition: Definition) -> str | None:

@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata.errors import UsageError
-from mdata.tokenizers.bytelevel import ALPHABET, GPT2_PATTERN, to_bytes
-from mdata.tokenizers.definition import Definition, added_tokens, split_pattern, without_special_tokens
+from mdata.tokenizers.bytelevel import ALPHABET, to_bytes
+from mdata.tokenizers.definition import Definition, added_tokens, merge_parts, split_pattern, without_special_tokens
+from mdata.tokenizers.patterns import FOR_TIKTOKEN
 
 EXACT = "tokenizers"
 # From the fastest to the slowest.
@@ -29,9 +30,6 @@ ENGINES = ("gigatoken", "tiktoken", EXACT)
 _EXACT_BATCH_CHARS = 256 << 10
 _MOST_GROWTH_BYTES = 128 << 20
 _LOOK_EVERY_CHARS = 16 << 20
-# The same language as GPT-2's, without backtracking into runs.
-_TIKTOKEN_PATTERNS = {GPT2_PATTERN: r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"}
-
 Ids = npt.NDArray[np.uint32]
 
 
@@ -91,7 +89,7 @@ def _read_exactly(definition: Definition) -> Any:
     from tokenizers import Tokenizer as Library
 
     try:
-        library = Library.from_str(as_json(definition).decode())
+        library = Library.from_buffer(as_json(definition))
     # The library raises bare Exception for anything that it cannot read.
     except Exception as error:
         raise UsageError("tokenizer.json is not a tokenizer", found=" ".join(str(error).split())) from error
@@ -147,7 +145,7 @@ class TiktokenEngine:
         self._special = set(special)
         self._library = tiktoken.Encoding(
             "mdata",
-            pat_str=_TIKTOKEN_PATTERNS[str(split_pattern(definition))],
+            pat_str=FOR_TIKTOKEN[str(split_pattern(definition))],
             mergeable_ranks=ranks,
             special_tokens={content: len(ids) + number for number, content in enumerate(special)},
         )
@@ -160,8 +158,8 @@ class TiktokenEngine:
 
 def _ids_in_merge_order(definition: Definition) -> list[int]:
     """The ids of the single bytes, then the results of the merges."""
-    vocabulary, merges = definition["model"]["vocab"], definition["model"]["merges"]
-    results = (merge.replace(" ", "") if isinstance(merge, str) else "".join(merge) for merge in merges)
+    vocabulary = definition["model"]["vocab"]
+    results = map(str.__add__, *merge_parts(definition["model"]["merges"]))
     return [vocabulary[symbol] for symbol in (*ALPHABET, *results)]
 
 

@@ -18,6 +18,7 @@ from blake3 import blake3
 from mdata.errors import UsageError, explain_os_error
 from mdata.tokenizers.bytelevel import END_OF_TEXT
 from mdata.tokenizers.defined import DefinedTokenizer
+from mdata.tokenizers.definition import merge_parts
 from mdata.tokenizers.engines import EXACT
 from mdata.tokenizers.protocol import TokenizerSpec
 
@@ -26,12 +27,15 @@ OPTIONS = ("special_tokens", "special_in_text")
 VOCAB_FILE, MERGE_FILE = "vocab.json", "merges.txt"
 _LARGEST_ID = 2**31 - 1
 
+# The vocabulary and the merges.
+Parts = tuple[dict[str, int], list[str]]
 
-def read_files(spec: TokenizerSpec) -> dict[str, bytes]:
-    """The two files, by our names for them.
+
+def load(spec: TokenizerSpec, options: Mapping[str, Any]) -> GPT2BPETokenizer:
+    """The tokenizer of two files, with its best engine.
 
     Raises:
-        UsageError: one was not named or cannot be read, or its content is not what it should be.
+        UsageError: a file was not named or cannot be read, or its content is not what it should be.
     """
     if spec.vocab_file is None or spec.merge_file is None:
         raise UsageError(f"{NAME} needs two files", fix="--vocab-file vocab.json --merge-file merges.txt")
@@ -40,8 +44,8 @@ def read_files(spec: TokenizerSpec) -> dict[str, bytes]:
     except OSError as error:
         raise explain_os_error(error, f"loading a {NAME}") from error
     vocabulary = check_vocabulary(files[VOCAB_FILE], spec.vocab_file)
-    check_merges(files[MERGE_FILE], vocabulary, name=spec.merge_file)
-    return files
+    merges = check_merges(files[MERGE_FILE], vocabulary, name=spec.merge_file)
+    return GPT2BPETokenizer(files, options, engine=EXACT, parts=(vocabulary, merges)).checked(spec.engine)
 
 
 def check_vocabulary(content: bytes, name: str) -> dict[str, int]:
@@ -70,34 +74,46 @@ def check_vocabulary(content: bytes, name: str) -> dict[str, int]:
     return vocabulary
 
 
-def check_merges(content: bytes, vocabulary: Mapping[str, int], *, name: str) -> None:
-    """Raise UsageError for the first line that is not a merge of two entries into a third."""
-    first = 2 if content.startswith(b"#version") else 1
+def check_merges(content: bytes, vocabulary: Mapping[str, int], *, name: str) -> list[str]:
+    """The merges of a file, as "left right".
+
+    Raises:
+        UsageError: a line is not a merge of two entries into a third; names the line.
+    """
     try:
-        lines = _merge_lines(content)
+        merges = _merge_lines(content)
     except UnicodeDecodeError as error:
         number = content.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{name}:{number}: not UTF-8 text", found=f"byte {error.object[error.start]:#04x}") from error
-    for number, line in enumerate(lines, first):
-        left, blank, right = line.partition(" ")
-        if left in vocabulary and right in vocabulary and left + right in vocabulary:
-            continue
-        if not blank or not left or not right or " " in right:
+        raise UsageError(f"{name}:{number}: not UTF-8 text", found=f"byte {content[error.start]:#04x}") from error
+    lefts, rights = merge_parts(merges)
+    entries = vocabulary.keys()
+    right_form = list(map(" ".join, zip(lefts, rights, strict=False))) == merges
+    if not right_form or not entries >= {*lefts, *rights} or not entries >= set(map(str.__add__, lefts, rights)):
+        _refuse_merges(merges, vocabulary, name=name, first=2 if content.startswith(b"#version") else 1)
+    return merges
+
+
+def _refuse_merges(merges: list[str], vocabulary: Mapping[str, int], *, name: str, first: int) -> None:
+    """Raise UsageError for the first line that is wrong; the check above is the fast way to know that one is."""
+    for number, line in enumerate(merges, first):
+        left, _, right = line.partition(" ")
+        if not left or not right or " " in right:
             expected = "two entries of the vocabulary with one blank between"
             raise UsageError(f"{name}:{number}: not a merge", found=repr(line), expected=expected)
-        missing = next(entry for entry in (left, right, left + right) if entry not in vocabulary)
-        raise UsageError(
-            f"{name}:{number}: a merge of {left!r} and {right!r} needs an entry that the vocabulary does not have",
-            found=repr(missing),
-            fix="take the two files from one place",
-        )
+        missing = next((entry for entry in (left, right, left + right) if entry not in vocabulary), None)
+        if missing is not None:
+            raise UsageError(
+                f"{name}:{number}: a merge of {left!r} and {right!r} needs an entry that the vocabulary does not have",
+                found=repr(missing),
+                fix="take the two files from one place",
+            )
 
 
 def build(files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str = EXACT) -> GPT2BPETokenizer:
-    """A tokenizer from the content of its files, which `read_files` has checked.
+    """A tokenizer from the content of its files, which `load` has checked once.
 
     Args:
-        files: what `read_files` gave.
+        files: as a tokenizer has them.
         options: `special_tokens`: more of them; `special_in_text`: see TokenizerSpec.
         engine: the library that gives the ids; not compared with the exact one here.
     """
@@ -109,11 +125,13 @@ class GPT2BPETokenizer(DefinedTokenizer):
 
     name = NAME
 
-    def __init__(self, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> None:
+    def __init__(
+        self, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str, parts: Parts | None = None
+    ) -> None:
         import orjson
 
-        self._vocabulary: dict[str, int] = orjson.loads(files[VOCAB_FILE])
-        self._merges = _merge_lines(files[MERGE_FILE])
+        parts = parts or (orjson.loads(files[VOCAB_FILE]), _merge_lines(files[MERGE_FILE]))
+        self._vocabulary, self._merges = parts
         # What was asked for, and what is asked of the definition: the end of text comes first.
         wanted = {**options, "special_tokens": [END_OF_TEXT, *options.get("special_tokens", ())]}
         super().__init__(files, _definition(self._vocabulary, self._merges), options=wanted, engine=engine)

@@ -31,12 +31,20 @@ CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 _NOT_DECIDING = ("decoder", "padding", "truncation", "version")
 
 
-def read_files(spec: TokenizerSpec) -> dict[str, bytes]:
-    """The files of a folder, or of the folder around a tokenizer.json, that matter.
+def load(spec: TokenizerSpec, options: Mapping[str, Any]) -> HuggingFaceTokenizer:
+    """The tokenizer of a folder, or of the folder around a tokenizer.json, with its best engine.
 
     Raises:
-        UsageError: no tokenizer.json there.
+        UsageError: no tokenizer.json there, or files that are not what their names say.
     """
+    files = _read_files(spec)
+    try:
+        return HuggingFaceTokenizer(files, options, engine=EXACT).checked(spec.engine)
+    except UsageError as error:
+        raise UsageError(f"{spec.model}: {error}") from error
+
+
+def _read_files(spec: TokenizerSpec) -> dict[str, bytes]:
     if spec.model is None:
         raise UsageError(f"{NAME} needs a folder", fix="--tokenizer-model FOLDER, one with tokenizer.json")
     model = Path(spec.model)
@@ -55,7 +63,7 @@ def build(files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str
     """A tokenizer from the content of its files.
 
     Args:
-        files: what `read_files` gave.
+        files: as a tokenizer has them.
         options: `include_special_tokens`: whether what the post-processor adds (BOS, CLS ...) is kept;
             `special_tokens`: more of them, put at the end; `special_in_text`: see TokenizerSpec.
         engine: the library that gives the ids; not compared with the exact one here.

@@ -21,9 +21,9 @@ OPTIONS = ("vocab_size", "eod_id", "special_in_text")
 _LIMIT = 2**31
 
 
-def read_files(spec: TokenizerSpec) -> dict[str, bytes]:
-    """There are none."""
-    return {}
+def load(spec: TokenizerSpec, options: Mapping[str, Any]) -> NullTokenizer:
+    """The same as `build`: there are no files."""
+    return build({}, options)
 
 
 def build(files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str = NAME) -> NullTokenizer:

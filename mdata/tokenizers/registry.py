@@ -1,7 +1,7 @@
 """Megatron's names of tokenizer types, and which of them this version can load.
 
-To add one: write a module with OPTIONS, `read_files(spec) -> files` and `build(files, options, *, engine) ->
-Tokenizer`, and put it into `_LOADERS`. Libraries are imported by those modules only, so a name costs nothing
+To add one: write a module with OPTIONS, `load(spec, options) -> Tokenizer` and `build(files, options, *,
+engine) -> Tokenizer`, and put it into `_LOADERS`. Libraries are imported by those modules only, so a name costs nothing
 until it is used.
 """
 
@@ -59,13 +59,7 @@ def load_tokenizer(spec: TokenizerSpec | str, model: str | Path | None = None, *
         spec = TokenizerSpec(type=spec, model=None if model is None else str(model), options=tuple(options.items()))
     module = _module(spec.type)
     chosen = _checked_options(spec.type, module.OPTIONS, dict(spec.options))
-    files = module.read_files(spec)
-    try:
-        tokenizer = module.build(files, chosen)
-        return cast(Tokenizer, tokenizer.checked(spec.engine) if hasattr(tokenizer, "checked") else tokenizer)
-    except UsageError as error:
-        place = spec.model or spec.vocab_file
-        raise (UsageError(f"{place}: {error}") if place else error) from error
+    return cast(Tokenizer, module.load(spec, chosen))
 
 
 def build_tokenizer(

@@ -40,7 +40,16 @@ class RoutedEngine:
         if self._composes:
             odd.update(number for number, text in enumerate(texts) if not is_normalized("NFC", text))
         if not odd:
-            return self._fast.encode(texts)
+            return self._encode_fast(texts)
         exact = dict(zip(sorted(odd), self._exact().encode([texts[number] for number in sorted(odd)]), strict=True))
-        fast = iter(self._fast.encode([text for number, text in enumerate(texts) if number not in odd]))
+        fast = iter(self._encode_fast([text for number, text in enumerate(texts) if number not in odd]))
         return [exact[number] if number in odd else next(fast) for number in range(len(texts))]
+
+    def _encode_fast(self, texts: Sequence[str]) -> list[Ids]:
+        try:
+            return self._fast.encode(texts)
+        except ValueError:
+            if len(texts) > 1:
+                return [ids for text in texts for ids in self._encode_fast([text])]
+            # tiktoken gives up on a million blanks before a word.
+            return self._exact().encode(texts)
