@@ -1,0 +1,111 @@
+"""Pieces of gzip, zstd, bzip2 and xz files: whatever the bytes, either a typed error or the library's own text.
+
+The first byte chooses. Hostile: the rest is the file as it is; what is taken must be what Python's own module unpacks
+in one call, and all that may come out otherwise is BadInputError or UsageError. Friendly: the rest is text, which is
+packed in two members cut at the second byte; its pieces, of a size from the third, must be those of the plain file and
+those of the slow twin (mdata/reference/sources.py).
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+from pathlib import Path
+
+import zstandard
+
+from fuzz.harness import instrumented, main, scratch
+
+with instrumented():
+    from mdata.errors import BadInputError, UsageError
+    from mdata.reference import sources as twin
+    from mdata.sources import ReadSpec, SourceFile, find_files, pieces, read_piece
+
+PACKERS = {
+    "gzip": gzip.compress,
+    "zstd": zstandard.ZstdCompressor(write_checksum=True).compress,
+    "bzip2": bz2.compress,
+    "xz": lzma.compress,
+}
+LIMITS = (0, 1, 9, 1 << 20)
+
+
+def check(data: bytes) -> None:
+    """One file."""
+    if not data or data[0] & 1:
+        hostile(data[1:])
+    else:
+        friendly(data[0], data[1:])
+
+
+def hostile(data: bytes) -> None:
+    """A file of any bytes."""
+    path = scratch() / "hostile.jsonl"
+    path.write_bytes(data)
+    try:
+        (file,) = find_files([path])
+        found = b"".join(data for _, _, data in parts(file, 1 << 16, spec=ReadSpec()))
+    except (BadInputError, UsageError) as error:
+        assert str(error).count("\n") <= 3, str(error)
+        return
+    if file.format != "parquet":
+        assert found == unpacked(data, file.compression), f"{file.compression}: not the library's text"
+
+
+def friendly(choice: int, data: bytes) -> None:
+    """A text packed by us."""
+    cut, piece_bytes = (data[0], 1 + data[1] % 64) if len(data) > 1 else (0, 1)
+    text, compression = data[2:], list(PACKERS)[choice >> 1 & 3]
+    ending = ".txt" if choice & 8 else ".jsonl"
+    spec = ReadSpec(max_record_bytes=LIMITS[choice >> 4 & 3], text_documents="paragraph")
+    pack = PACKERS[compression]
+    try:
+        file = written(f"plain{ending}", text)
+    except UsageError:
+        return  # it begins as a zip archive does, or the like
+    if file.streamed:
+        return  # it begins as packed data does
+    plain = parts(file, piece_bytes, spec=spec)
+    packed = parts(written(f"packed{ending}", pack(text[:cut]) + pack(text[cut:])), piece_bytes, spec=spec)
+    assert packed == plain, f"{compression}: pieces differ from the plain file's"
+    if ending == ".jsonl":
+        by_twin = twin.pieces(text, piece_bytes, by_paragraph=False, longest=spec.max_record_bytes)
+        assert [data for _, _, data in plain] == by_twin
+
+
+def written(name: str, data: bytes) -> SourceFile:
+    """A file of the bytes, as the engine finds it."""
+    path: Path = scratch() / name
+    path.write_bytes(data)
+    (file,) = find_files([path])
+    return file
+
+
+def parts(file: SourceFile, piece_bytes: int, *, spec: ReadSpec) -> list[tuple[int, int, bytes]]:
+    """Start, stop and bytes of every piece."""
+    return [(piece.start, piece.stop, read_piece(piece, spec)) for piece in pieces([file], piece_bytes, spec=spec)]
+
+
+def unpacked(data: bytes, compression: str) -> bytes:
+    """The whole text by the library's simplest call."""
+    if compression == "zstd":
+        return zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data), read_across_frames=True).read()
+    simple = {"none": bytes, "gzip": gzip.decompress, "bzip2": bz2.decompress, "xz": unpacked_xz}
+    return simple[compression](data)
+
+
+def unpacked_xz(data: bytes) -> bytes:
+    """Stream by stream, because `lzma.decompress` stops without a word at padding."""
+    text = b""
+    while data:
+        stream = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+        text += stream.decompress(data)
+        assert stream.eof, "a stream that does not end"
+        data = stream.unused_data.lstrip(b"\0")
+    return text
+
+
+if __name__ == "__main__":
+    main(check)

@@ -1,0 +1,109 @@
+"""Run the fuzzers: `python fuzz/run.py --seconds 600`, or `--replay` to run every kept input once.
+
+Each target gets the seconds in turn (--jobs of them side by side), beginning from fuzz/corpus/TARGET; what it finds
+new goes to build/fuzz/TARGET and survives between runs. A crash, a hang of 30 s, 2 GiB of memory or a broken rule ends
+the run with exit code 1, and the input is written to build/fuzz/failures. --keep adds to the corpus the few new inputs
+that reach new code. The Python targets need atheris; the C++ one is built with clang's libFuzzer under address and
+undefined-behaviour sanitizers, or with gcc and a plain mutation loop where there is no clang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+CORPUS = ROOT / "fuzz" / "corpus"
+BUILD = ROOT / "build" / "fuzz"
+FAILURES = BUILD / "failures"
+PYTHON_TARGETS = ("index_reader", "record_lines", "packed_text")
+CPP_TARGETS = ("index_blocks",)
+LONGEST = {"packed_text": 1024}  # a packed file may stand for a million times its size
+LIMITS = ("-timeout=30", "-rss_limit_mb=2048", "-print_final_stats=1", "-verbosity=0")
+
+
+def main() -> int:
+    """Fuzz or replay; 0 when nothing broke."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    targets = (*PYTHON_TARGETS, *CPP_TARGETS)
+    parser.add_argument("--targets", nargs="+", choices=targets, default=targets)
+    parser.add_argument("--seconds", type=int, default=60, help="for each target; default 60")
+    parser.add_argument("--jobs", type=int, default=1, help="targets at the same time; default 1")
+    parser.add_argument("--seed", type=int, default=0, help="of the mutations; default: another one each time")
+    parser.add_argument("--replay", action="store_true", help="run every kept input once, without atheris")
+    parser.add_argument("--keep", action="store_true", help="add new inputs that reach new code to the corpus")
+    arguments = parser.parse_args()
+    if arguments.replay:
+        return max([replay(target) for target in arguments.targets])
+    FAILURES.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(arguments.jobs) as threads:
+        codes = list(threads.map(lambda target: fuzz(target, arguments), arguments.targets))
+    for target, code in zip(arguments.targets, codes, strict=True):
+        print(f"{target}: {'nothing found' if code == 0 else f'FAILED, exit code {code}'}")
+    return 1 if any(codes) else 0
+
+
+def fuzz(target: str, arguments: argparse.Namespace) -> int:
+    """One target for its seconds; its exit code."""
+    work = BUILD / target
+    work.mkdir(parents=True, exist_ok=True)
+    command = start_of(target)
+    limits = [*LIMITS, f"-artifact_prefix={FAILURES}/{target}-", f"-max_len={LONGEST.get(target, 4096)}"]
+    fuzzing = [*command, *limits, f"-max_total_time={arguments.seconds}", f"-seed={arguments.seed}"]
+    done = subprocess.run([*fuzzing, str(work), str(CORPUS / target)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    told = [line for line in done.stderr.splitlines() if line.startswith(("stat::number", "Done"))]
+    print(f"{target}: {' '.join(told) or 'no runs'}", flush=True)
+    if done.returncode:
+        print(done.stderr[-4000:], f"inputs that break a rule: {FAILURES}/{target}-*", sep="\n", flush=True)
+    elif arguments.keep:
+        subprocess.run([*command, *limits, "-merge=1", str(CORPUS / target), str(work)], cwd=ROOT, check=True)
+    return done.returncode
+
+
+def start_of(target: str) -> list[str]:
+    """The words that start a target, built if it is C++."""
+    if target in PYTHON_TARGETS:
+        if importlib.util.find_spec("atheris") is None:
+            raise SystemExit("the Python targets need atheris: pip install atheris")
+        return [sys.executable, "-m", f"fuzz.{target}"]
+    return [str(build(target))]
+
+
+def build(target: str) -> Path:
+    """Compile a C++ target under the sanitizers."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    source, program = ROOT / "fuzz" / f"{target}.cpp", BUILD / f"{target}.bin"
+    flags = ["-std=c++20", "-O1", "-g", "-fno-sanitize-recover=all", f"-I{ROOT / 'mdata_cpp'}", "-o", str(program)]
+    if clang := shutil.which(os.environ.get("CLANGXX", "clang++")):
+        subprocess.run([clang, "-fsanitize=fuzzer,address,undefined", *flags, str(source)], check=True)
+    else:
+        words = [shutil.which("g++") or "c++", "-fsanitize=address,undefined", *flags]
+        subprocess.run([*words, str(source), str(ROOT / "fuzz" / "driver.cpp")], check=True)
+    return program
+
+
+def replay(target: str) -> int:
+    """Every kept input once; 1 when one breaks a rule."""
+    inputs = sorted(path for path in (CORPUS / target).iterdir() if path.is_file())
+    if target in CPP_TARGETS:
+        code = subprocess.run([str(build(target)), *map(str, inputs)], cwd=ROOT, stderr=subprocess.DEVNULL).returncode
+    else:
+        check = importlib.import_module(f"fuzz.{target}").check
+        for path in inputs:
+            check(path.read_bytes())
+        code = 0
+    print(f"{target}: {len(inputs)} inputs, {'nothing found' if code == 0 else 'FAILED'}")
+    return 1 if code else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Make the first inputs of each corpus anew: `python fuzz/seeds.py`. They only give the fuzzers a place to start.
+
+Every input here is written out or packed by this file. What fuzzing adds later (`run.py --keep`) lies beside them under
+its hash.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import struct
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import zstandard
+
+CORPUS = Path(__file__).resolve().parent / "corpus"
+LINES = (  # each element is one piece of several lines
+    b'{"text": "a", "b": ["x", "y"], "meta": {"text": "z"}}\n{"text": []}\r\n\n'
+    b'{"text": "\\ud83d\\ude00"}\r{"text": "b"}',
+    b'{"text": NaN}\n{"text": "\\ud800"}\n{"text": "\xff"}\n[1e999]\n'
+    b'{"meta.text": "q", "text": 1, "b": "r"}\n{"b": [null]}',
+    b'\xef\xbb\xbf{"text": "a"}\n{"text": "a\x01"}\n' + b'{"x": ' + b"[" * 30 + b"]" * 30 + b', "text": "deep"}\n',
+    b'{"text": "' + b"long " * 12 + b'"}\n{"Text": "a"} {}\n' + b"1" * 50 + b"\n" + b'"\xe2\x80\xa8"',
+)
+TEXT = b"\xef\xbb\xbffirst\nline\n\n\r\n\rsecond \xc3\xa9\r\nline\r\n\r\n third\x0c\n \nstill third"
+
+
+def index(lengths: Sequence[int], pointers: Sequence[int], boundaries: Sequence[int], *, code: int = 8) -> bytes:
+    """An .idx of these tables."""
+    header = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, code, len(lengths), len(boundaries))
+    numbers = [*lengths, *pointers, *boundaries]
+    return header + struct.pack(f"<{len(lengths)}i{len(pointers) + len(boundaries)}q", *numbers)
+
+
+def index_reader() -> dict[str, bytes]:
+    """Sound pairs of several kinds, and some that are not; raw ones begin with 0 and the size of .bin."""
+    pairs = {
+        "empty": (index([], [], [0]), 0),
+        "two": (index([3, 2], [0, 6], [0, 1, 2]), 10),
+        "no-sequence": (index([], [], [0, 0, 0]), 0),
+        "moved": (index([3, 0, 2], [4, 4, 0], [0, 3]), 10),
+        "int32": (index([1, 2], [0, 4], [0, 2], code=4), 12),
+        "float": (index([5], [0], [0, 1], code=7), 20),
+        "overlap": (index([3, 3], [0, 4], [0, 2]), 12),
+        "modes": (index([3, 2], [0, 6], [0, 2]) + b"\0\0", 10),
+        "older": (b"TNTIDX\0\0" + bytes(40), 4),
+        "short": (index([], [], [0])[:30], 0),
+    }
+    seeds = {name: b"\0" + struct.pack("<H", size) + idx for name, (idx, size) in pairs.items()}
+    built = {"built": b"\1\x08\2\3\3\2\0\6\0\1\2\x0a\0", "built-wide": b"\1\x08\1\2\xfe\0\0\xff\1\2\0\1\4\0"}
+    return seeds | built
+
+
+def record_lines() -> dict[str, bytes]:
+    """Lines good and bad under each choice of keys and limits, and plain text."""
+    seeds = {
+        f"lines-{number}-{choice}": bytes([choice]) + lines
+        for number, lines in enumerate(LINES)
+        for choice in (0, 1, 4, 12)
+    }
+    return seeds | {f"text-{choice}": bytes([choice]) + TEXT for choice in (2, 3, 6, 7)}
+
+
+def packed_text() -> dict[str, bytes]:
+    """Files of each packing, whole, of two members, cut and with a tail; and texts to be packed."""
+    zstd = zstandard.ZstdCompressor(write_checksum=True).compress
+    packers = {"gzip": lambda data: gzip.compress(data, mtime=0), "zstd": zstd, "bzip2": bz2.compress}
+    packers["xz"] = lzma.compress
+    seeds = {}
+    for name, pack in packers.items():
+        good = pack(LINES[0])
+        whole = {
+            "whole": good,
+            "two": good + pack(b""),
+            "cut": good[:-5],
+            "tail": good + b"tail",
+            "zeros": good + bytes(9),
+        }
+        seeds |= {f"{name}-{kind}": b"\1" + data for kind, data in whole.items()}
+    seeds["zstd-skippable"] = b"\1\x5a\x2a\x4d\x18\3\0\0\0abc" + zstd(LINES[0])
+    seeds["plain"] = b"\1" + LINES[1]
+    for choice in (0, 2, 4, 6, 8, 0x30, 0x1A, 0x24):
+        seeds[f"friendly-{choice:02x}"] = bytes([choice, 20, 6]) + (TEXT if choice & 8 else LINES[0])
+    return seeds
+
+
+def index_blocks() -> dict[str, bytes]:
+    """Tables that agree, tables that do not, and numbers at the ends of their range."""
+    largest = b"\xfd\x7f" + b"\xff" * 7
+    return {
+        "sound": b"\1\x0a\0\2\1\3\2\1\2\3\0\1\2\1",
+        "own-pointers": b"\1\x0a\0\2\0\3\0\2\6\1\2\3\0\1\2\1",
+        "large": b"\3" + largest + b"\0\2\1" + largest + b"\1\1\2\2\0\1\1",
+        "negative": b"\0\x0a\0\1\0\xff" + b"\xff" * 8 + b"\0\0\1\1\0\0",
+        "empty": b"",
+    }
+
+
+def main() -> int:
+    """Write them all."""
+    for make in (index_reader, record_lines, packed_text, index_blocks):
+        folder = CORPUS / make.__name__
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in make().items():
+            (folder / name).write_bytes(data)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
