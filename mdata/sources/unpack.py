@@ -22,6 +22,7 @@ READ_BYTES = 1 << 17
 _STEP_BYTES = 1 << 18
 # One step of zstandard gives all that its input holds: at worst a block of 128 KiB from each 4 bytes.
 _ZSTD_STEP_BYTES = 1 << 11
+_ZSTD_SMALL_STEP_BYTES = 1 << 8
 _ZSTD_TEXT_BYTES = 1 << 15
 # What the largest preset of xz needs is 65 MiB.
 _XZ_MEMORY_BYTES = 1 << 28
@@ -87,13 +88,16 @@ def _zstd(data: bytes, more: Callable[[], bytes]) -> Generator[bytes, None, byte
     import zstandard
 
     unpacker: zstandard.ZstdDecompressionObj = zstandard.ZstdDecompressor().decompressobj(_ZSTD_TEXT_BYTES)
+    step, place = _ZSTD_STEP_BYTES, 0
     while True:
-        data = data or more()
-        for start in range(0, len(data), _ZSTD_STEP_BYTES):
-            yield unpacker.decompress(data[start : start + _ZSTD_STEP_BYTES])
-            if unpacker.eof:
-                return unpacker.unused_data + data[start + _ZSTD_STEP_BYTES :]
-        data = b""
+        if place >= len(data):
+            data, place = more(), 0
+        text = unpacker.decompress(data[place : place + step])
+        place += step
+        yield text
+        if unpacker.eof:
+            return unpacker.unused_data + data[place:]
+        step = _ZSTD_SMALL_STEP_BYTES if len(text) > _STEP_BYTES else _ZSTD_STEP_BYTES
 
 
 def _bzip2(data: bytes, more: Callable[[], bytes]) -> Generator[bytes, None, bytes]:

@@ -51,7 +51,8 @@ def wanted(values):
 )
 def test_rows_come_in_order_whatever_the_pieces(tmp_path_factory, values, piece_bytes, group, most, choice, nested):
     lists = any(isinstance(value, list) for value in values)
-    kinds = LIST_TYPES if lists else TYPES
+    # The library cannot write views inside structs.
+    kinds = LIST_TYPES if lists else [kind for kind in TYPES if not nested or "view" not in str(kind)]
     column = pa.array(values, pa.list_(pa.string()) if lists else pa.string()).cast(kinds[choice % len(kinds)])
     folder = tmp_path_factory.mktemp("rows")
     if nested:
