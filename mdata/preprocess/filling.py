@@ -70,7 +70,8 @@ class Filling:
         """
         job = self.job
         job.progress.begin("tokenizing", job.input_bytes, unit="B")
-        job.progress.advance(sum(state.size_bytes for state in self.ledger.inputs if state.hash), **self._totals())
+        if done := sum(state.size_bytes for state in self.ledger.inputs if state.hash):
+            job.progress.advance(done, **self._totals())
         due = time.monotonic() + job.options.checkpoint_s
         with closing(self._results()) as results:
             for piece, encoded in results:

@@ -73,8 +73,9 @@ def _run(job: Job, journal: Journal) -> PreprocessResult:
         filling = Filling(job, journal, taken=begin_anew(job, journal))
     with filling:
         filling.fill()
-        manifests = finish_all(job, filling.ledger, filling.sinks, journal=journal, merged=taken.merged)
+        # Before any manifest: once those are there, nobody looks for what is missing.
         filling.policy.place()
+        manifests = finish_all(job, filling.ledger, filling.sinks, journal=journal, merged=taken.merged)
     journal.remove()
     paths = {name: manifest_path(prefix) for name, prefix in job.prefixes().items()}
     return PreprocessResult(manifests, paths, resumed=taken.resumed)

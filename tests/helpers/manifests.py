@@ -52,9 +52,7 @@ def some_corpus() -> m.CorpusManifest:
         provenance=m.Provenance(
             program="mdata test",
             options={"json_key": "text", "append_eod": True},
-            inputs=[
-                m.InputFile(path="x.jsonl", bytes=40, modified_ns=1, hash="9a" * 32, block_bytes=1 << 22, rows=3)
-            ],
+            inputs=[m.InputFile(path="x.jsonl", bytes=40, modified_ns=1, hash="9a" * 32, block_bytes=1 << 22, rows=3)],
             records=2,
             skipped={"blank": 1},
             special_in_text=0,

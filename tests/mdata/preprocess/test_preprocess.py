@@ -250,7 +250,9 @@ def test_a_dead_worker_is_named_and_the_run_continues(tmp_path):
     before = {child.pid for child in multiprocessing.active_children()}
     changes = {"input": (str(tmp_path / "x.jsonl"),), "unit_bytes": 4000}
     job = options(tmp_path / "out", **changes, workers=2)
-    with pytest.raises(ResourceError, match=r"a worker process died while it read .*x\.jsonl, block \d+ \(\d+ to \d+\)"):
+    with pytest.raises(
+        ResourceError, match=r"a worker process died while it read .*x\.jsonl, block \d+ \(\d+ to \d+\)"
+    ):
         mdata.preprocess(job, KillOne())
     assert {child.pid for child in multiprocessing.active_children()} <= before
     assert not list((tmp_path / "out").glob("out*"))
