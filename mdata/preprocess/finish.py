@@ -65,6 +65,7 @@ def write_corpus(sink: Sink, *, tokenizer: Tokenizer, provenance: Provenance, st
             )
             return manifest.save(made, manifest_path(prefix))
         except BaseException:
+            _forget(manifest_path(prefix))
             sink.writer.unplace()
             sink.origins.unplace()
             hashes_path(prefix).unlink(missing_ok=True)

@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata import BadInputError, ResourceError, UsageError
-from mdata.preprocess.encode import Encoded, encode_documents
-from mdata.preprocess.encode import EncodeSpec
+from mdata.preprocess.encode import Encoded, EncodeSpec, encode_documents
 from mdata.preprocess.routes import Routes
 from mdata.preprocess.sinks import length_histogram
 from mdata.progress import Silent
