@@ -12,7 +12,6 @@ import argparse
 import mdata
 from cli.console import Console, Parser
 from cli.tokenizer_options import add_special_in_text, add_tokenizer, tokenizer_of
-from mdata.adopt import adopt
 
 
 def add_arguments(parser: Parser) -> None:
@@ -38,7 +37,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     if unused:
         console.note(f"mdata: without effect on {arguments.tokenizer_type}: {', '.join(unused)}")
     with console.progress() as progress:
-        made = adopt(
+        made = mdata.adopt(
             arguments.prefix,
             tokenizer,
             level=arguments.level,

@@ -29,7 +29,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         console.note(f"mdata: accepted, without effect here: {', '.join(ignored)}{hint}")
     with console.progress() as progress:
         if arguments.dry_run:
-            estimate = vars(mdata)["estimate"](options, progress)
+            estimate = mdata.estimate(options, progress)
         else:
             result = mdata.preprocess(options, progress)
     if arguments.dry_run:
@@ -84,18 +84,19 @@ def _on_error(arguments: argparse.Namespace) -> _Policy:
 
 def _remarks(result: mdata.PreprocessResult) -> list[str]:
     """What a user should know besides the numbers, one line each."""
-    if getattr(result, "finished_before", False):
-        return ["the same result is there already; nothing was done"]
-    provenance = next(iter(result.manifests.values())).provenance
-    assert provenance is not None, "preprocess records where a corpus came from"
+    known = [manifest.provenance for name, manifest in result.manifests.items() if "/" not in name]
+    # The counts are those of the run and stand alike in the manifests of all its parts.
+    provenances = [provenance for provenance in known if provenance is not None]
+    if result.finished_before or not provenances:
+        return []
     lines = []
-    if skipped := sum(provenance.skipped.values()):
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(provenance.skipped.items()) if count)
-        lines.append(f"{skipped:,} of {provenance.records + skipped:,} records were left out: {kinds}")
-    elif not provenance.records:
+    rows, skipped = sum(file.rows for file in provenances[0].inputs), provenances[0].skipped
+    if number := sum(skipped.values()):
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(skipped.items()) if count)
+        lines.append(f"{number:,} of {rows:,} rows were left out: {kinds}")
+    if not rows:
         lines.append("the input holds no records; the corpus is empty")
-    known = [manifest.provenance for manifest in result.manifests.values()]
-    if special := sum(part.special_in_text or 0 for part in known if part is not None):
+    if special := sum(provenance.special_in_text or 0 for provenance in provenances):
         lines.append(
             f"{special:,} special tokens stood in the texts and became their ids, as with Megatron's tool;"
             " --special-tokens-in-text plain keeps them as text"

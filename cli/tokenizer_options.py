@@ -1,4 +1,7 @@
-"""The options that name a tokenizer, by Megatron's names: the same words in every command that takes one."""
+"""The options that name a tokenizer, by Megatron's names: the same words in every command that takes one.
+
+An option that belongs to another type than the one named changes nothing; the command tells it by name.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 import mdata
-from mdata.tokenizers import TokenizerSpec
 
 # What each tokenizer type takes besides its files. A type that is not here is the loader's to refuse, by name.
 _TYPE_OPTIONS = MappingProxyType(
@@ -67,7 +69,7 @@ def tokenizer_options_of(arguments: argparse.Namespace) -> tuple[tuple[tuple[str
 def tokenizer_of(arguments: argparse.Namespace) -> tuple[mdata.Tokenizer, tuple[str, ...]]:
     """The tokenizer that the options name, and the options that have no effect on it."""
     options, unused = tokenizer_options_of(arguments)
-    spec = TokenizerSpec(
+    spec = mdata.TokenizerSpec(
         type=arguments.tokenizer_type,
         model=arguments.tokenizer_model,
         vocab_file=arguments.vocab_file,

@@ -4,6 +4,7 @@
 """
 
 from mdata import durable, errors
+from mdata.adopt import Adopted, adopt
 from mdata.blending import BlendRow, OpenBlend, blend_table, make_blend, open_blend
 from mdata.corpus import Corpus, open_corpus
 from mdata.dataset import Component, Dataset, DatasetOptions, open_dataset, parse_split
@@ -26,12 +27,13 @@ from mdata.manifest import load as load_manifest
 from mdata.preprocess import Estimate, PreprocessOptions, PreprocessResult, estimate, preprocess
 from mdata.progress import SILENT, Progress
 from mdata.sampler import global_batch, rank_rows
-from mdata.tokenizers import Tokenizer, build_tokenizer, load_tokenizer
+from mdata.tokenizers import Tokenizer, TokenizerSpec, build_tokenizer, load_tokenizer
 from mdata.tokenizers.train import train_tokenizer
 from mdata.verify import Verified, verify
 
 __all__ = [
     "SILENT",
+    "Adopted",
     "BadInputError",
     "Batch",
     "BatchPlan",
@@ -57,8 +59,10 @@ __all__ = [
     "ShardFacts",
     "StoppedError",
     "Tokenizer",
+    "TokenizerSpec",
     "UsageError",
     "Verified",
+    "adopt",
     "blend_table",
     "build_tokenizer",
     "collate",

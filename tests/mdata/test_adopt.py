@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import sys
 from pathlib import Path
 
 import msgspec
@@ -251,7 +252,7 @@ def test_pairs_of_megatron(oracles, tmp_path):
 @given(st.lists(st.lists(st.integers(0, 70), max_size=4), max_size=30), st.integers(1, 7))
 def test_histogram(monkeypatch_module, documents, at_once):
     """bit_length of each document's tokens, counted; whatever the block."""
-    monkeypatch_module.setattr("mdata.adopt._DOCUMENTS_AT_ONCE", at_once)
+    monkeypatch_module.setattr(sys.modules["mdata.adopt"], "_DOCUMENTS_AT_ONCE", at_once)
     lengths = np.array([length for document in documents for length in document], np.int32)
     boundaries = np.cumsum([0, *(len(document) for document in documents)])
     expected = [0] * 65
