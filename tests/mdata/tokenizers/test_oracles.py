@@ -1,0 +1,131 @@
+"""Against what the reference wrote: ids of its test corpora by sha256, and its verdict on odd tokenizer files."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+
+import numpy as np
+import pytest
+
+from mdata import UsageError
+from mdata.tokenizers import TokenizerSpec, available, load_tokenizer
+
+HELLO = [259, 260, 78, 81, 75, 67, 220, 57]
+TAKEN = {
+    "good_vocab.json": (262, 261, HELLO),
+    "vocab_duplicate_ids.json": (262, 261, [256, *HELLO[1:]]),
+    "vocab_duplicate_keys.json": (262, 261, HELLO),
+    "vocab_gap.json": (262, 999, HELLO),
+    "vocab_missing_byte.json": (261, 261, HELLO[:-1]),
+    "good_merges.txt": (262, 261, HELLO),
+    "merges_crlf.txt": (262, 261, HELLO),
+    "merges_duplicate.txt": (262, 261, HELLO),
+    "merges_no_version.txt": (262, 261, HELLO),
+}
+REFUSED = {
+    # The reference takes it, and gives " w" the id that ends documents.
+    "vocab_no_endoftext.json": r"'<\|endoftext\|>' would get an id that is taken\n  found: id 260 is '\u0120w'",
+    "vocab_float_id.json": r"vocab_float_id\.json:1: the entry 'hello' has no usable id",
+    "vocab_list.json": r"vocab_list\.json: not a vocabulary",
+    "vocab_negative_id.json": r"vocab_negative_id\.json:1: the entry 'hello' has no usable id",
+    "vocab_truncated.json": r"vocab_truncated\.json:1: not a JSON vocabulary",
+    "merges_bad_line.txt": r"merges_bad_line\.txt:4: not a merge",
+    "merges_blank_line.txt": r"merges_blank_line\.txt:4: not a merge",
+    "merges_hash_merge.txt": r"merges_hash_merge\.txt:7: a merge of '#' and '#' needs an entry",
+    "merges_one_word.txt": r"merges_one_word\.txt:4: not a merge",
+    "merges_unknown_part.txt": r"merges_unknown_part\.txt:7: a merge of 'xx' and 'yy' needs an entry",
+    "merges_unknown_result.txt": r"merges_unknown_result\.txt:7: a merge of 'h' and 'h' needs an entry",
+    "hf_bad_json": r"hf_bad_json: tokenizer\.json is not JSON",
+    "hf_unknown_model": r"hf_unknown_model: tokenizer\.json is not a tokenizer",
+}
+
+
+def option(words, name):
+    return words[words.index(name) + 1] if name in words else None
+
+
+def spec_of(words, folder):
+    """What a command line of the reference asks for."""
+    options = {}
+    if size := option(words, "--vocab-size"):
+        options["vocab_size"] = int(size)
+    if eod := option(words, "--null-tokenizer-eod-id"):
+        options["eod_id"] = int(eod)
+    if "--tokenizer-special-tokens" in words:
+        rest = words[words.index("--tokenizer-special-tokens") + 1 :]
+        options["special_tokens"] = rest[: next(n for n, word in enumerate(rest) if word.startswith("--"))]
+    type = option(words, "--tokenizer-type")
+    if type == "HuggingFaceTokenizer":
+        options["include_special_tokens"] = "--tokenizer-hf-no-include-special-tokens" not in words
+    named = {"model": "--tokenizer-model", "vocab_file": "--vocab-file", "merge_file": "--merge-file"}
+    paths = {name: str(folder / option(words, word)) for name, word in named.items() if word in words}
+    return TokenizerSpec(type=type, **paths, options=tuple(options.items()))
+
+
+def documents(path):
+    text = path.read_bytes() if path.exists() else gzip.decompress(path.with_name(path.name + ".gz").read_bytes())
+    for line in io.TextIOWrapper(io.BytesIO(text), encoding="utf-8", newline=None):
+        value = json.loads(line)["text"]
+        yield [value] if isinstance(value, str) else value
+
+
+def test_ids_are_those_of_the_reference(oracles):
+    loaded = {}
+    done = 0
+    for case in json.loads((oracles / "oracle/preprocess/cases.json").read_text())["cases"]:
+        words = case["options"]
+        outputs = {output["name"]: output for output in case["outputs"]}
+        unlike = {"--split-sentences", "--partitions", "--json-keys"} & set(words)
+        if option(words, "--tokenizer-type") not in available() or unlike:
+            continue
+        spec = spec_of(words, oracles)
+        if repr(spec) not in loaded:
+            loaded[repr(spec)] = load_tokenizer(spec)
+        tokenizer = loaded[repr(spec)]
+        parts = []
+        for sentences in documents(oracles / option(words, "--input")):
+            found, _ = tokenizer.encode_batch(sentences)
+            parts += [found, [tokenizer.eod]] if "--append-eod" in words and len(found) else [found]
+        stored = np.concatenate(parts).astype(np.uint16 if tokenizer.vocab_size < 65500 else np.int32)
+        assert hashlib.sha256(stored.tobytes()).hexdigest() == outputs["out/d_text_document.bin"]["sha256"], case["id"]
+        done += 1
+    assert done == 33
+
+
+@pytest.mark.parametrize("folder", ["hf-bpe", "hf-bos", "hf-bpe-noeos", "gpt2", "bpe-own"])
+def test_the_fast_engines_are_taken_for_what_the_reference_was_run_with(oracles, folder):
+    files = oracles / "vocab" / folder
+    pair = {"vocab_file": str(files / "vocab.json"), "merge_file": str(files / "merges.txt")}
+    for engine in ("auto", "gigatoken", "tiktoken"):
+        kind = ("HuggingFaceTokenizer", {"model": str(files)}) if folder[:2] == "hf" else ("GPT2BPETokenizer", pair)
+        tokenizer = load_tokenizer(TokenizerSpec(type=kind[0], **kind[1], engine=engine))
+        assert (tokenizer.engine, tokenizer.notes) == ("gigatoken" if engine == "auto" else engine, ())
+
+
+def odd_spec(folder, name):
+    if name.startswith("hf_"):
+        return TokenizerSpec(type="HuggingFaceTokenizer", model=str(folder / name))
+    vocabulary = name if "vocab" in name else "good_vocab.json"
+    merges = name if "merges" in name else "good_merges.txt"
+    return TokenizerSpec(type="GPT2BPETokenizer", vocab_file=str(folder / vocabulary), merge_file=str(folder / merges))
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_odd_files_that_the_reference_takes(oracles, name):
+    tokenizer = load_tokenizer(odd_spec(oracles / "hostile/tokenizer", name))
+    found = tokenizer.encode_batch(["hello world Z"])[0].tolist()
+    assert (tokenizer.vocab_size, tokenizer.eod, found) == TAKEN[name]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_odd_files_that_are_refused(oracles, name):
+    with pytest.raises(UsageError, match=REFUSED[name]):
+        load_tokenizer(odd_spec(oracles / "hostile/tokenizer", name))
+
+
+def test_every_odd_file_of_these_types_is_decided(oracles):
+    names = {path.name for path in (oracles / "hostile/tokenizer").iterdir()}
+    assert {name for name in names if name.startswith(("good_", "vocab_", "merges_", "hf_"))} == {*TAKEN, *REFUSED}
