@@ -68,7 +68,8 @@ class Spool:
 
     def place(self) -> None:
         """Give the final name; what was appended should be synced before. The folder is the caller's to sync."""
-        durable.rename(self.partial, self.path)
+        with os_errors_named(f"finishing {self.path}"):
+            durable.rename(self.partial, self.path)
 
     def put_back(self) -> None:
         """Take the final name away again."""

@@ -198,7 +198,8 @@ class Filling:
         begun = time.monotonic()
         self._checkpoint()
         now = time.monotonic()
-        return now + max(self.job.options.checkpoint_s, min(10 * (now - begun), _LONGEST_INTERVAL_S))
+        wanted = self.job.options.checkpoint_s
+        return now + (max(wanted, min(10 * (now - begun), _LONGEST_INTERVAL_S)) if wanted else 0)
 
     def _checkpoint(self) -> None:
         if self._filled or any(sink is None for sink in self.sinks.values()):

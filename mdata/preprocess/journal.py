@@ -68,8 +68,9 @@ class Journal:
 
     def remove(self) -> None:
         """Take the file away, for good: what it spoke of is finished, or gone."""
-        self.path.unlink(missing_ok=True)
-        durable.sync_folder(self.path.parent)
+        with os_errors_named(f"removing {self.path}"):
+            self.path.unlink(missing_ok=True)
+            durable.sync_folder(self.path.parent)
 
     def _cut(self, size: int) -> None:
         os.ftruncate(self._fd, size)
