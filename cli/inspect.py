@@ -1,6 +1,7 @@
 """Show what a corpus, a blend or a bare .bin/.idx pair holds, with its first documents as text.
 
-Special tokens are shown as they are spelled. Reads manifests, indexes and the first documents only.
+Says how it came to be: inputs, rows left out, special tokens that the texts spelled. Special tokens are shown as
+they are spelled. Reads manifests, indexes, origins and the first documents only.
 """
 
 from __future__ import annotations
@@ -9,11 +10,16 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import mdata
 from cli.console import Console
 from cli.text import table
+from mdata.documents import Documents
+from mdata.manifest import Provenance
 
 _TEXT_WIDTH = 300
+_INPUTS_SHOWN = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,50 +38,121 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         console.result(_blend_text(facts), facts)
         return
     facts = corpus_facts(mdata.open_corpus(path), max(arguments.documents, 0))
+    if facts["tokenizer_problem"]:
+        console.note(f"mdata: {facts['tokenizer_problem']}")
     console.result(_corpus_text(facts), facts)
 
 
 def corpus_facts(corpus: mdata.Corpus, num_documents: int) -> dict[str, Any]:
     """What is known of a corpus and its first documents, as JSON types."""
-    tokenizer = corpus.load_tokenizer()
-    known = corpus.tokenizer
-    documents = []
-    for number in range(min(num_documents, corpus.num_documents)):
-        ids = corpus.document(number)
-        # A long document is cut by ids first: decoding megabytes to show a line would be slow.
-        head = ids[:_TEXT_WIDTH].tolist()
-        text = tokenizer.decode(head)[:_TEXT_WIDTH] if tokenizer else None
-        documents.append({"document": number, "tokens": len(ids), "ids": head[:20], "text": text})
+    known, statistics = corpus.tokenizer, corpus.manifest.statistics
+    tokenizer, problem = None, None
+    try:
+        tokenizer = corpus.load_tokenizer()
+    except mdata.MdataError as error:  # what is known can be shown all the same
+        problem = str(error)
     return {
         "kind": "corpus",
         "path": str(corpus.path),
         "id": corpus.id,
         "verified": corpus.manifest.verified,
         "dtype": corpus.dtype.name,
+        "level": corpus.manifest.level,
         "shards": len(corpus.manifest.shards),
         "documents": corpus.num_documents,
         "sequences": corpus.num_sequences,
         "tokens": corpus.num_tokens,
+        "bin_bytes": sum(shard.bytes for shard in corpus.manifest.shards),
         "contiguous": corpus.contiguous,
         "largest_id": corpus.largest_id,
         "text_bytes": corpus.text_bytes,
+        "lengths": statistics.document_lengths if statistics else None,
         "tokenizer": known.type if known else None,
         "fingerprint": known.fingerprint if known else None,
         "vocab_size": known.vocab_size if known else None,
         "eod": corpus.eod,
-        "first_documents": documents,
+        "tokenizer_problem": problem,
+        "provenance": _provenance(corpus.manifest.provenance),
+        "first_documents": _first_documents(corpus, tokenizer, num_documents=num_documents),
     }
 
 
+def _provenance(known: Provenance | None) -> dict[str, Any] | None:
+    if known is None:
+        return None
+    return {
+        "program": known.program,
+        "options": known.options,
+        "inputs": [{"path": file.path, "bytes": file.bytes, "rows": file.rows} for file in known.inputs],
+        "records": known.records,
+        "skipped": known.skipped,
+        "special_in_text": known.special_in_text,
+        "origins": known.origins.path if known.origins else None,
+    }
+
+
+def _first_documents(
+    corpus: mdata.Corpus, tokenizer: mdata.Tokenizer | None, *, num_documents: int
+) -> list[dict[str, Any]]:
+    documents = Documents(corpus)
+    shown = []
+    for number in range(min(num_documents, corpus.num_documents)):
+        sequences = documents.sequences(number)
+        ids = np.concatenate([np.empty(0, np.int64), *sequences])
+        # A long document is cut by ids first: decoding megabytes to show a line would be slow.
+        head = ids[:_TEXT_WIDTH].tolist()
+        origin = documents.origin(number)
+        shown.append(
+            {
+                "document": number,
+                "origin": f"{origin.path}:{origin.row}" if origin else None,
+                "sequences": len(sequences),
+                "tokens": len(ids),
+                "ids": head[:20],
+                "text": tokenizer.decode(head)[:_TEXT_WIDTH] if tokenizer else None,
+            }
+        )
+    return shown
+
+
 def _corpus_text(facts: dict[str, Any]) -> str:
-    shown = {name: value for name, value in facts.items() if name not in ("first_documents", "kind")}
+    apart = ("first_documents", "kind", "provenance", "lengths", "tokenizer_problem")
+    shown = {name: value for name, value in facts.items() if name not in apart}
+    shown["lengths"] = _lengths_text(facts["lengths"])
     width = max(map(len, shown))
     lines = [f"{name:<{width}}  {_plain(value)}" for name, value in shown.items()]
+    lines += ["", *_provenance_lines(facts["provenance"])]
     for document in facts["first_documents"]:
-        lines += ["", f"document {document['document']}: {document['tokens']:,} tokens"]
+        place = f" from {document['origin']}" if document["origin"] else ""
+        parts = f" in {document['sequences']:,} sequences" if document["sequences"] > 1 else ""
+        lines += ["", f"document {document['document']}{place}: {document['tokens']:,} tokens{parts}"]
         text = document["text"]
-        lines.append(repr(text) if text is not None else f"ids {document['ids']} (the tokenizer is not known)")
+        lines.append(repr(text) if text is not None else f"ids {document['ids']} (no tokenizer is known)")
     return "\n".join(lines)
+
+
+def _lengths_text(bins: list[int] | None) -> str | None:
+    """ "2 of 0, 5 of 4-7 tokens": documents by length."""
+    if bins is None:
+        return None
+    spans = ["0", "1", *(f"{2 ** (k - 1):,}-{2**k - 1:,}" for k in range(2, len(bins)))]
+    parts = [f"{count:,} of {span}" for count, span in zip(bins, spans, strict=False) if count]
+    return f"{', '.join(parts)} tokens" if parts else "no documents"
+
+
+def _provenance_lines(known: dict[str, Any] | None) -> list[str]:
+    if known is None:
+        return ["made by another program, or without a manifest: where it comes from is not known"]
+    inputs = known["inputs"]
+    rows, size = sum(file["rows"] for file in inputs), sum(file["bytes"] for file in inputs)
+    lines = [f"made by {known['program']} from {len(inputs):,} inputs: {rows:,} rows, {size:,} bytes"]
+    lines += [f"  {file['path']}: {file['rows']:,} rows, {file['bytes']:,} bytes" for file in inputs[:_INPUTS_SHOWN]]
+    lines += [f"  and {len(inputs) - _INPUTS_SHOWN:,} more"] if len(inputs) > _INPUTS_SHOWN else []
+    skipped = ", ".join(f"{count:,} {kind}" for kind, count in known["skipped"].items() if count)
+    lines.append(f"rows left out: {skipped or 'none'}")
+    lines.append(f"special tokens in the texts: {_plain(known['special_in_text'])}")
+    lines.append(f"options: {', '.join(f'{name}={value}' for name, value in known['options'].items())}")
+    return lines
 
 
 def _plain(value: object) -> str:

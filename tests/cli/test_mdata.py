@@ -67,7 +67,7 @@ def test_inspect_of_a_bare_pair_says_what_is_not_known(tmp_path, capsys):
     capsys.readouterr()
     assert main(["inspect", str(tmp_path / "out_text_document"), "--documents", "1"]) == 0
     out = capsys.readouterr().out
-    assert "the tokenizer is not known" in out and "verified     False" in out
+    assert "no tokenizer is known" in out and "verified     False" in out
     assert main(["inspect", str(tmp_path / "out_text_document"), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["tokenizer"] is None and len(facts["first_documents"]) == 3
