@@ -100,8 +100,15 @@ class DefinedTokenizer:
 
     def special_in_text(self, ids: IdArray, num_texts: int) -> int:
         """See the protocol."""
-        found = sum(int(np.count_nonzero((ids >= first) & (ids <= last))) for first, last in self._special_runs)
+        found = self._count_special(ids)
         return found - num_texts * self._num_special_added if found else 0
+
+    def _count_special(self, ids: IdArray) -> int:
+        def count(first: int, last: int) -> int:
+            inside = ids == first if first == last else (ids >= first) & (ids <= last)
+            return int(np.count_nonzero(inside))
+
+        return sum(count(first, last) for first, last in self._special_runs)
 
     def decode(self, ids: Sequence[int]) -> str:
         """See the protocol."""
@@ -125,8 +132,7 @@ class DefinedTokenizer:
     @cached_property
     def _num_special_added(self) -> int:
         """How many special ids the post-processor puts around a text."""
-        ids = self._assembled(self._encode([""]))[0]
-        return sum(int(np.count_nonzero((ids >= first) & (ids <= last))) for first, last in self._special_runs)
+        return self._count_special(self._assembled(self._encode([""]))[0])
 
     def _encode(self, texts: Sequence[str]) -> list[Ids]:
         if self._around is None:

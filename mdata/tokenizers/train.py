@@ -50,7 +50,7 @@ def train_tokenizer(
             expected=f"at least {SMALLEST_VOCABULARY}: the 256 bytes and {END_OF_TEXT}",
         )
     files = {
-        "tokenizer.json": _learn(_texts(inputs, json_keys, progress), vocab_size).encode(),
+        "tokenizer.json": learn(_texts(inputs, json_keys, progress), vocab_size).encode(),
         "tokenizer_config.json": _config().encode(),
     }
     tokenizer = build_tokenizer("HuggingFaceTokenizer", files)
@@ -59,7 +59,8 @@ def train_tokenizer(
     return tokenizer
 
 
-def _learn(texts: Iterator[str], vocab_size: int) -> str:
+def learn(texts: Iterator[str], vocab_size: int) -> str:
+    """The tokenizer.json of a vocabulary learnt from texts."""
     from tokenizers import Tokenizer as Engine
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
