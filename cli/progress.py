@@ -8,9 +8,11 @@ earlier run did counts for neither.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any, TextIO
 
 from mdata.progress import Progress
@@ -18,7 +20,9 @@ from mdata.progress import Progress
 LINE_INTERVAL_S = 10.0
 _WINDOW_S = 30.0
 _SNAPSHOT_S = 0.5
-_SHOWN_AS_RATE = ("tokens",)
+_SMALLEST_SHARE = 0.005
+_DEFAULT_COLUMNS = 80
+_BAR_COLUMNS = 48  # what tqdm writes besides the label and the parts of ours, with a bar of 4
 
 
 class ConsoleProgress(Progress):
@@ -101,8 +105,8 @@ class BarProgress(ConsoleProgress):
             unit=unit,
             unit_scale=unit == "B",
             file=self._stream,
-            dynamic_ncols=True,
             miniters=1,
+            **_room(self._stream),
         )
 
     def advance(self, amount: int, **totals: float) -> None:
@@ -136,14 +140,18 @@ class BarProgress(ConsoleProgress):
             self._bar = None
 
     def _postfix(self, *, finished: bool = False) -> str:
+        """As many parts as the terminal has room for, the most important first."""
+        meter = self._meter
         parts = []
-        if "tokens" in self._meter.totals:
-            _, tokens_per_s = self._meter.rates(self._clock(), finished=finished)
+        if "tokens" in meter.totals:
+            _, tokens_per_s = meter.rates(self._clock(), finished=finished)
             parts.append(f"{_short(int(tokens_per_s))} tokens/s")
-        parts += [f"{name}={_short(value)}" for name, value in self._meter.totals.items() if name not in _SHOWN_AS_RATE]
-        shares = sorted(self._meter.shares().items(), key=lambda item: -item[1])
-        parts += [" ".join(f"{name} {share:.0%}" for name, share in shares)] if shares else []
-        return ", ".join(parts)
+        shares = sorted(meter.shares().items(), key=lambda item: -item[1])
+        parts += [f"{name} {share:.0%}" for name, share in shares if share >= _SMALLEST_SHARE]
+        parts += [f"{name}={_short(value)}" for name, value in meter.totals.items() if value and name != "tokens"]
+        room = _columns(self._stream) - len(self._bar.desc) - _BAR_COLUMNS
+        ends = accumulate(len(part) + 2 for part in parts)
+        return ", ".join(part for part, end in zip(parts, ends, strict=True) if end <= room)
 
 
 class LineProgress(ConsoleProgress):
@@ -213,10 +221,28 @@ class LineProgress(ConsoleProgress):
         self._write(json.dumps(facts))
 
 
+def _room(stream: TextIO) -> dict[str, Any]:
+    """How tqdm learns the terminal's size; of one that claims to have no rows it would show nothing."""
+    return {"dynamic_ncols": True} if all(_size(stream)) else {"ncols": _columns(stream), "nrows": 2}
+
+
+def _columns(stream: TextIO) -> int:
+    return _size(stream)[0] or _DEFAULT_COLUMNS
+
+
+def _size(stream: TextIO) -> tuple[int, int]:
+    """Columns and rows; 0 where nobody knows."""
+    try:
+        columns, rows = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):
+        return 0, 0
+    return columns, rows
+
+
 def _short(value: float) -> str:
     if isinstance(value, int):
         for size, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-            if value >= 10 * size:
+            if value >= max(size, 10_000):
                 return f"{value / size:.1f}{letter}"
         return str(value)
     return f"{value:.4g}"

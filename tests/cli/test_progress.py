@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import json
 import os
 import pty
 import re
+import struct
+import termios
 
 import pytest
 
-from cli.progress import BarProgress, LineProgress, Meter
+from cli.progress import BarProgress, LineProgress, Meter, _short
 
 
 class Clock:
@@ -104,10 +107,6 @@ def read_all(terminal: int) -> str:
 
 def test_the_bar_on_a_terminal(clock):
     """A real terminal of 150 columns: the last picture holds everything, a note stands on a line of its own."""
-    import fcntl
-    import struct
-    import termios
-
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 150, 0, 0))
     with os.fdopen(theirs, "w") as terminal:
@@ -118,17 +117,54 @@ def test_the_bar_on_a_terminal(clock):
         clock.now = 2.0
         bar.advance(60_000_000, tokens=30_000_000, documents=123_456)
         bar.note("one line")
-        bar.advance(40_000_000, tokens=50_000_000, documents=200_000)
+        bar.advance(40_000_000, tokens=50_000_000, documents=200_000, skipped=0)
         bar.end()
         bar.close()
     shown = read_all(ours)
     rows = [row.rsplit("\r", 1)[-1] for row in shown.replace("\r\n", "\n").split("\n")]
     assert rows[0] == "prog: before any work" and rows[1] == "prog: one line"
     assert re.fullmatch(
-        r"tokenizing: 100%\|.+\| 100M/100M \[.+, 25.0M tokens/s, documents=200.0k, encode 85% parse 10% read 5%\]",
+        r"tokenizing: 100%\|.+\| 100M/100M \[.+, 25.0M tokens/s, encode 85%, parse 10%, read 5%, documents=200.0k\]",
         rows[2],
     )
     assert rows[3:] == [""]
+
+
+def test_a_terminal_without_a_size_has_a_bar_too(clock):
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        bar = BarProgress(terminal, program="prog", clock=clock)
+        bar.begin("tokenizing", 100, unit="B")
+        bar.advance(100)
+        bar.end()
+    last = read_all(ours).rstrip().rsplit("\r", 1)[-1]
+    assert last.startswith("tokenizing: 100%|") and len(last) <= 80
+
+
+@pytest.mark.parametrize(
+    ("columns", "end"),
+    [(80, ", 25.0M tokens/s]"), (95, ", 25.0M tokens/s, encode 85%]"), (150, ", read 5%, documents=200.0k]"), (40, "")],
+)
+def test_a_part_is_shown_whole_or_not_at_all(clock, columns, end):
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with os.fdopen(theirs, "w") as terminal:
+        bar = BarProgress(terminal, program="prog", clock=clock)
+        bar.begin("tokenizing", 100_000_000, unit="B")
+        bar.stages(read=1.0, parse=2.0, encode=17.0)
+        clock.now = 2.0
+        bar.advance(100_000_000, tokens=50_000_000, documents=200_000)
+        bar.end()
+    last = read_all(ours).rstrip().rsplit("\r", 1)[-1]
+    assert last.endswith(end) and len(last) <= columns
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (9_999, "9999"), (12_345, "12.3k"), (2_201_400, "2.2M"), (3 * 10**9, "3.0G"), (2.5, "2.5")],
+)
+def test_short_numbers(value, text):
+    assert _short(value) == text
 
 
 def test_a_bar_that_was_never_begun_closes(clock):
