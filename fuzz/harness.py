@@ -1,47 +1,48 @@
-"""What the Python targets share: instrumentation, a folder in memory, and the way into libFuzzer.
+"""What the Python targets share: a folder in memory, and the way into libFuzzer.
 
-A target imports what it tests inside `instrumented()`, so that the fuzzer sees which lines run, and ends with
-`main(check)`. Without atheris a target can still be imported and its corpus replayed (`python -m fuzz.run --replay`).
+    python -m fuzz.harness TARGET LAUNCHER [libFuzzer's options] FOLDER ...
+
+imports fuzz/TARGET.py with our readers and their twins instrumented, so that the fuzzer sees which lines run, and
+feeds its `check`.
+LAUNCHER is a program that does the same; libFuzzer starts it when it merges corpora. fuzz/run.py writes one. A target
+itself knows nothing of atheris, so that its corpus can be replayed without.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
+import io
 import os
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import redirect_stderr
 from pathlib import Path
 
-Check = Callable[[bytes], None]
-
-
-def instrumented() -> AbstractContextManager[object]:
-    """Imports of our modules inside this context are instrumented, when atheris is there and this is its process."""
-    if not sys.argv[0].endswith("run.py"):
-        try:
-            import atheris
-
-            return atheris.instrument_imports(include=["mdata.indexed", "mdata.sources"])
-        except ImportError:
-            pass
-    return nullcontext()
+WATCHED = ["mdata.indexed", "mdata.sources", "mdata.reference", "fuzz"]
 
 
 @functools.cache
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    memory = Path("/dev/shm")
+    return tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None)
+
+
 def scratch() -> Path:
     """A folder for the files of one process, in memory where there is such a place; gone with the process."""
-    memory = Path("/dev/shm")
-    folder = tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None)
-    # The object lives as long as the cache of this function does, so until the interpreter ends.
-    scratch.folder = folder  # type: ignore[attr-defined]
-    return Path(folder.name)
+    return Path(_scratch().name)
 
 
-def main(check: Check) -> None:
-    """Fuzz with libFuzzer's options of the command line."""
+def main() -> None:
+    """Fuzz one target."""
     import atheris
 
-    atheris.Setup(sys.argv, check)
+    _, target, launcher, *options = sys.argv
+    with redirect_stderr(io.StringIO()), atheris.instrument_imports(include=WATCHED):
+        check = importlib.import_module(f"fuzz.{target}").check
+    atheris.Setup([launcher, *options], check)
     atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

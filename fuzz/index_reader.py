@@ -11,14 +11,12 @@ import itertools
 import struct
 from collections.abc import Iterator
 
-from fuzz.harness import instrumented, main, scratch
+import numpy as np
 
-with instrumented():
-    import numpy as np
-
-    from mdata.errors import DamageError
-    from mdata.indexed import IndexedReader
-    from mdata.reference.indexed import read_pair
+from fuzz.harness import scratch
+from mdata.errors import DamageError
+from mdata.indexed import IndexedReader
+from mdata.reference.indexed import read_pair
 
 MAGIC = b"MMIDIDX\0\0"
 LARGEST_BIN = 1 << 12
@@ -73,7 +71,3 @@ def number(values: Iterator[int], bits: int) -> int:
         return first
     sign = 1 if first == 254 else -1
     return sign * ((1 << (bits - 1 - next(values, 0) % 8)) - next(values, 0))
-
-
-if __name__ == "__main__":
-    main(check)

@@ -16,12 +16,10 @@ from pathlib import Path
 
 import zstandard
 
-from fuzz.harness import instrumented, main, scratch
-
-with instrumented():
-    from mdata.errors import BadInputError, UsageError
-    from mdata.reference import sources as twin
-    from mdata.sources import ReadSpec, SourceFile, find_files, pieces, read_piece
+from fuzz.harness import scratch
+from mdata.errors import BadInputError, UsageError
+from mdata.reference import sources as twin
+from mdata.sources import ReadSpec, SourceFile, find_files, pieces, read_piece
 
 PACKERS = {
     "gzip": gzip.compress,
@@ -92,8 +90,11 @@ def unpacked(data: bytes, compression: str) -> bytes:
     """The whole text by the library's simplest call."""
     if compression == "zstd":
         return zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data), read_across_frames=True).read()
-    simple = {"none": bytes, "gzip": gzip.decompress, "bzip2": bz2.decompress, "xz": unpacked_xz}
-    return simple[compression](data)
+    if compression == "xz":
+        return unpacked_xz(data)
+    if compression == "none":
+        return data
+    return gzip.decompress(data) if compression == "gzip" else bz2.decompress(data)
 
 
 def unpacked_xz(data: bytes) -> bytes:
@@ -105,7 +106,3 @@ def unpacked_xz(data: bytes) -> bytes:
         assert stream.eof, "a stream that does not end"
         data = stream.unused_data.lstrip(b"\0")
     return text
-
-
-if __name__ == "__main__":
-    main(check)

@@ -7,12 +7,9 @@ exception of any kind may come out, because what cannot be taken is a `Problem`.
 
 from __future__ import annotations
 
-from fuzz.harness import instrumented, main
-
-with instrumented():
-    from mdata.reference.records import record
-    from mdata.reference.sources import documents
-    from mdata.sources import ReadSpec, RecordBatch, parse
+from mdata.reference.records import record
+from mdata.reference.sources import documents
+from mdata.sources import ReadSpec, RecordBatch, parse
 
 MANY_BRACKETS = 500
 SMALL_LIMIT = 40
@@ -86,7 +83,3 @@ def check_message(message: str) -> None:
     lines = message.split("\n")
     assert len(lines) <= 4 and len(message) < 2000, message
     message.encode()
-
-
-if __name__ == "__main__":
-    main(check)

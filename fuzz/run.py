@@ -13,6 +13,7 @@ import argparse
 import importlib
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -65,17 +66,23 @@ def fuzz(target: str, arguments: argparse.Namespace) -> int:
     if done.returncode:
         print(done.stderr[-4000:], f"inputs that break a rule: {FAILURES}/{target}-*", sep="\n", flush=True)
     elif arguments.keep:
-        subprocess.run([*command, *limits, "-merge=1", str(CORPUS / target), str(work)], cwd=ROOT, check=True)
+        # Counters left out, an input is new when it reaches new code, not when it runs a loop once more.
+        merge = [*command, *limits, "-merge=1", "-use_counters=0", str(CORPUS / target), str(work)]
+        subprocess.run(merge, cwd=ROOT, check=True, stderr=subprocess.DEVNULL)
     return done.returncode
 
 
 def start_of(target: str) -> list[str]:
-    """The words that start a target, built if it is C++."""
-    if target in PYTHON_TARGETS:
-        if importlib.util.find_spec("atheris") is None:
-            raise SystemExit("the Python targets need atheris: pip install atheris")
-        return [sys.executable, "-m", f"fuzz.{target}"]
-    return [str(build(target))]
+    """The program that runs a target, built first: C++, or a script around fuzz/harness.py."""
+    if target in CPP_TARGETS:
+        return [str(build(target))]
+    if importlib.util.find_spec("atheris") is None:
+        raise SystemExit("the Python targets need atheris: pip install atheris")
+    launcher = BUILD / f"{target}.sh"
+    words = shlex.join([sys.executable, "-m", "fuzz.harness", target])
+    launcher.write_text(f'#!/bin/sh\ncd {shlex.quote(str(ROOT))} && exec {words} "$0" "$@"\n')
+    launcher.chmod(0o755)
+    return [str(launcher)]
 
 
 def build(target: str) -> Path:
