@@ -114,7 +114,7 @@ class Origins:
         runs: int64[n, 3], (first document, file, row of the first document) of each run.
     """
 
-    def __init__(self, path: Path, step: int, runs: NDArray[np.int64]) -> None:
+    def __init__(self, path: Path, step: int, *, runs: NDArray[np.int64]) -> None:
         self.path = path
         self.step = step
         self.runs = runs
@@ -159,4 +159,4 @@ def open_origins(path: Path) -> Origins:
     runs = body.view("<i8").reshape(-1, 3)
     if len(runs) and (runs[0, 0] != 0 or (np.diff(runs[:, 0]) <= 0).any() or (runs[:, 1:] < [0, 1]).any()):
         raise DamageError(f"{path} is altered: its runs do not begin at document 0 and rise")
-    return Origins(path, step, runs)
+    return Origins(path, step, runs=runs)

@@ -3,7 +3,7 @@
 A record follows an fsync of every file in the making. Between two records nothing is promised: a run that
 continues cuts the files back to the last one. What is unusual: an exception may arrive anywhere (Ctrl-C,
 SIGTERM), so a flag says whether files and counts speak of the same row; only then may a last record be
-written on the way out.
+written on the way out. Appending happens in a thread of its own (mdata/preprocess/behind.py).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from mdata.errors import MdataError, UsageError
+from mdata.preprocess.behind import Behind
 from mdata.preprocess.encode import EncodedPiece, select
 from mdata.preprocess.job import Job, printable_path
 from mdata.preprocess.journal import Journal
@@ -28,6 +29,7 @@ from mdata.sources import Piece, check_unchanged, piece_digest, pieces
 # An fsync may be slow on shared storage: at most a tenth of the time goes there, but a record is never
 # older than this.
 _LONGEST_INTERVAL_S = 25.0
+_RESULTS_AHEAD = 2
 
 
 class Filling:
@@ -50,6 +52,7 @@ class Filling:
         self._recorded = taken.resumed
         self._consistent = True
         self._filled = False
+        self._due = 0.0
         self._seconds = {"read": 0.0, "parse": 0.0, "encode": 0.0, "write": 0.0}
         self.policy = ProblemPolicy(job.options, job.progress, quarantine_bytes=taken.quarantine_bytes)
         try:
@@ -72,14 +75,10 @@ class Filling:
         job.progress.begin("tokenizing", job.input_bytes, unit="B")
         if done := sum(state.size_bytes for state in self.ledger.inputs if state.hash):
             job.progress.advance(done, **self._totals())
-        due = time.monotonic() + job.options.checkpoint_s
-        with closing(self._results()) as results:
-            for piece, encoded in results:
-                begun = time.perf_counter()
-                self._take(piece, encoded)
-                if time.monotonic() >= due:
-                    due = self._checkpoint_in_time()
-                self._tell(piece, encoded, time.perf_counter() - begun)
+        self._due = time.monotonic() + job.options.checkpoint_s
+        with closing(self._results()) as results, Behind(self._append, ahead=_RESULTS_AHEAD) as writer:
+            for result in results:
+                writer.give(result)
         self._open_inputs(len(job.files))
         check_unchanged(job.files[-1])
         self.ledger.close_last()
@@ -158,6 +157,15 @@ class Filling:
             path = printable_path(job.files[first_file].path)
             raise UsageError(f"{path} is shorter than what was read of it before", fix=_RESTART)
 
+    def _append(self, result: tuple[Piece, EncodedPiece]) -> None:
+        """What is done with one result, in the writing thread."""
+        begun = time.perf_counter()
+        self._take(*result)
+        if time.monotonic() >= self._due:
+            self._checkpoint()
+            self._due = self._next_due(time.perf_counter() - begun)
+        self._tell(*result, time.perf_counter() - begun)
+
     def _take(self, piece: Piece, encoded: EncodedPiece) -> None:
         """Append one piece's documents to their sinks, and count them."""
         self._open_inputs(piece.file_number + 1)
@@ -193,13 +201,10 @@ class Filling:
             file = self.job.files[len(self.ledger.inputs)]
             self.ledger.open_input(printable_path(file.path), file.size_bytes, modified_ns=file.modified_ns)
 
-    def _checkpoint_in_time(self) -> float:
-        """Write a record; returns when the next one is due."""
-        begun = time.monotonic()
-        self._checkpoint()
-        now = time.monotonic()
+    def _next_due(self, spent_s: float) -> float:
+        """When the next record is due, if one took this long."""
         wanted = self.job.options.checkpoint_s
-        return now + (max(wanted, min(10 * (now - begun), _LONGEST_INTERVAL_S)) if wanted else 0)
+        return time.monotonic() + (max(wanted, min(10 * spent_s, _LONGEST_INTERVAL_S)) if wanted else 0)
 
     def _checkpoint(self) -> None:
         if self._filled or any(sink is None for sink in self.sinks.values()):

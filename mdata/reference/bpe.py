@@ -19,7 +19,7 @@ _WORD = re.compile("B?L+|B?N+|B?O+|[SB]+(?![^SB])|[SB]+")
 _NOT_WHITE = "\x1c\x1d\x1e\x1f"
 
 
-def encode(text: str, vocabulary: Mapping[str, int], merges: Sequence[str], *, special: Mapping[str, int]) -> list[int]:
+def encode(text: str, *, vocabulary: Mapping[str, int], merges: Sequence[str], special: Mapping[str, int]) -> list[int]:
     """The ids of a text; special tokens are matched in it, the longest first; unknown bytes are dropped."""
     ranks = {merge: rank for rank, merge in enumerate(merges)}
     names = "|".join(re.escape(name) for name in sorted(special, key=len, reverse=True))

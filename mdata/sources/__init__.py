@@ -6,10 +6,8 @@ from mdata.sources.batch import Column, Problem, ReadSpec, RecordBatch
 from mdata.sources.files import STDIN, Compression, Format, SourceFile, check_unchanged, find_files
 from mdata.sources.piece import Piece, piece_digest, pieces, read_piece
 from mdata.sources.readers import Record, parse, read_records, read_texts
-from mdata.sources.units import Block, RowError, Unit, blocks, parse_block, plan_units, read_range
 
 __all__ = [
-    "Block",
     "Column",
     "Compression",
     "Format",
@@ -18,20 +16,14 @@ __all__ = [
     "ReadSpec",
     "Record",
     "RecordBatch",
-    "RowError",
     "STDIN",
     "SourceFile",
-    "Unit",
-    "blocks",
     "check_unchanged",
     "find_files",
     "parse",
-    "parse_block",
     "piece_digest",
     "pieces",
-    "plan_units",
     "read_piece",
-    "read_range",
     "read_records",
     "read_texts",
 ]

@@ -56,7 +56,8 @@ def _paragraph_breaks(data: bytes) -> Iterator[int]:
 
 
 LINES = Rule(_line_breaks, 1)
-PARAGRAPHS = Rule(_paragraph_breaks, 4)
+# Three bytes show two line ends before a place: at worst CR LF CR LF without its first byte.
+PARAGRAPHS = Rule(_paragraph_breaks, 3)
 
 
 def record_start(text: Text, place: int, *, limit: int, rule: Rule) -> int:

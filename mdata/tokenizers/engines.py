@@ -28,8 +28,8 @@ ENGINES = ("gigatoken", "tiktoken", EXACT)
 
 # A batch of the exact library takes 350 bytes of memory for every token until it has become an array.
 _EXACT_BATCH_CHARS = 256 << 10
-_MOST_GROWTH_BYTES = 128 << 20
-_LOOK_EVERY_CHARS = 16 << 20
+_MOST_GROWTH_BYTES = 96 << 20
+_LOOK_EVERY_CHARS = 1 << 20
 Ids = npt.NDArray[np.uint32]
 
 
