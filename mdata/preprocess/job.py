@@ -1,4 +1,8 @@
-"""A job: everything that is known before the first record is tokenized."""
+"""A job: everything that is known before the first record is tokenized.
+
+The inputs as they are now, the tokenizer, how records are read and where documents go; and the words by which
+a journal tells whether an earlier run was of this same job.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +48,7 @@ class Job:
         """Name of each result -> prefix of its files; merged corpora come last."""
         options = self.options
         found = {
-            self.routes.name(key, route): self.routes.prefix(options, key, route)
+            self.routes.name(key, route): self.routes.prefix(options, key, route=route)
             for route in range(self.routes.num_routes)
             for key in options.json_keys
         }

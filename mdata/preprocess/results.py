@@ -1,4 +1,8 @@
-"""From files in the making to corpora: the end of a run, and recognising that there is nothing to do."""
+"""From files in the making to corpora: the end of a run, and recognising that there is nothing to do.
+
+Every step may be the last one of this process: what got its names is recognised by the next run and not made
+again, and a merge that was cut off begins anew.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +62,7 @@ def finished_before(job: Job) -> PreprocessResult | None:
 
 
 def finish_all(
-    job: Job, ledger: Ledger, sinks: dict[str, Sink | None], *, journal: Journal, merged: frozenset[str]
+    job: Job, ledger: Ledger, *, sinks: dict[str, Sink | None], journal: Journal, merged: frozenset[str]
 ) -> dict[str, CorpusManifest]:
     """Give every result its names; a sink that is None was finished by an earlier run.
 
@@ -71,7 +75,7 @@ def finish_all(
         if sink is None:
             made[name] = open_corpus(manifest_path(prefixes[name])).manifest
             continue
-        provenance = provenance_of(job, ledger, name, records=sink.writer.state.documents)
+        provenance = provenance_of(job, ledger, name=name, records=sink.writer.state.documents)
         made[name] = write_corpus(sink, tokenizer=job.tokenizer, provenance=provenance, statistics=sink.statistics())
         sink.close(keep=False)
         sinks[name] = None
@@ -92,13 +96,13 @@ def _merge(job: Job, ledger: Ledger, key: str, *, made: Mapping[str, CorpusManif
         merge_parts([prefixes[name] for name in names], sink)
         known = [made[name].statistics for name in names]
         counts = added([one for one in known if one is not None])
-        provenance = provenance_of(job, ledger, key, records=sink.writer.state.documents)
+        provenance = provenance_of(job, ledger, name=key, records=sink.writer.state.documents)
         return write_corpus(sink, tokenizer=job.tokenizer, provenance=provenance, statistics=counts)
     finally:
         sink.close(keep=False)
 
 
-def provenance_of(job: Job, ledger: Ledger, name: str, *, records: int) -> Provenance:
+def provenance_of(job: Job, ledger: Ledger, *, name: str, records: int) -> Provenance:
     """How one result came to be: what decided the content; the number of workers did not."""
     key = name.partition("/")[0]
     return Provenance(

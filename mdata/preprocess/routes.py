@@ -53,7 +53,7 @@ class Routes:
             return f"{key}/holdout"
         return key if self.partitions == 1 else f"{key}/part{route}"
 
-    def prefix(self, options: PreprocessOptions, key: str, route: int) -> Path:
+    def prefix(self, options: PreprocessOptions, key: str, *, route: int) -> Path:
         """Where the files of one key and route go, without their endings."""
         middle = "_holdout" if route == self.partitions else "" if self.partitions == 1 else f"_{route}"
         return Path(f"{options.output_prefix}{middle}_{key}_{LEVEL}")

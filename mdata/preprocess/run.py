@@ -75,7 +75,7 @@ def _run(job: Job, journal: Journal) -> PreprocessResult:
         filling.fill()
         # Before any manifest: once those are there, nobody looks for what is missing.
         filling.policy.place()
-        manifests = finish_all(job, filling.ledger, filling.sinks, journal=journal, merged=taken.merged)
+        manifests = finish_all(job, filling.ledger, sinks=filling.sinks, journal=journal, merged=taken.merged)
     journal.remove()
     paths = {name: manifest_path(prefix) for name, prefix in job.prefixes().items()}
     return PreprocessResult(manifests, paths, resumed=taken.resumed)

@@ -1,4 +1,7 @@
-"""The ordered writer of one key and route: a pair in the making, its origins, and what is counted on the way."""
+"""The ordered writer of one key and route: a pair in the making, its origins, and what is counted on the way.
+
+A sink's state is what a journal needs to continue it; the tokens themselves are in the files.
+"""
 
 from __future__ import annotations
 

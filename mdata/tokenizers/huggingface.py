@@ -115,7 +115,7 @@ class HuggingFaceTokenizer(DefinedTokenizer):
 
 def _check_definition(definition: Definition) -> None:
     """Refuse what our own reading would stumble over; the library judges the rest."""
-    added = definition.get("added_tokens") or ()
+    added = definition.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(t, dict) and isinstance(t.get("content"), str) for t in added):
         raise UsageError(f"{MODEL_FILE} is not a tokenizer", found="added_tokens that are not a list of tokens")
     model = definition.get("model")

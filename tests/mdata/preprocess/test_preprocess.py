@@ -295,9 +295,9 @@ def test_append_eod_needs_an_eod(tmp_path):
 
 def test_result_names():
     asked = options(Path("a"), output_prefix="d/x")
-    assert Routes(1, None, False).prefix(asked, "body", 0) == Path("d/x_body_document")
-    assert Routes(3, None, True).prefix(asked, "body", 2) == Path("d/x_2_body_document")
-    assert Routes(3, None, True).prefix(asked, "body", 3) == Path("d/x_holdout_body_document")
+    assert Routes(1, None, False).prefix(asked, "body", route=0) == Path("d/x_body_document")
+    assert Routes(3, None, True).prefix(asked, "body", route=2) == Path("d/x_2_body_document")
+    assert Routes(3, None, True).prefix(asked, "body", route=3) == Path("d/x_holdout_body_document")
 
 
 ASK_WORKERS = """
