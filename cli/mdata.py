@@ -10,12 +10,13 @@ from cli.start import Command, start
 
 COMMANDS = (
     Command("train-tokenizer", "learn a byte-level BPE vocabulary from text", "cli.train_tokenizer"),
-    Command("preprocess", "turn jsonl text into token files and their manifest", "cli.preprocess"),
+    Command("preprocess", "turn text into token files and their manifest", "cli.preprocess"),
     Command("blend", "mix corpora by shares into one blend manifest", "cli.blend"),
     Command("inspect", "show what a token file, manifest or blend holds", "cli.inspect"),
     Command("verify", "check token files against their manifest", "cli.verify"),
     Command("cat", "turn documents of a corpus back to text", "cli.cat"),
     Command("adopt", "give token files of another program a manifest", "cli.adopt"),
+    Command("tokenizers", "list the tokenizers and engines that work here, with their speed", "cli.tokenizers"),
 )
 
 
