@@ -119,7 +119,8 @@ def test_the_exact_engine_is_the_twin(texts):
     special = {entry["content"]: entry["id"] for entry in known["added_tokens"]}
     exact = twin_engine()
     texts = [text for text in texts if not newer_texts([text])]
-    ours = [twin(text, known["model"]["vocab"], known["model"]["merges"], special=special) for text in texts]
+    parts = {"vocabulary": known["model"]["vocab"], "merges": known["model"]["merges"], "special": special}
+    ours = [twin(text, **parts) for text in texts]
     assert [ids.tolist() for ids in exact.encode(texts)] == ours
 
 
