@@ -17,9 +17,9 @@ from mdata.cores import usable_cores
 from mdata.errors import UsageError
 from mdata.preprocess.encode import EncodedPiece, encode_piece
 from mdata.preprocess.job import Job, plan_job
-from mdata.preprocess.options import PreprocessOptions
+from mdata.preprocess.options import PreprocessOptions, check_options
 from mdata.progress import SILENT, Progress
-from mdata.sources import Piece, pieces
+from mdata.sources import STDIN, Piece, find_files, pieces
 
 _SAMPLE_PIECES = 16
 _SAMPLE_S = 10.0
@@ -60,9 +60,11 @@ def estimate(options: PreprocessOptions, progress: Progress = SILENT) -> Estimat
     Raises:
         UsageError: options, input or tokenizer that cannot be used, or nothing to sample.
     """
-    job = plan_job(options, progress)
-    if any(str(file.path) == "-" for file in job.files):
+    check_options(options)
+    files = find_files(options.input, format=options.input_format)
+    if STDIN in (file.path for file in files):
         raise UsageError("standard input is read once only and cannot be sampled", fix="name files")
+    job = plan_job(options, files, progress=progress)
     chosen = list(_sample(job))
     progress.begin("sampling", len(chosen), unit="blocks")
     seen: list[tuple[Piece, EncodedPiece]] = []

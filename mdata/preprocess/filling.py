@@ -9,7 +9,7 @@ written on the way out. Appending happens in a thread of its own (mdata/preproce
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from types import TracebackType
 from typing import Self
@@ -23,7 +23,7 @@ from mdata.preprocess.problems import ProblemPolicy
 from mdata.preprocess.results import is_finished
 from mdata.preprocess.resume import TakenUp, forget_leftovers
 from mdata.preprocess.sinks import Sink
-from mdata.preprocess.workers import WorkerSetup, encode_here, encode_in_workers
+from mdata.preprocess.workers import Pool
 from mdata.sources import Piece, check_unchanged, piece_digest, pieces
 
 # An fsync may be slow on shared storage: at most a tenth of the time goes there, but a record is never
@@ -64,7 +64,7 @@ class Filling:
             self._close(keep=taken.resumed)
             raise
 
-    def fill(self) -> None:
+    def fill(self, pool: Pool) -> None:
         """Tokenize everything that was not yet taken.
 
         Raises:
@@ -76,8 +76,8 @@ class Filling:
         if done := sum(state.size_bytes for state in self.ledger.inputs if state.hash):
             job.progress.advance(done, **self._totals())
         self._due = time.monotonic() + job.options.checkpoint_s
-        with closing(self._results()) as results, Behind(self._append, ahead=_RESULTS_AHEAD) as writer:
-            for result in results:
+        with Behind(self._append, ahead=_RESULTS_AHEAD) as writer:
+            for result in pool.encode(self._wanted(), job.tokenizer, spec=job.spec):
                 writer.give(result)
         self._open_inputs(len(job.files))
         check_unchanged(job.files[-1])
@@ -119,21 +119,6 @@ class Filling:
             if sink:
                 sink.close(keep=keep)
         self.policy.close(keep=keep)
-
-    def _results(self) -> Generator[tuple[Piece, EncodedPiece], None, None]:
-        """Pieces and what they gave, in the order of the input, by worker processes where they are of use."""
-        job = self.job
-        wanted = self._wanted()
-        num_workers = job.options.workers
-        if not any(file.streamed for file in job.files):
-            num_workers = min(num_workers, -(-job.input_bytes // job.options.unit_bytes))
-        if num_workers <= 1:
-            yield from encode_here(wanted, job.tokenizer, spec=job.spec)
-            return
-        tokenizer = job.tokenizer
-        setup = WorkerSetup(tokenizer.name, tokenizer.files, tokenizer.options, tokenizer.engine, job.spec)
-        with closing(encode_in_workers(wanted, setup, num_workers=num_workers)) as results:
-            yield from results
 
     def _wanted(self) -> Iterator[Piece]:
         """The pieces that were not taken; those of a stream that were are compared on the way past them."""

@@ -16,10 +16,10 @@ from typing import Any
 from mdata.errors import UsageError
 from mdata.indexed import smallest_dtype
 from mdata.preprocess.encode import HOLDOUT_BITS, EncodeSpec
-from mdata.preprocess.options import PreprocessOptions, check_options, content_options
+from mdata.preprocess.options import PreprocessOptions, content_options
 from mdata.preprocess.routes import Routes, merged_prefix
 from mdata.progress import Progress
-from mdata.sources import ReadSpec, SourceFile, find_files, parse, pieces, read_piece
+from mdata.sources import ReadSpec, SourceFile, parse, pieces, read_piece
 from mdata.tokenizers import Tokenizer, TokenizerSpec, load_tokenizer
 
 
@@ -73,14 +73,19 @@ class Job:
         return prefix.with_name(f".{prefix.name}_{keys}.{ending}")
 
 
-def plan_job(options: PreprocessOptions, progress: Progress) -> Job:
-    """Find the inputs, load the tokenizer, decide the routes.
+def useful_workers(options: PreprocessOptions, files: Sequence[SourceFile]) -> int:
+    """Workers that would find something to do: no more than there are pieces, if those can be counted."""
+    if any(file.streamed for file in files):
+        return options.workers
+    return min(options.workers, -(-sum(file.size_bytes for file in files) // options.unit_bytes))
+
+
+def plan_job(options: PreprocessOptions, files: Sequence[SourceFile], *, progress: Progress) -> Job:
+    """Load the tokenizer, decide the routes.
 
     Raises:
-        UsageError: options, input or tokenizer that cannot be used.
+        UsageError: options or a tokenizer that cannot be used.
     """
-    check_options(options)
-    files = find_files(options.input, format=options.input_format)
     tokenizer = load_tokenizer(tokenizer_spec(options))
     for note in tokenizer.notes:
         progress.note(note)

@@ -14,12 +14,14 @@ from mdata import durable
 from mdata.errors import DamageError, os_errors_named
 from mdata.preprocess.filling import Filling
 from mdata.preprocess.finish import manifest_path
-from mdata.preprocess.job import Job, plan_job
+from mdata.preprocess.job import Job, plan_job, useful_workers
 from mdata.preprocess.journal import Journal
-from mdata.preprocess.options import PreprocessOptions
+from mdata.preprocess.options import PreprocessOptions, check_options
 from mdata.preprocess.results import PreprocessResult, finish_all, finished_before
 from mdata.preprocess.resume import begin_anew, forget_leftovers, take_up
+from mdata.preprocess.workers import Pool
 from mdata.progress import SILENT, Progress
+from mdata.sources import find_files
 
 
 def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> PreprocessResult:
@@ -35,10 +37,14 @@ def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> Prepr
         ResourceError: disk, memory or a worker was lost; run again to continue.
         StoppedError: stopped on request; run again to continue.
     """
-    job = plan_job(options, progress)
+    check_options(options)
+    files = find_files(options.input, format=options.input_format)
     with os_errors_named("making the output folder"):
         Path(options.output_prefix).parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
+        # Processes start first: they import while the tokenizer is loaded here.
+        pool = stack.enter_context(Pool(useful_workers(options, files)))
+        job = plan_job(options, files, progress=progress)
         with os_errors_named("taking the run's lock"):
             stack.enter_context(durable.held(job.beside("lock"), remove=True))
         found = finished_before(job)
@@ -49,7 +55,7 @@ def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> Prepr
         stack.callback(journal.close)
         if found:
             return _nothing_left(job, journal, found)
-        return _run(job, journal)
+        return _run(job, journal, pool)
 
 
 _NOTHING_LEFT = "these results are finished and made of the same input; nothing is left to do"
@@ -64,7 +70,7 @@ def _nothing_left(job: Job, journal: Journal, found: PreprocessResult) -> Prepro
     return found
 
 
-def _run(job: Job, journal: Journal) -> PreprocessResult:
+def _run(job: Job, journal: Journal, pool: Pool) -> PreprocessResult:
     taken = take_up(job, journal)
     try:
         filling = Filling(job, journal, taken=taken)
@@ -72,7 +78,7 @@ def _run(job: Job, journal: Journal) -> PreprocessResult:
         job.progress.note(f"an earlier run cannot be continued ({error}); starting from the beginning")
         filling = Filling(job, journal, taken=begin_anew(job, journal))
     with filling:
-        filling.fill()
+        filling.fill(pool)
         # Before any manifest: once those are there, nobody looks for what is missing.
         filling.policy.place()
         manifests = finish_all(job, filling.ledger, sinks=filling.sinks, journal=journal, merged=taken.merged)

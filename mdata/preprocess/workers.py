@@ -1,6 +1,6 @@
 """Processes that encode pieces, and results that come back in the order in which the work was handed out.
 
-At most a window of tasks is out at once, so memory is bounded by the window, not by the input. Each worker
+At most a window of pieces is out at once, so memory is bounded by the window, not by the input. Each worker
 is spawned (no state is inherited), builds the tokenizer once, and speaks with us over one pipe; a worker
 that dies is noticed at once because its pipe ends. Workers ignore Ctrl-C and end when their pipe does, so
 the parent alone decides. One worker means no process: the same function runs here.
@@ -11,13 +11,13 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import traceback
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Self
 
 from mdata.errors import ResourceError, os_errors_named
 from mdata.preprocess.encode import EncodedPiece, EncodeSpec, encode_piece
@@ -40,31 +40,57 @@ class WorkerSetup:
     spec: EncodeSpec
 
 
-def encode_here(
-    pieces: Iterable[Piece], tokenizer: Tokenizer, *, spec: EncodeSpec
-) -> Iterator[tuple[Piece, EncodedPiece]]:
-    """Encode the pieces in this process, one after another."""
-    for piece in pieces:
-        yield piece, encode_piece(piece, tokenizer, spec=spec)
+class Pool:
+    """Encodes pieces, by `num_workers` processes or, for one, in this process.
 
+    Processes start at once, so that they import while their owner loads a tokenizer. A context manager:
+    leaving it ends them.
 
-def encode_in_workers(
-    pieces: Iterable[Piece], setup: WorkerSetup, *, num_workers: int
-) -> Generator[tuple[Piece, EncodedPiece], None, None]:
-    """Encode the pieces in processes; results come in the order of the pieces.
+    Args:
+        num_workers: how many encode at the same time.
 
     Raises:
-        ResourceError: a worker died or could not be started.
-        MdataError: what reading a piece raised.
+        ResourceError: a process could not be started.
     """
-    with _pool(setup, num_workers) as workers:
+
+    def __init__(self, num_workers: int) -> None:
+        self._workers: list[_Worker] = []
+        if num_workers < 2:
+            return
+        try:
+            with os_errors_named("starting worker processes"):
+                for _ in range(num_workers):
+                    self._workers.append(_Worker())
+        except BaseException:
+            self.close()
+            raise
+
+    def encode(
+        self, pieces: Iterable[Piece], tokenizer: Tokenizer, *, spec: EncodeSpec
+    ) -> Iterator[tuple[Piece, EncodedPiece]]:
+        """Encode the pieces; results come in the order of the pieces.
+
+        Raises:
+            ResourceError: a worker died.
+            MdataError: what reading a piece raised.
+        """
+        if not self._workers:
+            for piece in pieces:
+                yield piece, encode_piece(piece, tokenizer, spec=spec)
+            return
+        setup = WorkerSetup(tokenizer.name, tokenizer.files, tokenizer.options, tokenizer.engine, spec)
+        for worker in self._workers:
+            worker.prepare(setup)
+        yield from self._in_order(pieces)
+
+    def _in_order(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, EncodedPiece]]:
         source = enumerate(pieces)
-        free = list(workers)
+        free = list(self._workers)
         out: dict[int, Piece] = {}
         done: dict[int, EncodedPiece] = {}
         wanted = 0
         while True:
-            while free and len(out) < num_workers * _WINDOW_PER_WORKER:
+            while free and len(out) < len(self._workers) * _WINDOW_PER_WORKER:
                 numbered = next(source, None)
                 if numbered is None:
                     break
@@ -74,7 +100,7 @@ def encode_in_workers(
             if not out:
                 return
             if wanted not in done:
-                busy = [worker for worker in workers if worker.task is not None]
+                busy = [worker for worker in self._workers if worker.task is not None]
                 for worker in _ready(busy):
                     number, result = worker.take()
                     done[number] = result
@@ -83,18 +109,33 @@ def encode_in_workers(
             yield out.pop(wanted), done.pop(wanted)
             wanted += 1
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process."""
+        for worker in self._workers:
+            worker.end()
+        self._workers.clear()
+
 
 class _Worker:
     """One process and our end of its pipe."""
 
-    def __init__(self, setup: WorkerSetup) -> None:
+    def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.task: tuple[int, Piece] | None = None
-        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, setup), daemon=True)
+        self.process: BaseProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
         with _interrupts_held_back():
             self.process.start()
         theirs.close()
+
+    def prepare(self, setup: WorkerSetup) -> None:
+        self.connection.send(setup)
 
     def give(self, number: int, piece: Piece) -> None:
         self.task = (number, piece)
@@ -136,19 +177,6 @@ class _Worker:
         )
 
 
-@contextmanager
-def _pool(setup: WorkerSetup, num_workers: int) -> Iterator[list[_Worker]]:
-    workers: list[_Worker] = []
-    try:
-        with os_errors_named("starting worker processes"):
-            for _ in range(num_workers):
-                workers.append(_Worker(setup))
-        yield workers
-    finally:
-        for worker in workers:
-            worker.end()
-
-
 def _ready(busy: list[_Worker]) -> list[_Worker]:
     """Wait until workers have something to say, or have died."""
     readable = wait([worker.connection for worker in busy])
@@ -167,16 +195,17 @@ def _interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(connection: Connection, setup: WorkerSetup) -> None:
+def _serve(connection: Connection) -> None:
     """The life of a worker: until the pipe ends."""
     import os
 
     # One thread each: the processes are the parallelism.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    tokenizer = build_tokenizer(
-        setup.tokenizer_type, setup.tokenizer_files, engine=setup.engine, options=setup.tokenizer_options
-    )
     try:
+        setup = connection.recv()
+        tokenizer = build_tokenizer(
+            setup.tokenizer_type, setup.tokenizer_files, engine=setup.engine, options=setup.tokenizer_options
+        )
         while True:
             number, piece = connection.recv()
             connection.send((number, _attempt(piece, tokenizer, setup.spec)))
