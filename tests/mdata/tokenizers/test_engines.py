@@ -158,6 +158,27 @@ def odd_definition(merges, order):
     return {**known, "added_tokens": [token(len(entries), END)]}
 
 
+def test_entries_that_merges_never_reach_are_not_for_tiktoken():
+    known = definition()
+    entries = [*ALPHABET, "ab", "bb", "abb"]
+    vocabulary = {entry: id for id, entry in enumerate(entries)}
+    known["model"] = {**known["model"], "vocab": vocabulary, "merges": ["a b", "b b", "a bb"]}
+    known["added_tokens"] = [token(len(entries), END)]
+    exact = ExactEngine(known, plain=False)
+    assert [entries[id] for id in exact.encode(["abb"])[0]] == ["ab", "b"]
+    found = try_engine("tiktoken", known, exact=exact, plain=False)
+    assert found == "an entry cannot be reached by its merges"
+    assert_equal(["abb", "babb abb", "bbabb"], exact, try_engine("gigatoken", known, exact=exact, plain=False))
+
+
+def test_added_tokens_of_two_kinds_that_overlap_are_for_the_exact_engine():
+    size = len(definition()["model"]["vocab"])
+    for first, second, fine in (("<a", "a>", False), ("x<a>y", "a", False), ("<a>", "<b>", True)):
+        known = definition(added=(token(size, first), token(size + 1, second, normalized=True)))
+        reason = choice.byte_level_obstacle(known)
+        assert reason == (None if fine else "added tokens of two kinds overlap")
+
+
 class Liar:
     """An engine that is wrong on one text."""
 
