@@ -130,6 +130,17 @@ def test_the_bar_on_a_terminal(clock):
     assert rows[3:] == [""]
 
 
+def test_what_an_earlier_run_did_counts_for_no_rate(clock):
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        bar = BarProgress(terminal, program="prog", clock=clock)
+        bar.begin("training", 100, unit="steps", done=60)
+        bar.advance(10)
+        bar.end()
+    first, *_, last = read_all(ours).strip().split("\r")
+    assert "training:  60%" in first and "60/100" in first and "70/100" in last
+
+
 def test_a_terminal_without_a_size_has_a_bar_too(clock):
     ours, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as terminal:
