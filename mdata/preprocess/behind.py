@@ -2,7 +2,7 @@
 
 Writing and hashing let go of Python's lock, so they run beside the thread that talks to workers. And since
 signals reach the main thread only, Ctrl-C never cuts an append in half: it stops the giving, what was given
-is still worked off.
+is still worked off, however often it is pressed.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Behind(Generic[T]):
         self._waiting: deque[T] = deque()
         self._changed = threading.Condition()
         self._closed = False
+        self._ended = False
         self._failure: BaseException | None = None
         # Daemon: an interpreter that must end, ends; a run that is cut off there is continued by its journal.
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
@@ -42,11 +43,11 @@ class Behind(Generic[T]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._thread.join()
-        if error is None and self._failure is not None:
+        late = self._wait_for_the_end()
+        if late is not None:
+            raise late
+        # The work failed on an item that was given before the giver met its own error.
+        if self._failure is not None and (error is None or isinstance(error, Exception)):
             raise self._failure
 
     def give(self, item: T) -> None:
@@ -59,7 +60,33 @@ class Behind(Generic[T]):
             self._waiting.append(item)
             self._changed.notify_all()
 
+    def _wait_for_the_end(self) -> BaseException | None:
+        """Never return while the thread is at work: files and counts are its own until then.
+
+        What arrives meanwhile (Ctrl-C, again) is returned. Not `join`, which until Python 3.13 takes a thread
+        for dead when it is interrupted (CPython issue 90882).
+        """
+        late: BaseException | None = None
+        while True:
+            try:
+                with self._changed:
+                    self._closed = True
+                    self._changed.notify_all()
+                    while not self._ended:
+                        self._changed.wait()
+                return late
+            except BaseException as interruption:
+                late = interruption
+
     def _run(self) -> None:
+        try:
+            self._work_off()
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _work_off(self) -> None:
         while True:
             with self._changed:
                 while not self._waiting and not self._closed:
