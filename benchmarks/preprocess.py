@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import shutil
 import statistics
 import sys
@@ -88,6 +89,7 @@ class Bench:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.options = arguments
         self.runs: list[dict[str, Any]] = []
+        self.pss_hz = 0.0
         self.vocab = arguments.vocab.resolve()
         megatron = arguments.megatron and arguments.megatron.resolve()
         self.megatron = megatron
@@ -168,7 +170,7 @@ class Bench:
         return rows, bars
 
     def take_turns(self, subjects: dict[str, bool], run) -> dict[str, list[dict[str, Any]]]:
-        """All subjects, once a round, each round beginning with another; the runs that count."""
+        """All subjects (name: is it slow?), once a round, each round beginning with another; the runs that count."""
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in subjects}
         names = list(subjects)
         for turn in range(self.options.runs + 1):
@@ -191,7 +193,8 @@ class Bench:
             return self.run(f"mdata-{count or 1}", corpus, engine=engine)
         words = [sys.executable, *alone_command(engine, int(count), corpus=corpus, vocab=self.vocab)]
         with tempfile.TemporaryDirectory(dir=self.options.cache) as folder:
-            done = measure(words, Path(folder), pss_hz=self.pss_hz)
+            one_thread = os.environ | {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
+            done = measure(words, Path(folder), variables=one_thread, pss_hz=self.pss_hz)
         if done.code:
             raise SystemExit(f"{engine} alone failed:\n{done.output}")
         facts = json.loads(done.output.splitlines()[-1])
@@ -273,7 +276,7 @@ def whole_bars(found: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
 def bar(name: str, value: float, way: str, what: str = "") -> str:
     """One line that judges a value."""
     kept = value <= BARS[name] if way == "at most" else value >= BARS[name]
-    return f"{'kept  ' if kept else 'MISSED'}  {what}{name}: {value:.3g}, {way} {BARS[name]:g}"
+    return f"{'kept  ' if kept else 'MISSED'}  {what}{name}: {value:.4g}, {way} {BARS[name]:g}"
 
 
 def beginning(corpus: Path, folder: Path, size: int) -> tuple[Path, Path]:
