@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mdata.errors import os_errors_named
 from mdata.indexed import IndexedReader
+from mdata.indexed.format import bin_path
 from mdata.manifest import Statistics
 from mdata.origins import open_origins
 from mdata.preprocess.sinks import Sink, origins_path
@@ -30,25 +32,41 @@ def merge_parts(parts: Sequence[Path], sink: Sink) -> None:
     """
     for prefix in parts:
         reader = IndexedReader(prefix)
-        for tokens, lengths, document_ends in document_runs(reader):
+        for tokens, lengths, document_ends in document_runs(prefix, reader):
             sink.writer.append(tokens, lengths, document_ends=document_ends)
         sink.origins.append_runs(open_origins(origins_path(prefix)).runs, reader.num_documents)
 
 
 def document_runs(
-    reader: IndexedReader,
+    prefix: Path, reader: IndexedReader
 ) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
-    """The documents of a pair in bounded runs: tokens, lengths of sequences, running count of sequences."""
+    """The documents of a pair in bounded runs: tokens, lengths of sequences, running count of sequences.
+
+    The .bin is read, not mapped: pages of a map that was passed over would count as our memory.
+    """
     first = 0
-    token_starts = np.concatenate((reader.pointers // reader.dtype.itemsize, [reader.num_tokens]))
     while first < reader.num_documents:
-        window = reader.boundaries[first : first + _DOCUMENTS_AT_ONCE + 1]
-        tokens_before = token_starts[window] - token_starts[window[0]]
-        stop = max(1, int(np.searchsorted(tokens_before, _TOKENS_AT_ONCE, side="right")) - 1)
+        window = np.array(reader.boundaries[first : first + _DOCUMENTS_AT_ONCE + 1])
+        starts = _token_starts(reader, window)
+        stop = max(1, int(np.searchsorted(starts - starts[0], _TOKENS_AT_ONCE, side="right")) - 1)
         begin, end = int(window[0]), int(window[stop])
-        tokens = reader.tokens(int(token_starts[begin]), int(token_starts[end] - token_starts[begin]))
+        with os_errors_named(f"reading {prefix}"):
+            tokens = np.fromfile(
+                bin_path(prefix),
+                reader.dtype,
+                count=int(starts[stop] - starts[0]),
+                offset=int(starts[0]) * reader.dtype.itemsize,
+            )
         yield tokens, reader.lengths[begin:end], window[1 : stop + 1] - begin
         first += stop
+
+
+def _token_starts(reader: IndexedReader, sequences: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Tokens before each of these sequences, the one past the last included."""
+    starts = np.full(len(sequences), reader.num_tokens, np.int64)
+    inside = sequences < reader.num_sequences
+    starts[inside] = reader.pointers[sequences[inside]] // reader.dtype.itemsize
+    return starts
 
 
 def added(statistics: Sequence[Statistics]) -> Statistics:
@@ -56,5 +74,6 @@ def added(statistics: Sequence[Statistics]) -> Statistics:
     width = max(len(part.document_lengths) for part in statistics)
     lengths = np.zeros(width, np.int64)
     for part in statistics:
-        lengths[: len(part.document_lengths)] += part.document_lengths
+        # Of an empty part the list is empty, which numpy would take for floats.
+        lengths[: len(part.document_lengths)] += np.array(part.document_lengths, np.int64)
     return Statistics(document_lengths=lengths.tolist(), text_bytes=sum(part.text_bytes or 0 for part in statistics))

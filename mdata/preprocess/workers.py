@@ -9,6 +9,7 @@ the parent alone decides. One worker means no process: the same function runs he
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -130,7 +131,7 @@ class _Worker:
         self.connection, theirs = context.Pipe()
         self.task: tuple[int, Piece] | None = None
         self.process: BaseProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
-        with _interrupts_held_back():
+        with _interrupts_held_back(), _one_thread_each():
             self.process.start()
         theirs.close()
 
@@ -195,11 +196,28 @@ def _interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """A process that starts here keeps to one thread: the processes are the parallelism.
+
+    Read by libraries when they are imported, so it must be set before: numpy's, on many cores, otherwise starts
+    a thread for each of them, and 16 processes spent 2 s of processor time each on nothing else.
+    """
+    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 def _serve(connection: Connection) -> None:
     """The life of a worker: until the pipe ends."""
-    import os
-
-    # One thread each: the processes are the parallelism.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
         setup = connection.recv()
