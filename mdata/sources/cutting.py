@@ -17,7 +17,8 @@ from typing import Protocol
 
 _SCAN_BYTES = 1 << 16
 _EMPTY_LINES = re.compile(rb"(?>\r\n|\r|\n){2,}")
-# A cut record must still show that it is too long when line ends (at most CR LF) are taken off its end.
+# A cut record must still show that it is too long when line ends (at most CR LF) are taken off its end;
+# and a scan near its limit moves on only if this is larger than any look_back.
 OVERHANG = 4
 
 
