@@ -8,6 +8,7 @@ docs/formats.md, "Origins", describes every byte.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ MAGIC = b"MDORIGIN"
 VERSION = 1
 HEADER_BYTES = 24
 RUN_BYTES = 24
+_RUNS_AT_ONCE = 1 << 16
 
 
 class OriginsState(NamedTuple):
@@ -74,7 +76,9 @@ class OriginsWriter:
 
     def append_runs(self, runs: NDArray[np.int64], documents: int) -> None:
         """Add all `documents` of another sidecar with the same step: int64[n, 3], its runs."""
-        self._spool.append((runs + np.array([self._documents, 0, 0])).astype("<i8"))
+        further_on = np.array([self._documents, 0, 0])
+        for first in range(0, len(runs), _RUNS_AT_ONCE):
+            self._spool.append((runs[first : first + _RUNS_AT_ONCE] + further_on).astype("<i8"))
         self._documents += documents
         self._file = -1
 
@@ -121,7 +125,7 @@ class Origins:
 
     def of_document(self, number: int) -> tuple[int, int]:
         """The file (number in the manifest's inputs) and row (from 1) that document `number` came from."""
-        run = int(np.searchsorted(self.runs[:, 0], number, side="right")) - 1
+        run = bisect_right(self.runs[:, 0], number) - 1  # numpy's own search would copy the column each time
         assert run >= 0, f"document {number} of {self.path}"
         first, file, row = (int(value) for value in self.runs[run])
         return file, row + (number - first) * self.step
@@ -147,8 +151,9 @@ def open_origins(path: Path) -> Origins:
     """
     with os_errors_named("reading origins"):
         size = path.stat().st_size
-        data = np.fromfile(path, np.uint8)
-    if size < HEADER_BYTES or data[:8].tobytes() != MAGIC:
+        # Mapped, not read: it may be larger than memory.
+        data = np.memmap(path, np.uint8, "r") if size >= HEADER_BYTES else np.empty(0, np.uint8)
+    if data[:8].tobytes() != MAGIC:
         raise DamageError(f"{path} is not an origins sidecar", expected=f"a file that begins with {MAGIC.decode()}")
     version, step = (int(value) for value in data[8:HEADER_BYTES].view("<i8"))
     if version != VERSION:
@@ -157,6 +162,18 @@ def open_origins(path: Path) -> Origins:
     if step < 1 or len(body) % RUN_BYTES:
         raise DamageError(f"{path} is cut or altered", found=f"step {step}, {len(body)} bytes of runs")
     runs = body.view("<i8").reshape(-1, 3)
-    if len(runs) and (runs[0, 0] != 0 or (np.diff(runs[:, 0]) <= 0).any() or (runs[:, 1:] < [0, 1]).any()):
+    if not _in_order(runs):
         raise DamageError(f"{path} is altered: its runs do not begin at document 0 and rise")
     return Origins(path, step, runs=runs)
+
+
+def _in_order(runs: NDArray[np.int64]) -> bool:
+    """Whether documents begin at 0 and rise, and files and rows can be such; looked at in bounded runs."""
+    if len(runs) and runs[0, 0] != 0:
+        return False
+    for first in range(0, len(runs), _RUNS_AT_ONCE):
+        some = runs[first : first + _RUNS_AT_ONCE + 1]
+        # Compared, not subtracted: a difference of altered numbers can overflow.
+        if (some[1:, 0] <= some[:-1, 0]).any() or (some[:, 1:] < [0, 1]).any():
+            return False
+    return True
