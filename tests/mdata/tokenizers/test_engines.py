@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import unicodedata
 
 import numpy as np
@@ -100,16 +99,23 @@ def code_points(step: int) -> list[int]:
     return [code for code in codes if not 0xD800 <= code < 0xE000]
 
 
-@pytest.mark.parametrize("pattern", FOR_TIKTOKEN)
-def test_code_points_in_company(pattern):
-    """`make soak` takes every one."""
-    codes = code_points(1 if "MDATA_SOAK" in os.environ else 13)
+def compare_code_points(pattern: str, codes: list[int]) -> None:
+    """Without routing: the fast engines alone."""
     texts = [company(code) for code in codes if not unassigned()[code]]
-    exact = simple_exact(pattern)
     for name in FAST:
         if (name, pattern) != ("gigatoken", CL100K):
-            # Without routing: the fast engine alone.
-            assert_equal(texts, exact, make_engine(name, definition(pattern), plain=False))
+            assert_equal(texts, simple_exact(pattern), make_engine(name, definition(pattern), plain=False))
+
+
+@pytest.mark.parametrize("pattern", FOR_TIKTOKEN)
+def test_code_points_in_company(pattern):
+    compare_code_points(pattern, code_points(13))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("pattern", FOR_TIKTOKEN)
+def test_every_code_point_in_company(pattern):
+    compare_code_points(pattern, [code for code in range(0x110000) if not 0xD800 <= code < 0xE000])
 
 
 @given(texts=TEXTS)
