@@ -23,7 +23,7 @@ from importlib import import_module
 from types import FrameType, MappingProxyType
 from typing import Any, NoReturn
 
-from cli.start import INTERRUPTED, Command, interrupts_end_at_once
+from cli.start import INTERRUPTED, Command, InterruptsEndAtOnce
 from mdata.errors import MdataError, ResourceError, StoppedError, UsageError, explain_os_error, nearest
 from mdata.progress import Progress
 from mdata.version import __version__
@@ -160,7 +160,7 @@ def _dispatch(console: Console, description: str, commands: Sequence[Command], w
         close = nearest(words[0], [command.name for command in commands])
         hint = f"{console.program} --help"
         raise UsageError(f"no command {words[0]!r}", fix=f"{close}? See {hint}" if close else hint)
-    with interrupts_end_at_once(console.program):
+    with InterruptsEndAtOnce(console.program):
         module = import_module(command.module)
     parser = Parser(prog=f"{console.program} {command.name}", description=module.__doc__ or command.summary)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter

@@ -4,19 +4,21 @@ called.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from cli.start import Command, start
 
+TYPE_CHECKING = False  # see cli/start.py: nothing is imported before Ctrl-C is taken care of
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 COMMANDS = (
-    Command("train-tokenizer", "learn a byte-level BPE vocabulary from text", "cli.train_tokenizer"),
-    Command("preprocess", "turn text into token files and their manifest", "cli.preprocess"),
-    Command("blend", "mix corpora by shares into one blend manifest", "cli.blend"),
-    Command("inspect", "show what a token file, manifest or blend holds", "cli.inspect"),
-    Command("verify", "check token files against their manifest", "cli.verify"),
-    Command("cat", "turn documents of a corpus back to text", "cli.cat"),
-    Command("adopt", "give token files of another program a manifest", "cli.adopt"),
-    Command("tokenizers", "list the tokenizers and engines that work here, with their speed", "cli.tokenizers"),
+    Command("train-tokenizer", "learn a byte-level BPE vocabulary from text", module="cli.train_tokenizer"),
+    Command("preprocess", "turn text into token files and their manifest", module="cli.preprocess"),
+    Command("blend", "mix corpora by shares into one blend manifest", module="cli.blend"),
+    Command("inspect", "show what a token file, manifest or blend holds", module="cli.inspect"),
+    Command("verify", "check token files against their manifest", module="cli.verify"),
+    Command("cat", "turn documents of a corpus back to text", module="cli.cat"),
+    Command("adopt", "give token files of another program a manifest", module="cli.adopt"),
+    Command("tokenizers", "list the tokenizers and engines that work here, with their speed", module="cli.tokenizers"),
 )
 
 

@@ -4,16 +4,18 @@ called.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from cli.start import Command, start
 
+TYPE_CHECKING = False  # see cli/start.py: nothing is imported before Ctrl-C is taken care of
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 COMMANDS = (
-    Command("train", "train a model; run it again to continue", "cli.mtrain_train"),
-    Command("check", "print every problem of a run's configuration at once", "cli.mtrain_check"),
-    Command("plan", "print the numbers that follow from a run's configuration", "cli.mtrain_plan"),
-    Command("generate", "continue prompts with a trained model", "cli.mtrain_generate"),
-    Command("report", "write report.html of a run", "cli.mtrain_report"),
+    Command("train", "train a model; run it again to continue", module="cli.mtrain_train"),
+    Command("check", "print every problem of a run's configuration at once", module="cli.mtrain_check"),
+    Command("plan", "print the numbers that follow from a run's configuration", module="cli.mtrain_plan"),
+    Command("generate", "continue prompts with a trained model", module="cli.mtrain_generate"),
+    Command("report", "write report.html of a run", module="cli.mtrain_report"),
 )
 
 

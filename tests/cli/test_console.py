@@ -30,7 +30,7 @@ def command(tmp_path, monkeypatch):
         module += "def main(arguments, console):\n" + textwrap.indent(body, "    ")
         (tmp_path / f"{name}.py").write_text(module)
         monkeypatch.syspath_prepend(str(tmp_path))
-        table = (Command("work", "does it", name), Command("other", "never", "cli.no_such_module"))
+        table = (Command("work", "does it", module=name), Command("other", "never", module="cli.no_such_module"))
         return lambda *argv: run("prog", table, description="a program of ours.", argv=argv)
 
     return make
@@ -147,7 +147,7 @@ def test_a_reader_that_leaves_is_no_error():
     code += "class M: add_arguments=staticmethod(lambda p: None)\n"
     code += "M.main=staticmethod(lambda a, c: [c.result('x' * 70000, {}) for _ in range(100)] and None)\n"
     code += "sys.modules['made_up'] = M\n"
-    code += "sys.exit(run('prog', [Command('w', 's', 'made_up')], description='d', argv=['w']))"
+    code += "sys.exit(run('prog', [Command('w', 's', module='made_up')], description='d', argv=['w']))"
     child = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     child.stdout.read(10)
     child.stdout.close()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from cli.mdata import main
-from cli.start import interrupts_end_at_once
+from cli.start import InterruptsEndAtOnce
 from tests.helpers.corpora import write_pair
 
 ROOT = Path(__file__).parents[2]
@@ -51,9 +53,24 @@ def test_ctrl_c_during_imports(program, name, argv):
     assert done.stderr == f"{program}: interrupted\n"
 
 
+def test_in_another_thread_signals_are_left_alone():
+    before = signal.getsignal(signal.SIGINT)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: InterruptsEndAtOnce("prog").__enter__()).result()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("program", ["mdata", "mtrain"])
+def test_nothing_is_imported_before(program):
+    """What the interpreter has not loaded by itself, other than our three small modules."""
+    code = f"import sys; before = set(sys.modules); import cli.{program}; print(sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert set(ast.literal_eval(done.stdout)) <= {"__future__", "cli", "cli.start", f"cli.{program}"}
+
+
 def test_after_the_block_ctrl_c_is_what_it_was():
     before = signal.getsignal(signal.SIGINT)
-    with interrupts_end_at_once("prog"):
+    with InterruptsEndAtOnce("prog"):
         assert signal.getsignal(signal.SIGINT) is not before
     assert signal.getsignal(signal.SIGINT) is before
 

@@ -23,7 +23,9 @@ def little_text(monkeypatch):
 
 
 def tokenizers(*words):
-    return run("mdata", [Command("tokenizers", "", command.__name__)], description="", argv=["tokenizers", *words])
+    return run(
+        "mdata", [Command("tokenizers", "", module=command.__name__)], description="", argv=["tokenizers", *words]
+    )
 
 
 def test_without_a_tokenizer_one_is_learnt(capsys):
