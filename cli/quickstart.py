@@ -146,5 +146,5 @@ def _run(words: list[str], console: Console) -> int:
 
 
 if __name__ == "__main__":
-    table = (Command("quickstart", "the main job on text of this machine", "cli.quickstart"),)
+    table = (Command("quickstart", "the main job on text of this machine", module="cli.quickstart"),)
     raise SystemExit(run("mdata", table, description="quickstart", argv=["quickstart", *sys.argv[1:]]))

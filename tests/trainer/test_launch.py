@@ -50,7 +50,7 @@ from trainer.launch import launch
 def add_arguments(parser): pass
 def main(arguments, console): launch([sys.executable, sys.argv[1], sys.argv[2]], nproc=2, reports=Path(sys.argv[2]))
 if __name__ == "__main__":
-    sys.exit(run("mtrain", (Command("go", "goes", "__main__"),), description="a test", argv=["go"]))
+    sys.exit(run("mtrain", (Command("go", "goes", module="__main__"),), description="a test", argv=["go"]))
 """
 Start = Callable[..., None]
 
