@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from mdata.errors import UsageError
 from mdata.indexed import smallest_dtype
@@ -20,6 +23,7 @@ from mdata.preprocess.options import PreprocessOptions, content_options
 from mdata.preprocess.routes import Routes, merged_prefix
 from mdata.progress import Progress
 from mdata.sources import ReadSpec, SourceFile, parse, pieces, read_piece
+from mdata.sources.files import STDIN
 from mdata.tokenizers import Tokenizer, TokenizerSpec, load_tokenizer
 
 
@@ -57,12 +61,17 @@ class Job:
         return found
 
     def words(self) -> dict[str, Any]:
-        """What makes it this job and no other, inputs aside: JSON types."""
+        """What makes it this job and no other, inputs aside: JSON types.
+
+        What becomes of bad rows is told apart, because it may change as long as there was none.
+        """
+        options = content_options(self.options)
         return {
             "journal": 1,
-            "options": content_options(self.options),
+            "options": {name: value for name, value in options.items() if name not in ("on_error", "max_errors")},
             "outputs": sorted(str(prefix) for prefix in self.prefixes().values()),
             "tokenizer": self.tokenizer.fingerprint,
+            "policy": {"on_error": self.options.on_error, "quarantine": self.options.quarantine},
         }
 
     def beside(self, ending: str) -> Path:
@@ -103,7 +112,9 @@ def plan_job(options: PreprocessOptions, files: Sequence[SourceFile], *, progres
         int(holdout * 2**HOLDOUT_BITS),
     )
     routes = Routes(options.partitions, _rows_per_part(options, files, read), holdout > 0)
-    return Job(options, files, tokenizer, spec, routes, progress)
+    job = Job(options, files, tokenizer, spec, routes, progress)
+    _check_names(job)
+    return job
 
 
 def tokenizer_spec(options: PreprocessOptions) -> TokenizerSpec:
@@ -123,21 +134,47 @@ def printable_path(path: Path) -> str:
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
+def _check_names(job: Job) -> None:
+    """Refuse results that would overwrite each other or the input."""
+    seen: dict[Path, str] = {}
+    for name, prefix in job.prefixes().items():
+        if prefix in seen:
+            raise UsageError(
+                f"the results {seen[prefix]} and {name} would both be {prefix}.*", fix="rename one of the keys"
+            )
+        seen[prefix] = name
+    kept = job.options.quarantine
+    if kept is not None and Path(kept).resolve() in {file.path.resolve() for file in job.files}:
+        raise UsageError(f"quarantine={kept} is one of the inputs", fix="another file for the bad rows")
+
+
 def _eod_to_append(options: PreprocessOptions, tokenizer: Tokenizer) -> int | None:
-    if options.append_eod and tokenizer.eod is None:
+    if not options.append_eod:
+        return None
+    if tokenizer.eod is None:
         raise UsageError(
             f"append_eod: the tokenizer {options.tokenizer_model} has no end-of-document token",
             expected="an eos_token (or sep_token) in tokenizer_config.json",
             fix="name one there, or leave append_eod out",
         )
-    return tokenizer.eod if options.append_eod else None
+    dtype = smallest_dtype(tokenizer.vocab_size)
+    if tokenizer.eod > np.iinfo(dtype.name).max:
+        raise UsageError(
+            f"append_eod: the end-of-document id does not fit {dtype.name}, the type for a vocabulary of this size",
+            found=f"id {tokenizer.eod}, {tokenizer.vocab_size} entries",
+            fix="an end-of-document token inside the vocabulary",
+        )
+    return tokenizer.eod
 
 
 def _rows_per_part(options: PreprocessOptions, files: Sequence[SourceFile], read: ReadSpec) -> int | None:
     """ceil(rows / P) where parts are runs of rows: needs a pass over the input that only counts."""
     if options.partitions == 1 or not options.keep_sequential_samples:
         return None
+    if any(file.path == STDIN for file in files):
+        raise UsageError("keep_sequential_samples must count the rows first, and stdin is read once only")
     rows = 0
-    for piece in pieces(files, options.unit_bytes, spec=read):
-        rows += parse(piece.source.format, read_piece(piece, read), spec=read).rows
+    with closing(pieces(files, options.unit_bytes, spec=read)) as found:
+        for piece in found:
+            rows += parse(piece.source.format, read_piece(piece, read), spec=read).rows
     return max(1, -(-rows // options.partitions))

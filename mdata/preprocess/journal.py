@@ -2,7 +2,7 @@
 
 One line a record: 16 hex digits of BLAKE3 of the rest, a blank, JSON. A line that was cut by a crash, and
 all after it, does not count. The first record says which job this is; each "state" record follows an fsync
-of all files in the making and says how far they go; "done" records say which results have their names.
+of all files in the making and says how far they go; "merged" records say which parts were put together.
 """
 
 from __future__ import annotations
@@ -76,6 +76,12 @@ class Journal:
         os.ftruncate(self._fd, size)
         os.lseek(self._fd, size, os.SEEK_SET)
         self._size = size
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """What a journal that somebody else may be writing holds."""
+    with os_errors_named(f"reading {path}"):
+        return _read(path)[0]
 
 
 def _line(record: dict[str, Any]) -> bytes:

@@ -143,8 +143,11 @@ def _other_job(job: Job, name: str, found: CorpusManifest) -> str | None:
     known = found.provenance
     if known is None or found.tokenizer is None:
         return "it was not made by this command"
-    before = {"options": dict(known.options), "tokenizer": found.tokenizer.fingerprint}
-    now = {"options": _recorded_options(job, name), "tokenizer": job.tokenizer.fingerprint}
+    # What becomes of bad rows decides nothing where there are none, and how many may be, nothing in a result.
+    aside = ("max_errors",) if any(known.skipped.values()) else ("max_errors", "on_error")
+    options = [{**dict(given), **dict.fromkeys(aside)} for given in (known.options, _recorded_options(job, name))]
+    before = {"options": options[0], "tokenizer": found.tokenizer.fingerprint}
+    now = {"options": options[1], "tokenizer": job.tokenizer.fingerprint}
     if reason := difference(before, now):
         return reason
     if len(known.inputs) != len(job.files):

@@ -8,6 +8,7 @@ may have changed: a corpus whose bad line was mended, or that has grown, is cont
 
 from __future__ import annotations
 
+import glob
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from blake3 import blake3
 
 from mdata import durable
 from mdata.preprocess.job import Job, printable_path
-from mdata.preprocess.journal import Journal
+from mdata.preprocess.journal import Journal, read_records
 from mdata.preprocess.ledger import InputState, Ledger
 from mdata.sources import SourceFile, piece_digest, pieces, read_piece
 
@@ -47,21 +48,23 @@ class TakenUp:
 
 def take_up(job: Job, journal: Journal) -> TakenUp:
     """What the journal says of an earlier run of this job; a journal of another job is begun anew."""
-    if not journal.records:
+    _give_up_others(job, journal)
+    # A run that continues under another policy for bad rows says so in a record of its own.
+    known = [record["job"] for record in journal.records if record["kind"] == "job"]
+    states = [record for record in journal.records if record["kind"] == "state"]
+    if not known or not states:
         return begin_anew(job, journal)
-    header, *rest = journal.records
     ledger = Ledger(job.num_keys)
-    states = [record for record in rest if record["kind"] == "state"]
     for record in states:
         ledger.replay(record)
-    reason = difference(header["job"], job.words()) or (_changed_input(job, ledger) if states else None)
-    if reason:
+    if reason := _other_job(known[-1], job.words(), bad=ledger.bad) or _changed_input(job, ledger):
         job.progress.note(f"an earlier, unfinished run is not continued: {reason}; starting from the beginning")
         return begin_anew(job, journal)
-    if not states:
-        return begin_anew(job, journal)
+    if known[-1] != job.words():
+        _forget_quarantine(known[-1])
+        journal.append({"kind": "job", "job": job.words()})
     job.progress.note(_what_is_done(job, ledger))
-    merged = frozenset(record["key"] for record in rest if record["kind"] == "merged")
+    merged = frozenset(record["key"] for record in journal.records if record["kind"] == "merged")
     return TakenUp(ledger, states[-1]["sinks"], states[-1]["quarantine_bytes"], merged)
 
 
@@ -69,6 +72,9 @@ def begin_anew(job: Job, journal: Journal) -> TakenUp:
     """Forget what an earlier run left, its files in the making included."""
     if journal.records:
         forget_leftovers(journal.records[0]["job"])
+    for record in journal.records:
+        if record["kind"] == "job":
+            _forget_quarantine(record["job"])
     journal.restart()
     journal.append({"kind": "job", "job": job.words()})
     return TakenUp(Ledger(job.num_keys), {}, 0, frozenset())
@@ -79,6 +85,45 @@ def forget_leftovers(words: dict[str, Any]) -> None:
     for prefix in map(Path, words["outputs"]):
         for ending in _ENDINGS:
             durable.partial_path(prefix.with_name(prefix.name + ending)).unlink(missing_ok=True)
+
+
+def _forget_quarantine(words: dict[str, Any]) -> None:
+    kept = words.get("policy", {}).get("quarantine")
+    if kept is not None:
+        durable.partial_path(Path(kept)).unlink(missing_ok=True)
+
+
+def _give_up_others(job: Job, journal: Journal) -> None:
+    """Unfinished runs of other keys that would write the same files: ours takes those over, so theirs end here.
+
+    Raises:
+        UsageError: such a run is at work.
+    """
+    ours = {prefix.name for prefix in job.prefixes().values()}
+    folder = journal.path.parent
+    for path in sorted(folder.glob(f".{glob.escape(Path(job.options.output_prefix).name)}_*{journal.path.suffix}")):
+        records = [] if path == journal.path else read_records(path)
+        if not records or not ours & {Path(output).name for output in records[0]["job"]["outputs"]}:
+            continue
+        with durable.held(path.with_suffix(job.beside("lock").suffix), remove=True):
+            forget_leftovers(records[0]["job"])
+            path.unlink(missing_ok=True)
+        keys = " ".join(records[0]["job"]["options"]["json_keys"])
+        job.progress.note(f"an earlier, unfinished run of the keys {keys} onto these files is given up")
+
+
+def _other_job(old: dict[str, Any], new: dict[str, Any], *, bad: int) -> str | None:
+    """The first thing in which they differ so that one cannot continue the other; None: it can."""
+    policies = old.get("policy"), new["policy"]
+    reason = difference({**old, "policy": None}, {**new, "policy": None})
+    if reason is None and bad and policies[0] != policies[1]:
+        return f"{bad:,} bad rows were met under {_plain(policies[0])}, now it is {_plain(policies[1])}"
+    return reason
+
+
+def _plain(policy: dict[str, Any] | None) -> str:
+    words = policy or {}
+    return " ".join(["on_error", *(str(word) for word in words.values() if word is not None)])
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
