@@ -108,6 +108,14 @@ def test_what_cannot_be_adopted(tmp_path, capsys, words, text):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.bin", "x.idx"]
 
 
+def test_a_tokenizer_without_files(tmp_path, capsys):
+    write_pair(tmp_path / "x", [[5]], tokens=np.frombuffer("ab\u00e9c".encode(), np.uint8), code=8)
+    assert main(["adopt", str(tmp_path / "x"), "--tokenizer-type", "ByteTokenizer", "--full"]) == 0
+    capsys.readouterr()
+    assert main(["cat", str(tmp_path / "x")]) == 0
+    assert capsys.readouterr().out == "ab\u00e9c\n"
+
+
 def test_adopt_names_options_without_effect(tmp_path, capsys):
     write_pair(tmp_path / "x", [[3]], code=8)
     assert main(["adopt", str(tmp_path / "x"), "--tokenizer-type", "ByteTokenizer", "--vocab-size", "9"]) == 0

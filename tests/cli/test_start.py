@@ -63,8 +63,9 @@ def test_in_another_thread_signals_are_left_alone():
 @pytest.mark.parametrize("program", ["mdata", "mtrain"])
 def test_nothing_is_imported_before(program):
     """What the interpreter has not loaded by itself, other than our three small modules."""
-    code = f"import sys; before = set(sys.modules); import cli.{program}; print(sorted(set(sys.modules) - before))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    code = f"import os, sys; before = set(sys.modules); import cli.{program}; print(sorted(set(sys.modules) - before))"
+    # -S: without what an editable installation imports to find us.
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert set(ast.literal_eval(done.stdout)) <= {"__future__", "cli", "cli.start", f"cli.{program}"}
 
 
