@@ -145,10 +145,9 @@ class Corpus:
         Raises:
             DamageError: the files beside the corpus are not those that made it.
         """
-        files = self.tokenizer_files()
-        if self.tokenizer is None or not files:
+        if self.tokenizer is None or self.tokenizer.folder is None:
             return None
-        tokenizer = build_tokenizer(self.tokenizer.type, files, **self.tokenizer.options)
+        tokenizer = build_tokenizer(self.tokenizer.type, self.tokenizer_files(), options=self.tokenizer.options)
         if tokenizer.fingerprint != self.tokenizer.fingerprint:
             raise DamageError(
                 f"{self.path.parent / str(self.tokenizer.folder)} is not the tokenizer of {self.name}",

@@ -23,7 +23,7 @@ from mdata.preprocess.problems import ProblemPolicy
 from mdata.preprocess.results import is_finished
 from mdata.preprocess.resume import TakenUp, forget_leftovers
 from mdata.preprocess.sinks import Sink
-from mdata.preprocess.workers import Pool
+from mdata.preprocess.workers import Pool, Result
 from mdata.sources import Piece, check_unchanged, piece_digest, pieces
 
 # An fsync may be slow on shared storage: at most a tenth of the time goes there, but a record is never
@@ -142,14 +142,15 @@ class Filling:
             path = printable_path(job.files[first_file].path)
             raise UsageError(f"{path} is shorter than what was read of it before", fix=_RESTART)
 
-    def _append(self, result: tuple[Piece, EncodedPiece]) -> None:
+    def _append(self, result: Result) -> None:
         """What is done with one result, in the writing thread."""
         begun = time.perf_counter()
-        self._take(*result)
+        self._take(result.piece, result.encoded)
+        result.release()
         if time.monotonic() >= self._due:
             self._checkpoint()
             self._due = self._next_due(time.perf_counter() - begun)
-        self._tell(*result, time.perf_counter() - begun)
+        self._tell(result.piece, result.encoded.seconds, time.perf_counter() - begun)
 
     def _take(self, piece: Piece, encoded: EncodedPiece) -> None:
         """Append one piece's documents to their sinks, and count them."""
@@ -209,8 +210,8 @@ class Filling:
         tokens = sum(sink.num_tokens for sink in self.sinks.values() if sink)
         return {"tokens": tokens, "documents": self.ledger.records, "skipped": self.ledger.bad}
 
-    def _tell(self, piece: Piece, encoded: EncodedPiece, write_s: float) -> None:
-        for name, spent in zip(self._seconds, (*encoded.seconds, write_s), strict=True):
+    def _tell(self, piece: Piece, work_s: tuple[float, float, float], write_s: float) -> None:
+        for name, spent in zip(self._seconds, (*work_s, write_s), strict=True):
             self._seconds[name] += spent
         self.job.progress.advance(piece.file_bytes, **self._totals())
         self.job.progress.stages(**self._seconds)

@@ -12,22 +12,35 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self
 
 from mdata.errors import ResourceError, os_errors_named
 from mdata.preprocess.encode import EncodedPiece, EncodeSpec, encode_piece
+from mdata.preprocess.slots import Packed, Sent, Slot, pack
 from mdata.sources import Piece
 from mdata.tokenizers import Tokenizer, build_tokenizer
 
-# Results that may wait for an earlier one, per worker: enough that a long block does not idle the others.
-_WINDOW_PER_WORKER = 4
+# Results of a worker that may wait for an earlier one, or for the writer: enough that a long piece does not idle
+# the other workers.
+_SLOTS_PER_WORKER = 4
 _GRACE_S = 5.0
+
+
+class Result(NamedTuple):
+    """What one piece gave; `release` must be called when its arrays are no longer looked at."""
+
+    piece: Piece
+    encoded: EncodedPiece
+    release: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -66,10 +79,10 @@ class Pool:
             self.close()
             raise
 
-    def encode(
-        self, pieces: Iterable[Piece], tokenizer: Tokenizer, *, spec: EncodeSpec
-    ) -> Iterator[tuple[Piece, EncodedPiece]]:
+    def encode(self, pieces: Iterable[Piece], tokenizer: Tokenizer, *, spec: EncodeSpec) -> Iterator[Result]:
         """Encode the pieces; results come in the order of the pieces.
+
+        At most two results per worker may be held without being released.
 
         Raises:
             ResourceError: a worker died.
@@ -77,38 +90,35 @@ class Pool:
         """
         if not self._workers:
             for piece in pieces:
-                yield piece, encode_piece(piece, tokenizer, spec=spec)
+                with _environment(TOKENIZERS_PARALLELISM="false"):
+                    encoded = encode_piece(piece, tokenizer, spec=spec)
+                yield Result(piece, encoded, _nothing)
             return
         setup = WorkerSetup(tokenizer.name, tokenizer.files, tokenizer.options, tokenizer.engine, spec)
         for worker in self._workers:
             worker.prepare(setup)
         yield from self._in_order(pieces)
 
-    def _in_order(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, EncodedPiece]]:
+    def _in_order(self, pieces: Iterable[Piece]) -> Iterator[Result]:
         source = enumerate(pieces)
-        free = list(self._workers)
         out: dict[int, Piece] = {}
-        done: dict[int, EncodedPiece] = {}
+        done: dict[int, tuple[EncodedPiece, Callable[[], None]]] = {}
         wanted = 0
         while True:
-            while free and len(out) < len(self._workers) * _WINDOW_PER_WORKER:
-                numbered = next(source, None)
-                if numbered is None:
-                    break
-                free.pop().give(*numbered)
-                # Its text, if it carried any, is the worker's now.
-                out[numbered[0]] = replace(numbered[1], data=None)
+            for worker in self._workers:
+                if worker.is_free and (numbered := next(source, None)):
+                    worker.give(*numbered)
+                    # Its text, if it carried any, is the worker's now.
+                    out[numbered[0]] = replace(numbered[1], data=None)
             if not out:
                 return
-            if wanted not in done:
-                busy = [worker for worker in self._workers if worker.task is not None]
-                for worker in _ready(busy):
-                    number, result = worker.take()
-                    done[number] = result
-                    free.append(worker)
+            if wanted in done:
+                yield Result(out.pop(wanted), *done.pop(wanted))
+                wanted += 1
                 continue
-            yield out.pop(wanted), done.pop(wanted)
-            wanted += 1
+            for worker in _ready([worker for worker in self._workers if worker.task is not None]):
+                number, encoded, release = worker.take()
+                done[number] = (encoded, release)
 
     def __enter__(self) -> Self:
         return self
@@ -124,16 +134,25 @@ class Pool:
 
 
 class _Worker:
-    """One process and our end of its pipe."""
+    """One process, our end of its pipe, and the slots through which its arrays come."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.task: tuple[int, Piece] | None = None
-        self.process: BaseProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
-        with _interrupts_held_back(), _one_thread_each():
+        self._slots = [Slot() for _ in range(_SLOTS_PER_WORKER)]
+        # Taken here, given back by whoever was the last to look at a result, in its own thread.
+        self._free = deque(range(_SLOTS_PER_WORKER))
+        sent = [Sent(slot.fd) for slot in self._slots]
+        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, sent), daemon=True)
+        with _interrupts_held_back(), _environment(**_ONE_THREAD):
             self.process.start()
         theirs.close()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it can take a piece now."""
+        return self.task is None and bool(self._free)
 
     def prepare(self, setup: WorkerSetup) -> None:
         self.connection.send(setup)
@@ -141,19 +160,19 @@ class _Worker:
     def give(self, number: int, piece: Piece) -> None:
         self.task = (number, piece)
         try:
-            self.connection.send((number, piece))
+            self.connection.send((number, self._free.popleft(), piece))
         except OSError as error:
             raise self._died() from error
 
-    def take(self) -> tuple[int, EncodedPiece]:
+    def take(self) -> tuple[int, EncodedPiece, Callable[[], None]]:
         try:
-            number, result = self.connection.recv()
+            number, slot, packed = self.connection.recv()
         except (EOFError, OSError) as error:
             raise self._died() from error
-        if isinstance(result, Exception):
-            raise result
+        if isinstance(packed, Exception):
+            raise packed
         self.task = None
-        return number, result
+        return number, self._slots[slot].unpack(packed), partial(self._free.append, slot)
 
     def end(self) -> None:
         self.process.terminate()
@@ -163,6 +182,8 @@ class _Worker:
             self.process.join()
         self.connection.close()
         self.process.close()
+        for slot in self._slots:
+            slot.close()
 
     def _died(self) -> ResourceError:
         self.process.join(_GRACE_S)
@@ -196,16 +217,24 @@ def _interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """A process that starts here keeps to one thread: the processes are the parallelism.
+# Workers are the parallelism; their libraries keep to one thread. Some read this when they are imported: numpy's BLAS,
+# on many cores, otherwise starts a thread for each of them, and 16 processes spent 2 s of processor time each on that.
+_ONE_THREAD = MappingProxyType(
+    {
+        "MKL_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "RAYON_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+)
 
-    Read by libraries when they are imported, so it must be set before: numpy's, on many cores, otherwise starts
-    a thread for each of them, and 16 processes spent 2 s of processor time each on nothing else.
-    """
-    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, "1"))
+
+@contextmanager
+def _environment(**wanted: str) -> Iterator[None]:
+    """Variables that hold while the block runs, for what is called or started in it."""
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         yield
     finally:
@@ -216,25 +245,28 @@ def _one_thread_each() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _serve(connection: Connection) -> None:
+def _serve(connection: Connection, slots: list[Sent]) -> None:
     """The life of a worker: until the pipe ends."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
         setup = connection.recv()
         tokenizer = build_tokenizer(
             setup.tokenizer_type, setup.tokenizer_files, engine=setup.engine, options=setup.tokenizer_options
         )
         while True:
-            number, piece = connection.recv()
-            connection.send((number, _attempt(piece, tokenizer, setup.spec)))
+            number, slot, piece = connection.recv()
+            connection.send((number, slot, _attempt(piece, tokenizer, setup.spec, slots[slot].fd)))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
 
 
-def _attempt(piece: Piece, tokenizer: Tokenizer, spec: EncodeSpec) -> EncodedPiece | Exception:
+def _attempt(piece: Piece, tokenizer: Tokenizer, spec: EncodeSpec, slot: int) -> Packed | Exception:
     """The result, or what was raised, for the parent to raise; a fault of ours carries its traceback along."""
     try:
-        return encode_piece(piece, tokenizer, spec=spec)
+        return pack(slot, encode_piece(piece, tokenizer, spec=spec))
     except Exception as error:
         error.add_note("in a worker process:\n" + traceback.format_exc())
         return error
+
+
+def _nothing() -> None:
+    """A result that was made here needs no release."""

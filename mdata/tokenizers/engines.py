@@ -109,7 +109,8 @@ class GigatokenEngine:
     def __init__(self, definition: Definition, *, plain: bool) -> None:
         self._json = as_json(without_special_tokens(definition) if plain else definition)
         self._encode = self._load()
-        self._bytes_at_start = resident_bytes()
+        # Known when a first batch was encoded: what a caller keeps beside us is not our growth.
+        self._bytes_before: int | None = None
         self._chars_left = _LOOK_EVERY_CHARS
 
     def _load(self) -> Callable[[str], Ids]:
@@ -125,7 +126,9 @@ class GigatokenEngine:
         self._chars_left -= sum(map(len, texts))
         if self._chars_left <= 0:
             self._chars_left = _LOOK_EVERY_CHARS
-            if resident_bytes() - self._bytes_at_start > _MOST_GROWTH_BYTES:
+            if self._bytes_before is None:
+                self._bytes_before = resident_bytes()
+            elif resident_bytes() - self._bytes_before > _MOST_GROWTH_BYTES:
                 # The old one has to be gone before the new one takes memory.
                 del encode, self._encode
                 self._encode = self._load()

@@ -283,6 +283,8 @@ def test_gigatoken_is_made_anew_when_it_has_grown(monkeypatch):
     engine = GigatokenEngine(definition(), plain=False)
     before = engine._encode
     assert engine.encode(["a" * 99]) and engine._encode is before
+    assert engine.encode(["a"]) and engine._encode is before  # the first look only remembers
+    assert engine.encode(["a" * 99]) and engine._encode is before
     first = engine.encode(["a b c"])
     assert engine._encode is not before
     assert engine.encode(["a b c"])[0].tolist() == first[0].tolist()
