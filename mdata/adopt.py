@@ -210,5 +210,5 @@ def _write_beside(prefix: Path, tokenizer: Tokenizer | None, *, content: _Conten
     with os_errors_named(f"adopting {prefix}"):
         if content is not None:
             durable.atomic_write(hashes_path(prefix), content.block_hashes)
-        if tokenizer is not None:
+        if tokenizer is not None and tokenizer.files:
             write_folder(prefix.parent / folder_name(tokenizer.files), tokenizer.files)

@@ -23,7 +23,7 @@ from mdata.indexed import IndexedReader
 from mdata.indexed.format import bin_path, idx_path
 from mdata.manifest import CorpusManifest, Shard, TokenizerFacts
 from mdata.manifest.structs import TokenDtype
-from mdata.tokenizers import Tokenizer, build_tokenizer
+from mdata.tokenizers import WITHOUT_FILES, Tokenizer, build_tokenizer
 
 _BARE_ENDINGS = (".bin", ".idx")
 
@@ -145,7 +145,7 @@ class Corpus:
         Raises:
             DamageError: the files beside the corpus are not those that made it.
         """
-        if self.tokenizer is None or self.tokenizer.folder is None:
+        if self.tokenizer is None or (self.tokenizer.folder is None and self.tokenizer.type not in WITHOUT_FILES):
             return None
         tokenizer = build_tokenizer(self.tokenizer.type, self.tokenizer_files(), options=self.tokenizer.options)
         if tokenizer.fingerprint != self.tokenizer.fingerprint:

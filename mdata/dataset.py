@@ -23,7 +23,7 @@ from mdata.blend.split import split_edges
 from mdata.blending import OpenBlend, open_blend
 from mdata.corpus import Corpus
 from mdata.errors import UsageError
-from mdata.manifest import hash_of
+from mdata.manifest import TokenizerFacts, hash_of
 from mdata.order import native as native_order
 from mdata.samples.gpt import GptSamples
 
@@ -158,13 +158,26 @@ class Dataset:
         return None if None in known else max((id for id in known if id is not None), default=None)
 
     @property
+    def tokenizer(self) -> TokenizerFacts | None:
+        """What the manifests say of the tokenizer, that of `tokenizer_files`; None where no corpus says."""
+        corpus = self._tokenizer_corpus
+        return corpus.tokenizer if corpus else None
+
+    @property
     def tokenizer_files(self) -> Mapping[str, bytes]:
-        """The tokenizer's files; empty where no corpus keeps them.
+        """The tokenizer's files; empty where it has none, or no corpus keeps them.
 
         Raises:
             UsageError: the folder beside the corpus is gone.
         """
-        return next((files for c in self._corpora if (files := c.tokenizer_files())), {})
+        corpus = self._tokenizer_corpus
+        return corpus.tokenizer_files() if corpus else {}
+
+    @property
+    def _tokenizer_corpus(self) -> Corpus | None:
+        """The corpus that answers for the tokenizer: one that keeps its files, else one that names it."""
+        known = [(c.tokenizer.folder is None, c) for c in self._corpora if c.tokenizer]
+        return min(known, key=lambda pair: pair[0])[1] if known else None
 
     @property
     def text_bytes(self) -> int | None:

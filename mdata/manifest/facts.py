@@ -33,5 +33,5 @@ def tokenizer_facts(tokenizer: Tokenizer) -> TokenizerFacts:
         eod=tokenizer.eod,
         special_ids=dict(tokenizer.special_ids),
         options=dict(tokenizer.options),
-        folder=folder_name(tokenizer.files),
+        folder=folder_name(tokenizer.files) if tokenizer.files else None,
     )

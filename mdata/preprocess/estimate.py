@@ -7,11 +7,14 @@ middle.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from mdata.cores import usable_cores
 from mdata.errors import UsageError
@@ -65,12 +68,11 @@ def estimate(options: PreprocessOptions, progress: Progress = SILENT) -> Estimat
     if STDIN in (file.path for file in files):
         raise UsageError("standard input is read once only and cannot be sampled", fix="name files")
     job = plan_job(options, files, progress=progress)
-    chosen = list(_sample(job))
-    progress.begin("sampling", len(chosen), unit="blocks")
-    seen: list[tuple[Piece, EncodedPiece]] = []
+    progress.begin("sampling", None, unit="blocks")
+    seen: list[_Seen] = []
     begun = time.monotonic()
-    for piece in chosen:
-        seen.append((piece, encode_piece(piece, job.tokenizer, spec=job.spec)))
+    for piece, stands_for in _sample(job):
+        seen.append(_Seen(stands_for, piece.file_bytes, encode_piece(piece, job.tokenizer, spec=job.spec)))
         progress.advance(1)
         if time.monotonic() - begun > _SAMPLE_S:
             break
@@ -78,40 +80,59 @@ def estimate(options: PreprocessOptions, progress: Progress = SILENT) -> Estimat
     return _scaled(job, seen)
 
 
-def _sample(job: Job) -> Iterator[Piece]:
-    """Pieces at even distances; of each stream that is met its first."""
-    unit = job.options.unit_bytes
-    total = job.input_bytes
-    wanted = [total * number // _SAMPLE_PIECES for number in range(_SAMPLE_PIECES)]
+class _Seen(NamedTuple):
+    """A piece that was tokenized, the bytes of input that it stands for, and its own."""
+
+    stands_for: float
+    file_bytes: int
+    encoded: EncodedPiece
+
+
+def _sample(job: Job) -> Iterator[tuple[Piece, float]]:
+    """Pieces, and how many bytes of the input each stands for: all of a small input, else at even distances."""
+    unit, total = job.options.unit_bytes, job.input_bytes
+    small = total <= _SAMPLE_PIECES * unit
+    share = unit if small else total / _SAMPLE_PIECES
     before = 0
     for file in job.files:
-        inside = sorted({(place - before) // unit for place in wanted if before <= place < before + file.size_bytes})
-        before += file.size_bytes
-        for piece in inside[:1] if file.streamed else inside:
-            start = (0, 0 if file.streamed else piece)
-            with closing(pieces([file], unit, spec=job.spec.read, start=start)) as found:
-                yield from islice(found, 1)
+        after = before + file.size_bytes
+        # Places at even distances over all inputs, and the pieces in which they lie.
+        if small:
+            places = list(range(0, file.size_bytes, unit))
+        else:
+            first = math.ceil(before / share)
+            places = [int(n * share) - before for n in range(first, math.ceil(after / share))]
+        before = after
+        found = Counter(0 if file.streamed else place // unit for place in places)
+        for number, times in found.items():
+            stands_for = min(file.size_bytes, times * share) if small else times * share
+            with closing(pieces([file], unit, spec=job.spec.read, start=(0, number))) as cut:
+                yield from ((piece, stands_for) for piece in islice(cut, 1))
 
 
-def _scaled(job: Job, seen: list[tuple[Piece, EncodedPiece]]) -> Estimate:
-    sampled = sum(piece.file_bytes for piece, _ in seen)
-    scale = job.input_bytes / sampled if sampled else 0.0
-    parts = [part for _, encoded in seen for part in encoded.parts]
-    tokens = sum(len(part.tokens) for part in parts)
-    index_bytes = sum(12 * len(part.lengths) + 8 * len(part.document_ends) for part in parts)
-    bin_bytes = sum(part.tokens.nbytes for part in parts)
-    work_s = sum(sum(encoded.seconds) for _, encoded in seen) * scale
+def _scaled(job: Job, seen: list[_Seen]) -> Estimate:
+    covered = sum(one.stands_for for one in seen)
+    whole = job.input_bytes / covered if covered else 0.0
+
+    def total(amount: Callable[[EncodedPiece], float]) -> float:
+        return whole * sum(amount(one.encoded) * one.stands_for / max(one.file_bytes, 1) for one in seen)
+
+    def index_bytes(encoded: EncodedPiece) -> int:
+        return sum(12 * len(part.lengths) + 8 * len(part.document_ends) for part in encoded.parts)
+
+    work_s = total(lambda encoded: sum(encoded.seconds))
     useful = max(1, min(usable_cores(), int(work_s / _WORKER_START_S)))
     if not any(file.streamed for file in job.files):
         useful = max(1, min(useful, -(-job.input_bytes // job.options.unit_bytes)))
     workers = job.options.workers
+    output = total(lambda encoded: index_bytes(encoded) + sum(part.tokens.nbytes for part in encoded.parts))
     return Estimate(
         input_bytes=job.input_bytes,
-        sampled_bytes=sampled,
-        documents=round(sum(len(encoded.kept) for _, encoded in seen) * scale),
-        tokens=round(tokens * scale),
-        bad_rows=round(sum(len(encoded.problems) for _, encoded in seen) * scale),
-        output_bytes=round((bin_bytes + index_bytes) * scale * (2 if job.routes.partitions > 1 else 1)),
+        sampled_bytes=min(job.input_bytes, sum(one.file_bytes for one in seen)),
+        documents=round(total(lambda encoded: len(encoded.kept))),
+        tokens=round(total(lambda encoded: sum(len(part.tokens) for part in encoded.parts))),
+        bad_rows=round(total(lambda encoded: len(encoded.problems))),
+        output_bytes=round(output * (2 if job.routes.partitions > 1 else 1)),
         work_s=work_s,
         wall_s=work_s / min(workers, useful) + (_WORKER_START_S if workers > 1 else 0),
         workers=workers,

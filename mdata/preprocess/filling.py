@@ -24,7 +24,7 @@ from mdata.preprocess.results import is_finished
 from mdata.preprocess.resume import TakenUp, forget_leftovers
 from mdata.preprocess.sinks import Sink
 from mdata.preprocess.workers import Pool, Result
-from mdata.sources import Piece, check_unchanged, piece_digest, pieces
+from mdata.sources import STDIN, Piece, check_unchanged, piece_digest, pieces
 
 # An fsync may be slow on shared storage: at most a tenth of the time goes there, but a record is never
 # older than this.
@@ -72,9 +72,10 @@ class Filling:
             UsageError: an input that changed. ResourceError: disk, memory or a worker was lost.
         """
         job = self.job
-        job.progress.begin("tokenizing", job.input_bytes, unit="B")
-        if done := sum(state.size_bytes for state in self.ledger.inputs if state.hash):
-            job.progress.advance(done, **self._totals())
+        done = sum(state.size_bytes for state in self.ledger.inputs if state.hash)
+        # Standard input has no size.
+        total = None if any(file.path == STDIN for file in job.files) else job.input_bytes
+        job.progress.begin("tokenizing", total, unit="B", done=done)
         self._due = time.monotonic() + job.options.checkpoint_s
         with Behind(self._append, ahead=_RESULTS_AHEAD) as writer:
             for result in pool.encode(self._wanted(), job.tokenizer, spec=job.spec):
@@ -96,11 +97,11 @@ class Filling:
         if error is None:
             self._close(keep=False)
             return
-        if self._consistent and not self._filled and self.ledger.inputs:
+        if self._consistent and not self._filled and self.ledger.rows:
             with suppress(MdataError, OSError):
                 self._checkpoint()
         if self._recorded:
-            self.job.progress.note(f"{self.ledger.rows:,} rows are kept; the same command continues after them")
+            self.job.progress.note(f"rows kept: {self.ledger.rows:,}; the same command continues after them")
         else:
             self._journal.remove()
         self._close(keep=self._recorded)

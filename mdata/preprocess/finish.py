@@ -26,20 +26,11 @@ from mdata.manifest import (
     Statistics,
     TokenizerFacts,
 )
+from mdata.manifest.facts import hashes_path, manifest_path, tokenizer_facts
 from mdata.manifest.structs import TokenDtype
 from mdata.preprocess.sinks import Sink, origins_path
 from mdata.tokenizers import Tokenizer
 from mdata.tokenizers.folder import folder_name, write_folder
-
-
-def manifest_path(prefix: Path) -> Path:
-    """The manifest of the pair with this prefix."""
-    return prefix.with_name(prefix.name + ".json")
-
-
-def hashes_path(prefix: Path) -> Path:
-    """The sidecar with the hashes of .bin's blocks."""
-    return prefix.with_name(prefix.name + ".bin.blake3")
 
 
 def write_corpus(sink: Sink, *, tokenizer: Tokenizer, provenance: Provenance, statistics: Statistics) -> CorpusManifest:
@@ -55,7 +46,8 @@ def write_corpus(sink: Sink, *, tokenizer: Tokenizer, provenance: Provenance, st
         try:
             origins = Origins(path=origins_path(prefix).name, hash=sink.origins.place())
             durable.atomic_write(hashes_path(prefix), b"".join(facts.block_hashes))
-            write_folder(prefix.parent / folder_name(tokenizer.files), tokenizer.files)
+            if tokenizer.files:
+                write_folder(prefix.parent / folder_name(tokenizer.files), tokenizer.files)
             made = corpus_manifest(
                 prefix,
                 facts,
@@ -76,19 +68,6 @@ def _forget(path: Path) -> None:
     if path.exists():
         path.unlink()
         durable.sync_folder(path.parent)
-
-
-def tokenizer_facts(tokenizer: Tokenizer) -> TokenizerFacts:
-    """What a manifest says of a tokenizer."""
-    return TokenizerFacts(
-        type=tokenizer.name,
-        fingerprint=tokenizer.fingerprint,
-        vocab_size=tokenizer.vocab_size,
-        eod=tokenizer.eod,
-        special_ids=dict(tokenizer.special_ids),
-        options=dict(tokenizer.options),
-        folder=folder_name(tokenizer.files),
-    )
 
 
 def corpus_manifest(

@@ -15,7 +15,8 @@ from mdata import durable
 from mdata.corpus import open_corpus
 from mdata.errors import MdataError
 from mdata.manifest import CorpusManifest, InputFile, Provenance
-from mdata.preprocess.finish import manifest_path, write_corpus
+from mdata.manifest.facts import manifest_path
+from mdata.preprocess.finish import write_corpus
 from mdata.preprocess.job import Job, printable_path
 from mdata.preprocess.journal import Journal
 from mdata.preprocess.ledger import InputState, Ledger

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from mdata import durable
 from mdata.errors import DamageError, os_errors_named
+from mdata.manifest.facts import manifest_path
 from mdata.preprocess.filling import Filling
-from mdata.preprocess.finish import manifest_path
 from mdata.preprocess.job import Job, plan_job, useful_workers
 from mdata.preprocess.journal import Journal
 from mdata.preprocess.options import PreprocessOptions, check_options

@@ -71,7 +71,7 @@ class Problem:
         return BadInputError(
             f"{path}:{rows_before + self.row}: {self.reason}",
             found=self.excerpt,
-            fix="correct or remove this record, or pass over such records with on_error=skip",
+            fix="correct or remove this record, or pass over such records (--on-error skip)",
         )
 
 

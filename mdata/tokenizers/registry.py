@@ -24,6 +24,8 @@ _LOADERS = MappingProxyType(
         "ByteTokenizer": "mdata.tokenizers.byte",
     }
 )
+# Their options say all; nothing is kept beside a corpus.
+WITHOUT_FILES = frozenset({"NullTokenizer", "ByteTokenizer"})
 
 _KNOWN_BUT_NOT_HERE = (
     "BertWordPieceLowerCase",
