@@ -20,12 +20,13 @@ def usable_cores() -> int:
 def _own_folders() -> list[Path]:
     """The folders of the groups that hold this process, from the root down."""
     try:
-        lines = _OWN_GROUP.read_text().splitlines()
+        lines = _OWN_GROUP.read_text(errors="replace").split("\n")
     except OSError:
         return [_GROUPS]
     folders = [_GROUPS, _GROUPS / "cpu"]
     for line in lines:
-        _, controllers, path = line.split(":", 2)
+        _, _, named = line.partition(":")
+        controllers, _, path = named.partition(":")
         root = _GROUPS / "cpu" if "cpu" in controllers.split(",") else _GROUPS
         parts = [part for part in path.split("/") if part]
         folders += [root.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1)]
@@ -40,8 +41,7 @@ def _quota(folder: Path) -> int | None:
         else:
             quota = (folder / "cpu.cfs_quota_us").read_text().strip()
             period = (folder / "cpu.cfs_period_us").read_text().strip()
-    except (OSError, ValueError):
+        # "max" is no number, and -1 stands for the same in version 1.
+        return max(1, -(-int(quota) // int(period))) if int(quota) >= 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
         return None
-    if quota in ("max", "-1"):
-        return None
-    return max(1, -(-int(quota) // int(period)))
