@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import mdata
-from mdata import UsageError, durable
+from mdata import DamageError, UsageError, durable
 from trainer import checkpoint
 from trainer.collectives import all_gather
 from trainer.config import MeshSection, load_config
@@ -85,7 +85,7 @@ def generate(
         raise UsageError("cannot generate: " + "; ".join(problems))
     folder = _checkpoint_folder(run_folder, from_checkpoint)
     config = load_config(run_folder / "config.toml")
-    tokenizer = mdata.load_tokenizer("HuggingFaceTokenizer", run_folder / "tokenizer")
+    tokenizer = run_tokenizer(run_folder)
     facts = DataFacts(
         vocab_size=tokenizer.vocab_size,
         largest_id=None,
@@ -110,6 +110,47 @@ def generate(
         )
         durable.atomic_write(run_folder / "generated.jsonl", lines.encode())
     return out
+
+
+def run_tokenizer(run_folder: Path) -> mdata.Tokenizer:
+    """The tokenizer of a run's data, from what `train` kept of it.
+
+    Raises:
+        UsageError: the run keeps none, because its data does not name one.
+        DamageError: what it keeps is not the tokenizer of its data.
+    """
+    facts_path, folder = run_folder / "tokenizer_facts.json", run_folder / "tokenizer"
+    with mdata.os_errors_named(f"reading the tokenizer of {run_folder}"):
+        files = {path.name: path.read_bytes() for path in folder.glob("*") if path.is_file()}
+        kept = facts_path.read_bytes() if facts_path.exists() else None
+    if kept is None:
+        return _undescribed_tokenizer(run_folder, files)
+    try:
+        facts = json.loads(kept)
+        name, options, expected = facts["type"], facts["options"], facts["fingerprint"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamageError(
+            f"{facts_path} does not name a tokenizer", found=repr(error), fix="train on: it is written again"
+        ) from error
+    tokenizer = mdata.build_tokenizer(name, files, options=options)
+    if tokenizer.fingerprint != expected:
+        raise DamageError(
+            f"{folder} is not the tokenizer that {facts_path.name} speaks of",
+            found=f"fingerprint {tokenizer.fingerprint}",
+            expected=expected,
+            fix="put the original files back",
+        )
+    return tokenizer
+
+
+def _undescribed_tokenizer(run_folder: Path, files: Mapping[str, bytes]) -> mdata.Tokenizer:
+    """That of a run of an older version, which knew one type and no options."""
+    if "tokenizer.json" not in files:
+        raise UsageError(
+            f"{run_folder} keeps no tokenizer: the data of the run does not name one",
+            fix="give its corpora manifests that do (mdata adopt), and start a run on those",
+        )
+    return mdata.build_tokenizer("HuggingFaceTokenizer", files)
 
 
 @torch.no_grad()

@@ -235,11 +235,18 @@ def _prepare_folder(config: RunConfig, plan: Plan, data: RunData) -> Path:
     folder = Path(config.run.folder)
     (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
     durable.atomic_write(folder / "config.toml", dump_config(config).encode())
-    facts = {**dataclasses.asdict(plan), "data_id": data.train.data_id}
-    durable.atomic_write(folder / "plan.json", (json.dumps(facts, indent=1) + "\n").encode())
+    _write_json(folder / "plan.json", {**dataclasses.asdict(plan), "data_id": data.train.data_id})
     for name, content in data.train.tokenizer_files.items():
         durable.atomic_write(folder / "tokenizer" / name, content)
+    if known := data.train.tokenizer:
+        # With the files above all that decides ids, so that `generate` needs no corpus.
+        facts = {"type": known.type, "options": known.options, "fingerprint": known.fingerprint}
+        _write_json(folder / "tokenizer_facts.json", facts)
     return folder
+
+
+def _write_json(path: Path, value: Any) -> None:
+    durable.atomic_write(path, (json.dumps(value, indent=1) + "\n").encode())
 
 
 def _check_agreed(done: Done, config: RunConfig, world: World) -> None:

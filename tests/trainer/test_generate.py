@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,14 +13,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mdata
-from mdata import UsageError
+from mdata import DamageError, UsageError
 from tests.helpers.ranks import run_ranks
+from tests.helpers.runs import make_config, write_jsonl
 from tests.trainer.shapes import SHAPES
-from trainer.generate import Chooser, Sampling, _added_text, _encode, continue_ids, generate, top_p_token
+from trainer.generate import (
+    Chooser,
+    Sampling,
+    _added_text,
+    _encode,
+    continue_ids,
+    generate,
+    run_tokenizer,
+    top_p_token,
+)
 from trainer.init import initialize_
 from trainer.mesh import Mesh
 from trainer.models.gpt import build_gpt
 from trainer.models.gpt_table import parameter_table
+from trainer.train import train
+from trainer.world import Placement, join_world
 
 
 def slow_top_p(logits: list[float], temperature: float, top_p: float, uniform: float) -> int:
@@ -173,3 +188,120 @@ def test_options_out_of_range_are_refused(options, text, tmp_path):
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(UsageError, match="there is no checkpoint 'latest'"):
         generate(tmp_path, ["x"], sampling=Sampling(), world=None)  # type: ignore[arg-type]
+
+
+ALONE = Placement()
+
+
+def _texts(folder: Path) -> Path:
+    """Documents whose `text` is words and whose `numbers` is whole numbers below 50."""
+    records = [json.loads(line) for line in write_jsonl(folder / "words.jsonl", 1).read_text().splitlines()]
+    for record in records:
+        record["numbers"] = " ".join(str(len(word) * 7 % 50) for word in record["text"].split())
+    path = folder / "both.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def _begun_by(folder: Path, token: str) -> None:
+    """Let a tokenizer.json put a token before every text."""
+    from tokenizers import Tokenizer
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    special = [(token, tokenizer.token_to_id(token))]
+    tokenizer.post_processor = TemplateProcessing(single=f"{token} $A", special_tokens=special)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory) -> dict[str, tuple[str, mdata.PreprocessOptions]]:
+    """Name of a case -> (a prompt, how its corpus is made)."""
+    folder = tmp_path_factory.mktemp("kinds")
+    made = folder / "tokenizer"
+    both = _texts(folder)
+    mdata.train_tokenizer([both], made, vocab_size=300)
+    model = json.loads((made / "tokenizer.json").read_text())["model"]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "".join(" ".join(pair) + "\n" for pair in model["merges"]))
+    _begun_by(made, "<|endoftext|>")
+
+    def options(name: str, **more: object) -> mdata.PreprocessOptions:
+        told = {"input": (str(both),), "output_prefix": str(folder / name), "append_eod": True, "workers": 1, **more}
+        return mdata.PreprocessOptions(**told)
+
+    huggingface = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": str(made)}
+    gpt2 = {"vocab_file": str(folder / "vocab.json"), "merge_file": str(folder / "merges.txt")}
+    null = {"json_keys": ("numbers",), "tokenizer_options": (("vocab_size", 51),)}
+    return {
+        "begun": ("Once", options("begun", **huggingface)),
+        "bare": ("Once", options("bare", **huggingface, tokenizer_options=(("include_special_tokens", False),))),
+        "gpt2": ("Once", options("gpt2", tokenizer_type="GPT2BPETokenizer", **gpt2)),
+        "byte": ("Once", options("byte", tokenizer_type="ByteTokenizer")),
+        "null": ("7 14 21", options("null", tokenizer_type="NullTokenizer", **null)),
+    }
+
+
+def _run(kind: mdata.PreprocessOptions, folder: Path) -> mdata.Corpus:
+    """Train one step on the corpus that these options make; the corpus."""
+    (path,) = mdata.preprocess(kind).paths.values()
+    config = make_config(folder, blend=path, valid=[], steps=1, eval_interval=0)
+    config = replace(config, mesh=replace(config.mesh, tp=1, sequence_parallel=False))
+    train(config, join_world(Mesh(1), placement=ALONE))
+    return mdata.open_corpus(path)
+
+
+@pytest.mark.parametrize("name", ["begun", "bare", "gpt2", "byte", "null"])
+def test_a_run_speaks_the_language_of_its_corpus(name, kinds, tmp_path):
+    """Type and options too: the run folder alone gives the tokenizer again, and a text."""
+    prompt, kind = kinds[name]
+    corpus = _run(kind, tmp_path / "run")
+    theirs, ours = corpus.load_tokenizer(), run_tokenizer(tmp_path / "run")
+    assert (ours.name, ours.fingerprint, dict(ours.options)) == (theirs.name, theirs.fingerprint, dict(theirs.options))
+    assert list(ours.encode_batch([prompt])[0]) == list(theirs.encode_batch([prompt])[0])
+    world = join_world(Mesh(1), placement=ALONE)
+    (text,) = generate(tmp_path / "run", [prompt], sampling=Sampling(max_tokens=5), world=world)
+    assert text.prompt == prompt and text.step == 1 and isinstance(text.text, str)
+
+
+def test_an_option_decides_what_a_prompt_is(kinds, tmp_path):
+    _run(kinds["begun"][1], tmp_path / "begun")
+    _run(kinds["bare"][1], tmp_path / "bare")
+    begun, bare = (_encode(run_tokenizer(tmp_path / name), "Once") for name in ("begun", "bare"))
+    assert begun[1:] == bare and begun[0] == run_tokenizer(tmp_path / "bare").eod
+
+
+def test_a_run_of_an_older_version_has_the_one_type_of_then(kinds, tmp_path):
+    corpus = _run(kinds["begun"][1], tmp_path)
+    (tmp_path / "tokenizer_facts.json").unlink()
+    assert run_tokenizer(tmp_path).fingerprint == corpus.tokenizer_fingerprint
+
+
+def test_a_run_without_a_tokenizer_is_refused_by_name(tmp_path):
+    with pytest.raises(UsageError, match=r"keeps no tokenizer(.|\n)*mdata adopt"):
+        run_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_that_is_not_the_one_of_the_data_is_refused(kinds, tmp_path):
+    _run(kinds["gpt2"][1], tmp_path)
+    merges = tmp_path / "tokenizer" / "merges.txt"
+    merges.write_text("".join(merges.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(DamageError, match=r"is not the tokenizer that tokenizer_facts\.json speaks of"):
+        run_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"type": "ByteTokenizer"}'])
+def test_facts_that_are_none_are_refused(content, tmp_path):
+    (tmp_path / "tokenizer_facts.json").write_text(content)
+    with pytest.raises(DamageError, match="does not name a tokenizer"):
+        run_tokenizer(tmp_path)
+
+
+def test_the_corpus_that_names_its_tokenizer_answers_for_a_blend(kinds, tmp_path):
+    corpus = _run(kinds["byte"][1], tmp_path / "own")
+    for ending in ("bin", "idx"):
+        (tmp_path / f"bare.{ending}").write_bytes(corpus.path.with_suffix(f".{ending}").read_bytes())
+    dataset = mdata.open_dataset(f"0.5 {tmp_path}/bare 0.5 {corpus.path}", mdata.DatasetOptions(sequence_length=32))
+    assert dataset.tokenizer.type == "ByteTokenizer" and dataset.tokenizer_files == {}
+    alone = mdata.open_dataset(tmp_path / "bare", mdata.DatasetOptions(sequence_length=32))
+    assert alone.tokenizer is None and alone.tokenizer_files == {}
