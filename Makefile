@@ -6,15 +6,15 @@ TORCH_INDEX ?=
 CTEST_JOBS ?= 2
 INSTALL = $(PYTHON) scripts/install.py $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 IN_VENV = PATH="$(CURDIR)/.venv/bin:$$PATH"
-SOURCES = mdata trainer cli tests benchmarks scripts
+SOURCES = mdata trainer cli tests benchmarks scripts fuzz
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check soak wheel clean install lint types cpp cpp-plain cpp-sanitized
+.PHONY: help quickstart test check soak fuzz wheel clean install lint types cpp cpp-plain cpp-sanitized
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  variables: PYTHON=python3.12, TORCH_INDEX=<package index that torch comes from>, SOAK=20"
+	@echo "  variables: PYTHON=python3.12, TORCH_INDEX=<package index that torch comes from>, SOAK=20, SECONDS=600"
 
 quickstart: ## install, then text -> tokens -> blend -> training -> report.html, under 4 minutes
 	@$(INSTALL) train report
@@ -22,13 +22,20 @@ quickstart: ## install, then text -> tokens -> blend -> training -> report.html,
 
 test: install lint types cpp ## everything but the soak tests, under 15 minutes on 2 cores
 	$(IN_VENV) python -m pytest
+	$(IN_VENV) python fuzz/run.py --replay
 
 check: install lint types cpp-plain ## the quick part of make test, under 2 minutes
 	$(IN_VENV) python -m pytest -m "not slow and not soak"
 
 SOAK ?= 20
-soak: install ## the property and kill tests with SOAK times as many cases
+soak: install ## the property and kill tests with SOAK times as many cases, then the fuzzers
 	$(IN_VENV) MDATA_SOAK=$(SOAK) python -m pytest -m "hypothesis or slow or soak" --timeout 7200
+	@$(MAKE) fuzz
+
+SECONDS ?= 600
+fuzz: install ## fuzz each reader of foreign bytes for SECONDS
+	$(IN_VENV) pip install --quiet -c constraints.txt atheris
+	$(IN_VENV) python fuzz/run.py --seconds $(SECONDS) --jobs 2
 
 wheel: install ## a wheel in dist/
 	$(IN_VENV) python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .

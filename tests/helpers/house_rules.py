@@ -66,10 +66,11 @@ def sources() -> list[Source]:
 def texts() -> list[Source]:
     """Every text file that is ours to write, documentation, scripts and C++ included."""
     folders = ["mdata", "mdata_cpp", "trainer", "cli", "tests", "benchmarks", "configs", "docs", "scripts", ".ci"]
+    folders += ["fuzz"]  # its corpus, bytes without a suffix that are nobody's text, is left out below
     found = [file for name in folders for file in sorted((ROOT / name).rglob("*")) if file.is_file()]
     found += [file for file in sorted(ROOT.iterdir()) if file.is_file() and not file.name.startswith(".")]
     kinds = {".py", ".pyi", ".hpp", ".cpp", ".toml", ".txt", ".md", ".json", ".yml", ""}
-    kept = [f for f in found if f.suffix in kinds and "golden" not in f.parts and "__pycache__" not in f.parts]
+    kept = [f for f in found if f.suffix in kinds and not {"golden", "corpus"} & set(f.parts) and "__pycache__" not in f.parts]
     return [
         Source(f.relative_to(ROOT).as_posix(), f.read_text(encoding="utf-8", errors="replace"), ast.Module([], []))
         for f in kept

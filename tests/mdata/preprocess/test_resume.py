@@ -51,7 +51,7 @@ def corpus(folder: Path) -> tuple[str, ...]:
     folder.mkdir(exist_ok=True)
     generator = random.Random(7)
     texts = []
-    for number in range(3):
+    for _ in range(3):
         rows = [{"text": "x" * generator.randrange(30), "b": [f"word {i}", "z"]} for i in range(15)]
         lines = [json.dumps(row) for row in rows]
         lines.insert(generator.randrange(15), '{"text": 3}')
@@ -261,7 +261,7 @@ def test_a_lost_file_in_the_making_starts_anew(tmp_path):
     folder = tmp_path / "out"
     interrupted(whole_job(inputs, folder))
     (folder / ".out_b_document.lengths.partial").unlink()
-    resumed, said = lines_of(whole_job(inputs, folder))
+    _, said = lines_of(whole_job(inputs, folder))
     assert "cannot be continued" in said
     assert contents(folder) == contents(tmp_path / "whole")
 
