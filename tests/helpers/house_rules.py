@@ -70,7 +70,8 @@ def texts() -> list[Source]:
     found = [file for name in folders for file in sorted((ROOT / name).rglob("*")) if file.is_file()]
     found += [file for file in sorted(ROOT.iterdir()) if file.is_file() and not file.name.startswith(".")]
     kinds = {".py", ".pyi", ".hpp", ".cpp", ".toml", ".txt", ".md", ".json", ".yml", ""}
-    kept = [f for f in found if f.suffix in kinds and not {"golden", "corpus"} & set(f.parts) and "__pycache__" not in f.parts]
+    not_ours = {"golden", "corpus", "__pycache__"}
+    kept = [f for f in found if f.suffix in kinds and not not_ours & set(f.parts)]
     return [
         Source(f.relative_to(ROOT).as_posix(), f.read_text(encoding="utf-8", errors="replace"), ast.Module([], []))
         for f in kept
