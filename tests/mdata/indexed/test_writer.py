@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdata.errors import BadInputError, ResourceError, UsageError
+from mdata.errors import BadInputError, DamageError, ResourceError, UsageError
 from mdata.indexed import IndexedReader, IndexedWriter, smallest_dtype
 from mdata.indexed.format import BLOCK_BYTES
 from mdata.reference.indexed import read_pair
@@ -227,3 +227,106 @@ def test_what_a_killed_writer_left_is_taken_over(tmp_path):
     (tmp_path / ".x.bin.partial").write_bytes(b"older and longer")
     write(tmp_path / "x", [[[7]]])
     assert IndexedReader(tmp_path / "x").tokens(0, 1).tolist() == [7]
+
+
+EVENTS = st.lists(st.one_of(DOCUMENTS, st.sampled_from(["checkpoint", "leave", "killed", "placed"])), max_size=12)
+
+
+@examples(60)
+@given(events=EVENTS, dtype=st.sampled_from(["<u2", "<i4"]))
+def test_a_writer_continues_where_the_last_checkpoint_was(tmp_path_factory, events, dtype):
+    """Left, killed, or placed by a process that then died: the pair is that of one writer that was never stopped."""
+    folder = tmp_path_factory.mktemp("w")
+    writer, written, kept = IndexedWriter(folder / "x", np.dtype(dtype)), [], None
+    for event in events:
+        if isinstance(event, list):
+            append(writer, event)
+            written += event
+        elif event == "checkpoint":
+            kept = (writer.checkpoint(), list(written))
+            assert kept[0] == writer.state and kept[0].documents == len(written)
+        elif kept is not None:
+            if event == "placed":
+                writer.place()
+            writer.leave()
+            writer = IndexedWriter(folder / "x", np.dtype(dtype), resume=kept[0])
+            written = list(kept[1])
+            assert writer.state == kept[0]
+            assert not (folder / "x.idx").exists() and not (folder / "x.bin").exists()
+    facts = writer.finish()
+    with IndexedWriter(folder / "whole", np.dtype(dtype)) as whole:
+        append(whole, written)
+        assert whole.finish() == facts
+    for ending in (".bin", ".idx"):
+        assert (folder / f"x{ending}").read_bytes() == (folder / f"whole{ending}").read_bytes()
+    assert len(list(folder.iterdir())) == 4
+
+
+def test_blocks_are_hashed_across_a_cut(tmp_path):
+    tokens = np.arange(BLOCK_BYTES // 2 * 2 + 999) % 60000
+    one = np.array([1])
+    writer = IndexedWriter(tmp_path / "x", np.dtype("<u2"))
+    for size in (BLOCK_BYTES // 2 + 77, 5):
+        part, tokens = tokens[:size], tokens[size:]
+        writer.append(part, np.array([len(part)]), document_ends=one)
+        state = writer.checkpoint()
+    writer.append(tokens, np.array([len(tokens)]), document_ends=one)
+    writer.leave()
+    writer = IndexedWriter(tmp_path / "x", np.dtype("<u2"), resume=state)
+    writer.append(tokens, np.array([len(tokens)]), document_ends=one)
+    facts = writer.finish()
+    data = (tmp_path / "x.bin").read_bytes()
+    blocks = [data[i : i + BLOCK_BYTES] for i in range(0, len(data), BLOCK_BYTES)]
+    assert facts.block_hashes == tuple(blake3.blake3(block).digest() for block in blocks) and len(blocks) == 3
+    assert facts.largest_id == 59999
+
+
+def test_a_placed_pair_is_taken_back(tmp_path):
+    writer = IndexedWriter(tmp_path / "x", np.dtype("<u2"))
+    append(writer, [[[1, 2]]])
+    writer.checkpoint()
+    first = writer.place()
+    writer.unplace()
+    assert not (tmp_path / "x.idx").exists() and not (tmp_path / "x.bin").exists()
+    append(writer, [[[3]]])
+    assert writer.finish().tokens == first.tokens + 1
+    assert read_pair(tmp_path / "x") == ([(1, 2), (3,)], [0, 1, 2])
+
+
+def test_what_was_lost_of_a_writer_is_damage(tmp_path):
+    for ending in (".bin", ".lengths", ".boundaries", ".hashes"):
+        writer = IndexedWriter(tmp_path / "x", np.dtype("<u2"))
+        size = BLOCK_BYTES // 2 + 1
+        writer.append(np.ones(size, int), np.array([size]), document_ends=np.array([1]))
+        state = writer.checkpoint()
+        writer.leave()
+        lost = tmp_path / f".x{ending}.partial"
+        lost.write_bytes(lost.read_bytes()[:-1])
+        with pytest.raises(DamageError, match=rf"x{ending}\.partial is shorter than it was"):
+            IndexedWriter(tmp_path / "x", np.dtype("<u2"), resume=state)
+        assert lost.exists()  # somebody may still want to look
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_placing_that_fails_leaves_all_to_continue(tmp_path, monkeypatch, code):
+    number = 0
+    while True:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        writer = IndexedWriter(folder / "x", np.dtype("<u2"))
+        append(writer, [[[1, 2]], [[3]]])
+        state = writer.checkpoint()
+        with durable_calls(monkeypatch, number, code=code) as calls:
+            try:
+                writer.place()
+            except ResourceError:
+                pass
+            else:
+                break
+        assert not (folder / "x.idx").exists() and not (folder / "x.bin").exists()
+        writer.leave()
+        IndexedWriter(folder / "x", np.dtype("<u2"), resume=state).finish()
+        assert read_pair(folder / "x") == ([(1, 2), (3,)], [0, 1, 2])
+        number += 1
+    assert number == len(calls.seen) > 5
+    writer.abandon()

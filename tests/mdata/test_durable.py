@@ -1,0 +1,173 @@
+"""Files that are whole or not there, and locks that say who holds them and die with their holder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import multiprocessing
+import os
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdata import durable
+from mdata.errors import DamageError, UsageError
+from tests.helpers.examples import examples
+from tests.helpers.failures import crash_at, durable_calls
+
+FORK = multiprocessing.get_context("fork")
+
+
+@examples(60)
+@given(data=st.binary(max_size=50), taken=st.lists(st.integers(1, 9), min_size=1))
+def test_every_byte_is_written_however_few_are_taken_at_once(tmp_path_factory, data, taken):
+    path, real, sizes = tmp_path_factory.mktemp("d") / "x", durable.write, iter(taken * 60)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(durable, "write", lambda fd, rest: real(fd, rest[: next(sizes)]))
+        durable.atomic_write(path, data)
+    assert path.read_bytes() == data and list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("old", [None, b"old content"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_file_has_its_old_content_or_the_new_one(tmp_path, monkeypatch, old, code):
+    path = tmp_path / "x"
+    with durable_calls(monkeypatch) as calls:
+        durable.atomic_write(path, b"new")
+    assert [call[0] for call in calls.seen] == ["write", "sync", "rename", "sync"]
+    for number in range(len(calls.seen)):
+        path.unlink(missing_ok=True)
+        if old is not None:
+            path.write_bytes(old)
+        with durable_calls(monkeypatch, number, code=code), pytest.raises(OSError, match=r".") as caught:
+            durable.atomic_write(path, b"new")
+        assert caught.value.errno == code and "x" in str(caught.value.filename)
+        renamed = number == len(calls.seen) - 1
+        expected = b"new" if renamed else old
+        assert (path.read_bytes() if path.exists() else None) == expected
+        assert [p.name for p in tmp_path.iterdir()] == (["x"] if expected is not None else [])
+
+
+@pytest.mark.parametrize("old", [None, b"old content"])
+def test_a_crash_at_any_call_leaves_one_of_the_two(tmp_path, old):
+    for number in range(10):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path = folder / "x"
+        if old is not None:
+            path.write_bytes(old)
+        crashed = crash_at(number, lambda path=path: durable.atomic_write(path, b"new"))
+        found = path.read_bytes() if path.exists() else None
+        assert found in (old, b"new") if crashed else found == b"new"
+        if not crashed:
+            break
+        durable.atomic_write(path, b"newer")
+        assert path.read_bytes() == b"newer" and list(folder.iterdir()) == [path]
+    assert number == 4
+
+
+def test_a_partial_file_is_hidden_and_beside_its_final_name(tmp_path):
+    assert durable.partial_path(tmp_path / "a.b.bin") == tmp_path / ".a.b.bin.partial"
+
+
+def test_open_alone_keeps_what_is_asked_and_no_more(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(b"0123456789")
+    fd = durable.open_alone(path, 4)
+    os.write(fd, b"ab")
+    os.close(fd)
+    assert path.read_bytes() == b"0123ab"
+    with pytest.raises(DamageError, match=r"found: 6 bytes\n  expected: 7 or more"):
+        durable.open_alone(path, 7)
+    assert path.read_bytes() == b"0123ab"
+    os.close(durable.open_alone(path))
+    assert path.read_bytes() == b""
+
+
+def _hold(path, held, go) -> None:
+    with durable.held(path):
+        held.set()
+        go.wait(60)
+
+
+@contextlib.contextmanager
+def another_holder(path):
+    held, go = FORK.Event(), FORK.Event()
+    child = FORK.Process(target=_hold, args=(path, held, go))
+    child.start()
+    try:
+        assert held.wait(60)
+        yield child
+    finally:
+        go.set()
+        child.join()
+
+
+def test_a_lock_names_its_holder_and_ends_with_it(tmp_path):
+    path = tmp_path / "lock"
+    for how in ("leaves", "is killed"):
+        with another_holder(path) as child:
+            said = rf"lock is held: another run is writing there\n  found: process {child.pid} on {os.uname().nodename}"
+            for _ in range(2):
+                with pytest.raises(UsageError, match=said), durable.held(path):
+                    pass
+            if how == "is killed":
+                child.kill()
+                child.join()
+        assert path.read_text() == ("" if how == "leaves" else f"process {child.pid} on {os.uname().nodename}")
+        with durable.held(path):
+            assert path.read_text() == f"process {os.getpid()} on {os.uname().nodename}"
+
+
+@pytest.mark.parametrize("remove", [False, True])
+def test_a_lock_is_let_go_by_an_error_too(tmp_path, remove):
+    path = tmp_path / "lock"
+    for _ in range(2):
+        with pytest.raises(KeyError), durable.held(path, remove=remove):
+            raise KeyError
+        assert path.exists() is not remove
+        assert remove or path.read_bytes() == b""
+
+
+def test_a_lock_that_its_holder_removes_meanwhile_is_made_anew(tmp_path, monkeypatch):
+    """Between our open and our lock the holder finished: what we locked has no name any more."""
+    path, real, left = tmp_path / "lock", fcntl.flock, [1]
+
+    def flock(fd: int, how: int) -> None:
+        if left:
+            left.clear()
+            path.unlink()
+        real(fd, how)
+
+    monkeypatch.setattr(durable.fcntl, "flock", flock)
+    with durable.held(path, remove=True):
+        assert path.read_text().startswith(f"process {os.getpid()} on ")
+    assert not path.exists() and not left
+
+
+def test_many_at_once_hold_one_after_another(tmp_path):
+    """Threads have descriptors of their own, so the lock tells them apart as it does processes."""
+    # The last two: the holder emptied or removed the file while we looked at it.
+    refused = (UsageError, DamageError, FileNotFoundError)
+    inside, most, taken = [], [], []
+
+    def work() -> None:
+        for _ in range(30):
+            with (
+                contextlib.suppress(UsageError, DamageError, FileNotFoundError),
+                durable.held(tmp_path / "l", remove=True),
+            ):
+                inside.append(1)
+                most.append(len(inside))
+                taken.append(1)
+                inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(most) == {1} and taken
