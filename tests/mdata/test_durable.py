@@ -87,22 +87,24 @@ def test_open_alone_keeps_what_is_asked_and_no_more(tmp_path):
     assert path.read_bytes() == b""
 
 
-def _hold(path, held, go) -> None:
+def _hold(path, theirs) -> None:
     with durable.held(path):
-        held.set()
-        go.wait(60)
+        theirs.send("held")
+        theirs.recv()
 
 
 @contextlib.contextmanager
 def another_holder(path):
-    held, go = FORK.Event(), FORK.Event()
-    child = FORK.Process(target=_hold, args=(path, held, go))
+    """A process that holds the lock; a pipe, because an Event of a killed process hangs."""
+    ours, theirs = FORK.Pipe()
+    child = FORK.Process(target=_hold, args=(path, theirs))
     child.start()
     try:
-        assert held.wait(60)
+        assert ours.poll(60) and ours.recv() == "held"
         yield child
     finally:
-        go.set()
+        with contextlib.suppress(OSError):
+            ours.send("go")
         child.join()
 
 
@@ -150,16 +152,13 @@ def test_a_lock_that_its_holder_removes_meanwhile_is_made_anew(tmp_path, monkeyp
 
 def test_many_at_once_hold_one_after_another(tmp_path):
     """Threads have descriptors of their own, so the lock tells them apart as it does processes."""
-    # The last two: the holder emptied or removed the file while we looked at it.
-    refused = (UsageError, DamageError, FileNotFoundError)
     inside, most, taken = [], [], []
 
     def work() -> None:
         for _ in range(30):
-            with (
-                contextlib.suppress(UsageError, DamageError, FileNotFoundError),
-                durable.held(tmp_path / "l", remove=True),
-            ):
+            # The last two: the holder emptied or removed the file while we looked at it.
+            refused = (UsageError, DamageError, FileNotFoundError)
+            with contextlib.suppress(*refused), durable.held(tmp_path / "l", remove=True):
                 inside.append(1)
                 most.append(len(inside))
                 taken.append(1)
