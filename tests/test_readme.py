@@ -78,7 +78,10 @@ def test_the_tour_names_every_module():
         for path in sorted((ROOT / package).rglob("*.py")):
             short = path.relative_to(ROOT).as_posix()
             hidden = path.name in ("__init__.py", "version.py") or "reference" in path.parts
-            if not hidden and not (package == "cli" and path.stem in commands) and path.name not in tour:
+            hidden = hidden or (package == "cli" and path.stem in commands)
+            # Of mdata's many rooms several have files of one name.
+            wanted = f"`{short}`" if package == "mdata" else f"{path.name}`"
+            if not hidden and wanted not in tour:
                 missing.append(short)
     assert not missing
 
