@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple
 
 from mdata.cores import usable_cores
@@ -22,10 +21,11 @@ from mdata.preprocess.encode import EncodedPiece, encode_piece
 from mdata.preprocess.job import Job, plan_job
 from mdata.preprocess.options import PreprocessOptions, check_options
 from mdata.progress import SILENT, Progress
-from mdata.sources import STDIN, Piece, find_files, pieces
+from mdata.sources import STDIN, Piece, SourceFile, find_files, pieces
 
 _SAMPLE_PIECES = 16
 _SAMPLE_S = 10.0
+_STREAM_BYTES = 16 << 20
 # What starting an interpreter, its imports and a tokenizer took in a worker process (half a second, measured).
 _WORKER_START_S = 0.5
 
@@ -71,8 +71,8 @@ def estimate(options: PreprocessOptions, progress: Progress = SILENT) -> Estimat
     progress.begin("sampling", None, unit="blocks")
     seen: list[_Seen] = []
     begun = time.monotonic()
-    for piece, stands_for in _sample(job):
-        seen.append(_Seen(stands_for, piece.file_bytes, encode_piece(piece, job.tokenizer, spec=job.spec)))
+    for piece, stands_for, file_bytes in _sample(job):
+        seen.append(_Seen(stands_for, file_bytes, encode_piece(piece, job.tokenizer, spec=job.spec)))
         progress.advance(1)
         if time.monotonic() - begun > _SAMPLE_S:
             break
@@ -84,12 +84,12 @@ class _Seen(NamedTuple):
     """A piece that was tokenized, the bytes of input that it stands for, and its own."""
 
     stands_for: float
-    file_bytes: int
+    file_bytes: float
     encoded: EncodedPiece
 
 
-def _sample(job: Job) -> Iterator[tuple[Piece, float]]:
-    """Pieces, and how many bytes of the input each stands for: all of a small input, else at even distances."""
+def _sample(job: Job) -> Iterator[tuple[Piece, float, float]]:
+    """Pieces, the bytes of the input that each stands for, and its own; all of a small input, else evenly."""
     unit, total = job.options.unit_bytes, job.input_bytes
     small = total <= _SAMPLE_PIECES * unit
     share = unit if small else total / _SAMPLE_PIECES
@@ -105,9 +105,31 @@ def _sample(job: Job) -> Iterator[tuple[Piece, float]]:
         before = after
         found = Counter(0 if file.streamed else place // unit for place in places)
         for number, times in found.items():
-            stands_for = min(file.size_bytes, times * share) if small else times * share
-            with closing(pieces([file], unit, spec=job.spec.read, start=(0, number))) as cut:
-                yield from ((piece, stands_for) for piece in islice(cut, 1))
+            piece, file_bytes = _piece(job, file, number=number)
+            if piece is not None:
+                own = file.size_bytes if file.streamed else file_bytes
+                yield piece, own if small else times * share, file_bytes
+
+
+def _piece(job: Job, file: SourceFile, *, number: int) -> tuple[Piece | None, float]:
+    """A piece, and the bytes on disk that it takes up.
+
+    A stream is unpacked a good way beyond its first piece, because how much of it was read from disk is known
+    only coarsely.
+    """
+    first: Piece | None = None
+    text_bytes = file_bytes = 0
+    with closing(pieces([file], job.options.unit_bytes, spec=job.spec.read, start=(0, number))) as found:
+        for piece in found:
+            if not file.streamed:
+                return piece, piece.file_bytes
+            first = first or piece
+            text_bytes += len(piece.data or b"")
+            file_bytes += piece.file_bytes
+            if text_bytes >= _STREAM_BYTES:
+                break
+    share = len(first.data or b"") / text_bytes if first and text_bytes else 1.0
+    return first, file_bytes * share
 
 
 def _scaled(job: Job, seen: list[_Seen]) -> Estimate:
@@ -128,7 +150,7 @@ def _scaled(job: Job, seen: list[_Seen]) -> Estimate:
     output = total(lambda encoded: index_bytes(encoded) + sum(part.tokens.nbytes for part in encoded.parts))
     return Estimate(
         input_bytes=job.input_bytes,
-        sampled_bytes=min(job.input_bytes, sum(one.file_bytes for one in seen)),
+        sampled_bytes=min(job.input_bytes, round(sum(one.file_bytes for one in seen))),
         documents=round(total(lambda encoded: len(encoded.kept))),
         tokens=round(total(lambda encoded: sum(len(part.tokens) for part in encoded.parts))),
         bad_rows=round(total(lambda encoded: len(encoded.problems))),
