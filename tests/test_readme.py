@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import mdata
 from cli import mdata as mdata_command
 from cli import mtrain as mtrain_command
 from mdata import errors
@@ -35,14 +37,33 @@ def environment():
 
 
 def test_marked_blocks_are_found(blocks):
-    assert [kind for _, kind, _ in blocks] == ["bash", "toml", "bash", "python"]
+    assert [kind for _, kind, _ in blocks] == ["bash", "bash", "toml", "bash", "python", "bash"]
+
+
+def _write_input(folder):
+    """What the commands name: texts of every kind, one bad row among them, and the two files of a GPT-2 vocabulary."""
+    import pyarrow
+    import pyarrow.parquet
+    import zstandard
+
+    (folder / "shelf").mkdir()
+    runs.write_jsonl(folder / "your.jsonl", 1, documents=150)
+    plain = runs.write_jsonl(folder / "shelf" / "plain.jsonl", 2, documents=100).read_bytes()
+    (folder / "other.jsonl.gz").write_bytes(gzip.compress(plain))
+    (folder / "shelf" / "packed.jsonl.zst").write_bytes(zstandard.compress(plain + b'{"txt": "no such key"}\n'))
+    (folder / "shelf" / "note.txt").write_text("A file is a document.")
+    texts = [json.loads(line)["text"] for line in plain.splitlines()]
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), folder / "papers.parquet")
+    mdata.train_tokenizer([folder / "your.jsonl"], folder / "learnt", vocab_size=300)
+    model = json.loads((folder / "learnt" / "tokenizer.json").read_text())["model"]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "".join(" ".join(pair) + "\n" for pair in model["merges"]))
 
 
 @pytest.mark.slow
 def test_marked_blocks_run(blocks, environment, tmp_path):
-    runs.write_jsonl(tmp_path / "your.jsonl", 1, documents=150)
-    runs.write_jsonl(tmp_path / "plain.jsonl", 2, documents=100)
-    (tmp_path / "other.jsonl.gz").write_bytes(gzip.compress((tmp_path / "plain.jsonl").read_bytes()))
+    _write_input(tmp_path)
+    printed = ""
     for mark, kind, text in blocks:
         if kind == "toml":
             (tmp_path / mark.split()[0]).write_text(text)
@@ -50,7 +71,15 @@ def test_marked_blocks_run(blocks, environment, tmp_path):
         words = ["bash", "-e", "-c", text] if kind == "bash" else [sys.executable, "-c", text]
         answer = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert answer.returncode == 0, f"{text}\n{answer.stdout}\n{answer.stderr}"
-    assert "(64,) (64,) 64.0" in answer.stdout
+        printed += answer.stdout
+    assert "(64,) (64,) 64.0" in printed
+    (bad,) = (tmp_path / "bad.jsonl").read_text().splitlines()
+    assert json.loads(bad)["kind"] == "no-key" and "gigatoken" in printed
+    made = {
+        name: mdata.load_manifest(tmp_path / f"{name}_text_document.json") for name in ("all", "all_holdout", "piped")
+    }
+    counts = {name: manifest.shards[0].documents for name, manifest in made.items()}
+    assert counts["all"] + counts["all_holdout"] == 301 and counts["all_holdout"] and counts["piped"] == 100
     made = {path.name for path in (tmp_path / "runs" / "first").iterdir()}
     assert {"report.html", "generated.jsonl", "metrics.jsonl", "ranks.json", "config.toml", "checkpoints"} <= made
 
