@@ -27,7 +27,7 @@ from mdata.manifest import load as load_manifest
 from mdata.preprocess import Estimate, PreprocessOptions, PreprocessResult, estimate, preprocess
 from mdata.progress import SILENT, Progress
 from mdata.sampler import global_batch, rank_rows
-from mdata.tokenizers import Tokenizer, TokenizerSpec, build_tokenizer, load_tokenizer
+from mdata.tokenizers import TextRefused, Tokenizer, TokenizerSpec, build_tokenizer, load_tokenizer
 from mdata.tokenizers.train import train_tokenizer
 from mdata.verify import Verified, verify
 
@@ -58,6 +58,7 @@ __all__ = [
     "ResourceError",
     "ShardFacts",
     "StoppedError",
+    "TextRefused",
     "Tokenizer",
     "TokenizerSpec",
     "UsageError",

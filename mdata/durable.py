@@ -58,12 +58,12 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
 
-def open_alone(partial: Path, keep_bytes: int = 0) -> int:
+def open_alone(partial: Path, keep_bytes: int | None = 0) -> int:
     """Open a temporary file for this process alone, cut to its first bytes; what a killed process left is taken over.
 
     Args:
         partial: the file; made where it is not there.
-        keep_bytes: how much of its content stays.
+        keep_bytes: how much of its content stays; None: all of it.
 
     Raises:
         UsageError: another process is writing it. OSError: what the file system said.
@@ -78,7 +78,8 @@ def open_alone(partial: Path, keep_bytes: int = 0) -> int:
                 if error.errno not in _NO_LOCKS:
                     raise
             if _is_still(fd, partial):
-                _cut(fd, partial, keep_bytes)
+                if keep_bytes is not None:
+                    _cut(fd, partial, keep_bytes)
                 return fd
         except BlockingIOError as error:
             os.close(fd)
@@ -111,7 +112,7 @@ def held(path: Path, *, remove: bool = False) -> Iterator[None]:
     """
     me = f"process {os.getpid()} on {os.uname().nodename}"
     try:
-        fd = open_alone(path, keep_bytes=path.stat().st_size if path.exists() else 0)
+        fd = open_alone(path, keep_bytes=None)
     except UsageError as error:
         raise _held_by(path) from error
     try:
@@ -159,7 +160,7 @@ def _is_stale(path: Path, me: str) -> bool:
         os.kill(int(match[1]), 0)
     except ProcessLookupError:
         return True
-    except PermissionError:
+    except (PermissionError, OverflowError):
         return False
     return match[0] == me
 

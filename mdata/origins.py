@@ -53,8 +53,11 @@ class OriginsWriter:
         self._documents, self._file, self._next_row = state[1:]
         self._spool = Spool(path, state.size)
         if resume is None:
-            header = np.array([VERSION, step], "<i8")
-            self._spool.append(MAGIC + header.tobytes())
+            try:
+                self._spool.append(MAGIC + np.array([VERSION, step], "<i8").tobytes())
+            except BaseException:
+                self._spool.remove()
+                raise
 
     @property
     def state(self) -> OriginsState:

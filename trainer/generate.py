@@ -203,17 +203,21 @@ def top_p_token(logits: Tensor, sampling: Sampling, *, uniform: float) -> int:
 def _encode(tokenizer: mdata.Tokenizer, prompt: str) -> list[int]:
     if not prompt.isascii() and prompt.encode(errors="replace").decode() != prompt:
         raise UsageError("the prompt is not UTF-8 text", found=repr(prompt[:80]))
-    ids, _ = tokenizer.encode_batch([prompt])
-    if not len(ids):
+    try:
+        ids = tokenizer.encode_batch([prompt])[0].tolist()
+    except mdata.TextRefused as refused:
+        if prompt:
+            raise UsageError(f"the prompt has no tokens: {refused.reason}", found=repr(prompt[:80])) from refused
+        ids = []  # a tokenizer that knows no empty text
+    if not ids:
         if tokenizer.eod is None:
             raise UsageError("the prompt has no tokens", found=repr(prompt), fix="give some text to continue")
         return [tokenizer.eod]  # the start of a document
-    known = [int(i) for i in ids]
     # A tokenizer that ends every text by itself would have us continue after the end of the document.
-    ended = tokenizer.eod is not None and known[-1] == tokenizer.eod and len(known) > 1
-    if ended and not prompt.endswith(tokenizer.decode(known[-1:])):
-        del known[-1]
-    return known
+    ended = tokenizer.eod is not None and ids[-1] == tokenizer.eod and len(ids) > 1
+    if ended and not prompt.endswith(tokenizer.decode(ids[-1:])):
+        del ids[-1]
+    return ids
 
 
 def _added_text(tokenizer: mdata.Tokenizer, ids: Sequence[int], new: Sequence[int]) -> str:

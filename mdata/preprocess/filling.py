@@ -102,8 +102,6 @@ class Filling:
                 self._checkpoint()
         if self._recorded:
             self.job.progress.note(f"rows kept: {self.ledger.rows:,}; the same command continues after them")
-        else:
-            self._journal.remove()
         self._close(keep=self._recorded)
 
     def _open(self, name: str, route: int, *, taken: TakenUp) -> Sink | None:
@@ -205,7 +203,7 @@ class Filling:
         }
         self._journal.append(record)
         self.ledger.mark_journaled()
-        self._recorded = True
+        self._recorded = self._journal.worth_keeping = True
 
     def _totals(self) -> dict[str, float]:
         tokens = sum(sink.num_tokens for sink in self.sinks.values() if sink)

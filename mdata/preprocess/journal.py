@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ class Journal:
 
     Attributes:
         records: what it held when it was opened.
+        worth_keeping: whether a run could be continued from it; who records a state sets it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,10 +37,15 @@ class Journal:
         with os_errors_named(f"opening {path}"):
             fresh = not path.exists()
             self.records, size = _read(path)
+            self.worth_keeping = bool(self.records)
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            self._cut(size)
-            if fresh:
-                durable.sync_folder(path.parent)
+            try:
+                self._cut(size)
+                if fresh:
+                    durable.sync_folder(path.parent)
+            except BaseException:
+                self.close(keep=not fresh)
+                raise
 
     def append(self, record: dict[str, Any]) -> None:
         """Write a record; when this returns it is on the device.
@@ -60,11 +67,15 @@ class Journal:
     def restart(self) -> None:
         """Forget every record."""
         self.records = []
+        self.worth_keeping = False
         self._cut(0)
 
-    def close(self) -> None:
-        """Stop writing; the file stays."""
+    def close(self, *, keep: bool = True) -> None:
+        """Stop writing; the file stays, or goes because nothing could be continued from it."""
         os.close(self._fd)
+        if not keep:
+            with suppress(OSError):
+                self.path.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Take the file away, for good: what it spoke of is finished, or gone."""

@@ -2,7 +2,7 @@
 
 Rows come in the order of the input, so which row stops a run does not depend on the number of workers. The
 quarantine file has one JSON object a line: file, row, kind, reason, and the raw line ("line", or
-"line_base64" where it is not UTF-8).
+"line_base64" where it is not UTF-8); of a row whose text the tokenizer refused, that text.
 """
 
 from __future__ import annotations

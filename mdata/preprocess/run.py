@@ -52,7 +52,7 @@ def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> Prepr
             progress.note(_NOTHING_LEFT)
             return found
         journal = Journal(job.beside("journal"))
-        stack.callback(journal.close)
+        stack.callback(lambda: journal.close(keep=journal.worth_keeping))
         if found:
             return _nothing_left(job, journal, found)
         return _run(job, journal, pool)

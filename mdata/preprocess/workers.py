@@ -23,7 +23,7 @@ from multiprocessing.process import BaseProcess
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
-from mdata.errors import ResourceError, os_errors_named
+from mdata.errors import MdataError, ResourceError, os_errors_named
 from mdata.preprocess.encode import EncodedPiece, EncodeSpec, encode_piece
 from mdata.preprocess.slots import Packed, Sent, Slot, pack
 from mdata.sources import Piece
@@ -100,25 +100,34 @@ class Pool:
         yield from self._in_order(pieces)
 
     def _in_order(self, pieces: Iterable[Piece]) -> Iterator[Result]:
-        source = enumerate(pieces)
+        """What an error stops, and which, does not depend on who is faster: each waits for its turn."""
+        source = _held_back(pieces)
         out: dict[int, Piece] = {}
-        done: dict[int, tuple[EncodedPiece, Callable[[], None]]] = {}
-        wanted = 0
+        done: dict[int, tuple[EncodedPiece | Exception, Callable[[], None]]] = {}
+        wanted = number = 0
+        following = next(source)
         while True:
             for worker in self._workers:
-                if worker.is_free and (numbered := next(source, None)):
-                    worker.give(*numbered)
+                if worker.is_free and isinstance(following, Piece):
+                    worker.give(number, following)
                     # Its text, if it carried any, is the worker's now.
-                    out[numbered[0]] = replace(numbered[1], data=None)
+                    out[number] = replace(following, data=None)
+                    number, following = number + 1, next(source)
+            if not out and isinstance(following, Exception):
+                raise following
             if not out:
+                assert following is None, "results are held and not released"
                 return
             if wanted in done:
-                yield Result(out.pop(wanted), *done.pop(wanted))
+                encoded, release = done.pop(wanted)
+                if isinstance(encoded, Exception):
+                    raise encoded
+                yield Result(out.pop(wanted), encoded, release)
                 wanted += 1
                 continue
             for worker in _ready([worker for worker in self._workers if worker.task is not None]):
-                number, encoded, release = worker.take()
-                done[number] = (encoded, release)
+                finished, encoded, release = worker.take()
+                done[finished] = (encoded, release)
 
     def __enter__(self) -> Self:
         return self
@@ -164,15 +173,14 @@ class _Worker:
         except OSError as error:
             raise self._died() from error
 
-    def take(self) -> tuple[int, EncodedPiece, Callable[[], None]]:
+    def take(self) -> tuple[int, EncodedPiece | Exception, Callable[[], None]]:
         try:
             number, slot, packed = self.connection.recv()
         except (EOFError, OSError) as error:
             raise self._died() from error
-        if isinstance(packed, Exception):
-            raise packed
         self.task = None
-        return number, self._slots[slot].unpack(packed), partial(self._free.append, slot)
+        result = packed if isinstance(packed, Exception) else self._slots[slot].unpack(packed)
+        return number, result, partial(self._free.append, slot)
 
     def end(self) -> None:
         self.process.terminate()
@@ -197,6 +205,17 @@ class _Worker:
             found=f"{how}{' (the system ends processes this way when memory is short)' if code == -9 else ''}",
             fix="run again, with fewer workers, to continue",
         )
+
+
+def _held_back(pieces: Iterable[Piece]) -> Iterator[Piece | Exception | None]:
+    """The pieces, then what finding the next one raised if it did, then None for ever."""
+    try:
+        yield from pieces
+    # It is raised when all before it were taken.
+    except MdataError as error:
+        yield error
+    while True:
+        yield None
 
 
 def _ready(busy: list[_Worker]) -> list[_Worker]:

@@ -305,3 +305,10 @@ def test_the_corpus_that_names_its_tokenizer_answers_for_a_blend(kinds, tmp_path
     assert dataset.tokenizer.type == "ByteTokenizer" and dataset.tokenizer_files == {}
     alone = mdata.open_dataset(tmp_path / "bare", mdata.DatasetOptions(sequence_length=32))
     assert alone.tokenizer is None and alone.tokenizer_files == {}
+
+
+def test_a_tokenizer_of_numbers_refuses_words_and_begins_an_empty_prompt():
+    tokenizer = mdata.build_tokenizer("NullTokenizer", {}, options={"vocab_size": 51})
+    assert _encode(tokenizer, "") == [50] and _encode(tokenizer, "7 8") == [7, 8]
+    with pytest.raises(UsageError, match="the prompt has no tokens: 'Once' is not a whole number"):
+        _encode(tokenizer, "Once")

@@ -231,6 +231,19 @@ def test_a_bad_record_has_its_row_in_the_file_and_nothing_looks_finished(tmp_pat
     assert left and all(name.startswith(".") and "lock" not in name for name in left)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_first_fault_of_the_input_stops_the_run(tmp_path, workers):
+    """A damaged end that was read ahead, or a worker that was faster, does not hide an earlier bad row."""
+    rows = [json.dumps({"text": f"document {i}", "n": i * 7919 % 10007}) for i in range(60_000)]
+    rows[20_000] = '{"text": 7}'
+    rows[40_000] = "not JSON"
+    packed = gzip.compress("\n".join(rows).encode())
+    (tmp_path / "x.jsonl.gz").write_bytes(packed[: len(packed) * 15 // 16])
+    job = options(tmp_path / "out", input=(str(tmp_path / "x.jsonl.gz"),), workers=workers, unit_bytes=30_000)
+    with pytest.raises(BadInputError, match=r"x\.jsonl\.gz:20001: "):
+        mdata.preprocess(job)
+
+
 class KillOne(Silent):
     """Kills a worker when the first result is in; other children, such as the pool of ranks, are left alone."""
 
