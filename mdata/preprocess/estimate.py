@@ -68,7 +68,7 @@ def estimate(options: PreprocessOptions, progress: Progress = SILENT) -> Estimat
     if STDIN in (file.path for file in files):
         raise UsageError("standard input is read once only and cannot be sampled", fix="name files")
     job = plan_job(options, files, progress=progress)
-    progress.begin("sampling", None, unit="blocks")
+    progress.begin("sampling", None, unit="pieces")
     seen: list[_Seen] = []
     begun = time.monotonic()
     for piece, stands_for, file_bytes in _sample(job):
@@ -90,7 +90,7 @@ class _Seen(NamedTuple):
 
 def _sample(job: Job) -> Iterator[tuple[Piece, float, float]]:
     """Pieces, the bytes of the input that each stands for, and its own; all of a small input, else evenly."""
-    unit, total = job.options.unit_bytes, job.input_bytes
+    unit, total = job.options.piece_bytes, job.input_bytes
     small = total <= _SAMPLE_PIECES * unit
     share = unit if small else total / _SAMPLE_PIECES
     before = 0
@@ -119,7 +119,7 @@ def _piece(job: Job, file: SourceFile, *, number: int) -> tuple[Piece | None, fl
     """
     first: Piece | None = None
     text_bytes = file_bytes = 0
-    with closing(pieces([file], job.options.unit_bytes, spec=job.spec.read, start=(0, number))) as found:
+    with closing(pieces([file], job.options.piece_bytes, spec=job.spec.read, start=(0, number))) as found:
         for piece in found:
             if not file.streamed:
                 return piece, piece.file_bytes
@@ -145,7 +145,7 @@ def _scaled(job: Job, seen: list[_Seen]) -> Estimate:
     work_s = total(lambda encoded: sum(encoded.seconds))
     useful = max(1, min(usable_cores(), int(work_s / _WORKER_START_S)))
     if not any(file.streamed for file in job.files):
-        useful = max(1, min(useful, -(-job.input_bytes // job.options.unit_bytes)))
+        useful = max(1, min(useful, -(-job.input_bytes // job.options.piece_bytes)))
     workers = job.options.workers
     output = total(lambda encoded: index_bytes(encoded) + sum(part.tokens.nbytes for part in encoded.parts))
     return Estimate(

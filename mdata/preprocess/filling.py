@@ -106,7 +106,7 @@ class Filling:
 
     def _open(self, name: str, route: int, *, taken: TakenUp) -> Sink | None:
         prefix = self.job.prefixes()[name]
-        if taken.resumed and is_finished(prefix):
+        if taken.resumed and is_finished(self.job, self.ledger, name=name):
             forget_leftovers({"outputs": [str(prefix)]})
             return None
         held_out = route == self.job.routes.partitions
@@ -126,7 +126,7 @@ class Filling:
         again = bool(first_piece) and job.files[first_file].streamed
         start = (first_file, 0 if again else first_piece)
         passed = 0 if again else first_piece
-        with closing(pieces(job.files, job.options.unit_bytes, spec=job.spec.read, start=start)) as found:
+        with closing(pieces(job.files, job.options.piece_bytes, spec=job.spec.read, start=start)) as found:
             for piece in found:
                 if piece.file_number == first_file and piece.number < first_piece:
                     assert piece.data is not None, "a stream carries its data"
@@ -221,4 +221,4 @@ _RESTART = "give the same input as before, or remove the hidden .journal file be
 
 def _not_the_same(piece: Piece) -> UsageError:
     path = printable_path(piece.source.path)
-    return UsageError(f"{path} is not what was read of it before (block {piece.number})", fix=_RESTART)
+    return UsageError(f"{path} is not what was read of it before (piece {piece.number})", fix=_RESTART)

@@ -86,7 +86,7 @@ def useful_workers(options: PreprocessOptions, files: Sequence[SourceFile]) -> i
     """Workers that would find something to do: no more than there are pieces, if those can be counted."""
     if any(file.streamed for file in files):
         return options.workers
-    return min(options.workers, -(-sum(file.size_bytes for file in files) // options.unit_bytes))
+    return min(options.workers, -(-sum(file.size_bytes for file in files) // options.piece_bytes))
 
 
 def plan_job(options: PreprocessOptions, files: Sequence[SourceFile], *, progress: Progress) -> Job:
@@ -174,7 +174,7 @@ def _rows_per_part(options: PreprocessOptions, files: Sequence[SourceFile], read
     if any(file.path == STDIN for file in files):
         raise UsageError("keep_sequential_samples must count the rows first, and stdin is read once only")
     rows = 0
-    with closing(pieces(files, options.unit_bytes, spec=read)) as found:
+    with closing(pieces(files, options.piece_bytes, spec=read)) as found:
         for piece in found:
             rows += parse(piece.source.format, read_piece(piece, read), spec=read).rows
     return max(1, -(-rows // options.partitions))

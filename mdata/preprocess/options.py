@@ -48,7 +48,7 @@ class PreprocessOptions:
         max_errors: stop when more rows than this are bad: "100", or "0.5%" of all rows.
         max_record_bytes: a longer line or document counts as bad.
         verify_input: hash the inputs again before continuing, even where size and time of change agree.
-        unit_bytes: how much text is handed out at once. The tokens are the same.
+        piece_bytes: how much text is handed out at once. The tokens are the same.
         checkpoint_s: seconds between journal records.
     """
 
@@ -73,7 +73,7 @@ class PreprocessOptions:
     max_errors: str | None = None
     max_record_bytes: int = 64 << 20
     verify_input: bool = False
-    unit_bytes: int = BLOCK_BYTES
+    piece_bytes: int = BLOCK_BYTES
     checkpoint_s: float = 5.0
 
 
@@ -89,7 +89,7 @@ def check_options(options: PreprocessOptions) -> None:
 
 
 def _check_numbers(options: PreprocessOptions) -> None:
-    for name in ("workers", "partitions", "unit_bytes", "max_record_bytes"):
+    for name in ("workers", "partitions", "piece_bytes", "max_record_bytes"):
         if getattr(options, name) < 1:
             raise UsageError(f"{name}={getattr(options, name)}", expected="at least 1")
     if not DECIMAL.fullmatch(options.holdout) or Fraction(options.holdout) > 1:
@@ -138,7 +138,7 @@ def content_options(options: PreprocessOptions) -> dict[str, Any]:
         "on_error",
         "partitions",
         "text_documents",
-        "unit_bytes",
+        "piece_bytes",
     )
     recorded = {name: getattr(options, name) for name in names}
     return {**recorded, "json_keys": list(options.json_keys), "tokenizer_type": options.tokenizer_type}

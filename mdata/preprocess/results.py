@@ -14,6 +14,7 @@ from typing import Any
 from mdata import durable
 from mdata.corpus import open_corpus
 from mdata.errors import MdataError
+from mdata.indexed.format import bin_path
 from mdata.manifest import CorpusManifest, InputFile, Provenance
 from mdata.manifest.facts import manifest_path
 from mdata.preprocess.finish import write_corpus
@@ -117,10 +118,22 @@ def provenance_of(job: Job, ledger: Ledger, *, name: str, records: int) -> Prove
     )
 
 
-def is_finished(prefix: Path) -> bool:
-    """Whether a sink of this job got all its names: its .bin is no longer temporary and the manifest is there."""
-    bin = prefix.with_name(prefix.name + ".bin")
-    return manifest_path(prefix).is_file() and not durable.partial_path(bin).exists()
+def is_finished(job: Job, ledger: Ledger, *, name: str) -> bool:
+    """Whether a result of this very run got all its names: its manifest, which comes last, speaks of what was taken."""
+    prefix = job.prefixes()[name]
+    path = manifest_path(prefix)
+    if durable.partial_path(bin_path(prefix)).exists() or not path.is_file():
+        return False
+    try:
+        known = open_corpus(path).manifest.provenance
+    except MdataError:
+        return False
+    hashes = [state.hash for state in ledger.inputs]
+    return (
+        known is not None
+        and known.options == _recorded_options(job, name)
+        and [one.hash for one in known.inputs] == hashes
+    )
 
 
 def _recorded_options(job: Job, name: str) -> dict[str, Any]:
@@ -134,7 +147,7 @@ def _input_file(job: Job, state: InputState) -> InputFile:
         bytes=state.size_bytes,
         modified_ns=state.modified_ns,
         hash=state.hash,
-        block_bytes=job.options.unit_bytes,
+        block_bytes=job.options.piece_bytes,
         rows=state.rows,
     )
 

@@ -148,7 +148,7 @@ def input_changed(job: Job, file: SourceFile, *, known: InputState) -> str | Non
     # An open file is compared as far as it was taken, a closed one to its end.
     wanted = None if known.hash else len(known.digests)
     job.progress.note(f"reading {name} again to see whether it changed")
-    for piece in pieces([file], job.options.unit_bytes, spec=job.spec.read):
+    for piece in pieces([file], job.options.piece_bytes, spec=job.spec.read):
         if wanted is not None and piece.number >= wanted:
             break
         digests.append(piece_digest(read_piece(piece, job.spec.read)))
@@ -169,7 +169,7 @@ def _changed_input(job: Job, ledger: Ledger) -> str | None:
 
 def _what_is_done(job: Job, ledger: Ledger) -> str:
     file, piece = ledger.next_piece
-    line = f"continuing an earlier run: {ledger.rows:,} rows of {file} whole inputs and {piece} blocks are done"
+    line = f"continuing an earlier run: {ledger.rows:,} rows of {file} whole inputs and {piece} pieces are done"
     if piece and job.files[file].streamed:
         line += f"; {printable_path(job.files[file].path)} is unpacked again from its start"
     return line

@@ -201,7 +201,7 @@ class _Worker:
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         return ResourceError(
             f"a worker process died while it read {piece.source.path}, "
-            f"block {piece.number} ({piece.start} to {piece.stop})",
+            f"piece {piece.number} ({piece.start} to {piece.stop})",
             found=f"{how}{' (the system ends processes this way when memory is short)' if code == -9 else ''}",
             fix="run again, with fewer workers, to continue",
         )

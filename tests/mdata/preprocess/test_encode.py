@@ -126,7 +126,7 @@ def test_what_one_keys_tokenizer_refuses_is_left_out_of_all(tmp_path, workers):
             on_error="quarantine",
             quarantine=str(tmp_path / "bad.jsonl"),
             workers=workers,
-            unit_bytes=50,
+            piece_bytes=50,
         )
     )
     found = {

@@ -115,7 +115,7 @@ def job(folder, words, **changes) -> mdata.PreprocessOptions:
     folder.mkdir(exist_ok=True)
     rows = [json.dumps({"text": f"{words} {row}", "b": f"other {row}"}).encode() for row in range(60)]
     (folder / f"{words}.jsonl").write_bytes(b"\n".join(rows))
-    given_options = {"tokenizer_type": "ByteTokenizer", "tokenizer_model": None, "workers": 1, "unit_bytes": 100}
+    given_options = {"tokenizer_type": "ByteTokenizer", "tokenizer_model": None, "workers": 1, "piece_bytes": 100}
     source = (str(folder / f"{words}.jsonl"),)
     return options(folder / "out", input=source, checkpoint_s=0, **{**given_options, **changes})
 

@@ -94,7 +94,7 @@ def test_the_references_hugging_face_cases(tmp_path, oracles):
             tokenizer_model=str(oracles / after["--tokenizer-model"]),
             tokenizer_options=(("include_special_tokens", False),) if bare else (),
             append_eod="--append-eod" in words,
-            unit_bytes=5000,
+            piece_bytes=5000,
         )
         for output in case["outputs"]:
             data = (folder / Path(output["name"]).name).read_bytes()
@@ -102,11 +102,11 @@ def test_the_references_hugging_face_cases(tmp_path, oracles):
 
 
 @examples(20)
-@given(unit_bytes=st.integers(1, 700))
-def test_unit_size_changes_nothing(tmp_path_factory, unit_bytes):
+@given(piece_bytes=st.integers(1, 700))
+def test_unit_size_changes_nothing(tmp_path_factory, piece_bytes):
     """Only the manifest, which records the size of the pieces that inputs were hashed by, may differ."""
     folder = tmp_path_factory.mktemp("units")
-    found = run(folder, append_eod=True, unit_bytes=unit_bytes)
+    found = run(folder, append_eod=True, piece_bytes=piece_bytes)
     whole = tmp_path_factory.mktemp("whole")
     expected = run(whole, append_eod=True)
     assert (found.id, pair(folder)) == (expected.id, pair(whole))
@@ -116,7 +116,7 @@ def test_unit_size_changes_nothing(tmp_path_factory, unit_bytes):
 @pytest.mark.parametrize("workers", [2, 7])
 def test_workers_change_nothing(tmp_path, workers):
     for name, number in (("one", 1), ("many", workers)):
-        run(tmp_path / name, append_eod=True, workers=number, unit_bytes=40)
+        run(tmp_path / name, append_eod=True, workers=number, piece_bytes=40)
     assert contents(tmp_path / "one") == contents(tmp_path / "many")
 
 
@@ -124,7 +124,7 @@ def test_compressed_input_gives_the_same_tokens(tmp_path):
     text = (GOLDEN / "corpus.jsonl").read_bytes()
     (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(text[:99]) + gzip.compress(text[99:]))
     plain = run(tmp_path / "plain")
-    packed = run(tmp_path / "packed", input=(str(tmp_path / "in.jsonl.gz"),), workers=2, unit_bytes=64)
+    packed = run(tmp_path / "packed", input=(str(tmp_path / "in.jsonl.gz"),), workers=2, piece_bytes=64)
     assert pair(tmp_path / "plain") == pair(tmp_path / "packed")
     assert packed.id == plain.id and packed.provenance != plain.provenance
 
@@ -225,7 +225,7 @@ def test_a_bad_record_has_its_row_in_the_file_and_nothing_looks_finished(tmp_pat
     (tmp_path / "first.jsonl").write_text("\n".join(lines))
     inputs = (str(tmp_path / "first.jsonl"), str(tmp_path / "in.jsonl"))
     with pytest.raises(BadInputError, match=r"/in\.jsonl:71: key 'text' holds a number") as caught:
-        mdata.preprocess(options(tmp_path / "out", input=inputs, workers=workers, unit_bytes=100))
+        mdata.preprocess(options(tmp_path / "out", input=inputs, workers=workers, piece_bytes=100))
     assert "Traceback" not in str(caught.value)
     left = contents(tmp_path / "out")
     assert left and all(name.startswith(".") and "lock" not in name for name in left)
@@ -239,7 +239,7 @@ def test_the_first_fault_of_the_input_stops_the_run(tmp_path, workers):
     rows[40_000] = "not JSON"
     packed = gzip.compress("\n".join(rows).encode())
     (tmp_path / "x.jsonl.gz").write_bytes(packed[: len(packed) * 15 // 16])
-    job = options(tmp_path / "out", input=(str(tmp_path / "x.jsonl.gz"),), workers=workers, unit_bytes=30_000)
+    job = options(tmp_path / "out", input=(str(tmp_path / "x.jsonl.gz"),), workers=workers, piece_bytes=30_000)
     with pytest.raises(BadInputError, match=r"x\.jsonl\.gz:20001: "):
         mdata.preprocess(job)
 
@@ -260,10 +260,10 @@ class KillOne(Silent):
 def test_a_dead_worker_is_named_and_the_run_continues(tmp_path):
     (tmp_path / "x.jsonl").write_text('{"text": "some words of text"}\n' * 20000)
     before = {child.pid for child in multiprocessing.active_children()}
-    changes = {"input": (str(tmp_path / "x.jsonl"),), "unit_bytes": 4000}
+    changes = {"input": (str(tmp_path / "x.jsonl"),), "piece_bytes": 4000}
     job = options(tmp_path / "out", **changes, workers=2)
     with pytest.raises(
-        ResourceError, match=r"a worker process died while it read .*x\.jsonl, block \d+ \(\d+ to \d+\)"
+        ResourceError, match=r"a worker process died while it read .*x\.jsonl, piece \d+ \(\d+ to \d+\)"
     ):
         mdata.preprocess(job, KillOne())
     assert {child.pid for child in multiprocessing.active_children()} <= before
@@ -275,7 +275,7 @@ def test_a_dead_worker_is_named_and_the_run_continues(tmp_path):
 
 def test_signals_are_as_before(tmp_path):
     before = signal.pthread_sigmask(signal.SIG_BLOCK, set())
-    run(tmp_path, workers=2, unit_bytes=100)
+    run(tmp_path, workers=2, piece_bytes=100)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == before
 
 
@@ -283,7 +283,7 @@ def test_signals_are_as_before(tmp_path):
     ("changes", "text"),
     [
         ({"workers": 0}, "workers=0"),
-        ({"unit_bytes": 0}, "unit_bytes=0"),
+        ({"piece_bytes": 0}, "piece_bytes=0"),
         ({"json_keys": ()}, "names no key"),
         ({"json_keys": ("a", "a")}, "names a key twice: a a"),
         ({"json_keys": ("a/b",)}, "key 'a/b' cannot be part of a file name"),
@@ -328,7 +328,7 @@ class Ask(Silent):
 
 if __name__ == "__main__":
     source, prefix, model = sys.argv[1:]
-    options = dict(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=model, workers=2, unit_bytes=50)
+    options = dict(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=model, workers=2, piece_bytes=50)
     mdata.preprocess(mdata.PreprocessOptions(input=(source,), output_prefix=prefix, **options), Ask())
 """
 

@@ -38,7 +38,7 @@ def job(folder, rows, **changes) -> mdata.PreprocessOptions:
     """Small pieces of these lines, a record of the journal after each."""
     folder.mkdir(exist_ok=True)
     (folder / "in.jsonl").write_bytes(b"\n".join(rows))
-    given_options = {"tokenizer_type": "ByteTokenizer", "tokenizer_model": None, "workers": 1, "unit_bytes": 60}
+    given_options = {"tokenizer_type": "ByteTokenizer", "tokenizer_model": None, "workers": 1, "piece_bytes": 60}
     return options(
         folder, input=(str(folder / "in.jsonl"),), checkpoint_s=0, **{**given_options, "on_error": "skip", **changes}
     )

@@ -72,7 +72,7 @@ def whole_job(inputs: tuple[str, ...], folder: Path) -> mdata.PreprocessOptions:
         holdout="0.3",
         on_error="quarantine",
         quarantine=str(folder / "bad.jsonl"),
-        unit_bytes=300,
+        piece_bytes=300,
         checkpoint_s=0,
         workers=1,
     )
@@ -220,12 +220,12 @@ def test_a_mended_row_is_continued_after(tmp_path):
     lines = [json.dumps({"text": f"document {i}"}) for i in range(90)]
     path = tmp_path / "in.jsonl"
     path.write_text("\n".join([*lines[:70], '{"text": 7}', *lines[71:]]))
-    job = options(tmp_path / "out", input=(str(path),), unit_bytes=100, workers=1)
+    job = options(tmp_path / "out", input=(str(path),), piece_bytes=100, workers=1)
     with pytest.raises(BadInputError, match=r"in\.jsonl:71: key 'text' holds a number"):
         mdata.preprocess(job)
     path.write_text("\n".join([*lines[:70], '{"text": "seven"}', *lines[71:]]))
     assert lines_of(job)[0]
-    mdata.preprocess(options(tmp_path / "whole", input=(str(path),), unit_bytes=100))
+    mdata.preprocess(options(tmp_path / "whole", input=(str(path),), piece_bytes=100))
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
@@ -395,7 +395,7 @@ def test_standard_input_is_compared_on_the_way(tmp_path):
         ("same", data, None),
         ("other", data.replace(b"line 2", b"LINE 2"), "is not what was read"),
     ):
-        job = options(tmp_path / name, input=("-",), unit_bytes=100, checkpoint_s=0, workers=1)
+        job = options(tmp_path / name, input=("-",), piece_bytes=100, checkpoint_s=0, workers=1)
         with stdin_of(data, tmp_path):
             interrupted(job)
         with stdin_of(fed, tmp_path):

@@ -120,7 +120,7 @@ def test_the_whole_engine_is_its_twin(tmp_path, partitions, sequential, share, w
             append_eod=True,
             on_error="skip",
             workers=workers,
-            unit_bytes=130,
+            piece_bytes=130,
         )
     )
     expected = expected_documents(paths, partitions=partitions, sequential=sequential, share=share, eod=TOKENIZER.eod)
