@@ -188,7 +188,7 @@ def _sigterm_stops() -> Iterator[None]:
     """SIGTERM raises StoppedError; a command that wants to end otherwise sets its own handler."""
 
     def stop(signal_number: int, frame: FrameType | None) -> None:
-        raise StoppedError("stopped by SIGTERM; nothing half-made is left", fix="run the same command again")
+        raise StoppedError("stopped by SIGTERM; nothing that looks finished is left", fix="run the same command again")
 
     if threading.current_thread() is not threading.main_thread():
         yield

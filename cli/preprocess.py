@@ -96,9 +96,11 @@ def _remarks(result: mdata.PreprocessResult) -> list[str]:
         lines.append(f"{number:,} of {rows:,} rows were left out: {kinds}")
     if not rows:
         lines.append("the input holds no records; the corpus is empty")
-    if special := sum(provenance.special_in_text or 0 for provenance in provenances):
+    # A type without files has no other way to read them.
+    has_choice = any(manifest.tokenizer and manifest.tokenizer.folder for manifest in result.manifests.values())
+    if has_choice and (special := sum(provenance.special_in_text or 0 for provenance in provenances)):
         lines.append(
-            f"{special:,} special tokens stood in the texts and became their ids, as with Megatron's tool;"
+            f"special tokens in the texts: {special:,}; they became their ids, as with Megatron's tool;"
             " --special-tokens-in-text plain keeps them as text"
         )
     return lines

@@ -24,6 +24,7 @@ from mdata.indexed.format import bin_path, idx_path
 from mdata.manifest import CorpusManifest, Shard, TokenizerFacts
 from mdata.manifest.structs import TokenDtype
 from mdata.tokenizers import WITHOUT_FILES, Tokenizer, build_tokenizer
+from mdata.tokenizers.folder import folder_name
 
 _BARE_ENDINGS = (".bin", ".idx")
 
@@ -61,6 +62,8 @@ def manifest_of(path: Path) -> Path | None:
     """
     if path.suffix == ".json":
         return path
+    if path.name in ("", ".."):
+        raise UsageError(f"{str(path)!r} names no corpus", expected="a manifest, or the prefix of a .bin/.idx pair")
     prefix = prefix_of(path)
     beside = prefix.with_name(prefix.name + ".json")
     if beside.is_file():
@@ -137,7 +140,8 @@ class Corpus:
             return {}
         folder = self.path.parent / self.tokenizer.folder
         with os_errors_named(f"{self.name}: reading its tokenizer"):
-            return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+            files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
+            return {path.name: path.read_bytes() for path in files}
 
     def load_tokenizer(self) -> Tokenizer | None:
         """The tokenizer that made this corpus, from the files beside it; None where it is not known.
@@ -147,7 +151,14 @@ class Corpus:
         """
         if self.tokenizer is None or (self.tokenizer.folder is None and self.tokenizer.type not in WITHOUT_FILES):
             return None
-        tokenizer = build_tokenizer(self.tokenizer.type, self.tokenizer_files(), options=self.tokenizer.options)
+        files = self.tokenizer_files()
+        if self.tokenizer.folder is not None and folder_name(files) != Path(self.tokenizer.folder).name:
+            raise DamageError(
+                f"{self.path.parent / self.tokenizer.folder}: its files are not those that were written",
+                found=folder_name(files),
+                fix="put the original files back",
+            )
+        tokenizer = build_tokenizer(self.tokenizer.type, files, options=self.tokenizer.options)
         if tokenizer.fingerprint != self.tokenizer.fingerprint:
             raise DamageError(
                 f"{self.path.parent / str(self.tokenizer.folder)} is not the tokenizer of {self.name}",

@@ -13,7 +13,7 @@ import fcntl
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mdata.errors import DamageError, UsageError
@@ -126,6 +126,18 @@ def held(path: Path, *, remove: bool = False) -> Iterator[None]:
             os.ftruncate(fd, 0)
             if remove:
                 path.unlink(missing_ok=True)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def waited_for(folder: Path) -> Iterator[None]:
+    """Alone among the processes (and threads) that ask for this folder; where it cannot be locked, not alone."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # NFS locks no folders
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
     finally:
         os.close(fd)
 

@@ -23,7 +23,6 @@ from mdata.indexed.reader import IndexTables, read_tables
 from mdata.manifest import BlendManifest, CorpusManifest, Shard
 from mdata.origins import open_origins
 from mdata.progress import SILENT, Progress
-from mdata.tokenizers.folder import folder_name
 
 _HASH_BYTES = 32
 _RUNS_SHOWN = 5
@@ -220,14 +219,8 @@ def _check_tokenizer(check: _Check, corpus: Corpus) -> None:
     """The files beside the corpus: their content by the folder's name, what they mean by the fingerprint."""
     try:
         corpus.load_tokenizer()
-        files = corpus.tokenizer_files()
     except MdataError as error:
         check.problems.append(error)
-        return
-    known = corpus.tokenizer
-    if known is not None and known.folder is not None and folder_name(files) != Path(known.folder).name:
-        what = f"{check.folder / known.folder}: its files are not those that were written"
-        check.problems.append(DamageError(what, found=folder_name(files), fix="put the original files back"))
 
 
 def _check_origins(check: _Check, corpus: CorpusManifest) -> None:

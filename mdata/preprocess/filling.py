@@ -107,7 +107,7 @@ class Filling:
     def _open(self, name: str, route: int, *, taken: TakenUp) -> Sink | None:
         prefix = self.job.prefixes()[name]
         if taken.resumed and is_finished(self.job, self.ledger, name=name):
-            forget_leftovers({"outputs": [str(prefix)]})
+            forget_leftovers({"outputs": [prefix.name]}, prefix.parent)
             return None
         held_out = route == self.job.routes.partitions
         step = 1 if held_out else self.job.routes.step
@@ -131,15 +131,17 @@ class Filling:
                 if piece.file_number == first_file and piece.number < first_piece:
                     assert piece.data is not None, "a stream carries its data"
                     if piece_digest(piece.data) != self.ledger.inputs[first_file].digests[piece.number]:
-                        raise _not_the_same(piece)
+                        raise _not_the_same(piece, job)
                     passed += 1
                     continue
                 if passed < first_piece:
-                    raise _not_the_same(piece)
+                    raise _not_the_same(piece, job)
                 yield piece
         if passed < first_piece:
             path = printable_path(job.files[first_file].path)
-            raise UsageError(f"{path} is shorter than what was read of it before", fix=_RESTART)
+            raise UsageError(
+                f"{path} is shorter than what was read of it before", fix=_RESTART.format(job.beside("journal"))
+            )
 
     def _append(self, result: Result) -> None:
         """What is done with one result, in the writing thread."""
@@ -216,9 +218,11 @@ class Filling:
         self.job.progress.stages(**self._seconds)
 
 
-_RESTART = "give the same input as before, or remove the hidden .journal file beside the output to start anew"
+_RESTART = "give the same input as before, or remove {} to start anew"
 
 
-def _not_the_same(piece: Piece) -> UsageError:
+def _not_the_same(piece: Piece, job: Job) -> UsageError:
     path = printable_path(piece.source.path)
-    return UsageError(f"{path} is not what was read of it before (piece {piece.number})", fix=_RESTART)
+    return UsageError(
+        f"{path} is not what was read of it before (piece {piece.number})", fix=_RESTART.format(job.beside("journal"))
+    )

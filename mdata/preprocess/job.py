@@ -26,6 +26,8 @@ from mdata.sources import ReadSpec, SourceFile, parse, pieces, read_piece
 from mdata.sources.files import STDIN
 from mdata.tokenizers import Tokenizer, TokenizerSpec, load_tokenizer
 
+_RESULT_ENDINGS = (".bin", ".idx", ".json", ".origins", ".bin.blake3")
+
 
 @dataclass(frozen=True)
 class Job:
@@ -69,7 +71,7 @@ class Job:
         return {
             "journal": 1,
             "options": {name: value for name, value in options.items() if name not in ("on_error", "max_errors")},
-            "outputs": sorted(str(prefix) for prefix in self.prefixes().values()),
+            "outputs": sorted(prefix.name for prefix in self.prefixes().values()),
             "tokenizer": self.tokenizer.fingerprint,
             "policy": {"on_error": self.options.on_error, "quarantine": self.options.quarantine},
         }
@@ -143,9 +145,23 @@ def _check_names(job: Job) -> None:
                 f"the results {seen[prefix]} and {name} would both be {prefix}.*", fix="rename one of the keys"
             )
         seen[prefix] = name
+    inputs = {file.path.resolve() for file in job.files}
+    results = {prefix.with_name(prefix.name + ending).resolve() for prefix in seen for ending in _RESULT_ENDINGS}
+    if both := sorted(inputs & results):
+        raise UsageError(
+            f"{printable_path(both[0])} is an input and would be overwritten by a result",
+            fix="another output prefix, best in a folder of its own",
+        )
     kept = job.options.quarantine
-    if kept is not None and Path(kept).resolve() in {file.path.resolve() for file in job.files}:
+    if kept is None:
+        return
+    place = Path(kept)
+    if place.resolve() in inputs:
         raise UsageError(f"quarantine={kept} is one of the inputs", fix="another file for the bad rows")
+    if place.resolve() in results:
+        raise UsageError(f"quarantine={kept} is one of the results", fix="another file for the bad rows")
+    if place.exists() and not place.is_file():
+        raise UsageError(f"quarantine={kept} is not a regular file", fix="a file, or --on-error skip to keep none")
 
 
 def _eod_to_append(options: PreprocessOptions, tokenizer: Tokenizer) -> int | None:

@@ -90,8 +90,18 @@ def check_options(options: PreprocessOptions) -> None:
 
 def _check_numbers(options: PreprocessOptions) -> None:
     for name in ("workers", "partitions", "piece_bytes", "max_record_bytes"):
-        if getattr(options, name) < 1:
-            raise UsageError(f"{name}={getattr(options, name)}", expected="at least 1")
+        value = getattr(options, name)
+        if type(value) is not int or value < 1:
+            raise UsageError(f"{name}={value!r}", expected="a whole number, at least 1")
+    for name in ("output_prefix", "holdout", "max_errors"):
+        value = getattr(options, name)
+        if not isinstance(value, str) and (name, value) != ("max_errors", None):
+            raise UsageError(f"{name}={value!r}", expected="text (numbers too, as they are written: '0.01')")
+    for name in ("input", "json_keys"):
+        if isinstance(getattr(options, name), str):
+            raise UsageError(f"{name}={getattr(options, name)!r}", expected="a sequence of texts, not one")
+    if options.text_documents not in ("file", "paragraph"):
+        raise UsageError(f"text_documents={options.text_documents!r}", expected="file or paragraph")
     if not DECIMAL.fullmatch(options.holdout) or Fraction(options.holdout) > 1:
         raise UsageError(f"holdout={options.holdout}", expected="a share of the documents from 0 to 1, such as 0.01")
     if options.max_errors is not None and not DECIMAL.fullmatch(options.max_errors.removesuffix("%")):

@@ -15,6 +15,7 @@ from typing import Any
 
 from mdata.errors import BadInputError
 from mdata.indexed.spool import Spool
+from mdata.manifest import CorpusManifest
 from mdata.preprocess.options import PreprocessOptions
 from mdata.progress import Progress
 from mdata.sources import Problem
@@ -51,7 +52,7 @@ class ProblemPolicy:
             self._spool.append(_quarantined(problem, path, rows_before))
         limit = self._options.max_errors
         if limit is not None and not limit.endswith("%") and bad_before + 1 > Fraction(limit):
-            raise _too_many(str(error), bad_before + 1, limit)
+            raise _too_many(bad_before + 1, None, limit, last=error)
         if self._shown < _LINES_SHOWN:
             self._progress.note(f"skipped {path}:{rows_before + problem.row}: {problem.reason}")
         elif self._shown == _LINES_SHOWN:
@@ -66,7 +67,7 @@ class ProblemPolicy:
         """
         limit = self._options.max_errors
         if limit is not None and limit.endswith("%") and bad > rows * Fraction(limit[:-1]) / 100:
-            raise _too_many(f"{bad} of {rows} rows cannot be taken", bad, limit)
+            raise _too_many(bad, rows, limit)
 
     def checkpoint(self) -> int:
         """Make the quarantine file lasting so far; returns its size."""
@@ -89,9 +90,25 @@ class ProblemPolicy:
             self._spool.remove()
 
 
-def _too_many(what: str, bad: int, limit: str) -> BadInputError:
+def check_limit(limit: str | None, manifest: CorpusManifest) -> None:
+    """Refuse a finished corpus with more bad rows than may be now.
+
+    Raises:
+        BadInputError: with both numbers.
+    """
+    if limit is None or manifest.provenance is None:
+        return
+    bad, rows = sum(manifest.provenance.skipped.values()), sum(file.rows for file in manifest.provenance.inputs)
+    if bad > (rows * Fraction(limit[:-1]) / 100 if limit.endswith("%") else Fraction(limit)):
+        raise _too_many(bad, rows, limit)
+
+
+def _too_many(bad: int, rows: int | None, limit: str, *, last: BadInputError | None = None) -> BadInputError:
     return BadInputError(
-        f"too many bad rows, the last: {what}", found=f"{bad} bad rows", expected=f"at most {limit} (max_errors)"
+        f"too many bad rows{f', the last: {str(last).splitlines()[0]}' if last else ''}",
+        found=f"{bad} bad rows" if rows is None else f"{bad} of {rows} rows",
+        expected=f"at most {limit} (max_errors)",
+        fix="correct or remove them, or raise --max-errors",
     )
 
 

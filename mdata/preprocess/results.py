@@ -25,6 +25,7 @@ from mdata.preprocess.merge import added, merge_parts
 from mdata.preprocess.options import content_options
 from mdata.preprocess.resume import difference, input_changed
 from mdata.preprocess.sinks import Sink
+from mdata.verify import verify
 from mdata.version import __version__
 
 
@@ -54,13 +55,19 @@ def finished_before(job: Job) -> PreprocessResult | None:
             return None
         try:
             found[name] = open_corpus(path).manifest
-            reason = _other_job(job, name, found[name])
+            reason = _other_job(job, name, found[name]) or _damage(path)
         except MdataError as error:
             reason = str(error).splitlines()[0]
         if reason:
             job.progress.note(f"{path} will be replaced: {reason}")
             return None
     return PreprocessResult(found, paths, finished_before=True)
+
+
+def _damage(path: Path) -> str | None:
+    """The first thing that is gone or altered in a finished corpus, the content of its .bin aside."""
+    problems = verify(path).problems
+    return str(problems[0]).splitlines()[0] if problems else None
 
 
 def finish_all(
@@ -166,6 +173,9 @@ def _other_job(job: Job, name: str, found: CorpusManifest) -> str | None:
         return reason
     if len(known.inputs) != len(job.files):
         return f"it was made of {len(known.inputs)} inputs, {len(job.files)} are given"
+    kept = job.options.quarantine
+    if kept is not None and any(known.skipped.values()) and not Path(kept).is_file():
+        return f"the quarantine file {kept} is not there"
     for file, input in zip(job.files, known.inputs, strict=True):
         if printable_path(file.path) == "-":
             return "standard input cannot be compared with what it was"

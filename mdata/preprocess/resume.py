@@ -71,7 +71,7 @@ def take_up(job: Job, journal: Journal) -> TakenUp:
 def begin_anew(job: Job, journal: Journal) -> TakenUp:
     """Forget what an earlier run left, its files in the making included."""
     if journal.records:
-        forget_leftovers(journal.records[0]["job"])
+        forget_leftovers(journal.records[0]["job"], journal.path.parent)
     for record in journal.records:
         if record["kind"] == "job":
             _forget_quarantine(record["job"])
@@ -80,11 +80,11 @@ def begin_anew(job: Job, journal: Journal) -> TakenUp:
     return TakenUp(Ledger(job.num_keys), {}, 0, frozenset())
 
 
-def forget_leftovers(words: dict[str, Any]) -> None:
-    """Remove the temporary files of a job."""
-    for prefix in map(Path, words["outputs"]):
+def forget_leftovers(words: dict[str, Any], folder: Path) -> None:
+    """Remove the temporary files of a job whose results lie in this folder."""
+    for name in words["outputs"]:
         for ending in _ENDINGS:
-            durable.partial_path(prefix.with_name(prefix.name + ending)).unlink(missing_ok=True)
+            durable.partial_path(folder / (name + ending)).unlink(missing_ok=True)
 
 
 def _forget_quarantine(words: dict[str, Any]) -> None:
@@ -103,10 +103,10 @@ def _give_up_others(job: Job, journal: Journal) -> None:
     folder = journal.path.parent
     for path in sorted(folder.glob(f".{glob.escape(Path(job.options.output_prefix).name)}_*{journal.path.suffix}")):
         records = [] if path == journal.path else read_records(path)
-        if not records or not ours & {Path(output).name for output in records[0]["job"]["outputs"]}:
+        if not records or not ours & set(records[0]["job"]["outputs"]):
             continue
         with durable.held(path.with_suffix(job.beside("lock").suffix), remove=True):
-            forget_leftovers(records[0]["job"])
+            forget_leftovers(records[0]["job"], folder)
             path.unlink(missing_ok=True)
         keys = " ".join(records[0]["job"]["options"]["json_keys"])
         job.progress.note(f"an earlier, unfinished run of the keys {keys} onto these files is given up")
@@ -171,5 +171,5 @@ def _what_is_done(job: Job, ledger: Ledger) -> str:
     file, piece = ledger.next_piece
     line = f"continuing an earlier run: {ledger.rows:,} rows of {file} whole inputs and {piece} pieces are done"
     if piece and job.files[file].streamed:
-        line += f"; {printable_path(job.files[file].path)} is unpacked again from its start"
+        line += f"; {printable_path(job.files[file].path)} is read again from its start"
     return line

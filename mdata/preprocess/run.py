@@ -17,6 +17,7 @@ from mdata.preprocess.filling import Filling
 from mdata.preprocess.job import Job, plan_job, useful_workers
 from mdata.preprocess.journal import Journal
 from mdata.preprocess.options import PreprocessOptions, check_options
+from mdata.preprocess.problems import check_limit
 from mdata.preprocess.results import PreprocessResult, finish_all, finished_before
 from mdata.preprocess.resume import begin_anew, forget_leftovers, take_up
 from mdata.preprocess.workers import Pool
@@ -27,9 +28,7 @@ from mdata.sources import find_files
 def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> PreprocessResult:
     """Turn text into token files and manifests, with Megatron's rules for what a document is.
 
-    A run that was cut off is continued from its journal, a hidden file beside the results. With more than one
-    worker the caller's main module must be importable (`if __name__ == "__main__"`), because workers are
-    spawned.
+    A run that was cut off is continued from its journal, a hidden file beside the results.
 
     Raises:
         UsageError: options, input or tokenizer that cannot be used, or another run onto this prefix.
@@ -48,6 +47,10 @@ def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> Prepr
         with os_errors_named("taking the run's lock"):
             stack.enter_context(durable.held(job.beside("lock"), remove=True))
         found = finished_before(job)
+        if found:
+            # The limit decides nothing in a result, so another may have been in force.
+            for manifest in found.manifests.values():
+                check_limit(options.max_errors, manifest)
         if found and not job.beside("journal").exists():
             progress.note(_NOTHING_LEFT)
             return found
@@ -64,7 +67,7 @@ _NOTHING_LEFT = "these results are finished and made of the same input; nothing 
 def _nothing_left(job: Job, journal: Journal, found: PreprocessResult) -> PreprocessResult:
     """The run that made the results died before its last word, or another job was begun and given up."""
     if journal.records:
-        forget_leftovers(journal.records[0]["job"])
+        forget_leftovers(journal.records[0]["job"], journal.path.parent)
     journal.remove()
     job.progress.note(_NOTHING_LEFT)
     return found
@@ -75,7 +78,8 @@ def _run(job: Job, journal: Journal, pool: Pool) -> PreprocessResult:
     try:
         filling = Filling(job, journal, taken=taken)
     except DamageError as error:
-        job.progress.note(f"an earlier run cannot be continued ({error}); starting from the beginning")
+        reason = str(error).splitlines()[0]
+        job.progress.note(f"an earlier run cannot be continued ({reason}); starting from the beginning")
         filling = Filling(job, journal, taken=begin_anew(job, journal))
     with filling:
         filling.fill(pool)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -69,7 +70,8 @@ class Pool:
 
     def __init__(self, num_workers: int) -> None:
         self._workers: list[_Worker] = []
-        if num_workers < 2:
+        # A daemonic process (of multiprocessing.Pool, of torch's DataLoader) may not start any; the files are the same.
+        if num_workers < 2 or multiprocessing.current_process().daemon:
             return
         try:
             with os_errors_named("starting worker processes"):
@@ -154,7 +156,7 @@ class _Worker:
         self._free = deque(range(_SLOTS_PER_WORKER))
         sent = [Sent(slot.fd) for slot in self._slots]
         self.process: BaseProcess = context.Process(target=_serve, args=(theirs, sent), daemon=True)
-        with _interrupts_held_back(), _environment(**_ONE_THREAD):
+        with _interrupts_held_back(), _environment(**_ONE_THREAD), _main_left_out():
             self.process.start()
         theirs.close()
 
@@ -164,7 +166,10 @@ class _Worker:
         return self.task is None and bool(self._free)
 
     def prepare(self, setup: WorkerSetup) -> None:
-        self.connection.send(setup)
+        try:
+            self.connection.send(setup)
+        except OSError as error:
+            raise self._died() from error
 
     def give(self, number: int, piece: Piece) -> None:
         self.task = (number, piece)
@@ -196,12 +201,13 @@ class _Worker:
     def _died(self) -> ResourceError:
         self.process.join(_GRACE_S)
         code = self.process.exitcode
-        assert self.task is not None, "a worker without a task is not listened to"
-        piece = self.task[1]
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        doing = "before its first piece"
+        if self.task is not None:
+            piece = self.task[1]
+            doing = f"while it read {piece.source.path}, piece {piece.number} ({piece.start} to {piece.stop})"
         return ResourceError(
-            f"a worker process died while it read {piece.source.path}, "
-            f"piece {piece.number} ({piece.start} to {piece.stop})",
+            f"a worker process died {doing}",
             found=f"{how}{' (the system ends processes this way when memory is short)' if code == -9 else ''}",
             fix="run again, with fewer workers, to continue",
         )
@@ -234,6 +240,19 @@ def _interrupts_held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _main_left_out() -> Iterator[None]:
+    """A worker needs nothing of the caller's main module; so it is not imported there, and need not be importable."""
+    main = sys.modules["__main__"]
+    before: dict[str, Any] = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
+    vars(main).pop("__file__", None)
+    vars(main)["__spec__"] = None
+    try:
+        yield
+    finally:
+        vars(main).update(before)
 
 
 # Workers are the parallelism; their libraries keep to one thread. Some read this when they are imported: numpy's BLAS,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ HEAD_BYTES = 8
 _PACKED_ENDINGS = ("", ".gz", ".zst", ".bz2", ".xz")
 _TEXT_NAMES = (".txt", ".text", ".md")
 _PARQUET = b"PAR1"
+_TOKENIZER_FOLDER = re.compile(r"tokenizer-[0-9a-f]{16}")
 _NOT_READ_HERE = {
     b"PK\x03\x04": "a zip archive",
     b"7z\xbc\xaf\x27\x1c": "a 7z archive",
@@ -75,6 +77,10 @@ def find_files(inputs: Sequence[str | Path], *, format: Literal["auto"] | Format
         UsageError: a path that cannot be read, a pattern without a match, a file named twice, data of another
             format.
     """
+    if isinstance(inputs, str):
+        raise UsageError(f"input={inputs!r} is one string", expected="a sequence of files, folders and patterns")
+    if any(not str(name) for name in inputs):
+        raise UsageError("an input has no name", found="''", fix="give files, folders or patterns")
     if not inputs:
         raise UsageError("no input is named", fix="give files, folders or patterns of .jsonl or .jsonl.gz")
     if format not in ("auto", *get_args(Format)):
@@ -96,9 +102,24 @@ def _files_below(folder: Path) -> Iterator[Path]:
         raise error
 
     with os_errors_named("reading the input"):
-        for root, folders, names in os.walk(folder, onerror=refuse):
+        seen: set[str] = set()
+        for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+            real = os.path.realpath(root)
+            if real in seen:  # a link that leads back
+                folders.clear()
+                continue
+            seen.add(real)
             folders[:] = [name for name in folders if not name.startswith(".")]
             yield from (Path(root, name) for name in names if not name.startswith("."))
+
+
+def _is_result(path: Path) -> bool:
+    """Whether a file is one that preprocess writes: a manifest beside its .idx, or a tokenizer's.
+
+    Results may lie in the folder of the input; they are never input of the next run unless named outright.
+    """
+    beside = path.with_suffix(".idx")
+    return (path.suffix == ".json" and beside.exists()) or _TOKENIZER_FOLDER.fullmatch(path.parent.name) is not None
 
 
 def _expand(name: str, format: Literal["auto"] | Format) -> Iterator[Path]:
@@ -107,14 +128,14 @@ def _expand(name: str, format: Literal["auto"] | Format) -> Iterator[Path]:
         yield STDIN
     elif path.is_dir():
         endings = tuple(e for kind, known in ENDINGS.items() if format in ("auto", kind) for e in known)
-        inside = sorted(p for p in _files_below(path) if p.name.endswith(endings) and p.is_file())
+        inside = sorted(p for p in _files_below(path) if p.name.endswith(endings) and not _is_result(p))
         if not inside:
             raise UsageError(f"{name}: no input in this folder", expected=f"files named *{', *'.join(endings)}")
         yield from inside
     elif path.exists() or not glob.has_magic(name):
         yield path
     else:
-        matches = sorted(m for m in glob.glob(name, recursive=True) if not Path(m).is_dir())  # noqa: PTH207
+        matches = sorted(m for m in glob.glob(name, recursive=True) if not Path(m).is_dir() and not _is_result(Path(m)))  # noqa: PTH207
         if not matches:
             raise UsageError(f"{name}: no file fits this pattern", fix="check the folder; quote the pattern")
         yield from map(Path, matches)

@@ -28,17 +28,20 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     Raises:
         OSError: what the file system said.
     """
-    made = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        for name, content in files.items():
-            path = folder / name
-            if not path.is_file() or path.read_bytes() != content:
-                durable.atomic_write(path, content)
-        durable.sync_folder(folder.parent)
-    except BaseException:
-        if made:
-            for name in files:
-                (folder / name).unlink(missing_ok=True)
-            folder.rmdir()
-        raise
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Runs that end at the same time share the folder: one writes, the others wait and find it there.
+    with durable.waited_for(folder.parent):
+        made = not folder.exists()
+        folder.mkdir(exist_ok=True)
+        try:
+            for name, content in files.items():
+                path = folder / name
+                if not path.is_file() or path.read_bytes() != content:
+                    durable.atomic_write(path, content)
+            durable.sync_folder(folder.parent)
+        except BaseException:
+            if made:
+                for name in files:
+                    (folder / name).unlink(missing_ok=True)
+                folder.rmdir()
+            raise

@@ -33,7 +33,7 @@ def test_preprocess_tells_what_it_left_out(tmp_path, capsys):
     make(tmp_path)
     err = capsys.readouterr().err.splitlines()
     assert "mdata: 2 of 5 rows were left out: 1 bad-value, 1 not-json" in err
-    assert any(line.startswith("mdata: 1 special tokens stood in the texts") for line in err)
+    assert any(line.startswith("mdata: special tokens in the texts: 1;") for line in err)
 
 
 def test_provenance_and_origins(corpus, capsys):
