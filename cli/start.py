@@ -1,7 +1,8 @@
 """The first moments of a process: what runs before anything heavy is imported.
 
 Importing numpy, or torch, takes long enough for a Ctrl-C. Until that is over nothing of ours is open, so the
-process ends at once, with one line and exit code 130, where Python would print a traceback of some import.
+process ends at once, with one line and exit code 130 (SIGTERM: 75), where Python would print a traceback of some
+import.
 Unusual: this module imports only what the interpreter has loaded anyway (`signal` and `typing` alone take 20 ms
 to import), so `_signal`, and no NamedTuple.
 """
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 INTERRUPTED = 130
+STOPPED = 75
 
 
 class Command:
@@ -27,7 +29,7 @@ class Command:
 
 
 class InterruptsEndAtOnce:
-    """While the block runs, Ctrl-C ends the process; only for blocks that leave nothing behind.
+    """While the block runs, Ctrl-C and SIGTERM end the process; only for blocks that leave nothing behind.
 
     Args:
         program: begins the line.
@@ -35,17 +37,20 @@ class InterruptsEndAtOnce:
 
     def __init__(self, program: str) -> None:
         self._program = program
-        self._before: Any = None
+        self._before: list[tuple[int, Any]] = []
 
     def __enter__(self) -> None:
+        ends = ((_signal.SIGINT, "interrupted", INTERRUPTED), (_signal.SIGTERM, "stopped by SIGTERM", STOPPED))
         try:
-            self._before = _signal.signal(_signal.SIGINT, lambda *_: _end(self._program))
+            for number, line, code in ends:
+                handler = lambda *_, line=line, code=code: _end(f"{self._program}: {line}", code)  # noqa: E731
+                self._before.append((number, _signal.signal(number, handler)))
         except ValueError:  # not the main thread: whoever owns that one owns its signals
-            self._before = None
+            pass
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            _signal.signal(_signal.SIGINT, self._before)
+        for number, before in self._before:
+            _signal.signal(number, before)
 
 
 def start(program: str, commands: Sequence[Command], *, description: str, argv: Sequence[str] | None = None) -> int:
@@ -56,7 +61,7 @@ def start(program: str, commands: Sequence[Command], *, description: str, argv: 
             from cli.console import run
         return run(program, commands, description=description, argv=argv)
     except KeyboardInterrupt:  # between the two lines above
-        _end(program)
+        _end(f"{program}: interrupted", INTERRUPTED)
 
 
 def keep_standard_streams() -> None:
@@ -68,8 +73,8 @@ def keep_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
-def _end(program: str) -> NoReturn:
+def _end(line: str, code: int) -> NoReturn:
     try:
-        os.write(2, f"{program}: interrupted\n".encode())
+        os.write(2, f"{line}\n".encode())
     finally:
-        os._exit(INTERRUPTED)
+        os._exit(code)

@@ -38,7 +38,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         "damaged_blocks": [asdict(blocks) for blocks in found.damaged],
         "without_block_hashes": list(found.unhashed),
     }
-    every_byte = arguments.full and not found.unhashed
+    # Damage may keep a .bin from being compared at all.
+    every_byte = arguments.full and not found.unhashed and (found.bin_bytes or not found.problems)
     depth = f"every byte of .bin ({found.bin_bytes:,})" if every_byte else "structure, indexes and sidecars"
     number = len(found.problems)
     verdict = f"{number} problem{'s'[: number > 1]}" if number else "no damage"
