@@ -23,6 +23,7 @@ from mdata.preprocess.journal import Journal
 from mdata.preprocess.ledger import InputState, Ledger
 from mdata.preprocess.merge import added, merge_parts
 from mdata.preprocess.options import content_options
+from mdata.preprocess.problems import check_limit
 from mdata.preprocess.resume import difference, input_changed
 from mdata.preprocess.sinks import Sink
 from mdata.verify import verify
@@ -47,7 +48,11 @@ class PreprocessResult:
 
 
 def finished_before(job: Job) -> PreprocessResult | None:
-    """The result, if a run of this very job on these very inputs was finished; says why not if another was."""
+    """The result, if a run of this very job on these very inputs was finished; says why not if another was.
+
+    Raises:
+        BadInputError: it was finished with more bad rows than may be now.
+    """
     paths = {name: manifest_path(prefix) for name, prefix in job.prefixes().items()}
     found: dict[str, CorpusManifest] = {}
     for name, path in paths.items():
@@ -61,6 +66,9 @@ def finished_before(job: Job) -> PreprocessResult | None:
         if reason:
             job.progress.note(f"{path} will be replaced: {reason}")
             return None
+    # The limit decides nothing in a result, so another may have been in force.
+    for manifest in found.values():
+        check_limit(job.options.max_errors, manifest)
     return PreprocessResult(found, paths, finished_before=True)
 
 

@@ -17,7 +17,6 @@ from mdata.preprocess.filling import Filling
 from mdata.preprocess.job import Job, plan_job, useful_workers
 from mdata.preprocess.journal import Journal
 from mdata.preprocess.options import PreprocessOptions, check_options
-from mdata.preprocess.problems import check_limit
 from mdata.preprocess.results import PreprocessResult, finish_all, finished_before
 from mdata.preprocess.resume import begin_anew, forget_leftovers, take_up
 from mdata.preprocess.workers import Pool
@@ -44,16 +43,13 @@ def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> Prepr
         # Processes start first: they import while the tokenizer is loaded here.
         pool = stack.enter_context(Pool(useful_workers(options, files)))
         job = plan_job(options, files, progress=progress)
-        with os_errors_named("taking the run's lock"):
-            stack.enter_context(durable.held(job.beside("lock"), remove=True))
+        # Nothing is written where nothing is to do, not even a lock: the folder may be read-only.
         found = finished_before(job)
-        if found:
-            # The limit decides nothing in a result, so another may have been in force.
-            for manifest in found.manifests.values():
-                check_limit(options.max_errors, manifest)
         if found and not job.beside("journal").exists():
             progress.note(_NOTHING_LEFT)
             return found
+        with os_errors_named("taking the run's lock"):
+            stack.enter_context(durable.held(job.beside("lock"), remove=True))
         journal = Journal(job.beside("journal"))
         stack.callback(lambda: journal.close(keep=journal.worth_keeping))
         if found:

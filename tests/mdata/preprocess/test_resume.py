@@ -244,6 +244,18 @@ def test_a_finished_run_has_nothing_to_do(tmp_path):
     assert "will be replaced: append_eod was True, is False" in notes.lines[0]
 
 
+def test_a_finished_run_in_a_folder_that_cannot_be_written_is_finished(tmp_path, monkeypatch):
+    job = whole_job(corpus(tmp_path / "in"), tmp_path / "out")
+    mdata.preprocess(job)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("nothing needs to be written here")
+
+    for name in ("held", "open_alone", "atomic_write"):
+        monkeypatch.setattr(durable, name, refuse)
+    assert mdata.preprocess(job).finished_before
+
+
 def test_damage_of_a_finished_run_is_mended_by_running_again(tmp_path):
     inputs = corpus(tmp_path / "in")
     job = whole_job(inputs, tmp_path / "out")
