@@ -131,8 +131,14 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
     flat_old, flat_new = ({**words.pop("options"), **words} for words in (dict(old), dict(new)))
     for name in sorted(flat_old.keys() | flat_new.keys()):
         if flat_old.get(name) != flat_new.get(name):
-            return f"{name} was {flat_old.get(name)}, is {flat_new.get(name)}"
+            return f"{name} was {_short(flat_old.get(name))}, is {_short(flat_new.get(name))}"
     return None
+
+
+def _short(value: object) -> str:
+    """Enough of a value to tell it from another; a fingerprint has 64 digits."""
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:12]}..."
 
 
 def input_changed(job: Job, file: SourceFile, *, known: InputState) -> str | None:

@@ -177,6 +177,15 @@ def test_what_changed_is_named_and_starts_anew(tmp_path):
             assert not resumed and f"{name} was " in said and "starting from the beginning" in said
 
 
+def test_another_tokenizer_is_named_in_one_short_line(tmp_path):
+    inputs = corpus(tmp_path / "in")
+    interrupted(whole_job(inputs, tmp_path / "out"))
+    changes = {"tokenizer_type": "ByteTokenizer", "tokenizer_model": None}
+    resumed, said = lines_of(options(tmp_path / "out", **{**vars(whole_job(inputs, tmp_path / "out")), **changes}))
+    assert not resumed and len(said.splitlines()[0]) < 200
+    assert "tokenizer was " in said and "..., is " in said
+
+
 def test_options_that_do_not_decide_content_may_change(tmp_path):
     inputs = corpus(tmp_path / "in")
     mdata.preprocess(whole_job(inputs, tmp_path / "whole"))
