@@ -43,9 +43,10 @@ def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> Prepr
         # Processes start first: they import while the tokenizer is loaded here.
         pool = stack.enter_context(Pool(useful_workers(options, files)))
         job = plan_job(options, files, progress=progress)
-        # Nothing is written where nothing is to do, not even a lock: the folder may be read-only.
+        # Nothing is written where nothing is to do, not even a lock: the folder may be read-only. What a run left
+        # that died in its last moments is cleared away under the lock.
         found = finished_before(job)
-        if found and not job.beside("journal").exists():
+        if found and not any(job.beside(ending).exists() for ending in ("journal", "lock")):
             progress.note(_NOTHING_LEFT)
             return found
         with os_errors_named("taking the run's lock"):

@@ -84,28 +84,27 @@ def assert_what_is_there_is_true(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
-def test_a_crash_at_any_call_loses_nothing(memory, partitions):
+def test_a_crash_at_any_call_loses_nothing(memory, monkeypatch, partitions):
     inputs = corpus(memory / "in")
 
     def job(folder: Path) -> mdata.PreprocessOptions:
         return options(folder, **{**vars(whole_job(inputs, folder)), "partitions": partitions})
 
-    mdata.preprocess(job(memory / "whole"))
+    with durable_calls(monkeypatch) as seen:
+        mdata.preprocess(job(memory / "whole"))
     expected = contents(memory / "whole")
-    calls = 0
     resumed = 0
-    step = 1 if SOAK > 1 else 11
-    for n in range(0, 10_000, step):
+    total = len(seen.seen)
+    points = [*range(0, total, 1 if SOAK > 1 else 11), total - 1]  # the very last one is a case of its own
+    for n in points:
         folder = memory / str(n)
-        if not crash_at(n, lambda folder=folder: mdata.preprocess(job(folder))):
-            break
-        calls += 1
+        assert crash_at(n, lambda folder=folder: mdata.preprocess(job(folder)))
         assert_what_is_there_is_true(folder)
         notes = Notes()
         result = mdata.preprocess(job(folder), notes)
         resumed += result.resumed
         assert contents(folder) == expected, n
-    assert calls > 100 / step and resumed > calls / 2
+    assert total > 100 and resumed > len(points) / 2
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
