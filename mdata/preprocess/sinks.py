@@ -46,7 +46,10 @@ class Sink:
         try:
             self.origins = OriginsWriter(origins_path(prefix), step, resume=origins)
         except BaseException:
-            self.writer.leave() if resume else self.writer.abandon()
+            if resume:
+                self.writer.leave()
+            else:
+                self.writer.abandon()
             raise
         self.num_tokens = self.writer.state.bin_bytes // np.dtype(dtype).itemsize
 
