@@ -3,12 +3,11 @@
 // Arrays come in as C-contiguous arrays of exactly the dtype named in mdata/_core.pyi (no silent conversion) and go
 // out as new arrays. std::invalid_argument, out_of_range and overflow_error become ValueError, IndexError and
 // OverflowError.
-#include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
+#include "bindings.hpp"
+
 #include <pybind11/stl.h>
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "blend.hpp"
@@ -16,25 +15,13 @@
 #include "permutation.hpp"
 #include "philox.hpp"
 
-namespace py = pybind11;
-
 namespace {
 
-template <typename T>
-using Array = py::array_t<T, py::array::c_style>;
-using Int32s = Array<std::int32_t>;
-using Int64s = Array<std::int64_t>;
-
-template <typename T>
-std::span<const T> view(const Array<T>& array) {
-    if (array.ndim() != 1) throw std::invalid_argument("an array of one dimension is expected");
-    return {array.data(), static_cast<std::size_t>(array.size())};
-}
-
-template <typename T>
-std::span<T> mutable_view(Array<T>& array) {
-    return {array.mutable_data(), static_cast<std::size_t>(array.size())};
-}
+namespace py = pybind11;
+using mdata::Int32s;
+using mdata::Int64s;
+using mdata::mutable_view;
+using mdata::view;
 
 void check_same_size(std::size_t a, std::size_t b) {
     if (a != b) throw std::invalid_argument("the two arrays differ in size");
@@ -184,4 +171,7 @@ PYBIND11_MODULE(_core, module) {
     bind_permutation(module);
     bind_blend(module);
     bind_index(module);
+    mdata::bind_punkt(module);
+    mdata::bind_sentencepiece(module);
+    mdata::bind_wordpiece(module);
 }

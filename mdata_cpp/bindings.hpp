@@ -1,0 +1,63 @@
+// What the bindings share: arrays as spans, lists of texts as views of their UTF-8, and one function for each file of
+// bindings that bindings.cpp calls. The algorithms know nothing of Python.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace mdata {
+
+template <typename T>
+using Array = pybind11::array_t<T, pybind11::array::c_style>;
+using Int32s = Array<std::int32_t>;
+using Int64s = Array<std::int64_t>;
+
+template <typename T>
+std::span<const T> view(const Array<T>& array) {
+    if (array.ndim() != 1) throw std::invalid_argument("an array of one dimension is expected");
+    return {array.data(), static_cast<std::size_t>(array.size())};
+}
+
+template <typename T>
+std::span<T> mutable_view(Array<T>& array) {
+    return {array.mutable_data(), static_cast<std::size_t>(array.size())};
+}
+
+// A vector as an array, without a copy: the array owns it.
+template <typename T>
+Array<T> as_array(std::vector<T>&& values) {
+    auto kept = std::make_unique<std::vector<T>>(std::move(values));
+    T* data = kept->data();
+    const auto size = static_cast<pybind11::ssize_t>(kept->size());
+    const pybind11::capsule owner(kept.get(), [](void* p) { delete static_cast<std::vector<T>*>(p); });
+    kept.release();
+    return Array<T>(size, data, owner);
+}
+
+// The UTF-8 of each text of a list of str, valid as long as the list is. Python keeps the UTF-8 of a str beside it.
+// Raises TypeError for anything that is no str, UnicodeEncodeError for a lone surrogate.
+inline std::vector<std::string_view> utf8_of(const pybind11::list& texts) {
+    std::vector<std::string_view> views;
+    views.reserve(texts.size());
+    for (const pybind11::handle text : texts) {
+        Py_ssize_t size = 0;
+        const char* data = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
+        if (data == nullptr) throw pybind11::error_already_set();
+        views.emplace_back(data, static_cast<std::size_t>(size));
+    }
+    return views;
+}
+
+void bind_punkt(pybind11::module_& module);
+void bind_sentencepiece(pybind11::module_& module);
+void bind_wordpiece(pybind11::module_& module);
+
+}  // namespace mdata
