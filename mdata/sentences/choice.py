@@ -1,4 +1,7 @@
-"""A splitter with its engine: "nltk" is NLTK itself."""
+"""A splitter with its engine: "nltk" is NLTK itself.
+
+Files are read and checked here, in the process that a user started; a worker builds its splitter from their content.
+"""
 
 from __future__ import annotations
 
