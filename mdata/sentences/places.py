@@ -91,7 +91,7 @@ def _read(place: Path, language: str) -> dict[str, bytes]:
             with zipfile.ZipFile(place) as archive:
                 return {name: _unpacked(archive, place, f"punkt_tab/{language}/{name}") for name in FILES}
         return {name: _content(place / language / name) for name in FILES}
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise UsageError(f"{place}: cannot be unpacked", found=str(error), fix=_FETCH) from error
     except OSError as error:
         raise explain_os_error(error, "reading punkt_tab") from error
