@@ -24,6 +24,7 @@ from mdata.tokenizers.definition import (
     model_vocabulary,
     split_pattern,
     surroundings,
+    unknown_id,
     with_special_tokens,
 )
 from mdata.tokenizers.engines import EXACT, Engine, ExactEngine, Ids
@@ -59,7 +60,9 @@ class DefinedTokenizer:
         simple = split_pattern(self._definition) is not None and is_composed_only(self._definition)
         self._cuttable = simple and self._around is not None and can_cut(self._added)
         self._engine: Engine = self._exact if engine == EXACT else self._make(engine)
-        self._special_runs = _runs([token.id for token in self._added if token.special])
+        # A word that the model cannot spell has that id too, so it tells nothing about special tokens in a text.
+        unknown = unknown_id(self._definition)
+        self._special_runs = _runs([token.id for token in self._added if token.special and token.id != unknown])
 
     def checked(self, wanted: str) -> Self:
         """This tokenizer, with the engine that is best or wanted; equality is shown before it is taken.

@@ -9,6 +9,7 @@ says. `byte_level_obstacle` says why a faster engine must not be tried, by struc
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,25 +77,27 @@ def with_special_tokens(definition: Definition, contents: Sequence[str]) -> dict
     Raises:
         UsageError: an empty one, or one whose id would be another entry's.
     """
-    before = {token.content for token in added_tokens(definition)}
     vocabulary = model_vocabulary(definition)
+    tokens = added_tokens(definition)
+    before = {token.content for token in tokens}
+    count = Counter(vocabulary.values())
     changed = {**definition, "added_tokens": list(definition.get("added_tokens") or ())}
     for content in dict.fromkeys(contents):
         if not content:
             raise UsageError("a special token without text", fix="leave it out")
         if content in before:
             continue
-        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-        changed["added_tokens"].append({"id": 0, "content": content, **flags})
-        token = added_tokens(changed)[-1]
-        changed["added_tokens"][-1]["id"] = token.id
-        taken = next((name for name, id in vocabulary.items() if id == token.id and name != content), None)
-        if taken is not None:
+        id = _next_id(content, vocabulary, tokens)
+        if count[id] > (content in vocabulary):
+            other = next(name for name, taken in vocabulary.items() if taken == id and name != content)
             raise UsageError(
                 f"the new special token {content!r} would get an id that is taken",
-                found=f"id {token.id} is {taken!r}: the ids of the vocabulary have a gap",
+                found=f"id {id} is {other!r}: the ids of the vocabulary have a gap",
                 fix="give the token an id of its own in the vocabulary",
             )
+        tokens.append(AddedToken(id=id, content=content, special=True))
+        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        changed["added_tokens"].append({"id": id, "content": content, **flags})
     return changed
 
 
@@ -102,6 +105,14 @@ def without_special_tokens(definition: Definition) -> dict[str, Any]:
     """The same where special tokens are not matched in the text; others that were added still are."""
     kept = [entry for entry in definition.get("added_tokens") or () if not entry.get("special")]
     return {**definition, "added_tokens": kept}
+
+
+def unknown_id(definition: Definition) -> int | None:
+    """The id of what the model cannot spell; None where there is none."""
+    model = definition.get("model") or {}
+    name = model.get("unk_token")
+    found = model.get("unk_id") if name is None else model_vocabulary(definition).get(name)
+    return found if isinstance(found, int) else None
 
 
 def surroundings(definition: Definition) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

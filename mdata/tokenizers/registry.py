@@ -20,6 +20,8 @@ _LOADERS = MappingProxyType(
     {
         "GPT2BPETokenizer": "mdata.tokenizers.gpt2",
         "HuggingFaceTokenizer": "mdata.tokenizers.huggingface",
+        "BertWordPieceLowerCase": "mdata.tokenizers.wordpiece_lower",
+        "BertWordPieceCase": "mdata.tokenizers.wordpiece_case",
         "NullTokenizer": "mdata.tokenizers.null",
         "ByteTokenizer": "mdata.tokenizers.byte",
     }
@@ -28,8 +30,6 @@ _LOADERS = MappingProxyType(
 WITHOUT_FILES = frozenset({"NullTokenizer", "ByteTokenizer"})
 
 _KNOWN_BUT_NOT_HERE = (
-    "BertWordPieceLowerCase",
-    "BertWordPieceCase",
     "SentencePieceTokenizer",
     "GPTSentencePieceTokenizer",
     "Llama2Tokenizer",

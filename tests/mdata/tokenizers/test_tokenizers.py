@@ -37,7 +37,7 @@ def test_a_folder_and_its_file_are_the_same_tokenizer():
     assert load_tokenizer(NAME, GOLDEN / "tokenizer.json").fingerprint == TOKENIZER.fingerprint
     assert (TOKENIZER.name, TOKENIZER.vocab_size, TOKENIZER.eod) == (NAME, 320, 0)
     assert TOKENIZER.special_ids == {"<|endoftext|>": 0}
-    assert available() == ("GPT2BPETokenizer", NAME, "NullTokenizer", "ByteTokenizer")
+    assert NAME in available()
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))

@@ -1,0 +1,85 @@
+"""The vocabulary file of WordPiece: one entry a line, the line's number (from 0) is its id.
+
+White space at a line's end is not part of the entry (so CR LF files are fine), and only LF ends a line. An
+empty line takes an id too; of a repeated entry the last line counts, which leaves a gap in the ids. A file
+without an entry for unknown words, or one that is not UTF-8, is refused by name and line. `as_definition`
+writes the same as a tokenizer.json, with the texts' treatment of BERT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mdata.errors import UsageError
+
+UNKNOWN, CLS, SEP = "[UNK]", "[CLS]", "[SEP]"
+PREFIX = "##"
+# Entries that a vocabulary does not have get the next ids in this order.
+NAMED = (UNKNOWN, SEP, "[PAD]", CLS, "[MASK]")
+LONGEST_WORD_CHARS = 100
+
+# Unicode's White_Space; Python's own idea of it has U+001C to U+001F too.
+_BLANKS = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+
+
+def read_vocabulary(content: bytes, name: str) -> dict[str, int]:
+    """The entries of a file, in the order of their first lines.
+
+    Args:
+        content: of the file.
+        name: of the file, for messages.
+
+    Raises:
+        UsageError: it is not UTF-8 text, or has no entry for unknown words.
+    """
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        number = content.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{name}:{number}: not UTF-8 text", found=f"byte {content[error.start]:#04x}") from error
+    lines = text.split("\n")
+    if not lines[-1]:
+        del lines[-1]
+    vocabulary = {line.rstrip(_BLANKS): id for id, line in enumerate(lines)}
+    if UNKNOWN not in vocabulary:
+        raise UsageError(
+            f"{name}: no entry {UNKNOWN}, which words that the vocabulary cannot spell become",
+            found=f"{len(lines)} lines, the first {lines[0][:40]!r}" if lines else "an empty file",
+            fix="a vocab.txt of BERT's form: one entry a line",
+        )
+    return vocabulary
+
+
+def as_definition(vocabulary: Mapping[str, int], *, lower: bool, around: tuple[int, int]) -> dict[str, Any]:
+    """The same as a tokenizer.json.
+
+    Args:
+        vocabulary: entry -> id.
+        lower: whether letters lose their case and their accents.
+        around: the ids of [CLS] and [SEP], which stand around every text.
+    """
+    parts = [_special(CLS), {"Sequence": {"id": "A", "type_id": 0}}, _special(SEP)]
+    special = {name: {"id": name, "ids": [id], "tokens": [name]} for name, id in zip((CLS, SEP), around, strict=True)}
+    clean = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": lower}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": {"type": "BertNormalizer", **clean},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {"type": "TemplateProcessing", "single": parts, "pair": parts, "special_tokens": special},
+        "decoder": {"type": "WordPiece", "prefix": PREFIX, "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": UNKNOWN,
+            "continuing_subword_prefix": PREFIX,
+            "max_input_chars_per_word": LONGEST_WORD_CHARS,
+            "vocab": dict(vocabulary),
+        },
+    }
+
+
+def _special(name: str) -> dict[str, Any]:
+    return {"SpecialToken": {"id": name, "type_id": 0}}
