@@ -91,7 +91,7 @@ def try_engine(name: str, definition: Definition, *, exact: ExactEngine, plain: 
     return engine if difference is None else f"it gives other ids for {difference[:40]!r}"
 
 
-def first_difference(engine: Engine, exact: ExactEngine, *, definition: Definition) -> str | None:
+def first_difference(engine: Engine, exact: Engine, *, definition: Definition) -> str | None:
     """The first of the hostile texts for which the two do not agree."""
     vocabulary = model_vocabulary(definition)
     tokens = added_tokens(definition)

@@ -9,9 +9,16 @@ a longer one than LONGEST_WORD_CHARS is refused by name.
 from __future__ import annotations
 
 import re
+import sys
+import unicodedata
 from collections.abc import Sequence
+from functools import cache
+from itertools import groupby
+
+import numpy as np
 
 from mdata.tokenizers.definition import AddedToken
+from mdata.tokenizers.engines import Engine, Ids
 from mdata.tokenizers.protocol import TextRefused
 
 PIECE_CHARS = 1 << 20
@@ -20,8 +27,6 @@ LONGEST_WORD_CHARS = 4 << 20
 LONGEST_WHOLE_CHARS = 16 << 20
 
 _CUT = re.compile(r"[A-Za-z](?= [A-Za-z])")
-# A word is of letters and numbers, of blanks, or of neither; a little wider than any pattern's words.
-_LONG_WORD = re.compile(rf"\w{{{LONGEST_WORD_CHARS}}}|\s{{{LONGEST_WORD_CHARS}}}|[^\w\s]{{{LONGEST_WORD_CHARS}}}")
 
 
 def can_cut(tokens: Sequence[AddedToken]) -> bool:
@@ -50,6 +55,56 @@ def cut(text: str, piece_chars: int = PIECE_CHARS) -> list[str]:
         pieces.append(text[start : place.end()])
         start = place.end()
     pieces.append(text[start:])
-    if any(len(piece) >= LONGEST_WORD_CHARS and _LONG_WORD.search(piece) for piece in pieces):
+    if any(len(piece) >= LONGEST_WORD_CHARS and _long_word().search(piece) for piece in pieces):
         raise TextRefused(0, f"a word of more than {LONGEST_WORD_CHARS:,} characters")
     return pieces
+
+
+@cache
+def _long_word() -> re.Pattern[str]:
+    """A word is of letters, marks and numbers, of blanks, or of neither; a little wider than any pattern's words."""
+    classes = (rf"[\w{_marks()}]", r"\s", r"[^\w\s]")
+    return re.compile("|".join(f"{kind}{{{LONGEST_WORD_CHARS}}}" for kind in classes))
+
+
+def _marks() -> str:
+    """Combining marks, which some patterns count among the letters, as ranges of a character class."""
+    marks = [code for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code))[0] == "M"]
+    runs = (list(run) for _, run in groupby(enumerate(marks), lambda pair: pair[1] - pair[0]))
+    return "".join(f"{chr(run[0][1])}-{chr(run[-1][1])}" for run in runs)
+
+
+def encode_in_pieces(engine: Engine, texts: Sequence[str], *, cuttable: bool) -> list[Ids]:
+    """The ids of each text, long ones in pieces where that is safe.
+
+    Raises:
+        TextRefused: a text that cannot be cut is too long, or a word is.
+    """
+    if all(len(text) <= PIECE_CHARS for text in texts):
+        return engine.encode(texts)
+    return [_encode_long(engine, text, index=index, cuttable=cuttable) for index, text in enumerate(texts)]
+
+
+def _encode_long(engine: Engine, text: str, *, index: int, cuttable: bool) -> Ids:
+    if not cuttable:
+        refuse_long([text], index)
+        return engine.encode([text])[0]
+    try:
+        pieces = cut(text)
+    except TextRefused as refused:
+        raise TextRefused(index, refused.reason) from refused
+    # One after another: the memory of a piece is free again before the next is begun.
+    return np.concatenate([engine.encode([piece])[0] for piece in pieces])
+
+
+def refuse_long(texts: Sequence[str], index: int = 0) -> None:
+    """Raise TextRefused for a text that is too long for what looks at it as a whole.
+
+    Args:
+        texts: of a batch,
+        index: the place of the first of them in it.
+    """
+    for number, text in enumerate(texts, index):
+        if len(text) > LONGEST_WHOLE_CHARS:
+            reason = f"a text of {len(text):,} characters; this tokenizer takes {LONGEST_WHOLE_CHARS:,} at most"
+            raise TextRefused(number, reason)

@@ -14,7 +14,7 @@ import numpy as np
 
 from mdata.errors import UsageError
 from mdata.tokenizers.choice import choose
-from mdata.tokenizers.cut import LONGEST_WHOLE_CHARS, PIECE_CHARS, can_cut, cut
+from mdata.tokenizers.cut import can_cut, encode_in_pieces, refuse_long
 from mdata.tokenizers.definition import (
     AddedToken,
     Definition,
@@ -139,22 +139,9 @@ class DefinedTokenizer:
 
     def _encode(self, texts: Sequence[str]) -> list[Ids]:
         if self._around is None:
-            _refuse_long(texts)
+            refuse_long(texts)
             return self._exact.encode_with(texts, add_special_tokens=self._add)
-        if all(len(text) <= PIECE_CHARS for text in texts):
-            return self._engine.encode(texts)
-        return [ids for index, text in enumerate(texts) for ids in [self._encode_long(index, text)]]
-
-    def _encode_long(self, index: int, text: str) -> Ids:
-        if not self._cuttable:
-            _refuse_long([text], index)
-            return self._engine.encode([text])[0]
-        try:
-            pieces = cut(text)
-        except TextRefused as refused:
-            raise TextRefused(index, refused.reason) from refused
-        # One after another: the memory of a piece is free again before the next is begun.
-        return np.concatenate([self._engine.encode([piece])[0] for piece in pieces])
+        return encode_in_pieces(self._engine, texts, cuttable=self._cuttable)
 
     def _assembled(self, arrays: list[Ids]) -> tuple[IdArray, LengthArray]:
         """The arrays of the texts as one, with what stands around every text."""
@@ -185,13 +172,6 @@ def _refuse_surrogates(index: int, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise TextRefused(index, f"a lone surrogate at character {error.start}") from error
-
-
-def _refuse_long(texts: Sequence[str], index: int = 0) -> None:
-    for number, text in enumerate(texts, index):
-        if len(text) > LONGEST_WHOLE_CHARS:
-            reason = f"a text of {len(text):,} characters; this tokenizer takes {LONGEST_WHOLE_CHARS:,} at most"
-            raise TextRefused(number, reason)
 
 
 def _runs(ids: Sequence[int]) -> list[tuple[int, int]]:

@@ -24,6 +24,12 @@ O200K = (
     rf"{_WORD}{_UPPER}*{_LOWER}+{_ENDING}|{_WORD}{_UPPER}+{_LOWER}*{_ENDING}"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Megatron's TikTokenizer; the second is Mistral NeMo's too.
+TIK_V1 = r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+TIK_V2 = (
+    rf"{_WORD}{_UPPER}*{_LOWER}+|{_WORD}{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 _GPT2_FOR_TIKTOKEN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 
@@ -35,6 +41,7 @@ FOR_TIKTOKEN = MappingProxyType(
         LLAMA3: LLAMA3,
         QWEN2: QWEN2,
         O200K: O200K,
+        TIK_V2: TIK_V2,
     }
 )
 # gigatoken 0.10 takes this one for cl100k's, and cuts "\n\xa0" otherwise than the pattern says.

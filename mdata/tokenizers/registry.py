@@ -22,6 +22,7 @@ _LOADERS = MappingProxyType(
         "HuggingFaceTokenizer": "mdata.tokenizers.huggingface",
         "BertWordPieceLowerCase": "mdata.tokenizers.wordpiece_lower",
         "BertWordPieceCase": "mdata.tokenizers.wordpiece_case",
+        "TikTokenizer": "mdata.tokenizers.tik",
         "NullTokenizer": "mdata.tokenizers.null",
         "ByteTokenizer": "mdata.tokenizers.byte",
     }
@@ -29,11 +30,22 @@ _LOADERS = MappingProxyType(
 # Their options say all; nothing is kept beside a corpus.
 WITHOUT_FILES = frozenset({"NullTokenizer", "ByteTokenizer"})
 
+# What a type does where an option is not given. `include_special_tokens` is not among them: a type names it always.
+_DEFAULTS = MappingProxyType(
+    {
+        "special_tokens": [],
+        "special_in_text": "special",
+        "legacy": False,
+        "ignore_extra_whitespaces": True,
+        "pattern": "v2",
+        "num_special_tokens": 1000,
+    }
+)
+
 _KNOWN_BUT_NOT_HERE = (
     "SentencePieceTokenizer",
     "GPTSentencePieceTokenizer",
     "Llama2Tokenizer",
-    "TikTokenizer",
     "MultimodalTokenizer",
     "NullMultimodalTokenizer",
     "SFTTokenizer",
@@ -84,14 +96,13 @@ def _checked_options(name: str, known: tuple[str, ...], options: dict[str, Any])
     for option in options:
         if option not in known:
             raise UsageError(f"{name} has no option {option!r}", expected=f"one of {', '.join(known)}")
-    kept = {option: value for option, value in options.items() if value is not None}
-    if not kept.get("special_tokens", True):
-        del kept["special_tokens"]
-    if kept.get("special_in_text") == "special":
-        del kept["special_in_text"]
-    if "special_tokens" in kept:
-        kept["special_tokens"] = list(kept["special_tokens"])
-    return kept
+    if options.get("special_tokens") is not None:
+        options = {**options, "special_tokens": list(options["special_tokens"])}
+    return {
+        option: value
+        for option, value in options.items()
+        if value is not None and (option not in _DEFAULTS or value != _DEFAULTS[option])
+    }
 
 
 def _module(name: str) -> Any:

@@ -66,6 +66,10 @@ def spec_of(words, folder):
     if "--tokenizer-special-tokens" in words:
         rest = words[words.index("--tokenizer-special-tokens") + 1 :]
         options["special_tokens"] = rest[: next(n for n, word in enumerate(rest) if word.startswith("--"))]
+    if pattern := option(words, "--tiktoken-pattern"):
+        options["pattern"] = pattern
+    if count := option(words, "--tiktoken-num-special-tokens"):
+        options["num_special_tokens"] = int(count)
     type = option(words, "--tokenizer-type")
     if type == "HuggingFaceTokenizer" or type.startswith("Bert"):
         options["include_special_tokens"] = "--tokenizer-hf-no-include-special-tokens" not in words
@@ -101,7 +105,7 @@ def test_ids_are_those_of_the_reference(oracles):
         stored = np.concatenate(parts).astype(np.uint16 if tokenizer.vocab_size < 65500 else np.int32)
         assert hashlib.sha256(stored.tobytes()).hexdigest() == outputs["out/d_text_document.bin"]["sha256"], case["id"]
         done += 1
-    assert done == 40
+    assert done == 45
 
 
 def test_ids_are_those_of_the_fork_of_2023(oracles):

@@ -307,7 +307,7 @@ HUGGING = {
 def test_a_long_text_keeps_its_surroundings_once(monkeypatch):
     tokenizer, _ = adding("tokenizers")
     whole = tokenizer.encode_batch(["1", "a b " * 20, "2"])
-    monkeypatch.setattr("mdata.tokenizers.defined.PIECE_CHARS", 10)
+    monkeypatch.setattr("mdata.tokenizers.cut.PIECE_CHARS", 10)
     monkeypatch.setattr(cut.cut, "__defaults__", (10,))
     for ours, theirs in zip(tokenizer.encode_batch(["1", "a b " * 20, "2"]), whole, strict=True):
         assert ours.tolist() == theirs.tolist()
@@ -335,8 +335,8 @@ def test_a_word_that_is_too_long_is_refused(monkeypatch):
     for text in (long, f"x y {long} z", " " * cut.LONGEST_WORD_CHARS, "!" * cut.LONGEST_WORD_CHARS):
         with pytest.raises(TextRefused, match=r"text 1: a word of more than 4,194,304 characters"):
             HUGGING["gigatoken"].encode_batch(["a", text])
-    monkeypatch.setattr("mdata.tokenizers.defined.LONGEST_WHOLE_CHARS", 5)
-    monkeypatch.setattr("mdata.tokenizers.defined.PIECE_CHARS", 4)
+    monkeypatch.setattr("mdata.tokenizers.cut.LONGEST_WHOLE_CHARS", 5)
+    monkeypatch.setattr("mdata.tokenizers.cut.PIECE_CHARS", 4)
     known = definition(normalizer={"type": "Lowercase"})
     whole = build_tokenizer("HuggingFaceTokenizer", {"tokenizer.json": json.dumps(known).encode()})
     assert len(ids(whole, "12345")) == 5

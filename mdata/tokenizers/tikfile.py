@@ -1,0 +1,127 @@
+"""Files of ranks: Megatron's list of JSON objects, and the lines of base64 and rank that tiktoken reads.
+
+Both give bytes -> rank. Of a list only the entries that are used are looked at, as in Megatron: each has exactly
+the keys rank, token_bytes and token_str, its rank is its place, and the first 256 are the single bytes in order.
+Lines may stand in any order and leave ranks out. Neither may give one rank, or the same bytes, twice, or lack a byte.
+"""
+
+from __future__ import annotations
+
+import json
+from binascii import Error as NotBase64
+from binascii import a2b_base64
+from typing import Any
+
+from mdata.errors import UsageError
+
+Ranks = dict[bytes, int]
+
+SINGLE_BYTES = tuple(bytes([byte]) for byte in range(256))
+_KEYS = {"rank", "token_bytes", "token_str"}
+_LARGEST_RANK = 2**31 - 1
+
+
+def is_list(content: bytes) -> bool:
+    """Whether this is to be read as JSON."""
+    return content.lstrip()[:1] in (b"[", b"{")
+
+
+def read_list(content: bytes, name: str, *, used: int | None = None) -> Ranks:
+    """The ranks of Megatron's list.
+
+    Args:
+        content: of the file.
+        name: of the file, for errors.
+        used: how many entries count; None: all. Later ones are not looked at.
+
+    Raises:
+        UsageError: it is no such list; names the entry, counted from 0 as ranks are.
+    """
+    ranks: Ranks = {}
+    for place, entry in enumerate(_entries(content, name)[:used]):
+        token = _token_of(entry, place, name)
+        before = ranks.setdefault(token, place)
+        if before != place:
+            raise UsageError(f"{name}: entry {place} has the bytes of entry {before}", found=repr(token))
+        if place < 256 and token != SINGLE_BYTES[place]:
+            raise UsageError(
+                f"{name}: entry {place} is not byte {place}",
+                found=repr(token),
+                expected="the 256 single bytes in order, then longer entries",
+            )
+    return ranks
+
+
+def _entries(content: bytes, name: str) -> list[Any]:
+    try:
+        entries = json.loads(content.decode())
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{name}:{error.lineno}: not a JSON list of ranks", found=str(error)) from error
+    # Bytes that are not UTF-8, numbers of thousands of digits, brackets in brackets.
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{name}: not a JSON list of ranks", found=str(error)) from error
+    if not isinstance(entries, list):
+        found = f"a {type(entries).__name__}"
+        raise UsageError(f"{name}: not a list of ranks", found=found, expected="a list of objects")
+    return entries
+
+
+def _token_of(entry: object, place: int, name: str) -> bytes:
+    if not isinstance(entry, dict) or entry.keys() != _KEYS:
+        found = ", ".join(map(repr, entry)) if isinstance(entry, dict) else repr(entry)
+        what = f"{name}: entry {place} is not a rank"
+        raise UsageError(what, found=found[:200], expected=f"exactly the keys {', '.join(sorted(_KEYS))}")
+    if type(entry["rank"]) is not int or entry["rank"] != place:
+        raise UsageError(f"{name}: entry {place} has another rank", found=repr(entry["rank"])[:40], expected=str(place))
+    text = entry["token_bytes"]
+    token = _decoded(text.encode() if isinstance(text, str) and text.isascii() else b"\xff")
+    if not token:
+        raise UsageError(f"{name}: entry {place} has no bytes", found=repr(text)[:200], expected="base64")
+    return token
+
+
+def read_lines(content: bytes, name: str) -> Ranks:
+    """The ranks of a .tiktoken file.
+
+    Raises:
+        UsageError: a line is not what it should be; names it.
+    """
+    ranks: Ranks = {}
+    lines: dict[int, int] = {}
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        token, rank = _line(line, f"{name}:{number}")
+        if rank in lines:
+            raise UsageError(f"{name}:{number}: rank {rank} is in line {lines[rank]} already", found=_shown(line))
+        if token in ranks:
+            what = f"{name}:{number}: the bytes {token!r} are in line {lines[ranks[token]]} already"
+            raise UsageError(what, found=_shown(line))
+        ranks[token] = rank
+        lines[rank] = number
+    missing = next((byte for byte in SINGLE_BYTES if byte not in ranks), None)
+    if missing is not None:
+        what = f"{name}: byte {missing[0]} has no rank, so texts with it have no ids"
+        raise UsageError(what, expected="a line for each of the 256 bytes")
+    return ranks
+
+
+def _line(line: bytes, place: str) -> tuple[bytes, int]:
+    parts = line.split()
+    token = _decoded(parts[0]) if len(parts) == 2 else b""
+    if not token or not parts[1].isdigit() or len(parts[1]) > 10 or int(parts[1]) > _LARGEST_RANK:
+        expected = "the bytes of an entry in base64, a blank, a rank"
+        raise UsageError(f"{place}: not a line of ranks", found=_shown(line), expected=expected)
+    return token, int(parts[1])
+
+
+def _decoded(text: bytes) -> bytes:
+    """What base64 stands for; nothing where it is not base64."""
+    try:
+        return a2b_base64(text, strict_mode=True)
+    except NotBase64:
+        return b""
+
+
+def _shown(line: bytes) -> str:
+    return repr(line[:80].decode(errors="replace"))
