@@ -11,7 +11,7 @@ import argparse
 
 import mdata
 from cli.console import Console, Parser
-from cli.tokenizer_options import add_special_in_text, add_tokenizer, tokenizer_of
+from cli.tokenizer_options import add_tokenizer, add_variants, tokenizer_of
 
 
 def add_arguments(parser: Parser) -> None:
@@ -23,7 +23,7 @@ def add_arguments(parser: Parser) -> None:
     add("--threads", type=int, metavar="N", help="that read; default: the cores you may use")
     group = parser.add_argument_group("the tokenizer that made the ids; none: not known")
     add_tokenizer(group, required=False)
-    add_special_in_text(group)
+    add_variants(group)
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:

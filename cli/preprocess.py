@@ -1,7 +1,8 @@
 """Turn text into Megatron-format token files, with the options of Megatron's preprocess_data.py.
 
-For each key the results are PREFIX_KEY_document.bin, .idx and .json (the manifest). They do not depend on
---workers. A run that was stopped continues where it was when the same command is given again.
+For each key the results are PREFIX_KEY_document.bin, .idx and .json (the manifest); with
+--split-sentences PREFIX_KEY_sentence.*. They do not depend on --workers. A run that was stopped continues where
+it was when the same command is given again.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ __all__ = ["add_arguments", "main", "options_of"]
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Run `mdata.preprocess`, or `mdata.estimate` under --dry-run, and say what came out."""
     options, ignored = options_of(arguments)
+    if options.keep_newlines and not options.split_sentences:
+        ignored += ("--keep-newlines",)
     if ignored:
         hint = "; --dry-run names the best number of workers" if "--find-optimal-num-workers" in ignored else ""
         console.note(f"mdata: accepted, without effect here: {', '.join(ignored)}{hint}")
@@ -60,6 +63,10 @@ def options_of(arguments: argparse.Namespace) -> tuple[mdata.PreprocessOptions, 
         input_format=arguments.input_format,
         text_documents=arguments.text_documents,
         append_eod=arguments.append_eod,
+        split_sentences=arguments.split_sentences,
+        lang=arguments.lang,
+        keep_newlines=arguments.keep_newlines,
+        nltk_data=arguments.nltk_data,
         partitions=arguments.partitions,
         keep_sequential_samples=arguments.keep_sequential_samples,
         holdout=arguments.holdout,

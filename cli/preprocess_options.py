@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import mdata
 from cli.console import Parser
-from cli.tokenizer_options import add_special_in_text, add_tokenizer
+from cli.tokenizer_options import add_tokenizer, add_variants
 
 # Nothing of what is written depends on them. Values: how many words follow.
 IGNORED: Mapping[str, int | str] = MappingProxyType(
@@ -25,8 +25,6 @@ IGNORED: Mapping[str, int | str] = MappingProxyType(
         "--find-optimal-num-workers": 0,
         "--workers-to-check": "+",
         "--max-documents": 1,
-        "--keep-newlines": 0,
-        "--lang": 1,
         "--padded-vocab-size": 1,
         "--no-pad-vocab-size": 0,
         "--disable-pad-vocab-size": 0,
@@ -40,15 +38,7 @@ IGNORED: Mapping[str, int | str] = MappingProxyType(
     }
 )
 # They change what is written and are not in this version.
-REFUSED = (
-    "--split-sentences",
-    "--tokenizer-metadata",
-    "--tokenizer-sentencepiece-legacy",
-    "--no-tokenizer-sentencepiece-ignore-extra-whitespaces",
-    "--disable-tokenizer-sentencepiece-ignore-extra-whitespaces",
-    "--tiktoken-pattern",
-    "--tiktoken-num-special-tokens",
-)
+REFUSED = ("--tokenizer-metadata",)
 _SIZES = MappingProxyType({"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30})
 
 
@@ -72,9 +62,12 @@ def add_arguments(parser: Parser) -> None:
 def _add_megatron(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--input", nargs="+", required=True, metavar="PATH", help="files, folders, quoted patterns, or - for stdin")
-    add("--output-prefix", required=True, metavar="PREFIX", help="results are PREFIX_KEY_document.*")
+    add("--output-prefix", required=True, metavar="PREFIX", help="results are PREFIX_KEY_document.* (or _sentence.*)")
     add("--json-keys", "--json-key", nargs="+", default=["text"], metavar="KEY", help="default: text")
     add_tokenizer(group, required=True)
+    add("--split-sentences", action="store_true", help="cut texts into sentences: results are PREFIX_KEY_sentence.*")
+    add("--lang", default="english", metavar="NAME", help="whose sentences; default english")
+    add("--keep-newlines", action="store_true", help="with --split-sentences: keep white space between sentences")
     add("--append-eod", action="store_true", help="put the end-of-document id after each document")
     add("--workers", type=int, metavar="N", help="default: the cores you may use; the files do not depend on it")
     add("--partitions", type=int, default=1, metavar="P", help="also write the results in P parts; default 1")
@@ -87,7 +80,8 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
     formats = ("auto", "jsonl", "parquet", "text")
     add("--input-format", choices=formats, default="auto", help="default: by name and first bytes")
     add("--text-documents", choices=("file", "paragraph"), default="file", help="what a document of plain text is")
-    add_special_in_text(group)
+    add_variants(group)
+    add("--nltk-data", metavar="FOLDER", help="where tokenizers/punkt_tab lies, for --split-sentences")
     add("--max-record-bytes", type=size, metavar="N", help="a longer record is refused; default 64M")
     add("--on-error", nargs="+", action=_OnError, metavar="POLICY", help="stop (default), skip, or quarantine FILE")
     add("--quarantine", metavar="FILE", help="where --on-error quarantine puts the records that cannot be taken")
@@ -97,9 +91,9 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
 
 def _add_work(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    engines = ("auto", "gigatoken", "tiktoken", "tokenizers")
+    engines = ("auto", "gigatoken", "tiktoken", "tokenizers", "sentencepiece", "mdata")
     add("--engine", choices=engines, default="auto", help="which library tokenizes; default: the fastest exact one")
-    add("--holdout", default="0", metavar="FRACTION", help="documents to PREFIX_holdout_KEY_document.*")
+    add("--holdout", default="0", metavar="FRACTION", help="documents to PREFIX_holdout_KEY_document.* or _sentence.*")
     add("--dry-run", action="store_true", help="sample the input and predict; write nothing")
 
 

@@ -11,16 +11,23 @@ from typing import Any
 
 import mdata
 
+_SPECIAL, _IN_TEXT, _COMPAT = "--tokenizer-special-tokens", "--special-tokens-in-text", "--compat"
+_AROUND = "--tokenizer-hf-no-include-special-tokens"
+_WHITESPACE = "--no-tokenizer-sentencepiece-ignore-extra-whitespaces"
+_BERT = (_SPECIAL, _IN_TEXT, _AROUND, _COMPAT)
+_SENTENCEPIECE = (_SPECIAL, _IN_TEXT, "--tokenizer-sentencepiece-legacy", _WHITESPACE, _COMPAT)
 # What each tokenizer type takes besides its files. A type that is not here is the loader's to refuse, by name.
 _TYPE_OPTIONS = MappingProxyType(
     {
-        "GPT2BPETokenizer": ("--tokenizer-special-tokens", "--special-tokens-in-text"),
-        "HuggingFaceTokenizer": (
-            "--tokenizer-special-tokens",
-            "--tokenizer-hf-no-include-special-tokens",
-            "--special-tokens-in-text",
-        ),
-        "NullTokenizer": ("--vocab-size", "--null-tokenizer-eod-id"),
+        "GPT2BPETokenizer": (_SPECIAL, _IN_TEXT, _COMPAT),
+        "BertWordPieceLowerCase": _BERT,
+        "BertWordPieceCase": _BERT,
+        "SentencePieceTokenizer": _SENTENCEPIECE,
+        "GPTSentencePieceTokenizer": _SENTENCEPIECE,
+        "Llama2Tokenizer": _SENTENCEPIECE,
+        "HuggingFaceTokenizer": (_SPECIAL, _IN_TEXT, _AROUND),
+        "TikTokenizer": (_SPECIAL, _IN_TEXT, "--vocab-size", "--tiktoken-pattern", "--tiktoken-num-special-tokens"),
+        "NullTokenizer": ("--vocab-size", "--null-tokenizer-eod-id", _COMPAT),
         "ByteTokenizer": (),
     }
 )
@@ -31,37 +38,45 @@ def add_tokenizer(group: argparse._ArgumentGroup, *, required: bool) -> None:
     add = group.add_argument
     add("--tokenizer-type", required=required, metavar="TYPE", help="see mdata tokenizers")
     add("--tokenizer-model", metavar="PATH", help="its folder or file; nothing is ever downloaded")
-    add("--vocab-file", "--vocab", metavar="FILE", help="GPT2BPETokenizer: vocab.json")
+    add("--vocab-file", "--vocab", metavar="FILE", help="GPT2BPETokenizer: vocab.json; BertWordPiece*: vocab.txt")
     add("--merge-file", metavar="FILE", help="GPT2BPETokenizer: merges.txt")
-    add("--vocab-size", type=int, metavar="N", help="NullTokenizer: entries")
+    add("--vocab-size", type=int, metavar="N", help="NullTokenizer: entries; TikTokenizer: default 131072")
     add("--null-tokenizer-eod-id", type=int, metavar="ID", help="NullTokenizer: end of document; default N - 1")
     add("--tokenizer-special-tokens", nargs="+", metavar="TOKEN", help="further special tokens")
     add("--tokenizer-hf-no-include-special-tokens", action="store_true", help="leave out BOS, CLS and the like")
+    add("--tokenizer-sentencepiece-legacy", action="store_true", help="special tokens get ids after the pieces")
+    other = "--disable-tokenizer-sentencepiece-ignore-extra-whitespaces"
+    add(_WHITESPACE, other, action="store_true", dest="keep_extra_whitespaces", help="runs of blanks keep their length")
+    add("--tiktoken-pattern", choices=("v1", "v2"), help="TikTokenizer: how words are cut; default v2")
+    add("--tiktoken-num-special-tokens", type=int, metavar="N", help="TikTokenizer: ids kept free; default 1000")
 
 
-def add_special_in_text(group: argparse._ArgumentGroup) -> None:
-    """Ours: what a special token spelled in a text becomes."""
+def add_variants(group: argparse._ArgumentGroup) -> None:
+    """Ours: what a special token spelled in a text becomes, and the ids of an older version of Megatron."""
     group.add_argument(
         "--special-tokens-in-text",
         choices=("special", "plain"),
         default="special",
         help="whether a special token spelled in a text becomes its id (as Megatron) or stays text",
     )
+    group.add_argument("--compat", choices=("megatron-2023",), help="ids as a Megatron of late 2023 gave them")
 
 
 def tokenizer_options_of(arguments: argparse.Namespace) -> tuple[tuple[tuple[str, Any], ...], tuple[str, ...]]:
     """The options that belong to the tokenizer's type, and the names of those given that belong to others."""
-    given: dict[str, tuple[str, Any]] = {}
-    if arguments.tokenizer_special_tokens is not None:
-        given["--tokenizer-special-tokens"] = ("special_tokens", list(arguments.tokenizer_special_tokens))
-    if arguments.tokenizer_hf_no_include_special_tokens:
-        given["--tokenizer-hf-no-include-special-tokens"] = ("include_special_tokens", False)
-    if arguments.special_tokens_in_text != "special":
-        given["--special-tokens-in-text"] = ("special_in_text", arguments.special_tokens_in_text)
-    if arguments.vocab_size is not None:
-        given["--vocab-size"] = ("vocab_size", arguments.vocab_size)
-    if arguments.null_tokenizer_eod_id is not None:
-        given["--null-tokenizer-eod-id"] = ("eod_id", arguments.null_tokenizer_eod_id)
+    values: dict[str, tuple[str, Any]] = {
+        _SPECIAL: ("special_tokens", arguments.tokenizer_special_tokens),
+        _AROUND: ("include_special_tokens", False if arguments.tokenizer_hf_no_include_special_tokens else None),
+        _IN_TEXT: ("special_in_text", "plain" if arguments.special_tokens_in_text == "plain" else None),
+        _COMPAT: ("compat", arguments.compat),
+        "--vocab-size": ("vocab_size", arguments.vocab_size),
+        "--null-tokenizer-eod-id": ("eod_id", arguments.null_tokenizer_eod_id),
+        "--tokenizer-sentencepiece-legacy": ("legacy", arguments.tokenizer_sentencepiece_legacy or None),
+        _WHITESPACE: ("ignore_extra_whitespaces", False if arguments.keep_extra_whitespaces else None),
+        "--tiktoken-pattern": ("pattern", arguments.tiktoken_pattern),
+        "--tiktoken-num-special-tokens": ("num_special_tokens", arguments.tiktoken_num_special_tokens),
+    }
+    given = {option: (name, value) for option, (name, value) in values.items() if value is not None}
     taken = _TYPE_OPTIONS.get(arguments.tokenizer_type, tuple(given))
     return tuple(given[name] for name in given if name in taken), tuple(name for name in given if name not in taken)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import mdata
 from cli.console import Console
 from cli.text import table
-from cli.tokenizer_options import add_special_in_text, add_tokenizer, tokenizer_options_of
+from cli.tokenizer_options import add_tokenizer, add_variants, tokenizer_options_of
 
 if TYPE_CHECKING:
     from mdata.tokenizers.speed import Measured
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that name a tokenizer."""
     group = parser.add_argument_group("tokenizer to measure; default: a small one, learnt here")
     add_tokenizer(group, required=False)
-    add_special_in_text(group)
+    add_variants(group)
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:

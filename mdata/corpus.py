@@ -258,7 +258,7 @@ def _open_bare(prefix: Path) -> Corpus:
         id="",
         checksum="",
         dtype=cast(TokenDtype, reader.dtype.name),
-        level="document",
+        level="sentence" if prefix.name.endswith("_sentence") else "document",
         verified=False,
         tokenizer=None,
         shards=[shard],
@@ -289,4 +289,4 @@ def _check_pair(path: Path, dtype: str, *, shard: Shard, reader: IndexedReader) 
 
 def _name(path: Path) -> str:
     stem = path.name.removesuffix(".json")
-    return stem.removesuffix("_document").removesuffix("_text") or stem
+    return stem.removesuffix("_document").removesuffix("_sentence").removesuffix("_text") or stem

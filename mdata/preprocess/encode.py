@@ -2,8 +2,10 @@
 
 What a document is follows Megatron's tool (docs/formats.md): a sentence that gives no id is dropped; with
 append_eod the end-of-document id follows the last id of a document and counts in its last sequence; a
-document that gave no id gets none and stays as an empty document. A record is taken under all keys or under
-none: what one key's tokenizer refuses, or an id that does not fit the token type, makes the row a bad one.
+document that gave no id gets none and stays as an empty document. Where texts are split into sentences, each
+becomes a sequence; what is counted of a text and its hash are those of the whole text. A record is taken under
+all keys or under none: what one key's tokenizer refuses, or an id that does not fit the token type, makes the
+row a bad one.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from mdata.sentences import Splitter
 from mdata.sources import Column, Piece, Problem, ReadSpec, RecordBatch, parse, piece_digest, read_piece
 from mdata.tokenizers import IdArray, LengthArray, TextRefused, Tokenizer
 
@@ -32,12 +35,14 @@ class EncodeSpec:
         eod: the id to put after each document, or None.
         dtype: numpy's name of the token type on disk.
         held_below: a record whose text hashes below this goes to the held-out part; 0: none.
+        splitter: cuts each text into sentences; None: a text is one sequence.
     """
 
     read: ReadSpec
     eod: int | None
     dtype: str
     held_below: int = 0
+    splitter: Splitter | None = None
 
 
 @dataclass(frozen=True)
@@ -114,17 +119,17 @@ def encode_documents(column: Column, tokenizer: Tokenizer, *, spec: EncodeSpec) 
     Raises:
         TextRefused: a text has no ids, or one that does not fit the token type.
     """
-    tokens, lengths = tokenizer.encode_batch(column.sentences)
-    assert len(lengths) == len(column.sentences), f"{len(lengths)} lengths for {len(column.sentences)} sentences"
+    sentences, ends = _sentences(column, spec.splitter)
+    tokens, lengths = tokenizer.encode_batch(sentences)
+    assert len(lengths) == len(sentences), f"{len(lengths)} lengths for {len(sentences)} sentences"
     special = tokenizer.special_in_text(tokens, len(lengths))
     _check_fit(tokens, lengths, spec.dtype)
     narrow = tokens.astype(spec.dtype)
-    sentence_bytes = np.fromiter(map(_utf8_bytes, column.sentences), np.int64, len(lengths))
-    if column.ends is None and (not len(lengths) or lengths.min() > 0):
-        document_ends, text_bytes = np.arange(1, len(lengths) + 1), sentence_bytes
+    text_bytes = _text_bytes(column)
+    if ends is None and (not len(lengths) or lengths.min() > 0):
+        document_ends = np.arange(1, len(lengths) + 1)
     else:
-        sentence_ends = np.arange(1, len(lengths) + 1) if column.ends is None else np.array(column.ends, np.int64)
-        text_bytes = np.diff(_running(sentence_bytes)[sentence_ends], prepend=0)
+        sentence_ends = np.arange(1, len(lengths) + 1) if ends is None else np.array(ends, np.int64)
         document_ends = _running(lengths > 0)[sentence_ends]
         lengths = lengths[lengths > 0]
     if spec.eod is not None:
@@ -162,6 +167,19 @@ def select(encoded: Encoded, documents: npt.NDArray[np.bool_]) -> Encoded:
     )
 
 
+def _sentences(column: Column, splitter: Splitter | None) -> tuple[list[str], list[int] | None]:
+    """What is tokenized: the column's sentences, or those that its texts are cut into."""
+    if splitter is None:
+        return column.sentences, column.ends
+    return splitter.split_batch(column.sentences)
+
+
+def _text_bytes(column: Column) -> LengthArray:
+    """int64[d]: UTF-8 bytes of each document's text."""
+    sizes = np.fromiter(map(_utf8_bytes, column.sentences), np.int64, len(column.sentences))
+    return sizes if column.ends is None else np.diff(_running(sizes)[np.array(column.ends, np.int64)], prepend=0)
+
+
 def _utf8_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
@@ -196,7 +214,8 @@ def _without_refused(batch: RecordBatch, tokenizer: Tokenizer, spec: EncodeSpec)
                 encode_documents(Column(sentences, [len(sentences)]), tokenizer, spec=spec)
             good.append(record)
         except TextRefused as refused:
-            text = sentences[refused.index]
+            # A text that is split is shown as a whole.
+            text = sentences[refused.index if spec.splitter is None else 0]
             problems.append(Problem(row, "bad-text", refused.reason, repr(text[:80]), text.encode()))
     columns = []
     for column, ends in zip(batch.columns, bounds, strict=True):

@@ -27,13 +27,15 @@ from mdata.manifest import (
     TokenizerFacts,
 )
 from mdata.manifest.facts import hashes_path, manifest_path, tokenizer_facts
-from mdata.manifest.structs import TokenDtype
+from mdata.manifest.structs import Level, TokenDtype
 from mdata.preprocess.sinks import Sink, origins_path
 from mdata.tokenizers import Tokenizer
 from mdata.tokenizers.folder import folder_name, write_folder
 
 
-def write_corpus(sink: Sink, *, tokenizer: Tokenizer, provenance: Provenance, statistics: Statistics) -> CorpusManifest:
+def write_corpus(
+    sink: Sink, *, level: Level, tokenizer: Tokenizer, provenance: Provenance, statistics: Statistics
+) -> CorpusManifest:
     """Finish a pair and everything beside it; returns the manifest that was written.
 
     Raises:
@@ -51,6 +53,7 @@ def write_corpus(sink: Sink, *, tokenizer: Tokenizer, provenance: Provenance, st
             made = corpus_manifest(
                 prefix,
                 facts,
+                level=level,
                 tokenizer=tokenizer_facts(tokenizer),
                 provenance=replace(provenance, origins=origins),
                 statistics=statistics,
@@ -74,6 +77,7 @@ def corpus_manifest(
     prefix: Path,
     facts: ShardFacts,
     *,
+    level: Level,
     tokenizer: TokenizerFacts,
     provenance: Provenance | None,
     statistics: Statistics | None,
@@ -97,7 +101,7 @@ def corpus_manifest(
         id="",
         checksum="",
         dtype=cast(TokenDtype, facts.dtype),
-        level="document",
+        level=level,
         verified=True,
         tokenizer=tokenizer,
         shards=[shard],

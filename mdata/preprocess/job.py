@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,18 @@ from mdata.preprocess.encode import HOLDOUT_BITS, EncodeSpec
 from mdata.preprocess.options import PreprocessOptions, content_options
 from mdata.preprocess.routes import Routes, merged_prefix
 from mdata.progress import Progress
+from mdata.sentences import Splitter, load_splitter
 from mdata.sources import ReadSpec, SourceFile, parse, pieces, read_piece
 from mdata.sources.files import STDIN
 from mdata.tokenizers import Tokenizer, TokenizerSpec, load_tokenizer
 
+# Where a user can name an end-of-document token.
+_EOD_PLACES = MappingProxyType(
+    {
+        "HuggingFaceTokenizer": "an eos_token (or sep_token) in tokenizer_config.json",
+        "SentencePieceTokenizer": "a model with an eos piece, and not --tokenizer-sentencepiece-legacy",
+    }
+)
 _RESULT_ENDINGS = (".bin", ".idx", ".json", ".origins", ".bin.blake3")
 
 
@@ -73,15 +82,17 @@ class Job:
             "options": {name: value for name, value in options.items() if name not in ("on_error", "max_errors")},
             "outputs": sorted(prefix.name for prefix in self.prefixes().values()),
             "tokenizer": self.tokenizer.fingerprint,
+            "sentence_tables": self.spec.splitter and self.spec.splitter.fingerprint,
             "policy": {"on_error": self.options.on_error, "quarantine": self.options.quarantine},
         }
 
     def beside(self, ending: str) -> Path:
         """A hidden file of this job in the output's folder."""
         prefix = Path(self.options.output_prefix)
-        # Jobs with other keys may run at the same time; a name has at most 255 bytes.
+        # Jobs with other keys, or of the other level, may run at the same time; a name has at most 255 bytes.
         keys = "+".join(self.options.json_keys)[:80]
-        return prefix.with_name(f".{prefix.name}_{keys}.{ending}")
+        level = "_sentence" if self.options.split_sentences else ""
+        return prefix.with_name(f".{prefix.name}_{keys}{level}.{ending}")
 
 
 def useful_workers(options: PreprocessOptions, files: Sequence[SourceFile]) -> int:
@@ -105,6 +116,7 @@ def plan_job(options: PreprocessOptions, files: Sequence[SourceFile], *, progres
         text_documents=options.text_documents,
         max_record_bytes=options.max_record_bytes,
         keep_bad_lines=options.on_error == "quarantine",
+        sentence_lists=not options.split_sentences,
     )
     holdout = Fraction(options.holdout)
     spec = EncodeSpec(
@@ -112,11 +124,21 @@ def plan_job(options: PreprocessOptions, files: Sequence[SourceFile], *, progres
         _eod_to_append(options, tokenizer),
         smallest_dtype(tokenizer.vocab_size).name,
         int(holdout * 2**HOLDOUT_BITS),
+        _splitter(options, progress),
     )
     routes = Routes(options.partitions, _rows_per_part(options, files, read), holdout > 0)
     job = Job(options, files, tokenizer, spec, routes, progress)
     _check_names(job)
     return job
+
+
+def _splitter(options: PreprocessOptions, progress: Progress) -> Splitter | None:
+    if not options.split_sentences:
+        return None
+    splitter = load_splitter(options.lang, keep_newlines=options.keep_newlines, nltk_data=options.nltk_data)
+    for note in splitter.notes:
+        progress.note(note)
+    return splitter
 
 
 def tokenizer_spec(options: PreprocessOptions) -> TokenizerSpec:
@@ -168,10 +190,11 @@ def _eod_to_append(options: PreprocessOptions, tokenizer: Tokenizer) -> int | No
     if not options.append_eod:
         return None
     if tokenizer.eod is None:
+        place = _EOD_PLACES.get(tokenizer.name)
         raise UsageError(
-            f"append_eod: the tokenizer {options.tokenizer_model} has no end-of-document token",
-            expected="an eos_token (or sep_token) in tokenizer_config.json",
-            fix="name one there, or leave append_eod out",
+            f"append_eod: the {tokenizer.name} {options.tokenizer_model or ''} has no end-of-document token",
+            expected=place,
+            fix="name one there, or leave append_eod out" if place else "leave append_eod out",
         )
     dtype = smallest_dtype(tokenizer.vocab_size)
     if tokenizer.eod > np.iinfo(dtype.name).max:

@@ -17,7 +17,6 @@ from mdata.cores import usable_cores
 from mdata.errors import UsageError
 from mdata.indexed.format import BLOCK_BYTES
 
-LEVEL = "document"
 DECIMAL = re.compile(r"[0-9]*\.?[0-9]+")
 
 
@@ -27,7 +26,7 @@ class PreprocessOptions:
 
     Args:
         input: files, folders or patterns of jsonl, parquet or plain text, compressed or not; "-" is stdin.
-        output_prefix: results are named `{output_prefix}_{key}_document.*`.
+        output_prefix: results are named `{output_prefix}_{key}_{level}.*`.
         tokenizer_type: Megatron's name of the tokenizer.
         tokenizer_model: its file or folder, for the types that have one.
         vocab_file: the vocabulary, for the types that have one.
@@ -39,10 +38,14 @@ class PreprocessOptions:
         text_documents: what a document of plain text is: a file, or a paragraph (blank lines separate).
         append_eod: put the end-of-document id after each document that has any id.
         workers: processes that tokenize; 1 works in this process. The result is the same.
-        partitions: also write P parts, `{output_prefix}_{i}_{key}_document.*`, merged in their order.
+        split_sentences: cut each text into sentences, each of which becomes a sequence.
+        lang: the language whose tables decide where a sentence ends.
+        keep_newlines: the white space between sentences stays with the one before it.
+        nltk_data: folder of NLTK's data, searched before NLTK_DATA and NLTK's usual ones.
+        partitions: also write P parts, `{output_prefix}_{i}_{key}_{level}.*`, merged in their order.
         keep_sequential_samples: parts are runs of rows instead of every P-th row.
         holdout: this share of the documents, chosen by a hash of their text, goes to
-            `{output_prefix}_holdout_{key}_document.*` instead; a decimal number of at most 1.
+            `{output_prefix}_holdout_{key}_{level}.*` instead; a decimal number of at most 1.
         on_error: what a row that cannot be taken does: stop the run, be skipped, or be skipped and kept in a file.
         quarantine: that file, lines of JSON.
         max_errors: stop when more rows than this are bad: "100", or "0.5%" of all rows.
@@ -65,6 +68,10 @@ class PreprocessOptions:
     text_documents: Literal["file", "paragraph"] = "file"
     append_eod: bool = False
     workers: int = field(default_factory=usable_cores)
+    split_sentences: bool = False
+    lang: str = "english"
+    keep_newlines: bool = False
+    nltk_data: str | None = None
     partitions: int = 1
     keep_sequential_samples: bool = False
     holdout: str = "0"
@@ -75,6 +82,11 @@ class PreprocessOptions:
     verify_input: bool = False
     piece_bytes: int = BLOCK_BYTES
     checkpoint_s: float = 5.0
+
+    @property
+    def level(self) -> Literal["document", "sentence"]:
+        """What the names of results tell: whether texts were split into sentences."""
+        return "sentence" if self.split_sentences else "document"
 
 
 def check_options(options: PreprocessOptions) -> None:
@@ -138,7 +150,7 @@ def _check_names(options: PreprocessOptions) -> None:
 
 def content_options(options: PreprocessOptions) -> dict[str, Any]:
     """What decides, beside input and tokenizer, the content of the results: recorded with them."""
-    names = (
+    names: tuple[str, ...] = (
         "append_eod",
         "holdout",
         "input_format",
@@ -150,5 +162,7 @@ def content_options(options: PreprocessOptions) -> dict[str, Any]:
         "text_documents",
         "piece_bytes",
     )
+    if options.split_sentences:
+        names += ("split_sentences", "lang", "keep_newlines")
     recorded = {name: getattr(options, name) for name in names}
     return {**recorded, "json_keys": list(options.json_keys), "tokenizer_type": options.tokenizer_type}

@@ -93,7 +93,13 @@ def finish_all(
             made[name] = open_corpus(manifest_path(prefixes[name])).manifest
             continue
         provenance = provenance_of(job, ledger, name=name, records=sink.writer.state.documents)
-        made[name] = write_corpus(sink, tokenizer=job.tokenizer, provenance=provenance, statistics=sink.statistics())
+        made[name] = write_corpus(
+            sink,
+            level=job.options.level,
+            tokenizer=job.tokenizer,
+            provenance=provenance,
+            statistics=sink.statistics(),
+        )
         sink.close(keep=False)
         sinks[name] = None
     for name in prefixes.keys() - sinks.keys():
@@ -114,7 +120,8 @@ def _merge(job: Job, ledger: Ledger, key: str, *, made: Mapping[str, CorpusManif
         known = [made[name].statistics for name in names]
         counts = added([one for one in known if one is not None])
         provenance = provenance_of(job, ledger, name=key, records=sink.writer.state.documents)
-        return write_corpus(sink, tokenizer=job.tokenizer, provenance=provenance, statistics=counts)
+        level = job.options.level
+        return write_corpus(sink, level=level, tokenizer=job.tokenizer, provenance=provenance, statistics=counts)
     finally:
         sink.close(keep=False)
 
@@ -152,7 +159,10 @@ def is_finished(job: Job, ledger: Ledger, *, name: str) -> bool:
 
 
 def _recorded_options(job: Job, name: str) -> dict[str, Any]:
-    return {**content_options(job.options), "result": name}
+    recorded = {**content_options(job.options), "result": name}
+    if job.spec.splitter is not None:
+        recorded["sentence_tables"] = job.spec.splitter.fingerprint
+    return recorded
 
 
 def _input_file(job: Job, state: InputState) -> InputFile:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mdata.preprocess.options import LEVEL, PreprocessOptions
+from mdata.preprocess.options import PreprocessOptions
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Routes:
     def prefix(self, options: PreprocessOptions, key: str, *, route: int) -> Path:
         """Where the files of one key and route go, without their endings."""
         middle = "_holdout" if route == self.partitions else "" if self.partitions == 1 else f"_{route}"
-        return Path(f"{options.output_prefix}{middle}_{key}_{LEVEL}")
+        return Path(f"{options.output_prefix}{middle}_{key}_{options.level}")
 
 
 def merged_prefix(options: PreprocessOptions, key: str) -> Path:
     """Where the parts of one key go together."""
-    return Path(f"{options.output_prefix}_{key}_{LEVEL}")
+    return Path(f"{options.output_prefix}_{key}_{options.level}")

@@ -76,6 +76,16 @@ class Splitter:
         """
         return self._engine.split_batch(texts)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (self.files, self.language, self.keep_newlines, self.engine)
+
+
+def _rebuild(files: Mapping[str, bytes], language: str, keep_newlines: bool, engine: str) -> Splitter:
+    """What travels to a worker is what decides, not a library's objects."""
+    from mdata.sentences.choice import build_splitter
+
+    return build_splitter(files, language=language, keep_newlines=keep_newlines, engine=engine)
+
 
 def slices(text: str) -> list[str]:
     """The text in slices of 1,000,000 characters."""

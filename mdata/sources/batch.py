@@ -37,12 +37,14 @@ class ReadSpec:
         text_documents: what a document of plain text is: a file, or a paragraph (ended by an empty line).
         max_record_bytes: a longer line, paragraph or value is refused as "too-long" and never held whole.
         keep_bad_lines: problems carry the bytes of their lines (for quarantine).
+        sentence_lists: a value may be a list of sentences; else it is refused as "bad-value".
     """
 
     json_keys: tuple[str, ...] = ("text",)
     text_documents: Literal["file", "paragraph"] = "file"
     max_record_bytes: int = 64 << 20
     keep_bad_lines: bool = False
+    sentence_lists: bool = True
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,11 @@ def too_long(spec: ReadSpec) -> Refused:
     return Refused("too-long", f"longer than {spec.max_record_bytes} bytes (max_record_bytes)")
 
 
+def list_refused(key: str) -> Refused:
+    """The refusal of sentences that are to be split into sentences."""
+    return Refused("bad-value", f"key {key!r} holds a list, and a list of sentences cannot be split into sentences")
+
+
 def decoded(data: bytes) -> str:
     """Strict UTF-8.
 
@@ -125,7 +132,7 @@ def decoded(data: bytes) -> str:
         raise Refused("not-utf8", what) from error
 
 
-def column_of(values: list[str] | list[list[str]] | list[str | list[str]]) -> Column | None:
+def column_of(values: list[str] | list[list[str]] | list[str | list[str]], spec: ReadSpec) -> Column | None:
     """Strings and lists of strings as a column, or None where any value is something else.
 
     Whether a string holds lone surrogates is not looked at.
@@ -133,7 +140,7 @@ def column_of(values: list[str] | list[list[str]] | list[str | list[str]]) -> Co
     kinds = set(map(type, values))
     if kinds <= {str}:
         return Column(values, None)  # type: ignore[arg-type]
-    if not kinds <= {str, list}:
+    if not kinds <= {str, list} or not spec.sentence_lists:
         return None
     sentences: list[str] = []
     ends: list[int] = []

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mdata.errors import BadInputError, UsageError, explain_os_error
-from mdata.sources.batch import Column, Problem, ReadSpec, RecordBatch, Refused, decoded, too_long
+from mdata.sources.batch import Column, Problem, ReadSpec, RecordBatch, Refused, decoded, list_refused, too_long
 from mdata.sources.files import SourceFile
 from mdata.sources.records import columns_of
 from mdata.sources.streams import Part
@@ -179,6 +179,8 @@ def _all_good(array: pa.Array, spec: ReadSpec) -> Column | None:
     """The column, or None if any row needs a closer look."""
     is_list = pa.types.is_large_list(array.type)
     values = array.flatten() if is_list else array
+    if is_list and not spec.sentence_lists:
+        return None
     if array.null_count or values.null_count or _bytes_of(array).max(initial=0) > spec.max_record_bytes:
         return None
     try:
@@ -207,6 +209,8 @@ def _row_by_row(batch: pa.RecordBatch, spec: ReadSpec) -> RecordBatch:
 def _content(key: str, content: bytes | list[bytes | None] | None, spec: ReadSpec) -> str | list[str]:
     sentences = content if isinstance(content, list) else [content]
     texts = []
+    if isinstance(content, list) and not spec.sentence_lists:
+        raise list_refused(key)
     if sum(len(sentence or b"") for sentence in sentences) > spec.max_record_bytes:
         raise too_long(spec)
     for sentence in sentences:

@@ -19,7 +19,17 @@ from typing import Any
 
 import orjson
 
-from mdata.sources.batch import Column, Problem, ReadSpec, RecordBatch, Refused, column_of, decoded, too_long
+from mdata.sources.batch import (
+    Column,
+    Problem,
+    ReadSpec,
+    RecordBatch,
+    Refused,
+    column_of,
+    decoded,
+    list_refused,
+    too_long,
+)
 
 # orjson's own limit is 1,024 levels. The standard library's depends on the caller's stack, so ours is drawn first.
 DEEPEST_OUTSIDE_ORJSON = 500
@@ -58,7 +68,7 @@ def _all_good(lines: Sequence[bytes], spec: ReadSpec) -> tuple[Column, ...] | No
         return None
     # orjson gives no lone surrogates, so only types are left to look at.
     by_key = [values] if len(spec.json_keys) == 1 else [list(column) for column in zip(*values, strict=True)]
-    columns = [column_of(column) for column in by_key]
+    columns = [column_of(column, spec) for column in by_key]
     good = tuple(column for column in columns if column is not None)
     return good if len(good) == len(columns) else None
 
@@ -104,7 +114,7 @@ def columns_of(values: Sequence[_Values], spec: ReadSpec) -> tuple[Column, ...]:
     """Columns of records whose values were checked."""
     columns = []
     for number in range(len(spec.json_keys)):
-        column = column_of([value[number] for value in values])
+        column = column_of([value[number] for value in values], spec)
         assert column is not None, "values are strings or lists of strings here"
         columns.append(column)
     return tuple(columns)
@@ -119,7 +129,7 @@ def _record(line: bytes, spec: ReadSpec) -> _Values:
         value = python_json(line)
     if not isinstance(value, dict):
         raise Refused("not-object", f"not a JSON object but {kind_of(value)}")
-    return tuple(_content(value, key) for key in spec.json_keys)
+    return tuple(_content(value, key, spec) for key in spec.json_keys)
 
 
 def python_json(line: bytes) -> Any:
@@ -155,12 +165,14 @@ def _is_deep(text: str) -> bool:
     return False
 
 
-def _content(value: dict[str, Any], key: str) -> str | list[str]:
+def _content(value: dict[str, Any], key: str, spec: ReadSpec) -> str | list[str]:
     try:
         content = look_up(value, key)
     except LookupError as error:
         present = ", ".join(map(repr, list(value)[:5])) or "none"
         raise Refused("no-key", f"no key {key!r} (keys: {present})") from error
+    if isinstance(content, list) and not spec.sentence_lists:
+        raise list_refused(key)
     for sentence in content if isinstance(content, list) else [content]:
         if not isinstance(sentence, str):
             inside = " a list with" if isinstance(content, list) else ""

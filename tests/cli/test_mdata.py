@@ -86,7 +86,7 @@ def test_without_special_tokens_is_recorded(tmp_path):
 
 
 WRONG = [
-    (["preprocess", "--split-sentences"], 2, "--split-sentences is not in this version of mdata"),
+    (["preprocess", "--tokenizer-metadata", "x"], 2, "--tokenizer-metadata is not in this version of mdata"),
     (["preprocess", "--inptu", "x"], 2, "the following arguments are required: --input"),
     (["preprocess"], 2, "the following arguments are required: --input, --output-prefix, --tokenizer-type"),
     (["blend", "-o", "x.json"], 2, "the following arguments are required: WORD"),

@@ -135,7 +135,7 @@ def test_what_would_change_the_files_is_refused_by_name(capsys, name):
         (["--on-error", "skip", "--quarantine", "q"], "goes with --on-error quarantine, not with --on-error skip"),
         (["--max-record-bytes", "many"], "'many' is no size such as 64M"),
         (["--engine", "fast"], "invalid choice: 'fast'"),
-        (["--split"], "--split-sentences is not in this version"),
+        (["--tokenizer-meta", "x"], "--tokenizer-metadata is not in this version"),
     ],
 )
 def test_wrong_words(capsys, words, text):
