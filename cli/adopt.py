@@ -2,7 +2,9 @@
 
 The pair is not changed. Name the tokenizer that made it, with the options of preprocess: nothing in a pair says
 which it was. With --full every token is read: ids that the tokenizer does not have are refused, and the hashes
-for mdata verify --full are taken.
+for mdata verify --full are taken; a manifest that is there already is completed.
+
+A pair of an older format (TNTIDX; fairseq's) cannot be used as it is: --convert NEWPREFIX writes it anew.
 """
 
 from __future__ import annotations
@@ -19,6 +21,12 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("prefix", metavar="PREFIX", help="the pair, without .bin and .idx")
     add("--full", action="store_true", help="read every token: hashes, largest id, check against the vocabulary")
+    add("--convert", metavar="NEWPREFIX", help="write a pair of an older format anew under this prefix; always --full")
+    add(
+        "--fairseq-ids-plus-one",
+        action="store_true",
+        help="with --convert: fairseq wrote the ids plus one (its TNTIDX builder does); take it off",
+    )
     add("--level", choices=("document", "sentence"), help="what a sequence is; default: by the prefix's ending")
     add("--threads", type=int, metavar="N", help="that read; default: the cores you may use")
     group = parser.add_argument_group("the tokenizer that made the ids; none: not known")
@@ -37,14 +45,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     if unused:
         console.note(f"mdata: without effect on {arguments.tokenizer_type}: {', '.join(unused)}")
     with console.progress() as progress:
-        made = mdata.adopt(
-            arguments.prefix,
-            tokenizer,
-            level=arguments.level,
-            full=arguments.full,
-            threads=arguments.threads,
-            progress=progress,
-        )
+        made = _made(arguments, tokenizer, progress)
     (shard,) = made.manifest.shards
     facts = {
         "manifest": str(made.path),
@@ -60,3 +61,25 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     verb = "is there already, the same" if made.there_before else "written"
     counts = f"{shard.documents:,} documents, {shard.sequences:,} sequences, {shard.tokens:,} tokens"
     console.result(f"{made.path}: {verb}\n{counts}, {made.manifest.dtype}", facts)
+
+
+def _made(arguments: argparse.Namespace, tokenizer: mdata.Tokenizer | None, progress: mdata.Progress) -> mdata.Adopted:
+    if arguments.convert is None and arguments.fairseq_ids_plus_one:
+        raise mdata.UsageError("--fairseq-ids-plus-one without --convert", fix="add --convert NEWPREFIX")
+    if arguments.convert is not None:
+        return mdata.convert(
+            arguments.prefix,
+            arguments.convert,
+            tokenizer=tokenizer,
+            level=arguments.level,
+            fairseq_ids_plus_one=arguments.fairseq_ids_plus_one,
+            progress=progress,
+        )
+    return mdata.adopt(
+        arguments.prefix,
+        tokenizer,
+        level=arguments.level,
+        full=arguments.full,
+        threads=arguments.threads,
+        progress=progress,
+    )

@@ -54,6 +54,34 @@ def index_reader() -> dict[str, bytes]:
     return seeds | built
 
 
+def old_index(lengths: Sequence[int], boundaries: Sequence[int] = (), *, code: int = 8, unit: int = 2) -> bytes:
+    """A TNTIDX .idx; without boundaries fairseq's."""
+    num = len(lengths)
+    ratio = 2 if code == 6 else 1
+    table = [*range(num + 1), *(ratio * sum(lengths[:count]) for count in range(num + 1)), *lengths, *boundaries]
+    counts = [num, num, *([len(boundaries)] if boundaries else [])]
+    head = struct.pack(f"<8s{3 + len(counts)}Q", b"TNTIDX\0\0", 1, code, unit, *counts)
+    return head + struct.pack(f"<{len(table)}q", *table)
+
+
+def legacy_reader() -> dict[str, bytes]:
+    """Sound pairs of the three layouts, a merged one, and some that are not sound; as for the index reader."""
+    pairs = {
+        "megatron": (old_index([3, 2], [0, 1, 1, 2]), 10),
+        "merged": (old_index([3, 2], [0]), 10),
+        "float": (old_index([3, 2], [0, 2], code=6, unit=4), 40),
+        "empty": (old_index([], [0]), 0),
+        "fairseq": (old_index([3, 2]), 10),
+        "fairseq-mmap": (index([3, 2], [0, 6], [])[:26] + index([3, 2], [0, 6], [])[34:], 10),
+        "short": (old_index([3, 2], [0, 2])[:-8], 10),
+        "header": (old_index([])[:40], 0),
+        "mmididx": (index([3, 2], [0, 6], [0, 1, 2]), 10),
+    }
+    seeds = {name: b"\0" + struct.pack("<H", size) + idx for name, (idx, size) in pairs.items()}
+    built = {f"built-{kind}": bytes([1, kind, 8, 2, 3, 3, 2, 0, 1, 2, 5, 10, 0]) for kind in range(6)}
+    return seeds | built
+
+
 def record_lines() -> dict[str, bytes]:
     """Lines good and bad under each choice of keys and limits, and plain text."""
     seeds = {
@@ -105,7 +133,7 @@ def index_blocks() -> dict[str, bytes]:
 
 def main() -> int:
     """Write them all."""
-    for make in (index_reader, record_lines, packed_text, index_blocks):
+    for make in (index_reader, legacy_reader, record_lines, packed_text, index_blocks):
         folder = CORPUS / make.__name__
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in make().items():

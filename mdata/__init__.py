@@ -6,6 +6,7 @@
 from mdata import durable, errors
 from mdata.adopt import Adopted, adopt
 from mdata.blending import BlendRow, OpenBlend, blend_table, make_blend, open_blend
+from mdata.convert import convert
 from mdata.corpus import Corpus, open_corpus
 from mdata.dataset import Component, Dataset, DatasetOptions, open_dataset, parse_split
 from mdata.errors import (
@@ -67,6 +68,7 @@ __all__ = [
     "blend_table",
     "build_tokenizer",
     "collate",
+    "convert",
     "derive_key",
     "durable",
     "errors",

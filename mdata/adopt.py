@@ -2,8 +2,9 @@
 
 The pair is read and never changed. Without `full` only the index is read, and the manifest says `verified:
 false`; with it every token is looked at: the hashes of .bin's blocks, the largest id, and that each id is one
-of the tokenizer's. Sidecar and tokenizer folder come first, the manifest last. Not done: finding out which
-tokenizer made the ids. Whoever adopts says so; ids that it cannot give are refused.
+of the tokenizer's. A manifest that is there already is never contradicted, only completed: what it does not know
+(hashes, tokenizer) is filled in. Sidecar and tokenizer folder come first, the manifest last. Not done: finding out
+which tokenizer made the ids. Whoever adopts says so; ids that it cannot give are refused.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from blake3 import blake3
 from mdata import durable, manifest
 from mdata.corpus import prefix_of
 from mdata.errors import DamageError, UsageError, os_errors_named
-from mdata.indexed import IndexedReader, smallest_dtype
+from mdata.indexed import IndexedReader, ShardFacts, smallest_dtype
 from mdata.indexed.blocks import BlockFile, hash_file
 from mdata.indexed.format import bin_path, idx_path
-from mdata.manifest import BlockHashes, CorpusManifest, Shard, Statistics
+from mdata.manifest import BlockHashes, CorpusManifest, Shard, Statistics, TokenizerFacts
 from mdata.manifest.facts import hashes_path, manifest_path, tokenizer_facts
 from mdata.manifest.structs import Level, TokenDtype
 from mdata.progress import SILENT, Progress
@@ -70,26 +71,48 @@ def adopt(
         progress: hears of the bytes read, and of what looks odd.
 
     Raises:
-        UsageError: no such pair, values that are no ids, another manifest is there, or ids that the tokenizer
-            does not have.
+        UsageError: no such pair, values that are no ids, a manifest is there that says something else, or ids that
+            the tokenizer does not have.
         DamageError: the pair is not sound.
     """
     prefix = prefix_of(Path(prefix))
     reader = IndexedReader(prefix)
     if reader.dtype.kind not in "iu":
         raise UsageError(f"{prefix} holds {reader.dtype.name} values", expected="token ids, which are integers")
+    there = _there(manifest_path(prefix))
     if tokenizer is not None:
         _note_odd_type(reader, tokenizer, prefix, progress=progress)
     content = _read_everything(prefix, reader, threads=threads, progress=progress) if full else None
-    if tokenizer is not None and content is not None:
-        _check_ids(prefix, content, tokenizer)
-    level = level or ("sentence" if prefix.name.endswith("_sentence") else "document")
-    made = manifest.sealed(_manifest(prefix, reader, tokenizer, content=content, level=level))
-    there = _refuse_another(manifest_path(prefix), made)
-    _write_beside(prefix, tokenizer, content=content)
-    if not there:
-        manifest.save(made, manifest_path(prefix))
-    return Adopted(made, manifest_path(prefix), there)
+    level = level or (there.level if there else _level_of(prefix))
+    return _give(
+        prefix, _manifest(prefix, reader, tokenizer, content=content, level=level), tokenizer, content, progress
+    )
+
+
+def adopt_written(
+    prefix: Path, tokenizer: Tokenizer | None, *, level: Level, facts: ShardFacts, progress: Progress = SILENT
+) -> Adopted:
+    """As `adopt` with `full`, of a pair that was just written, so that nothing is read again."""
+    content = _Content(b"".join(facts.block_hashes), facts.largest_id)
+    made = _manifest(prefix, IndexedReader(prefix), tokenizer, content=content, level=level)
+    return _give(prefix, made, tokenizer, content, progress)
+
+
+def check_largest_id(prefix: Path, largest: int | None, *, tokenizer: TokenizerFacts) -> None:
+    """Refuse ids that a tokenizer does not have.
+
+    Raises:
+        UsageError: names the id.
+    """
+    # A vocabulary with gaps counts fewer entries than its largest id; special ids are often those beyond the gap.
+    largest_known = max(tokenizer.vocab_size - 1, tokenizer.eod or 0, *tokenizer.special_ids.values(), 0)
+    if largest is not None and largest > largest_known:
+        raise UsageError(
+            f"{prefix} was not made by this tokenizer",
+            found=f"id {largest}",
+            expected=f"at most {largest_known} from {tokenizer.type} with {tokenizer.vocab_size:,} entries",
+            fix="name the tokenizer that made it",
+        )
 
 
 def length_histogram(lengths: npt.NDArray[np.int32], boundaries: npt.NDArray[np.int64]) -> list[int]:
@@ -140,18 +163,6 @@ def _read_everything(prefix: Path, reader: IndexedReader, *, threads: int | None
     return _Content(b"".join(hashes), max((largest for _, largest in extremes), default=None))
 
 
-def _check_ids(prefix: Path, content: _Content, tokenizer: Tokenizer) -> None:
-    # A vocabulary with gaps counts fewer entries than its largest id; special ids are often those beyond the gap.
-    largest_known = max(tokenizer.vocab_size - 1, tokenizer.eod or 0, *tokenizer.special_ids.values(), 0)
-    if content.largest_id is not None and content.largest_id > largest_known:
-        raise UsageError(
-            f"{prefix} was not made by this tokenizer",
-            found=f"id {content.largest_id}",
-            expected=f"at most {largest_known} from {tokenizer.name} with {tokenizer.vocab_size:,} entries",
-            fix="name the tokenizer that made it",
-        )
-
-
 def _manifest(
     prefix: Path, reader: IndexedReader, tokenizer: Tokenizer | None, *, content: _Content | None, level: Level
 ) -> CorpusManifest:
@@ -186,24 +197,78 @@ def _manifest(
     )
 
 
-def _refuse_another(path: Path, made: CorpusManifest) -> bool:
-    """Whether this manifest is there already, whatever its notes say."""
+def _level_of(prefix: Path) -> Level:
+    return "sentence" if prefix.name.endswith("_sentence") else "document"
+
+
+def _there(path: Path) -> CorpusManifest | None:
+    """The manifest that is there already."""
     if not path.exists():
-        return False
+        return None
     try:
         there = manifest.load(path)
     except DamageError as error:
         raise UsageError(f"{path} is there already and is damaged", fix="remove it, and adopt again") from error
-    if there.id != made.id or msgspec.structs.replace(there, notes={}, checksum="") != msgspec.structs.replace(
-        made, checksum=""
-    ):
+    if not isinstance(there, CorpusManifest):
+        raise UsageError(f"{path} is there already and is a blend", fix="give the blend another name")
+    return there
+
+
+def _give(
+    prefix: Path, made: CorpusManifest, tokenizer: Tokenizer | None, content: _Content | None, progress: Progress
+) -> Adopted:
+    """Write what was found out, together with what a manifest that is there knows."""
+    path = manifest_path(prefix)
+    there = _there(path)
+    whole = manifest.sealed(_together(path, there, made) if there else made)
+    if whole.tokenizer is not None:
+        for shard in whole.shards:
+            check_largest_id(prefix, shard.largest_id, tokenizer=whole.tokenizer)
+    _write_beside(prefix, tokenizer, content=content)
+    if there == whole:
+        return Adopted(whole, path, there_before=True)
+    if there is not None:
+        progress.note(
+            f"{path}: completed; its id was {there.id[:16]} and is {whole.id[:16]}: blends with it must be made again"
+        )
+    manifest.save(whole, path)
+    return Adopted(whole, path, there_before=False)
+
+
+def _together(path: Path, there: CorpusManifest, made: CorpusManifest) -> CorpusManifest:
+    """What two manifests of one pair know, with the notes of the first; they must not contradict each other."""
+    whole = _completed(there, made)
+    if _without_notes(whole) != _without_notes(_completed(made, there)):
+        sealed = manifest.sealed(made)
         raise UsageError(
             f"{path} is there already and says something else",
             found=f"id {there.id[:16]}",
-            expected=f"id {made.id[:16]}, or no manifest",
+            expected=f"id {sealed.id[:16]}, or no manifest",
             fix="keep it; or remove it and adopt again: blends with it must then be made again",
         )
-    return True
+    return whole
+
+
+def _completed(one: CorpusManifest, other: CorpusManifest) -> CorpusManifest:
+    """The first, and from the second what the first does not know."""
+    shards = [
+        msgspec.structs.replace(
+            known,
+            blocks=known.blocks or more.blocks,
+            largest_id=more.largest_id if known.largest_id is None else known.largest_id,
+        )
+        for known, more in zip(one.shards, other.shards, strict=False)
+    ]
+    return msgspec.structs.replace(
+        one,
+        verified=one.verified or other.verified,
+        tokenizer=one.tokenizer or other.tokenizer,
+        shards=shards + one.shards[len(shards) :],
+    )
+
+
+def _without_notes(known: CorpusManifest) -> CorpusManifest:
+    return msgspec.structs.replace(known, notes={}, id="", checksum="")
 
 
 def _write_beside(prefix: Path, tokenizer: Tokenizer | None, *, content: _Content | None) -> None:

@@ -24,7 +24,6 @@ from mdata.errors import DamageError, os_errors_named
 from mdata.indexed.format import (
     DTYPES,
     HEADER_BYTES,
-    LEGACY_MAGIC,
     LENGTH_DTYPE,
     MAGIC,
     POINTER_DTYPE,
@@ -34,6 +33,7 @@ from mdata.indexed.format import (
     idx_path,
     unpack_header,
 )
+from mdata.indexed.legacy import LEGACY_HEAD_BYTES, legacy_form
 
 _ENTRIES_AT_ONCE = 1 << 18
 
@@ -216,8 +216,13 @@ def read_tables(path: Path) -> IndexTables:
 def _check_header(path: Path, index: NDArray[np.uint8]) -> Header:
     size = len(index)
     magic = index[: len(MAGIC)].tobytes()
-    if magic.startswith(LEGACY_MAGIC):
-        raise _damage(path, "magic", "TNTIDX, an older format", "MMIDIDX")
+    if form := legacy_form(index[:LEGACY_HEAD_BYTES].tobytes(), size):
+        raise DamageError(
+            f"{path}: bad {'magic' if form.endswith('TNTIDX') else 'size'}",
+            found=f"{form}, an older format",
+            expected="MMIDIDX with a table of documents",
+            fix=f"mdata adopt {path.with_suffix('')} --convert NEWPREFIX",
+        )
     if magic != MAGIC:
         raise _damage(path, "magic", repr(magic), repr(MAGIC))
     if size < HEADER_BYTES:

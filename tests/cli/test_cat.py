@@ -13,6 +13,7 @@ import pytest
 from cli.mdata import main
 from mdata.tokenizers import load_tokenizer
 from tests.helpers.corpora import write_pair
+from tests.helpers.legacy_pairs import write_legacy
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests" / "golden" / "tokenizer"
@@ -120,3 +121,43 @@ def test_adopt_names_options_without_effect(tmp_path, capsys):
     write_pair(tmp_path / "x", [[3]], code=8)
     assert main(["adopt", str(tmp_path / "x"), "--tokenizer-type", "ByteTokenizer", "--vocab-size", "9"]) == 0
     assert capsys.readouterr().err == "mdata: without effect on ByteTokenizer: --vocab-size\n"
+
+
+def test_a_pair_of_an_older_format(tmp_path, capsys):
+    """Every command names it and the way out; the way works."""
+    old, new = str(tmp_path / "old"), str(tmp_path / "new")
+    write_legacy(Path(old), [[list(b"ab"), list(b"c")], [list(b"d")]])
+    for words in (["inspect"], ["verify"], ["cat"], ["adopt"]):
+        assert main([*words, old]) == 4
+        error = capsys.readouterr().err
+        assert "found: Megatron's TNTIDX, an older format\n" in error and len(error.splitlines()) <= 5
+        assert f"try: mdata adopt {old} --convert NEWPREFIX" in error
+    assert main(["adopt", old, "--convert", new, "--tokenizer-type", "ByteTokenizer"]) == 0
+    assert capsys.readouterr().out == f"{new}.json: written\n2 documents, 3 sequences, 4 tokens, int32\n"
+    assert main(["cat", new, "--documents", "0"]) == 0
+    assert capsys.readouterr().out == "ab\nc\n"
+    assert main(["adopt", old, "--convert", new, "--tokenizer-type", "ByteTokenizer"]) == 0
+    assert "is there already, the same" in capsys.readouterr().out
+
+
+def test_ids_plus_one(tmp_path, capsys):
+    old, new = str(tmp_path / "old"), str(tmp_path / "new")
+    write_legacy(Path(old), [[[5, 1]], [[3]]], form="fairseq")
+    assert main(["adopt", old, "--fairseq-ids-plus-one"]) == 2
+    assert "--fairseq-ids-plus-one without --convert" in capsys.readouterr().err
+    assert main(["adopt", old, "--convert", new, "--fairseq-ids-plus-one"]) == 0
+    assert "each of its 2 sequences is one" in capsys.readouterr().err
+    assert main(["cat", new, "--ids", "--documents", "0"]) == 0
+    assert capsys.readouterr().out == "4 0\n"
+
+
+def test_what_verify_advises_works(prefix, capsys):
+    """A plain adopt, then --full without saying the tokenizer again."""
+    main(["adopt", prefix, *NAMED])
+    assert main(["verify", prefix, "--full"]) == 0
+    assert "mdata adopt --full takes them" in capsys.readouterr().err
+    assert main(["adopt", prefix, "--full"]) == 0
+    heard = capsys.readouterr()
+    assert "completed; its id was" in heard.err and "written" in heard.out
+    assert main(["verify", prefix, "--full"]) == 0
+    assert "checked every byte of .bin" in capsys.readouterr().out

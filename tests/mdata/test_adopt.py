@@ -114,13 +114,78 @@ def test_notes_of_the_user_are_no_difference(prefix):
     assert mdata.load_manifest(made.path) == noted
 
 
-@pytest.mark.parametrize("second", [{"tokenizer": OTHER}, {"level": "sentence"}, {"full": True}])
+@pytest.mark.parametrize("second", [{"tokenizer": OTHER}, {"level": "sentence"}])
 def test_another_manifest_is_kept(prefix, second):
     made = adopt(prefix, TOKENIZER)
     text, before = made.path.read_bytes(), names(prefix.parent)
     with pytest.raises(mdata.UsageError, match="is there already and says something else"):
         adopt(prefix, **({"tokenizer": TOKENIZER} | second))
     assert made.path.read_bytes() == text and names(prefix.parent) == before
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_a_manifest_does_not_know_is_filled_in(prefix, named):
+    """adopt, then what verify --full advises: the same as adopting with --full at once, notes kept."""
+    from mdata import manifest
+
+    first = adopt(prefix, TOKENIZER)
+    manifest.save(msgspec.structs.replace(first.manifest, notes={"from": "a friend"}), first.path)
+    notes = Notes()
+    made = adopt(prefix, TOKENIZER if named else None, full=True, progress=notes)
+    assert not made.there_before and made.manifest.notes == {"from": "a friend"}
+    assert f"was {first.manifest.id[:16]} and is {made.manifest.id[:16]}: blends" in notes.lines[-1]
+    assert mdata.load_manifest(first.path) == made.manifest and made.manifest.verified
+    found = mdata.verify(prefix, full=True)
+    assert found.problems == () and found.unhashed == () and found.bin_bytes > 0
+    first.path.unlink()
+    assert adopt(prefix, TOKENIZER, full=True).manifest.id == made.manifest.id
+
+
+def test_a_tokenizer_is_filled_in(prefix):
+    adopt(prefix, None, level="sentence", full=True)
+    made = adopt(prefix, TOKENIZER).manifest
+    assert made.verified and made.tokenizer.fingerprint == TOKENIZER.fingerprint and made.level == "sentence"
+    assert mdata.verify(prefix, full=True).problems == ()
+
+
+def test_a_tokenizer_that_does_not_fit_is_not_filled_in(tmp_path):
+    write_pair(tmp_path / "x", [[3]], tokens=np.array([1, OTHER.vocab_size, 2]), code=8)
+    made = adopt(tmp_path / "x", None, full=True)
+    text = made.path.read_bytes()
+    with pytest.raises(mdata.UsageError, match=r"was not made by this tokenizer(.|\n)*id 257"):
+        adopt(tmp_path / "x", OTHER)
+    made.path.write_bytes(text)
+    made.path.unlink()
+    made = adopt(tmp_path / "x", OTHER)
+    text = made.path.read_bytes()
+    with pytest.raises(mdata.UsageError, match=r"was not made by this tokenizer(.|\n)*id 257"):
+        adopt(tmp_path / "x", None, full=True)
+    assert made.path.read_bytes() == text
+
+
+def test_less_than_is_known_changes_nothing(prefix):
+    made = adopt(prefix, TOKENIZER, full=True)
+    text = made.path.read_bytes()
+    again = adopt(prefix, None)
+    assert again.there_before and again.manifest == made.manifest and made.path.read_bytes() == text
+
+
+def test_a_pair_whose_tokens_changed_is_not_the_same(prefix):
+    made = adopt(prefix, TOKENIZER, full=True)
+    text, hashes = made.path.read_bytes(), prefix.with_name(f"{prefix.name}.bin.blake3").read_bytes()
+    with prefix.with_name(f"{prefix.name}.bin").open("r+b") as file:
+        file.write(b"\1\0")
+    with pytest.raises(mdata.UsageError, match="is there already and says something else"):
+        adopt(prefix, TOKENIZER, full=True)
+    assert made.path.read_bytes() == text
+    assert prefix.with_name(f"{prefix.name}.bin.blake3").read_bytes() == hashes
+
+
+def test_a_blend_of_that_name_is_kept(prefix):
+    part = adopt(prefix, TOKENIZER).path.rename(prefix.with_name("part.json"))
+    mdata.make_blend(["1", str(part)], prefix.with_name(f"{prefix.name}.json"))
+    with pytest.raises(mdata.UsageError, match="is there already and is a blend"):
+        adopt(prefix, TOKENIZER)
 
 
 def test_a_damaged_manifest_is_kept(prefix):
