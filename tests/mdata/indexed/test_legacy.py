@@ -110,7 +110,7 @@ WORDS = {  # (word of 8 bytes in the .idx of three sequences in two documents, i
     (12, 4): "bad length of sequence 0(.|\n)*what its offset and the next one give",
     (14, 5): "bad length of sequence 2",
     (15, -1): "bad length of sequence 0",
-    (17, 2**62): "bad length of sequence 2",
+    (17, 2**62 + 3): "bad length of sequence 2",
     (18, 1): "bad document boundary 0",
     (19, -1): "bad document boundary 1",
     (19, 4): "bad document boundary 1",
