@@ -68,3 +68,31 @@ def check_boundaries(boundaries: NDArray[np.int64], num_sequences: int, previous
 
     `fault` is "" or boundary_start, boundary_decreases or boundary_past_end.
     """
+
+class Mersenne:
+    """MT19937 seeded with one number, as numpy's RandomState(seed). See mdata_cpp/mersenne.hpp."""
+
+    def __init__(self, seed: int) -> None: ...
+    def up_to(self, most: int) -> int:
+        """A number in [0, most] by numpy's legacy rule; 0 draws nothing."""
+
+    def shuffle(self, values: NDArray[np.int32] | NDArray[np.int64] | NDArray[np.uint32]) -> None:
+        """Shuffle [n] numbers in place, as RandomState.shuffle does."""
+
+def fill_sample_index(
+    lengths: NDArray[np.int32],
+    order: NDArray[np.int32] | NDArray[np.int64],
+    sequence_length: int,
+    extra: int,
+    threads: int,
+    rows: NDArray[np.int32] | NDArray[np.int64],
+) -> None:
+    """Fill in where samples begin: int32[n] lengths, [d] document numbers, [2 k + 2] rows. See megatron_order.hpp.
+
+    Row k is (place in `order`, offset in that document) of token k * sequence_length; row 0 is (0, 0). Rows of samples
+    that end behind the last document stay as they are. Rows are int64 wherever the order is.
+
+    Raises:
+        ValueError: a sequence length below 1, extra that is not 0 or 1, rows that are not pairs.
+        IndexError: a document number outside of the lengths.
+    """

@@ -1,0 +1,68 @@
+// The sample index of Megatron's GPT dataset: where in the shuffled documents each sample begins.
+//
+// Documents stand in the order D; A(d) is the number of tokens before place d. Sample k (k >= 1) begins at the place d
+// that holds token k q + x - 1, at offset k q - A(d), where q is the sequence length and x the extra token. That is a
+// closed form of a walk that the original takes sample by sample, so blocks of documents can be filled in by
+// threads: a first pass counts the tokens of each block, a second one writes the rows that fall into it.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <thread>
+#include <vector>
+
+namespace mdata {
+
+// What is filled in: row k is (rows[2 k], rows[2 k + 1]) for k from 1 to last; row 0 is (0, 0).
+template <typename Row>
+struct SampleIndex {
+    std::span<const std::int32_t> lengths;
+    std::int64_t sequence_length;
+    std::int64_t extra;
+    std::int64_t last;
+    std::span<Row> rows;
+};
+
+// Rows whose samples begin in places [first, stop) of the order; `before` tokens stand before the first.
+template <typename Place, typename Row>
+void fill_block(const SampleIndex<Row>& index, std::span<const Place> order, std::size_t first, std::size_t stop,
+                std::int64_t before) {
+    const std::int64_t q = index.sequence_length;
+    // The first sample whose token k q + x - 1 is not in front of this block.
+    std::int64_t k = std::max<std::int64_t>(1, (before - index.extra + q) / q);
+    std::int64_t token = k * q + index.extra - 1;
+    for (std::size_t d = first; d < stop && k <= index.last; ++d) {
+        const std::int64_t after = before + index.lengths[static_cast<std::size_t>(order[d])];
+        for (; token < after && k <= index.last; ++k, token += q) {
+            index.rows[static_cast<std::size_t>(2 * k)] = static_cast<Row>(d);
+            index.rows[static_cast<std::size_t>(2 * k + 1)] = static_cast<Row>(k * q - before);
+        }
+        before = after;
+    }
+}
+
+// All rows up to `last`, by so many threads. Entries of `order` are below the number of lengths: the caller checks.
+template <typename Place, typename Row>
+void fill_sample_index(const SampleIndex<Row>& index, std::span<const Place> order, std::size_t threads) {
+    const std::size_t blocks = std::max<std::size_t>(1, std::min(threads, order.size() / 65536));
+    std::vector<std::int64_t> tokens(blocks);
+    const auto edge = [&](std::size_t block) { return order.size() / blocks * block + std::min(block, order.size() % blocks); };
+    const auto in_parallel = [&](auto&& work) {
+        std::vector<std::jthread> others;
+        for (std::size_t block = 1; block < blocks; ++block) others.emplace_back(work, block);
+        work(0);
+    };
+    in_parallel([&](std::size_t block) {
+        std::int64_t sum = 0;
+        for (std::size_t d = edge(block); d < edge(block + 1); ++d) sum += index.lengths[static_cast<std::size_t>(order[d])];
+        tokens[block] = sum;
+    });
+    std::vector<std::int64_t> before(blocks);
+    for (std::size_t block = 1; block < blocks; ++block) before[block] = before[block - 1] + tokens[block - 1];
+    index.rows[0] = index.rows[1] = 0;
+    in_parallel([&](std::size_t block) { fill_block(index, order, edge(block), edge(block + 1), before[block]); });
+}
+
+}  // namespace mdata

@@ -1,0 +1,153 @@
+"""Megatron's order: its own arrays by sha256, a slow twin, and the cases in which the original counts wrongly."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdata import UsageError
+from mdata._core import Mersenne, fill_sample_index
+from mdata.order.megatron import MegatronRequest, build, plan
+from mdata.reference.megatron_order import indices
+from tests.conftest import oracle_folder
+from tests.helpers.examples import examples
+
+# The original rounds the number of samples to single precision: (its samples, the right ones).
+MISCOUNTED = {
+    "g247": (537534, 537535),
+    "g250": (1088797, 1088798),
+    "g252": (9954715, 9954716),
+    "g255": (4801691, 4801690),
+}
+FOLDER = oracle_folder() / "oracle/gpt_indices"
+
+
+def cases(*, absent: bool = False) -> list[dict]:
+    found = json.loads((FOLDER / "cases.json").read_text())["cases"] if FOLDER.is_dir() else []
+    return [case for case in found if ("document_index" not in case) == absent]
+
+
+def request(case: dict) -> MegatronRequest:
+    first, stop = case["documents"]
+    return MegatronRequest(
+        first=first,
+        stop=stop,
+        sequence_length=case["sequence_length"],
+        num_samples=case["num_samples"],
+        seed=case["random_seed"],
+        extra_token=case["add_extra_token_to_sequence"],
+        keep_partial=case["split"] == "valid" and not case["drop_last_partial_validation_sequence"],
+    )
+
+
+@pytest.fixture(scope="module")
+def lengths():
+    with np.load(FOLDER / "lengths.npz") as stored:
+        return {name.removesuffix("_uint16"): stored[name].astype(np.int32) for name in stored.files}
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in cases() if case["id"] not in MISCOUNTED], ids=lambda case: case["id"]
+)
+def test_the_arrays_are_megatrons(oracles, lengths, case):
+    made = build(lengths[case["corpus"]], request(case), threads=2)
+    for name, array in (
+        ("document_index", made.documents),
+        ("sample_index", made.samples),
+        ("shuffle_index", made.shuffle),
+    ):
+        wanted = case[name]
+        assert (str(array.dtype), list(array.shape)) == (wanted["dtype"], wanted["shape"]), name
+        assert hashlib.sha256(array.tobytes()).hexdigest() == wanted["sha256"], name
+
+
+@pytest.mark.parametrize("case", [one for one in cases() if one["id"] in MISCOUNTED], ids=lambda case: case["id"])
+def test_a_kept_partial_sample_is_counted_exactly(oracles, lengths, case):
+    known = plan(case["tokens_per_epoch"], request(case))
+    assert (case["length"], known.samples) == MISCOUNTED[case["id"]]
+    inputs = case["num_epochs"] * case["tokens_per_epoch"] - case["add_extra_token_to_sequence"]
+    assert 0 <= known.samples * case["sequence_length"] - inputs < case["sequence_length"]
+
+
+def test_the_oracle_has_all_cases(oracles):
+    assert (len(cases()), len(cases(absent=True))) == (298, 6)
+
+
+LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=12)
+
+
+@examples(300)
+@given(
+    lengths=LENGTHS,
+    wanted=st.none() | st.integers(0, 30),
+    q=st.integers(1, 7),
+    seed=st.integers(0, 2**32 - 1),
+    extra=st.booleans(),
+    keep=st.booleans(),
+    cuts=st.tuples(st.integers(0, 12), st.integers(0, 12)),
+)
+def test_equal_to_the_twin(lengths, wanted, q, seed, extra, keep, cuts):
+    first, stop = sorted(min(cut, len(lengths)) for cut in cuts)
+    if sum(lengths[first:stop]) == 0:
+        wanted = None
+    asked = MegatronRequest(
+        first=first, stop=stop, sequence_length=q, num_samples=wanted, seed=seed, extra_token=extra, keep_partial=keep
+    )
+    made = build(np.array(lengths, np.int32), asked)
+    expected = indices(lengths, (first, stop), wanted=wanted, q=q, seed=seed, extra=int(extra), keep=keep)
+    assert made.documents.tolist() == expected[0]
+    assert list(map(tuple, made.samples.tolist())) == expected[1]
+    assert made.shuffle.tolist() == expected[2]
+
+
+@examples(50)
+@given(n=st.integers(0, 3000), seed=st.integers(0, 2**32 - 1), dtype=st.sampled_from(["int32", "int64", "uint32"]))
+def test_the_shuffle_is_numpys(n, seed, dtype):
+    ours, theirs = np.arange(n, dtype=dtype), np.arange(n, dtype=dtype)
+    generator, numpys = Mersenne(seed), np.random.RandomState(seed)
+    generator.shuffle(ours)
+    numpys.shuffle(theirs)
+    assert ours.tolist() == theirs.tolist()
+    # And the generator stands where numpy's does.
+    assert generator.up_to(10**12) == numpys.randint(0, 10**12 + 1, dtype=np.int64)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_threads_give_the_same_rows(threads):
+    lengths = np.random.default_rng(0).integers(0, 5, 500_000).astype(np.int32)
+    order = np.arange(len(lengths), dtype=np.int32)
+    samples = (int(lengths.sum()) - 1) // 16
+    one, many = (np.empty(2 * samples + 2, np.int32) for _ in range(2))
+    fill_sample_index(lengths, order, 16, 1, 1, one)
+    fill_sample_index(lengths, order, 16, 1, threads, many)
+    assert (one == many).all()
+
+
+def test_what_has_no_order_is_refused():
+    asked = {"sequence_length": 4, "num_samples": 1, "seed": 0}
+    for first, stop in ((0, 0), (1, 2)):
+        with pytest.raises(UsageError, match="has no tokens"):
+            build(np.array([5, 0], np.int32), MegatronRequest(first=first, stop=stop, **asked))
+    with pytest.raises(UsageError, match="inside of 0 to 2"):
+        build(np.array([5, 0], np.int32), MegatronRequest(first=0, stop=3, **asked))
+    with pytest.raises(UsageError, match="seed"):
+        plan(10, MegatronRequest(first=0, stop=1, sequence_length=4, num_samples=1, seed=-1))
+    with pytest.raises(UsageError, match="2\\^62"):
+        plan(10, MegatronRequest(first=0, stop=1, sequence_length=1 << 40, num_samples=1 << 30, seed=1))
+
+
+def test_bad_arrays_are_refused_by_the_core():
+    lengths, rows = np.array([3, 4], np.int32), np.zeros(4, np.int32)
+    with pytest.raises(IndexError):
+        fill_sample_index(lengths, np.array([0, 2], np.int32), 2, 1, 1, rows)
+    with pytest.raises(IndexError):
+        fill_sample_index(lengths, np.array([-1, 0], np.int32), 2, 1, 1, rows)
+    with pytest.raises(ValueError):
+        fill_sample_index(lengths, np.array([0, 1], np.int32), 0, 1, 1, rows)
+    with pytest.raises(ValueError):
+        fill_sample_index(lengths, np.array([0, 1], np.int32), 2, 1, 1, rows[:3])
