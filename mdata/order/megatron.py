@@ -158,8 +158,8 @@ def build(lengths: Lengths, request: MegatronRequest, *, threads: int = 1) -> Me
 
 def _documents(request: MegatronRequest, known: MegatronPlan, generator: Mersenne) -> npt.NDArray[Any]:
     dtype = np.int32 if request.stop <= _SIGNED_32 else np.int64
-    once = np.arange(request.first, request.stop, dtype=dtype)
-    documents = np.tile(once, known.epochs)
+    once: npt.NDArray[Any] = np.arange(request.first, request.stop, dtype=dtype)
+    documents: npt.NDArray[Any] = np.tile(once, known.epochs)
     apart = len(documents) - len(once) if known.separate else len(documents)
     generator.shuffle(documents[:apart])
     generator.shuffle(documents[apart:])
@@ -188,7 +188,7 @@ def _end(lengths: Lengths, documents: npt.NDArray[Any], extra: int) -> tuple[int
 
 def _shuffle(known: MegatronPlan, generator: Mersenne) -> npt.NDArray[Any]:
     dtype = np.uint32 if known.samples < _UNSIGNED_32 - 1 else np.int64
-    shuffle = np.arange(known.samples, dtype=dtype)
+    shuffle: npt.NDArray[Any] = np.arange(known.samples, dtype=dtype)
     generator.shuffle(shuffle[: known.cut])
     generator.shuffle(shuffle[known.cut :])
     return shuffle
