@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 CORPUS = ROOT / "fuzz" / "corpus"
 BUILD = ROOT / "build" / "fuzz"
 FAILURES = BUILD / "failures"
-PYTHON_TARGETS = ("index_reader", "legacy_reader", "record_lines", "packed_text")
+PYTHON_TARGETS = ("index_reader", "legacy_reader", "record_lines", "packed_text", "sentencepiece_model")
 CPP_TARGETS = ("index_blocks",)
 LONGEST = {"packed_text": 1024}  # a packed file may stand for a million times its size
 LIMITS = ("-timeout=30", "-rss_limit_mb=2048", "-print_final_stats=1", "-verbosity=0")

@@ -17,6 +17,7 @@ from pathlib import Path
 import zstandard
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
+sys.path.insert(0, str(CORPUS.parents[1]))
 LINES = (  # each element is one piece of several lines
     b'{"text": "a", "b": ["x", "y"], "meta": {"text": "z"}}\n{"text": []}\r\n\n'
     b'{"text": "\\ud83d\\ude00"}\r{"text": "b"}',
@@ -131,9 +132,23 @@ def index_blocks() -> dict[str, bytes]:
     }
 
 
+def sentencepiece_model() -> dict[str, bytes]:
+    """A file of nine pieces, raw, built, and with bytes replaced."""
+    from fuzz.sentencepiece_model import GOOD as good
+    from fuzz.sentencepiece_model import built
+
+    seeds = {
+        "raw": b"\0" + built(good),
+        "built": b"\2" + good,
+        "empty": b"\0",
+        "changed": b"\1\0\0\0\0\5\0\7",
+    }
+    return seeds | {f"built-{kind}": b"\2" + good[:5] + bytes([kind]) + good[6:] for kind in range(7)}
+
+
 def main() -> int:
     """Write them all."""
-    for make in (index_reader, legacy_reader, record_lines, packed_text, index_blocks):
+    for make in (index_reader, legacy_reader, record_lines, packed_text, index_blocks, sentencepiece_model):
         folder = CORPUS / make.__name__
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in make().items():

@@ -23,6 +23,9 @@ _LOADERS = MappingProxyType(
         "BertWordPieceLowerCase": "mdata.tokenizers.wordpiece_lower",
         "BertWordPieceCase": "mdata.tokenizers.wordpiece_case",
         "TikTokenizer": "mdata.tokenizers.tik",
+        "SentencePieceTokenizer": "mdata.tokenizers.sentencepiece",
+        "GPTSentencePieceTokenizer": "mdata.tokenizers.sentencepiece_gpt",
+        "Llama2Tokenizer": "mdata.tokenizers.sentencepiece_llama2",
         "NullTokenizer": "mdata.tokenizers.null",
         "ByteTokenizer": "mdata.tokenizers.byte",
     }
@@ -43,9 +46,6 @@ _DEFAULTS = MappingProxyType(
 )
 
 _KNOWN_BUT_NOT_HERE = (
-    "SentencePieceTokenizer",
-    "GPTSentencePieceTokenizer",
-    "Llama2Tokenizer",
     "MultimodalTokenizer",
     "NullMultimodalTokenizer",
     "SFTTokenizer",
