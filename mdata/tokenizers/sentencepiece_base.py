@@ -169,7 +169,7 @@ class SentencePieceFamily:
         parts = [kept_blanks(text) for text in texts]
         counts = list(map(len, parts))
         flat = [part for of_text in parts for part in of_text]
-        return without_last(*encode_parts(flat, counts, encode=self._engine.encode), counts)
+        return without_last(*encode_parts(flat, counts, encode=self._engine.encode), counts=counts)
 
     def _check_options(self) -> None:
         tokens = self.options.get("special_tokens", [])

@@ -85,7 +85,7 @@ def kept_blanks(text: str) -> list[str]:
     return [part + MARK for part in marked.split(MARK) if part]
 
 
-def without_last(ids: IdArray, lengths: LengthArray, counts: Sequence[int]) -> tuple[IdArray, LengthArray]:
+def without_last(ids: IdArray, lengths: LengthArray, *, counts: Sequence[int]) -> tuple[IdArray, LengthArray]:
     """The ids without the last of each part, and the lengths of texts of so many parts each."""
     keep = np.ones(len(ids), dtype=np.bool_)
     keep[(np.cumsum(lengths) - 1)[lengths > 0]] = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def tokenizers(*words):
 def test_without_a_tokenizer_one_is_learnt(capsys):
     assert tokenizers() == 0
     text = capsys.readouterr().out
-    assert "GPT2BPETokenizer" in text and "ByteTokenizer         needs none" in text
+    assert "GPT2BPETokenizer" in text and re.search(r"ByteTokenizer +needs none", text)
     lines = {line.split()[0]: line.split() for line in text.split("why not\n")[1].splitlines()}
     assert list(lines) == ["gigatoken", "tiktoken", "tokenizers"]
     assert all(float(words[1].replace(",", "")) > 0 for words in lines.values())

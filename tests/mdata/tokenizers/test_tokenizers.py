@@ -139,7 +139,7 @@ def test_broken_files_are_named(tmp_path, files, text):
     ("name", "text"),
     [
         ("HuggingFaceTokeniser", "try: HuggingFaceTokenizer?"),
-        ("Llama2Tokenizer", "tokenizer type Llama2Tokenizer is not in this version"),
+        ("SFTTokenizer", "tokenizer type SFTTokenizer is not in this version"),
         ("nothing like it", "expected: one of GPT2BPETokenizer, HuggingFaceTokenizer"),
     ],
 )
