@@ -3,7 +3,8 @@
 The two files that were given are always the ones that count. Of the merges the first line is left out only
 if it begins with #version. A vocabulary without <|endoftext|> gets it as a new last id; further special
 tokens follow in the order given, and ones that are entries already keep their id. All are matched in the
-raw text, the longest first. A byte that has no entry in the vocabulary is dropped.
+raw text, the longest first. A byte that has no entry in the vocabulary is dropped. `compat` (the fork of 2023):
+special tokens in a text are ordinary text, and files that the fork read otherwise, or failed on, are refused.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from typing import Any
 from blake3 import blake3
 
 from mdata.errors import UsageError, explain_os_error
-from mdata.tokenizers.bytelevel import END_OF_TEXT
+from mdata.tokenizers.bytelevel import ALPHABET, END_OF_TEXT
+from mdata.tokenizers.compat import FORK, wants_fork
 from mdata.tokenizers.defined import DefinedTokenizer
 from mdata.tokenizers.definition import merge_parts
 from mdata.tokenizers.engines import EXACT
 from mdata.tokenizers.protocol import TokenizerSpec
 
 NAME = "GPT2BPETokenizer"
-OPTIONS = ("special_tokens", "special_in_text")
+OPTIONS = ("special_tokens", "special_in_text", "compat")
 VOCAB_FILE, MERGE_FILE = "vocab.json", "merges.txt"
 _LARGEST_ID = 2**31 - 1
 
@@ -45,6 +47,8 @@ def load(spec: TokenizerSpec, options: Mapping[str, Any]) -> GPT2BPETokenizer:
         raise explain_os_error(error, f"loading a {NAME}") from error
     vocabulary = check_vocabulary(files[VOCAB_FILE], spec.vocab_file)
     merges = check_merges(files[MERGE_FILE], vocabulary, name=spec.merge_file)
+    if wants_fork(options):
+        _check_fork(files[MERGE_FILE], vocabulary, spec=spec, options=options)
     return GPT2BPETokenizer(files, options, engine=EXACT, parts=(vocabulary, merges)).checked(spec.engine)
 
 
@@ -109,12 +113,29 @@ def _refuse_merges(merges: list[str], vocabulary: Mapping[str, int], *, name: st
             )
 
 
+def _check_fork(
+    merges: bytes, vocabulary: Mapping[str, int], *, spec: TokenizerSpec, options: Mapping[str, Any]
+) -> None:
+    """Refuse what the fork of 2023 did not have, failed on, or read otherwise than everybody else."""
+    missing = next((entry for entry in (END_OF_TEXT, *ALPHABET) if entry not in vocabulary), None)
+    if missing is not None:
+        what = f"{spec.vocab_file}: no entry {missing!r}, without which {FORK} fails"
+        raise UsageError(what, fix="leave out --compat")
+    if not merges.startswith(b"#version") or not merges.endswith(b"\n"):
+        raise UsageError(
+            f"{spec.merge_file}: {FORK} leaves out the first line, whatever it is, and a last one without an end",
+            expected="a first line that begins with #version, and a line end at the end",
+        )
+    if "special_tokens" in options:
+        raise UsageError(f"{FORK} has no further special tokens", fix="leave out one of the two options")
+
+
 def build(files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str = EXACT) -> GPT2BPETokenizer:
     """A tokenizer from the content of its files, which `load` has checked once.
 
     Args:
         files: as a tokenizer has them.
-        options: `special_tokens`: more of them; `special_in_text`: see TokenizerSpec.
+        options: `special_tokens`: more of them; `special_in_text`, `compat`: see TokenizerSpec.
         engine: the library that gives the ids; not compared with the exact one here.
     """
     return GPT2BPETokenizer(files, options, engine=engine)
@@ -134,6 +155,8 @@ class GPT2BPETokenizer(DefinedTokenizer):
         self._vocabulary, self._merges = parts
         # What was asked for, and what is asked of the definition: the end of text comes first.
         wanted = {**options, "special_tokens": [END_OF_TEXT, *options.get("special_tokens", ())]}
+        if wants_fork(options):
+            wanted["special_in_text"] = "plain"
         super().__init__(files, _definition(self._vocabulary, self._merges), options=wanted, engine=engine)
         self.options = dict(options)
         self.eod = self.special_ids[END_OF_TEXT]

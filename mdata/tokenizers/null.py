@@ -14,10 +14,11 @@ import numpy as np
 from blake3 import blake3
 
 from mdata.errors import UsageError
+from mdata.tokenizers.compat import FORK, wants_fork
 from mdata.tokenizers.protocol import IdArray, LengthArray, TextRefused, TokenizerSpec
 
 NAME = "NullTokenizer"
-OPTIONS = ("vocab_size", "eod_id", "special_in_text")
+OPTIONS = ("vocab_size", "eod_id", "special_in_text", "compat")
 _LIMIT = 2**31
 
 
@@ -31,7 +32,7 @@ def build(files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str
 
     Args:
         files: none.
-        options: `vocab_size`, and `eod_id` where it is not the last one.
+        options: `vocab_size`, and `eod_id` where it is not the last one; `compat`: see TokenizerSpec.
         engine: there is one.
 
     Raises:
@@ -53,8 +54,13 @@ class NullTokenizer:
         if options.get("special_in_text", "special") != "special":
             what = f"the texts of {NAME} are ids, so its end of document cannot be spelled as plain text"
             raise UsageError(what, fix="name one that no text holds: --null-tokenizer-eod-id N")
-        self.vocab_size = _number("vocab_size", options["vocab_size"], lowest=1)
+        fork = wants_fork(options)
+        # The fork of 2023 puts the end of document behind the ids that were asked for.
+        self.vocab_size = _number("vocab_size", options["vocab_size"], lowest=1) + fork
         eod = options.get("eod_id")
+        if fork and eod is not None:
+            what = f"{FORK} ends documents with the vocabulary's size, {options['vocab_size']}"
+            raise UsageError(what, found=f"eod_id={eod!r}", fix="leave out one of the two options")
         self.eod = self.vocab_size - 1 if eod is None else _number("eod_id", eod, lowest=0)
         self.files: Mapping[str, bytes] = {}
         self.options = dict(options)

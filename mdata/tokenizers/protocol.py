@@ -23,10 +23,11 @@ class TokenizerSpec:
 
     Args:
         type: Megatron's name of the type, or "ByteTokenizer".
-        model: a folder with tokenizer.json, or such a file.
-        vocab_file, merge_file: the two files of GPT2BPETokenizer.
+        model: a folder with tokenizer.json, or a file: such a one, of ranks, or of SentencePiece.
+        vocab_file, merge_file: vocab.json and merges.txt, or BERT's vocab.txt alone.
         options: what the type takes besides, as (name, value) pairs: `special_tokens` (a list),
-            `special_in_text` ("special" or "plain"), `include_special_tokens`, `vocab_size`, `eod_id`.
+            `special_in_text` ("special" or "plain"), `compat` ("megatron-2023"), and what single types have
+            (docs/tokenizers.md): `include_special_tokens`, `vocab_size`, `eod_id`, `pattern`, `legacy` ...
         engine: the library that gives the ids, or "auto" for the fastest that is equal to the exact one.
     """
 

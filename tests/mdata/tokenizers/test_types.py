@@ -95,6 +95,48 @@ def test_special_tokens_can_be_plain_text(tmp_path, engine):
     assert special.special_in_text(special.encode_batch([f"h{END}[B]", "[B]", ""])[0], 3) == 3
 
 
+FORK = ("compat", "megatron-2023")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_fork_of_2023_knows_no_special_tokens_in_the_text(tmp_path, engine):
+    fork = gpt2(tmp_path, engine, [FORK])
+    assert ids(fork, f"h{END}hello") == [*(ord(c) for c in f"h{END}"), 259]
+    assert (fork.eod, fork.vocab_size, fork.options) == (261, 262, dict([FORK]))
+    assert fork.fingerprint == gpt2(tmp_path, engine, [("special_in_text", "plain")]).fingerprint
+    again = build_tokenizer(fork.name, fork.files, engine=engine, options=fork.options)
+    assert (again.fingerprint, ids(again, END)) == (fork.fingerprint, [ord(c) for c in END])
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ({"entries": ENTRIES}, r"v\.json: no entry '<\|endoftext\|>', without which megatron-2023 fails"),
+        ({"entries": [entry for entry in (*ENTRIES, END) if entry != "Z"]}, r"v\.json: no entry 'Z'"),
+        ({"version": ""}, r"m\.txt: megatron-2023 leaves out the first line"),
+        ({"merges": ["h e", "l l\nx"]}, r"not a merge"),
+        ({"options": [FORK, ("special_tokens", ["[B]"])]}, "megatron-2023 has no further special tokens"),
+        ({"options": [("compat", "megatron-2022")]}, r"compat='megatron-2022'\n  expected: megatron-2023"),
+    ],
+)
+def test_what_the_fork_would_read_otherwise_is_refused(tmp_path, parts, text):
+    with pytest.raises(UsageError, match=text):
+        gpt2(tmp_path, **{"options": [FORK], **parts})
+
+
+def test_a_last_merge_that_the_fork_would_lose(tmp_path):
+    given = files(tmp_path)
+    (tmp_path / "m.txt").write_text("#version: 0.2\nh e", encoding="utf-8")
+    with pytest.raises(UsageError, match="leaves out the first line, whatever it is, and a last one"):
+        load_tokenizer(TokenizerSpec(type="GPT2BPETokenizer", **given, options=(FORK,)))
+
+
+@pytest.mark.parametrize("type", ["HuggingFaceTokenizer", "TikTokenizer", "ByteTokenizer"])
+def test_types_that_the_fork_did_not_have_know_no_compat(type):
+    with pytest.raises(UsageError, match=f"{type} has no option 'compat'"):
+        load_tokenizer(TokenizerSpec(type=type, options=(FORK,)))
+
+
 def test_a_new_id_that_is_taken_is_refused(tmp_path):
     gap = {**{entry: id for id, entry in enumerate(ENTRIES[:-1])}, ENTRIES[-1]: 261}
     with pytest.raises(UsageError, match=r"'<\|endoftext\|>' would get an id that is taken\n.*id 261 is"):
@@ -153,6 +195,13 @@ def test_files_that_are_no_text(tmp_path):
         (TokenizerSpec(type="NullTokenizer", options=(("vocab_size", 0),)), "vocab_size=0"),
         (TokenizerSpec(type="NullTokenizer", options=(("vocab_size", 9), ("eod_id", 2**31))), "eod_id=2147483648"),
         (TokenizerSpec(type="NullTokenizer", options=(("vocab_size", 9), ("special_in_text", "plain"))), "eod-id N"),
+        (TokenizerSpec(type="NullTokenizer", options=(("vocab_size", 9), ("compat", "x"))), "compat='x'"),
+        (
+            TokenizerSpec(
+                type="NullTokenizer", options=(("vocab_size", 9), ("eod_id", 3), ("compat", "megatron-2023"))
+            ),
+            "megatron-2023 ends documents with the vocabulary's size, 9",
+        ),
         (TokenizerSpec(type="ByteTokenizer", options=(("special_in_text", "odd"),)), "special_in_text='odd'"),
         (TokenizerSpec(type="ByteTokenizer", options=(("vocab_size", 9),)), "has no option 'vocab_size'"),
     ],
@@ -175,6 +224,10 @@ def test_null_takes_what_python_takes_for_a_number():
     assert (found.dtype, lengths.dtype) == (np.int32, np.int64)
     assert tokenizer.decode(found[:4]) == "8 7 1000 12"
     assert tokenizer.special_in_text(tokenizer.encode_batch(["999 1", "999"])[0], 2) == 2
+    fork = null(vocab_size=1000, compat="megatron-2023")
+    assert (fork.vocab_size, fork.eod, fork.options["vocab_size"]) == (1001, 1000, 1000)
+    assert build_tokenizer("NullTokenizer", {}, options=fork.options).eod == 1000
+    assert fork.fingerprint == null(vocab_size=1001).fingerprint != tokenizer.fingerprint
     assert null(vocab_size=1000, eod_id=5).fingerprint != tokenizer.fingerprint
     assert null(vocab_size=1000, eod_id=None).fingerprint == null(vocab_size=1000, eod_id=999).fingerprint
     assert build_tokenizer("NullTokenizer", {}, options=tokenizer.options).fingerprint == tokenizer.fingerprint
