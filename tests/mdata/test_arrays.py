@@ -1,0 +1,131 @@
+"""Kept arrays: what is opened is what was built, whoever built it and whatever happened to the files since."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import time
+
+import numpy as np
+import pytest
+
+from mdata import ResourceError
+from mdata.arrays import FACTS, entry_path, kept
+from mdata.progress import Silent
+from tests.helpers.failures import crash_at, durable_calls
+
+KEY = {"name": "numbers", "corpus": "abc", "length": 7}
+
+
+def make():
+    return {"small": np.arange(7, dtype=np.int32).reshape(7, 1), "empty": np.zeros((0, 2), np.uint32)}
+
+
+def never():
+    raise AssertionError("built again")
+
+
+class Heard(Silent):
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+def check(found):
+    for name, array in make().items():
+        assert found[name].dtype == array.dtype and found[name].shape == array.shape
+        assert found[name].tolist() == array.tolist()
+
+
+def test_they_are_built_once_and_can_be_read_by_numpy(tmp_path):
+    check(kept(tmp_path / "cache", KEY, make))
+    check(kept(tmp_path / "cache", KEY, never))
+    check({name: np.load(entry_path(tmp_path / "cache", KEY) / f"{name}.npy") for name in make()})
+
+
+def test_another_key_is_another_entry(tmp_path):
+    kept(tmp_path, KEY, make)
+    for change in ({"corpus": "abd"}, {"length": 8}, {"name": "others"}):
+        assert kept(tmp_path, {**KEY, **change}, lambda: {"one": np.ones(1)}).keys() == {"one"}
+    check(kept(tmp_path, KEY, never))
+
+
+@pytest.mark.parametrize("file", ["small.npy", "empty.npy", FACTS])
+def test_every_changed_or_missing_byte_is_noticed(tmp_path, file):
+    kept(tmp_path, KEY, make)
+    path = entry_path(tmp_path, KEY) / file
+    good = path.read_bytes()
+    for place in range(len(good)):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 16]) + good[place + 1 :])
+        heard = Heard()
+        check(kept(tmp_path, KEY, make, progress=heard))
+        assert heard.notes and all("is built anew" in note for note in heard.notes)
+    for damage in (path.unlink, lambda: path.write_bytes(good[:-1]), lambda: path.write_bytes(b"")):
+        damage()
+        check(kept(tmp_path, KEY, make))
+    assert path.read_bytes() == good
+
+
+def test_no_failure_leaves_half_an_entry(tmp_path, monkeypatch):
+    with durable_calls(monkeypatch) as calls:
+        kept(tmp_path / "whole", KEY, make)
+    assert len(calls.seen) > 10
+    for number in range(len(calls.seen)):
+        folder = tmp_path / str(number)
+        with durable_calls(monkeypatch, number), pytest.raises(ResourceError):
+            kept(folder, KEY, make)
+        check(kept(folder, KEY, make))
+        assert [path.name for path in folder.iterdir() if not path.name.endswith(".lock")] == [
+            entry_path(folder, KEY).name
+        ]
+
+
+def test_no_death_leaves_half_an_entry(tmp_path):
+    number = 0
+    while crash_at(number, lambda folder=tmp_path / f"c{number}": kept(folder, KEY, make)):
+        folder = tmp_path / f"c{number}"
+        check(kept(folder, KEY, make))
+        assert sorted(path.name for path in folder.glob("numbers*")) == [entry_path(folder, KEY).name]
+        number += 1
+    assert number > 10
+
+
+def build_slowly(folder, built):
+    def slowly():
+        built.put(os.getpid())
+        time.sleep(0.3)
+        return make()
+
+    check(kept(folder, KEY, slowly))
+
+
+def test_those_who_come_meanwhile_wait(tmp_path):
+    context = multiprocessing.get_context("fork")
+    built = context.SimpleQueue()
+    processes = [context.Process(target=build_slowly, args=(tmp_path, built)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    built.get()
+    assert built.empty()
+
+
+def test_a_read_only_folder_serves_what_it_has(tmp_path):
+    kept(tmp_path / "cache", KEY, make)
+    shutil.rmtree(tmp_path / f"cache/.{entry_path(tmp_path, KEY).name}.lock")
+    tmp_path.joinpath("cache").chmod(0o500)
+    try:
+        check(kept(tmp_path / "cache", KEY, never))
+    finally:
+        tmp_path.joinpath("cache").chmod(0o700)
+
+
+def test_the_key_stands_in_the_entry(tmp_path):
+    kept(tmp_path, KEY, make)
+    assert json.loads((entry_path(tmp_path, KEY) / FACTS).read_text())["key"] == KEY
