@@ -5,6 +5,8 @@ is pure and releases the GIL while it works on arrays. Users call the shells: `m
 `mdata.indexed`.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -96,3 +98,37 @@ def fill_sample_index(
         ValueError: a sequence length below 1, extra that is not 0 or 1, rows that are not pairs.
         IndexError: a document number outside of the lengths.
     """
+
+class Punkt:
+    """Sentence splitting over the tables of a language. See mdata_cpp/punkt.hpp and `mdata.sentences`.
+
+    Args:
+        abbreviations, starters: words.
+        collocations: pairs of words.
+        contexts: word -> sum of bits, at most 127.
+        keep_newlines: white space between sentences stays at the end of the first.
+        slice_chars: texts are cut every so many characters first.
+
+    Raises:
+        TypeError: a word is no str.
+        ValueError: a collocation is no pair, or slice_chars is 0.
+    """
+
+    def __init__(
+        self,
+        abbreviations: Iterable[str],
+        collocations: Iterable[tuple[str, str]],
+        contexts: dict[str, int],
+        starters: Iterable[str],
+        keep_newlines: bool,
+        slice_chars: int,
+    ) -> None: ...
+    def split(self, texts: list[str], newer: dict[int, tuple[int, str]]) -> tuple[list[str], list[int]] | None:
+        """All sentences, and their running count after each text; lone surrogates are taken.
+
+        `newer` tells flags and lower case of code points that the table does not know; None when one that decides is
+        not among them. Raises TypeError for a text that is no str.
+        """
+
+def punkt_character(code: int) -> tuple[int, int]:
+    """What the table says of a code point: flags, and what to add for its lower case. IndexError above 0x10FFFF."""

@@ -11,11 +11,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mdata.errors import UsageError
 from mdata.sentences.splitter import slices
 from mdata.sentences.tables import Tables
 from mdata.tokenizers.protocol import TextRefused
 
+_EDITION = "3.10"
 _KEEPING = r"\S*%(SentEndChars)s\s*(?=(?P<after_tok>%(NonWord)s|(?P<next_tok>\S+)))"
+
+
+def older_rules() -> tuple[str, ...]:
+    """A line for the user where the NLTK that is installed is not of the edition whose rules count."""
+    from importlib.metadata import version
+
+    found = version("nltk")
+    same = found.startswith(f"{_EDITION}.")
+    return () if same else (f"NLTK {found} is installed; sentences may differ from those of {_EDITION}",)
 
 
 class NltkEngine:
@@ -24,7 +35,10 @@ class NltkEngine:
     name = "nltk"
 
     def __init__(self, tables: Tables, *, keep_newlines: bool) -> None:
-        from nltk.tokenize.punkt import PunktLanguageVars, PunktParameters, PunktSentenceTokenizer
+        try:
+            from nltk.tokenize.punkt import PunktLanguageVars, PunktParameters, PunktSentenceTokenizer
+        except ImportError as error:
+            raise UsageError("NLTK cannot be loaded", found=str(error), fix="pip install nltk") from error
 
         class Keeping(PunktLanguageVars):  # type: ignore[misc]
             _period_context_fmt = _KEEPING

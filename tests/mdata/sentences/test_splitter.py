@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
-from mdata import UsageError
-from mdata.sentences import build_splitter, load_splitter
+from mdata import TextRefused, UsageError
+from mdata.sentences import build_splitter, choice, load_splitter
+from mdata.sentences.by_core import CoreEngine
 from mdata.sentences.choice import ENGINES
 from mdata.sentences.splitter import SLICE_CHARS
 from tests.mdata.sentences import visible
@@ -20,8 +24,14 @@ CASES = [
     ("Very bad acting!!! I promise.", ["Very bad acting!!!", "I promise."], ["Very bad acting!!! ", "I promise."]),
 ]
 
+UNITS = (
+    ".", "!", "?", "7", "-", '"', "'", "a", "(", ")", " ", "\n", ",", ".,", "-.", "x-.", ".)", "a.", "A.", "a. ", ". ",
+    ". . ", "a.\n)", ".\n", ".\u2028", "a?b", "a?)", "a.b)", "??b", "\xa0", ".\xa0", "a.\xa0", "\x1c", ".\x1c",
+    "\u03a3", "'\u03a3", "\u03a3.", "1.", "\u0301.", "Mr.", "\U0001fae8. ",
+)  # fmt: skip
 
-def splitter(engine="nltk", *, keep=False, **changed):
+
+def splitter(engine="mdata", *, keep=False, **changed):
     return build_splitter(visible.files(**changed), language="ours", keep_newlines=keep, engine=engine)
 
 
@@ -73,3 +83,63 @@ def test_empty_tables_are_taken():
 def test_unknown_engine(tmp_path):
     with pytest.raises(UsageError, match=r"no sentence engine 'nltj'\n  expected: one of auto, .*\n  try: nltk\?$"):
         load_splitter("ours", nltk_data=str(visible.write(tmp_path)), engine="nltj")
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_the_fast_engine_is_taken_when_it_is_equal(tmp_path, keep):
+    folder = str(visible.write(tmp_path))
+    loaded = load_splitter("ours", keep_newlines=keep, nltk_data=folder)
+    assert (loaded.engine, loaded.notes) == ("mdata", ())
+    assert load_splitter("ours", keep_newlines=keep, nltk_data=folder, engine="nltk").engine == "nltk"
+
+
+@pytest.mark.parametrize(("word", "other"), [("st", "sr"), ("\u03bf\u03c2", "\u03bf\u03c3"), ("3", "4")])
+def test_an_engine_that_differs_is_not_taken(tmp_path, monkeypatch, word, other):
+    class Wrong(CoreEngine):
+        def __init__(self, tables, *, keep_newlines):
+            changed = frozenset(tables.abbreviations - {word} | {other})
+            super().__init__(replace(tables, abbreviations=changed), keep_newlines=keep_newlines)
+
+    monkeypatch.setattr(choice, "CoreEngine", Wrong)
+    folder = str(visible.write(tmp_path))
+    loaded = load_splitter("ours", nltk_data=folder)
+    assert loaded.engine == "nltk"
+    assert re.match("sentences come from nltk: mdata is not taken: it gives other sentences for '", loaded.notes[0])
+    with pytest.raises(UsageError, match="mdata cannot be used to split sentences\n  found: it gives other sentences"):
+        load_splitter("ours", nltk_data=folder, engine="mdata")
+
+
+def test_another_edition_of_nltk_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "3.9.1")
+    loaded = load_splitter("ours", nltk_data=str(visible.write(tmp_path)), engine="nltk")
+    assert loaded.notes == ("NLTK 3.9.1 is installed; sentences may differ from those of 3.10",)
+
+
+def test_what_nltk_gives_up_is_refused_by_name(monkeypatch):
+    slow = splitter("nltk")
+    monkeypatch.setattr(type(slow._engine._splitter), "tokenize", lambda self, text: time_out(text))
+    with pytest.raises(TextRefused, match="NLTK takes more than 5 s") as caught:
+        slow.split_batch(["fast", "slow"])
+    assert caught.value.index == 1
+
+
+def time_out(text):
+    if text == "slow":
+        raise TimeoutError
+    return [text]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("unit", UNITS)
+def test_time_grows_with_the_text_alone(unit, keep):
+    """NLTK's would not end; what could go wrong here is a hang, and text that is lost."""
+    text = unit * (900_000 // len(unit)) + " Then."
+    sentences, (count,) = splitter(keep=keep).split_batch([text])
+    assert len(sentences) == count
+    assert "".join("".join(sentences).split()) == "".join(text.split())
+
+
+def test_only_texts_are_taken():
+    with pytest.raises(TypeError, match="a list of str is expected"):
+        splitter().split_batch(["a", b"b"])
+    assert splitter().split_batch(("One. Then.", "a")) == (["One.", "Then.", "a"], [2, 3])
