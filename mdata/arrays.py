@@ -34,7 +34,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def kept(
-    folder: Path, key: Mapping[str, Any], make: Callable[[], Arrays], *, progress: Progress = SILENT
+    folder: Path, key: Mapping[str, Any], *, make: Callable[[], Arrays], progress: Progress = SILENT
 ) -> Mapping[str, npt.NDArray[Any]]:
     """The arrays of a key: mapped from the folder, after they were built if need be.
 
@@ -50,14 +50,14 @@ def kept(
     with os_errors_named(f"keeping arrays in {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         entry = entry_path(folder, key)
-        if entry.is_dir() and (found := _opened(entry, key, progress)) is not None:
+        if entry.is_dir() and (found := _opened(entry, key, progress=progress)) is not None:
             return found
         with _alone(entry):
             # Somebody else may have built it while we waited.
-            found = _opened(entry, key, SILENT) if entry.is_dir() else None
+            found = _opened(entry, key, progress=SILENT) if entry.is_dir() else None
             if found is None:
-                _write(entry, key, make())
-                found = _opened(entry, key, progress)
+                _write(entry, key, arrays=make())
+                found = _opened(entry, key, progress=progress)
     assert found is not None, f"{entry} was just written"
     return found
 
@@ -67,11 +67,11 @@ def entry_path(folder: Path, key: Mapping[str, Any]) -> Path:
     return folder / f"{key['name']}-{hash_of(dict(key))[:32]}"
 
 
-def _opened(entry: Path, key: Mapping[str, Any], progress: Progress) -> Arrays | None:
+def _opened(entry: Path, key: Mapping[str, Any], *, progress: Progress) -> Arrays | None:
     """The arrays of an entry, if it is whole and of this key."""
     try:
         facts = json.loads((entry / FACTS).read_bytes())
-        reason = _difference(entry, facts, key)
+        reason = _difference(entry, facts, key=key)
         if reason is None:
             return {name: np.load(entry / f"{name}.npy", mmap_mode="r") for name in facts["files"]}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -80,7 +80,7 @@ def _opened(entry: Path, key: Mapping[str, Any], progress: Progress) -> Arrays |
     return None
 
 
-def _difference(entry: Path, facts: dict[str, Any], key: Mapping[str, Any]) -> str | None:
+def _difference(entry: Path, facts: dict[str, Any], *, key: Mapping[str, Any]) -> str | None:
     if (facts["format"], facts["version"], facts["key"]) != (FORMAT, VERSION, dict(key)):
         return "it is of another key or version"
     for name, known in facts["files"].items():
@@ -92,7 +92,7 @@ def _difference(entry: Path, facts: dict[str, Any], key: Mapping[str, Any]) -> s
     return None
 
 
-def _write(entry: Path, key: Mapping[str, Any], arrays: Arrays) -> None:
+def _write(entry: Path, key: Mapping[str, Any], *, arrays: Arrays) -> None:
     """Make the entry under another name, then give it its own."""
     making = entry.with_name(f".{entry.name}.{os.getpid()}")
     shutil.rmtree(making, ignore_errors=True)

@@ -42,43 +42,43 @@ def check(found):
 
 
 def test_they_are_built_once_and_can_be_read_by_numpy(tmp_path):
-    check(kept(tmp_path / "cache", KEY, make))
-    check(kept(tmp_path / "cache", KEY, never))
+    check(kept(tmp_path / "cache", KEY, make=make))
+    check(kept(tmp_path / "cache", KEY, make=never))
     check({name: np.load(entry_path(tmp_path / "cache", KEY) / f"{name}.npy") for name in make()})
 
 
 def test_another_key_is_another_entry(tmp_path):
-    kept(tmp_path, KEY, make)
+    kept(tmp_path, KEY, make=make)
     for change in ({"corpus": "abd"}, {"length": 8}, {"name": "others"}):
-        assert kept(tmp_path, {**KEY, **change}, lambda: {"one": np.ones(1)}).keys() == {"one"}
-    check(kept(tmp_path, KEY, never))
+        assert kept(tmp_path, {**KEY, **change}, make=lambda: {"one": np.ones(1)}).keys() == {"one"}
+    check(kept(tmp_path, KEY, make=never))
 
 
 @pytest.mark.parametrize("file", ["small.npy", "empty.npy", FACTS])
 def test_every_changed_or_missing_byte_is_noticed(tmp_path, file):
-    kept(tmp_path, KEY, make)
+    kept(tmp_path, KEY, make=make)
     path = entry_path(tmp_path, KEY) / file
     good = path.read_bytes()
     for place in range(len(good)):
         path.write_bytes(good[:place] + bytes([good[place] ^ 16]) + good[place + 1 :])
         heard = Heard()
-        check(kept(tmp_path, KEY, make, progress=heard))
+        check(kept(tmp_path, KEY, make=make, progress=heard))
         assert heard.notes and all("is built anew" in note for note in heard.notes)
     for damage in (path.unlink, lambda: path.write_bytes(good[:-1]), lambda: path.write_bytes(b"")):
         damage()
-        check(kept(tmp_path, KEY, make))
+        check(kept(tmp_path, KEY, make=make))
     assert path.read_bytes() == good
 
 
 def test_no_failure_leaves_half_an_entry(tmp_path, monkeypatch):
     with durable_calls(monkeypatch) as calls:
-        kept(tmp_path / "whole", KEY, make)
+        kept(tmp_path / "whole", KEY, make=make)
     assert len(calls.seen) > 10
     for number in range(len(calls.seen)):
         folder = tmp_path / str(number)
         with durable_calls(monkeypatch, number), pytest.raises(ResourceError):
-            kept(folder, KEY, make)
-        check(kept(folder, KEY, make))
+            kept(folder, KEY, make=make)
+        check(kept(folder, KEY, make=make))
         assert [path.name for path in folder.iterdir() if not path.name.endswith(".lock")] == [
             entry_path(folder, KEY).name
         ]
@@ -86,9 +86,9 @@ def test_no_failure_leaves_half_an_entry(tmp_path, monkeypatch):
 
 def test_no_death_leaves_half_an_entry(tmp_path):
     number = 0
-    while crash_at(number, lambda folder=tmp_path / f"c{number}": kept(folder, KEY, make)):
+    while crash_at(number, lambda folder=tmp_path / f"c{number}": kept(folder, KEY, make=make)):
         folder = tmp_path / f"c{number}"
-        check(kept(folder, KEY, make))
+        check(kept(folder, KEY, make=make))
         assert sorted(path.name for path in folder.glob("numbers*")) == [entry_path(folder, KEY).name]
         number += 1
     assert number > 10
@@ -100,7 +100,7 @@ def build_slowly(folder, built):
         time.sleep(0.3)
         return make()
 
-    check(kept(folder, KEY, slowly))
+    check(kept(folder, KEY, make=slowly))
 
 
 def test_those_who_come_meanwhile_wait(tmp_path):
@@ -117,15 +117,15 @@ def test_those_who_come_meanwhile_wait(tmp_path):
 
 
 def test_a_read_only_folder_serves_what_it_has(tmp_path):
-    kept(tmp_path / "cache", KEY, make)
+    kept(tmp_path / "cache", KEY, make=make)
     shutil.rmtree(tmp_path / f"cache/.{entry_path(tmp_path, KEY).name}.lock")
     tmp_path.joinpath("cache").chmod(0o500)
     try:
-        check(kept(tmp_path / "cache", KEY, never))
+        check(kept(tmp_path / "cache", KEY, make=never))
     finally:
         tmp_path.joinpath("cache").chmod(0o700)
 
 
 def test_the_key_stands_in_the_entry(tmp_path):
-    kept(tmp_path, KEY, make)
+    kept(tmp_path, KEY, make=make)
     assert json.loads((entry_path(tmp_path, KEY) / FACTS).read_text())["key"] == KEY
