@@ -12,22 +12,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from blake3 import blake3
 
-from mdata.errors import UsageError, explain_os_error
+from mdata.errors import UsageError
 from mdata.tokenizers.defined import DefinedTokenizer
 from mdata.tokenizers.definition import Definition
 from mdata.tokenizers.engines import EXACT
+from mdata.tokenizers.huggingface_folder import ADDED_FILE, CONFIG_FILES, MODEL_FILE, read_folder
 from mdata.tokenizers.protocol import TokenizerSpec
+from mdata.tokenizers.transformers5 import departures, named_token
 
 NAME = "HuggingFaceTokenizer"
 OPTIONS = ("include_special_tokens", "special_tokens", "special_in_text")
-MODEL_FILE = "tokenizer.json"
-# Later files are asked only where earlier ones are silent.
-CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 _NOT_DECIDING = ("decoder", "padding", "truncation", "version")
 
 
@@ -37,26 +35,15 @@ def load(spec: TokenizerSpec, options: Mapping[str, Any]) -> HuggingFaceTokenize
     Raises:
         UsageError: no tokenizer.json there, or files that are not what their names say.
     """
-    files = _read_files(spec)
-    try:
-        return HuggingFaceTokenizer(files, options, engine=EXACT).checked(spec.engine)
-    except UsageError as error:
-        raise UsageError(f"{spec.model}: {error}") from error
-
-
-def _read_files(spec: TokenizerSpec) -> dict[str, bytes]:
     if spec.model is None:
         raise UsageError(f"{NAME} needs a folder", fix="--tokenizer-model FOLDER, one with tokenizer.json")
-    model = Path(spec.model)
-    main = model / MODEL_FILE if model.is_dir() else model
+    files = read_folder(spec.model, NAME)
     try:
-        files = {MODEL_FILE: main.read_bytes()}
-        for name in CONFIG_FILES:
-            if (main.parent / name).is_file():
-                files[name] = (main.parent / name).read_bytes()
-    except OSError as error:
-        raise explain_os_error(error, f"loading a {NAME}") from error
-    return files
+        added = _json_object(files, ADDED_FILE) if ADDED_FILE in files else {}
+        files.pop(ADDED_FILE, None)
+        return HuggingFaceTokenizer(files, options, engine=EXACT).explained(added).checked(spec.engine)
+    except UsageError as error:
+        raise UsageError(f"{spec.model}: {error}") from error
 
 
 def build(files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str = EXACT) -> HuggingFaceTokenizer:
@@ -82,24 +69,41 @@ class HuggingFaceTokenizer(DefinedTokenizer):
     def __init__(self, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> None:
         definition = _json_object(files, MODEL_FILE)
         _check_definition(definition)
+        self._config, self._special_map = (_json_object(files, name) if name in files else {} for name in CONFIG_FILES)
         kept = {"include_special_tokens": True, **options}
-        super().__init__(files, definition, options=kept, engine=engine)
+        # What transformers does with that field is what our option does.
+        plain = {"special_in_text": "plain"} if self._config.get("split_special_tokens") else {}
+        super().__init__(files, definition, options={**plain, **kept}, engine=engine)
+        self.options = kept
         self.eod = self._named_id("eos_token", "sep_token")
+        self._departures: tuple[str, ...] = ()
+
+    def explained(self, added: Mapping[str, Any]) -> Self:
+        """This tokenizer, with notes on where Megatron's library would read the folder otherwise.
+
+        Args:
+            added: what added_tokens.json holds, an older file that is not read for more.
+        """
+        self._departures = departures(self._definition, self._config, special_map=self._special_map, added=added)
+        return self
+
+    def checked(self, wanted: str) -> Self:
+        """See DefinedTokenizer."""
+        super().checked(wanted)
+        self.notes = (*self._departures, *self.notes)
+        return self
 
     @cached_property
     def fingerprint(self) -> str:
         """See the protocol."""
-        return _fingerprint(self._definition, self.eod, self.options)
+        return _fingerprint(self._definition, self.eod, options=self.options, plain=self._plain)
 
     def _named_id(self, *roles: str) -> int | None:
-        """The id of the first of these roles that a configuration file names."""
-        configs = [_json_object(self.files, name) for name in CONFIG_FILES if name in self.files]
+        """The id of the first of these roles that a configuration file fills."""
         for role in roles:
-            for config in configs:
-                token = config.get(role)
-                text = token.get("content") if isinstance(token, dict) else token
-                if text is not None:
-                    return self._id_of(text, role)
+            text = named_token(role, self._config, special_map=self._special_map)
+            if text is not None:
+                return self._id_of(text, role)
         return None
 
     def _id_of(self, text: object, role: str) -> int:
@@ -139,7 +143,7 @@ def _json_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     return value
 
 
-def _fingerprint(definition: Definition, eod: int | None, options: Mapping[str, Any]) -> str:
+def _fingerprint(definition: Definition, eod: int | None, *, options: Mapping[str, Any], plain: bool) -> str:
     deciding = {key: value for key, value in definition.items() if key not in _NOT_DECIDING}
     model = deciding.get("model")
     if isinstance(model, dict) and isinstance(model.get("merges"), list):
@@ -153,6 +157,6 @@ def _fingerprint(definition: Definition, eod: int | None, options: Mapping[str, 
         "include_special_tokens": options["include_special_tokens"],
     }
     # Absent where it has its default, so that corpora of versions that did not know it keep their fingerprint.
-    if options.get("special_in_text", "special") != "special":
-        content["special_in_text"] = options["special_in_text"]
+    if plain:
+        content["special_in_text"] = "plain"
     return blake3(json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()).hexdigest()
