@@ -81,6 +81,19 @@ class Mersenne:
     def shuffle(self, values: NDArray[np.int32] | NDArray[np.int64] | NDArray[np.uint32]) -> None:
         """Shuffle [n] numbers in place, as RandomState.shuffle does."""
 
+def pack_documents(
+    lengths: NDArray[np.int32], row_length: int, window: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
+    """Pack int32[n] documents, `window` of them at a time, into rows by best fit decreasing. See packing.hpp.
+
+    Returns:
+        int64[r] running count of pieces after each row; of each piece its document int64[p], its first token in the
+        document int32[p] and its tokens int32[p].
+
+    Raises:
+        ValueError: a row length below 1 or above 2^26, a window below 1, a negative length.
+    """
+
 def fill_sample_index(
     lengths: NDArray[np.int32],
     order: NDArray[np.int32] | NDArray[np.int64],

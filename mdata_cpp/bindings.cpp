@@ -172,6 +172,7 @@ PYBIND11_MODULE(_core, module) {
     bind_blend(module);
     bind_index(module);
     mdata::bind_orders(module);
+    mdata::bind_packing(module);
     mdata::bind_punkt(module);
     mdata::bind_sentencepiece(module);
     mdata::bind_wordpiece(module);

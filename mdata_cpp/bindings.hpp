@@ -57,6 +57,7 @@ inline std::vector<std::string_view> utf8_of(const pybind11::list& texts) {
 }
 
 void bind_orders(pybind11::module_& module);
+void bind_packing(pybind11::module_& module);
 void bind_punkt(pybind11::module_& module);
 void bind_sentencepiece(pybind11::module_& module);
 void bind_wordpiece(pybind11::module_& module);

@@ -1,0 +1,43 @@
+"""Packing: equal to the twin, every token once, and how full the rows are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdata._core import pack_documents
+from mdata.reference.packing import pack
+from tests.helpers.examples import examples
+
+
+def rows_of(lengths, row_length, window):
+    ends, documents, offsets, counts = pack_documents(np.array(lengths, np.int32), row_length, window)
+    pieces = list(zip(documents.tolist(), offsets.tolist(), counts.tolist(), strict=True))
+    return [pieces[start:end] for start, end in zip([0, *ends.tolist()], ends.tolist(), strict=False)]
+
+
+@examples(300)
+@given(
+    lengths=st.lists(st.integers(0, 40), max_size=40),
+    row_length=st.integers(1, 20),
+    window=st.integers(1, 50),
+)
+def test_equal_to_the_twin(lengths, row_length, window):
+    assert rows_of(lengths, row_length, window) == pack(lengths, row_length, window=window)
+
+
+def test_rows_of_many_documents_are_full():
+    lengths = np.random.default_rng(1).lognormal(6, 1.2, 20_000).astype(np.int32)
+    ends, _, _, counts = pack_documents(lengths, 2048, 1 << 16)
+    assert counts.sum() == lengths.sum()
+    # No packing needs fewer rows than the tokens fill; this one needs hardly more.
+    assert len(ends) * 2048 < 1.001 * lengths.sum() + 2048
+
+
+@pytest.mark.parametrize("bad", [([1], 0, 1), ([1], (1 << 26) + 1, 1), ([1], 4, 0), ([-1], 4, 1)])
+def test_what_makes_no_rows_is_refused(bad):
+    lengths, row_length, window = bad
+    with pytest.raises(ValueError):
+        pack_documents(np.array(lengths, np.int32), row_length, window)
