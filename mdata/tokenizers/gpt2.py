@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from blake3 import blake3
 
@@ -49,7 +49,10 @@ def load(spec: TokenizerSpec, options: Mapping[str, Any]) -> GPT2BPETokenizer:
     merges = check_merges(files[MERGE_FILE], vocabulary, name=spec.merge_file)
     if wants_fork(options):
         _check_fork(files[MERGE_FILE], vocabulary, spec=spec, options=options)
-    return GPT2BPETokenizer(files, options, engine=EXACT, parts=(vocabulary, merges)).checked(spec.engine)
+    try:
+        return GPT2BPETokenizer(files, options, engine=EXACT, parts=(vocabulary, merges)).checked(spec.engine)
+    except UsageError as error:
+        raise UsageError(f"{spec.vocab_file}: {error}") from error
 
 
 def check_vocabulary(content: bytes, name: str) -> dict[str, int]:
@@ -160,6 +163,15 @@ class GPT2BPETokenizer(DefinedTokenizer):
         super().__init__(files, _definition(self._vocabulary, self._merges), options=wanted, engine=engine)
         self.options = dict(options)
         self.eod = self.special_ids[END_OF_TEXT]
+
+    def checked(self, wanted: str) -> Self:
+        """See DefinedTokenizer."""
+        super().checked(wanted)
+        dropped = [bytes([byte]) for byte, symbol in enumerate(ALPHABET) if symbol not in self._vocabulary]
+        if dropped:
+            shown = " ".join(map(repr, dropped[:8])) + (f" and {len(dropped) - 8} more" if len(dropped) > 8 else "")
+            self.notes += (f"bytes without an entry are dropped from every text, as in Megatron: {shown}",)
+        return self
 
     @cached_property
     def fingerprint(self) -> str:

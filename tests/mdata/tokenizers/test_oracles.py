@@ -1,4 +1,4 @@
-"""Against what the reference wrote: ids of its test corpora by sha256, and its verdict on odd tokenizer files."""
+"""Against what the reference wrote: ids of its test corpora by sha256; test_page.py has its verdict on odd files."""
 
 from __future__ import annotations
 
@@ -11,47 +11,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mdata import UsageError
 from mdata.tokenizers import TokenizerSpec, available, load_tokenizer
 
-HELLO = [259, 260, 78, 81, 75, 67, 220, 57]
-# The reference reads this text with BertWordPieceLowerCase: no entry is in it.
-UNKNOWN = [2, 1, 1, 1, 3]
-TAKEN = {
-    "wordpiece_good.txt": (12, 3, UNKNOWN),
-    "wordpiece_blank_line.txt": (13, 3, UNKNOWN),
-    "wordpiece_crlf.txt": (12, 3, UNKNOWN),
-    "wordpiece_duplicate.txt": (12, 3, UNKNOWN),
-    "good_vocab.json": (262, 261, HELLO),
-    "vocab_duplicate_ids.json": (262, 261, [256, *HELLO[1:]]),
-    "vocab_duplicate_keys.json": (262, 261, HELLO),
-    "vocab_gap.json": (262, 999, HELLO),
-    "vocab_missing_byte.json": (261, 261, HELLO[:-1]),
-    "good_merges.txt": (262, 261, HELLO),
-    "merges_crlf.txt": (262, 261, HELLO),
-    "merges_duplicate.txt": (262, 261, HELLO),
-    "merges_no_version.txt": (262, 261, HELLO),
-}
 # test_sentencepiece.py has these.
 ELSEWHERE = {"SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer"}
-REFUSED = {
-    "wordpiece_no_unk.txt": r"wordpiece_no_unk\.txt: no entry \[UNK\].*\n  found: 11 lines, the first '\[PAD\]'",
-    "wordpiece_not_utf8.txt": r"wordpiece_not_utf8\.txt:13: not UTF-8 text\n  found: byte 0xe9",
-    # The reference takes it, and gives " w" the id that ends documents.
-    "vocab_no_endoftext.json": r"'<\|endoftext\|>' would get an id that is taken\n  found: id 260 is '\u0120w'",
-    "vocab_float_id.json": r"vocab_float_id\.json:1: the entry 'hello' has no usable id",
-    "vocab_list.json": r"vocab_list\.json: not a vocabulary",
-    "vocab_negative_id.json": r"vocab_negative_id\.json:1: the entry 'hello' has no usable id",
-    "vocab_truncated.json": r"vocab_truncated\.json:1: not a JSON vocabulary",
-    "merges_bad_line.txt": r"merges_bad_line\.txt:4: not a merge",
-    "merges_blank_line.txt": r"merges_blank_line\.txt:4: not a merge",
-    "merges_hash_merge.txt": r"merges_hash_merge\.txt:7: a merge of '#' and '#' needs an entry",
-    "merges_one_word.txt": r"merges_one_word\.txt:4: not a merge",
-    "merges_unknown_part.txt": r"merges_unknown_part\.txt:7: a merge of 'xx' and 'yy' needs an entry",
-    "merges_unknown_result.txt": r"merges_unknown_result\.txt:7: a merge of 'h' and 'h' needs an entry",
-    "hf_bad_json": r"hf_bad_json: tokenizer\.json is not JSON",
-    "hf_unknown_model": r"hf_unknown_model: tokenizer\.json is not a tokenizer",
-}
 
 
 def option(words, name):
@@ -145,34 +108,3 @@ def test_the_fast_engines_are_taken_for_what_the_reference_was_run_with(oracles,
         kind = ("HuggingFaceTokenizer", {"model": str(files)}) if folder[:2] == "hf" else ("GPT2BPETokenizer", pair)
         tokenizer = load_tokenizer(TokenizerSpec(type=kind[0], **kind[1], engine=engine))
         assert (tokenizer.engine, tokenizer.notes) == ("gigatoken" if engine == "auto" else engine, ())
-
-
-def odd_spec(folder, name):
-    if name.startswith("hf_"):
-        return TokenizerSpec(type="HuggingFaceTokenizer", model=str(folder / name))
-    if name.startswith("wordpiece_"):
-        return TokenizerSpec(type="BertWordPieceLowerCase", vocab_file=str(folder / name))
-    vocabulary = name if "vocab" in name else "good_vocab.json"
-    merges = name if "merges" in name else "good_merges.txt"
-    return TokenizerSpec(type="GPT2BPETokenizer", vocab_file=str(folder / vocabulary), merge_file=str(folder / merges))
-
-
-@pytest.mark.parametrize("name", TAKEN)
-def test_odd_files_that_the_reference_takes(oracles, name):
-    tokenizer = load_tokenizer(odd_spec(oracles / "hostile/tokenizer", name))
-    found = tokenizer.encode_batch(["hello world Z"])[0].tolist()
-    assert (tokenizer.vocab_size, tokenizer.eod, found) == TAKEN[name]
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_odd_files_that_are_refused(oracles, name):
-    with pytest.raises(UsageError, match=REFUSED[name]):
-        load_tokenizer(odd_spec(oracles / "hostile/tokenizer", name))
-
-
-def test_every_odd_file_of_these_types_is_decided(oracles):
-    names = {path.name for path in (oracles / "hostile/tokenizer").iterdir()}
-    assert {name for name in names if name.startswith(("good_", "vocab_", "merges_", "hf_", "wordpiece_"))} == {
-        *TAKEN,
-        *REFUSED,
-    }

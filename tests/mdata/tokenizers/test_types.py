@@ -53,7 +53,10 @@ def test_a_fast_engine_is_taken_and_the_exact_one_where_a_byte_is_missing(tmp_pa
     without_z = [entry for entry in (*ENTRIES, END) if entry != "Z"]
     tokenizer = gpt2(tmp_path, entries=without_z)
     assert tokenizer.engine == "tokenizers"
-    assert tokenizer.notes == ("ids come from tokenizers: a byte has no entry in its vocabulary",)
+    assert tokenizer.notes == (
+        "ids come from tokenizers: a byte has no entry in its vocabulary",
+        "bytes without an entry are dropped from every text, as in Megatron: b'Z'",
+    )
     assert ids(tokenizer, "aZa") == ids(tokenizer, "aa") == [96, 96]
     with pytest.raises(UsageError, match="tiktoken cannot be used for this tokenizer\n  found: a byte has no entry"):
         gpt2(tmp_path, "tiktoken", entries=without_z)
