@@ -78,6 +78,18 @@ class Mersenne:
     def up_to(self, most: int) -> int:
         """A number in [0, most] by numpy's legacy rule; 0 draws nothing."""
 
+    def integer(self, low: int, high: int) -> int:
+        """A number in [low, high), as RandomState.randint. ValueError for an empty range."""
+
+    def real(self) -> float:
+        """A number in [0, 1), as RandomState.random_sample."""
+
+    def pick(self, bounds: NDArray[np.float64]) -> int:
+        """Which of [n] things, by the running sums of their probabilities, as RandomState.choice."""
+
+    def geometric(self, p: float) -> int:
+        """Trials until the first success, as RandomState.geometric. ValueError for p outside (0, 1/3)."""
+
     def shuffle(self, values: NDArray[np.int32] | NDArray[np.int64] | NDArray[np.uint32]) -> None:
         """Shuffle [n] numbers in place, as RandomState.shuffle does."""
 
@@ -145,3 +157,38 @@ class Punkt:
 
 def punkt_character(code: int) -> tuple[int, int]:
     """What the table says of a code point: flags, and what to add for its lower case. IndexError above 0x10FFFF."""
+
+def megatron_mapping(
+    boundaries: NDArray[np.int64],
+    sizes: NDArray[np.int32],
+    longest: int,
+    short_ratio: int,
+    least_sentences: int,
+    epochs: int,
+    limit: int,
+    seed: int,
+) -> NDArray[np.uint32] | NDArray[np.uint64]:
+    """Megatron's mapping of sentences to samples: [rows, 3] of first sentence, one past the last, target length.
+
+    int64[d + 1] first sentences of documents, int32[s] sizes of all sentences. Whole epochs until there are `limit`
+    rows, `epochs` at most, shuffled. Rows are uint64 from 2^32 sentences on. See mapping.hpp.
+
+    Raises:
+        ValueError: a target (`longest`) below 2 or above 2^31 - 1, samples of no sentence.
+        IndexError: a document outside of the sentences.
+    """
+
+def keyed_mapping(
+    boundaries: NDArray[np.int64],
+    sizes: NDArray[np.int32],
+    longest: int,
+    short_ratio: int,
+    least_sentences: int,
+    key_low: int,
+    key_high: int,
+    first_document: int,
+) -> NDArray[np.uint32] | NDArray[np.uint64]:
+    """One epoch in the order of the file, with targets drawn for each document by itself; see `megatron_mapping`.
+
+    The first boundary is that of document number `first_document`: what is mapped in parts is what is mapped at once.
+    """

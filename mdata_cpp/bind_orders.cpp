@@ -14,6 +14,18 @@ using mdata::Mersenne;
 using mdata::mutable_view;
 using mdata::view;
 
+std::int64_t integer(Mersenne& generator, std::int64_t low, std::int64_t high) {
+    if (low >= high) throw std::invalid_argument("an empty range");
+    return generator.integer(low, high);
+}
+
+std::size_t pick(Mersenne& generator, const mdata::Array<double>& bounds) { return generator.pick(view(bounds)); }
+
+std::int64_t geometric(Mersenne& generator, double p) {
+    if (!(p > 0.0 && p < 1.0 / 3.0)) throw std::invalid_argument("p is not in (0, 1/3)");
+    return generator.geometric(p);
+}
+
 template <typename T>
 void shuffle(Mersenne& generator, Array<T>& values) {
     const auto inside = mutable_view(values);
@@ -61,6 +73,10 @@ void mdata::bind_orders(py::module_& module) {
     py::class_<Mersenne>(module, "Mersenne")
         .def(py::init<std::uint32_t>(), py::arg("seed"))
         .def("up_to", &Mersenne::up_to, py::arg("most"))
+        .def("integer", &integer, py::arg("low"), py::arg("high"))
+        .def("real", &Mersenne::real)
+        .def("pick", &pick, py::arg("bounds").noconvert())
+        .def("geometric", &geometric, py::arg("p"))
         .def("shuffle", &shuffle<std::int32_t>, py::arg("values").noconvert())
         .def("shuffle", &shuffle<std::int64_t>, py::arg("values").noconvert())
         .def("shuffle", &shuffle<std::uint32_t>, py::arg("values").noconvert());

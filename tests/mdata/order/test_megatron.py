@@ -117,6 +117,35 @@ def test_the_shuffle_is_numpys(n, seed, dtype):
     assert generator.up_to(10**12) == numpys.randint(0, 10**12 + 1, dtype=np.int64)
 
 
+@examples(100)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    weights=st.lists(st.floats(0.01, 1.0), min_size=1, max_size=12),
+    low=st.integers(-(2**62), 2**62),
+    span=st.integers(1, 2**62),
+    p=st.floats(0.001, 0.333),
+)
+def test_the_other_draws_are_numpys(seed, weights, low, span, p):
+    generator, numpys = Mersenne(seed), np.random.RandomState(seed)
+    shares = np.array(weights) / np.sum(weights)
+    bounds = np.cumsum(shares) / np.cumsum(shares)[-1]
+    for _ in range(20):
+        assert generator.real() == numpys.random_sample()
+        assert generator.integer(low, low + span) == numpys.randint(low, low + span, dtype=np.int64)
+        assert generator.pick(bounds) == numpys.choice(len(shares), p=shares)
+        assert generator.geometric(p) == numpys.geometric(p)
+
+
+def test_draws_without_sense_are_refused():
+    for draw in (
+        lambda: Mersenne(1).integer(3, 3),
+        lambda: Mersenne(1).geometric(0.34),
+        lambda: Mersenne(1).geometric(0),
+    ):
+        with pytest.raises(ValueError):
+            draw()
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_threads_give_the_same_rows(threads):
     lengths = np.random.default_rng(0).integers(0, 5, 500_000).astype(np.int32)
