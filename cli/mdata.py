@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS = (
-    Command("train-tokenizer", "learn a byte-level BPE vocabulary from text", module="cli.train_tokenizer"),
+    Command("train-tokenizer", "learn a vocabulary from text", module="cli.train_tokenizer"),
     Command("preprocess", "turn text into token files and their manifest", module="cli.preprocess"),
     Command("blend", "mix corpora by shares into one blend manifest", module="cli.blend"),
     Command("inspect", "show what a token file, manifest or blend holds", module="cli.inspect"),

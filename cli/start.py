@@ -70,7 +70,8 @@ def keep_standard_streams() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)
+            # Who reads a closed stdin hears so; it is not an empty one.
+            os.open(os.devnull, os.O_RDWR if fd else os.O_WRONLY)
 
 
 def _end(line: str, code: int) -> NoReturn:

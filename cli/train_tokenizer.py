@@ -1,43 +1,102 @@
-"""Learn a byte-level BPE vocabulary from jsonl text and write it as a Hugging Face folder.
+"""Learn a vocabulary from text and write the files that preprocess wants for it.
 
-The folder then serves as: mdata preprocess --tokenizer-type HuggingFaceTokenizer --tokenizer-model FOLDER
+kinds: byte-bpe (GPT2BPETokenizer, HuggingFaceTokenizer), wordpiece (BertWordPieceCase; with --lower-case
+BertWordPieceLowerCase), sentencepiece-bpe and sentencepiece-unigram (SentencePieceTokenizer; --preset llama2 for
+Llama2Tokenizer). Input is what preprocess takes. Of a large input a sample is read, spread over all of it and the same
+every time. The same input and options give the same files; at the end the options for preprocess are printed.
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
+from dataclasses import fields
 
 import mdata
 from cli.console import Console
+from cli.preprocess_options import size
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Few flags."""
+    """What is read, what is learnt."""
     add = parser.add_argument
-    add("--input", nargs="+", required=True, metavar="PATH", help="files, folders or quoted patterns of jsonl")
-    add("--vocab-size", type=int, required=True, metavar="N", help="entries, <|endoftext|> and 256 bytes among them")
-    add("--output", required=True, metavar="FOLDER", help="where tokenizer.json goes")
-    add("--json-keys", "--json-key", nargs="+", default=["text"], metavar="KEY", help="default: text")
+    add("--input", nargs="+", required=True, metavar="PATH", help="files, folders or quoted patterns; - is stdin")
+    add("--output", required=True, metavar="FOLDER", help="where the tokenizer's files go")
+    add("--vocab-size", type=int, required=True, metavar="N", help="entries, special ones and single bytes among them")
+    kinds = ("byte-bpe", "wordpiece", "sentencepiece-bpe", "sentencepiece-unigram")
+    add("--kind", choices=kinds, default="byte-bpe", help="what is learnt; default byte-bpe")
+    add("--overwrite", action="store_true", help="replace another tokenizer of this kind in the folder")
+    _add_reading(parser.add_argument_group("reading, as in preprocess"))
+    _add_learning(parser.add_argument_group("learning"))
+
+
+def _add_reading(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--json-keys", "--json-key", nargs="+", default=("text",), metavar="KEY", help="default: text")
+    add("--input-format", choices=("auto", "jsonl", "parquet", "text"), default="auto", help="default: auto")
+    add("--text-documents", choices=("file", "paragraph"), default="file", help="what is a document of plain text")
+    add("--max-record-bytes", type=size, default=64 << 20, metavar="SIZE", help="a longer record is bad; 64M")
+    add("--on-error", choices=("stop", "skip"), default="stop", help="at a row that cannot be taken; default stop")
+    more = "default: 1G; sentencepiece-bpe 256M, sentencepiece-unigram 64M"
+    add("--sample-bytes", type=size, metavar="SIZE", help=f"of unpacked input to learn from; {more}")
+    add("--seed", type=int, default=1234, metavar="N", help="of the sample; default 1234")
+
+
+def _add_learning(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--special-tokens", nargs="+", default=(), metavar="TOKEN", help="more of them, behind those of the kind")
+    add("--lower-case", action="store_true", help="wordpiece: for BertWordPieceLowerCase")
+    add("--character-coverage", type=float, metavar="SHARE", help="wordpiece, sentencepiece: of characters; 0.9995")
+    add("--preset", choices=("llama2",), help="sentencepiece: bytes, single digits, text as it is, blanks kept")
+    add("--byte-fallback", action="store_true", help="sentencepiece: bytes of characters without an entry")
+    add("--split-digits", action="store_true", help="sentencepiece: every digit is a piece")
+    add("--pad", action="store_true", help="sentencepiece: <pad>, id 3; <unk> <s> </s> are 0 to 2")
+    add("--user-symbols", nargs="+", default=(), metavar="TEXT", help="sentencepiece: pieces that are never cut")
+    rules = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
+    add("--normalization", choices=rules, help="sentencepiece: default nmt_nfkc")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Run `mdata.train_tokenizer` and say what was learnt."""
+    """Run `mdata.learn_tokenizer` and say what was learnt."""
+    given = {field.name: getattr(arguments, field.name) for field in fields(mdata.TrainOptions)}
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     with console.progress() as progress:
-        tokenizer = mdata.train_tokenizer(
+        made = mdata.learn_tokenizer(
             arguments.input,
             arguments.output,
+            kind=arguments.kind,
             vocab_size=arguments.vocab_size,
-            json_keys=tuple(arguments.json_keys),
+            options=mdata.TrainOptions(**given),
             progress=progress,
         )
-    if tokenizer.vocab_size < arguments.vocab_size:
-        console.note(f"mdata: the text gives only {tokenizer.vocab_size} entries, fewer than asked for")
-    console.result(
-        f"{arguments.output}: {tokenizer.vocab_size:,} entries, end of document {tokenizer.eod}",
-        {
-            "folder": arguments.output,
-            "vocab_size": tokenizer.vocab_size,
-            "eod": tokenizer.eod,
-            "fingerprint": tokenizer.fingerprint,
-        },
-    )
+    if made.entries < arguments.vocab_size:
+        console.note(f"mdata: the text gives only {made.entries} entries, fewer than asked for")
+    words = [preprocess_words(spec) for spec in made.specs]
+    there = " (the same was there already)" if made.there_before else ""
+    lines = [f"{arguments.output}: {made.entries:,} entries, end of document {made.tokenizer.eod}{there}"]
+    lines += [f"{'next: mdata preprocess' if not i else '  or: mdata preprocess'} {w}" for i, w in enumerate(words)]
+    facts = {
+        "folder": arguments.output,
+        "kind": arguments.kind,
+        "vocab_size": made.entries,
+        "eod": made.tokenizer.eod,
+        "fingerprint": made.tokenizer.fingerprint,
+        "sampled_bytes": made.sampled_bytes,
+        "input_bytes": made.input_bytes,
+        "there_before": made.there_before,
+        "preprocess_options": words,
+    }
+    console.result("\n".join(lines), facts)
+
+
+def preprocess_words(spec: mdata.TokenizerSpec) -> str:
+    """The options of preprocess that name a tokenizer."""
+    words = ["--tokenizer-type", spec.type]
+    for option, value in (
+        ("--tokenizer-model", spec.model),
+        ("--vocab-file", spec.vocab_file),
+        ("--merge-file", spec.merge_file),
+    ):
+        words += [option, value] if value else []
+    tokens = dict(spec.options).get("special_tokens", [])
+    return shlex.join([*words, *(["--tokenizer-special-tokens", *tokens] if tokens else [])])

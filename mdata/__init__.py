@@ -29,7 +29,8 @@ from mdata.preprocess import Estimate, PreprocessOptions, PreprocessResult, esti
 from mdata.progress import SILENT, Progress
 from mdata.sampler import global_batch, rank_rows
 from mdata.tokenizers import TextRefused, Tokenizer, TokenizerSpec, build_tokenizer, load_tokenizer
-from mdata.tokenizers.train import train_tokenizer
+from mdata.tokenizers.train import Learnt, learn_tokenizer, train_tokenizer
+from mdata.tokenizers.train_options import TrainOptions
 from mdata.verify import Verified, verify
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "IndexedReader",
     "IndexedWriter",
     "Key",
+    "Learnt",
     "Loader",
     "MdataError",
     "OpenBlend",
@@ -62,6 +64,7 @@ __all__ = [
     "TextRefused",
     "Tokenizer",
     "TokenizerSpec",
+    "TrainOptions",
     "UsageError",
     "Verified",
     "adopt",
@@ -75,6 +78,7 @@ __all__ = [
     "estimate",
     "explain_os_error",
     "global_batch",
+    "learn_tokenizer",
     "load_manifest",
     "load_tokenizer",
     "make_blend",

@@ -8,6 +8,7 @@ ending only tells plain text from lines of JSON.
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import os
 import re
@@ -145,6 +146,7 @@ def _look_at(path: Path, format: Literal["auto"] | Format) -> SourceFile:
     if path == STDIN:
         if format == "parquet":
             raise UsageError("parquet cannot be read from standard input", fix="name the file")
+        _check_stdin()
         return SourceFile(STDIN, 0, 0, "jsonl" if format == "auto" else format)
     try:
         facts = path.stat()
@@ -158,6 +160,16 @@ def _look_at(path: Path, format: Literal["auto"] | Format) -> SourceFile:
     return SourceFile(
         path, facts.st_size, facts.st_mtime_ns, _format_of(path, head, asked=format), compression_of(head)
     )
+
+
+def _check_stdin() -> None:
+    """Refuse a standard input that nobody gave: `<&-`, which would look like an empty one."""
+    try:
+        is_open = fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
+    except OSError:
+        is_open = False
+    if not is_open:
+        raise UsageError("standard input is closed", expected="text on it, as the input is -", fix="name files")
 
 
 def compression_of(head: bytes) -> Compression:

@@ -18,9 +18,9 @@ from pathlib import Path
 from mdata.errors import UsageError
 from mdata.tokenizers.engines import ENGINES
 from mdata.tokenizers.folder import write_folder
+from mdata.tokenizers.learners import Task, learn
 from mdata.tokenizers.protocol import Tokenizer, TokenizerSpec
 from mdata.tokenizers.registry import available, load_tokenizer
-from mdata.tokenizers.train import learn
 
 SMALL_VOCABULARY = 4096
 _LEARN_FROM_CHARS = 2_000_000
@@ -72,7 +72,8 @@ def measure(spec: TokenizerSpec) -> list[Measured]:
 def learnt_here(folder: Path) -> TokenizerSpec:
     """A small tokenizer, learnt from the beginning of the sample and put into a folder."""
     texts = islice(_texts(), _count(_LEARN_FROM_CHARS))
-    write_folder(folder, {"tokenizer.json": learn(texts, SMALL_VOCABULARY).encode()})
+    made = learn(Task(kind="byte-bpe", vocab_size=SMALL_VOCABULARY), texts)
+    write_folder(folder, {"tokenizer.json": made["tokenizer.json"]})
     return TokenizerSpec(type="HuggingFaceTokenizer", model=str(folder))
 
 

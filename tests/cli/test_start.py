@@ -35,6 +35,9 @@ sys.exit(main({argv!r}))
 """
 
 
+TRAIN = "train-tokenizer --vocab-size 300 --output o"
+
+
 @pytest.mark.parametrize(
     ("program", "name", "argv"),
     [
@@ -101,3 +104,16 @@ def test_an_encoding_without_the_character(tmp_path):
     env = {**os.environ, "PYTHONIOENCODING": "latin-1"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, env=env, check=False)
     assert done.stdout == b"caf\xe9 \\u4e16\n" and done.stderr == b""
+
+
+@pytest.mark.parametrize("words", ["preprocess --output-prefix o --tokenizer-type ByteTokenizer", TRAIN])
+def test_a_closed_stdin_is_no_empty_input(tmp_path, words):
+    line = f"{sys.executable} -m cli.mdata {words} --input - "
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for closed, code, heard in (("<&-", 2, "standard input is closed"), ("</dev/null", None, "")):
+        done = subprocess.run(
+            ["sh", "-c", line + closed], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == (code or (2 if words == TRAIN else 0)) and heard in done.stderr
+        assert ("closed" in done.stderr) == bool(heard) and "Traceback" not in done.stderr
+        assert bool(list(tmp_path.iterdir())) == (not done.returncode)
