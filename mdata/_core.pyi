@@ -192,3 +192,45 @@ def keyed_mapping(
 
     The first boundary is that of document number `first_document`: what is mapped in parts is what is mapped at once.
     """
+
+class WordPiece:
+    """WordPiece in BERT's form, id for id as the `tokenizers` library; never changes. See mdata_cpp/wordpiece.hpp.
+
+    Args:
+        vocabulary: entry -> id, ids not negative.
+        added: tokens that are cut out of the raw text first, the longest of those that match -> id; -1: found, but
+            left as text.
+        unknown: the id of a word that no entries cover.
+        prefix: of entries that go on with a word.
+        most_chars: of a word; longer ones are unknown.
+        treatment: whether texts are cleaned, CJK is set apart, accents are dropped, letters lose their case.
+
+    Raises:
+        ValueError: a negative id.
+    """
+
+    def __init__(
+        self,
+        vocabulary: dict[str, int],
+        added: dict[str, int],
+        unknown: int,
+        prefix: str,
+        most_chars: int,
+        treatment: tuple[bool, bool, bool, bool],
+    ) -> None: ...
+    def encode(
+        self, texts: list[str], before: list[int], after: list[int]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+        """The ids of all texts with `before` and `after` around each, how many each gave, and which texts were left.
+
+        Texts that were left gave no id, nothing around them either: they hold a code point that editions of Unicode in
+        use treat differently. UnicodeEncodeError for a lone surrogate.
+        """
+
+    def words(self, text: str) -> list[str] | None:
+        """The words that are looked up, added tokens not regarded; None for a text that is left."""
+
+    @staticmethod
+    def classes() -> dict[str, list[tuple[int, int]]]:
+        """How code points are classed, as ranges with both ends: dropped, blank, cjk, accent, punctuation,
+        space_in_pretokenizer, and unsettled."""

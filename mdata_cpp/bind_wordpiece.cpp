@@ -1,4 +1,96 @@
 // The Python face of wordpiece.hpp (WordPiece); documented in mdata/_core.pyi.
 #include "bindings.hpp"
 
-void mdata::bind_wordpiece(pybind11::module_&) {}
+#include <pybind11/stl.h>
+
+#include <array>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "wordpiece.hpp"
+
+namespace {
+
+namespace py = pybind11;
+namespace wp = mdata::wordpiece;
+
+// Texts and their values; views of the UTF-8 of the keys, valid as long as the dict is.
+std::vector<wp::Item> items_of(const py::dict& values) {
+    std::vector<std::int32_t> numbers;
+    py::list texts;
+    for (const auto& [text, value] : values) {
+        texts.append(text);
+        numbers.push_back(value.cast<std::int32_t>());
+    }
+    std::vector<wp::Item> items;
+    items.reserve(numbers.size());
+    for (const std::string_view text : mdata::utf8_of(texts)) items.push_back({text, numbers[items.size()]});
+    return items;
+}
+
+using Flags = std::array<bool, 4>;
+
+std::unique_ptr<wp::Encoder> make(const py::dict& vocabulary, const py::dict& added, std::int32_t unknown,
+                                  std::string prefix, std::uint64_t most_chars, const Flags& treatment) {
+    const auto entries = items_of(vocabulary);
+    const auto tokens = items_of(added);
+    for (const wp::Item& entry : entries)
+        if (entry.value < 0) throw std::invalid_argument("an entry of the vocabulary has a negative id");
+    const std::uint64_t most = std::min<std::uint64_t>(most_chars, std::numeric_limits<std::uint32_t>::max());
+    const wp::Settings settings{std::move(prefix), static_cast<std::size_t>(most), unknown,
+                                {treatment[0], treatment[1], treatment[2], treatment[3]}};
+    const py::gil_scoped_release unlocked;
+    return std::make_unique<wp::Encoder>(entries, tokens, settings);
+}
+
+py::tuple encode(const wp::Encoder& encoder, const py::list& texts, const std::vector<std::int32_t>& before,
+                 const std::vector<std::int32_t>& after) {
+    const auto views = mdata::utf8_of(texts);
+    wp::Batch batch;
+    {
+        const py::gil_scoped_release unlocked;
+        batch = encoder.encode(views, before, after);
+    }
+    return py::make_tuple(mdata::as_array(std::move(batch.ids)), mdata::as_array(std::move(batch.lengths)),
+                          mdata::as_array(std::move(batch.left)));
+}
+
+std::optional<std::vector<std::string>> words(const wp::Encoder& encoder, const std::string& text) {
+    std::vector<std::string> found;
+    if (!encoder.words(text, found)) return std::nullopt;
+    return found;
+}
+
+template <typename Rows>
+py::list ranges_of(const Rows& rows) {
+    py::list ranges;
+    for (const auto& row : rows) ranges.append(py::make_tuple(row.first, row.last));
+    return ranges;
+}
+
+py::dict classes() {
+    py::dict found;
+    found["dropped"] = ranges_of(wp::kDropped);
+    found["blank"] = ranges_of(wp::kBlank);
+    found["cjk"] = ranges_of(wp::kCjk);
+    found["accent"] = ranges_of(wp::kMark);
+    found["punctuation"] = ranges_of(wp::kPunctuation);
+    found["space_in_pretokenizer"] = ranges_of(wp::kSpace);
+    found["unsettled"] = ranges_of(wp::kUnsettled);
+    return found;
+}
+
+}  // namespace
+
+void mdata::bind_wordpiece(pybind11::module_& module) {
+    py::class_<wp::Encoder>(module, "WordPiece")
+        .def(py::init(&make), py::arg("vocabulary"), py::arg("added"), py::arg("unknown"), py::arg("prefix"),
+             py::arg("most_chars"), py::arg("treatment"))
+        .def("encode", &encode, py::arg("texts"), py::arg("before"), py::arg("after"))
+        .def("words", &words, py::arg("text"))
+        .def_static("classes", &classes);
+}

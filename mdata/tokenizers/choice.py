@@ -1,11 +1,13 @@
 """Which engine gives the ids: the fastest that is equal to the exact one, shown here and now.
 
-A faster engine is tried only for the common form of byte-level BPE, and taken only if it gives the exact
-ids on a fixed hostile text. Why it was not taken is one line for the user; nothing is ever decided silently.
+A faster engine is tried only for the forms of tokenizer.json that it is made for (FORMS: byte-level BPE,
+BERT's WordPiece), and taken only if it gives the exact ids on a fixed hostile text. Why it was not taken is
+one line for the user; nothing is ever decided silently.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -20,12 +22,41 @@ from mdata.tokenizers.definition import (
     model_vocabulary,
     split_pattern,
 )
-from mdata.tokenizers.engines import ENGINES, EXACT, Engine, ExactEngine
-from mdata.tokenizers.hostile import hostile_texts
+from mdata.tokenizers.engines import ENGINES, EXACT, WORDPIECE, Engine, ExactEngine
+from mdata.tokenizers.hostile import hostile_texts, hostile_texts_for_wordpiece
 from mdata.tokenizers.patterns import NOT_FOR_GIGATOKEN
-from mdata.tokenizers.routed import RoutedEngine
+from mdata.tokenizers.routed import routed
+from mdata.tokenizers.wordpiece_engine import WordPieceEngine
+from mdata.tokenizers.wordpiece_form import wordpiece_obstacle
 
 AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Form:
+    """A kind of definition for which faster engines are known.
+
+    Args:
+        obstacle: why a definition is not of this kind, by structure alone; None: it is.
+        engines: from the fastest.
+        hostile_texts: see mdata/tokenizers/hostile.py.
+    """
+
+    obstacle: Callable[[Definition], str | None]
+    engines: tuple[str, ...]
+    hostile_texts: Callable[[Sequence[str], Sequence[str]], list[str]]
+
+
+_BYTE_LEVEL = Form(byte_level_obstacle, ("gigatoken", "tiktoken"), hostile_texts)
+_WORDPIECE = Form(wordpiece_obstacle, (WORDPIECE,), hostile_texts_for_wordpiece)
+FORMS = (_BYTE_LEVEL, _WORDPIECE)
+
+
+def form_of(definition: Definition) -> Form:
+    """The form to which a definition comes nearest, whatever may be in the way."""
+    model = definition.get("model") or {}
+    return _WORDPIECE if model.get("type") == "WordPiece" else _BYTE_LEVEL
+
 
 _WHAT_LIBRARIES_RAISE = (ValueError, TypeError, KeyError, RuntimeError, OverflowError)
 
@@ -54,14 +85,18 @@ def choose(definition: Definition, exact: ExactEngine, *, wanted: str, plain: bo
     if wanted == EXACT:
         return Choice(exact, ())
     reasons: list[str] = []
-    common = byte_level_obstacle(definition)
-    for name in ENGINES[: ENGINES.index(EXACT)] if wanted == AUTO else (wanted,):
+    form = form_of(definition) if wanted == AUTO else next(form for form in FORMS if wanted in form.engines)
+    common = form.obstacle(definition)
+    for name in form.engines if wanted == AUTO else (wanted,):
         found = common or try_engine(name, definition, exact=exact, plain=plain)
         if not isinstance(found, str):
             return Choice(found, _notes(reasons, name))
         reasons.append(f"{name} is not taken: {found}")
     if wanted != AUTO:
-        raise UsageError(f"{wanted} cannot be used for this tokenizer", found=common or reasons[0], fix="--engine auto")
+        names = (AUTO, *form_of(definition).engines, EXACT)
+        what = f"{wanted} cannot be used for this tokenizer"
+        expected = None if wanted in names else f"one of {', '.join(names)}"
+        raise UsageError(what, found=common or reasons[0], expected=expected, fix="--engine auto")
     return Choice(exact, _notes([common] if common else reasons, EXACT))
 
 
@@ -82,7 +117,7 @@ def try_engine(name: str, definition: Definition, *, exact: ExactEngine, plain: 
     try:
         if obstacle := _OBSTACLES[name](definition, exact):
             return obstacle
-        engine = RoutedEngine(name, definition, plain=plain, exact=lambda: exact)
+        engine = routed(name, definition, plain=plain, exact=lambda: exact)
         difference = first_difference(engine, exact, definition=definition)
     except ImportError:
         return "it is not installed"
@@ -97,7 +132,11 @@ def first_difference(engine: Engine, exact: Engine, *, definition: Definition) -
     tokens = added_tokens(definition)
     entries = vocabulary.keys() - {token.content for token in tokens}
     added = [token.content for token in tokens if not token.single_word]
-    texts = hostile_texts(sorted(entries, key=vocabulary.__getitem__), added)
+    texts = form_of(definition).hostile_texts(sorted(entries, key=vocabulary.__getitem__), added)
+    if isinstance(engine, WordPieceEngine) and isinstance(exact, ExactEngine):
+        other = engine.first_other_words(exact.library)
+        if other is not None:
+            return other
     pairs = zip(texts, engine.encode(texts), exact.encode(texts), strict=True)
     return next((text for text, ours, theirs in pairs if not np.array_equal(ours, theirs)), None)
 
@@ -123,4 +162,10 @@ def _tiktoken_obstacle(definition: Definition, exact: ExactEngine) -> str | None
     return "an entry cannot be reached by its merges" if any(len(tokenize(entry)) > 1 for entry in results) else None
 
 
-_OBSTACLES = MappingProxyType({"gigatoken": _gigatoken_obstacle, "tiktoken": _tiktoken_obstacle})
+def _no_obstacle(definition: Definition, exact: ExactEngine) -> str | None:
+    return None
+
+
+_OBSTACLES = MappingProxyType(
+    {"gigatoken": _gigatoken_obstacle, "tiktoken": _tiktoken_obstacle, WORDPIECE: _no_obstacle}
+)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import groupby
 
@@ -26,6 +26,7 @@ LONGEST_WORD_CHARS = 4 << 20
 # For tokenizers that look at a text as a whole.
 LONGEST_WHOLE_CHARS = 16 << 20
 
+_BLANK = re.compile("[ \t\n\r]")
 _CUT = re.compile(r"[A-Za-z](?= [A-Za-z])")
 
 
@@ -74,7 +75,36 @@ def _marks() -> str:
     return "".join(f"{chr(run[0][1])}-{chr(run[-1][1])}" for run in runs)
 
 
-def encode_in_pieces(engine: Engine, texts: Sequence[str], *, cuttable: bool) -> list[Ids]:
+def cut_at_blanks(text: str, piece_chars: int = PIECE_CHARS) -> list[str]:
+    """The same for tokenizers to which any blank or line end is the end of a word, and which drop it.
+
+    A long word costs them little, but memory: it may have as many characters as a text that is looked at as a whole.
+
+    Raises:
+        TextRefused: a word is too long (the index is 0).
+    """
+    pieces = []
+    start = 0
+    while start < len(text):
+        place = _BLANK.search(text, start + piece_chars)
+        end = place.start() if place else len(text)
+        if end - start - piece_chars > LONGEST_WHOLE_CHARS:
+            raise TextRefused(0, f"a word of more than {LONGEST_WHOLE_CHARS:,} characters")
+        pieces.append(text[start:end])
+        start = end
+    return pieces
+
+
+def can_cut_at_blanks(tokens: Sequence[AddedToken]) -> bool:
+    """Whether no added token can lie over such a place, or care for what stands beyond it."""
+    return not any(
+        _BLANK.search(token.content) or token.lstrip or token.rstrip or token.single_word for token in tokens
+    )
+
+
+def encode_in_pieces(
+    engine: Engine, texts: Sequence[str], *, cuttable: bool, cutter: Callable[[str], list[str]] = cut
+) -> list[Ids]:
     """The ids of each text, long ones in pieces where that is safe.
 
     Raises:
@@ -82,15 +112,16 @@ def encode_in_pieces(engine: Engine, texts: Sequence[str], *, cuttable: bool) ->
     """
     if all(len(text) <= PIECE_CHARS for text in texts):
         return engine.encode(texts)
-    return [_encode_long(engine, text, index=index, cuttable=cuttable) for index, text in enumerate(texts)]
+    cutter_or_none = cutter if cuttable else None
+    return [_encode_long(engine, text, index=index, cutter=cutter_or_none) for index, text in enumerate(texts)]
 
 
-def _encode_long(engine: Engine, text: str, *, index: int, cuttable: bool) -> Ids:
-    if not cuttable:
+def _encode_long(engine: Engine, text: str, *, index: int, cutter: Callable[[str], list[str]] | None) -> Ids:
+    if cutter is None:
         refuse_long([text], index)
         return engine.encode([text])[0]
     try:
-        pieces = cut(text)
+        pieces = cutter(text)
     except TextRefused as refused:
         raise TextRefused(index, refused.reason) from refused
     # One after another: the memory of a piece is free again before the next is begun.

@@ -13,13 +13,20 @@ from typing import Any, Self
 import numpy as np
 
 from mdata.errors import UsageError
-from mdata.tokenizers.choice import choose
-from mdata.tokenizers.cut import can_cut, encode_in_pieces, refuse_long
+from mdata.tokenizers.choice import choose, form_of
+from mdata.tokenizers.cut import (
+    PIECE_CHARS,
+    can_cut,
+    can_cut_at_blanks,
+    cut,
+    cut_at_blanks,
+    encode_in_pieces,
+    refuse_long,
+)
 from mdata.tokenizers.definition import (
     AddedToken,
     Definition,
     added_tokens,
-    byte_level_obstacle,
     is_composed_only,
     model_vocabulary,
     split_pattern,
@@ -27,9 +34,9 @@ from mdata.tokenizers.definition import (
     unknown_id,
     with_special_tokens,
 )
-from mdata.tokenizers.engines import EXACT, Engine, ExactEngine, Ids
+from mdata.tokenizers.engines import EXACT, WORDPIECE, Engine, ExactEngine, FlatEngine, Ids
 from mdata.tokenizers.protocol import IdArray, LengthArray, TextRefused
-from mdata.tokenizers.routed import RoutedEngine
+from mdata.tokenizers.routed import routed
 
 SPECIAL_IN_TEXT = ("special", "plain")
 
@@ -57,8 +64,12 @@ class DefinedTokenizer:
         self._definition = with_special_tokens(definition, options.get("special_tokens", ()))
         self._added: list[AddedToken] = added_tokens(self._definition)
         self._around = surroundings(self._definition)
+        self._in_form = form_of(self._definition).obstacle(self._definition) is None
         simple = split_pattern(self._definition) is not None and is_composed_only(self._definition)
         self._cuttable = simple and self._around is not None and can_cut(self._added)
+        self._cutter = cut
+        if self._in_form and form_of(self._definition).engines == (WORDPIECE,):
+            self._cuttable, self._cutter = can_cut_at_blanks(self._added), cut_at_blanks
         self._engine: Engine = self._exact if engine == EXACT else self._make(engine)
         # A word that the model cannot spell has that id too, so it tells nothing about special tokens in a text.
         unknown = unknown_id(self._definition)
@@ -82,7 +93,7 @@ class DefinedTokenizer:
     @cached_property
     def vocab_size(self) -> int:
         """See the protocol."""
-        if byte_level_obstacle(self._definition) is not None:
+        if not self._in_form:
             return int(self._exact.library.get_vocab_size(with_added_tokens=True))
         vocabulary = model_vocabulary(self._definition)
         return len(vocabulary) + sum(token.content not in vocabulary for token in self._added)
@@ -95,6 +106,13 @@ class DefinedTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> tuple[IdArray, LengthArray]:
         """See the protocol."""
         try:
+            if (
+                isinstance(self._engine, FlatEngine)
+                and self._around
+                and all(len(text) <= PIECE_CHARS for text in texts)
+            ):
+                before, after = self._around if self._add else ((), ())
+                return self._engine.encode_flat(texts, before=before, after=after)
             return self._assembled(self._encode(texts))
         except (UnicodeEncodeError, TypeError):
             for index, text in enumerate(texts):
@@ -128,7 +146,7 @@ class DefinedTokenizer:
 
     def _make(self, engine: str) -> Engine:
         try:
-            return RoutedEngine(engine, self._definition, plain=self._plain, exact=lambda: self._exact)
+            return routed(engine, self._definition, plain=self._plain, exact=lambda: self._exact)
         except (ImportError, KeyError) as error:
             raise UsageError(f"tokenizer engine {engine} is not installed here", found=str(error)) from error
 
@@ -141,7 +159,7 @@ class DefinedTokenizer:
         if self._around is None:
             refuse_long(texts)
             return self._exact.encode_with(texts, add_special_tokens=self._add)
-        return encode_in_pieces(self._engine, texts, cuttable=self._cuttable)
+        return encode_in_pieces(self._engine, texts, cuttable=self._cuttable, cutter=self._cutter)
 
     def _assembled(self, arrays: list[Ids]) -> tuple[IdArray, LengthArray]:
         """The arrays of the texts as one, with what stands around every text."""

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from unicodedata import is_normalized
 
@@ -119,17 +120,22 @@ def surroundings(definition: Definition) -> tuple[tuple[int, ...], tuple[int, ..
     """The ids that the post-processor puts before and after every text; None: it is not of a simple kind."""
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
-    for processor in _flat(definition.get("post_processor"), "processors"):
-        kind = processor.get("type")
-        if kind == "ByteLevel":
+    for processor in flat(definition.get("post_processor"), "processors"):
+        if processor.get("type") == "ByteLevel":
             continue
-        if kind != "TemplateProcessing" or before or after:
-            return None
-        sides = _template(processor)
-        if sides is None:
+        sides = _SIDES.get(str(processor.get("type")), _no_sides)(processor)
+        if sides is None or before or after:
             return None
         before, after = sides
     return before, after
+
+
+def _no_sides(processor: Mapping[str, Any]) -> None:
+    return None
+
+
+def _first_and_last(processor: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return (processor["cls"][1],), (processor["sep"][1],)
 
 
 def _template(processor: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -143,18 +149,23 @@ def _template(processor: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int,
     return (tuple(sides[0]), tuple(sides[1])) if texts == 1 else None
 
 
-def _flat(part: Any, children: str) -> list[Mapping[str, Any]]:
+_SIDES = MappingProxyType(
+    {"TemplateProcessing": _template, "BertProcessing": _first_and_last, "RobertaProcessing": _first_and_last}
+)
+
+
+def flat(part: Any, children: str) -> list[Mapping[str, Any]]:
     """A component, or those inside of a Sequence of them."""
     if not isinstance(part, Mapping):
         return []
     if part.get("type") != "Sequence":
         return [part]
-    return [inner for child in part.get(children) or () for inner in _flat(child, children)]
+    return [inner for child in part.get(children) or () for inner in flat(child, children)]
 
 
 def split_pattern(definition: Definition) -> str | None:
     """The pattern that cuts texts into words, where it is one that all engines know; else None."""
-    parts = _flat(definition.get("pre_tokenizer"), "pretokenizers")
+    parts = flat(definition.get("pre_tokenizer"), "pretokenizers")
     if not parts or any(part.get("add_prefix_space", True) for part in parts if part.get("type") == "ByteLevel"):
         return None
     if [part.get("type") for part in parts] == ["ByteLevel"] and parts[0].get("use_regex", True):
@@ -178,7 +189,7 @@ def merge_parts(merges: Sequence[Any]) -> tuple[list[str], list[str]]:
 
 def is_composed_only(definition: Definition) -> bool:
     """Whether texts are not normalized at all, or only composed (NFC), which leaves most texts alone."""
-    return all(part.get("type") == "NFC" for part in _flat(definition.get("normalizer"), "normalizers"))
+    return all(part.get("type") == "NFC" for part in flat(definition.get("normalizer"), "normalizers"))
 
 
 def byte_level_obstacle(definition: Definition) -> str | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,13 @@ from mdata.errors import UsageError
 from mdata.tokenizers.bytelevel import ALPHABET, to_bytes
 from mdata.tokenizers.definition import Definition, added_tokens, merge_parts, split_pattern, without_special_tokens
 from mdata.tokenizers.patterns import FOR_TIKTOKEN
+from mdata.tokenizers.protocol import IdArray, LengthArray
 
 EXACT = "tokenizers"
-# From the fastest to the slowest.
-ENGINES = ("gigatoken", "tiktoken", EXACT)
+# Our own, for WordPiece (wordpiece_engine.py).
+WORDPIECE = "mdata"
+# From the fastest to the slowest; no tokenizer is for all of them.
+ENGINES = ("gigatoken", "tiktoken", WORDPIECE, EXACT)
 
 # A batch of the exact library takes 350 bytes of memory for every token until it has become an array.
 _EXACT_BATCH_CHARS = 256 << 10
@@ -45,11 +48,21 @@ class Engine(Protocol):
         """The ids of each text, nothing added."""
 
 
+@runtime_checkable
+class FlatEngine(Engine, Protocol):
+    """One that gives the ids of a batch as they are wanted in the end, without an array for each text."""
+
+    def encode_flat(
+        self, texts: Sequence[str], *, before: Sequence[int], after: Sequence[int]
+    ) -> tuple[IdArray, LengthArray]:
+        """The ids of all texts, with `before` and `after` around each, and how many each gave."""
+
+
 def make_engine(name: str, definition: Definition, *, plain: bool) -> Engine:
     """The engine of that name.
 
     Args:
-        name: one of ENGINES.
+        name: "gigatoken", "tiktoken" or EXACT.
         definition: a tokenizer.json of the common byte-level kind; any for the exact one.
         plain: special tokens spelled in a text are ordinary text.
 

@@ -43,6 +43,19 @@ _CODE = (
     'def f(x):\n    return x[-1]  # why?\n\n\n\tif (a!=b&&c->d){++i;}\r\n<a href="x">&nbsp;</a>\n  - item\n\n'
     "http://a.b/c?d=e&f=g#h  __init__ a_b CamelCase snake_case 0xFF 1e-9 ... --- === \\n \\\\ ``` '''x''' \"\"\""
 )
+_EDITIONS = (
+    "\u08e2 \u2e48 \u166d \u180e \u1dfb \U0002b820 \U0002b91f \U0002b920 \U0002ceaf \x85 \ufffd \ue000 \U0010fffd "
+    "\uf900 \ufad9 \U0002f800 \U0002fa1d \u037e \u1fef \u226e \u2260 \u2000 \u0340 \u0f73 \u0f81 \U0001f9ff"
+)
+_MARKS_IN_ORDER = (
+    "a\u302e\u0323\u0301b a\u1dfb\u302e\u302f a\U0001d166\U0001d16d\U0001d165 \U0001d15e\U0001d16e "
+    "\U0001d160\u302e\u0345\u1dfb x\u0301\u200b\u302e\u1dfb \u1bf2\u302e\u0334 \u302e\u0903\u1dfb \u302e "
+    "\u4e2d\u1dfb\u302e \u1ebf\u1ec7 \u1e69\u1e9b\u0323"
+)
+_CASES = (
+    "\u0130I\u0131 \u1e9e\xdf \u03a3\u03a3 \u01c4\u01c5\u01c6 \u1f88 \u10a0\u10d0\u1c90 \u13a0\uab70 \u212a\u212b "
+    "\U00010400 \U0001e900"
+)
 _LONG = (
     "a",
     " ",
@@ -66,13 +79,49 @@ _MOST_ENTRIES = 1600
 
 
 def hostile_texts(entries: Sequence[str], added: Sequence[str]) -> list[str]:
-    """The texts for a byte-level tokenizer.
+    """The texts for byte-level BPE.
 
     Args:
         entries: its vocabulary, in the order of its ids.
         added: its added tokens.
     """
     return ["", *_written(), *_blanks(), *_runs(), *_controls(), *_sample(), *_glued(entries), *_around(added)]
+
+
+def hostile_texts_for_wordpiece(entries: Sequence[str], added: Sequence[str]) -> list[str]:
+    """The texts for WordPiece in BERT's form.
+
+    Args:
+        entries: its vocabulary, in the order of its ids.
+        added: its added tokens.
+    """
+    texts = ["", *_written(), *_blanks(), *_runs(), *_controls(), *_sample(), *_editions(), *_lengths()]
+    return [*texts, *_glued_words(entries), *_around(added)]
+
+
+def _editions() -> Iterator[str]:
+    """What Unicode 8, which BERT's classes go by, says otherwise than later editions; marks that stay, in any order."""
+    for text in (_EDITIONS, _MARKS_IN_ORDER, _CASES):
+        yield text
+        yield text.replace(" ", "")
+        yield "".join(f"a{c}B {c}{c}" for c in text)
+
+
+def _lengths() -> Iterator[str]:
+    """Words about as long as a word may be, in characters of several kinds."""
+    for length in (98, 99, 100, 101, 102, 199, 200, 201):
+        for unit in ("a", "E\u0301", "\xe9", "\uac01", "\u0915", "\u302e", "\U0001d15e", "\u200bz"):
+            yield f"{unit * length} b{unit * (length // 2)} {unit * (length // 3)}"
+
+
+def _glued_words(entries: Sequence[str]) -> Iterator[str]:
+    """Entries side by side and stuck together, with what marks a part and without it."""
+    words = entries[:: max(1, len(entries) // _MOST_ENTRIES)]
+    bare = [word.lstrip("#") for word in words]
+    for size in (1, 2, 3):
+        yield " ".join("".join(bare[at : at + size]) for at in range(0, len(bare) - size, 3))
+    yield " ".join(words)
+    yield " ".join(f"{first.upper()}{second.title()}" for first, second in zip(bare[::2], bare[1::2], strict=False))
 
 
 def _written() -> Iterator[str]:

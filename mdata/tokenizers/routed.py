@@ -12,7 +12,15 @@ from unicodedata import is_normalized
 
 from mdata.tokenizers.assigned import newer_texts
 from mdata.tokenizers.definition import Definition, added_tokens
-from mdata.tokenizers.engines import Engine, Ids, make_engine
+from mdata.tokenizers.engines import WORDPIECE, Engine, Ids, make_engine
+from mdata.tokenizers.wordpiece_engine import WordPieceEngine
+
+
+def routed(name: str, definition: Definition, *, plain: bool, exact: Callable[[], Engine]) -> Engine:
+    """The engine of that name, which leaves what it may not do exactly to the exact one; arguments as below."""
+    if name == WORDPIECE:
+        return WordPieceEngine(definition, plain=plain, exact=exact)
+    return RoutedEngine(name, definition, plain=plain, exact=exact)
 
 
 class RoutedEngine:

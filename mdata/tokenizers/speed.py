@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 
 from mdata.errors import UsageError
-from mdata.tokenizers.engines import ENGINES
+from mdata.tokenizers.engines import ENGINES, EXACT, WORDPIECE
 from mdata.tokenizers.folder import write_folder
 from mdata.tokenizers.learners import Task, learn
 from mdata.tokenizers.protocol import Tokenizer, TokenizerSpec
@@ -26,6 +27,16 @@ SMALL_VOCABULARY = 4096
 _LEARN_FROM_CHARS = 2_000_000
 _BATCH_CHARS = 1 << 20
 _MOST_S = 1.0
+_WORDPIECE = (WORDPIECE, EXACT)
+_ENGINES_OF = MappingProxyType(
+    {
+        "GPT2BPETokenizer": tuple(name for name in ENGINES if name != WORDPIECE),
+        "BertWordPieceLowerCase": _WORDPIECE,
+        "BertWordPieceCase": _WORDPIECE,
+        "NullTokenizer": (),
+        "ByteTokenizer": (),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -54,8 +65,7 @@ def engine_versions() -> dict[str, str | None]:
 
 def engines_of_types() -> dict[str, tuple[str, ...]]:
     """Every type that can be loaded, with the engines that may serve it; none where it needs no library."""
-    without = ("NullTokenizer", "ByteTokenizer")
-    return {name: () if name in without else ENGINES for name in available()}
+    return {name: _ENGINES_OF.get(name, ENGINES) for name in available()}
 
 
 def measure(spec: TokenizerSpec) -> list[Measured]:
@@ -66,7 +76,7 @@ def measure(spec: TokenizerSpec) -> list[Measured]:
     """
     if not engines_of_types().get(spec.type, ENGINES):
         return [_measured(load_tokenizer(spec), 0.0)]
-    return [_measure_engine(name, spec) for name in ENGINES]
+    return [_measure_engine(name, spec) for name in engines_of_types().get(spec.type, ENGINES)]
 
 
 def learnt_here(folder: Path) -> TokenizerSpec:

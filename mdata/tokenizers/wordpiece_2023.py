@@ -20,10 +20,10 @@ from blake3 import blake3
 
 from mdata.errors import UsageError
 from mdata.tokenizers.assigned import unassigned
+from mdata.tokenizers.compat import FORK, wants_fork
 from mdata.tokenizers.protocol import IdArray, LengthArray, TextRefused
 from mdata.tokenizers.wordpiece_vocabulary import PREFIX, UNKNOWN, read_vocabulary
 
-COMPAT = "megatron-2023"
 LONGEST_WORD_CHARS = 200
 LONGEST_TEXT_CHARS = 16 << 20
 _NEW = ("[BOS]", "[EOS]")
@@ -41,14 +41,11 @@ def is_2023(options: Mapping[str, Any]) -> bool:
     Raises:
         UsageError: another `compat`, or an option that the fork did not have.
     """
-    compat = options.get("compat")
-    if compat is None:
+    if not wants_fork(options):
         return False
-    if compat != COMPAT:
-        raise UsageError(f"compat={compat!r}", expected=COMPAT)
     wrong = next((name for name in _OTHER_OPTIONS if options.get(name)), None)
     if wrong:
-        raise UsageError(f"{COMPAT} has no {wrong} for BERT", fix="leave one of the two out")
+        raise UsageError(f"{FORK} has no {wrong} for BERT", fix="leave one of the two out")
     return True
 
 
@@ -64,10 +61,10 @@ class BertWordPiece2023:
 
     def __init__(self, name: str, files: Mapping[str, bytes], *, options: Mapping[str, Any], engine: str) -> None:
         if engine not in ("auto", self.engine):
-            raise UsageError(f"{name} of {COMPAT} has no engine {engine!r}", expected=f"auto or {self.engine}")
+            raise UsageError(f"{name} of {FORK} has no engine {engine!r}", expected=f"auto or {self.engine}")
         self.name = name
         self.files = dict(files)
-        self.options = {"compat": COMPAT}
+        self.options = {"compat": FORK}
         self.eod: int | None = None
         self.special_ids: Mapping[str, int] = {}
         self._vocabulary = read_vocabulary(*next((content, name) for name, content in files.items()))
@@ -77,14 +74,14 @@ class BertWordPiece2023:
         self._clean, self._part = _Table(_cleaned), _Table(_without_marks if self._lower else _parted)
 
     engine = "mdata"
-    notes: tuple[str, ...] = (f"the ids are those of {COMPAT}: nothing around texts, no end of document",)
+    notes: tuple[str, ...] = (f"the ids are those of {FORK}: nothing around texts, no end of document",)
 
     @cached_property
     def fingerprint(self) -> str:
         """See the protocol."""
         import orjson
 
-        content = {"type": self.name, "vocabulary": self._vocabulary, "compat": COMPAT}
+        content = {"type": self.name, "vocabulary": self._vocabulary, "compat": FORK}
         return blake3(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[IdArray, LengthArray]:

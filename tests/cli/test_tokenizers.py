@@ -34,7 +34,8 @@ def test_without_a_tokenizer_one_is_learnt(capsys):
     text = capsys.readouterr().out
     assert "GPT2BPETokenizer" in text and re.search(r"ByteTokenizer +needs none", text)
     lines = {line.split()[0]: line.split() for line in text.split("why not\n")[1].splitlines()}
-    assert list(lines) == ["gigatoken", "tiktoken", "tokenizers"]
+    assert list(lines) == ["gigatoken", "tiktoken", "mdata", "tokenizers"]
+    assert lines.pop("mdata")[1] == "-"  # what is learnt is no WordPiece
     assert all(float(words[1].replace(",", "")) > 0 for words in lines.values())
 
 
@@ -44,9 +45,10 @@ def test_facts_as_json(capsys):
     out, err = capsys.readouterr()
     facts = json.loads(out)
     assert err == "mdata: --vocab-size changes nothing for HuggingFaceTokenizer\n"
-    assert facts["engines"].keys() == {"gigatoken", "tiktoken", "tokenizers"}
+    assert facts["engines"].keys() == {"gigatoken", "tiktoken", "mdata", "tokenizers"}
     assert facts["types"]["NullTokenizer"] == []
-    assert [one["engine"] for one in facts["measured"]] == ["gigatoken", "tiktoken", "tokenizers"]
+    assert [one["engine"] for one in facts["measured"]] == ["gigatoken", "tiktoken", "mdata", "tokenizers"]
+    assert facts["measured"].pop(2)["why_not"] == "its model is BPE, not WordPiece"
     assert all(one["text_bytes"] == 3 * FEW[0].stat().st_size for one in facts["measured"])
 
 
@@ -58,6 +60,7 @@ def test_an_engine_that_is_not_equal_tells_why(tmp_path, capsys):
     assert [(one["mb_per_s"] is None, one["why_not"]) for one in measured] == [
         (True, "it normalizes texts"),
         (True, "it normalizes texts"),
+        (True, "its model is BPE, not WordPiece"),
         (False, None),
     ]
 

@@ -222,7 +222,7 @@ def test_the_hostile_text_finds_a_pattern_that_is_a_little_different(monkeypatch
         ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "it cuts words by a pattern of its own"),
         ({"added_tokens": [token(7, END)]}, "another id than its file says"),
         ({"added_tokens": [token(3000, "ab"), token(3001, "bc", normalized=True)]}, "another id"),
-        ({"post_processor": {"type": "RobertaProcessing", "sep": ["s", 1], "cls": ["c", 2]}}, "not a simple template"),
+        ({"post_processor": {"type": "Unheard"}}, "not a simple template"),
     ],
 )
 def test_reasons_by_structure(change, reason):
@@ -257,10 +257,10 @@ def test_an_engine_that_is_missing_or_fails_is_said(monkeypatch):
         raise ValueError("does not like it")
 
     exact = simple_exact(GPT2)
-    monkeypatch.setattr(choice, "RoutedEngine", missing)
+    monkeypatch.setattr(choice, "routed", missing)
     taken = choice.choose(definition(), exact, wanted="auto", plain=False)
     assert taken.engine is exact and "gigatoken is not taken: it is not installed; tiktoken" in taken.notes[0]
-    monkeypatch.setattr(choice, "RoutedEngine", failing)
+    monkeypatch.setattr(choice, "routed", failing)
     with pytest.raises(UsageError, match=r"gigatoken cannot be used.*\n.*does not like it"):
         choice.choose(definition(), exact, wanted="gigatoken", plain=False)
     with pytest.raises(UsageError, match=r"try: gigatoken\?"):

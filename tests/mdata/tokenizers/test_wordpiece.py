@@ -39,6 +39,7 @@ def names(tokenizer, *texts):
     return " ".join(entries[id] for id in ids.tolist() if id not in (C, S) or tokenizer.name == "none")
 
 
+@pytest.mark.parametrize("engine", ["mdata", "tokenizers"])
 @pytest.mark.parametrize(
     ("text", "lower", "case"),
     [
@@ -55,14 +56,15 @@ def names(tokenizer, *texts):
         ("<extra_id_0>the<extra_id_99>", f"< {U5} > the < {U5} >", "<extra_id_0> the <extra_id_99>"),
     ],
 )
-def test_texts_become_entries(tmp_path, text, lower, case):
-    assert names(bert(tmp_path), text) == lower
-    assert names(bert(tmp_path, CASE), text) == case
+def test_texts_become_entries(tmp_path, engine, text, lower, case):
+    assert names(bert(tmp_path, engine=engine), text) == lower
+    assert names(bert(tmp_path, CASE, engine=engine), text) == case
 
 
 def test_facts(tmp_path):
     lower, case = bert(tmp_path), bert(tmp_path, CASE)
     size = len(ENTRIES)
+    assert (lower.engine, lower.notes, case.engine, case.notes) == ("mdata", (), "mdata", ())
     assert (lower.name, lower.vocab_size, lower.eod, lower.options) == (LOWER, size, S, {})
     assert (case.name, case.vocab_size, case.eod) == (CASE, size + 100, S)
     assert lower.special_ids == {"[UNK]": 1, "[SEP]": 3, "[PAD]": 0, "[CLS]": 2, "[MASK]": 4}

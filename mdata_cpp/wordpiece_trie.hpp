@@ -1,0 +1,171 @@
+// The two ways to find entries of a vocabulary: the longest one that begins a run of bytes (Trie), and one that is a
+// whole short word (ShortWords, a single look for most words of prose). Both are built once and never change.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <stdexcept>
+#include <string_view>
+#include <vector>
+
+namespace mdata::wordpiece {
+
+struct Item {
+    std::string_view text;
+    std::int32_t value;
+};
+
+// Children of a node lie side by side, ordered by their byte.
+class Trie {
+public:
+    struct Match {
+        std::size_t size = 0;  // 0: none
+        std::int32_t value = 0;
+    };
+
+    // Of items with the same text the last counts; one without text is left out.
+    explicit Trie(std::span<const Item> items) : nodes_(1), labels_(1), roots_(256, 0) {
+        std::vector<Item> sorted(items.begin(), items.end());
+        std::erase_if(sorted, [](const Item& item) { return item.text.empty(); });
+        std::stable_sort(sorted.begin(), sorted.end(), [](const Item& a, const Item& b) { return a.text < b.text; });
+        grow(sorted);
+        const Node& root = nodes_[0];
+        for (std::uint32_t child = root.first; child < root.first + root.count; ++child) roots_[labels_[child]] = child;
+    }
+
+    Match longest(const char* data, std::size_t size) const {
+        Match best;
+        if (size == 0) return best;
+        std::uint32_t node = roots_[byte(data[0])];
+        for (std::size_t at = 1; node != 0; ++at) {
+            if (nodes_[node].ends) best = {at, nodes_[node].value};
+            if (at == size) break;
+            node = child(nodes_[node], byte(data[at]));
+        }
+        return best;
+    }
+
+private:
+    struct Node {
+        std::uint32_t first = 0;
+        std::int32_t value = 0;
+        std::uint16_t count = 0;
+        bool ends = false;
+    };
+    // Items begin..end share their first `depth` bytes, which are `node`.
+    struct Task {
+        std::size_t begin, end, depth;
+        std::uint32_t node;
+    };
+
+    static std::uint8_t byte(char c) { return static_cast<std::uint8_t>(c); }
+
+    void grow(const std::vector<Item>& sorted) {
+        std::vector<Task> tasks{{0, sorted.size(), 0, 0}};
+        for (std::size_t next = 0; next < tasks.size(); ++next) {
+            auto [begin, end, depth, node] = tasks[next];
+            for (; begin < end && sorted[begin].text.size() == depth; ++begin) {
+                nodes_[node].ends = true;
+                nodes_[node].value = sorted[begin].value;
+            }
+            if (nodes_.size() > (std::size_t{1} << 31)) throw std::overflow_error("a vocabulary of 2^31 bytes");
+            nodes_[node].first = static_cast<std::uint32_t>(nodes_.size());
+            while (begin < end) {
+                const std::uint8_t label = byte(sorted[begin].text[depth]);
+                const std::size_t start = begin;
+                while (begin < end && byte(sorted[begin].text[depth]) == label) ++begin;
+                tasks.push_back({start, begin, depth + 1, static_cast<std::uint32_t>(nodes_.size())});
+                nodes_.emplace_back();
+                labels_.push_back(label);
+                ++nodes_[node].count;
+            }
+        }
+    }
+
+    std::uint32_t child(const Node& node, std::uint8_t label) const {
+        const std::uint8_t* begin = labels_.data() + node.first;
+        const std::uint8_t* end = begin + node.count;
+        const std::uint8_t* found = node.count <= 6 ? std::find(begin, end, label) : std::lower_bound(begin, end, label);
+        return found != end && *found == label ? static_cast<std::uint32_t>(found - labels_.data()) : 0;
+    }
+
+    std::vector<Node> nodes_;
+    std::vector<std::uint8_t> labels_;
+    std::vector<std::uint32_t> roots_;
+};
+
+// Words of 1 to 16 bytes in an open hash table; a word's bytes are two numbers.
+class ShortWords {
+public:
+    static constexpr std::size_t kMostBytes = 16;
+    static constexpr std::int32_t kNone = -1;
+
+    // Values are not negative. Of items with the same text the last counts.
+    explicit ShortWords(std::span<const Item> items) {
+        const auto fits = [](const Item& item) { return !item.text.empty() && item.text.size() <= kMostBytes; };
+        const auto count = static_cast<std::size_t>(std::count_if(items.begin(), items.end(), fits));
+        slots_.resize(std::bit_ceil(2 * count + 2));
+        shift_ = 64 - std::countr_zero(slots_.size());
+        for (const Item& item : items) {
+            if (!fits(item)) continue;
+            char padded[kMostBytes] = {};
+            std::memcpy(padded, item.text.data(), item.text.size());
+            const Key key = key_of(padded, item.text.size());
+            std::size_t at = place(key);
+            while (slots_[at].value != kNone && !same(slots_[at], key)) at = (at + 1) & (slots_.size() - 1);
+            slots_[at] = {key, item.value};
+        }
+    }
+
+    // `data` must have kMostBytes bytes that can be read; `size` of them, 1 to kMostBytes, are the word.
+    std::int32_t find(const char* data, std::size_t size) const {
+        const Key key = key_of(data, size);
+        std::size_t at = place(key);
+        while (slots_[at].value != kNone && !same(slots_[at], key)) at = (at + 1) & (slots_.size() - 1);
+        return slots_[at].value;
+    }
+
+private:
+    // The size tells words apart that end in bytes of 0.
+    struct Key {
+        std::uint64_t low = 0, high = 0;
+        std::uint32_t size = 0;
+    };
+    struct Slot {
+        Key key;
+        std::int32_t value = kNone;
+    };
+
+    static bool same(const Slot& slot, const Key& key) {
+        return slot.key.low == key.low && slot.key.high == key.high && slot.key.size == key.size;
+    }
+
+    static std::uint64_t load(const char* data) {
+        std::uint64_t word = 0;
+        std::memcpy(&word, data, sizeof word);
+        if constexpr (std::endian::native == std::endian::big) word = __builtin_bswap64(word);
+        return word;
+    }
+
+    static Key key_of(const char* data, std::size_t size) {
+        const auto first = [](std::uint64_t word, std::size_t bytes) {
+            return bytes >= 8 ? word : word & ((std::uint64_t{1} << (8 * bytes)) - 1);
+        };
+        const std::uint64_t high = size > 8 ? first(load(data + 8), size - 8) : 0;
+        return {first(load(data), size), high, static_cast<std::uint32_t>(size)};
+    }
+
+    std::size_t place(const Key& key) const {
+        std::uint64_t mixed = (key.low ^ (key.high * 0xC2B2AE3D27D4EB4FULL)) * 0x9E3779B97F4A7C15ULL;
+        mixed ^= mixed >> 32;
+        return static_cast<std::size_t>((mixed * 0x9E3779B97F4A7C15ULL) >> shift_);
+    }
+
+    std::vector<Slot> slots_;
+    int shift_ = 0;
+};
+
+}  // namespace mdata::wordpiece
