@@ -1,4 +1,4 @@
-"""Make benchmark corpora from the text a machine holds: half English prose, 30 % code, 20 % other languages.
+"""Make benchmark corpora from the text a machine holds: English prose, code and other languages, by default 50/30/20.
 
     python benchmarks/text_corpus.py --out FOLDER --size 100MB --size 400MB /usr/share/doc /usr/share/man ROOT ...
 
@@ -67,8 +67,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of the corpora")
     parser.add_argument("--size", action="append", required=True, help="such as 100MB or 4GB; may be repeated")
     parser.add_argument("--less", action="store_true", help="when there is too little text, make what can be made")
+    parser.add_argument("--shares", default="50/30/20", help="per cent of prose, code, other languages; default 50/30/20")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
+    SHARES.update(zip(SHARES, (int(share) / 100 for share in arguments.shares.split("/")), strict=True))
     sizes = {name: size_bytes(name) for name in arguments.size}
     arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=arguments.out) as spool:
