@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import time
 
 import blake3
 import numpy as np
@@ -70,6 +71,18 @@ def test_blocks_are_hashed_whatever_the_pieces(tmp_path):
         blocks = [data[i : i + BLOCK_BYTES] for i in range(0, len(data), BLOCK_BYTES)]
         assert facts.block_hashes == tuple(blake3.blake3(block).digest() for block in blocks)
         assert len(blocks) == 3
+
+
+def test_a_large_append_that_fails_is_over_when_it_returns(tmp_path, monkeypatch):
+    """Bytes are hashed while they are written; the caller may reuse their memory, also after an error."""
+    tokens, looked = np.ones(1 << 20, "<u2"), []
+    with IndexedWriter(tmp_path / "x", tokens.dtype) as writer:
+        real = writer._look_at
+        monkeypatch.setattr(writer, "_look_at", lambda data: (time.sleep(0.05), real(data), looked.append(len(data))))
+        with durable_calls(monkeypatch, 0), pytest.raises(ResourceError, match="No space left"):
+            writer.append(tokens, np.array([len(tokens)]), document_ends=np.array([1]))
+        assert looked == [len(tokens)]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_many_sequences_take_several_blocks_of_the_index(tmp_path):
