@@ -16,7 +16,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("no blanket except", "mdata/loader.py"): "the prefetching thread hands its error to the consumer",
     ("no blanket except", "mdata/preprocess/behind.py"): "the writing thread hands its error to the one that gives",
     ("no blanket except", "mdata/sources/ahead.py"): "a reading thread hands its error to the consumer",
-    ("no blanket except", "mdata/preprocess/workers.py"): "a worker hands its error to the parent, which raises it",
+    ("no blanket except", "mdata/preprocess/nursery.py"): "a worker hands its error to the parent, which raises it",
 }
 
 # For each rule a file that breaks it and one that does not: a rule that cannot fail is no rule.

@@ -16,6 +16,7 @@ from itertools import accumulate, pairwise
 from multiprocessing import reduction
 from typing import Any, NamedTuple
 
+_LEAST_BYTES = 1 << 23  # of a slot: what a piece of the usual size gives
 _ALIGNMENT = 64  # of each array in a slot: numpy's and the processor's liking
 
 
@@ -58,7 +59,8 @@ def pack(fd: int, value: object) -> Packed:
     spans = [(start, start + len(raw)) for (start, _), raw in zip(pairwise(ends), raws, strict=True)]
     size = spans[-1][1] if spans else 0
     if os.fstat(fd).st_size < size:
-        os.ftruncate(fd, size)
+        # To the next power of two, so that it is seldom mapped anew; what is not written takes no memory.
+        os.ftruncate(fd, max(_LEAST_BYTES, 1 << (size - 1).bit_length()))
     for (start, _), raw in zip(spans, raws, strict=True):
         while raw:
             written = os.pwrite(fd, raw, start)

@@ -1,39 +1,31 @@
 """Processes that encode pieces, and results that come back in the order in which the work was handed out.
 
-At most a window of pieces is out at once, so memory is bounded by the window, not by the input. Each worker
-is spawned (no state is inherited), builds the tokenizer once, and speaks with us over one pipe; a worker
-that dies is noticed at once because its pipe ends. Workers ignore Ctrl-C and end when their pipe does, so
-the parent alone decides. One worker means no process: the same function runs here.
+At most a window of pieces is out at once, so memory is bounded by the window, not by the input. Workers are
+forked from one process that is spawned and builds the tokenizer (mdata/preprocess/nursery.py); each speaks with
+us over one pipe, and one that dies is noticed at once because its pipe ends. Workers ignore Ctrl-C and end when
+their pipe does, so the parent alone decides. One worker means no process: the same function runs here.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
-import sys
-import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from types import MappingProxyType
-from typing import Any, NamedTuple, Self
+from multiprocessing.connection import wait
+from typing import NamedTuple, Self
 
 from mdata.errors import MdataError, ResourceError, os_errors_named
 from mdata.preprocess.encode import EncodedPiece, EncodeSpec, encode_piece
-from mdata.preprocess.slots import Packed, Sent, Slot, pack
+from mdata.preprocess.nursery import Nursery, WorkerSetup, environment
+from mdata.preprocess.slots import Sent, Slot
 from mdata.sources import Piece
-from mdata.tokenizers import Tokenizer, build_tokenizer
+from mdata.tokenizers import Tokenizer
 
 # Results of a worker that may wait for an earlier one, or for the writer: enough that a long piece does not idle
 # the other workers.
 _SLOTS_PER_WORKER = 4
-_GRACE_S = 5.0
 
 
 class Result(NamedTuple):
@@ -42,17 +34,6 @@ class Result(NamedTuple):
     piece: Piece
     encoded: EncodedPiece
     release: Callable[[], None]
-
-
-@dataclass(frozen=True)
-class WorkerSetup:
-    """What every worker builds before its first task."""
-
-    tokenizer_type: str
-    tokenizer_files: Mapping[str, bytes]
-    tokenizer_options: Mapping[str, Any]
-    engine: str
-    spec: EncodeSpec
 
 
 class Pool:
@@ -70,6 +51,7 @@ class Pool:
 
     def __init__(self, num_workers: int) -> None:
         self._workers: list[_Worker] = []
+        self._nursery: Nursery | None = None
         # A daemonic process (of multiprocessing.Pool, of torch's DataLoader) may not start any; the files are the same.
         if num_workers < 2 or multiprocessing.current_process().daemon:
             return
@@ -77,6 +59,11 @@ class Pool:
             with os_errors_named("starting worker processes"):
                 for _ in range(num_workers):
                     self._workers.append(_Worker())
+                theirs = [worker.theirs for worker in self._workers]
+                slots = [[Sent(slot.fd) for slot in worker.slots] for worker in self._workers]
+                self._nursery = Nursery(theirs, slots)
+            for pipe in theirs:
+                pipe.close()
         except BaseException:
             self.close()
             raise
@@ -90,16 +77,19 @@ class Pool:
             ResourceError: a worker died.
             MdataError: what reading a piece raised.
         """
-        if not self._workers:
+        if self._nursery is None:
             for piece in pieces:
-                with _environment(TOKENIZERS_PARALLELISM="false"):
+                with environment(TOKENIZERS_PARALLELISM="false"):
                     encoded = encode_piece(piece, tokenizer, spec=spec)
                 yield Result(piece, encoded, _nothing)
             return
         setup = WorkerSetup(tokenizer.name, tokenizer.files, tokenizer.options, tokenizer.engine, spec)
-        for worker in self._workers:
-            worker.prepare(setup)
-        yield from self._in_order(pieces)
+        self._nursery.prepare(setup)
+        try:
+            yield from self._in_order(pieces)
+        except _PipeEndedError as ended:
+            number = self._workers.index(ended.worker)
+            raise _died(ended.worker.task, self._nursery.how_it_ended(number)) from ended
 
     def _in_order(self, pieces: Iterable[Piece]) -> Iterator[Result]:
         """What an error stops, and which, does not depend on who is faster: each waits for its turn."""
@@ -139,78 +129,76 @@ class Pool:
 
     def close(self) -> None:
         """End every process."""
+        if self._nursery is not None:
+            self._nursery.end()
+            self._nursery = None
         for worker in self._workers:
-            worker.end()
+            worker.close()
         self._workers.clear()
 
 
 class _Worker:
-    """One process, our end of its pipe, and the slots through which its arrays come."""
+    """Our end of one worker's pipe, and the slots through which its arrays come.
+
+    Attributes:
+        task: what it is doing.
+        theirs: its end of the pipe, to be closed here when the worker has it.
+    """
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
+        self.connection, self.theirs = multiprocessing.Pipe()
         self.task: tuple[int, Piece] | None = None
-        self._slots = [Slot() for _ in range(_SLOTS_PER_WORKER)]
+        self.slots = [Slot() for _ in range(_SLOTS_PER_WORKER)]
         # Taken here, given back by whoever was the last to look at a result, in its own thread.
         self._free = deque(range(_SLOTS_PER_WORKER))
-        sent = [Sent(slot.fd) for slot in self._slots]
-        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, sent), daemon=True)
-        with _interrupts_held_back(), _environment(**_ONE_THREAD), _main_left_out():
-            self.process.start()
-        theirs.close()
 
     @property
     def is_free(self) -> bool:
         """Whether it can take a piece now."""
         return self.task is None and bool(self._free)
 
-    def prepare(self, setup: WorkerSetup) -> None:
-        try:
-            self.connection.send(setup)
-        except OSError as error:
-            raise self._died() from error
-
     def give(self, number: int, piece: Piece) -> None:
         self.task = (number, piece)
         try:
             self.connection.send((number, self._free.popleft(), piece))
         except OSError as error:
-            raise self._died() from error
+            raise _PipeEndedError(self) from error
 
     def take(self) -> tuple[int, EncodedPiece | Exception, Callable[[], None]]:
         try:
             number, slot, packed = self.connection.recv()
         except (EOFError, OSError) as error:
-            raise self._died() from error
+            raise _PipeEndedError(self) from error
         self.task = None
-        result = packed if isinstance(packed, Exception) else self._slots[slot].unpack(packed)
+        result = packed if isinstance(packed, Exception) else self.slots[slot].unpack(packed)
         return number, result, partial(self._free.append, slot)
 
-    def end(self) -> None:
-        self.process.terminate()
-        self.process.join(_GRACE_S)
-        if self.process.exitcode is None:
-            self.process.kill()
-            self.process.join()
-        self.connection.close()
-        self.process.close()
-        for slot in self._slots:
+    def close(self) -> None:
+        for pipe in (self.connection, self.theirs):
+            pipe.close()
+        for slot in self.slots:
             slot.close()
 
-    def _died(self) -> ResourceError:
-        self.process.join(_GRACE_S)
-        code = self.process.exitcode
-        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        doing = "before its first piece"
-        if self.task is not None:
-            piece = self.task[1]
-            doing = f"while it read {piece.source.path}, piece {piece.number} ({piece.start} to {piece.stop})"
-        return ResourceError(
-            f"a worker process died {doing}",
-            found=f"{how}{' (the system ends processes this way when memory is short)' if code == -9 else ''}",
-            fix="run again, with fewer workers, to continue",
-        )
+
+class _PipeEndedError(Exception):
+    """A worker's pipe has ended, because the worker has."""
+
+    def __init__(self, worker: _Worker) -> None:
+        super().__init__()
+        self.worker = worker
+
+
+def _died(task: tuple[int, Piece] | None, code: int | None) -> ResourceError:
+    how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+    doing = "before its first piece"
+    if task is not None:
+        piece = task[1]
+        doing = f"while it read {piece.source.path}, piece {piece.number} ({piece.start} to {piece.stop})"
+    return ResourceError(
+        f"a worker process died {doing}",
+        found=f"{how}{' (the system ends processes this way when memory is short)' if code == -9 else ''}",
+        fix="run again, with fewer workers, to continue",
+    )
 
 
 def _held_back(pieces: Iterable[Piece]) -> Iterator[Piece | Exception | None]:
@@ -228,82 +216,6 @@ def _ready(busy: list[_Worker]) -> list[_Worker]:
     """Wait until workers have something to say, or have died."""
     readable = wait([worker.connection for worker in busy])
     return [worker for worker in busy if worker.connection in readable]
-
-
-@contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Ctrl-C waits while a process starts; the child inherits this and never hears it."""
-    # Its first start unblocks the signal, so it must not happen inside.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _main_left_out() -> Iterator[None]:
-    """A worker needs nothing of the caller's main module; so it is not imported there, and need not be importable."""
-    main = sys.modules["__main__"]
-    before: dict[str, Any] = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
-    vars(main).pop("__file__", None)
-    vars(main)["__spec__"] = None
-    try:
-        yield
-    finally:
-        vars(main).update(before)
-
-
-# Workers are the parallelism; their libraries keep to one thread. Some read this when they are imported: numpy's BLAS,
-# on many cores, otherwise starts a thread for each of them, and 16 processes spent 2 s of processor time each on that.
-_ONE_THREAD = MappingProxyType(
-    {
-        "MKL_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "RAYON_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-)
-
-
-@contextmanager
-def _environment(**wanted: str) -> Iterator[None]:
-    """Variables that hold while the block runs, for what is called or started in it."""
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def _serve(connection: Connection, slots: list[Sent]) -> None:
-    """The life of a worker: until the pipe ends."""
-    try:
-        setup = connection.recv()
-        tokenizer = build_tokenizer(
-            setup.tokenizer_type, setup.tokenizer_files, engine=setup.engine, options=setup.tokenizer_options
-        )
-        while True:
-            number, slot, piece = connection.recv()
-            connection.send((number, slot, _attempt(piece, tokenizer, setup.spec, slots[slot].fd)))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return
-
-
-def _attempt(piece: Piece, tokenizer: Tokenizer, spec: EncodeSpec, slot: int) -> Packed | Exception:
-    """The result, or what was raised, for the parent to raise; a fault of ours carries its traceback along."""
-    try:
-        return pack(slot, encode_piece(piece, tokenizer, spec=spec))
-    except Exception as error:
-        error.add_note("in a worker process:\n" + traceback.format_exc())
-        return error
 
 
 def _nothing() -> None:

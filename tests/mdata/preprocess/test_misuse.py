@@ -15,6 +15,7 @@ import pytest
 import mdata
 from mdata import BadInputError, ResourceError, UsageError
 from mdata.preprocess.workers import Pool
+from mdata.sources import ReadSpec, find_files, pieces
 from mdata.tokenizers import TokenizerSpec, load_tokenizer
 from mdata.tokenizers.folder import write_folder
 from tests.mdata.preprocess.test_preprocess import GOLDEN, contents, options
@@ -94,14 +95,15 @@ def test_a_tokenizer_folder_has_one_writer_at_a_time(tmp_path):
             assert contents(folder) == files
 
 
-def test_a_worker_that_dies_before_its_first_piece_is_named():
+def test_workers_that_never_began_are_named():
     tokenizer = load_tokenizer(TokenizerSpec(type="ByteTokenizer"))
+    (file,) = find_files((str(GOLDEN / "corpus.jsonl"),))
+    work = pieces([file], 1 << 20, spec=ReadSpec())
     with Pool(2) as pool:
-        for worker in pool._workers:
-            worker.process.kill()
-            worker.process.join()
-        with pytest.raises(ResourceError, match="a worker process died"):
-            list(pool.encode([], tokenizer, spec=None))
+        pool._nursery.process.kill()
+        pool._nursery.process.join()
+        with pytest.raises(ResourceError, match=r"(?s)a worker process died while it read .*found: signal 9"):
+            list(pool.encode(work, tokenizer, spec=None))
 
 
 def _in_a_daemon(folder: str) -> int:

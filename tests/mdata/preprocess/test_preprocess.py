@@ -244,6 +244,10 @@ def test_the_first_fault_of_the_input_stops_the_run(tmp_path, workers):
         mdata.preprocess(job)
 
 
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 class KillOne(Silent):
     """Kills a worker when the first result is in; other children, such as the pool of ranks, are left alone."""
 
@@ -254,7 +258,8 @@ class KillOne(Silent):
     def advance(self, amount, **totals) -> None:
         if not self.killed:
             self.killed = True
-            next(child for child in multiprocessing.active_children() if child not in self.others).kill()
+            (nursery,) = (child for child in multiprocessing.active_children() if child not in self.others)
+            os.kill(children_of(nursery.pid)[0], signal.SIGKILL)
 
 
 def test_a_dead_worker_is_named_and_the_run_continues(tmp_path):
@@ -320,10 +325,14 @@ from mdata.progress import Silent
 
 class Ask(Silent):
     def advance(self, amount, **totals):
-        for child in multiprocessing.active_children():
-            status = open(f"/proc/{child.pid}/status").read()
+        (nursery,) = multiprocessing.active_children()
+        workers = []
+        while len(workers) < 2:
+            workers = open(f"/proc/{nursery.pid}/task/{nursery.pid}/children").read().split()
+        for name, pid in zip(("nursery", "one", "two"), (nursery.pid, *workers), strict=True):
+            status = open(f"/proc/{pid}/status").read()
             blocked = int(status.split("SigBlk:")[1].split()[0], 16)
-            print(child.name, bool(blocked & (1 << (2 - 1))))
+            print(name, bool(blocked & (1 << (2 - 1))))
         sys.stdout.flush()
 
 if __name__ == "__main__":
@@ -341,4 +350,4 @@ def test_no_worker_hears_ctrl_c(tmp_path):
     done = subprocess.run(
         [sys.executable, str(tmp_path / "ask.py"), *words], capture_output=True, text=True, env=environment, check=True
     )
-    assert set(done.stdout.splitlines()) == {"SpawnProcess-1 True", "SpawnProcess-2 True"}
+    assert set(done.stdout.splitlines()) == {"nursery True", "one True", "two True"}

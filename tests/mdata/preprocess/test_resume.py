@@ -369,34 +369,6 @@ def test_signals_stop_a_run_that_then_continues(tmp_path, stop, code):
     assert contents(folder) == contents(whole)
 
 
-@pytest.mark.soak
-def test_kill_9_at_200_random_times(tmp_path):
-    inputs = corpus(tmp_path / "in")
-    script = (
-        "import sys, mdata; from pathlib import Path; "
-        "from tests.mdata.preprocess.test_resume import whole_job; "
-        "mdata.preprocess(whole_job(tuple(sys.argv[2:]), Path(sys.argv[1])))"
-    )
-    root = GOLDEN.parents[1]
-    mdata.preprocess(whole_job(inputs, tmp_path / "whole"))
-    expected = contents(tmp_path / "whole")
-    generator = random.Random(2026)
-    kills = 0
-    while kills < 200:
-        folder = tmp_path / str(kills)
-        for _ in range(20):
-            process = subprocess.Popen([sys.executable, "-c", script, str(folder), *inputs], cwd=root)
-            time.sleep(generator.uniform(0.3, 1.2))
-            if process.poll() is None:
-                process.kill()
-                kills += 1
-            if process.wait() == 0:
-                break
-            assert_what_is_there_is_true(folder)
-        mdata.preprocess(whole_job(inputs, folder))
-        assert contents(folder) == expected
-
-
 @contextmanager
 def stdin_of(data: bytes, folder: Path) -> Iterator[None]:
     (folder / "stdin").write_bytes(data)

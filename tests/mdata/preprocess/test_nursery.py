@@ -1,0 +1,100 @@
+"""The process that workers are forked from: one thread, nothing left when its owner dies, the end of each known."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mdata.preprocess.encode import EncodeSpec
+from mdata.preprocess.workers import Pool
+from mdata.sources import ReadSpec, find_files, pieces
+from mdata.tokenizers import TokenizerSpec, load_tokenizer
+from tests.mdata.preprocess.test_preprocess import GOLDEN, children_of
+
+SPEC = EncodeSpec(ReadSpec(), None, "uint16")
+
+
+def work(piece_bytes: int = 100):
+    return pieces(find_files((str(GOLDEN / "corpus.jsonl"),)), piece_bytes, spec=ReadSpec())
+
+
+def workers_of(nursery: int, count: int) -> list[int]:
+    """The first may give a result before the last is forked."""
+    while len(found := children_of(nursery)) < count:
+        time.sleep(0.01)
+    return found
+
+
+@pytest.mark.parametrize("engine", ["gigatoken", "tiktoken", "tokenizers"])
+def test_it_has_one_thread_when_it_forks(engine):
+    """Else a lock that another thread held would stay locked in every worker."""
+    spec = TokenizerSpec(type="HuggingFaceTokenizer", model=str(GOLDEN / "tokenizer"), engine=engine)
+    with Pool(2) as pool:
+        for result in pool.encode(work(), load_tokenizer(spec), spec=SPEC):
+            assert len(list(Path(f"/proc/{pool._nursery.process.pid}/task").iterdir())) == 1
+            result.release()
+
+
+def test_a_worker_ends_at_once_when_the_pool_is_left():
+    with Pool(3) as pool:
+        results = pool.encode(work(), load_tokenizer(TokenizerSpec(type="ByteTokenizer")), spec=SPEC)
+        next(results)
+        workers = workers_of(pool._nursery.process.pid, 3)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+
+
+@pytest.mark.parametrize("code", [signal.SIGKILL, signal.SIGTERM])
+def test_how_a_worker_ended_is_known(code):
+    with Pool(2) as pool:
+        results = pool.encode(work(), load_tokenizer(TokenizerSpec(type="ByteTokenizer")), spec=SPEC)
+        next(results)
+        os.kill(workers_of(pool._nursery.process.pid, 2)[1], code)
+        assert pool._nursery.how_it_ended(1) == -code
+
+
+OWNER = """
+import sys, multiprocessing
+from tests.mdata.preprocess.test_nursery import *
+with Pool(2) as pool:
+    results = pool.encode(work(), load_tokenizer(TokenizerSpec(type="ByteTokenizer")), spec=SPEC)
+    next(results)
+    (nursery,) = multiprocessing.active_children()
+    print(nursery.pid, *workers_of(nursery.pid, 2), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_nothing_is_left_when_the_owner_is_killed():
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], cwd=GOLDEN.parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    pids = [int(pid) for pid in owner.stdout.readline().split()]
+    assert len(pids) == 3
+    owner.kill()
+    said = owner.communicate(timeout=60)[1]
+    end = time.monotonic() + 30
+    while any(map(is_alive, pids)) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not any(map(is_alive, pids)) and said == ""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_no_process_is_left_over():
+    before = multiprocessing.active_children()
+    with Pool(2):
+        pass
+    assert multiprocessing.active_children() == before
