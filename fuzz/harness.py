@@ -19,7 +19,7 @@ import tempfile
 from contextlib import redirect_stderr
 from pathlib import Path
 
-WATCHED = ["mdata.indexed", "mdata.sources", "mdata.reference", "mdata.tokenizers", "fuzz"]
+WATCHED = ["mdata.indexed", "mdata.sources", "mdata.reference", "mdata.sentences", "mdata.tokenizers", "fuzz"]
 
 
 @functools.cache

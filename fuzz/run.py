@@ -26,8 +26,10 @@ sys.path.insert(0, str(ROOT))
 CORPUS = ROOT / "fuzz" / "corpus"
 BUILD = ROOT / "build" / "fuzz"
 FAILURES = BUILD / "failures"
-PYTHON_TARGETS = ("index_reader", "legacy_reader", "record_lines", "packed_text", "sentencepiece_model")
-CPP_TARGETS = ("index_blocks",)
+PYTHON_TARGETS = (
+    "index_reader", "legacy_reader", "record_lines", "packed_text", "punkt_tables", "sentencepiece_model",
+)  # fmt: skip
+CPP_TARGETS = ("index_blocks", "punkt_split")
 LONGEST = {"packed_text": 1024}  # a packed file may stand for a million times its size
 LIMITS = ("-timeout=30", "-rss_limit_mb=2048", "-print_final_stats=1", "-verbosity=0")
 

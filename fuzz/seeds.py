@@ -146,9 +146,45 @@ def sentencepiece_model() -> dict[str, bytes]:
     return seeds | {f"built-{kind}": b"\2" + good[:5] + bytes([kind]) + good[6:] for kind in range(7)}
 
 
+SENTENCES = (
+    'One. Two? (Three!) "Four." -- Five... a?b e.g. St. Then A. Bach, 3. of 1,5. x-mr. He\n\nMr. Six.) -- "Seven!" '
+)
+
+
+def punkt_split() -> dict[str, bytes]:
+    """Prose and all bytes, in each mode, as they are and as numbers of awkward characters."""
+    seeds = {f"prose-{choice}": bytes([choice]) + SENTENCES.encode() for choice in (0, 1)}
+    return seeds | {f"bytes-{choice}": bytes([choice, *range(0, 256, 1 + choice)]) for choice in range(8)}
+
+
+def punkt_tables() -> dict[str, bytes]:
+    """Sound tables, and one file at fault in each of the others."""
+    sound = [
+        b"mr\nst\ne.g\n. . \n\xce\xbf\xcf\x82",
+        b"st\tthen\n##number##\tof",
+        b"then\t34\nof\t96\nbach\t4\n",
+        b"he\nit",
+    ]
+    text = SENTENCES.encode() + "\u039f\u03a3. \u201cit\u201d \U0001fae8. \u0130.\xa0x".encode()
+    changes = (
+        (0, b"a\r\n"),
+        (0, b"a\n\nb"),
+        (1, b"a\tb\tc"),
+        (2, b"a\t1x"),
+        (2, b"a\t200"),
+        (3, b"\xff"),
+        (0, b"a\xe2\x80\xa8"),
+    )
+    seeds = {"sound": b"\0".join([*sound, text]), "empty": b"", "no-tables": b"\0" * 4 + text}
+    for number, (at, content) in enumerate(changes):
+        seeds[f"fault-{number}"] = b"\0".join([*sound[:at], content, *sound[at + 1 :], text])
+    return seeds
+
+
 def main() -> int:
     """Write them all."""
-    for make in (index_reader, legacy_reader, record_lines, packed_text, index_blocks, sentencepiece_model):
+    makers = (index_reader, legacy_reader, record_lines, packed_text, index_blocks, sentencepiece_model)
+    for make in (*makers, punkt_split, punkt_tables):
         folder = CORPUS / make.__name__
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in make().items():
