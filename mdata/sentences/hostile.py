@@ -16,7 +16,7 @@ from mdata.sentences.tables import Tables
 _WRITTEN = (
     "One. Two? Three! Four... Five.. Six?! Seven!!! (Eight.) \u201cNine.\u201d [Ten.] 'Eleven!' Twelve.) \u2019 End",
     "He said \"no.\" She went -- fast. -- Then a.-- So? -he. \xabOui.\xbb Non ). ' -- x.",
-    "'- y. \")\" z.)--a.\u2019\u2019  B. ) - c. \u201d\u201d\n\nD. ]]}\t\x1cE. \")",
+    "'- y. \")\" z.)--a. b.)-c. d.\"-- e.\u2019\u2019  B. ) - c. \u201d\u201d\n\nD. ]]}\t\x1cE. \")",
     "A. B. Smith, J. Bach and e.g. the 3. of 1,5. At -.5. In 12.-13. On \u0663. By x-1. _. \u0301. \u4e00. \u2160. X",
     "a?b c!d. e.f) g?)h (i.j) k.\"l m.:n o.;p q.*r s.@t u.'v w.{x y.[z a.}b c.]d",
     "Wait. . . what. .x . . .y. . . . Then -- or --- and a-- b. -. --. x-. ,. ;. a,. b,, c.",
@@ -60,6 +60,7 @@ def _of_tables(tables: Tables) -> Iterator[str]:
         yield f"In {first}. {second} and {first.upper()}. {second.capitalize()}, 7. {second}. {first}. {second}."
     for word in _some(tables.contexts):
         yield f"A. {word} e.g. {word.capitalize()} 3. {word}. J. {word.capitalize()}. St. {word.upper()}. 4. Z"
+        yield f"Well... {word.capitalize()},) e.g. {word.capitalize()},... 3. {word},) ... {word}, J. {word.title()}--"
     yield " x. ".join(starters)
 
 

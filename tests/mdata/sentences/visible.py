@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mdata.sentences.tables import FILES
 
-ABBREVIATIONS = ("mr", "z.b", "e.g", "bzw", "st", "\u00fc.a", ". . ", "3", "\u03bf\u03c2", "i\u0307")
+ABBREVIATIONS = ("mr", "z.b", "e.g", "bzw", "st", "\u00fc.a", ". . ", "3", "\u03bf\u03c2", "\u03c3\u03b1", "i\u0307")
 COLLOCATIONS = (("st", "john"), ("##number##", "international"), (".", "x"), ("a", "b."), ("z", "##number##"))
 # Bits: 2 upper at a start, 4 upper inside, 8 upper unknown; 16, 32, 64 the same for lower.
 CONTEXTS = {
@@ -44,6 +44,7 @@ WORDS += (
     "K",
 )
 WORDS += (
+    "\u03a3\u0391.",
     "\u039f\u03a3.",
     "\u039f\u0394\u039f\u03a3",
     "\u0130.",
