@@ -234,3 +234,36 @@ class WordPiece:
     def classes() -> dict[str, list[tuple[int, int]]]:
         """How code points are classed, as ranges with both ends: dropped, blank, cjk, accent, punctuation,
         space_in_pretokenizer, and unsettled."""
+
+class SentencePiece:
+    """BPE of a SentencePiece model, words remembered in bounded memory. See mdata_cpp/sentencepiece.hpp.
+
+    One object serves one caller at a time; others wait.
+
+    Args:
+        pieces, scores, kinds: of each id its text (blanks as U+2581), score, and kind as in the model file (1 to 6).
+        charsmap: compiled rules of normalization; may be empty.
+        add_dummy_prefix, remove_extra_whitespaces, whitespace_as_suffix: as in the model file.
+
+    Raises:
+        UnicodeEncodeError: a lone surrogate in a piece.
+        ValueError: lists of other lengths, an empty or an unused piece, not all pieces of bytes, damaged rules.
+    """
+
+    def __init__(
+        self,
+        pieces: list[str],
+        scores: NDArray[np.float32],
+        kinds: bytes,
+        charsmap: bytes,
+        add_dummy_prefix: bool,
+        remove_extra_whitespaces: bool,
+        whitespace_as_suffix: bool,
+    ) -> None: ...
+    def encode(self, texts: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The ids of all texts, one after another, and how many each gave.
+
+        Raises:
+            TypeError: a text is no str.
+            UnicodeEncodeError: a lone surrogate in a text.
+        """

@@ -19,16 +19,27 @@ import numpy as np
 from blake3 import blake3
 
 from mdata.errors import UsageError, explain_os_error
+from mdata.tokenizers.compat import FORK, wants_fork
 from mdata.tokenizers.cut import LONGEST_WHOLE_CHARS
 from mdata.tokenizers.defined import check_special_in_text
 from mdata.tokenizers.protocol import IdArray, LengthArray, TextRefused, TokenizerSpec
 from mdata.tokenizers.sentencepiece_cuts import Cuts, encode_parts, kept_blanks, without_last
-from mdata.tokenizers.sentencepiece_engines import Engine, LibraryEngine, check_name, refuse_surrogates
+from mdata.tokenizers.sentencepiece_engines import (
+    AUTO,
+    EXACT,
+    OWN,
+    Engine,
+    LibraryEngine,
+    OwnEngine,
+    check_name,
+    own_obstacle,
+    refuse_surrogates,
+    try_own,
+)
 from mdata.tokenizers.sentencepiece_model import BLANK, CONTROL, USER_DEFINED, SentencePieceModel, read_model
 
 MODEL_FILE = "tokenizer.model"
 OPTIONS = ("legacy", "special_tokens", "ignore_extra_whitespaces", "special_in_text", "compat")
-FORK = "megatron-2023"
 
 
 def read_files(spec: TokenizerSpec) -> dict[str, bytes]:
@@ -72,7 +83,7 @@ class SentencePieceFamily:
         self._check_options()
         plain = check_special_in_text(self.options.get("special_in_text", "special")) == "plain"
         self._legacy = bool(self.options.get("legacy"))
-        forked = self.options.get("compat") == FORK
+        forked = wants_fork(self.options)
         self._bos = self._role("bos") if forked and self.fork_bos else None
         self._added = self._added_tokens(forked)
         self._cuts = Cuts(self._added, self._model.id_of(BLANK) if self._legacy else None)
@@ -82,7 +93,7 @@ class SentencePieceFamily:
         self._keeps_blanks = self.options.get("ignore_extra_whitespaces") is False and self._drops_blanks()
         self.vocab_size = max([len(self._model.pieces), *(id + 1 for id in self._added.values())])
         self.eod = self._added["<EOD>"] if forked and self.fork_cuts else self._end()
-        self._engine: Engine = self._exact
+        self._own: Engine | None = None
 
     def checked(self, wanted: str) -> Self:
         """This tokenizer, with the engine that is best or wanted; equality is shown before it is taken.
@@ -91,18 +102,29 @@ class SentencePieceFamily:
             UsageError: the library refuses the model, or the wanted engine cannot be had.
         """
         check_name(wanted)
-        self._engine = self._exact
+        # It judges the model even where another engine does the work.
+        exact = self._exact
+        if wanted == EXACT:
+            return self
+        found = try_own(self._model, exact)
+        if not isinstance(found, str):
+            self._own = found
+        elif wanted != AUTO:
+            raise UsageError(f"{wanted} cannot be used for this model", found=found, fix="--engine auto")
+        elif self._model.model_type == "bpe":
+            self.notes = (f"ids come from {EXACT}: {OWN} is not taken: {found}",)
         return self
 
     def with_engine(self, name: str) -> Self:
         """This tokenizer, with the engine of that name, which is not compared again."""
-        self._engine = self._exact
+        if name == OWN and own_obstacle(self._model) is None:
+            self._own = OwnEngine(self._model)
         return self
 
     @property
     def engine(self) -> str:
         """See the protocol."""
-        return self._engine.name
+        return EXACT if self._own is None else self._own.name
 
     @cached_property
     def special_ids(self) -> Mapping[str, int]:
@@ -151,6 +173,10 @@ class SentencePieceFamily:
                 raise UsageError(f"id {id} is not in the vocabulary", expected=f"0 to {self.vocab_size - 1}")
         return "".join(parts)
 
+    @property
+    def _engine(self) -> Engine:
+        return self._own or self._exact
+
     @cached_property
     def _exact(self) -> LibraryEngine:
         return LibraryEngine(self.files[MODEL_FILE], self._source)
@@ -178,8 +204,6 @@ class SentencePieceFamily:
         if tokens and not self.options.get("legacy"):
             what = f"{self.name} takes special tokens only in its legacy mode: else a model has all tokens it needs"
             raise UsageError(what, fix="--tokenizer-sentencepiece-legacy, or leave out --tokenizer-special-tokens")
-        if self.options.get("compat") not in (None, FORK):
-            raise UsageError(f"compat={self.options['compat']!r}", expected=FORK)
         given = {"legacy", "ignore_extra_whitespaces", "compat"} & self.options.keys()
         if len(given) > 1:
             raise UsageError(f"{self.name}: {' and '.join(sorted(given))} do not go together", fix="name one of them")

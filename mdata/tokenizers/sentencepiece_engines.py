@@ -1,7 +1,8 @@
-"""What turns texts into ids for a SentencePiece model: the library, whose ids are right by definition.
+"""What turns texts into ids for a SentencePiece model: the library, whose ids are right by definition, and our own.
 
 An engine gives the plain encoding, no BOS or EOS, as one array for a whole batch. The library has to be quiet
-about files that it refuses: what it says becomes the text of an error.
+about files that it refuses: what it says becomes the text of an error. Ours (mdata_cpp/sentencepiece.hpp) does BPE
+models and remembers words in at most 40 MB; it is taken where it gives the library's ids for a fixed hostile text.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from mdata.errors import UsageError, nearest
+from mdata.tokenizers.hostile import hostile_texts
 from mdata.tokenizers.protocol import IdArray, LengthArray, TextRefused
+from mdata.tokenizers.sentencepiece_model import BLANK, NORMAL, UNUSED, USER_DEFINED, SentencePieceModel
 
 AUTO = "auto"
 EXACT = "sentencepiece"
-ENGINES = (EXACT,)
+OWN = "mdata"
+# From the fastest to the slowest.
+ENGINES = (OWN, EXACT)
 
 # The library takes up to 200 bytes of memory for every byte of a text while it works on it.
 _BATCH_CHARS = 1 << 20
@@ -83,6 +88,83 @@ class LibraryEngine:
                 self.library.encode([text], num_threads=1)
             except RuntimeError as error:
                 raise TextRefused(index, f"the sentencepiece library fails: {_cleaned(error)}") from error
+
+
+class OwnEngine:
+    """Our own BPE.
+
+    Args:
+        model: one that `own_obstacle` finds nothing in the way of.
+
+    Raises:
+        ValueError: its rules of normalization are damaged.
+    """
+
+    name = OWN
+
+    def __init__(self, model: SentencePieceModel) -> None:
+        from mdata._core import SentencePiece
+
+        self._core = SentencePiece(
+            list(model.pieces),
+            np.array(model.scores, dtype=np.float32),
+            model.kinds,
+            model.charsmap,
+            model.add_dummy_prefix,
+            model.remove_extra_whitespaces,
+            model.whitespace_as_suffix,
+        )
+
+    def encode(self, texts: Sequence[str]) -> tuple[IdArray, LengthArray]:
+        """See Engine."""
+        try:
+            return self._core.encode(texts if isinstance(texts, list) else list(texts))
+        except UnicodeEncodeError:
+            for index, text in enumerate(texts):
+                refuse_surrogates(index, text)
+            raise
+
+
+def own_obstacle(model: SentencePieceModel) -> str | None:
+    """Why our own engine cannot do this model; None: it can."""
+    if model.model_type != "bpe":
+        return f"it does BPE, and this model is of the type {model.model_type}"
+    if not model.escape_whitespaces:
+        return "the model leaves blanks as they are"
+    return "the model has unused pieces" if UNUSED in model.kinds else None
+
+
+def try_own(model: SentencePieceModel, exact: LibraryEngine) -> OwnEngine | str:
+    """Our own engine, if it gives the library's ids for the hostile texts; else why it is not taken."""
+    if obstacle := own_obstacle(model):
+        return obstacle
+    try:
+        engine = OwnEngine(model)
+    except ValueError as error:
+        return f"it fails: {error}"
+    texts = self_check_texts(model)
+    # Each text twice: the second time its words are known.
+    ours, ours_again, theirs = engine.encode(texts), engine.encode(texts), exact.encode(texts)
+    for text, *found in zip(
+        texts, *(np.split(i, np.cumsum(n)[:-1]) for i, n in (ours, ours_again, theirs)), strict=True
+    ):
+        if not np.array_equal(found[0], found[2]) or not np.array_equal(found[1], found[2]):
+            return f"it gives other ids for {text[:40]!r}"
+    return engine
+
+
+def self_check_texts(model: SentencePieceModel) -> list[str]:
+    """The hostile texts, and pieces of the model itself side by side."""
+    users = [model.pieces[id] for id in model.ids_of_kind(USER_DEFINED)]
+    reserved = [piece for piece, kind in zip(model.pieces, model.kinds, strict=True) if kind != NORMAL][:8]
+    words = [piece.replace(BLANK, " ") for piece, kind in zip(model.pieces, model.kinds, strict=True) if kind == NORMAL]
+    words = words[:: max(1, len(words) // _MOST_PIECES)]
+    glued = ["".join(words[at : at + size]) for size in (1, 2, 3, 7) for at in range(0, len(words), size)]
+    blanks = [f"{BLANK}a{BLANK} {BLANK}b {BLANK}", "  a  b   ", f"{BLANK} ", "\u3000\xa0a\u200b\t\tb\r\n"]
+    return [*hostile_texts([], [*users, *reserved, BLANK]), *glued, "\n".join(words), *blanks]
+
+
+_MOST_PIECES = 4000
 
 
 def joined(arrays: Sequence[IdArray]) -> tuple[IdArray, LengthArray]:
