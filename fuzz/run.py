@@ -29,7 +29,7 @@ FAILURES = BUILD / "failures"
 PYTHON_TARGETS = (
     "index_reader", "legacy_reader", "record_lines", "packed_text", "punkt_tables", "sentencepiece_model",
 )  # fmt: skip
-CPP_TARGETS = ("index_blocks", "punkt_split")
+CPP_TARGETS = ("index_blocks", "gather", "punkt_split")
 LONGEST = {"packed_text": 1024}  # a packed file may stand for a million times its size
 LIMITS = ("-timeout=30", "-rss_limit_mb=2048", "-print_final_stats=1", "-verbosity=0")
 

@@ -120,6 +120,15 @@ def packed_text() -> dict[str, bytes]:
     return seeds
 
 
+def gather() -> dict[str, bytes]:
+    """Two shards, two rows of three runs, then two sound tables and a request of each kind, then a row to finish."""
+    rows = b"\2" + b"\x28" + b"\x1e" + b"\x14" + b"\3" + b"\3\0\x20\5" + b"\3\5\x0c\0" + b"\2\2\3" + b"\2\1\0"
+    tables = b"\2\1" + b"\1\3\4\5\6" + b"\1\2\0\7"
+    requests = b"\2\0\5" + b"\2\x0f\x0c" + b"\3\0\2\1" + b"\4\0\1\2\2" + b"\1" + b"\2\0\3"
+    finished = b"\6\1\2\3\0\1\2\0" + b"\2\1\4" + b"\1\1\x0f\2\1" + b"\5"
+    return {"empty": b"", "sound": rows + tables + requests + finished}
+
+
 def index_blocks() -> dict[str, bytes]:
     """Tables that agree, tables that do not, and numbers at the ends of their range."""
     largest = b"\xfd\x7f" + b"\xff" * 7
@@ -183,7 +192,7 @@ def punkt_tables() -> dict[str, bytes]:
 
 def main() -> int:
     """Write them all."""
-    makers = (index_reader, legacy_reader, record_lines, packed_text, index_blocks, sentencepiece_model)
+    makers = (index_reader, legacy_reader, record_lines, packed_text, index_blocks, gather, sentencepiece_model)
     for make in (*makers, punkt_split, punkt_tables):
         folder = CORPUS / make.__name__
         folder.mkdir(parents=True, exist_ok=True)

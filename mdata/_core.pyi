@@ -267,3 +267,101 @@ class SentencePiece:
             TypeError: a text is no str.
             UnicodeEncodeError: a lone surrogate in a text.
         """
+
+class TokenStore:
+    """The tokens of one corpus, read many rows at once. See mdata_cpp/gather.hpp.
+
+    Args:
+        dtype: "uint8", "int8", "uint16", "int16", "int32" or "int64".
+        shards: (the bytes of a .bin or None, an open file where there are no bytes, number of tokens); bytes are kept
+            alive, files are the caller's.
+
+    Raises:
+        ValueError: another type, fewer bytes than tokens, neither bytes nor a file.
+        OverflowError: more than 2^60 tokens.
+    """
+
+    def __init__(self, dtype: str, shards: list[tuple[NDArray[np.uint8] | None, int, int]]) -> None: ...
+    def gather(
+        self,
+        first: NDArray[np.int64],
+        count: NDArray[np.int64],
+        ends: NDArray[np.int64] | None,
+        places: NDArray[np.int64] | None,
+        out: NDArray[np.int64],
+        fill: int,
+        threads: int,
+    ) -> tuple[int, int, int] | None:
+        """Runs of tokens into the rows of out, int64[m, width]: runs r = [first[r], first[r] + count[r]).
+
+        Row i has the runs up to ends[i] (None: one run a row) and goes to row places[i], which differ (None: to row i);
+        `fill` stands behind its runs. None, or what a file did not give: (shard, byte, the system's error or 0 for the
+        end of the file); rows are then half read.
+
+        Raises:
+            IndexError: a run outside of the tokens, a place outside of the rows. ValueError: runs longer than a row,
+            arrays that do not fit each other. Nothing is read then.
+        """
+
+class SequenceIndex:
+    """Where sequences and documents lie in the tokens of a corpus. See mdata_cpp/sequences.hpp.
+
+    Every method raises LookupError (shard, table, entry) for an entry that cannot be, IndexError for a number outside.
+
+    Args:
+        item_size: bytes of a token.
+        shards: the tables of each .idx as bytes, kept alive: int32 lengths, int64 pointers, int64 boundaries; and the
+            number of tokens.
+    """
+
+    def __init__(
+        self,
+        item_size: int,
+        shards: list[tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8], int]],
+    ) -> None: ...
+    def cuts(self, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Where documents begin inside of tokens (start, start + count): row i has the places up to ends[i]."""
+
+    def pieces(
+        self, order: NDArray[np.int32] | NDArray[np.int64], spans: NDArray[np.int64], extra: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Runs of samples [d0, o0, d1, o1] in sequences `order`: (ends, first, count), as `gather` takes them."""
+
+    def documents(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """First token and number of tokens of each document."""
+
+class RowRules:
+    """How rows are finished; ids are None where they do not matter. See mdata_cpp/rows.hpp.
+
+    Args:
+        pad: whatever equals it is padding and becomes 0, as in Megatron; None: padding is known by place.
+        eod: the end of a document.
+        mask_eod: no loss where it is the input.
+        restart_at_eod: positions restart behind it.
+    """
+
+    def __init__(self, pad: int | None, eod: int | None, mask_eod: bool, restart_at_eod: bool) -> None: ...
+
+def finish_rows(
+    text: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    cuts: tuple[NDArray[np.int64], NDArray[np.int32]] | None,
+    loss: NDArray[np.float32] | None,
+    positions: NDArray[np.int64] | None,
+    rules: RowRules,
+) -> None:
+    """Loss masks and positions, [n, S] each, of rows text[n, S + 1] of which counts[i] tokens are real.
+
+    Positions restart at the cuts. Raises ValueError for arrays that do not fit each other.
+    """
+
+def cumulative_lengths(
+    ends: NDArray[np.int64], places: NDArray[np.int32], inputs: int
+) -> tuple[NDArray[np.int32], int]:
+    """Rows of so many inputs laid end to end, with the cuts of `SequenceIndex.cuts`: (cu_seqlens, longest document).
+
+    cu_seqlens is where documents begin, then the end; empty documents are left out.
+
+    Raises:
+        OverflowError: more than 2^31 - 1 tokens. ValueError: cuts that are not ascending places of their row.
+    """

@@ -1,26 +1,29 @@
-"""Reading a .bin/.idx pair through memory maps, after checking that the two files fit each other.
+"""Reading a .bin/.idx pair, by memory maps or by pread, after checking that the two files fit each other.
 
-Opening reads the .idx once, in blocks, and refuses whatever would give wrong tokens later: the rule is that
-every byte of .bin belongs to exactly one sequence and every sequence to exactly one document (docs/formats.md
-lists each check beside what Megatron does). The .bin is not read. Nothing is copied: all arrays are views of
-the maps. Unusual: the tables of an .idx are not aligned (they begin at byte 34), which numpy reads correctly
-and C++ would not, so blocks are copied before they are checked. Not done here: hashes (see the manifest),
-multimodal files, object stores.
+The .idx is read once, in blocks, and what would give wrong tokens is refused: every byte of .bin belongs to exactly
+one sequence and every sequence to exactly one document (docs/formats.md lists each check). That is done at opening,
+or, where a manifest has said already what the pair holds, when a table is first used: a stream of tokens needs none,
+so a corpus of any size opens at once. The .bin is not read. Maps are not copied; they die with SIGBUS if a file is
+cut under them, which no program can prevent. Mode "pread" maps nothing: tokens are read when they are asked for, and
+tables, once used, lie in memory. Unusual: the tables are not aligned (they begin at byte 34), so blocks are copied
+before C++ checks them. Not done here: hashes (see the manifest), multimodal files, object stores.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mdata import _core
-from mdata.errors import DamageError, os_errors_named
+from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed.format import (
     DTYPES,
     HEADER_BYTES,
@@ -34,6 +37,9 @@ from mdata.indexed.format import (
     unpack_header,
 )
 from mdata.indexed.legacy import LEGACY_HEAD_BYTES, legacy_form
+
+Mode = Literal["mmap", "pread"]
+MODES: tuple[str, ...] = get_args(Mode)
 
 _ENTRIES_AT_ONCE = 1 << 18
 
@@ -87,13 +93,13 @@ class IndexedReader:
 
     Args:
         prefix: the two names without their endings.
+        mode: "mmap", or "pread" for file systems and memory limits that maps do not suit.
+        contiguous: what a manifest says of the pair; its tables are then checked when they are first used.
 
     Attributes:
         dtype: the token type.
-        lengths: int32[S], tokens of each sequence.
-        pointers: int64[S], byte offset of each sequence in .bin.
-        boundaries: int64[D+1], the first sequence of each document, then S.
         contiguous: whether the sequences follow each other in .bin, so that it is one stream of tokens.
+        num_sequences: sequences in the pair. num_documents: documents, empty ones included.
         num_tokens: tokens of all sequences.
 
     Raises:
@@ -103,107 +109,196 @@ class IndexedReader:
     Slow twin: mdata/reference/indexed.py.
     """
 
-    def __init__(self, prefix: Path) -> None:
-        self._idx = idx_path(Path(prefix))
-        self._bin = bin_path(Path(prefix))
-        tables = read_tables(self._idx)
-        self._data = _map(self._bin)
-        self.dtype = tables.dtype
-        self.lengths, self.pointers, self.boundaries = tables.lengths, tables.pointers, tables.boundaries
-        self.contiguous = self._check_sequences()
-        self._check_boundaries()
-        self.num_tokens = len(self._data) // self.dtype.itemsize
+    def __init__(self, prefix: Path, *, mode: Mode = "mmap", contiguous: bool | None = None) -> None:
+        if mode not in MODES:
+            raise UsageError(f"no way to read called {mode!r}", expected=" or ".join(MODES))
+        self.mode = mode
+        self.idx_path = idx_path(Path(prefix))
+        self.bin_path = bin_path(Path(prefix))
+        header = read_header(self.idx_path)
+        # Held from here on, so that a file of the same name that comes later is not taken for this one.
+        self.data: NDArray[np.uint8] | None = _map(self.bin_path) if mode == "mmap" else None
+        self.file = _open(self.bin_path) if mode == "pread" else None
+        self.dtype = DTYPES[header.code]
+        self.num_sequences = header.num_sequences
+        self.num_documents = header.num_boundaries - 1
+        self.bin_bytes = (
+            os.fstat(self.file.fileno()).st_size if self.file else 0 if self.data is None else len(self.data)
+        )
+        self.num_tokens = self.bin_bytes // self.dtype.itemsize
+        self._said = contiguous
+        self.contiguous: bool = self._checked[1] if contiguous is None else contiguous
+        if self.num_tokens * self.dtype.itemsize != self.bin_bytes:
+            raise _damage(self.bin_path, "size", f"{self.bin_bytes} bytes", f"whole tokens of {self.dtype.name}")
+
+    @cached_property
+    def tables(self) -> IndexTables:
+        """The tables as they stand in the file, their content not judged."""
+        return read_tables(self.idx_path, mapped=self.mode == "mmap")
+
+    @cached_property
+    def _checked(self) -> tuple[IndexTables, bool]:
+        """The tables, found sound, and whether the sequences follow each other."""
+        tables = self.tables
+        if (len(tables.lengths), len(tables.boundaries)) != (self.num_sequences, self.num_documents + 1):
+            raise DamageError(f"{self.idx_path} was replaced while it was in use")
+        contiguous = self._check_sequences(tables)
+        self._check_boundaries(tables)
+        if self._said not in (None, contiguous):
+            what = f"{self.idx_path}: the sequences do not lie as its manifest says"
+            raise DamageError(what, found=f"contiguous: {contiguous}", expected=str(self._said))
+        return tables, contiguous
 
     @property
-    def num_sequences(self) -> int:
-        """Sequences in the pair."""
-        return len(self.lengths)
+    def lengths(self) -> NDArray[np.int32]:
+        """int32[S], tokens of each sequence."""
+        return self._checked[0].lengths
 
     @property
-    def num_documents(self) -> int:
-        """Documents in the pair, empty ones included."""
-        return len(self.boundaries) - 1
+    def pointers(self) -> NDArray[np.int64]:
+        """int64[S], byte offset of each sequence in .bin."""
+        return self._checked[0].pointers
+
+    @property
+    def boundaries(self) -> NDArray[np.int64]:
+        """int64[D+1], the first sequence of each document, then S."""
+        return self._checked[0].boundaries
+
+    def first_token(self, sequence: int) -> int:
+        """The token of the stream with which a sequence begins; for the number of sequences, the number of tokens.
+
+        Reads this entry and the one before it, and checks only these two.
+
+        Raises:
+            DamageError: they contradict each other.
+        """
+        assert self.contiguous, f"{self.idx_path}: the sequences do not follow each other"
+        assert 0 <= sequence <= self.num_sequences, f"sequence {sequence} of {self.num_sequences}"
+        if sequence in (0, self.num_sequences):
+            return self.num_tokens if sequence else 0
+        length, before, start = self._entries(sequence)
+        size = self.dtype.itemsize
+        if before < 0 or length < 0 or start > self.bin_bytes or before + length * size != start or start % size:
+            found = f"{start}, behind pointer {before} and length {length}"
+            raise _damage(self.idx_path, f"pointer of sequence {sequence}", found, "the end of the sequence before it")
+        return start // size
+
+    def _entries(self, sequence: int) -> tuple[int, int, int]:
+        """Length and pointer of the sequence before this one, and its own pointer."""
+        if self.mode == "mmap":
+            tables = self.tables
+            length, pointers = tables.lengths[sequence - 1], tables.pointers[sequence - 1 : sequence + 1]
+        else:
+            offset = HEADER_BYTES + 4 * self.num_sequences + 8 * (sequence - 1)
+            with os_errors_named("reading"):
+                (length,) = np.fromfile(self.idx_path, LENGTH_DTYPE, 1, offset=HEADER_BYTES + 4 * (sequence - 1))
+                pointers = np.fromfile(self.idx_path, POINTER_DTYPE, 2, offset=offset)
+        return int(length), int(pointers[0]), int(pointers[1])
 
     def sequence(self, i: int) -> NDArray[Any]:
-        """The tokens of sequence i, in the file's dtype, as a view of the map."""
+        """The tokens of sequence i, in the file's dtype; a view of the map where there is one."""
         assert 0 <= i < self.num_sequences, f"sequence {i} of {self.num_sequences}"
         start = int(self.pointers[i])
-        return self._data[start : start + int(self.lengths[i]) * self.dtype.itemsize].view(self.dtype)
+        return self._bytes(start, start + int(self.lengths[i]) * self.dtype.itemsize).view(self.dtype)
 
     def tokens(self, start: int, count: int) -> NDArray[Any]:
-        """Tokens [start, start + count) of .bin as one stream, in the file's dtype, as a view of the map."""
-        assert self.contiguous, f"{self._idx}: the sequences do not follow each other"
+        """Tokens [start, start + count) of .bin as one stream, in the file's dtype; a view where there is a map."""
+        assert self.contiguous, f"{self.idx_path}: the sequences do not follow each other"
         assert start >= 0 and 0 <= count <= self.num_tokens - start, (
             f"tokens {start} to {start + count} of {self.num_tokens}"
         )
         size = self.dtype.itemsize
-        return self._data[start * size : (start + count) * size].view(self.dtype)
+        return self._bytes(start * size, (start + count) * size).view(self.dtype)
 
-    def _check_sequences(self) -> bool:
+    def _bytes(self, start: int, stop: int) -> NDArray[np.uint8]:
+        if self.data is not None:
+            return self.data[start:stop]
+        assert self.file is not None, "neither a map nor a file"
+        found = bytearray()
+        while len(found) < stop - start:
+            with os_errors_named(f"reading {self.bin_path}"):
+                part = os.pread(self.file.fileno(), stop - start - len(found), start + len(found))
+            if not part:
+                raise self.ends_at(start + len(found))
+            found += part
+        return np.frombuffer(bytes(found), np.uint8)
+
+    def ends_at(self, byte: int) -> DamageError:
+        """That the .bin ends here, earlier than when it was opened."""
+        return DamageError(
+            f"{self.bin_path}: it is shorter than when it was opened",
+            found=f"its end at byte {byte}",
+            expected=f"{self.bin_bytes} bytes",
+            fix="do not change a corpus while it is read; fetch the pair again",
+        )
+
+    def _check_sequences(self, tables: IndexTables) -> bool:
         """Whether the sequences follow each other; refuses what does not cover .bin exactly once."""
         contiguous, expected, total = True, 0, 0
         for first in range(0, self.num_sequences, _ENTRIES_AT_ONCE):
-            lengths = np.array(self.lengths[first : first + _ENTRIES_AT_ONCE], np.int32)
-            pointers = np.array(self.pointers[first : first + _ENTRIES_AT_ONCE], np.int64)
+            lengths = np.array(tables.lengths[first : first + _ENTRIES_AT_ONCE], np.int32)
+            pointers = np.array(tables.pointers[first : first + _ENTRIES_AT_ONCE], np.int64)
             fault, entry, block_contiguous, expected, block_bytes = _core.check_sequences(
-                lengths, pointers, self.dtype.itemsize, len(self._data), expected
+                lengths, pointers, self.dtype.itemsize, self.bin_bytes, expected
             )
             if fault:
-                found = f"length {lengths[entry]}, pointer {pointers[entry]}, .bin of {len(self._data)} bytes"
+                found = f"length {lengths[entry]}, pointer {pointers[entry]}, .bin of {self.bin_bytes} bytes"
                 field, wanted = _FAULTS[fault]
-                raise _damage(self._idx, f"{field} of sequence {first + entry}", found, wanted)
+                raise _damage(self.idx_path, f"{field} of sequence {first + entry}", found, wanted)
             contiguous = contiguous and block_contiguous
             total += block_bytes
         if not contiguous:
-            self._check_tiling()
-        if total != len(self._data):
+            self._check_tiling(tables)
+        if total != self.bin_bytes:
             raise DamageError(
-                f"{self._bin}: its size is not what the .idx counts",
-                found=f"{len(self._data)} bytes",
+                f"{self.bin_path}: its size is not what the .idx counts",
+                found=f"{self.bin_bytes} bytes",
                 expected=f"{total} bytes in {self.num_sequences} sequences of {self.dtype.name}",
                 fix="make the pair again, or fetch both files of it again",
             )
         return contiguous
 
-    def _check_tiling(self) -> None:
+    def _check_tiling(self, tables: IndexTables) -> None:
         """Sequences in another order than in .bin are fine; an overlap or a hole between two is not."""
-        order = np.lexsort((self.lengths, self.pointers))
-        starts = self.pointers[order]
-        ends = starts + self.lengths[order] * np.int64(self.dtype.itemsize)
+        order = np.lexsort((tables.lengths, tables.pointers))
+        starts = tables.pointers[order]
+        ends = starts + tables.lengths[order] * np.int64(self.dtype.itemsize)
         expected = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
         wrong = np.flatnonzero(starts != expected)
         if wrong.size:
             first = int(wrong[0])
             kind = "overlaps another sequence" if starts[first] < expected[first] else "leaves a hole before it"
             raise _damage(
-                self._idx,
+                self.idx_path,
                 f"pointer of sequence {order[first]}",
                 f"{starts[first]}, which {kind}",
                 f"{expected[first]}: every byte of .bin belongs to one sequence",
             )
 
-    def _check_boundaries(self) -> None:
+    def _check_boundaries(self, tables: IndexTables) -> None:
         previous = -1
-        for first in range(0, len(self.boundaries), _ENTRIES_AT_ONCE):
-            block = np.array(self.boundaries[first : first + _ENTRIES_AT_ONCE], np.int64)
+        for first in range(0, len(tables.boundaries), _ENTRIES_AT_ONCE):
+            block = np.array(tables.boundaries[first : first + _ENTRIES_AT_ONCE], np.int64)
             fault, entry = _core.check_boundaries(block, self.num_sequences, previous)
             if fault:
                 field, wanted = _FAULTS[fault]
-                raise _damage(self._idx, f"document {field} {first + entry}", int(block[entry]), wanted)
+                raise _damage(self.idx_path, f"document {field} {first + entry}", int(block[entry]), wanted)
             previous = int(block[-1])
         if previous != self.num_sequences:
-            raise _damage(self._idx, "last document boundary", previous, f"{self.num_sequences}, the sequence count")
+            raise _damage(
+                self.idx_path, "last document boundary", previous, f"{self.num_sequences}, the sequence count"
+            )
 
 
-def read_tables(path: Path) -> IndexTables:
+def read_tables(path: Path, *, mapped: bool = True) -> IndexTables:
     """The tables of an .idx whose header and size are sound; their content is not judged here.
 
     Raises:
         UsageError: it cannot be read.
         DamageError: truncated, or in another format; names the field.
     """
-    index = _map(path)
-    header = _check_header(path, index)
+    index = _map(path) if mapped else _read(path)
+    header = _check_header(path, index[:LEGACY_HEAD_BYTES].tobytes(), len(index))
     num_sequences = header.num_sequences
     return IndexTables(
         DTYPES[header.code],
@@ -213,10 +308,19 @@ def read_tables(path: Path) -> IndexTables:
     )
 
 
-def _check_header(path: Path, index: NDArray[np.uint8]) -> Header:
-    size = len(index)
-    magic = index[: len(MAGIC)].tobytes()
-    if form := legacy_form(index[:LEGACY_HEAD_BYTES].tobytes(), size):
+def read_header(path: Path) -> Header:
+    """The header of an .idx of the right size.
+
+    Raises:
+        UsageError, DamageError: as `read_tables`.
+    """
+    with os_errors_named("reading"), path.open("rb") as file:
+        return _check_header(path, file.read(LEGACY_HEAD_BYTES), os.fstat(file.fileno()).st_size)
+
+
+def _check_header(path: Path, head: bytes, size: int) -> Header:
+    magic = head[: len(MAGIC)]
+    if form := legacy_form(head, size):
         raise DamageError(
             f"{path}: bad {'magic' if form.endswith('TNTIDX') else 'size'}",
             found=f"{form}, an older format",
@@ -227,7 +331,7 @@ def _check_header(path: Path, index: NDArray[np.uint8]) -> Header:
         raise _damage(path, "magic", repr(magic), repr(MAGIC))
     if size < HEADER_BYTES:
         raise _damage(path, "size", f"{size} bytes", f"at least the {HEADER_BYTES} bytes of a header")
-    header = unpack_header(index[:HEADER_BYTES].tobytes())
+    header = unpack_header(head[:HEADER_BYTES])
     if header.version != VERSION:
         raise _damage(path, "version", header.version, f"{VERSION}, little endian")
     if header.code not in DTYPES:
@@ -269,3 +373,13 @@ def _map(path: Path) -> NDArray[np.uint8]:
         if path.stat().st_size == 0:
             return np.empty(0, np.uint8)
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+
+
+def _read(path: Path) -> NDArray[np.uint8]:
+    with os_errors_named(f"reading {path}"):
+        return np.fromfile(path, np.uint8)
+
+
+def _open(path: Path) -> BinaryIO:
+    with os_errors_named("reading"):
+        return path.open("rb", buffering=0)

@@ -1,0 +1,121 @@
+"""Many rows of tokens at once from the pairs of a corpus: the door to the C++ that reads without the GIL.
+
+Tokens, sequences and documents are counted over all pairs, in their order. Where a file or an index turns out not to
+be what it was, a DamageError names the file and the field. Tables are used without the whole check that
+`IndexedReader` makes when they are asked for there: C++ checks the entries that it uses. Slow twins:
+mdata/reference/gather.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata._core import SequenceIndex, TokenStore
+from mdata.errors import DamageError, MdataError, explain_os_error
+from mdata.indexed.reader import IndexedReader
+
+Int64s = npt.NDArray[np.int64]
+Cuts = tuple[Int64s, npt.NDArray[np.int32]]
+"""Row i has the places up to ends[i]: (ends, places)."""
+
+
+class Gatherer:
+    """Reads rows from pairs that share one token type.
+
+    Args:
+        readers: the pairs of a corpus.
+    """
+
+    def __init__(self, readers: Sequence[IndexedReader]) -> None:
+        self._readers = tuple(readers)
+
+    @cached_property
+    def _store(self) -> TokenStore:
+        shards = [(r.data, r.file.fileno() if r.file else -1, r.num_tokens) for r in self._readers]
+        return TokenStore(self._readers[0].dtype.name, shards)
+
+    @cached_property
+    def _index(self) -> SequenceIndex:
+        shards = []
+        for reader in self._readers:
+            tables = reader.tables
+            as_bytes = [table.view(np.uint8) for table in (tables.lengths, tables.pointers, tables.boundaries)]
+            shards.append((as_bytes[0], as_bytes[1], as_bytes[2], reader.num_tokens))
+        return SequenceIndex(self._readers[0].dtype.itemsize, shards)
+
+    def gather(
+        self,
+        first: Int64s,
+        count: Int64s,
+        *,
+        out: Int64s,
+        ends: Int64s | None = None,
+        places: Int64s | None = None,
+        fill: int = 0,
+        threads: int = 1,
+    ) -> None:
+        """Runs of tokens into rows; see `mdata._core.TokenStore.gather`.
+
+        Raises:
+            IndexError: a run outside of the tokens. ValueError: runs longer than their row.
+            DamageError: a file is shorter than when it was opened (mode "pread"). ResourceError: it cannot be read.
+        """
+        fault = self._store.gather(first, count, ends, places, out, fill, threads)
+        if fault is not None:
+            raise self._read_fault(*fault)
+
+    def cuts(self, starts: Int64s, counts: Int64s) -> Cuts:
+        """Places inside of tokens [start, start + count) at which a document begins that is not empty.
+
+        Raises:
+            DamageError: an entry of an index that cannot be.
+        """
+        try:
+            return self._index.cuts(starts, counts)
+        except LookupError as error:
+            raise self._index_fault(error) from error
+
+    def pieces(self, order: npt.NDArray[Any], spans: Int64s, *, extra: int) -> tuple[Int64s, Int64s, Int64s]:
+        """Runs of samples of Megatron's order: (ends, first, count); see `mdata._core.SequenceIndex.pieces`.
+
+        Raises:
+            DamageError: an entry of an index that cannot be.
+        """
+        try:
+            return self._index.pieces(order, spans, extra)
+        except LookupError as error:
+            raise self._index_fault(error) from error
+
+    def documents(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
+        """First token and number of tokens of each document.
+
+        Raises:
+            DamageError: an entry of an index that cannot be.
+        """
+        try:
+            return self._index.documents(numbers)
+        except LookupError as error:
+            raise self._index_fault(error) from error
+
+    def _read_fault(self, shard: int, byte: int, error: int) -> MdataError:
+        reader = self._readers[shard]
+        if error == 0:
+            return reader.ends_at(byte)
+        return explain_os_error(OSError(error, os.strerror(error), str(reader.bin_path)), "reading")
+
+    def _index_fault(self, error: LookupError) -> Exception:
+        if isinstance(error, IndexError):
+            return error
+        shard, table, entry = error.args
+        of = "document" if table == "boundary" else "sequence"
+        return DamageError(
+            f"{self._readers[shard].idx_path}: bad {table} of {of} {entry}",
+            expected="a place inside of .bin that follows the one before it",
+            fix="mdata verify tells what else is wrong; make the pair again, or fetch both files of it again",
+        )

@@ -1,0 +1,215 @@
+// The Python face of gather.hpp, sequences.hpp and rows.hpp; documented in mdata/_core.pyi.
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "bindings.hpp"
+#include "gather.hpp"
+#include "rows.hpp"
+#include "sequences.hpp"
+
+namespace {
+
+namespace py = pybind11;
+using mdata::Array;
+using mdata::as_array;
+using mdata::Int64s;
+using mdata::SequenceIndex;
+using mdata::TokenStore;
+using mdata::TokenType;
+using mdata::view;
+using Bytes = Array<std::uint8_t>;
+
+TokenType type_of(const std::string& name) {
+    if (name == "uint8") return TokenType::uint8;
+    if (name == "int8") return TokenType::int8;
+    if (name == "uint16") return TokenType::uint16;
+    if (name == "int16") return TokenType::int16;
+    if (name == "int32") return TokenType::int32;
+    if (name == "int64") return TokenType::int64;
+    throw std::invalid_argument("token type " + name);
+}
+
+const std::byte* bytes_of(const Bytes& array) { return reinterpret_cast<const std::byte*>(array.data()); }
+
+// A store and the buffers it reads from.
+struct KeptStore {
+    std::vector<std::optional<Bytes>> kept;
+    TokenStore store;
+};
+
+KeptStore make_store(const std::string& dtype, const std::vector<std::tuple<std::optional<Bytes>, int, std::int64_t>>& shards) {
+    const auto size = static_cast<std::int64_t>(mdata::size_of(type_of(dtype)));
+    std::vector<std::optional<Bytes>> kept;
+    std::vector<mdata::TokenFile> files;
+    for (const auto& [bytes, file, tokens] : shards) {
+        if (bytes && (tokens < 0 || tokens > bytes->size() / size)) throw std::invalid_argument("more tokens than bytes");
+        if (!bytes && file < 0) throw std::invalid_argument("neither bytes nor a file");
+        // Data of an empty array may be null, which would mean a file.
+        files.push_back({bytes && tokens > 0 ? bytes_of(*bytes) : nullptr, bytes ? -1 : file, tokens});
+        kept.push_back(bytes);
+    }
+    return {std::move(kept), TokenStore(type_of(dtype), std::move(files))};
+}
+
+template <typename T>
+std::span<const T> view_or_empty(const std::optional<Array<T>>& array) {
+    return array ? view(*array) : std::span<const T>();
+}
+
+template <typename T>
+std::span<T> rows_of(Array<T>& array) {
+    if (array.ndim() != 2) throw std::invalid_argument("an array of two dimensions is expected");
+    return {array.mutable_data(), static_cast<std::size_t>(array.size())};
+}
+
+using Fault = std::optional<std::tuple<std::size_t, std::int64_t, int>>;
+
+Fault gather(const KeptStore& self, const Int64s& first, const Int64s& count, const std::optional<Int64s>& ends,
+             const std::optional<Int64s>& places, Int64s& out, std::int64_t fill, std::size_t threads) {
+    const mdata::RowRuns runs{view(first), view(count), view_or_empty(ends), view_or_empty(places)};
+    if (ends && ends->size() == 0 && first.size() > 0) throw std::invalid_argument("runs without rows");
+    const mdata::RowBuffer rows{rows_of(out), static_cast<std::size_t>(out.shape(1)), fill};
+    std::optional<mdata::ReadFault> fault;
+    {
+        const py::gil_scoped_release unlocked;
+        fault = self.store.gather(runs, rows, threads);
+    }
+    if (!fault) return std::nullopt;
+    return std::tuple(fault->shard, fault->byte, fault->error);
+}
+
+// An index and the tables it reads.
+struct KeptIndex {
+    std::vector<Bytes> kept;
+    SequenceIndex index;
+};
+
+KeptIndex make_index(std::int64_t item_size, const std::vector<std::tuple<Bytes, Bytes, Bytes, std::int64_t>>& shards) {
+    std::vector<Bytes> kept;
+    std::vector<mdata::ShardTables> tables;
+    for (const auto& [lengths, pointers, boundaries, tokens] : shards) {
+        const std::int64_t sequences = lengths.size() / 4;
+        const std::int64_t documents = boundaries.size() / 8 - 1;
+        if (pointers.size() / 8 != sequences || documents < 0) throw std::invalid_argument("tables that do not fit each other");
+        tables.push_back({bytes_of(lengths), bytes_of(pointers), bytes_of(boundaries), sequences, documents, tokens});
+        kept.insert(kept.end(), {lengths, pointers, boundaries});
+    }
+    return {std::move(kept), SequenceIndex(item_size, std::move(tables))};
+}
+
+py::tuple cuts(const KeptIndex& self, const Int64s& starts, const Int64s& counts) {
+    const auto from = view(starts);
+    const auto many = view(counts);
+    mdata::Cuts found;
+    {
+        const py::gil_scoped_release unlocked;
+        found = self.index.cuts(from, many);
+    }
+    return py::make_tuple(as_array(std::move(found.ends)), as_array(std::move(found.places)));
+}
+
+template <typename Place>
+py::tuple pieces(const KeptIndex& self, const Array<Place>& order, const Int64s& spans, std::int64_t extra) {
+    const auto places = view(order);
+    const auto rows = view(spans);
+    mdata::Runs runs;
+    {
+        const py::gil_scoped_release unlocked;
+        runs = self.index.pieces(places, rows, extra);
+    }
+    return py::make_tuple(as_array(std::move(runs.ends)), as_array(std::move(runs.first)), as_array(std::move(runs.count)));
+}
+
+py::tuple documents(const KeptIndex& self, const Int64s& numbers) {
+    std::vector<std::int64_t> first(view(numbers).size());
+    std::vector<std::int64_t> count(first.size());
+    {
+        const auto in = view(numbers);
+        const py::gil_scoped_release unlocked;
+        self.index.documents(in, first, count);
+    }
+    return py::make_tuple(as_array(std::move(first)), as_array(std::move(count)));
+}
+
+using Numbers = std::optional<std::int64_t>;
+
+void finish_rows(Int64s& text, const Int64s& counts, const std::optional<std::tuple<Int64s, mdata::Int32s>>& cuts,
+                 std::optional<Array<float>>& loss, std::optional<Int64s>& positions, const mdata::RowRules& rules) {
+    const auto cells = rows_of(text);
+    const auto many = view(counts);
+    const auto width = static_cast<std::size_t>(text.shape(1));
+    const std::size_t rows = many.size();
+    if (width < 1 || static_cast<std::size_t>(text.shape(0)) != rows) throw std::invalid_argument("a count for each row");
+    const auto losses = loss ? rows_of(*loss) : std::span<float>();
+    const auto numbers = positions ? rows_of(*positions) : std::span<std::int64_t>();
+    if ((loss && losses.size() != rows * (width - 1)) || (positions && numbers.size() != rows * (width - 1))) {
+        throw std::invalid_argument("one field for each input is expected");
+    }
+    const auto ends = cuts ? view(std::get<0>(*cuts)) : std::span<const std::int64_t>();
+    const auto places = cuts ? view(std::get<1>(*cuts)) : std::span<const std::int32_t>();
+    if (cuts && ends.size() != rows) throw std::invalid_argument("cuts for each row");
+    const py::gil_scoped_release unlocked;
+    std::int64_t before = 0;
+    for (std::size_t i = 0; i < rows; ++i) {
+        const std::int64_t end = cuts ? ends[i] : 0;
+        if (end < before || static_cast<std::uint64_t>(end) > places.size()) throw std::invalid_argument("ends of cuts that decrease");
+        const auto part = [&](auto span) { return span.empty() ? span : span.subspan(i * (width - 1), width - 1); };
+        mdata::finish_row(rules, {cells.subspan(i * width, width), many[i],
+                                  places.subspan(static_cast<std::size_t>(before), static_cast<std::size_t>(end - before)),
+                                  part(losses), part(numbers)});
+        before = end;
+    }
+}
+
+py::tuple cumulative_lengths(const Int64s& ends, const mdata::Int32s& places, std::int64_t inputs) {
+    auto found = mdata::cumulative_lengths(view(ends), view(places), inputs);
+    return py::make_tuple(as_array(std::move(found.starts)), found.longest);
+}
+
+void bind_store(py::module_& module) {
+    py::class_<KeptStore>(module, "TokenStore")
+        .def(py::init(&make_store), py::arg("dtype"), py::arg("shards"))
+        .def("gather", &gather, py::arg("first").noconvert(), py::arg("count").noconvert(), py::arg("ends").noconvert(),
+             py::arg("places").noconvert(), py::arg("out").noconvert(), py::arg("fill"), py::arg("threads"));
+}
+
+void bind_sequences(py::module_& module) {
+    py::class_<KeptIndex>(module, "SequenceIndex")
+        .def(py::init(&make_index), py::arg("item_size"), py::arg("shards"))
+        .def("cuts", &cuts, py::arg("starts").noconvert(), py::arg("counts").noconvert())
+        .def("pieces", &pieces<std::int32_t>, py::arg("order").noconvert(), py::arg("spans").noconvert(), py::arg("extra"))
+        .def("pieces", &pieces<std::int64_t>, py::arg("order").noconvert(), py::arg("spans").noconvert(), py::arg("extra"))
+        .def("documents", &documents, py::arg("numbers").noconvert());
+    py::register_exception_translator([](std::exception_ptr raised) {
+        try {
+            if (raised) std::rethrow_exception(raised);
+        } catch (const mdata::IndexFault& fault) {
+            const py::tuple told = py::make_tuple(fault.shard, fault.table, fault.entry);
+            PyErr_SetObject(PyExc_LookupError, told.ptr());
+        }
+    });
+}
+
+void bind_rows(py::module_& module) {
+    py::class_<mdata::RowRules>(module, "RowRules")
+        .def(py::init([](Numbers pad, Numbers eod, bool mask_eod, bool restart_at_eod) {
+                 return mdata::RowRules{pad, eod, mask_eod, restart_at_eod};
+             }),
+             py::arg("pad"), py::arg("eod"), py::arg("mask_eod"), py::arg("restart_at_eod"));
+    module.def("finish_rows", &finish_rows, py::arg("text").noconvert(), py::arg("counts").noconvert(),
+               py::arg("cuts").noconvert(), py::arg("loss").noconvert(), py::arg("positions").noconvert(), py::arg("rules"));
+    module.def("cumulative_lengths", &cumulative_lengths, py::arg("ends").noconvert(), py::arg("places").noconvert(),
+               py::arg("inputs"));
+}
+
+}  // namespace
+
+void mdata::bind_gather(py::module_& module) {
+    bind_store(module);
+    bind_sequences(module);
+    bind_rows(module);
+}
