@@ -193,6 +193,110 @@ def keyed_mapping(
     The first boundary is that of document number `first_document`: what is mapped in parts is what is mapped at once.
     """
 
+class MaskVocabulary:
+    """What masking knows of a tokenizer: uint8[k] `continues` is 1 where an id goes on with a word; int64[n] `ids`.
+
+    Raises:
+        ValueError: no ids.
+    """
+
+    def __init__(self, cls: int, sep: int, mask: int, continues: NDArray[np.uint8], ids: NDArray[np.int64]) -> None: ...
+
+class MaskRule:
+    """How tokens are chosen. See mdata_cpp/masking.hpp.
+
+    Raises:
+        ValueError: a probability outside of (0, 1), n-grams outside of 1 to 65536, `geometric` and `permute`.
+    """
+
+    def __init__(
+        self, probability: float, most_ngram: int, whole_words: bool, longer: bool, geometric: bool, permute: bool
+    ) -> None: ...
+    def bounds(self) -> NDArray[np.float64]:
+        """float64[most_ngram]: running sums of the probabilities of lengths 1, 2, ..."""
+
+class BertForm:
+    """What a BERT sample looks like: its length, whether there are two texts, the padding, and how it is known.
+
+    Raises:
+        ValueError: a length below 5.
+    """
+
+    def __init__(self, length: int, head: bool, pad: int, by_value: bool) -> None: ...
+
+class T5Form:
+    """What a T5 sample looks like; int64[n] sentinels.
+
+    Raises:
+        ValueError: lengths below 4 and 1.
+    """
+
+    def __init__(
+        self,
+        encoder_length: int,
+        decoder_length: int,
+        bos: int,
+        eos: int,
+        sentinels: NDArray[np.int64],
+        pad: int,
+        by_value: bool,
+    ) -> None: ...
+
+class MegatronDraws:
+    """Draws of sample k from MT19937(seed + k)."""
+
+    def __init__(self, seed: int) -> None: ...
+
+class KeyedDraws:
+    """Draws of sample k from its own stream under a key. See mdata_cpp/keyed.hpp."""
+
+    def __init__(self, key_low: int, key_high: int) -> None: ...
+
+class MaskedRows:
+    """Samples to be made, with their text: int64[n] numbers, targets, and ends of each in int32[s] sizes of sentences,
+    whose int64[t] tokens follow each other.
+
+    Raises:
+        ValueError: arrays that do not fit each other.
+    """
+
+    def __init__(
+        self,
+        numbers: NDArray[np.int64],
+        targets: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        sizes: NDArray[np.int32],
+        tokens: NDArray[np.int64],
+    ) -> None: ...
+
+def bert_samples(
+    form: BertForm,
+    vocabulary: MaskVocabulary,
+    rule: MaskRule,
+    draws: MegatronDraws | KeyedDraws,
+    rows: MaskedRows,
+    fields: list[NDArray[np.int64]],
+) -> None:
+    """Fill int64 text, types, labels [n, length], is_random [n], padding_mask, loss_mask [n, length], truncated [n].
+
+    Raises:
+        TypeError, ValueError: a field of another type, shape or number; a target without room; one sentence for a pair.
+    """
+
+def t5_samples(
+    form: T5Form,
+    vocabulary: MaskVocabulary,
+    rule: MaskRule,
+    draws: MegatronDraws | KeyedDraws,
+    rows: MaskedRows,
+    fields: list[NDArray[np.int64]],
+) -> tuple[int, int, int] | None:
+    """Fill text_enc, text_dec, labels, loss_mask, truncated, enc_mask, dec_mask: lengths of encoder or decoder, int64.
+
+    Returns None, or (row, spans, cells of the decoder) of the first that has no room, where it stopped. Raises as
+    `bert_samples`.
+    """
+
 class WordPiece:
     """WordPiece in BERT's form, id for id as the `tokenizers` library; never changes. See mdata_cpp/wordpiece.hpp.
 

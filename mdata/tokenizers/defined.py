@@ -103,6 +103,11 @@ class DefinedTokenizer:
         """See the protocol."""
         return {token.content: token.id for token in self._added if token.special}
 
+    @cached_property
+    def entries(self) -> Mapping[str, int]:
+        """The text of every entry, added tokens included, and its id."""
+        return {**model_vocabulary(self._definition), **{token.content: token.id for token in self._added}}
+
     def encode_batch(self, texts: Sequence[str]) -> tuple[IdArray, LengthArray]:
         """See the protocol."""
         try:

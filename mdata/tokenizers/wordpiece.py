@@ -61,7 +61,8 @@ def build_named(name: str, files: Mapping[str, bytes], *, options: Mapping[str, 
         engine: the library that gives the ids; not compared with the exact one here.
     """
     if is_2023(options):
-        return BertWordPiece2023(name, files, options=options, engine=engine)
+        # It has one engine; the exact one is what a caller names who does not care.
+        return BertWordPiece2023(name, files, options=options, engine="auto" if engine == EXACT else engine)
     return BertWordPiece(name, files, options=options, engine=engine)
 
 

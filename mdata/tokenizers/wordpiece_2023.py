@@ -77,6 +77,14 @@ class BertWordPiece2023:
     notes: tuple[str, ...] = (f"the ids are those of {FORK}: nothing around texts, no end of document",)
 
     @cached_property
+    def entries(self) -> Mapping[str, int]:
+        """The text of every entry and its id; the fork's two follow the vocabulary."""
+        ids = dict(self._vocabulary)
+        for name in _NEW:
+            ids.setdefault(name, max(ids.values()) + 1)
+        return ids
+
+    @cached_property
     def fingerprint(self) -> str:
         """See the protocol."""
         import orjson

@@ -1,5 +1,8 @@
-// The sentence mapping: a hand-made document, 64-bit rows, parts of the keyed form, and documents that are no documents.
+// The sentence mapping (a hand-made document, 64-bit rows, parts of the keyed form, documents that are none), and whole
+// samples of BERT and T5: random texts under all rules, for the sanitizers and for what must hold of every sample.
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <random>
 #include <stdexcept>
 #include <vector>
@@ -7,6 +10,7 @@
 #include "check.hpp"
 #include "keyed.hpp"
 #include "mapping.hpp"
+#include "masked_samples.hpp"
 
 namespace {
 
@@ -70,6 +74,115 @@ void streams_of_other_numbers_and_keys_differ() {
     }
 }
 
+// Ids 0 to 49; every third from 9 on continues a word; 2 and 3 are special, 4 is the mask, 50 on are sentinels.
+mdata::MaskVocabulary vocabulary() {
+    mdata::MaskVocabulary made{2, 3, 4, std::vector<std::uint8_t>(40, 0), {}};
+    for (std::size_t id = 9; id < 40; id += 3) made.continues[id] = 1;
+    for (std::int64_t id = 0; id < 50; ++id) made.ids.push_back(id);
+    return made;
+}
+
+struct RandomText {
+    std::vector<std::int32_t> sizes;
+    std::vector<std::int64_t> tokens;
+
+    RandomText(std::mt19937& random, std::size_t sentences) {
+        for (std::size_t s = 0; s < sentences; ++s) {
+            sizes.push_back(static_cast<std::int32_t>(random() % 4 == 0 ? 0 : random() % 20));
+            for (std::int32_t i = 0; i < sizes.back(); ++i) tokens.push_back(static_cast<std::int64_t>(random() % 50));
+        }
+    }
+};
+
+std::vector<mdata::MaskRule> rules() {
+    std::vector<mdata::MaskRule> made;
+    for (const double p : {0.01, 0.15, 0.6, 0.999}) {
+        for (const std::int64_t most : {1, 3, 10, 300}) {
+            for (int kind = 0; kind < 4; ++kind) made.emplace_back(p, most, most != 3, kind == 1, kind == 2, kind == 3);
+        }
+    }
+    return made;
+}
+
+template <typename Generator>
+void bert_samples_hold_together(Generator&& generator_of) {
+    std::mt19937 random(5);
+    const auto known = vocabulary();
+    for (const auto& rule : rules()) {
+        for (std::int64_t q = 5; q < 60; q += 9) {
+            const mdata::BertForm form{q, q % 2 == 0, {17, q % 4 == 0}};
+            mdata::BertSampler sampler(form, known, rule);
+            for (std::uint64_t k = 0; k < 6; ++k) {
+                const RandomText text(random, 2 + random() % 5);
+                const auto target = static_cast<std::int64_t>(random() % static_cast<unsigned>(q - 2));
+                std::vector<std::int64_t> fields(static_cast<std::size_t>(5 * q), -77);
+                const auto field = [&](std::int64_t i) {
+                    return std::span(fields).subspan(static_cast<std::size_t>(i * q), static_cast<std::size_t>(q));
+                };
+                std::int64_t is_random = -77, truncated = -77;
+                auto generator = generator_of(k);
+                sampler.sample({text.sizes, text.tokens, target}, generator,
+                               {field(0), field(1), field(2), field(3), field(4), &is_random, &truncated});
+                CHECK(std::find(fields.begin(), fields.end(), -77) == fields.end());
+                const auto asked = std::count(field(4).begin(), field(4).end(), 1);
+                CHECK(static_cast<double>(asked) <= 2 * std::max(1.0, rule.probability * static_cast<double>(q) + 1));
+                CHECK(truncated == (static_cast<std::int64_t>(text.tokens.size()) > target ? 1 : 0));
+                CHECK(form.head || is_random == 0);
+            }
+        }
+    }
+}
+
+void t5_samples_have_room_or_say_so() {
+    std::mt19937 random(6);
+    const auto known = vocabulary();
+    int without_room = 0;
+    for (const auto& rule : rules()) {
+        for (std::int64_t q = 4; q < 60; q += 7) {
+            for (const bool by_value : {false, true}) {
+                const auto d = static_cast<std::int64_t>(1 + random() % 30);
+                const mdata::T5Form form{q, d, 5, 6, {50, 51, 52}, {0, by_value}};
+                mdata::T5Sampler sampler(form, known, rule);
+                const RandomText text(random, 1 + random() % 5);
+                std::vector<std::int64_t> wide(static_cast<std::size_t>(2 * q), -77), narrow(static_cast<std::size_t>(4 * d), -77);
+                const auto part = [](std::vector<std::int64_t>& all, std::int64_t i, std::int64_t width) {
+                    return std::span(all).subspan(static_cast<std::size_t>(i * width), static_cast<std::size_t>(width));
+                };
+                std::int64_t truncated = -77;
+                mdata::Mersenne generator(static_cast<std::uint32_t>(q));
+                const bool made = sampler.sample(
+                    {text.sizes, text.tokens, q - 2}, generator,
+                    {part(wide, 0, q), part(narrow, 0, d), part(narrow, 1, d), part(narrow, 2, d), part(wide, 1, q),
+                     part(narrow, 3, d), &truncated});
+                CHECK(made || by_value);
+                without_room += made ? 0 : 1;
+                if (!made) continue;
+                CHECK(std::find(wide.begin(), wide.end(), -77) == wide.end());
+                CHECK(std::find(narrow.begin(), narrow.end(), -77) == narrow.end());
+            }
+        }
+    }
+    CHECK(without_room > 10);
+}
+
+void samples_without_sense_are_refused() {
+    const auto known = vocabulary();
+    const mdata::MaskRule rule(0.15, 3, true, false, false, false);
+    std::int64_t number = 0;
+    std::vector<std::int64_t> row(8);
+    const mdata::BertFields fields{row, row, row, row, row, &number, &number};
+    mdata::Mersenne generator(1);
+    const std::vector<std::int32_t> one{3}, two{2, 1};
+    const std::vector<std::int64_t> tokens{9, 10, 11};
+    mdata::BertSampler sampler({8, true, {0, false}}, known, rule);
+    CHECK_THROWS(std::invalid_argument, sampler.sample({one, tokens, 5}, generator, fields));
+    CHECK_THROWS(std::invalid_argument, sampler.sample({two, tokens, 6}, generator, fields));
+    CHECK_THROWS(std::invalid_argument, sampler.sample({two, tokens, -1}, generator, fields));
+    CHECK_THROWS(std::invalid_argument, mdata::MaskRule(0.0, 3, true, false, false, false));
+    CHECK_THROWS(std::invalid_argument, mdata::MaskRule(0.5, 0, true, false, false, false));
+    CHECK_THROWS(std::invalid_argument, mdata::MaskRule(0.5, 3, true, false, true, true));
+}
+
 }  // namespace
 
 int main() {
@@ -78,5 +191,9 @@ int main() {
     a_corpus_without_a_usable_document_ends();
     documents_outside_are_refused();
     streams_of_other_numbers_and_keys_differ();
+    bert_samples_hold_together([](std::uint64_t k) { return mdata::KeyedStream({1, 2}, k); });
+    bert_samples_hold_together([](std::uint64_t k) { return mdata::Mersenne(static_cast<std::uint32_t>(k)); });
+    t5_samples_have_room_or_say_so();
+    samples_without_sense_are_refused();
     return check::finish("masked");
 }

@@ -1,0 +1,82 @@
+"""BERT samples: two texts of a document, or one, with masked tokens to be guessed.
+
+[CLS] A [SEP] B [SEP]: the sentences of a row, cut in two at random and exchanged half of the time, which the head of
+the model is to tell; without the head one text. What is too long loses tokens from both ends. Of the masked
+tokens 80 % become [MASK], 10 % another token, 10 % stay. The order and the padding are explained in masked.py. Slow
+twin: mdata/reference/masking.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata import _core
+from mdata.samples.mapping import MappingOptions
+from mdata.samples.masked import MaskedSamples, MaskingOptions, Sample
+
+_NUM_SPECIAL = 3  # [CLS] and two [SEP]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertOptions:
+    """How BERT samples look.
+
+    Args:
+        sequence_length: tokens of a sample, special ones included.
+        seed: keys every draw.
+        head: two texts, and whether the second follows the first.
+        short_probability: share of samples that are cut shorter.
+        masking: which tokens are masked.
+    """
+
+    sequence_length: int
+    seed: int = 1234
+    head: bool = True
+    short_probability: float = 0.1
+    masking: MaskingOptions = field(default_factory=MaskingOptions)
+
+    @property
+    def mapping(self) -> MappingOptions:
+        """How documents are cut."""
+        return MappingOptions(
+            longest=self.sequence_length - _NUM_SPECIAL,
+            least_sentences=2 if self.head else 1,
+            short_probability=self.short_probability,
+        )
+
+
+class BertSamples(MaskedSamples):
+    """See `MaskedSamples`; the vocabulary has cls, sep and mask.
+
+    A sample: text, types (0 for the first text, 1 for the second), labels (-1 where nothing was masked),
+    padding_mask (1 where there is text), loss_mask (1 where a token is to be guessed): int64[sequence_length];
+    is_random (the texts were exchanged), truncated: one number.
+    """
+
+    kind: ClassVar[str] = "bert"
+    options: BertOptions
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        row = (self.options.sequence_length,)
+        return {
+            "text": row,
+            "types": row,
+            "labels": row,
+            "is_random": (),
+            "padding_mask": row,
+            "loss_mask": row,
+            "truncated": (),
+        }
+
+    def _fill(self, numbers: npt.NDArray[np.int64], rows: _core.MaskedRows, fields: Sample) -> None:
+        arrays = [fields[name] for name in self._shapes()]
+        form = _core.BertForm(self.options.sequence_length, self.options.head, *self._pad)
+        _core.bert_samples(form, self._core_vocabulary, self._core_rule, self._draws, rows, arrays)
+
+    def _check(self) -> None:
+        self.vocabulary.require("cls", "sep", "mask")
+        super()._check()

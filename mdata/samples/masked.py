@@ -1,0 +1,262 @@
+"""What BERT and T5 samples share: rows of sentences in an order, masking, and reading many samples at once.
+
+`order="megatron"`: the mapping with its shuffle, and sample k's draws from MT19937(seed + k): equal to Megatron's
+datasets in every bit, padding recognised by value included. What Megatron draws from a generator that nobody seeded
+(the permutation of tokens) is refused there.
+
+`order="native"`: the mapping of one epoch in file order, permuted anew for each epoch, without end; draws of sample k
+from a stream of its own. All is keyed by (seed, corpus id, epoch or sample), so nothing depends on how long a
+run is or what it read before. Without shuffling: one pass in file order, for validation and test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata import _core
+from mdata.corpus import Corpus
+from mdata.errors import UsageError
+from mdata.keys import derive_key
+from mdata.order.permutation import Permutation
+from mdata.samples.mapping import MappingOptions, Rows, megatron_mapping, native_mapping
+from mdata.samples.sentences import SentenceText
+from mdata.samples.vocabulary import MaskedVocabulary, vocabulary_of
+
+ORDERS = ("native", "megatron")
+_EPOCHS_KEPT = 16
+_MOST_NGRAM = 65536
+
+Sample = dict[str, npt.NDArray[np.int64]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskingOptions:
+    """Which tokens are masked.
+
+    Args:
+        probability: share of tokens, in (0, 1).
+        max_ngram: words in a row that are masked together, at most.
+        whole_words: a word's tokens are masked together.
+        longer_ngrams: lengths are drawn in proportion to 1/m, ..., 1/2, 1, else to 1, 1/2, ..., 1/m.
+        geometric: lengths are drawn as in SpanBERT, p = 0.2.
+        permutation: as many tokens again change places (BERT in native order).
+    """
+
+    probability: float = 0.15
+    max_ngram: int = 3
+    whole_words: bool = True
+    longer_ngrams: bool = False
+    geometric: bool = False
+    permutation: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.probability < 1.0:
+            raise UsageError("the share of masked tokens is not between 0 and 1", found=str(self.probability))
+        if not 1 <= self.max_ngram <= _MOST_NGRAM:
+            raise UsageError("n-grams cannot be so long", found=str(self.max_ngram), expected=f"1 to {_MOST_NGRAM}")
+        if self.geometric and self.permutation:
+            raise UsageError("geometric lengths and a permutation exclude each other", fix="leave one of them out")
+
+    def as_core(self) -> _core.MaskRule:
+        """For C++."""
+        return _core.MaskRule(
+            self.probability, self.max_ngram, self.whole_words, self.longer_ngrams, self.geometric, self.permutation
+        )
+
+
+class MaskedOptions(Protocol):
+    """What the options of both kinds have; dataclasses."""
+
+    @property
+    def seed(self) -> int:
+        """Keys every draw."""
+
+    @property
+    def masking(self) -> MaskingOptions:
+        """Which tokens are masked."""
+
+    @property
+    def mapping(self) -> MappingOptions:
+        """How documents are cut."""
+
+
+class MaskedSamples:
+    """Samples of a range of documents; can be pickled. `BertSamples` and `T5Samples` are the kinds.
+
+    Args:
+        corpus: of sentences.
+        documents: the range [first, last), from `split_range` over the number of documents.
+        options: of the kind.
+        vocabulary: None: that of the corpus' tokenizer.
+        order: "native" or "megatron".
+        num_samples: asked for in Megatron's order, which gives whole epochs (None: one); None in native order.
+        shuffle: false in native order: one pass in file order.
+
+    Attributes:
+        num_samples: how many there are; None without end.
+        rows: the mapping, [r, 3] of first sentence, one past the last, target.
+
+    Raises:
+        UsageError: no document can be used, or options that do not go together.
+    """
+
+    kind: ClassVar[str]
+    version: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        documents: tuple[int, int],
+        *,
+        options: Any,
+        vocabulary: MaskedVocabulary | None = None,
+        order: str = "native",
+        num_samples: int | None = None,
+        shuffle: bool = True,
+    ) -> None:
+        self.corpus, self.documents, self.options = corpus, documents, options
+        self.vocabulary = vocabulary_of(corpus) if vocabulary is None else vocabulary
+        self.order, self.shuffle, self._asked = order, shuffle, num_samples
+        self._check()
+        self._text = SentenceText(corpus)
+        self.rows = self._map()
+        self.num_samples = None if order == "native" and shuffle else len(self.rows)
+        self._core_vocabulary, self._core_rule = self.vocabulary.as_core(), options.masking.as_core()
+        self._draws = self._make_draws()
+        self._permutation = lru_cache(maxsize=_EPOCHS_KEPT)(self._make_permutation)
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """All that decides the samples beside the corpus and its split: part of the data id."""
+        return {
+            "kind": self.kind,
+            "version": self.version,
+            "order": self.order,
+            "num_samples": self._asked,
+            "shuffle": self.shuffle,
+            "options": asdict(self.options),
+            "vocabulary": self.vocabulary.fingerprint,
+        }
+
+    def sample(self, k: int) -> Sample:
+        """Sample k: each field an int64 array, of no dimension where it is one number.
+
+        Raises:
+            IndexError: a number below 0 or past the end.
+        """
+        return {name: array[0, ...] for name, array in self.read([k]).items()}
+
+    def read(self, numbers: npt.ArrayLike, out: Sample | None = None) -> Sample:
+        """Samples of these numbers, in any order: each field with a dimension more in front.
+
+        Args:
+            numbers: integer[n].
+            out: arrays to write into, of the shapes and the type that `allocate(n)` gives; new ones without.
+
+        Raises:
+            IndexError: a number below 0 or past the end.
+            UsageError: `out` cannot take them, or a sample has no room (T5 in Megatron's order).
+        """
+        wanted = np.ascontiguousarray(numbers, np.int64)
+        end = self.num_samples
+        if wanted.size and (wanted.min() < 0 or (end is not None and wanted.max() >= end)):
+            raise IndexError(f"samples {wanted.min()} to {wanted.max()} of {end}")
+        fields = self.allocate(len(wanted)) if out is None else self._checked(out, len(wanted))
+        if len(wanted):
+            self._fill(wanted, self._text.rows(wanted, self.rows[self._places(wanted)]), fields)
+        return fields
+
+    def allocate(self, n: int) -> Sample:
+        """Arrays for n samples, not filled in."""
+        return {name: np.empty((n, *shape), np.int64) for name, shape in self._shapes().items()}
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """The fields of one sample, in the order of the core."""
+        raise AssertionError("a kind has fields")
+
+    def _fill(self, numbers: npt.NDArray[np.int64], rows: _core.MaskedRows, fields: Sample) -> None:
+        """Write the samples."""
+        raise AssertionError("a kind has samples")
+
+    @property
+    def _pad(self) -> tuple[int, bool]:
+        """What fills samples up, and whether it is known by its value."""
+        return (self.vocabulary.megatron_pad, True) if self.order == "megatron" else (self.vocabulary.pad or 0, False)
+
+    def _map(self) -> Rows:
+        boundaries, sizes = self._text.boundaries(*self.documents), self._text.sizes()
+        mapping, seed = self.options.mapping, self.options.seed
+        if self.order == "megatron":
+            return megatron_mapping(boundaries, sizes, options=mapping, seed=seed, num_samples=self._asked)
+        key = derive_key(f"{self.kind} mapping v{self.version}", seed, self.corpus.id)
+        return native_mapping(boundaries, sizes, options=mapping, key=key, first_document=self.documents[0])
+
+    def _make_draws(self) -> _core.MegatronDraws | _core.KeyedDraws:
+        if self.order == "megatron":
+            return _core.MegatronDraws(self.options.seed)
+        key = derive_key(f"{self.kind} sample v{self.version}", self.options.seed, self.corpus.id)
+        return _core.KeyedDraws(key.low, key.high)
+
+    def _make_permutation(self, epoch: int) -> Permutation:
+        key = derive_key(f"{self.kind} order v{self.version}", self.options.seed, self.corpus.id, epoch)
+        return Permutation(len(self.rows), key)
+
+    def _places(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Which rows make these samples."""
+        if self.num_samples is not None:
+            return numbers
+        epochs, places = np.divmod(numbers, len(self.rows))
+        for epoch in np.unique(epochs).tolist():
+            chosen = epochs == epoch
+            places[chosen] = self._permutation(epoch).forward(places[chosen])
+        return places
+
+    def _checked(self, out: Sample, n: int) -> Sample:
+        for name, shape in self._shapes().items():
+            array, wanted = out.get(name), (n, *shape)
+            fits = array is not None and array.dtype == np.int64 and array.shape == wanted and array.flags.c_contiguous
+            if not fits:
+                found = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
+                raise UsageError(
+                    f"out[{name!r}] cannot take the samples", found=found, expected=f"int64 {list(wanted)}, contiguous"
+                )
+        return out
+
+    def _check(self) -> None:
+        first, last = self.documents
+        assert 0 <= first <= last <= self.corpus.num_documents, f"documents {first} to {last} of the corpus"
+        megatron = self.order == "megatron"
+        if self.order not in ORDERS:
+            raise UsageError(f"no order {self.order!r}", expected=" or ".join(ORDERS))
+        if megatron and self.options.masking.permutation:
+            raise UsageError(
+                "Megatron's permutation of tokens cannot be repeated: it draws from a generator without a seed",
+                fix='order="native", or no permutation',
+            )
+        if not megatron and self._asked is not None:
+            raise UsageError("the native order has no end, so that no number of samples is asked for")
+        if megatron and not self.shuffle:
+            raise UsageError("Megatron's order is always shuffled", fix='order="native"')
+        largest = self.corpus.largest_id
+        if largest is not None and largest > max(self.vocabulary.ids):
+            raise UsageError(
+                f"{self.corpus.name} has ids that are not in the vocabulary",
+                found=str(largest),
+                expected=f"at most {max(self.vocabulary.ids)}",
+            )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        more = {name: getattr(self, name) for name in ("options", "vocabulary", "order", "shuffle")}
+        return _rebuild, (type(self), self.corpus, self.documents, {**more, "num_samples": self._asked})
+
+
+def _rebuild(
+    kind: type[MaskedSamples], corpus: Corpus, documents: tuple[int, int], more: dict[str, Any]
+) -> MaskedSamples:
+    return kind(corpus, documents, **more)

@@ -1,0 +1,102 @@
+"""T5 samples: a text whose masked spans are cut out for the decoder to write.
+
+The encoder reads the sentences of a row with a sentinel for each span; the decoder is to write each sentinel and what
+stood there. In Megatron's order a sample with more spans than sentinels, or more to write than the decoder has room
+for, is an error as there; in native order no such span is masked. The order and the padding are explained in
+masked.py. Slow twin: mdata/reference/masking.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata import _core
+from mdata.errors import UsageError
+from mdata.samples.mapping import MappingOptions
+from mdata.samples.masked import MaskedSamples, MaskingOptions, Sample
+
+_NUM_SPECIAL = 2
+_LEAST_DECODER = 3  # the first token, a sentinel and a token
+
+
+@dataclass(frozen=True, kw_only=True)
+class T5Options:
+    """How T5 samples look.
+
+    Args:
+        encoder_length, decoder_length: tokens that each reads.
+        seed: keys every draw.
+        short_probability: share of samples that are cut shorter.
+        masking: which tokens are cut out.
+    """
+
+    encoder_length: int
+    decoder_length: int
+    seed: int = 1234
+    short_probability: float = 0.1
+    masking: MaskingOptions = field(default_factory=lambda: MaskingOptions(max_ngram=10, geometric=True))
+
+    def __post_init__(self) -> None:
+        if self.decoder_length < _LEAST_DECODER:
+            raise UsageError("the decoder has no room for a span", found=f"{self.decoder_length} tokens")
+        if self.masking.permutation:
+            raise UsageError("a permutation of tokens is BERT's: T5 has no labels for them")
+
+    @property
+    def mapping(self) -> MappingOptions:
+        """How documents are cut."""
+        return MappingOptions(longest=self.encoder_length - _NUM_SPECIAL, short_probability=self.short_probability)
+
+
+class T5Samples(MaskedSamples):
+    """See `MaskedSamples`; the vocabulary has bos, eos and sentinels.
+
+    A sample: text_enc, enc_mask (1 where there is text): int64[encoder_length]; text_dec, labels (-1 behind their
+    end), loss_mask, dec_mask: int64[decoder_length]; truncated: one number.
+    """
+
+    kind: ClassVar[str] = "t5"
+    options: T5Options
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        encoder, decoder = (self.options.encoder_length,), (self.options.decoder_length,)
+        return {
+            "text_enc": encoder,
+            "text_dec": decoder,
+            "labels": decoder,
+            "loss_mask": decoder,
+            "truncated": (),
+            "enc_mask": encoder,
+            "dec_mask": decoder,
+        }
+
+    def _fill(self, numbers: npt.NDArray[np.int64], rows: _core.MaskedRows, fields: Sample) -> None:
+        arrays = [fields[name] for name in self._shapes()]
+        form = _core.T5Form(*self._lengths, *self._ends, np.array(self.vocabulary.sentinels, np.int64), *self._pad)
+        failed = _core.t5_samples(form, self._core_vocabulary, self._core_rule, self._draws, rows, arrays)
+        if failed is None:
+            return
+        row, spans, cells = failed
+        raise UsageError(
+            f"sample {numbers[row]} of {self.corpus.name} has no room",
+            found=f"{spans} spans, {cells} tokens for the decoder",
+            expected=f"{len(self.vocabulary.sentinels)} sentinels and {self.options.decoder_length} tokens at most",
+            fix='a longer decoder or more sentinels (Megatron stops here too), or order="native"',
+        )
+
+    @property
+    def _lengths(self) -> tuple[int, int]:
+        return self.options.encoder_length, self.options.decoder_length
+
+    @property
+    def _ends(self) -> tuple[int, int]:
+        assert self.vocabulary.bos is not None and self.vocabulary.eos is not None, "required when it was made"
+        return self.vocabulary.bos, self.vocabulary.eos
+
+    def _check(self) -> None:
+        self.vocabulary.require("bos", "eos", "sentinels")
+        super()._check()
