@@ -67,7 +67,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of the corpora")
     parser.add_argument("--size", action="append", required=True, help="such as 100MB or 4GB; may be repeated")
     parser.add_argument("--less", action="store_true", help="when there is too little text, make what can be made")
-    parser.add_argument("--shares", default="50/30/20", help="per cent of prose, code, other languages; default 50/30/20")
+    parser.add_argument("--shares", default="50/30/20", help="per cent of prose, code, others; default 50/30/20")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     SHARES.update(zip(SHARES, (int(share) / 100 for share in arguments.shares.split("/")), strict=True))
