@@ -16,7 +16,7 @@ from mdata.sentences.tables import Tables
 _WRITTEN = (
     "One. Two? Three! Four... Five.. Six?! Seven!!! (Eight.) \u201cNine.\u201d [Ten.] 'Eleven!' Twelve.) \u2019 End",
     "He said \"no.\" She went -- fast. -- Then a.-- So? -he. \xabOui.\xbb Non ). ' -- x.",
-    "'- y. \")\" z.)--a. b.)-c. d.\"-- e.\u2019\u2019  B. ) - c. \u201d\u201d\n\nD. ]]}\t\x1cE. \")",
+    "'- y. \")\" z.)--a. b.)- c. d.\"-- e.\u2019\u2019  B. ) - c. \u201d\u201d\n\nD. ]]}\t\x1cE. \")",
     "A. B. Smith, J. Bach and e.g. the 3. of 1,5. At -.5. In 12.-13. On \u0663. By x-1. _. \u0301. \u4e00. \u2160. X",
     "a?b c!d. e.f) g?)h (i.j) k.\"l m.:n o.;p q.*r s.@t u.'v w.{x y.[z a.}b c.]d",
     "Wait. . . what. .x . . .y. . . . Then -- or --- and a-- b. -. --. x-. ,. ;. a,. b,, c.",
@@ -24,7 +24,7 @@ _WRITTEN = (
     "Six.\x1cSeven. \x1d Eight.\x85Nine.\xa0Ten. \u2028Eleven.\u3000Twelve.\x1f",
     "Tab.\tThen.\xa0\xa0He.\u2003it\xa0is.\u200bno.\ufeffX. \x1c\x1d. \x1e\nA.\x1c\nB.\x1f",
     "\u039f\u03a3. \u039f\u0394\u039f\u03a3. \u03a3. \u0391\u03a3\u0301. '\u03a3. \u0391'\u03a3'\u0391. \u02b0\u03a3.",
-    "\u0130. \u0130X. \u0131. \u01c5. \u01c6 \xdf. \u1e9e.",
+    "\u0130. (\u0130. \u0130X). \u0131. \u01c5. \u01c6 \xdf. \u1e9e.",
     "\ud83d. \udc00\ud83d x. \U0001f600. \U0001d400. \U00010400.",
     "\U0001fae8. \U0001e030. \U00010d50. \U00010d70 \u10fc. \ua7f2. \uab69 A",
     "", " ", "\x1c", ".", "..", ". .", "?", "a", ".a", ") .", ". )", "\u2028", "a.\n", "\n.a",
