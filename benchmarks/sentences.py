@@ -200,14 +200,20 @@ def megatron(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
 
 def nltk_for(arguments: argparse.Namespace, peer: str) -> dict[str, str]:
-    """NLTK in a folder of its own beside Megatron's environment, which has none; the variables that lead to it."""
-    folder = arguments.cache / "nltk"
+    """NLTK in a folder of its own beside Megatron's environment, which has none; the variables that lead to it.
+
+    With NLTK_DATA set the tool wants the pickle; without it NLTK takes punkt_tab in its place, from a home's nltk_data.
+    """
+    folder, home = arguments.cache / "nltk", arguments.cache / "home"
     if not (folder / "nltk").exists():
         python = str(arguments.cache / "megatron" / "bin" / "python")
         words = [python, "-m", "pip", "install", "--quiet", "--target", str(folder), NLTK]
         subprocess.run(words, check=True)
-    found = variables(replace(PEERS[peer])) | {"PYTHONPATH": str(folder), "NLTK_DATA": str(arguments.nltk_data)}
-    return found | {"HF_HUB_OFFLINE": "1"}
+    tables = Path("tokenizers", "punkt_tab")
+    shutil.copytree(arguments.nltk_data / tables, home / "nltk_data" / tables, dirs_exist_ok=True)
+    found = variables(PEERS[peer]) | {"PYTHONPATH": str(folder), "HOME": str(home), "HF_HUB_OFFLINE": "1"}
+    found.pop("NLTK_DATA", None)
+    return found
 
 
 def run(
