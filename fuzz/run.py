@@ -27,7 +27,8 @@ CORPUS = ROOT / "fuzz" / "corpus"
 BUILD = ROOT / "build" / "fuzz"
 FAILURES = BUILD / "failures"
 PYTHON_TARGETS = (
-    "index_reader", "legacy_reader", "record_lines", "packed_text", "punkt_tables", "sentencepiece_model",
+    "index_reader", "legacy_reader", "record_lines", "packed_text", "parquet_rows", "punkt_tables",
+    "sentencepiece_model",
 )  # fmt: skip
 CPP_TARGETS = ("index_blocks", "gather", "punkt_split")
 LONGEST = {"packed_text": 1024}  # a packed file may stand for a million times its size

@@ -129,6 +129,15 @@ def gather() -> dict[str, bytes]:
     return {"empty": b"", "sound": rows + tables + requests + finished}
 
 
+def parquet_rows() -> dict[str, bytes]:
+    """The sound files under each choice of keys, some patches near the footer, and bytes that are no footer."""
+    seeds = {f"sound-{choice:02x}": bytes([choice]) for choice in (1, 3, 5, 7, 0x09, 0x13, 0x1D, 0x23)}
+    for number in range(4):
+        for place in (4, 8, 40, 90, 300, 700):
+            seeds[f"patched-{number}-{place}"] = bytes([1 | number << 1]) + place.to_bytes(3, "little") + b"\x7f"
+    return seeds | {"raw": b"\0footer\x06\0\0\0", "raw-long": b"\0\xff\xff\xff\x7f", "raw-empty": b"\0"}
+
+
 def index_blocks() -> dict[str, bytes]:
     """Tables that agree, tables that do not, and numbers at the ends of their range."""
     largest = b"\xfd\x7f" + b"\xff" * 7
@@ -192,7 +201,16 @@ def punkt_tables() -> dict[str, bytes]:
 
 def main() -> int:
     """Write them all."""
-    makers = (index_reader, legacy_reader, record_lines, packed_text, index_blocks, gather, sentencepiece_model)
+    makers = (
+        index_reader,
+        legacy_reader,
+        record_lines,
+        packed_text,
+        parquet_rows,
+        index_blocks,
+        gather,
+        sentencepiece_model,
+    )
     for make in (*makers, punkt_split, punkt_tables):
         folder = CORPUS / make.__name__
         folder.mkdir(parents=True, exist_ok=True)

@@ -96,7 +96,8 @@ def _cut(fd: int, path: Path, keep_bytes: int) -> None:
     size = os.fstat(fd).st_size
     if size < keep_bytes:
         raise DamageError(f"{path} is shorter than it was", found=f"{size} bytes", expected=f"{keep_bytes} or more")
-    os.ftruncate(fd, keep_bytes)
+    with _of(path):
+        os.ftruncate(fd, keep_bytes)
     os.lseek(fd, keep_bytes, os.SEEK_SET)
 
 
@@ -118,14 +119,17 @@ def held(path: Path, *, remove: bool = False) -> Iterator[None]:
     try:
         if not _locks_work(fd) and not _is_stale(path, me):
             raise _held_by(path)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, me.encode(), 0)
+        with _of(path):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, me.encode(), 0)
         try:
             yield
         finally:
-            os.ftruncate(fd, 0)
-            if remove:
-                path.unlink(missing_ok=True)
+            # The lock dies with us, whether its file can be emptied and taken away or not.
+            with suppress(OSError):
+                os.ftruncate(fd, 0)
+                if remove:
+                    path.unlink(missing_ok=True)
     finally:
         os.close(fd)
 
@@ -140,6 +144,17 @@ def waited_for(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+@contextmanager
+def _of(path: Path) -> Iterator[None]:
+    """Name the file in errors of calls that know a descriptor only."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def _held_by(path: Path) -> UsageError:
@@ -197,17 +212,17 @@ def atomic_file(path: Path) -> Iterator[int]:
     partial = partial_path(path)
     fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
-        try:
-            yield fd
-            sync(fd)
-        finally:
-            os.close(fd)
-        rename(partial, path)
-        sync_folder(path.parent)
-    except BaseException as error:
-        partial.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:  # write and sync know a descriptor only
-            error.filename = str(path)
+        with _of(path):
+            try:
+                yield fd
+                sync(fd)
+            finally:
+                os.close(fd)
+            rename(partial, path)
+            sync_folder(path.parent)
+    except BaseException:
+        with suppress(OSError):  # what went wrong first is what is told
+            partial.unlink(missing_ok=True)
         raise
 
 

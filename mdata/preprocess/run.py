@@ -39,7 +39,7 @@ def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> Prepr
     files = find_files(options.input, format=options.input_format)
     with os_errors_named("making the output folder"):
         Path(options.output_prefix).parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
+    with os_errors_named(f"writing {options.output_prefix}"), ExitStack() as stack:
         # Processes start first: they import while the tokenizer is loaded here.
         pool = stack.enter_context(Pool(useful_workers(options, files)))
         job = plan_job(options, files, progress=progress)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mdata.errors import BadInputError, UsageError, explain_os_error
+from mdata.errors import BadInputError, MdataError, UsageError, explain_os_error
 from mdata.sources.batch import Column, Problem, ReadSpec, RecordBatch, Refused, decoded, list_refused, too_long
 from mdata.sources.files import SourceFile
 from mdata.sources.records import columns_of
@@ -30,6 +30,11 @@ _BUFFER_BYTES = 1 << 20
 _ROW_BYTES = 8
 _TEXT_TYPES = (
     pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view(),
+)  # fmt: skip
+
+# What pyarrow raises over damaged data; UnicodeDecodeError for a column's name, for one.
+_OF_THE_LIBRARY = (
+    pa.ArrowException, OSError, ValueError, LookupError, TypeError, ArithmeticError, RuntimeError, MemoryError,
 )  # fmt: skip
 
 
@@ -50,14 +55,22 @@ def parquet_parts(file: SourceFile, piece_bytes: int, *, spec: ReadSpec) -> Iter
                 reached = file.size_bytes * rows // total
                 yield Part(start, rows, _to_bytes(_cut_long(batch, spec)), reached - told)
                 told = reached
-    except (pa.ArrowException, OSError) as error:
+    except MdataError:
+        raise
+    except _OF_THE_LIBRARY as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise explain_os_error(error, "reading the input") from error
+        memory = ", or needs more memory than there is" if isinstance(error, MemoryError) else ""
         raise BadInputError(
-            f"{file.path}: the parquet data is damaged after {rows} rows",
-            found=str(error).splitlines()[0][:200],
+            f"{file.path}: the parquet data is damaged after {rows} rows{memory}",
+            found=_one_line(str(error) or type(error).__name__),
             fix="fetch or write the file again",
         ) from error
+
+
+def _one_line(said: str) -> str:
+    """The beginning of what the library says, which may quote any bytes."""
+    return "".join(c if c.isprintable() else " " for c in said.splitlines()[0][:200])
 
 
 def _path_of(schema: pa.Schema, key: str, file: SourceFile) -> list[str]:

@@ -50,6 +50,30 @@ def durable_calls(
         yield calls
 
 
+@contextmanager
+def removals(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, fail_at: int | None = None, *, code: int = errno.EIO
+) -> Iterator[Calls]:
+    """As `durable_calls`, for files below a folder that are deleted or cut: `os.unlink` and `os.ftruncate`."""
+    calls = Calls(fail_at, code)
+
+    def watched(name: str, real: Any) -> Any:
+        counted = calls.through(name, real)
+
+        def call(target: Any, *more: Any, **options: Any) -> Any:
+            path = Path(f"/proc/self/fd/{target}").readlink() if isinstance(target, int) else Path(os.fsdecode(target))
+            # A file that is not there fails by itself.
+            ours = path.is_absolute() and path.is_relative_to(folder) and path.exists()
+            return counted(target, *more) if ours else real(target, *more, **options)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in ("unlink", "ftruncate"):
+            patch.setattr(os, name, watched(name, getattr(os, name)))
+        yield calls
+
+
 def crash_at(n: int, work: Callable[[], object]) -> bool:
     """Run `work` in a child that ends, with no handler run, before its n-th write, sync or rename.
 
@@ -88,6 +112,8 @@ def _dying(real: Any, counted: Iterator[int], n: int) -> Any:
 
 def _what(arguments: tuple[Any, ...]) -> str:
     first = arguments[0]
+    if isinstance(first, str):
+        return Path(first).name
     if isinstance(first, Path):
-        return " -> ".join(Path(argument).name for argument in arguments)
+        return " -> ".join(Path(argument).name for argument in arguments if isinstance(argument, Path))
     return Path(f"/proc/self/fd/{first}").readlink().name  # a file or, for a folder's sync, the folder

@@ -11,7 +11,7 @@ import pytest
 
 import mdata
 from mdata import MdataError, ResourceError, durable
-from tests.helpers.failures import durable_calls
+from tests.helpers.failures import durable_calls, removals
 from tests.mdata.preprocess.test_preprocess import contents, options, run
 
 NAMES = ("out_text_document.bin", "out_text_document.idx", "out_text_document.json")
@@ -69,6 +69,47 @@ def test_an_older_result_is_true_or_gone(tmp_path, monkeypatch):
         else:
             seen.add("gone")
     assert seen >= {"old", "gone"}
+
+
+def interrupted(folder: Path) -> None:
+    """A run that ended in the middle, with a journal."""
+    with pytest.MonkeyPatch.context() as patch, durable_calls(patch) as calls:
+        mdata.preprocess(options(folder / "dry", append_eod=True))
+    last = max(number for number, (name, _) in enumerate(calls.seen) if name == "rename")
+    with pytest.MonkeyPatch.context() as patch, durable_calls(patch, last // 2), pytest.raises(MdataError):
+        mdata.preprocess(options(folder, append_eod=True))
+
+
+BEFORE = {"fresh": lambda folder: None, "older": run, "interrupted": interrupted}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("code", [errno.EIO, errno.EPERM])
+def test_every_deletion_and_cut_may_fail(tmp_path, monkeypatch, before, code):
+    """A typed error or a run that goes on; what is finished is true, and the next run has the whole result."""
+    run(tmp_path / "whole", append_eod=True)
+    expected = contents(tmp_path / "whole")
+    n, came, failed = 0, True, 0
+    while came:
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        BEFORE[before](folder)
+        with removals(monkeypatch, folder, n, code=code) as calls:
+            try:
+                mdata.preprocess(options(folder, append_eod=True))
+            except MdataError as error:
+                assert str(folder) in str(error) or "out_text" in str(error), error
+                failed += 1
+        came = len(calls.seen) > n
+        if (folder / NAMES[2]).exists():
+            assert mdata.verify(folder / NAMES[2], full=True).problems == (), (n, calls.seen)
+        mdata.preprocess(options(folder, append_eod=True))
+        assert {name: text for name, text in contents(folder).items() if not name.startswith("dry")} == expected, (
+            n,
+            calls.seen[-1],
+        )
+        n += 1
+    assert n > 12 and failed == n - 3  # all but the last, which finds no call to fail, and those at the end of the lock
 
 
 def test_short_writes_change_nothing(tmp_path, monkeypatch):

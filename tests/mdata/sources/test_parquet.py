@@ -129,3 +129,23 @@ def test_damage_is_named(tmp_path, damage):
     file.path.write_bytes(data)
     with pytest.raises(BadInputError, match=r"x\.parquet: the parquet data is damaged after \d+ rows"):
         piece_data(file, 100)
+
+
+def test_whatever_the_library_says_names_the_file(tmp_path, monkeypatch):
+    """A column's name that is no text, and other kinds of errors that pyarrow raises over damaged data."""
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"text": ["a"], "qqqq": ["b"]}), path)
+    path.write_bytes(path.read_bytes().replace(b"qqqq", b"\xff\xfe\xff\xfe"))
+    with pytest.raises(BadInputError, match=r"x\.parquet: the parquet data is damaged after 0 rows(.|\n)*utf-8"):
+        list(pieces(find_files([path]), 100, spec=ReadSpec()))
+    for error in (MemoryError("malloc\x1b[0m failed"), IndexError(), OverflowError("large"), RuntimeError("no")):
+        with monkeypatch.context() as patch:
+
+            def refuse(*_: object, error: Exception = error, **__: object) -> None:
+                raise error
+
+            patch.setattr(pq, "ParquetFile", refuse)
+            with pytest.raises(BadInputError, match=r"x\.parquet: the parquet data is damaged") as caught:
+                list(pieces(find_files([path]), 100, spec=ReadSpec()))
+        assert "\x1b" not in str(caught.value)
+        assert ("more memory than there is" in str(caught.value)) == isinstance(error, MemoryError)
