@@ -415,3 +415,31 @@ def test_fields_that_do_not_fit_are_refused_by_the_core():
         _core.T5Form(3, 9, 5, 6, np.array([60]), 0, False)
     with pytest.raises(ValueError, match="without ids"):
         _core.MaskVocabulary(2, 3, 4, np.zeros(0, np.uint8), np.zeros(0, np.int64))
+
+
+# What native samples are must not change without a new version: 40 samples each.
+NATIVE = {
+    BertSamples: "810673a3070667d133dd0b78c9eeb9804223e44eff10053693d705178a510e11",
+    T5Samples: "83f9d37cd36fbfaa1d32fdab1016a8de35433c9b24e5c1923bd4de2d16ac550e",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_native_samples_stay_what_they_are(corpus, kind, monkeypatch):
+    monkeypatch.setattr(corpus, "id", "ab" * 32)
+    assert digest(usual(kind, corpus), range(40)) == NATIVE[kind]
+
+
+def test_shares_of_what_is_masked(tmp_path):
+    """15 % of the tokens; of them 80 % become [MASK] and 10 % any of 60; 10 % stay as they are."""
+    sentences = [[20] * 12 for _ in range(300)]
+    corpus = make_corpus(tmp_path, sentences)
+    options = BertOptions(sequence_length=128, masking=MaskingOptions(whole_words=False, max_ngram=1))
+    samples = BertSamples(corpus, (0, 300), options=options, vocabulary=make_vocabulary())
+    read = samples.read(range(2000))
+    asked = read["loss_mask"] == 1
+    text, labels = read["text"][asked], read["labels"][asked]
+    assert abs(asked.sum() / read["padding_mask"].sum() - 0.15) < 0.01
+    assert abs((text == 4).mean() - 0.8 - 0.1 / 60) < 0.01
+    assert abs((text == labels).mean() - 0.1 - 0.1 / 60 - 0.8 / 57) < 0.015
+    assert abs(read["is_random"].mean() - 0.5) < 0.04

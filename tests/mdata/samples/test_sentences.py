@@ -86,3 +86,8 @@ def test_ids_outside_of_the_vocabulary_are_refused(whole, monkeypatch):
     monkeypatch.setattr(Corpus, "largest_id", 60)
     with pytest.raises(UsageError, match=r"not in the vocabulary(.|\n)*at most 59"):
         digest(whole)
+
+
+def test_a_pair_can_be_read_without_a_map(tmp_path, whole):
+    reader = IndexedReader(tmp_path / "x_text_sentence", mode="pread")
+    assert digest(Corpus(tmp_path / "x_text_sentence", whole.manifest, readers=[reader])) == digest(whole)

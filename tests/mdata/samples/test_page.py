@@ -1,0 +1,45 @@
+"""The examples of docs/samples.md run, on a corpus made here."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.mdata.samples.test_vocabulary import preprocessed
+
+SECTION = "## BERT and T5\n"
+
+
+def blocks() -> list[str]:
+    section = (ROOT / "docs/samples.md").read_text().split(SECTION)[1].split("\n## ")[0]
+    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+
+
+def test_the_examples_run(tmp_path, monkeypatch):
+    corpus = preprocessed(tmp_path, "BertWordPieceCase")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for code in blocks():
+        assert len(blocks()) == 2
+        exec(code.replace("books_text_sentence.json", corpus.path.name), names)
+    assert names["batch"]["text"].shape == (3, 512)
+    assert names["sample"]["labels"].shape == (512,)
+    assert names["once"].num_samples > 0
+    assert names["t5"].sample(5)["text_dec"].shape == (128,)
+
+
+@pytest.mark.parametrize("kind", ["BERT", "T5"])
+def test_the_page_has_every_field(kind, tmp_path):
+    from mdata.samples.bert import BertOptions, BertSamples
+    from mdata.samples.t5 import T5Options, T5Samples
+
+    corpus = preprocessed(tmp_path, "BertWordPieceCase")
+    made = {
+        "BERT": lambda: BertSamples(corpus, (0, 9), options=BertOptions(sequence_length=20)),
+        "T5": lambda: T5Samples(corpus, (0, 9), options=T5Options(encoder_length=20, decoder_length=9)),
+    }
+    page = (ROOT / "docs/samples.md").read_text().split(f"| field of {kind} | what |\n|---|---|\n")[1].split("\n\n")[0]
+    told = {name for row in page.split("\n") for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert told == set(made[kind]().sample(0))
