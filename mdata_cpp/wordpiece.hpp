@@ -6,15 +6,18 @@
 // tokens are cut out of the raw text first. A text with a code point on which editions of Unicode differ is not
 // encoded but named in Batch::left. The readable twin is mdata/reference/wordpiece.py.
 //
-// Nothing changes after construction: any number of threads may encode with one Encoder.
+// Any number of threads may encode with one Encoder: all that changes is a Memo, and each call has one of its own.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "wordpiece_characters.hpp"
@@ -60,7 +63,7 @@ inline std::uint32_t decode(const unsigned char* at, const unsigned char* end, c
     return code;
 }
 
-// The word that is being gathered. At least ShortWords::kMostBytes bytes of `data` can be read.
+// The word that is being gathered. At least Memo::kMostBytes bytes of `data` can be read.
 class Word {
 public:
     explicit Word(std::size_t most_chars) : most_chars_(most_chars), data_(512) {}
@@ -240,6 +243,7 @@ public:
                  std::span<const std::int32_t> after) const {
         Batch batch;
         Word word(settings_.most_chars);
+        std::unique_ptr<Memo> memo = take_memo();
         batch.lengths.reserve(texts.size());
         std::size_t bytes = 0;
         for (const std::string_view text : texts) bytes += text.size();
@@ -247,7 +251,7 @@ public:
         for (std::size_t number = 0; number < texts.size(); ++number) {
             const std::size_t start = batch.ids.size();
             batch.ids.insert(batch.ids.end(), before.begin(), before.end());
-            if (encode_text(texts[number], word, batch.ids)) {
+            if (encode_text(texts[number], word, *memo, batch.ids)) {
                 batch.ids.insert(batch.ids.end(), after.begin(), after.end());
             } else {
                 batch.ids.resize(start);
@@ -255,6 +259,7 @@ public:
             }
             batch.lengths.push_back(static_cast<std::int64_t>(batch.ids.size() - start));
         }
+        give_back(std::move(memo));
         return batch;
     }
 
@@ -275,8 +280,8 @@ private:
         return found;
     }
 
-    bool encode_text(std::string_view text, Word& word, std::vector<std::int32_t>& ids) const {
-        const auto emit = [&](const Word& one) { put_word(one, ids); };
+    bool encode_text(std::string_view text, Word& word, Memo& memo, std::vector<std::int32_t>& ids) const {
+        const auto emit = [&](const Word& one) { put_word(one, memo, ids); };
         std::size_t begin = 0;
         for (std::size_t at = next_added(text, 0); at < text.size();) {
             const Trie::Match match = added_.longest(text.data() + at, text.size() - at);
@@ -296,7 +301,7 @@ private:
         return at;
     }
 
-    void put_word(const Word& word, std::vector<std::int32_t>& ids) const {
+    void put_word(const Word& word, Memo& memo, std::vector<std::int32_t>& ids) const {
         if (word.too_long()) {
             ids.push_back(settings_.unknown);
             return;
@@ -308,6 +313,18 @@ private:
                 return;
             }
         }
+        if (word.size() > Memo::kMostBytes) return put_pieces(word, ids);
+        Memo::Place place = memo.find(word.data(), word.size());
+        if (place.known()) {
+            ids.insert(ids.end(), place.ids().begin(), place.ids().end());
+            return;
+        }
+        const std::size_t before = ids.size();
+        put_pieces(word, ids);
+        place.put(std::span(ids).subspan(before));
+    }
+
+    void put_pieces(const Word& word, std::vector<std::int32_t>& ids) const {
         const std::size_t before = ids.size();
         for (std::size_t at = 0; at < word.size();) {
             const Trie::Match match = (at == 0 ? begins_ : goes_on_).longest(word.data() + at, word.size() - at);
@@ -321,11 +338,27 @@ private:
         }
     }
 
+    std::unique_ptr<Memo> take_memo() const {
+        const std::scoped_lock lock(memos_mutex_);
+        if (memos_.empty()) return std::make_unique<Memo>();
+        std::unique_ptr<Memo> memo = std::move(memos_.back());
+        memos_.pop_back();
+        return memo;
+    }
+
+    void give_back(std::unique_ptr<Memo> memo) const {
+        const std::scoped_lock lock(memos_mutex_);
+        memos_.push_back(std::move(memo));
+    }
+
     Settings settings_;
     Normalizer normalizer_;
     ShortWords short_words_;
     Trie begins_, goes_on_, added_;
     std::vector<unsigned char> added_begins_;
+    // As many as there were calls at the same time.
+    mutable std::mutex memos_mutex_;
+    mutable std::vector<std::unique_ptr<Memo>> memos_;
 };
 
 }  // namespace mdata::wordpiece

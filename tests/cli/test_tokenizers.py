@@ -74,4 +74,4 @@ def test_types_without_a_library(words, capsys):
 
 def test_a_tokenizer_that_cannot_be_loaded(capsys):
     assert tokenizers("--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", "/none") == 2
-    assert "No such file" in capsys.readouterr().err
+    assert "no folder or file /none" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 // Words and ids of a small vocabulary, words at the limit, added tokens, marks in order, and bytes that are no text:
 // under the sanitizers nothing is read behind its end. Equality with the library is tested from Python.
+#include <algorithm>
 #include <cstdint>
 #include <random>
 #include <string>
@@ -36,6 +37,7 @@ void entries() {
     CHECK((ids(lower, "The thes a!") == Ids{1, 1, 2, 3, 10}));
     CHECK((ids(cased, "The thes") == Ids{0, 1, 2}));
     CHECK((ids(lower, "aab aaba abc") == Ids{3, 5, 3, 5, 4, 0}));
+    CHECK((ids(lower, "aab aab sa aab sa") == Ids{3, 5, 3, 5, 0, 3, 5, 0}));
     CHECK((ids(lower, "caf\xC3\xA9") == Ids{0}));
     CHECK((ids(cased, "caf\xC3\xA9") == Ids{9}));
     CHECK((ids(cased, "abababababababababab") == Ids{13}));
@@ -120,6 +122,36 @@ void tables() {
     CHECK(ShortWords(twice).find(zero, 2) == 4);
 }
 
+// Far more words than a memo has slots: each is found as it was put last, or not at all.
+void memo() {
+    Memo memo;
+    const auto word_of = [](int number, char* data) {
+        std::string text = std::to_string(number) + std::string(static_cast<std::size_t>(number % 25), 'x');
+        text.resize(1 + static_cast<std::size_t>(number) % Memo::kMostBytes, '\0');
+        std::copy(text.begin(), text.end(), data);
+        return text.size();
+    };
+    int known = 0;
+    for (int round = 0; round < 2; ++round) {
+        for (int number = 0; number < 40'000; ++number) {
+            char data[Memo::kMostBytes] = {};
+            const std::size_t size = word_of(number, data);
+            Memo::Place place = memo.find(data, size);
+            // Several numbers may be spelled alike: a word's ids are made of its bytes.
+            std::uint32_t sum = static_cast<std::uint32_t>(size);
+            for (const char byte : data) sum = sum * 31 + static_cast<unsigned char>(byte);
+            const Ids expected((sum & 7) % 7 + 1, static_cast<std::int32_t>(sum & 0xFFFFFF));
+            if (place.known()) CHECK(std::equal(expected.begin(), expected.end(), place.ids().begin(), place.ids().end()));
+            else place.put(expected);
+            known += place.known();
+        }
+    }
+    CHECK(known > 1000);
+    char data[Memo::kMostBytes] = {'q'};
+    memo.find(data, 1).put(Ids(8, 1));
+    CHECK(!memo.find(data, 1).known());
+}
+
 }  // namespace
 
 int main() {
@@ -130,5 +162,6 @@ int main() {
     normalized();
     any_bytes();
     tables();
+    memo();
     return check::finish("wordpiece");
 }

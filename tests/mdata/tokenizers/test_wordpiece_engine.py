@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -328,6 +329,15 @@ def test_texts_and_words_of_any_length():
     assert ids[-3:].tolist() == [1, 0, 2] and ids[4:7].tolist() == ids[-7:-4].tolist() == [3, 8, 13]
     with pytest.raises(TextRefused, match="text 1: a word of more than 16,777,216 characters"):
         tokenizer.encode_batch(["a", "x" * 18_000_000])
+
+
+def test_threads_may_share_an_engine():
+    _, ours = both(LOWER)
+    texts = [f"the ab{'a' * (n % 40)} s{n}! \xe9{n % 7} {'ab' * (n % 20)}" for n in range(4000)]
+    expected = ours.encode_flat(texts, before=(), after=())[0].tolist()
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: ours.encode_flat(texts, before=(), after=())[0].tolist(), range(8)))
+    assert all(one == expected for one in found)
 
 
 def test_no_text_takes_quadratic_time():
