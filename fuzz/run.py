@@ -29,6 +29,7 @@ FAILURES = BUILD / "failures"
 PYTHON_TARGETS = (
     "index_reader", "legacy_reader", "record_lines", "packed_text", "parquet_rows", "punkt_tables",
     "sentencepiece_model",
+    "gpt2_files", "rank_files", "tokenizer_json",
 )  # fmt: skip
 CPP_TARGETS = ("index_blocks", "gather", "punkt_split")
 LONGEST = {"packed_text": 1024}  # a packed file may stand for a million times its size

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import json
 import lzma
 import struct
 import sys
@@ -199,6 +200,54 @@ def punkt_tables() -> dict[str, bytes]:
     return seeds
 
 
+def gpt2_files() -> dict[str, bytes]:
+    """Pairs, alone and behind the 256 bytes: choice, length of the vocabulary, vocabulary, merges."""
+    pairs = {
+        "good": (b'{"he": 256, "ll": 257, "hell": 258, "<|endoftext|>": 259}', b"#version: 0.2\nh e\nl l\nhe ll\n"),
+        "plain": (b'{"he": 300, "ll": 256}', b"h e\r\nl l"),
+        "wrong": (b'{"he": 256,\n "x": -1, "y": 1.5, "he": 257}', b"h e\nh  e\nx\n\xff e\n"),
+        "gap": (b'{"ll": 0, "lo": 9999, "[X]": 5}', b"l l\nl l\n#version: l\n"),
+    }
+    return {
+        f"{name}-{choice}": bytes([choice]) + struct.pack("<H", len(vocabulary)) + vocabulary + merges
+        for name, (vocabulary, merges) in pairs.items()
+        for choice in (0, 1, 3, 5)
+    }
+
+
+def rank_files() -> dict[str, bytes]:
+    """Entries and lines behind the 256 bytes, good and bad, and files without these."""
+    first = b'{"rank": 256, "token_bytes": "aGU=", "token_str": "he"}, '
+    listed = first + b'{"rank": 257, "token_bytes": "bGw=", "token_str": null}]'
+    lines = b"aGU= 256\nbGw= 257\r\n\n/w0= 300\n"
+    return {
+        "list": b"\x43" + listed,
+        "list-small": b"\x03" + listed,
+        "list-wrong": b"\x43" + listed.replace(b"257", b"300").replace(b"aGU=", b"aGU"),
+        "lines": b"\x45" + lines,
+        "lines-cut": b"\x41" + lines,
+        "lines-wrong": b"\x05" + lines + b"aGU= 301\n%% 5\nYQ== x\n",
+        "raw-list": b"\0[" + listed,
+        "raw-lines": b"\4" + lines,
+    }
+
+
+def tokenizer_json() -> dict[str, bytes]:
+    """Each kind of definition as it is, with some parts exchanged, and raw."""
+    from fuzz.tokenizer_json import BASES
+
+    exchanges = {"none": b"", "one": b"\x31\x07\x05", "three": b"\x54\x11\x19\x06\x02\x24\x4a\x90\x0e"}
+    seeds = {
+        f"{number}-{name}": bytes([number << 1 | 128]) + edits
+        for number in range(len(BASES))
+        for name, edits in exchanges.items()
+    }
+    small = [(number, json.dumps(base)) for number, base in enumerate(BASES) if len(json.dumps(base)) < 2000]
+    tokens = b'"eos_token": {"content": "</s>"}, "added_tokens_decoder": {"9": {"content": "<x>"}}'
+    config = b'\0{"tokenizer_class": "LlamaTokenizer", ' + tokens + b"}"
+    return seeds | {f"raw-{number}": b"\1" + text.encode() + config for number, text in small}
+
+
 def main() -> int:
     """Write them all."""
     makers = (
@@ -210,6 +259,9 @@ def main() -> int:
         index_blocks,
         gather,
         sentencepiece_model,
+        gpt2_files,
+        rank_files,
+        tokenizer_json,
     )
     for make in (*makers, punkt_split, punkt_tables):
         folder = CORPUS / make.__name__

@@ -101,14 +101,20 @@ class ExactEngine:
         return out
 
 
+def library_failed(error: BaseException) -> bool:
+    """Whether this is how the library fails: a bare Exception, or, for what it did not expect, a panic that is none."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 def _read_exactly(definition: Definition) -> Any:
     from tokenizers import Tokenizer as Library
 
     try:
         library = Library.from_buffer(as_json(definition))
-    # The library raises bare Exception for anything that it cannot read.
-    except Exception as error:
-        raise UsageError("tokenizer.json is not a tokenizer", found=" ".join(str(error).split())) from error
+    except BaseException as error:
+        if not library_failed(error):
+            raise
+        raise UsageError("tokenizer.json is not a tokenizer", found=" ".join(str(error).split())[:300]) from error
     library.no_truncation()
     library.no_padding()
     return library

@@ -74,8 +74,8 @@ def check_vocabulary(content: bytes, name: str) -> dict[str, int]:
         if type(id) is not int or not 0 <= id <= _LARGEST_ID:
             line = content.count(b"\n", 0, max(content.find(orjson.dumps(entry)), 0)) + 1
             raise UsageError(
-                f"{name}:{line}: the entry {entry!r} has no usable id",
-                found=repr(id),
+                f"{name}:{line}: the entry {entry[:60]!r} has no usable id",
+                found=repr(id)[:80],
                 expected=f"a whole number from 0 to {_LARGEST_ID}",
             )
     return vocabulary
@@ -106,12 +106,13 @@ def _refuse_merges(merges: list[str], vocabulary: Mapping[str, int], *, name: st
         left, _, right = line.partition(" ")
         if not left or not right or " " in right:
             expected = "two entries of the vocabulary with one blank between"
-            raise UsageError(f"{name}:{number}: not a merge", found=repr(line), expected=expected)
+            raise UsageError(f"{name}:{number}: not a merge", found=repr(line[:80]), expected=expected)
         missing = next((entry for entry in (left, right, left + right) if entry not in vocabulary), None)
         if missing is not None:
+            pair = f"{left[:60]!r} and {right[:60]!r}"
             raise UsageError(
-                f"{name}:{number}: a merge of {left!r} and {right!r} needs an entry that the vocabulary does not have",
-                found=repr(missing),
+                f"{name}:{number}: a merge of {pair} needs an entry that the vocabulary does not have",
+                found=repr(missing[:60]),
                 fix="take the two files from one place",
             )
 

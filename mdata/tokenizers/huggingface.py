@@ -18,14 +18,15 @@ from blake3 import blake3
 
 from mdata.errors import UsageError
 from mdata.tokenizers.defined import DefinedTokenizer
-from mdata.tokenizers.definition import Definition
-from mdata.tokenizers.engines import EXACT
+from mdata.tokenizers.definition import Definition, model_vocabulary
+from mdata.tokenizers.engines import EXACT, ExactEngine, library_failed
 from mdata.tokenizers.huggingface_folder import ADDED_FILE, CONFIG_FILES, MODEL_FILE, read_folder
 from mdata.tokenizers.protocol import TokenizerSpec
 from mdata.tokenizers.transformers5 import departures, named_token
 
 NAME = "HuggingFaceTokenizer"
 OPTIONS = ("include_special_tokens", "special_tokens", "special_in_text")
+_LARGEST_ID = 2**31 - 1
 _NOT_DECIDING = ("decoder", "padding", "truncation", "version")
 
 
@@ -73,6 +74,13 @@ class HuggingFaceTokenizer(DefinedTokenizer):
         kept = {"include_special_tokens": True, **options}
         # What transformers does with that field is what our option does.
         plain = {"special_in_text": "plain"} if self._config.get("split_special_tokens") else {}
+        if engine == EXACT:
+            # The library judges the form, on which our own reading of the parts relies.
+            judged = ExactEngine(definition, plain=bool(plain or options.get("special_in_text") == "plain"))
+            _check_template(definition.get("post_processor"))
+            _check_model(judged.library, definition)
+            if not options.get("special_tokens"):
+                self._exact = judged
         super().__init__(files, definition, options={**plain, **kept}, engine=engine)
         self.options = kept
         self.eod = self._named_id("eos_token", "sep_token")
@@ -111,7 +119,7 @@ class HuggingFaceTokenizer(DefinedTokenizer):
         if id is None:
             raise UsageError(
                 f"the tokenizer's {role} is not in its vocabulary",
-                found=json.dumps(text),
+                found=json.dumps(text)[:80],
                 fix=f"add it to the added_tokens of {MODEL_FILE}",
             )
         return id
@@ -123,11 +131,59 @@ def _check_definition(definition: Definition) -> None:
     if not isinstance(added, list) or not all(isinstance(t, dict) and isinstance(t.get("content"), str) for t in added):
         raise UsageError(f"{MODEL_FILE} is not a tokenizer", found="added_tokens that are not a list of tokens")
     model = definition.get("model")
-    if isinstance(model, dict) and model.get("dropout"):
+    if not isinstance(model, dict):
+        return
+    if model.get("dropout"):
         raise UsageError(
             f"{MODEL_FILE} drops merges at random, so a text has no ids of its own",
             found=f"dropout {model['dropout']}",
             fix='set "dropout" of its model to null',
+        )
+
+
+def _check_template(part: object) -> None:
+    """Refuse a template that puts a token around texts whose ids it does not give; there the library would panic."""
+    if not isinstance(part, dict):
+        return
+    for inner in part.get("processors") or ():
+        _check_template(inner)
+    known = part.get("special_tokens") or {}
+    for side in ("single", "pair"):
+        for step in part.get(side) or ():
+            name = step["SpecialToken"].get("id") if "SpecialToken" in step else None
+            if name is not None and name not in known:
+                what = f"{MODEL_FILE} puts a token around texts and does not say its ids"
+                raise UsageError(what, found=repr(name)[:80], expected="it among the special_tokens of the template")
+
+
+def _ids_around(library: Any) -> list[int]:
+    """What the post-processor makes of an empty text."""
+    try:
+        return list(library.encode("").ids)
+    except BaseException as error:
+        if not library_failed(error):
+            raise
+        raise UsageError(f"{MODEL_FILE} cannot be used", found=" ".join(str(error).split())[:200]) from error
+
+
+def _check_model(library: Any, definition: Definition) -> None:
+    """Refuse a model whose ids do not fit, or that has none for what it cannot spell.
+
+    The library notices the latter at the first such text only.
+    """
+    # What stands around an empty text are the ids of the post-processor, which need not be in the vocabulary.
+    largest = max([*model_vocabulary(definition).values(), *_ids_around(library)], default=0)
+    if largest > _LARGEST_ID:
+        expected = f"ids up to {_LARGEST_ID}"
+        raise UsageError(f"{MODEL_FILE} has an id that does not fit", found=str(largest), expected=expected)
+    model = library.model
+    kind, unknown = type(model).__name__, getattr(model, "unk_token", None)
+    if kind == "Unigram" and definition["model"].get("unk_id") is None:
+        raise UsageError(f"{MODEL_FILE} has no entry for unknown characters", found="a Unigram model without unk_id")
+    needed = kind in ("WordPiece", "WordLevel") or (kind == "BPE" and unknown is not None)
+    if needed and model.token_to_id(unknown) is None:
+        raise UsageError(
+            f"{MODEL_FILE} has no entry for what its model cannot spell", found=f"unk_token {unknown!r}"[:80]
         )
 
 

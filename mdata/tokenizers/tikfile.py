@@ -42,11 +42,11 @@ def read_list(content: bytes, name: str, *, used: int | None = None) -> Ranks:
         token = _token_of(entry, place, name)
         before = ranks.setdefault(token, place)
         if before != place:
-            raise UsageError(f"{name}: entry {place} has the bytes of entry {before}", found=repr(token))
+            raise UsageError(f"{name}: entry {place} has the bytes of entry {before}", found=repr(token[:60]))
         if place < 256 and token != SINGLE_BYTES[place]:
             raise UsageError(
                 f"{name}: entry {place} is not byte {place}",
-                found=repr(token),
+                found=repr(token[:60]),
                 expected="the 256 single bytes in order, then longer entries",
             )
     return ranks
@@ -95,7 +95,7 @@ def read_lines(content: bytes, name: str) -> Ranks:
         if rank in lines:
             raise UsageError(f"{name}:{number}: rank {rank} is in line {lines[rank]} already", found=_shown(line))
         if token in ranks:
-            what = f"{name}:{number}: the bytes {token!r} are in line {lines[ranks[token]]} already"
+            what = f"{name}:{number}: the bytes {token[:60]!r} are in line {lines[ranks[token]]} already"
             raise UsageError(what, found=_shown(line))
         ranks[token] = rank
         lines[rank] = number

@@ -6,6 +6,7 @@ And what a folder says that is no tokenizer, or that Megatron's library would re
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -356,3 +357,33 @@ def test_a_token_of_the_options_is_not_noted(tmp_path):
     assert (
         load_tokenizer("HuggingFaceTokenizer", tmp_path, special_tokens=["<pad>"]).notes[0].startswith("ids come from")
     )
+
+
+TEMPLATE = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}], "pair": []}
+CLS = {"type": "BertProcessing", "sep": [END, 2**31], "cls": [END, 0]}
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"post_processor": {**TEMPLATE, "special_tokens": {}}}, r"puts a token around texts and .*\n  found: '<s>'"),
+        ({"post_processor": {"type": "Sequence", "processors": [{**TEMPLATE, "special_tokens": {}}]}}, "not say its"),
+        ({"post_processor": CLS}, r"has an id that does not fit\n  found: 2147483648"),
+        ({"model": {"type": "WordLevel", "vocab": {"a": 2**31, "[UNK]": 0}, "unk_token": "[UNK]"}}, "does not fit"),
+        ({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}}, "cannot spell"),
+        ({"model": {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "x", "continuing_subword_prefix": "##",
+                    "max_input_chars_per_word": 9}}, "cannot spell"),
+        ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": "<unk>"}}, "cannot spell"),
+        ({"model": {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": None}}, "without unk_id"),
+        # Where the library panics, which is no Exception.
+        ({"model": {"type": "BPE", "vocab": {"ab": 0, "a": 1, "b": 2}, "merges": ["a b"],
+                    "continuing_subword_prefix": "####"}}, r"is not a tokenizer\n  found: range end index"),
+        ({"added_tokens": [{"content": 7}]}, "added_tokens that are not a list of tokens"),
+        ({"added_tokens": [{"id": 1, "content": "x"}]}, "tokenizer.json is not a tokenizer"),
+    ],
+)  # fmt: skip
+def test_what_the_library_would_stumble_over_later(tmp_path, change, text):
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**definition(), **change}))
+    error = one_line(tmp_path, tmp_path)
+    assert re.search(text, error), error
+    assert len(error.splitlines()) <= 4
