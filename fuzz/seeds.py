@@ -248,6 +248,15 @@ def tokenizer_json() -> dict[str, bytes]:
     return seeds | {f"raw-{number}": b"\1" + text.encode() + config for number, text in small}
 
 
+def sentencepiece_bpe() -> dict[str, bytes]:
+    """A few pieces with and without bytes to fall back on, rules of normalization, blanks and other letters."""
+    pieces = b"\x00a\x00b\x00_\x11ab\x21_a\xe2<x>"
+    text = "ab  a\u2581b<x>\u00e9\u4e2d\U0001f600 aab \u2581 ".encode()
+    rules = bytes([1, 0x08, 0x61, 0x09, 0x62, 0x06, 0x00, 0x80]) * 2 + b"xy\0z\0\0\0\0"
+    seeds = {f"flags-{flags}": bytes([flags, 6, 0]) + pieces + text for flags in range(16)}
+    return seeds | {f"rules-{flags}": bytes([flags, 6, 7]) + pieces + rules + text for flags in range(16, 32, 3)}
+
+
 def main() -> int:
     """Write them all."""
     makers = (
@@ -262,6 +271,7 @@ def main() -> int:
         gpt2_files,
         rank_files,
         tokenizer_json,
+        sentencepiece_bpe,
     )
     for make in (*makers, punkt_split, punkt_tables):
         folder = CORPUS / make.__name__

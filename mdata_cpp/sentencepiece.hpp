@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -65,10 +66,12 @@ class Ids {
 
 class BpeEncoder {
    public:
-    explicit BpeEncoder(const Facts& facts)
+    // 2^bucket_bits buckets of words are remembered.
+    explicit BpeEncoder(const Facts& facts, int bucket_bits = 16)
         : preparer_(facts.rules),
           merges_(facts.pieces),
           user_(entries(facts.user_pieces)),
+          words_(bucket_bits),
           unknown_id_(facts.unknown_id),
           byte_ids_(facts.byte_ids) {}
 
@@ -85,11 +88,9 @@ class BpeEncoder {
             if (const std::size_t length = user_piece(all, at, id); length != 0) {
                 *end++ = id;
                 at += length;
-                continue;
+            } else {
+                end = encode_words(all, at, end);
             }
-            const std::size_t stop = end_of_word(all, at);
-            end = encode_word(all.substr(at, stop - at), end);
-            at = stop;
         }
         out.end_at(end);
     }
@@ -97,6 +98,7 @@ class BpeEncoder {
    private:
     // A blank that is no piece becomes three bytes; another byte gives one id at most.
     static constexpr std::size_t kMostIdsOfByte = 3;
+    static constexpr std::size_t kTogether = 16;
 
     static std::vector<Trie::Entry> entries(const std::vector<Piece>& pieces) {
         std::vector<Trie::Entry> entries;
@@ -108,10 +110,42 @@ class BpeEncoder {
         return user_.begins(all[at]) ? user_.longest(all.substr(at), id) : 0;
     }
 
-    std::size_t end_of_word(std::string_view all, std::size_t at) const {
-        std::size_t size = 0;
-        std::uint32_t left = first_char(all.substr(at), size);
-        for (at += size; at < all.size(); at += size) {
+    // A word that is cut off but not encoded yet.
+    struct Waiting {
+        std::string_view text;
+        Words::Key key;
+        std::int32_t id;  // of a word that is one character
+        bool is_char;
+    };
+
+    // Write the ids of the next words, up to kTogether or to a piece of users; where they end. They are looked up
+    // together, so that the memory of each is on its way before it is needed.
+    std::int32_t* encode_words(std::string_view all, std::size_t& at, std::int32_t* end) {
+        std::size_t count = 0;
+        for (; count < kTogether && at < all.size(); ++count) {
+            std::int32_t id = 0;
+            if (count != 0 && user_piece(all, at, id) != 0) break;
+            Waiting& word = waiting_[count];
+            std::size_t size = 0;
+            const std::uint32_t first = first_char(all.substr(at), size);
+            const std::size_t stop = end_of_word(all, at + size, first);
+            word.text = all.substr(at, stop - at);
+            word.is_char = stop == at + size;
+            if (word.is_char) {
+                word.id = merges_.id_of_char(first);
+            } else if (word.text.size() <= Words::kLongest) {
+                word.key = Words::key_of(word.text);
+                words_.prefetch(word.key);
+            }
+            at = stop;
+        }
+        for (std::size_t i = 0; i < count; ++i) end = encode_word(waiting_[i], end);
+        return end;
+    }
+
+    // Where the word ends whose first character `left` ends at `at`.
+    std::size_t end_of_word(std::string_view all, std::size_t at, std::uint32_t left) const {
+        for (std::size_t size = 0; at < all.size(); at += size) {
             const std::uint32_t right = first_char(all.substr(at), size);
             if (!merges_.may_join(left, right)) break;
             std::int32_t id = 0;
@@ -122,17 +156,17 @@ class BpeEncoder {
     }
 
     // Write the ids of a word; where they end.
-    std::int32_t* encode_word(std::string_view word, std::int32_t* out) {
+    std::int32_t* encode_word(const Waiting& word, std::int32_t* out) {
         std::int32_t* end = out;
-        if (word.size() > Words::kLongest) {
-            end = encode_new(word, out);
+        if (word.is_char) {
+            end = write(word.id, word.text, out, end);
+        } else if (word.text.size() > Words::kLongest) {
+            end = encode_new(word.text, out);
         } else {
-            const Words::Key key = Words::key_of(word);
-            const std::size_t count = words_.find(key, word, out);
-            end = out + count;
-            if (count == 0) {
-                end = encode_new(word, out);
-                words_.insert(key, word, {out, end});
+            end = out + words_.find(word.key, word.text, out);
+            if (end == out) {
+                end = encode_new(word.text, out);
+                words_.insert(word.key, word.text, {out, end});
             }
         }
         // Unknown ids on both sides of a joint become one.
@@ -146,14 +180,20 @@ class BpeEncoder {
     std::int32_t* encode_new(std::string_view word, std::int32_t* const begin) {
         std::int32_t* end = begin;
         merges_.encode(word, [&](std::int32_t id, std::size_t start, std::size_t stop) {
-            if (id != Merges::kNoPiece) {
-                *end++ = id;
-            } else if (byte_ids_.empty()) {
-                if (end == begin || end[-1] != unknown_id_) *end++ = unknown_id_;
-            } else {
-                for (const char byte : word.substr(start, stop - start)) end = write_bytes(byte, end);
-            }
+            end = write(id, word.substr(start, stop - start), begin, end);
         });
+        return end;
+    }
+
+    // Write what a symbol becomes, in a word whose ids begin at `begin`; where it ends.
+    std::int32_t* write(std::int32_t id, std::string_view symbol, const std::int32_t* begin, std::int32_t* end) const {
+        if (id != Merges::kNoPiece) {
+            *end++ = id;
+        } else if (byte_ids_.empty()) {
+            if (end == begin || end[-1] != unknown_id_) *end++ = unknown_id_;
+        } else {
+            for (const char byte : symbol) end = write_bytes(byte, end);
+        }
         return end;
     }
 
@@ -170,6 +210,7 @@ class BpeEncoder {
     std::int32_t unknown_id_;
     std::vector<std::int32_t> byte_ids_;
     std::string prepared_;
+    std::array<Waiting, kTogether> waiting_{};
     std::int32_t* begin_ = nullptr;  // of the ids of the text at hand
 };
 

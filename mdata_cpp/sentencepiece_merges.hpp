@@ -37,6 +37,8 @@ class FlatMap {
 
     void insert(std::uint64_t key, Value value) { slots_[find(key)] = {key, value}; }
 
+    void prefetch(std::uint64_t key) const { __builtin_prefetch(&slots_[mixed(key, key) & (slots_.size() - 1)]); }
+
     const Value* get(std::uint64_t key) const {
         const Slot& slot = slots_[find(key)];
         return slot.key == key ? &slot.value : nullptr;
@@ -90,9 +92,12 @@ class Merges {
     // Whether some piece has these two characters, as `first_char` gives them, side by side; may be wrong with "yes".
     bool may_join(std::uint32_t left, std::uint32_t right) const {
         if ((left | right) < 0x80) return ascii_joints_[2 * left + (right >> 6)] >> (right & 63) & 1;
-        const std::uint64_t bit = joint_bit(left, right);
+        const std::uint64_t bit = joint_bit(pair_key(left, right));
         return joints_[bit >> 6] >> (bit & 63) & 1;
     }
+
+    // The id of a character as `first_char` gives it; kNoPiece: it is no piece.
+    std::int32_t id_of_char(std::uint32_t character) const { return id_of(symbol_of(character)); }
 
     // Call `out(id, start, stop)` for each symbol that is left of a word, in order; id kNoPiece: no piece.
     template <typename Out>
@@ -149,28 +154,33 @@ class Merges {
     }
 
     void add_joints(const std::vector<Piece>& pieces) {
-        std::size_t count = 0;
-        for (const Piece& piece : pieces) count += piece.text.size();
-        joint_shift_ = 64 - std::clamp(static_cast<int>(std::bit_width(16 * count)), 12, 22);
-        joints_.assign(std::size_t{1} << (64 - joint_shift_ - 6), 0);
+        std::vector<std::uint64_t> wide;  // pairs that are not both ASCII
         for (const Piece& piece : pieces) {
             std::string_view text = piece.text;
             std::size_t size = 0;
             std::uint32_t left = first_char(text, size);
             for (text.remove_prefix(size); !text.empty(); text.remove_prefix(size)) {
                 const std::uint32_t right = first_char(text, size);
-                const std::uint64_t bit = joint_bit(left, right);
-                joints_[bit >> 6] |= std::uint64_t{1} << (bit & 63);
-                if ((left | right) < 0x80) ascii_joints_[2 * left + (right >> 6)] |= std::uint64_t{1} << (right & 63);
+                if ((left | right) < 0x80) {
+                    ascii_joints_[2 * left + (right >> 6)] |= std::uint64_t{1} << (right & 63);
+                } else {
+                    wide.push_back(pair_key(left, right));
+                }
                 left = right;
             }
         }
+        std::sort(wide.begin(), wide.end());
+        wide.erase(std::unique(wide.begin(), wide.end()), wide.end());
+        // With 16 to 32 bits for each pair 3 to 6 of 100 others look like one.
+        joint_shift_ = 64 - std::max(static_cast<int>(std::bit_width(16 * wide.size())), 6);
+        joints_.assign(std::size_t{1} << (64 - joint_shift_ - 6), 0);
+        for (const std::uint64_t key : wide) {
+            const std::uint64_t bit = joint_bit(key);
+            joints_[bit >> 6] |= std::uint64_t{1} << (bit & 63);
+        }
     }
 
-    std::uint64_t joint_bit(std::uint32_t left, std::uint32_t right) const {
-        return (pair_key(left, right) * 0x9E3779B97F4A7C15) >> joint_shift_;
-    }
-
+    std::uint64_t joint_bit(std::uint64_t key) const { return (key * 0x9E3779B97F4A7C15) >> joint_shift_; }
     static std::uint64_t pair_key(std::uint32_t left, std::uint32_t right) {
         return std::uint64_t{left} << 32 | right;
     }
@@ -198,9 +208,10 @@ class Merges {
         for (std::size_t at = 0, size = 0; at < word.size(); at += size) {
             symbols[count] = symbol_of(first_char(word.substr(at), size));
             starts[count] = static_cast<std::uint32_t>(at);
-            if (count > 0) merges[count - 1] = merge_of(symbols[count - 1], symbols[count]);
+            if (count > 0) pairs_.prefetch(pair_key(symbols[count - 1], symbols[count]));
             ++count;
         }
+        for (std::size_t i = 0; i + 1 < count; ++i) merges[i] = merge_of(symbols[i], symbols[i + 1]);
         starts[count] = static_cast<std::uint32_t>(word.size());
         while (count > 1) {
             std::size_t best = 0;
@@ -277,7 +288,7 @@ class Merges {
     FlatMap<Merge> pairs_;
     std::array<std::uint64_t, 0x100> ascii_joints_{};
     std::vector<std::uint64_t> joints_;
-    int joint_shift_ = 52;
+    int joint_shift_ = 58;
 
     static constexpr std::array<std::uint32_t, 0x80> filled() {
         std::array<std::uint32_t, 0x80> all{};

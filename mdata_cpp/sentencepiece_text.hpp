@@ -33,9 +33,10 @@ inline std::uint32_t first_char(std::string_view text, std::size_t& size) {
         return byte;
     }
     size = std::min(char_length(text[0]), text.size());
-    std::uint32_t value = byte;
-    for (std::size_t at = 1; at < size; ++at) value = value << 8 | static_cast<unsigned char>(text[at]);
-    return value;
+    const auto next = [&](std::size_t at) { return static_cast<std::uint32_t>(static_cast<unsigned char>(text[at])); };
+    if (size == 3) return std::uint32_t{byte} << 16 | next(1) << 8 | next(2);
+    if (size == 2) return std::uint32_t{byte} << 8 | next(1);
+    return size == 4 ? std::uint32_t{byte} << 24 | next(1) << 16 | next(2) << 8 | next(3) : byte;
 }
 
 // Replace U+2581 by ' ' in place.

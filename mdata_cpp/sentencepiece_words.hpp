@@ -68,6 +68,12 @@ class Words {
         return key;
     }
 
+    void prefetch(const Key& key) const {
+        const Entry* bucket = entries_.get() + (key.hash >> shift_) * kWays;
+        __builtin_prefetch(bucket);
+        __builtin_prefetch(bucket + 2);
+    }
+
     // Write the ids of a word to `out`, with room for them and kSpare more; how many, 0: the word is not known.
     std::size_t find(const Key& key, std::string_view word, std::int32_t* out) const {
         const Entry* bucket = entries_.get() + (key.hash >> shift_) * kWays;
