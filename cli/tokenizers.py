@@ -1,8 +1,8 @@
 """List the types of tokenizers and their engines, and measure the engines on this machine.
 
-Without a tokenizer a small one is learnt on the spot, from the sources of Python's standard library; they are
-also the text that is measured, on one thread. Engines that are listed with a speed give exactly the ids of the
-exact engine, which is compared before they are taken; `mdata preprocess` takes the first of them.
+Without a tokenizer small ones of each form are learnt on the spot, from the sources of Python's standard library;
+they are also the text that is measured, on one thread. Engines that are listed with a speed give exactly the ids of
+the exact engine, which is compared before they are taken; `mdata preprocess` takes the first of them.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mdata
 from cli.console import Console
@@ -21,64 +21,75 @@ from cli.text import table
 from cli.tokenizer_options import add_tokenizer, add_variants, tokenizer_options_of
 
 if TYPE_CHECKING:
-    from mdata.tokenizers.speed import Measured
+    from mdata.tokenizers.speed import Measured, TypeFacts
 
 _TEXT = "sources of this Python's standard library"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that name a tokenizer."""
-    group = parser.add_argument_group("tokenizer to measure; default: a small one, learnt here")
+    group = parser.add_argument_group("tokenizer to measure; default: small ones of each form, learnt here")
     add_tokenizer(group, required=False)
     add_variants(group)
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """List, measure, print."""
-    from mdata.tokenizers.speed import engine_versions, engines_of_types, learnt_here, measure
+    from mdata.tokenizers.speed import SMALL_VOCABULARY, TYPES, engine_versions, learnt_here, measure
 
     # One thread, as a worker process of mdata preprocess works.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if arguments.tokenizer_type is None:
         with tempfile.TemporaryDirectory() as folder:
-            measured = measure(learnt_here(Path(folder)))
-        name = "a vocabulary of 4,096 entries learnt here"
+            measured = [(form, spec.type, measure(spec)) for form, spec in learnt_here(Path(folder))]
+        name = f"vocabularies of {SMALL_VOCABULARY:,} entries learnt here"
     else:
-        options, unused = tokenizer_options_of(arguments)
-        for option in unused:
-            console.note(f"mdata: {option} changes nothing for {arguments.tokenizer_type}")
         name = arguments.tokenizer_type
-        measured = measure(
-            mdata.TokenizerSpec(
-                type=name,
-                model=arguments.tokenizer_model,
-                vocab_file=arguments.vocab_file,
-                merge_file=arguments.merge_file,
-                options=options,
-            )
-        )
+        measured = [(name, name, measure(_named(arguments, console)))]
     versions = engine_versions()
-    types = engines_of_types()
     console.result(
-        _as_text(types, versions, measured=measured, name=name),
+        _as_text(TYPES, versions, measured=measured, name=name),
         {
-            "types": {type: list(engines) for type, engines in types.items()},
+            "types": {type: list(facts.engines) for type, facts in TYPES.items()},
+            "needs": {type: facts.needs for type, facts in TYPES.items()},
             "engines": versions,
             "tokenizer": name,
             "text": _TEXT,
-            "measured": [asdict(one) for one in measured],
+            "measured": [{"form": form, "type": type, **asdict(one)} for form, type, many in measured for one in many],
         },
     )
 
 
-def _as_text(types: dict[str, Any], versions: dict[str, str | None], *, measured: Sequence[Measured], name: str) -> str:
-    kinds = [[type, ", ".join(engines) or "needs none"] for type, engines in types.items()]
+def _named(arguments: argparse.Namespace, console: Console) -> mdata.TokenizerSpec:
+    """The tokenizer that the options name; those that change nothing for it are told."""
+    options, unused = tokenizer_options_of(arguments)
+    for option in unused:
+        console.note(f"mdata: {option} changes nothing for {arguments.tokenizer_type}")
+    return mdata.TokenizerSpec(
+        type=arguments.tokenizer_type,
+        model=arguments.tokenizer_model,
+        vocab_file=arguments.vocab_file,
+        merge_file=arguments.merge_file,
+        options=options,
+    )
+
+
+def _as_text(
+    types: Mapping[str, TypeFacts],
+    versions: Mapping[str, str | None],
+    *,
+    measured: Sequence[tuple[str, str, Sequence[Measured]]],
+    name: str,
+) -> str:
+    kinds = [[type, facts.needs, ", ".join(facts.engines) or "needs none"] for type, facts in types.items()]
     engines = [[engine, version or "not installed"] for engine, version in versions.items()]
-    rows = [[one.engine, one.mb_per_s, one.load_s, one.why_not or ""] for one in measured]
+    rows = [
+        [form, one.engine, one.mb_per_s, one.load_s, one.why_not or ""] for form, _, many in measured for one in many
+    ]
     parts = (
-        table(("type", "engines, the fastest that is equal is taken"), kinds),
+        table(("type", "needs", "engines, the fastest that is equal is taken"), kinds),
         table(("engine", "version"), engines),
         f"{name}, one thread, {_TEXT}",
-        table(("engine", "MB/s", "load s", "why not"), rows),
+        table(("form", "engine", "MB/s", "load s", "why not"), rows),
     )
     return "\n\n".join(parts[:3]) + "\n" + parts[3]

@@ -45,6 +45,7 @@ _DEFAULTS = MappingProxyType(
     }
 )
 
+# Megatron lists them, but its preprocess_data.py cannot make them.
 _KNOWN_BUT_NOT_HERE = (
     "MultimodalTokenizer",
     "NullMultimodalTokenizer",
@@ -109,7 +110,9 @@ def _module(name: str) -> Any:
     if name in _LOADERS:
         return import_module(_LOADERS[name])
     if name in _KNOWN_BUT_NOT_HERE:
-        what = f"tokenizer type {name} is not in this version of mdata"
+        what = (
+            f"tokenizer type {name} needs options that Megatron's preprocess_data.py does not have: it fails there too"
+        )
         raise UsageError(what, expected=f"one of {', '.join(_LOADERS)}")
     close = nearest(name, (*_LOADERS, *_KNOWN_BUT_NOT_HERE))
     raise UsageError(

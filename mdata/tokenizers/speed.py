@@ -2,40 +2,72 @@
 
 Speed is that of `encode_batch` on one thread, over text that the engine has not seen before: the sources of
 this Python's standard library, in the order of their names, a file a text. A text repeated would flatter the
-engines that remember words. Each engine gets as much of it as it takes in about a second.
+engines that remember words. Each engine gets as much of it as it takes in about half a second. Where no tokenizer is
+named, small ones of each form are learnt from the beginning of that text.
 """
 
 from __future__ import annotations
 
+import string
 import sysconfig
 import time
-from collections.abc import Iterator
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from mdata.errors import UsageError
-from mdata.tokenizers.engines import ENGINES, EXACT, WORDPIECE
+from mdata.tokenizers.bytelevel import to_bytes
 from mdata.tokenizers.folder import write_folder
-from mdata.tokenizers.learners import Task, learn
+from mdata.tokenizers.learners import Kind, Task, learn
 from mdata.tokenizers.protocol import Tokenizer, TokenizerSpec
-from mdata.tokenizers.registry import available, load_tokenizer
+from mdata.tokenizers.registry import load_tokenizer
+from mdata.tokenizers.tikfile import SINGLE_BYTES
+from mdata.version import __version__
 
 SMALL_VOCABULARY = 4096
-_LEARN_FROM_CHARS = 2_000_000
-_BATCH_CHARS = 1 << 20
-_MOST_S = 1.0
-_WORDPIECE = (WORDPIECE, EXACT)
-_ENGINES_OF = MappingProxyType(
+# From the fastest to the slowest of each form; "mdata" is our own C++.
+ENGINES = ("gigatoken", "tiktoken", "mdata", "tokenizers", "sentencepiece")
+_LEARN_FROM_CHARS = 1_000_000
+_BATCH_CHARS = 1 << 19
+_MOST_S = 0.5
+
+
+@dataclass(frozen=True)
+class TypeFacts:
+    """What a type needs, and the engines that may serve it, the exact one last; none where no library is needed."""
+
+    needs: str
+    engines: tuple[str, ...]
+
+
+_BERT = TypeFacts("--vocab-file vocab.txt", ("mdata", "tokenizers"))
+_SENTENCEPIECE = TypeFacts("--tokenizer-model FILE, a SentencePiece model", ("mdata", "sentencepiece"))
+TYPES = MappingProxyType(
     {
-        "GPT2BPETokenizer": tuple(name for name in ENGINES if name != WORDPIECE),
-        "BertWordPieceLowerCase": _WORDPIECE,
-        "BertWordPieceCase": _WORDPIECE,
-        "NullTokenizer": (),
-        "ByteTokenizer": (),
+        "GPT2BPETokenizer": TypeFacts(
+            "--vocab-file vocab.json --merge-file merges.txt", ("gigatoken", "tiktoken", "tokenizers")
+        ),
+        "BertWordPieceLowerCase": _BERT,
+        "BertWordPieceCase": _BERT,
+        "SentencePieceTokenizer": _SENTENCEPIECE,
+        "GPTSentencePieceTokenizer": _SENTENCEPIECE,
+        "Llama2Tokenizer": _SENTENCEPIECE,
+        "HuggingFaceTokenizer": TypeFacts(
+            "--tokenizer-model FOLDER, one with tokenizer.json", ("gigatoken", "tiktoken", "mdata", "tokenizers")
+        ),
+        "TikTokenizer": TypeFacts("--tokenizer-model FILE, ranks in .json or .tiktoken", ("gigatoken", "tiktoken")),
+        "NullTokenizer": TypeFacts("--vocab-size N", ()),
+        "ByteTokenizer": TypeFacts("nothing", ()),
     }
+)
+# What BPE of Llama 2's form is learnt with.
+_LLAMA = MappingProxyType(
+    {"byte_fallback": True, "normalization_rule_name": "identity", "remove_extra_whitespaces": False}
 )
 
 
@@ -59,13 +91,8 @@ class Measured:
 
 
 def engine_versions() -> dict[str, str | None]:
-    """Every engine, from the fastest, with its version; None where it is not installed."""
-    return {name: _version(name) for name in ENGINES}
-
-
-def engines_of_types() -> dict[str, tuple[str, ...]]:
-    """Every type that can be loaded, with the engines that may serve it; none where it needs no library."""
-    return {name: _ENGINES_OF.get(name, ENGINES) for name in available()}
+    """Every engine with its version; None where it is not installed."""
+    return {name: __version__ if name == "mdata" else _version(name) for name in ENGINES}
 
 
 def measure(spec: TokenizerSpec) -> list[Measured]:
@@ -74,25 +101,48 @@ def measure(spec: TokenizerSpec) -> list[Measured]:
     Raises:
         UsageError: the tokenizer cannot be loaded at all.
     """
-    if not engines_of_types().get(spec.type, ENGINES):
+    engines = TYPES[spec.type].engines if spec.type in TYPES else ()
+    if not engines:
         return [_measured(load_tokenizer(spec), 0.0)]
-    return [_measure_engine(name, spec) for name in engines_of_types().get(spec.type, ENGINES)]
+    return [_measure_engine(name, spec, exact=engines[-1]) for name in engines]
 
 
-def learnt_here(folder: Path) -> TokenizerSpec:
-    """A small tokenizer, learnt from the beginning of the sample and put into a folder."""
-    texts = islice(_texts(), _count(_LEARN_FROM_CHARS))
-    made = learn(Task(kind="byte-bpe", vocab_size=SMALL_VOCABULARY), texts)
-    write_folder(folder, {"tokenizer.json": made["tokenizer.json"]})
-    return TokenizerSpec(type="HuggingFaceTokenizer", model=str(folder))
+def learnt_here(folder: Path) -> Iterator[tuple[str, TokenizerSpec]]:
+    """Small tokenizers of each form, learnt from the beginning of the sample and put into a folder: (form, which)."""
+    made = _learnt("byte-bpe", folder)
+    vocabulary, merges = str(folder / "vocab.json"), str(folder / "merges.txt")
+    yield "byte-level BPE", TokenizerSpec(type="GPT2BPETokenizer", vocab_file=vocabulary, merge_file=merges)
+    write_folder(folder, {"ranks.tiktoken": _as_ranks(made["merges.txt"].decode())})
+    yield "the same as ranks", TokenizerSpec(type="TikTokenizer", model=str(folder / "ranks.tiktoken"))
+    characters = "".join(filter(str.isprintable, string.printable)).replace(" ", "")
+    _learnt("wordpiece", folder, characters=characters.lower(), lower_case=True)
+    yield "WordPiece", TokenizerSpec(type="BertWordPieceLowerCase", vocab_file=str(folder / "vocab.txt"))
+    _learnt("sentencepiece-bpe", folder, sentencepiece=_LLAMA)
+    yield "SentencePiece BPE", TokenizerSpec(type="Llama2Tokenizer", model=str(folder / "tokenizer.model"))
+    _learnt("sentencepiece-unigram", folder)
+    yield "SentencePiece unigram", TokenizerSpec(type="SentencePieceTokenizer", model=str(folder / "tokenizer.model"))
+    yield "bytes", TokenizerSpec(type="ByteTokenizer")
 
 
-def _measure_engine(name: str, spec: TokenizerSpec) -> Measured:
+def _learnt(kind: Kind, folder: Path, **parts: Any) -> Mapping[str, bytes]:
+    made = learn(Task(kind=kind, vocab_size=SMALL_VOCABULARY, **parts), islice(_texts(), _count(_LEARN_FROM_CHARS)))
+    write_folder(folder, made)
+    return made
+
+
+def _as_ranks(merges: str) -> bytes:
+    """The results of merges as a .tiktoken file, behind the bytes."""
+    results = [to_bytes(line.replace(" ", "")) for line in merges.splitlines()[1:]]
+    lines = (b64encode(token) + b" %d" % rank for rank, token in enumerate([*SINGLE_BYTES, *dict.fromkeys(results)]))
+    return b"\n".join(lines)
+
+
+def _measure_engine(name: str, spec: TokenizerSpec, *, exact: str) -> Measured:
     started = time.perf_counter()
     try:
         tokenizer = load_tokenizer(replace(spec, engine=name))
     except UsageError as error:
-        if name == ENGINES[-1]:
+        if name == exact:
             raise
         return Measured(name, None, None, 0, _reason(str(error)))
     return _measured(tokenizer, time.perf_counter() - started)

@@ -10,7 +10,7 @@ import pytest
 
 from cli import tokenizers as command
 from cli.console import Command, run
-from mdata.tokenizers import speed
+from mdata.tokenizers import available, speed
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tokenizer"
 FEW = [Path(speed.__file__)] * 3
@@ -29,14 +29,30 @@ def tokenizers(*words):
     )
 
 
-def test_without_a_tokenizer_one_is_learnt(capsys):
-    assert tokenizers() == 0
+def test_without_a_tokenizer_one_of_each_form_is_learnt(capsys):
+    assert tokenizers("--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    forms = {}
+    for one in facts["measured"]:
+        forms.setdefault(one["type"], []).append(one["engine"])
+        assert (one["mb_per_s"] is None) == bool(one["why_not"])
+    assert forms.pop("ByteTokenizer") == ["none"]
+    assert forms == {type: facts["types"][type] for type in forms}
+    assert list(forms) == ["GPT2BPETokenizer", "TikTokenizer", "BertWordPieceLowerCase", "Llama2Tokenizer",
+                           "SentencePieceTokenizer"]  # fmt: skip
+    # The exact engine of each is there; of the fast ones unigram's may be missing.
+    missing = [(one["form"], one["engine"]) for one in facts["measured"] if one["why_not"]]
+    assert set(missing) <= {("SentencePiece unigram", "mdata")}
+    assert set(facts["types"]) == set(facts["needs"]) == set(available())
+    assert {engine for engines in facts["types"].values() for engine in engines} == facts["engines"].keys()
+
+
+def test_as_text(capsys):
+    assert tokenizers("--tokenizer-type", "ByteTokenizer") == 0
     text = capsys.readouterr().out
-    assert "GPT2BPETokenizer" in text and re.search(r"ByteTokenizer +needs none", text)
-    lines = {line.split()[0]: line.split() for line in text.split("why not\n")[1].splitlines()}
-    assert list(lines) == ["gigatoken", "tiktoken", "mdata", "tokenizers"]
-    assert lines.pop("mdata")[1] == "-"  # what is learnt is no WordPiece
-    assert all(float(words[1].replace(",", "")) > 0 for words in lines.values())
+    assert re.search(r"TikTokenizer +--tokenizer-model FILE, ranks in .json or .tiktoken +gigatoken, tiktoken\n", text)
+    assert re.search(r"ByteTokenizer +nothing +needs none\n", text) and re.search(r"\nmdata +\d+\.\d+\.\d+", text)
+    assert re.search(r"\nByteTokenizer +none +[\d,.e+]+ +0\n$", text)
 
 
 def test_facts_as_json(capsys):
@@ -45,7 +61,7 @@ def test_facts_as_json(capsys):
     out, err = capsys.readouterr()
     facts = json.loads(out)
     assert err == "mdata: --vocab-size changes nothing for HuggingFaceTokenizer\n"
-    assert facts["engines"].keys() == {"gigatoken", "tiktoken", "mdata", "tokenizers"}
+    assert facts["engines"].keys() == {"gigatoken", "tiktoken", "mdata", "tokenizers", "sentencepiece"}
     assert facts["types"]["NullTokenizer"] == []
     assert [one["engine"] for one in facts["measured"]] == ["gigatoken", "tiktoken", "mdata", "tokenizers"]
     assert facts["measured"].pop(2)["why_not"] == "its model is BPE, not WordPiece"

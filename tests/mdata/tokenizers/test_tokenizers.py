@@ -139,7 +139,7 @@ def test_broken_files_are_named(tmp_path, files, text):
     ("name", "text"),
     [
         ("HuggingFaceTokeniser", "try: HuggingFaceTokenizer?"),
-        ("SFTTokenizer", "tokenizer type SFTTokenizer is not in this version"),
+        ("SFTTokenizer", "SFTTokenizer needs options that Megatron's preprocess_data.py does not have"),
         ("nothing like it", "expected: one of GPT2BPETokenizer, HuggingFaceTokenizer"),
     ],
 )
