@@ -191,6 +191,21 @@ def test_samples_are_megatrons_without_the_oracle(corpus, name):
     assert digest(made, range(40)) == wanted
 
 
+@pytest.mark.parametrize("probability", [0.15, 0.5])
+def test_permuted_samples_are_the_twins(corpus, probability):
+    masking = MaskingOptions(probability=probability, permutation=True)
+    samples = usual(BertSamples, corpus, options=BertOptions(sequence_length=60, masking=masking), shuffle=False)
+    moved = 0
+    for k, row in enumerate(samples.rows.tolist()):
+        made = {name: array.tolist() for name, array in samples.sample(k).items()}
+        assert made == expected(samples, k, row)
+        moved += sum(
+            asked and text not in (4, label)
+            for asked, text, label in zip(*(made[name] for name in ("loss_mask", "text", "labels")), strict=True)
+        )
+    assert moved > 50
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_native_draws_depend_on_nothing_but_the_number(corpus, kind):
     samples = usual(kind, corpus)
