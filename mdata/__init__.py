@@ -8,7 +8,7 @@ from mdata.adopt import Adopted, adopt
 from mdata.blending import BlendRow, OpenBlend, blend_table, make_blend, open_blend
 from mdata.convert import convert
 from mdata.corpus import Corpus, open_corpus
-from mdata.dataset import Component, Dataset, DatasetOptions, open_dataset, parse_split
+from mdata.dataset import Component, Dataset, open, open_dataset, parse_split
 from mdata.errors import (
     BadInputError,
     DamageError,
@@ -28,6 +28,8 @@ from mdata.manifest import load as load_manifest
 from mdata.preprocess import Estimate, PreprocessOptions, PreprocessResult, estimate, preprocess
 from mdata.progress import SILENT, Progress
 from mdata.sampler import global_batch, rank_rows
+from mdata.samples.options import DatasetOptions
+from mdata.samples.rows import Rows
 from mdata.tokenizers import TextRefused, Tokenizer, TokenizerSpec, build_tokenizer, load_tokenizer
 from mdata.tokenizers.train import Learnt, learn_tokenizer, train_tokenizer
 from mdata.tokenizers.train_options import TrainOptions
@@ -59,6 +61,7 @@ __all__ = [
     "PreprocessResult",
     "Progress",
     "ResourceError",
+    "Rows",
     "ShardFacts",
     "StoppedError",
     "TextRefused",
@@ -83,6 +86,7 @@ __all__ = [
     "load_tokenizer",
     "make_blend",
     "nearest",
+    "open",
     "open_blend",
     "open_corpus",
     "open_dataset",

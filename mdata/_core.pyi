@@ -27,6 +27,9 @@ class Permutation:
     def inverse(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64[k] values in [0, n) -> the int64[k] places that `forward` sends there. IndexError outside."""
 
+    def spread(self, places: NDArray[np.int64], before: int, offset: int, step: int) -> NDArray[np.int64]:
+        """offset + step * forward(places - before), modulo 2^64. IndexError for an entry outside."""
+
 class BlendTree:
     """A Huffman tree over integer weights that deals samples to components. See mdata_cpp/blend.hpp.
 

@@ -18,6 +18,7 @@ from mdata import manifest as manifests
 from mdata.blend import NativeBlend, Word, integer_weights, parse_data_path
 from mdata.corpus import Corpus, open_corpus
 from mdata.errors import DamageError, MdataError, UsageError
+from mdata.indexed.reader import Mode
 from mdata.manifest import BlendComponent, BlendManifest, CorpusManifest
 
 
@@ -72,14 +73,14 @@ def _is_corpus(path: Path) -> bool:
         return False
 
 
-def blend_of_words(words: Sequence[str], folder: Path) -> OpenBlend:
+def blend_of_words(words: Sequence[str], folder: Path, *, mode: Mode = "mmap", checked: bool = True) -> OpenBlend:
     """The blend that Megatron's words name; paths in its manifest are relative to `folder`.
 
     Raises:
         UsageError, DamageError: as `make_blend`.
     """
     parts = parse_data_path(words)
-    corpora = tuple(open_corpus(part.prefix) for part in parts)
+    corpora = tuple(open_corpus(part.prefix, mode=mode, checked=checked) for part in parts)
     names = _names(corpora)
     _check_distinct(corpora, names)
     check_one_tokenizer(corpora)
@@ -101,8 +102,10 @@ def blend_of_words(words: Sequence[str], folder: Path) -> OpenBlend:
     return OpenBlend(manifests.sealed(blend), corpora, integer_weights(shares, names))
 
 
-def open_blend(path: str | Path | Sequence[str]) -> OpenBlend:
+def open_blend(path: str | Path | Sequence[str], *, mode: Mode = "mmap", checked: bool = True) -> OpenBlend:
     """Open a blend manifest, a corpus manifest, a bare prefix, or Megatron's words (also in one string).
+
+    `mode` and `checked` are those of `open_corpus`.
 
     Raises:
         UsageError: nothing there, two tokenizers, or phases and caps, which this version does not serve.
@@ -111,18 +114,18 @@ def open_blend(path: str | Path | Sequence[str]) -> OpenBlend:
     if isinstance(path, str) and not Path(path).exists() and len(path.split()) > 1:
         path = path.split()
     if not isinstance(path, str | Path):
-        return blend_of_words(path, Path.cwd())
+        return blend_of_words(path, Path.cwd(), mode=mode, checked=checked)
     path = Path(path)
     content = manifests.load(path) if path.suffix == ".json" else None
     if not isinstance(content, BlendManifest):
-        return blend_of_words([str(path)], path.parent)
-    return _open_manifest(path, content)
+        return blend_of_words([str(path)], path.parent, mode=mode, checked=checked)
+    return _open_manifest(path, content, mode=mode, checked=checked)
 
 
-def _open_manifest(path: Path, blend: BlendManifest) -> OpenBlend:
+def _open_manifest(path: Path, blend: BlendManifest, *, mode: Mode, checked: bool) -> OpenBlend:
     if blend.phases or any(part.cap is not None for part in blend.components):
         raise UsageError(f"{path} has phases or caps, which this version of mdata does not serve")
-    corpora = tuple(open_corpus(path.parent / part.path) for part in blend.components)
+    corpora = tuple(open_corpus(path.parent / part.path, mode=mode, checked=checked) for part in blend.components)
     for part, corpus in zip(blend.components, corpora, strict=True):
         if part.id != corpus.id:
             raise DamageError(

@@ -4,12 +4,15 @@ tokens.
 A path means what stands there: a manifest (`x.json`); a prefix (also written as `x.bin` or `x.idx`), whose
 manifest `x.json` is used if it is there. Of a bare pair only the .idx is read: its id comes from the .idx
 and the size of .bin, and what the pair cannot say (tokenizer, end of document, largest id) stays None.
-Opening checks that counts fit the manifest; hashes of the content are `mdata verify`'s business. A corpus
-can be pickled: the path travels, and the id must be the same where it is opened again.
+Opening checks that counts fit the manifest, and the tables of each .idx; a dataset leaves the latter until a table is
+used, so that it opens in the same time for any number of documents. Hashes of the content are `mdata verify`'s
+business. A corpus can be pickled: the path travels, and the id must be the same where it is opened again; its tables
+are then checked when they are used.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import cast
 
@@ -21,6 +24,8 @@ from mdata import manifest as manifests
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed import IndexedReader
 from mdata.indexed.format import bin_path, idx_path
+from mdata.indexed.gather import Gatherer
+from mdata.indexed.reader import Mode
 from mdata.manifest import CorpusManifest, Shard, TokenizerFacts
 from mdata.manifest.structs import TokenDtype
 from mdata.tokenizers import WITHOUT_FILES, Tokenizer, build_tokenizer
@@ -29,8 +34,13 @@ from mdata.tokenizers.folder import folder_name
 _BARE_ENDINGS = (".bin", ".idx")
 
 
-def open_corpus(path: str | Path) -> Corpus:
+def open_corpus(path: str | Path, *, mode: Mode = "mmap", checked: bool = True) -> Corpus:
     """Open a corpus by its manifest, or by the prefix of a .bin/.idx pair.
+
+    Args:
+        path: the manifest, or the prefix.
+        mode: "mmap", or "pread" for file systems and memory limits that maps do not suit.
+        checked: false: where there is a manifest, tables of an .idx are checked when they are first used, not here.
 
     Raises:
         UsageError: nothing there, or a blend.
@@ -39,11 +49,14 @@ def open_corpus(path: str | Path) -> Corpus:
     path = Path(path)
     found = manifest_of(path)
     if found is None:
-        return _open_bare(prefix_of(path))
+        return _open_bare(prefix_of(path), mode)
     content = manifests.load(found)
     if not isinstance(content, CorpusManifest):
         raise UsageError(f"{found} is a blend", expected="one corpus")
-    readers = [IndexedReader(found.parent / shard.path) for shard in content.shards]
+    readers = [
+        IndexedReader(found.parent / shard.path, mode=mode, contiguous=None if checked else shard.contiguous)
+        for shard in content.shards
+    ]
     for shard, reader in zip(content.shards, readers, strict=True):
         _check_pair(found, content.dtype, shard=shard, reader=reader)
     return Corpus(found, content, readers=readers)
@@ -103,6 +116,22 @@ class Corpus:
         self.num_sequences = int(self._sequence_ends[-1])
         self.num_tokens = int(self._token_ends[-1])
         self.contiguous = all(reader.contiguous for reader in readers)
+        self.mode = self.readers[0].mode
+
+    @cached_property
+    def gatherer(self) -> Gatherer:
+        """Reads many rows of tokens at once."""
+        return Gatherer(self.readers)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """int32[n], tokens of every sequence; all tables are checked first.
+
+        Raises:
+            DamageError: a table that is inconsistent.
+        """
+        parts = [reader.lengths for reader in self.readers]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     @property
     def tokenizer(self) -> TokenizerFacts | None:
@@ -185,20 +214,17 @@ class Corpus:
         return self._token_of_sequence(first_sequence), self._token_of_sequence(last_sequence)
 
     def read(self, start: int, count: int, *, out: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
-        """Tokens [start, start + count) of the stream, across shards: int64[count], into `out` if given."""
+        """Tokens [start, start + count) of the stream, across shards: int64[count], into `out` if given.
+
+        Raises:
+            DamageError: a file is shorter than when it was opened (mode "pread").
+        """
         assert start >= 0 and 0 <= count <= self.num_tokens - start, (
             f"tokens {start} to {start + count} of {self.num_tokens}"
         )
         target = np.empty(count, np.int64) if out is None else out
-        done = 0
-        shard = int(np.searchsorted(self._token_ends, start, side="right"))
-        while done < count:
-            before = int(self._token_ends[shard - 1]) if shard else 0
-            inside = start + done - before
-            taken = min(count - done, self.readers[shard].num_tokens - inside)
-            target[done : done + taken] = self.readers[shard].tokens(inside, taken)
-            done += taken
-            shard += 1
+        if count:
+            self.gatherer.gather(np.array([start]), np.array([count]), out=target.reshape(1, -1))
         return target
 
     def document(self, number: int) -> npt.NDArray[np.int64]:
@@ -220,22 +246,22 @@ class Corpus:
         before = shard - 1
         inside = sequence - (int(self._sequence_ends[before]) if shard else 0)
         reader = self.readers[shard]
-        return (int(self._token_ends[before]) if shard else 0) + int(reader.pointers[inside]) // reader.dtype.itemsize
+        return (int(self._token_ends[before]) if shard else 0) + reader.first_token(inside)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _reopen, (self.path.resolve(), self.id)
+        return _reopen, (self.path.resolve(), self.id, self.mode)
 
 
-def _reopen(path: Path, id: str) -> Corpus:
-    corpus = open_corpus(path)
+def _reopen(path: Path, id: str, mode: Mode) -> Corpus:
+    corpus = open_corpus(path, mode=mode, checked=False)
     if corpus.id != id:
         raise DamageError(f"{path} was replaced while it was in use", found=corpus.id, expected=id)
     return corpus
 
 
-def _open_bare(prefix: Path) -> Corpus:
+def _open_bare(prefix: Path, mode: Mode) -> Corpus:
     """A pair without a manifest: what its .idx tells."""
-    reader = IndexedReader(prefix)
+    reader = IndexedReader(prefix, mode=mode)
     with os_errors_named("reading"):
         idx_hash = blake3().update_mmap(idx_path(prefix)).hexdigest()
         size = bin_path(prefix).stat().st_size

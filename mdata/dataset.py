@@ -1,15 +1,16 @@
 """A dataset: sample number in, tokens out; the same for every rank, worker count and history.
 
-`open_dataset` turns a blend, a corpus or a bare prefix into one map from sample numbers to samples.
-Training has no end and deals its samples to components by the native blend; validation and test are finite,
-in file order, one component after another. `identity` lists everything that decides the order, and
-`data_id` is its hash: a checkpoint keeps both, so that a mismatch can name its field. Draws inside a corpus
-are keyed by its own id (invariant 6), so another mixture does not reshuffle it.
+`open_dataset` turns a blend, a corpus or a bare prefix into one map from sample numbers to samples. In native order
+training has no end and deals its samples to components by the native blend; validation and test are finite, in file
+order, one component after another. Megatron's order is that of its GPTDataset over one corpus. `read` fills a caller's
+buffer with many samples at once, without the GIL. `identity` lists everything that decides the order, and `data_id` is
+its hash: a checkpoint keeps both, so that a mismatch can name its field. Draws inside a corpus are keyed by its own id
+(invariant 6), so another mixture does not reshuffle it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,37 +18,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mdata.blend import SPLITS, NativeBlend, split_range
-from mdata.blend import native as native_blend
+from mdata.blend import NativeBlend, split_range
 from mdata.blend.split import split_edges
 from mdata.blending import OpenBlend, open_blend
 from mdata.corpus import Corpus
 from mdata.errors import UsageError
+from mdata.indexed.gather import Cuts, Int64s
 from mdata.manifest import TokenizerFacts, hash_of
-from mdata.order import native as native_order
+from mdata.order.megatron import MegatronRequest
+from mdata.samples.documents import DocumentSamples
 from mdata.samples.gpt import GptSamples
-
-WHOLE = "whole"
-SAMPLE_KIND = "gpt"
-
-Sample = dict[str, npt.NDArray[Any]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetOptions:
-    """How a run reads a blend.
-
-    Args:
-        sequence_length: tokens of a sample.
-        seed: keys every draw.
-        split: "train", "valid", "test" by `split_shares`, or "whole": everything, in file order, once.
-        split_shares: Megatron's split string.
-    """
-
-    sequence_length: int
-    seed: int = 1234
-    split: str = "train"
-    split_shares: str = "100,0,0"
+from mdata.samples.gpt_megatron import MegatronGptSamples
+from mdata.samples.options import MEGATRON, NATIVE, WHOLE, DatasetOptions
+from mdata.samples.rows import Gathered, RowKind, Rows, Sample, empty_rows, finish
 
 
 @dataclass(frozen=True)
@@ -56,7 +39,7 @@ class Component:
 
     name: str
     corpus: Corpus
-    samples: GptSamples
+    samples: RowKind
     num_tokens: int
 
 
@@ -64,16 +47,24 @@ def open_dataset(path: str | Path, options: DatasetOptions) -> Dataset:
     """Open a blend manifest, a corpus manifest, a bare prefix, or Megatron's "0.7 a 0.3 b".
 
     Raises:
-        UsageError: nothing there, a corpus or split shorter than one sample, two tokenizers.
+        UsageError: nothing there, a corpus or split shorter than one sample, two tokenizers, options that do not fit.
         DamageError: something that is not what its manifest says.
     """
-    if options.split not in (*SPLITS, WHOLE):
-        raise UsageError(f"no split {options.split!r}", expected=", ".join((*SPLITS, WHOLE)))
-    return Dataset(open_blend(path), options)
+    options.check()
+    return Dataset(open_blend(path, mode=options.mode, checked=False), options)
+
+
+def open(path: str | Path, *, sequence_length: int, **options: Any) -> Dataset:
+    """Open a dataset by the options of `DatasetOptions`: `mdata.open("corpus.json", sequence_length=4096)`.
+
+    Raises:
+        UsageError, DamageError: as `open_dataset`. TypeError: no such option.
+    """
+    return open_dataset(path, DatasetOptions(sequence_length=sequence_length, **options))
 
 
 class Dataset:
-    """A map from sample number to sample; can be pickled.
+    """A map from sample number to sample; can be pickled, and be given to a torch DataLoader.
 
     Args:
         blend: open corpora and their weights.
@@ -81,17 +72,25 @@ class Dataset:
 
     Attributes:
         components: the corpora that have a part in the split.
-        num_samples: None without end (training).
+        num_samples: None without end (training in native order).
         identity: all that decides the order; data_id: its hash. blend_id: the blend alone.
     """
 
     def __init__(self, blend: OpenBlend, options: DatasetOptions) -> None:
+        options.check()
         self.options = options
         self.blend_id = blend.manifest.id
         self._opened = blend
-        training = options.split == "train"
+        endless = options.split == "train" and options.order == NATIVE
         names = [part.name for part in blend.manifest.components]
-        parts = [_component(*pair, options=options) for pair in zip(names, blend.corpora, strict=True)]
+        if options.order == MEGATRON and len(names) > 1:
+            raise UsageError(
+                "the megatron order of a blend is not served by this version of mdata",
+                found=", ".join(names),
+                fix='one corpus, or order "native"',
+            )
+        self.row_options = options.row_options(_eod_of(blend.corpora))
+        parts = [self._component(*pair) for pair in zip(names, blend.corpora, strict=True)]
         self.components = tuple(part for part in parts if part is not None)
         if not self.components:
             raise UsageError(
@@ -99,17 +98,91 @@ class Dataset:
                 found=f"split {options.split_shares!r} of {', '.join(names)}",
                 fix="give it a share in the split string",
             )
-        self._blend = NativeBlend(blend.weights) if training else None
+        self._blend = NativeBlend(blend.weights) if endless else None
         counts = [component.samples.num_samples or 0 for component in self.components]
         self._ends = np.cumsum(counts, dtype=np.int64)
-        self.num_samples = None if training else int(self._ends[-1])
-        self.identity = _identity(self.blend_id, options)
+        self.num_samples = None if endless else int(self._ends[-1])
+        self.identity = options.identity(self.blend_id)
         self.data_id = hash_of(self.identity)
 
+    def _component(self, name: str, corpus: Corpus) -> Component | None:
+        """The part of a corpus in the split; None where it has none and that is no loss."""
+        total = corpus.num_documents if self.options.one_document else corpus.num_sequences
+        if self.options.split == WHOLE:
+            edges: tuple[int, int] | None = (0, total)
+        else:
+            edges = split_range(self.options.split_shares, self.options.split, num_sequences=total)
+        bounds = edges or (0, 0)
+        if self.options.order == MEGATRON:
+            return self._megatron_component(name, corpus, bounds)
+        if self.options.one_document:
+            return self._document_component(name, corpus, bounds)
+        return self._native_component(name, corpus, bounds)
+
+    def _megatron_component(self, name: str, corpus: Corpus, bounds: tuple[int, int]) -> Component | None:
+        if bounds[0] == bounds[1]:
+            return None
+        options = self.options
+        request = MegatronRequest(
+            first=bounds[0],
+            stop=bounds[1],
+            sequence_length=options.sequence_length,
+            num_samples=options.num_samples,
+            seed=options.seed,
+            extra_token=options.extra_token,
+            keep_partial=options.keep_partial and options.split == "valid",
+        )
+        samples = MegatronGptSamples(corpus, request, options=self.row_options, threads=options.threads)
+        return Component(name, corpus, samples, int(corpus.lengths[slice(*bounds)].sum(dtype=np.int64)))
+
+    def _document_component(self, name: str, corpus: Corpus, bounds: tuple[int, int]) -> Component | None:
+        first, last = bounds
+        if first == last:
+            return None
+        if not corpus.contiguous:
+            corpus.token_bounds(0, 0)  # says so
+        samples = DocumentSamples(
+            corpus,
+            bounds,
+            options=self.row_options,
+            seed=self.options.seed,
+            shuffle=self.options.split == "train",
+            longer="drop" if self.options.one_document == "drop" else "cut",
+        )
+        edges, counts = corpus.gatherer.documents(np.array([first, last - 1]))
+        return Component(name, corpus, samples, int(edges[1] + counts[1] - edges[0]))
+
+    def _native_component(self, name: str, corpus: Corpus, bounds: tuple[int, int]) -> Component | None:
+        options, (first, last) = self.options, bounds
+        start, stop = corpus.token_bounds(first, last)
+        training = options.split == "train"
+        # A label stands after each token, so one token alone is no text to predict.
+        extra = int(options.extra_token)
+        least = options.sequence_length + extra if training else 2
+        if stop - start < least:
+            if not training:
+                return None
+            raise UsageError(
+                f"corpus {name} is shorter than one sample",
+                found=f"{stop - start} tokens in {last - first} sequences of the split {options.split_shares!r}",
+                expected=f"at least sequence length {options.sequence_length} + {extra} = {least} tokens",
+                fix="a shorter sequence length, more text, or a larger share of training in the split",
+            )
+        samples = GptSamples(
+            corpus,
+            bounds,
+            options=self.row_options,
+            seed=options.seed,
+            extra_token=options.extra_token,
+            shuffle=training,
+        )
+        return Component(name, corpus, samples, stop - start)
+
     def __len__(self) -> int:
-        if self.num_samples is None:
-            raise TypeError("a training dataset has no end; take samples by their number")
-        return self.num_samples
+        length = self.options.num_samples if self.num_samples is None else self.num_samples
+        if length is None:
+            raise TypeError("a training dataset has no end; take samples by their number, or set num_samples")
+        return length
 
     def locate(self, samples: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Integer[n] sample numbers -> (number of the component, sample inside it), int64[n] each.
@@ -128,13 +201,53 @@ class Dataset:
         return components, numbers - before
 
     def __getitem__(self, sample: int) -> Sample:
-        """One sample: tokens int64[S], labels int64[S], loss_mask float32[S].
+        """One sample: tokens int64[S], labels int64[S], loss_mask float32[S], and what the options ask for.
 
         Raises:
             IndexError: a number below 0 or past the end.
         """
         (component,), (inside,) = self.locate([sample])
-        return dict(self.components[component].samples.sample(int(inside)))
+        kind: RowKind = self.components[component].samples
+        return kind.sample(int(inside))
+
+    def empty_rows(self, num_rows: int) -> Rows:
+        """Room for `read`, to be used again and again."""
+        return empty_rows(num_rows, self.row_options)
+
+    def read(self, samples: npt.ArrayLike, *, out: Rows | Int64s | None = None) -> Rows:
+        """Many samples at once, integer[n], in their order; the GIL is released while tokens are read.
+
+        Args:
+            samples: their numbers.
+            out: rows that are filled in (of a Rows the fields it has; of int64[n, S + 1] the text alone); None: new
+                ones. The fields are those of `Rows`; dense attention masks are made for single samples only.
+
+        Raises:
+            IndexError: a number below 0 or past the end. ValueError: `out` has another shape.
+            DamageError: a file is not what it was when it was opened.
+        """
+        numbers = np.ascontiguousarray(samples, np.int64)
+        rows = self.empty_rows(len(numbers)) if out is None else out if isinstance(out, Rows) else Rows(out)
+        if rows.text.shape != (len(numbers), self.options.sequence_length + 1):
+            raise ValueError(f"rows of shape {rows.text.shape} for {len(numbers)} samples")
+        gathered = self._gather(numbers, rows.text)
+        by_value = self.row_options.pad is not None
+        if rows.loss_mask is None and rows.position_ids is None and gathered.cuts is None and not by_value:
+            return rows
+        return finish(rows, gathered, options=self.row_options)
+
+    def _gather(self, numbers: Int64s, text: Int64s) -> Gathered:
+        threads = self.options.threads
+        if len(self.components) == 1:
+            # A single component's numbers are the dataset's own.
+            return self.components[0].samples.gather(numbers, text, threads=threads)
+        components, inside = self.locate(numbers)
+        parts = []
+        for number in np.unique(components).tolist():
+            places = np.flatnonzero(components == number)
+            part = self.components[number].samples.gather(inside[places], text, places=places, threads=threads)
+            parts.append((places, part))
+        return _in_order(parts, len(numbers))
 
     @property
     def fingerprint(self) -> str | None:
@@ -149,7 +262,7 @@ class Dataset:
     @property
     def eod(self) -> int | None:
         """The end-of-document id; None where no corpus says."""
-        return next((c.eod for c in self._corpora if c.eod is not None), None)
+        return _eod_of(self._corpora)
 
     @property
     def largest_id(self) -> int | None:
@@ -208,50 +321,22 @@ def parse_split(shares: str) -> tuple[float, float, float]:
     return train - start, valid - train, test - valid
 
 
-def _component(name: str, corpus: Corpus, *, options: DatasetOptions) -> Component | None:
-    """The part of a corpus in a split; None where it has none and that is no loss.
-
-    Raises:
-        UsageError: a training part shorter than one sample.
-    """
-    if options.split == WHOLE:
-        edges: tuple[int, int] | None = (0, corpus.num_sequences)
-    else:
-        edges = split_range(options.split_shares, options.split, num_sequences=corpus.num_sequences)
-    first, last = edges or (0, 0)
-    start, stop = corpus.token_bounds(first, last)
-    training = options.split == "train"
-    # A label stands after each token, so one token alone is no text to predict.
-    least = options.sequence_length + 1 if training else 2
-    if stop - start < least:
-        if not training:
-            return None
-        raise UsageError(
-            f"corpus {name} is shorter than one sample",
-            found=f"{stop - start} tokens in {last - first} sequences of the split {options.split_shares!r}",
-            expected=f"at least sequence length {options.sequence_length} + 1 = {least} tokens",
-            fix="a shorter sequence length, more text, or a larger share of training in the split",
-        )
-    samples = GptSamples(
-        corpus,
-        (first, last),
-        sequence_length=options.sequence_length,
-        seed=options.seed,
-        shuffle=training,
-    )
-    return Component(name, corpus, samples, stop - start)
+def _eod_of(corpora: Sequence[Corpus]) -> int | None:
+    """The end-of-document id; None where no corpus says."""
+    return next((corpus.eod for corpus in corpora if corpus.eod is not None), None)
 
 
-def _identity(blend_id: str, options: DatasetOptions) -> dict[str, Any]:
-    """Everything that decides which tokens sample k has."""
-    return {
-        "blend": blend_id,
-        "blend_algorithm": f"{native_blend.NAME} {native_blend.VERSION}",
-        "order": f"{native_order.NAME} {native_order.VERSION}",
-        "sample_kind": SAMPLE_KIND,
-        "seed": options.seed,
-        "sequence_length": options.sequence_length,
-        "extra_token": True,
-        "split": options.split,
-        "split_shares": [repr(share) for share in parse_split(options.split_shares)],
-    }
+def _in_order(parts: list[tuple[Int64s, Gathered]], num_rows: int) -> Gathered:
+    """What is known of all rows, from parts that know it of the rows at some places."""
+    counts = np.zeros(num_rows, np.int64)
+    of_row: list[npt.NDArray[np.int32]] = [np.empty(0, np.int32)] * num_rows
+    for places, part in parts:
+        counts[places] = part.counts
+        if part.cuts is not None:
+            ends, cuts = part.cuts
+            for place, found in zip(places.tolist(), np.split(cuts, ends[:-1]), strict=True):
+                of_row[place] = found
+    if not parts or parts[0][1].cuts is None:
+        return Gathered(counts)
+    joined: Cuts = np.cumsum([len(found) for found in of_row]), np.concatenate(of_row)
+    return Gathered(counts, joined)

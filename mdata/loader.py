@@ -21,6 +21,8 @@ import numpy.typing as npt
 from mdata.dataset import Dataset
 from mdata.errors import UsageError
 from mdata.sampler import global_batch, rank_rows
+from mdata.samples.options import MEGATRON
+from mdata.samples.rows import Rows
 
 # How often a thread that waits for room looks whether anybody still listens.
 _POLL_S = 0.1
@@ -46,12 +48,16 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of a forward pass: samples int64[b], tokens and labels int64[b, S], loss_mask float32[b, S]."""
+    """Rows of a forward pass: samples int64[b], tokens and labels int64[b, S], loss_mask float32[b, S].
+
+    Tokens and labels are views of one array, `rows.text`; `rows` has what else the dataset tells (see `Rows`).
+    """
 
     samples: npt.NDArray[np.int64]
     tokens: npt.NDArray[np.int64]
     labels: npt.NDArray[np.int64]
     loss_mask: npt.NDArray[np.float32]
+    rows: Rows
 
 
 def collate(dataset: Dataset, samples: npt.ArrayLike) -> Batch:
@@ -61,17 +67,9 @@ def collate(dataset: Dataset, samples: npt.ArrayLike) -> Batch:
         IndexError: a sample the dataset does not have.
     """
     numbers = np.ascontiguousarray(samples, np.int64)
-    components, inside = dataset.locate(numbers)
-    rows = [
-        dataset.components[component].samples.sample(int(k)) for component, k in zip(components, inside, strict=True)
-    ]
-    shape = (len(rows), dataset.options.sequence_length)
-    batch = Batch(numbers, np.empty(shape, np.int64), np.empty(shape, np.int64), np.empty(shape, np.float32))
-    for place, row in enumerate(rows):
-        batch.tokens[place] = row["tokens"]
-        batch.labels[place] = row["labels"]
-        batch.loss_mask[place] = row["loss_mask"]
-    return batch
+    rows = dataset.read(numbers)
+    assert rows.loss_mask is not None, "new rows have a loss mask"
+    return Batch(numbers, rows.tokens, rows.labels, rows.loss_mask, rows)
 
 
 class Loader:
@@ -115,6 +113,8 @@ class Loader:
         """Samples of this rank in the step that begins at sample `first`: int64[microbatches, rows]."""
         plan = self._batches
         batch = global_batch(first, plan.global_batch, seed=plan.seed)
+        if self._dataset.options.order == MEGATRON:
+            batch = np.arange(first, first + plan.global_batch)  # as its sampler deals them
         return rank_rows(batch, dp_rank=plan.dp_rank, dp_size=plan.dp_size, micro_batch=plan.micro_batch)
 
 

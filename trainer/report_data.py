@@ -214,7 +214,7 @@ def _corpora_read(run: Run, train: mdata.Dataset) -> list[CorpusRead]:
                 samples=number,
                 tokens=number * length,
                 corpus_tokens=part.num_tokens,
-                epochs=number / part.samples.order.samples_per_epoch,
+                epochs=part.samples.epochs(number),
                 lengths=list(statistics.document_lengths) if statistics else [],
             )
         )

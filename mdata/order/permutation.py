@@ -33,3 +33,7 @@ class Permutation:
     def inverse(self, values: ArrayLike) -> NDArray[np.int64]:
         """Integer[k] values in [0, n) -> the int64[k] places that hold them. IndexError outside."""
         return self._core.inverse(np.ascontiguousarray(values, np.int64))
+
+    def spread(self, places: NDArray[np.int64], before: int, *, offset: int, step: int) -> NDArray[np.int64]:
+        """offset + step x forward(places - before), in one go. IndexError for an entry outside."""
+        return self._core.spread(places, before, offset, step)

@@ -1,9 +1,9 @@
-"""GPT samples: S tokens of concatenated documents, the tokens after them as labels, and where loss counts.
+"""GPT samples in native order: S tokens of concatenated documents and the tokens after them as labels.
 
-A sample is one run of the corpus' token stream that the order chose, so it costs one read. A sample that
-the order lets end early (the last of a validation pass) is filled up with zeros that the loss mask leaves
-out: padding is known by place, never by value. Not done here: packing, masks between documents,
-fill-in-the-middle.
+A sample is one run of the corpus' token stream that the order chose, so it costs one read. A sample that the order
+lets end early (the last of a validation pass) is filled up with zeros that the loss mask leaves out: padding is known
+by place, never by value. Where documents begin inside of a sample is looked up in the index, only if asked for. Not
+done here: packing of whole documents, fill-in-the-middle.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mdata.indexed.gather import Gatherer, Int64s
 from mdata.order.native import NativeOrder, OrderKey
+from mdata.samples.rows import Gathered, RowOptions, Sample, sample_of
 
 
 class TokenStream(Protocol):
@@ -23,11 +25,12 @@ class TokenStream(Protocol):
     def id(self) -> str:
         """The corpus id; it keys the order."""
 
+    @property
+    def gatherer(self) -> Gatherer:
+        """Reads many rows at once."""
+
     def token_bounds(self, first_sequence: int, last_sequence: int) -> tuple[int, int]:
         """The stream's token numbers [start, stop) of sequences [first_sequence, last_sequence)."""
-
-    def read(self, start: int, count: int) -> NDArray[np.int64]:
-        """int64[count]: tokens [start, start + count) of the stream."""
 
 
 class GptSamples:
@@ -36,7 +39,7 @@ class GptSamples:
     Args:
         corpus: the stream of tokens.
         sequences: the range of sequences [first, last), from `split_range`.
-        sequence_length: tokens a sample, S.
+        options: tokens a sample, S, and what is told of its rows.
         seed: the run's seed.
         extra_token: whether a sample reads one token more than S, so that its last token has a label.
         shuffle: false for validation and test: file order, one pass, the last partial sample kept.
@@ -50,20 +53,23 @@ class GptSamples:
         corpus: TokenStream,
         sequences: tuple[int, int],
         *,
-        sequence_length: int,
+        options: RowOptions,
         seed: int,
         extra_token: bool = True,
         shuffle: bool = True,
     ) -> None:
         self.corpus = corpus
+        self.options = options
         self.first_token, self.last_token = corpus.token_bounds(*sequences)
         self.order = NativeOrder(
             self.last_token - self.first_token,
-            sequence_length,
+            options.sequence_length,
             key=OrderKey(seed, corpus.id),
             extra_token=extra_token,
             shuffle=shuffle,
         )
+        self._length = options.sequence_length + int(extra_token)
+        self._full: NDArray[np.int64] = np.full(1, self._length, np.int64)
 
     @property
     def num_samples(self) -> int | None:
@@ -73,19 +79,30 @@ class GptSamples:
     def token_range(self, sample: int) -> tuple[int, int]:
         """The tokens [start, stop) of the corpus' stream that a sample reads, the last label included."""
         start = self.first_token + self.order.start(sample)
-        length = self.order.sequence_length + int(self.order.extra_token)
-        return start, min(start + length, self.last_token)
+        return start, min(start + self._length, self.last_token)
 
-    def sample(self, k: int) -> dict[str, NDArray[np.int64] | NDArray[np.float32]]:
-        """Sample k as {tokens int64[S], labels int64[S], loss_mask float32[S]}.
+    def epochs(self, num_samples: int) -> float:
+        """How many times so many samples read the corpus."""
+        return num_samples / self.order.samples_per_epoch
 
-        `labels[i]` is the token after `tokens[i]`; where there is none the mask is 0 and the label 0.
-        Without the extra token that is so at the last place of every sample.
-        """
-        start, stop = self.token_range(k)
-        length = self.order.sequence_length
-        text = np.zeros(length + 1, np.int64)
-        text[: stop - start] = self.corpus.read(start, stop - start)
-        loss_mask = np.zeros(length, np.float32)
-        loss_mask[: stop - start - 1] = 1.0
-        return {"tokens": text[:-1], "labels": text[1:], "loss_mask": loss_mask}
+    def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
+        """Fill rows with samples; see `RowKind`."""
+        starts = self.order.starts(samples)
+        starts += self.first_token
+        counts = self._counts(starts)
+        self.corpus.gatherer.gather(starts, counts, out=text, places=places, threads=threads)
+        if not self.options.document_masks:
+            return Gathered(counts)
+        return Gathered(counts, self.corpus.gatherer.cuts(starts, np.minimum(counts, self.options.sequence_length)))
+
+    def _counts(self, starts: Int64s) -> Int64s:
+        """Real tokens of each sample."""
+        if not self.order.shuffle:
+            return np.minimum(self._length, self.last_token - starts)
+        if len(self._full) != len(starts):
+            self._full = np.full(len(starts), self._length, np.int64)
+        return self._full
+
+    def sample(self, k: int) -> Sample:
+        """Sample k; see `sample_of`. Without the extra token no last place of a sample has loss."""
+        return sample_of(self, k)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdata.indexed import IndexedReader
+from mdata.indexed.gather import Gatherer
 
 
 def write_pair(
@@ -47,17 +48,22 @@ def write_pair(
 
 
 class FileStream:
-    """The least that samples need of a corpus (mdata.samples.TokenStream), over one pair."""
+    """The least that samples need of a corpus (mdata.samples.TokenStream), over one pair; notes what is read."""
 
     def __init__(self, prefix: Path, *, id: str = "test corpus") -> None:
         self.id = id
         self.reader = IndexedReader(prefix)
+        self.gatherer = Gatherer([self.reader])
+        self.lengths = self.reader.lengths
         self.reads: list[tuple[int, int]] = []
+        gather = self.gatherer.gather
+
+        def noted(first: NDArray[np.int64], count: NDArray[np.int64], **options: object) -> None:
+            self.reads += zip(first.tolist(), count.tolist(), strict=True)
+            gather(first, count, **options)
+
+        self.gatherer.gather = noted
 
     def token_bounds(self, first_sequence: int, last_sequence: int) -> tuple[int, int]:
         ends = np.concatenate(([0], np.cumsum(self.reader.lengths)))
         return int(ends[first_sequence]), int(ends[last_sequence])
-
-    def read(self, start: int, count: int) -> NDArray[np.int64]:
-        self.reads.append((start, count))
-        return self.reader.tokens(start, count).astype(np.int64)

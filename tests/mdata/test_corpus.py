@@ -121,3 +121,30 @@ def test_scattered_sequences_are_refused_as_a_stream(tmp_path):
     assert corpus.document(0).tolist() == [2, 3]
     with pytest.raises(UsageError, match="its sequences do not follow each other"):
         corpus.token_bounds(0, 2)
+
+
+def test_tables_are_checked_at_opening_or_when_they_are_used(tmp_path):
+    write_pair(tmp_path / "a", [[2], [2], [2]])
+    corpus_of_pairs(tmp_path / "a.json", ["a"])
+    index = bytearray((tmp_path / "a.idx").read_bytes())
+    index[54] = 9  # the pointer of sequence 1
+    (tmp_path / "a.idx").write_bytes(index)
+    with pytest.raises(DamageError, match="pointer of sequence 1"):
+        mdata.open_corpus(tmp_path / "a.json")
+    corpus = mdata.open_corpus(tmp_path / "a.json", checked=False)
+    assert corpus.read(0, 6).tolist() == list(range(6))
+    for wrong in (lambda: corpus.token_bounds(0, 1), lambda: corpus.lengths, lambda: corpus.document(0)):
+        with pytest.raises(DamageError, match="pointer of sequence 1"):
+            wrong()
+    assert mdata.open(tmp_path / "a.json", sequence_length=2)[0]["tokens"].shape == (2,)
+
+
+def test_reading_by_pread_is_the_same(tmp_path):
+    write_pair(tmp_path / "a", [[2], [5]])
+    corpus = mdata.open_corpus(tmp_path / "a", mode="pread")
+    assert pickle.loads(pickle.dumps(corpus)).mode == corpus.mode == "pread"
+    assert corpus.read(1, 5).tolist() == [1, 2, 3, 4, 5]
+    assert corpus.document(1).tolist() == [2, 3, 4, 5, 6]
+    assert corpus.token_bounds(1, 2) == (2, 7)
+    with pytest.raises(UsageError, match="no way to read called 'read'"):
+        mdata.open_corpus(tmp_path / "a", mode="read")

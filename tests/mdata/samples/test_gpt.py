@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mdata.errors import UsageError
-from mdata.samples import GptSamples
+from mdata.samples import GptSamples, RowOptions
 from tests.helpers.corpora import FileStream, write_pair
 from tests.helpers.examples import examples
 
@@ -15,7 +15,9 @@ DOCUMENTS = [[5, 3], [], [1], [9, 2, 4], [16]]  # 40 tokens in 7 sequences
 
 def samples(tmp_path, *, sequences=(0, 7), length=4, **options):
     write_pair(tmp_path / "x", DOCUMENTS)
-    return GptSamples(FileStream(tmp_path / "x"), sequences, sequence_length=length, seed=1, **options)
+    return GptSamples(
+        FileStream(tmp_path / "x"), sequences, options=RowOptions(sequence_length=length), seed=1, **options
+    )
 
 
 def test_tokens_say_where_they_come_from_and_labels_follow_them(tmp_path):
@@ -68,7 +70,7 @@ def test_an_order_belongs_to_its_corpus(tmp_path):
     write_pair(tmp_path / "x", DOCUMENTS)
     starts = set()
     for id in ("a", "b"):
-        gpt = GptSamples(FileStream(tmp_path / "x", id=id), (0, 7), sequence_length=4, seed=1)
+        gpt = GptSamples(FileStream(tmp_path / "x", id=id), (0, 7), options=RowOptions(sequence_length=4), seed=1)
         starts.add(tuple(gpt.order.starts(np.arange(9))))
     assert len(starts) == 2
 

@@ -1,0 +1,121 @@
+"""GPT samples in Megatron's order, equal to those of its GPTDataset in every bit.
+
+A sample is the parts of documents that the three arrays of `mdata.order.megatron` name, one behind the other. What is
+padding is decided by value, as there (`rows`). What differs: each sample is as if it was read first, while Megatron
+keeps the loss zeros of the first sample read for all others. The arrays are made when the samples are opened, and again
+in every process that unpickles them.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata.indexed.gather import Cuts, Gatherer, Int64s
+from mdata.order.megatron import MegatronRequest, build
+from mdata.samples.rows import Gathered, RowOptions, Sample, sample_of
+
+NO_PAD = -1
+
+
+class SequenceStream(Protocol):
+    """What these samples need of a corpus (`mdata.corpus.Corpus` is one)."""
+
+    @property
+    def gatherer(self) -> Gatherer:
+        """Reads many rows at once."""
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """int32[n], tokens of every sequence."""
+
+
+class MegatronGptSamples:
+    """The samples of one range of a corpus in Megatron's order; can be pickled if the corpus can.
+
+    Args:
+        corpus: the sequences.
+        request: range, length, number of samples, seed.
+        options: what is told of rows; `pad` is Megatron's effective pad id (`effective_pad`).
+        threads: that make the arrays.
+
+    Raises:
+        UsageError: a split without tokens, or a request that makes no sense.
+    """
+
+    def __init__(
+        self, corpus: SequenceStream, request: MegatronRequest, *, options: RowOptions, threads: int = 1
+    ) -> None:
+        self.corpus = corpus
+        self.request = request
+        self.options = options
+        self.indices = build(corpus.lengths, request, threads=threads)
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples there are: what was asked for or more, as Megatron makes them."""
+        return len(self.indices.shuffle)
+
+    def epochs(self, num_samples: int) -> float:
+        """How many times so many samples read the corpus."""
+        lengths = self.corpus.lengths[self.request.first : self.request.stop]
+        return num_samples * self.request.sequence_length / int(lengths.sum(dtype=np.int64))
+
+    def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
+        """Fill rows with samples; see `RowKind`."""
+        if samples.size and (samples.min() < 0 or samples.max() >= self.num_samples):
+            raise IndexError(f"samples {samples.min()} to {samples.max()} of {self.num_samples}")
+        rows = self.indices.shuffle[samples].astype(np.int64)
+        spans = np.concatenate((self.indices.samples[rows], self.indices.samples[rows + 1]), axis=1, dtype=np.int64)
+        extra = int(self.request.extra_token)
+        gatherer = self.corpus.gatherer
+        ends, first, count = gatherer.pieces(self.indices.documents, spans.reshape(-1), extra=extra)
+        pad = NO_PAD if self.options.pad is None else self.options.pad
+        gatherer.gather(first, count, ends=ends, out=text, places=places, fill=pad, threads=threads)
+        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(count)))
+        counts = np.diff(before[ends], prepend=0)
+        cuts = self._cuts(ends, before, counts) if self.options.document_masks else None
+        return Gathered(counts, cuts)
+
+    def _cuts(self, ends: Int64s, before: Int64s, counts: Int64s) -> Cuts:
+        """Where pieces begin inside the inputs of each row, empty pieces included, as Megatron counts them.
+
+        The last piece gives up the token that is only a label, and goes if that was all of it; it also stands for what
+        a row lacks of its length.
+        """
+        runs = np.diff(ends, prepend=0)
+        row_of = np.repeat(np.arange(len(ends)), runs)
+        places = before[:-1] - (before[ends] - counts)[row_of]
+        first_of_row = np.zeros(len(places), np.bool_)
+        first_of_row[(ends - runs)[runs > 0]] = True
+        last_is_label = np.zeros(len(places), np.bool_)
+        if self.request.extra_token:
+            last_is_label[ends[runs > 0] - 1] = (before[ends] - before[ends - 1])[runs > 0] == 1
+        kept = ~first_of_row & ~last_is_label
+        return np.cumsum(np.bincount(row_of[kept], minlength=len(ends))).astype(np.int64), places[kept].astype(np.int32)
+
+    def sample(self, k: int) -> Sample:
+        """Sample k; see `sample_of`."""
+        return sample_of(self, k)
+
+    def padding_sample(self) -> Sample:
+        """What Megatron fills a batch up with: sample 0 without loss."""
+        sample = self.sample(0)
+        sample["loss_mask"][:] = 0.0
+        return sample
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (self.corpus, self.request, self.options)
+
+
+def _rebuild(corpus: SequenceStream, request: MegatronRequest, options: RowOptions) -> MegatronGptSamples:
+    return MegatronGptSamples(corpus, request, options=options)
+
+
+def effective_pad(pad: int | None, eod: int | None, *, allow_ambiguous: bool = False) -> int:
+    """The id that Megatron pads with and takes for padding: -1 where there is none, or where it is also the eod."""
+    if pad is None or (pad == eod and not allow_ambiguous):
+        return NO_PAD
+    return pad

@@ -1,0 +1,146 @@
+"""How a run reads its data: one frozen set of options, checked by name, and what of it decides which tokens come.
+
+Options that are not used leave the identity of a dataset as it is, so that a new option changes no existing data id.
+How files are read (`mode`, `threads`) is no part of it, and neither is, in the native order, how many samples are asked
+for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mdata.blend import SPLITS
+from mdata.blend import native as native_blend
+from mdata.blend.split import split_edges
+from mdata.errors import UsageError
+from mdata.indexed.reader import MODES, Mode
+from mdata.order import megatron as megatron_order
+from mdata.order import native as native_order
+from mdata.samples.gpt_megatron import effective_pad
+from mdata.samples.rows import RowOptions
+
+WHOLE = "whole"
+NATIVE, MEGATRON = native_order.NAME, megatron_order.NAME
+ORDERS = (NATIVE, MEGATRON)
+SAMPLE_KIND = "gpt"
+_MEGATRON_VERSION = 1
+_BY_EOD = ("eod_mask_loss", "reset_position_ids", "reset_attention_mask")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions:
+    """How a run reads a blend.
+
+    Args:
+        sequence_length: tokens of a sample.
+        seed: keys every draw.
+        split: "train", "valid", "test" by `split_shares`, or "whole": all of it (native: in file order, once).
+        split_shares: Megatron's split string.
+        order: "native", or "megatron" for the samples of Megatron's GPTDataset, of one corpus.
+        num_samples: asked for; megatron: decides the epochs (None: one). Native: only the length of a training set.
+        extra_token: a sample reads one token more, so that its last one has a label.
+        keep_partial: megatron, split "valid": the last partial sample counts (native always keeps it).
+        one_document: native: one document a sample; longer ones are "cut", or left out ("drop").
+        document_masks: position_ids restart with each document, cu_seqlens and max_seqlen tell their lengths.
+        eod_mask_loss: no loss where the input is the end of a document.
+        reset_position_ids, reset_attention_mask: Megatron's: positions restart, the mask is cut, behind that id.
+        create_attention_mask: a dense attention_mask.
+        eod: the end of a document; None: as the corpus says.
+        pad: megatron: the tokenizer's pad id; tokens equal to it are padding. None: it has none.
+        allow_ambiguous_pad: megatron: take `pad` also where it is the eod.
+        mode: "mmap" or "pread": how token files are read. threads: that read and build.
+    """
+
+    sequence_length: int
+    seed: int = 1234
+    split: str = "train"
+    split_shares: str = "100,0,0"
+    order: str = NATIVE
+    num_samples: int | None = None
+    extra_token: bool = True
+    keep_partial: bool = False
+    one_document: str | None = None
+    document_masks: bool = False
+    eod_mask_loss: bool = False
+    reset_position_ids: bool = False
+    reset_attention_mask: bool = False
+    create_attention_mask: bool = False
+    eod: int | None = None
+    pad: int | None = None
+    allow_ambiguous_pad: bool = False
+    mode: Mode = "mmap"
+    threads: int = 1
+
+    def check(self) -> None:
+        """Refuse what means nothing.
+
+        Raises:
+            UsageError: names the option.
+        """
+        _one_of("split", self.split, (*SPLITS, WHOLE))
+        _one_of("order", self.order, ORDERS)
+        _one_of("mode", self.mode, MODES)
+        if self.one_document is not None:
+            _one_of("way with longer documents", self.one_document, ("cut", "drop"))
+        if self.threads < 1 or (self.num_samples is not None and self.num_samples < 0):
+            raise UsageError(f"threads {self.threads}, num_samples {self.num_samples}", expected="1 or more, 0 or more")
+        ours, theirs = ("one_document",), ("keep_partial", "pad", "allow_ambiguous_pad")
+        for name in theirs if self.order == NATIVE else ours:
+            if getattr(self, name):
+                raise UsageError(f"the {self.order} order knows no {name}", found=f"{name}={getattr(self, name)!r}")
+
+    def row_options(self, corpus_eod: int | None) -> RowOptions:
+        """What is told of rows, for a corpus with this end of a document.
+
+        Raises:
+            UsageError: an option needs that id, and nobody says it.
+        """
+        eod = corpus_eod if self.eod is None else self.eod
+        needed = [name for name in _BY_EOD if getattr(self, name)]
+        if eod is None and needed:
+            raise UsageError(
+                f"{needed[0]} needs the id that ends a document, and the corpus does not say it",
+                fix="set eod, or `mdata adopt --tokenizer` gives the corpus a tokenizer",
+            )
+        megatron = self.order == MEGATRON
+        return RowOptions(
+            sequence_length=self.sequence_length,
+            document_masks=self.document_masks,
+            position_ids=megatron,
+            mask_eod=self.eod_mask_loss,
+            # With documents told apart Megatron resets nothing by the id.
+            reset_position_ids=self.reset_position_ids and not self.document_masks,
+            attention_mask=self.create_attention_mask and not (megatron and self.document_masks),
+            reset_attention_mask=self.reset_attention_mask,
+            eod=eod,
+            pad=effective_pad(self.pad, eod, allow_ambiguous=self.allow_ambiguous_pad) if megatron else None,
+        )
+
+    def identity(self, blend_id: str) -> dict[str, Any]:
+        """Everything that decides which tokens sample k has, and what is told of them."""
+        start, train, valid, test = split_edges(self.split_shares)
+        found = {
+            "blend": blend_id,
+            "blend_algorithm": f"{native_blend.NAME} {native_blend.VERSION}",
+            "order": f"{native_order.NAME} {native_order.VERSION}",
+            "sample_kind": SAMPLE_KIND,
+            "seed": self.seed,
+            "sequence_length": self.sequence_length,
+            "extra_token": self.extra_token,
+            "split": self.split,
+            "split_shares": [repr(share) for share in (train - start, valid - train, test - valid)],
+        }
+        flags = ("document_masks", *_BY_EOD, "create_attention_mask", "one_document", "eod")
+        found |= {name: getattr(self, name) for name in flags if getattr(self, name) not in (None, False)}
+        if self.order == MEGATRON:
+            del found["blend_algorithm"]
+            found["order"] = f"{MEGATRON} {_MEGATRON_VERSION}"
+            theirs = ("num_samples", "keep_partial", "pad", "allow_ambiguous_pad")
+            found |= {name: getattr(self, name) for name in theirs}
+        return found
+
+
+def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UsageError(f"no {what} {value!r}", expected=", ".join(known))

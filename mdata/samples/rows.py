@@ -1,0 +1,193 @@
+"""Rows: the tokens of many samples and what a model is told beside them.
+
+A kind of sample gathers text, S + 1 tokens a row whose inputs and labels overlap; here rows become loss masks,
+positions and lengths of documents, all by C++ on whole batches. Native samples know padding by place. Megatron's know
+it by value, so that a real token equal to its pad id loses its loss and becomes 0, as there; but no sample depends on
+which was read first (Megatron's share one loss mask that is changed in place). Dense attention masks are made only
+where they are asked for. Slow twin: mdata/reference/gather.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata._core import RowRules, cumulative_lengths, finish_rows
+from mdata.indexed.gather import Cuts, Int64s
+
+Sample = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowOptions:
+    """What is told of a row.
+
+    Args:
+        sequence_length: inputs of a row, S.
+        document_masks: positions restart with each document; cu_seqlens tells the documents' lengths.
+        position_ids: positions are given, whether they restart or not.
+        mask_eod: no loss where the input is the end of a document.
+        reset_position_ids: positions restart behind the end of a document.
+        attention_mask: a dense mask, [1, S, S], true where attention is cut off.
+        reset_attention_mask: it cuts off what stands before the end of a document.
+        eod: the end of a document; pad: whatever equals it is padding (Megatron); None: padding is known by place.
+    """
+
+    sequence_length: int
+    document_masks: bool = False
+    position_ids: bool = False
+    mask_eod: bool = False
+    reset_position_ids: bool = False
+    attention_mask: bool = False
+    reset_attention_mask: bool = False
+    eod: int | None = None
+    pad: int | None = None
+
+    @property
+    def with_positions(self) -> bool:
+        """Whether rows have positions."""
+        return self.position_ids or self.document_masks or self.reset_position_ids
+
+    @property
+    def rules(self) -> RowRules:
+        """The part that C++ follows."""
+        return RowRules(self.pad, self.eod, self.mask_eod, self.reset_position_ids)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What is known of rows whose text was read.
+
+    Attributes:
+        counts: int64[n], real tokens of each row.
+        cuts: where documents begin inside the inputs, if it was asked for.
+    """
+
+    counts: Int64s
+    cuts: Cuts | None = None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Arrays of n rows; what is None was not asked for.
+
+    Attributes:
+        text: int64[n, S + 1]. tokens, labels: int64[n, S], views of it.
+        loss_mask: float32[n, S], 1 where a label counts.
+        position_ids: int64[n, S].
+        cu_seqlens: int32[m + 1], the rows laid end to end: where each document begins, then n S.
+        max_seqlen: tokens of the longest document.
+    """
+
+    text: Int64s
+    loss_mask: npt.NDArray[np.float32] | None = None
+    position_ids: Int64s | None = None
+    cu_seqlens: npt.NDArray[np.int32] | None = None
+    max_seqlen: int | None = None
+
+    @property
+    def tokens(self) -> Int64s:
+        """The inputs."""
+        return self.text[:, :-1]
+
+    @property
+    def labels(self) -> Int64s:
+        """The token after each input."""
+        return self.text[:, 1:]
+
+
+class RowKind(Protocol):
+    """A kind of sample whose rows are text.
+
+    Attributes:
+        options: what is told of its rows.
+    """
+
+    options: RowOptions
+
+    @property
+    def num_samples(self) -> int | None:
+        """How many samples there are; None without end."""
+
+    def epochs(self, num_samples: int) -> float:
+        """How many times so many samples read the corpus."""
+
+    def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
+        """Fill rows of text[m, S + 1] with samples int64[n], row places[i] (None: i) with sample i.
+
+        Raises:
+            IndexError: a number below 0 or past the end.
+        """
+
+    def sample(self, k: int) -> Sample:
+        """One sample, as `sample_of` gives it."""
+
+
+def empty_rows(num_rows: int, options: RowOptions) -> Rows:
+    """Room for rows, to be filled again and again."""
+    shape = (num_rows, options.sequence_length)
+    return Rows(
+        np.empty((num_rows, options.sequence_length + 1), np.int64),
+        np.empty(shape, np.float32),
+        np.empty(shape, np.int64) if options.with_positions else None,
+    )
+
+
+def finish(rows: Rows, gathered: Gathered, *, options: RowOptions) -> Rows:
+    """The rows with their fields filled in; text was gathered."""
+    finish_rows(rows.text, gathered.counts, gathered.cuts, rows.loss_mask, rows.position_ids, options.rules)
+    if gathered.cuts is None:
+        return rows
+    cu_seqlens, longest = cumulative_lengths(*gathered.cuts, options.sequence_length)
+    return replace(rows, cu_seqlens=cu_seqlens, max_seqlen=longest)
+
+
+def sample_of(kind: RowKind, k: int) -> Sample:
+    """Sample k of a kind as {tokens int64[S], labels int64[S], loss_mask float32[S]}, and what its options ask for.
+
+    `labels[i]` is the token after `tokens[i]`; where there is none the mask is 0 and the label 0. Also, in this order:
+    attention_mask bool[1, S, S], position_ids int64[S], cu_seqlens int32[S + 1] (running lengths of documents from 0,
+    filled up with S) and max_seqlen int32[].
+    """
+    options = kind.options
+    rows = empty_rows(1, options)
+    gathered = kind.gather(np.array([k], np.int64), rows.text)
+    length = options.sequence_length
+    cuts = [] if gathered.cuts is None else gathered.cuts[1].tolist()
+    found: Sample = {"tokens": rows.text[0, :-1], "labels": rows.text[0, 1:]}
+    if options.attention_mask:
+        found["attention_mask"] = attention_mask(
+            rows.text[0, :-1], options, cuts=cuts
+        )  # before padding loses its value
+    finish(rows, gathered, options=options)
+    if rows.loss_mask is not None:
+        found["loss_mask"] = rows.loss_mask[0]
+    if rows.position_ids is not None:
+        found["position_ids"] = rows.position_ids[0]
+    if options.document_masks:
+        found |= _lengths_of_documents(cuts, length)
+    return found
+
+
+def attention_mask(tokens: Int64s, options: RowOptions, *, cuts: list[int]) -> npt.NDArray[np.bool_]:
+    """bool[1, S, S]: true where row i must not attend to column j: later tokens, and earlier documents if asked."""
+    mask = ~np.tri(len(tokens), dtype=np.bool_)
+    starts = list(cuts) if options.document_masks else []
+    if options.reset_attention_mask and options.eod is not None:
+        starts += (np.flatnonzero(tokens == options.eod) + 1).tolist()
+    for start in starts:
+        mask[start:, :start] = True
+    return mask[None]
+
+
+def _lengths_of_documents(cuts: list[int], length: int) -> Sample:
+    starts = [0, *cuts, length]
+    if len(starts) > length + 1:
+        starts = sorted(set(starts))  # so many of them empty that they have no place
+    filled = starts + [length] * (length + 1 - len(starts))
+    longest = max(stop - start for start, stop in pairwise(starts))
+    return {"cu_seqlens": np.array(filled, np.int32), "max_seqlen": np.array(longest, np.int32)}

@@ -1,0 +1,176 @@
+"""What the options of a dataset do to its rows, its identity and its ways of reading, in both orders."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+import mdata
+from mdata import DamageError, DatasetOptions, UsageError
+from tests.helpers.corpora import write_pair
+
+EOD = 7
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Corpora a (400 tokens) and b (900) of documents of 1 to 20 tokens that end with eod; mix.json is 0.7 a, 0.3 b."""
+    folder = tmp_path_factory.mktemp("dataset")
+    for name, size, seed in (("a", 400, 1), ("b", 900, 2)):
+        random = np.random.default_rng(seed)
+        ends = np.unique(np.append(np.cumsum(random.integers(1, 21, size)), size))
+        ends = ends[ends <= size]
+        tokens = np.arange(size) + (10_000 if name == "b" else 100)
+        tokens[ends - 1] = EOD
+        write_pair(folder / name, [[length] for length in np.diff(ends, prepend=0).tolist()], tokens=tokens)
+    mdata.make_blend(["0.7", str(folder / "a"), "0.3", str(folder / "b")], folder / "mix.json")
+    return folder
+
+
+def opened(folder, name="mix.json", **options) -> mdata.Dataset:
+    return mdata.open(folder / name, **{"sequence_length": 16, "eod": EOD, **options})
+
+
+KINDS = [
+    {"name": "mix.json", "document_masks": True},
+    {"name": "mix.json", "eod_mask_loss": True, "mode": "pread"},
+    {"name": "mix.json", "reset_position_ids": True, "extra_token": False, "threads": 2},
+    {"name": "mix.json", "one_document": "cut"},
+    {"name": "mix.json", "one_document": "drop", "document_masks": True},
+    {"name": "mix.json", "split": "valid", "split_shares": "50,50", "document_masks": True},
+    {"name": "a", "order": "megatron", "num_samples": 60, "document_masks": True, "pad": 3},
+    {"name": "b", "order": "megatron", "num_samples": 90, "eod_mask_loss": True, "reset_position_ids": True},
+    {"name": "b", "order": "megatron", "split": "valid", "split_shares": "50,50", "keep_partial": True},
+]
+
+
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_many_at_once_are_what_single_ones_are(folder, options):
+    dataset = opened(folder, **options)
+    count = min(60, dataset.num_samples or 60)
+    samples = np.random.default_rng(1).permutation(count)
+    single = [dataset[int(k)] for k in samples]
+    rows = dataset.read(samples)
+    again = dataset.read(samples, out=dataset.empty_rows(count))
+    names = [name for name in single[0] if name not in ("cu_seqlens", "max_seqlen", "attention_mask")]
+    for name, made in itertools.product(names, (rows, again)):
+        assert np.array_equal(getattr(made, name), np.stack([row[name] for row in single])), name
+    if rows.cu_seqlens is not None:
+        starts = {i * 16 + start for i, row in enumerate(single) for start in row["cu_seqlens"].tolist()}
+        assert rows.cu_seqlens.tolist() == again.cu_seqlens.tolist() == sorted(starts)
+        assert rows.max_seqlen == max(row["max_seqlen"] for row in single)
+    buffer = np.full((count, 17), -5, np.int64)
+    assert dataset.read(samples, out=buffer).text is buffer
+    assert np.array_equal(buffer, rows.text)
+
+
+def test_documents_are_told_apart_by_their_place_not_by_an_id(folder):
+    dataset = opened(folder, "a", document_masks=True, eod=None)
+    for k in range(60):
+        row = dataset[k]
+        after_eod = np.flatnonzero(row["tokens"][:-1] == EOD) + 1
+        assert row["cu_seqlens"].tolist()[: len(after_eod) + 2] == [0, *after_eod.tolist(), 16]
+        assert np.flatnonzero(row["position_ids"] == 0).tolist() == [0, *after_eod.tolist()]
+        assert row["max_seqlen"] == np.diff(row["cu_seqlens"]).max()
+        assert row["loss_mask"].tolist() == [1.0] * 16
+
+
+def test_loss_and_masks_by_the_end_of_a_document(folder):
+    options = {"eod_mask_loss": True, "reset_attention_mask": True, "create_attention_mask": True}
+    dataset = opened(folder, "a", **options)
+    for k in range(30):
+        row = dataset[k]
+        assert np.array_equal(row["loss_mask"] == 0, row["tokens"] == EOD)
+        document = np.cumsum(row["tokens"] == EOD) - (row["tokens"] == EOD)
+        seen = np.tri(16, dtype=bool) & (document[:, None] == document[None, :])
+        assert np.array_equal(row["attention_mask"][0], ~seen)
+    by_place = opened(folder, "a", document_masks=True, create_attention_mask=True)
+    assert all(np.array_equal(by_place[k]["attention_mask"], dataset[k]["attention_mask"]) for k in range(30))
+
+
+def test_options_that_are_not_used_change_no_identity(folder):
+    base = opened(folder, eod=None)
+    assert set(base.identity) == {
+        "blend", "blend_algorithm", "order", "sample_kind", "seed", "sequence_length", "extra_token", "split",
+        "split_shares",
+    }  # fmt: skip
+    for options in ({"mode": "pread"}, {"threads": 3}, {"num_samples": 5}):
+        assert opened(folder, eod=None, **options).data_id == base.data_id
+
+
+def test_data_id_covers_every_option_that_decides(folder):
+    native = [{}, {"document_masks": True}, {"eod_mask_loss": True}, {"reset_position_ids": True}]
+    native += [{"reset_attention_mask": True}, {"create_attention_mask": True}, {"extra_token": False}, {"eod": 8}]
+    native += [{"one_document": "cut"}, {"one_document": "drop"}]
+    megatron = [{}, {"num_samples": 30}, {"keep_partial": True}, {"pad": 3}, {"pad": EOD, "allow_ambiguous_pad": True}]
+    datasets = [opened(folder, "a", **options) for options in native]
+    datasets += [opened(folder, "a", order="megatron", **options) for options in megatron]
+    assert len({dataset.data_id for dataset in datasets}) == len(datasets)
+
+
+@pytest.mark.parametrize("options", [KINDS[0], KINDS[6]], ids=["native", "megatron"])
+def test_a_dataset_can_be_pickled(folder, options):
+    dataset = opened(folder, **options)
+    twin = pickle.loads(pickle.dumps(dataset))
+    assert (twin.data_id, twin.options) == (dataset.data_id, dataset.options)
+    assert np.array_equal(twin.read(range(40)).text, dataset.read(range(40)).text)
+
+
+def test_a_native_training_set_has_the_length_that_was_asked_for(folder):
+    assert len(opened(folder, num_samples=55)) == 55
+    assert opened(folder, num_samples=55).num_samples is None
+    assert np.array_equal(opened(folder, num_samples=5)[100]["tokens"], opened(folder)[100]["tokens"])
+
+
+def test_megatron_deals_its_samples_in_their_order(folder):
+    dataset = opened(folder, "a", order="megatron", num_samples=60)
+    steps = itertools.islice(mdata.Loader(dataset, mdata.BatchPlan(8, 2, dp_rank=1, dp_size=2)), 2)
+    assert [[batch.samples.tolist() for batch in step] for step in steps] == [[[2, 3], [6, 7]], [[10, 11], [14, 15]]]
+
+
+def test_a_file_cut_while_it_is_open_is_named(folder, tmp_path):
+    write_pair(tmp_path / "c", [[1000]])
+    dataset = mdata.open(tmp_path / "c", sequence_length=16, mode="pread")
+    os.truncate(tmp_path / "c.bin", 10)
+    with pytest.raises(DamageError, match=r"c\.bin: it is shorter than when it was opened"):
+        dataset.read(range(50))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"order": "random"}, ["no order 'random'", "native, megatron"]),
+        ({"mode": "read"}, ["no mode 'read'", "mmap, pread"]),
+        ({"one_document": "wrap"}, ["no way with longer documents 'wrap'", "cut, drop"]),
+        ({"keep_partial": True}, ["the native order knows no keep_partial"]),
+        ({"pad": 3}, ["the native order knows no pad"]),
+        ({"order": "megatron", "one_document": "cut"}, ["the megatron order knows no one_document"]),
+        ({"order": "megatron"}, ["the megatron order of a blend is not served", "a, b"]),
+        ({"eod_mask_loss": True, "eod": None}, ["eod_mask_loss needs the id that ends a document", "set eod"]),
+        ({"threads": 0}, ["threads 0"]),
+        ({"order": "megatron", "name": "a", "seed": -1}, ["seed -1"]),
+        ({"order": "megatron", "name": "a", "split_shares": "0,1"}, ["the split 'train' is empty"]),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_by_name(folder, options, words):
+    with pytest.raises(UsageError) as caught:
+        opened(folder, **options)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_rows_of_another_shape_and_samples_that_are_not_there_are_refused(folder):
+    dataset = opened(folder)
+    with pytest.raises(ValueError, match=r"rows of shape \(3, 17\) for 2 samples"):
+        dataset.read([1, 2], out=np.zeros((3, 17), np.int64))
+    for wrong in ([-1], [0, -1]):
+        with pytest.raises(IndexError):
+            dataset.read(wrong)
+        with pytest.raises(IndexError):
+            opened(folder, "a").read(wrong)
+    assert DatasetOptions(sequence_length=4) == DatasetOptions(sequence_length=4)
+    assert dataset.read([]).text.shape == (0, 17)
