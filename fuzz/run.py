@@ -28,10 +28,10 @@ BUILD = ROOT / "build" / "fuzz"
 FAILURES = BUILD / "failures"
 PYTHON_TARGETS = (
     "index_reader", "legacy_reader", "record_lines", "packed_text", "parquet_rows", "punkt_tables",
-    "sentencepiece_model",
+    "sentencepiece_model", "wordpiece_vocabulary",
     "gpt2_files", "rank_files", "tokenizer_json",
 )  # fmt: skip
-CPP_TARGETS = ("index_blocks", "gather", "punkt_split", "sentencepiece_bpe")
+CPP_TARGETS = ("index_blocks", "gather", "punkt_split", "sentencepiece_bpe", "wordpiece")
 LONGEST = {"packed_text": 1024}  # a packed file may stand for a million times its size
 LIMITS = ("-timeout=30", "-rss_limit_mb=2048", "-print_final_stats=1", "-verbosity=0")
 

@@ -257,6 +257,41 @@ def sentencepiece_bpe() -> dict[str, bytes]:
     return seeds | {f"rules-{flags}": bytes([flags, 6, 7]) + pieces + rules + text for flags in range(16, 32, 3)}
 
 
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "##a", "##b", "ab", "caf\u00e9", "\u4e2d", "!", "#"]
+WORDPIECE_TEXT = (
+    "The cab! [CLS]caf\u00e9 Ab\u0301a\u302e\u1bf2 \u4e2d\uac01 \u0378 <extra_id_7>\x00\u1f80\u0130#".encode()
+)
+
+
+def wordpiece() -> dict[str, bytes]:
+    """A small vocabulary with every treatment and prefix; each fourth entry is an added token."""
+    parts = b"\xff".join([*(word.encode() for word in WORDS), b"[CLS", b"\xc3", WORDPIECE_TEXT])
+    seeds = {f"words-{choice}": bytes([choice, 100 if choice % 3 else 3]) + parts for choice in range(0, 64, 5)}
+    return seeds | {"bytes": bytes([15, 9, *range(255, -1, -1)]), "empty": b"\x0f\x09"}
+
+
+def wordpiece_vocabulary() -> dict[str, bytes]:
+    """Good files, odd ones, and ones that are refused."""
+    good = "\n".join(WORDS).encode()
+    files = {
+        "good": good + b"\n",
+        "crlf": good.replace(b"\n", b"\r\n"),
+        "blank": good.replace(b"a\n", b"\n", 1),
+        "twice": good + b"\na",
+        "spaces": good.replace(b"\n", b"\xe3\x80\x80\t\n"),
+        "mark": b"\xef\xbb\xbf" + good,
+        "no-unknown": good.replace(b"[UNK]", b"[unk]"),
+        "few": b"the\n[UNK]",
+        "no-text": good + b"\n\xe9",
+        "empty": b"",
+    }
+    return {
+        f"{name}-{kind}": bytes([kind]) + file + b"\0\0" + WORDPIECE_TEXT
+        for name, file in files.items()
+        for kind in (0, 255)
+    }
+
+
 def main() -> int:
     """Write them all."""
     makers = (
@@ -273,7 +308,7 @@ def main() -> int:
         tokenizer_json,
         sentencepiece_bpe,
     )
-    for make in (*makers, punkt_split, punkt_tables):
+    for make in (*makers, punkt_split, punkt_tables, wordpiece, wordpiece_vocabulary):
         folder = CORPUS / make.__name__
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in make().items():

@@ -227,8 +227,13 @@ class Encoder {
 public:
     // Values of `added` are ids, or -1 for a token that is found and then left as text.
     Encoder(std::span<const Item> vocabulary, std::span<const Item> added, const Settings& settings)
+        : Encoder(vocabulary, added, settings, std::make_shared<const Normalizer>(settings.treatment)) {}
+
+    // The same with a normalizer of that treatment; making one takes some milliseconds.
+    Encoder(std::span<const Item> vocabulary, std::span<const Item> added, const Settings& settings,
+            std::shared_ptr<const Normalizer> normalizer)
         : settings_(settings),
-          normalizer_(settings.treatment),
+          normalizer_(std::move(normalizer)),
           short_words_(vocabulary),
           begins_(vocabulary),
           goes_on_(without_prefix(vocabulary, settings.prefix)),
@@ -266,7 +271,7 @@ public:
     // The words of a text as they are looked up, added tokens not regarded. False: it is for the exact library.
     bool words(std::string_view text, std::vector<std::string>& found) const {
         Word word(settings_.most_chars);
-        return normalizer_.words(text, word, [&](const Word& one) { found.emplace_back(one.data(), one.size()); });
+        return normalizer_->words(text, word, [&](const Word& one) { found.emplace_back(one.data(), one.size()); });
     }
 
 private:
@@ -286,13 +291,13 @@ private:
         for (std::size_t at = next_added(text, 0); at < text.size();) {
             const Trie::Match match = added_.longest(text.data() + at, text.size() - at);
             if (match.size != 0 && match.value >= 0) {
-                if (!normalizer_.words(text.substr(begin, at - begin), word, emit)) return false;
+                if (!normalizer_->words(text.substr(begin, at - begin), word, emit)) return false;
                 ids.push_back(match.value);
                 begin = at + match.size;
             }
             at = next_added(text, at + std::max<std::size_t>(match.size, 1));
         }
-        return normalizer_.words(text.substr(begin), word, emit);
+        return normalizer_->words(text.substr(begin), word, emit);
     }
 
     // The next place where a token may begin.
@@ -352,7 +357,7 @@ private:
     }
 
     Settings settings_;
-    Normalizer normalizer_;
+    std::shared_ptr<const Normalizer> normalizer_;
     ShortWords short_words_;
     Trie begins_, goes_on_, added_;
     std::vector<unsigned char> added_begins_;

@@ -7,7 +7,7 @@ one line for the user; nothing is ever decided silently.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -54,8 +54,9 @@ FORMS = (_BYTE_LEVEL, _WORDPIECE)
 
 def form_of(definition: Definition) -> Form:
     """The form to which a definition comes nearest, whatever may be in the way."""
-    model = definition.get("model") or {}
-    return _WORDPIECE if model.get("type") == "WordPiece" else _BYTE_LEVEL
+    model = definition.get("model")
+    of_words = isinstance(model, Mapping) and model.get("type") == "WordPiece"
+    return _WORDPIECE if of_words else _BYTE_LEVEL
 
 
 _WHAT_LIBRARIES_RAISE = (ValueError, TypeError, KeyError, RuntimeError, OverflowError)

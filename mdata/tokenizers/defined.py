@@ -62,15 +62,15 @@ class DefinedTokenizer:
         self._plain = check_special_in_text(options.get("special_in_text", "special")) == "plain"
         self._add = bool(options.get("include_special_tokens", True))
         self._definition = with_special_tokens(definition, options.get("special_tokens", ()))
+        # First of all, so that the library refuses what no reading of ours below is meant for.
+        self._engine: Engine = self._exact if engine == EXACT else self._make(engine)
         self._added: list[AddedToken] = added_tokens(self._definition)
         self._around = surroundings(self._definition)
-        self._in_form = form_of(self._definition).obstacle(self._definition) is None
         simple = split_pattern(self._definition) is not None and is_composed_only(self._definition)
         self._cuttable = simple and self._around is not None and can_cut(self._added)
         self._cutter = cut
-        if self._in_form and form_of(self._definition).engines == (WORDPIECE,):
+        if WORDPIECE in form_of(self._definition).engines and self._in_form:
             self._cuttable, self._cutter = can_cut_at_blanks(self._added), cut_at_blanks
-        self._engine: Engine = self._exact if engine == EXACT else self._make(engine)
         # A word that the model cannot spell has that id too, so it tells nothing about special tokens in a text.
         unknown = unknown_id(self._definition)
         self._special_runs = _runs([token.id for token in self._added if token.special and token.id != unknown])
@@ -81,14 +81,32 @@ class DefinedTokenizer:
         Raises:
             UsageError: the exact library cannot read the definition, or the wanted engine cannot be had.
         """
+        self._check_added()
         choice = choose(self._definition, self._exact, wanted=wanted, plain=self._plain)
         self._engine, self.notes = choice.engine, choice.notes
         return self
+
+    def _check_added(self) -> None:
+        """What we read out of the definition rests on it: the library has to number added tokens alike."""
+        for token in self._added:
+            found = self._exact.library.token_to_id(token.content)
+            if found != token.id:
+                raise UsageError(
+                    f"the added token {token.content!r} has another id in this version of tokenizers",
+                    found=f"{found}",
+                    expected=f"{token.id}, the next one that is free",
+                    fix="give the token an id of its own in the vocabulary",
+                )
 
     @property
     def engine(self) -> str:
         """See the protocol."""
         return self._engine.name
+
+    @cached_property
+    def _in_form(self) -> bool:
+        """Whether our own reading of the definition tells all facts."""
+        return form_of(self._definition).obstacle(self._definition) is None
 
     @cached_property
     def vocab_size(self) -> int:

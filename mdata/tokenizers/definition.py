@@ -69,7 +69,8 @@ _NO_FLAGS = ("id", "content")
 def _next_id(content: str, vocabulary: Mapping[str, int], before: Iterable[AddedToken]) -> int:
     if content in vocabulary:
         return vocabulary[content]
-    return max([len(vocabulary), *(token.id + 1 for token in before)])
+    # Tokens that the model knows already do not count, wherever their ids are.
+    return max([len(vocabulary), *(token.id + 1 for token in before if token.content not in vocabulary)])
 
 
 def with_special_tokens(definition: Definition, contents: Sequence[str]) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def with_special_tokens(definition: Definition, contents: Sequence[str]) -> dict
     vocabulary = model_vocabulary(definition)
     tokens = added_tokens(definition)
     before = {token.content for token in tokens}
-    count = Counter(vocabulary.values())
+    count = Counter(id for id in vocabulary.values() if isinstance(id, int))
     changed = {**definition, "added_tokens": list(definition.get("added_tokens") or ())}
     for content in dict.fromkeys(contents):
         if not content:
@@ -110,7 +111,9 @@ def without_special_tokens(definition: Definition) -> dict[str, Any]:
 
 def unknown_id(definition: Definition) -> int | None:
     """The id of what the model cannot spell; None where there is none."""
-    model = definition.get("model") or {}
+    model = definition.get("model")
+    if not isinstance(model, Mapping):
+        return None
     name = model.get("unk_token")
     found = model.get("unk_id") if name is None else model_vocabulary(definition).get(name)
     return found if isinstance(found, int) else None

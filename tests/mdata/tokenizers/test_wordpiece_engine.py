@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from mdata import UsageError
 from mdata._core import WordPiece
 from mdata.reference import wordpiece as twin
-from mdata.tokenizers import TextRefused, build_tokenizer, choice, cut, wordpiece_engine
+from mdata.tokenizers import TextRefused, build_tokenizer, choice, cut, load_tokenizer, wordpiece_engine
 from mdata.tokenizers.assigned import unassigned
+from mdata.tokenizers.definition import added_tokens
 from mdata.tokenizers.engines import ExactEngine
 from mdata.tokenizers.wordpiece_engine import WordPieceEngine
 from mdata.tokenizers.wordpiece_form import wordpiece_form, wordpiece_obstacle
@@ -260,6 +261,7 @@ def test_texts_with_tokens_that_look_around_are_left_to_the_library(flags):
     ("change", "reason"),
     [
         ({"normalizer": {"type": "Lowercase"}}, "it normalizes texts in a way of its own"),
+        ({"normalizer": ["BertNormalizer", True, True, None, True]}, "it normalizes texts in a way of its own"),
         ({"normalizer": None}, "it normalizes texts in a way of its own"),
         ({"pre_tokenizer": {"type": "Whitespace"}}, "it cuts words in a way of its own"),
         ({"normalizer": {"type": "BertNormalizer", "clean_text": True}}, "its file leaves something out"),
@@ -347,3 +349,46 @@ def test_no_text_takes_quadratic_time():
     units = ["a", "ab", "aab", "z", "\u302e", "\u1dfb\u302e", "\u0301", "\uac01", "\u4e2d", "!", "\xad", "\U0001d15e"]
     counts = [len(ids) for ids in ours.encode([unit * (1_000_000 // len(unit)) for unit in units])]
     assert counts == [1_000_000, 500_000, 666_666, 1, 1, 1, 0, 1, 1_000_000, 1_000_000, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "x"},
+        {"model": {"type": "WordPiece", "unk_token": "a", "vocab": {"a": []}}},
+        {"model": {"type": "WordPiece", "unk_token": "a", "vocab": [["a", 0]]}},
+        {"model": {"type": "WordPiece", "unk_token": ["a"], "vocab": {"a": 0}}},
+        {"post_processor": {"type": "BertProcessing"}},
+        {"post_processor": {"type": "BertProcessing", "cls": ["a"], "sep": 1}},
+        {"normalizer": {"type": "BertNormalizer", "clean_text": 1}},
+    ],
+)
+def test_broken_files_are_refused_by_name(tmp_path, change):
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**definition(), **change}))
+    with pytest.raises(UsageError, match=r"tokenizer\.json is not a tokenizer"):
+        load_tokenizer("HuggingFaceTokenizer", tmp_path)
+
+
+NAMES = ["[UNK]", *"abcdefgh"]
+
+
+@given(
+    ids=st.permutations(range(14)).map(lambda ids: ids[: len(NAMES)]),
+    wanted=st.lists(st.sampled_from([*NAMES, "x", "y", "z"]), unique=True),
+)
+@examples(100)
+def test_added_tokens_are_numbered_as_the_library_numbers_them(ids, wanted):
+    """Also where the ids of the vocabulary have gaps: entries that it knows already do not count."""
+    vocabulary = dict(zip(NAMES, ids, strict=True))
+    known = definition(model={"vocab": vocabulary}.items(), added=[token(0, name) for name in wanted])
+    library = ExactEngine(known, plain=False).library
+    assert {one.content: one.id for one in added_tokens(known)} == {name: library.token_to_id(name) for name in wanted}
+
+
+def test_another_numbering_of_added_tokens_is_refused(monkeypatch):
+    known = folder(definition(added=(token(len(ENTRIES), "<a>"),)))
+    known._added = [replace(known._added[0], id=99)]
+    with pytest.raises(
+        UsageError, match="'<a>' has another id in this version of tokenizers\n  found: 15\n  expected: 99"
+    ):
+        known.checked("auto")
