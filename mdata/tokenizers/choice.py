@@ -1,8 +1,8 @@
 """Which engine gives the ids: the fastest that is equal to the exact one, shown here and now.
 
-A faster engine is tried only for the forms of tokenizer.json that it is made for (FORMS: byte-level BPE,
-BERT's WordPiece), and taken only if it gives the exact ids on a fixed hostile text. Why it was not taken is
-one line for the user; nothing is ever decided silently.
+A faster engine is tried only for the forms of tokenizer.json that it is made for (FORMS: byte-level BPE, BPE of
+Llama 2's form, BERT's WordPiece), and taken only if it gives the exact ids on a fixed hostile text. Why it was not
+taken is one line for the user; nothing is ever decided silently.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from mdata.tokenizers.definition import (
     split_pattern,
 )
 from mdata.tokenizers.engines import ENGINES, EXACT, WORDPIECE, Engine, ExactEngine
-from mdata.tokenizers.hostile import hostile_texts, hostile_texts_for_wordpiece
+from mdata.tokenizers.hostile import hostile_texts, hostile_texts_for_llama, hostile_texts_for_wordpiece
+from mdata.tokenizers.llama_form import is_llama_model, llama_obstacle
 from mdata.tokenizers.patterns import NOT_FOR_GIGATOKEN
 from mdata.tokenizers.routed import routed
 from mdata.tokenizers.wordpiece_engine import WordPieceEngine
@@ -48,15 +49,19 @@ class Form:
 
 
 _BYTE_LEVEL = Form(byte_level_obstacle, ("gigatoken", "tiktoken"), hostile_texts)
+_LLAMA = Form(llama_obstacle, ("gigatoken",), hostile_texts_for_llama)
 _WORDPIECE = Form(wordpiece_obstacle, (WORDPIECE,), hostile_texts_for_wordpiece)
-FORMS = (_BYTE_LEVEL, _WORDPIECE)
+FORMS = (_BYTE_LEVEL, _LLAMA, _WORDPIECE)
 
 
 def form_of(definition: Definition) -> Form:
     """The form to which a definition comes nearest, whatever may be in the way."""
     model = definition.get("model")
-    of_words = isinstance(model, Mapping) and model.get("type") == "WordPiece"
-    return _WORDPIECE if of_words else _BYTE_LEVEL
+    if not isinstance(model, Mapping):
+        return _BYTE_LEVEL
+    if is_llama_model(definition):
+        return _LLAMA
+    return _WORDPIECE if model.get("type") == "WordPiece" else _BYTE_LEVEL
 
 
 _WHAT_LIBRARIES_RAISE = (ValueError, TypeError, KeyError, RuntimeError, OverflowError)
@@ -86,7 +91,9 @@ def choose(definition: Definition, exact: ExactEngine, *, wanted: str, plain: bo
     if wanted == EXACT:
         return Choice(exact, ())
     reasons: list[str] = []
-    form = form_of(definition) if wanted == AUTO else next(form for form in FORMS if wanted in form.engines)
+    form = form_of(definition)
+    if wanted not in (AUTO, *form.engines):
+        form = next(form for form in FORMS if wanted in form.engines)
     common = form.obstacle(definition)
     for name in form.engines if wanted == AUTO else (wanted,):
         found = common or try_engine(name, definition, exact=exact, plain=plain)

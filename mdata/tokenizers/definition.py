@@ -209,7 +209,7 @@ def byte_level_obstacle(definition: Definition) -> str | None:
     for holds, reason in tests:
         if holds:
             return reason
-    return _vocabulary_obstacle(definition) or _added_obstacle(definition)
+    return _vocabulary_obstacle(definition) or added_obstacle(definition)
 
 
 def _vocabulary_obstacle(definition: Definition) -> str | None:
@@ -228,7 +228,8 @@ def _vocabulary_obstacle(definition: Definition) -> str | None:
     return "two merges have the same result" if len(results) != len(lefts) else None
 
 
-def _added_obstacle(definition: Definition) -> str | None:
+def added_obstacle(definition: Definition) -> str | None:
+    """Why added tokens may be matched otherwise by another engine."""
     tokens = added_tokens(definition)
     said = {entry["content"]: entry.get("id") for entry in definition.get("added_tokens") or ()}
     if any(said[token.content] != token.id for token in tokens):

@@ -88,6 +88,30 @@ def hostile_texts(entries: Sequence[str], added: Sequence[str]) -> list[str]:
     return ["", *_written(), *_blanks(), *_runs(), *_controls(), *_sample(), *_glued(entries), *_around(added)]
 
 
+def hostile_texts_for_llama(entries: Sequence[str], added: Sequence[str]) -> list[str]:
+    """The texts for BPE over whole texts, in which U+2581 stands for blanks.
+
+    Args:
+        entries: its vocabulary, in the order of its ids.
+        added: its added tokens.
+    """
+    texts = [
+        "",
+        *_written(),
+        *_blanks(),
+        *_runs(),
+        *_controls(),
+        *_sample(),
+        *_around(added),
+        *_around(["\u2581", "<0x41>"]),
+    ]
+    words = entries[:: max(1, len(entries) // _MOST_ENTRIES)]
+    for size in (1, 2, 3):
+        glued = ["".join(words[at : at + size]) for at in range(0, len(words) - size, 3)]
+        texts += ["".join(glued).replace("\u2581", " "), " ".join(glued), "\n".join(glued).replace("\u2581", "")]
+    return texts
+
+
 def hostile_texts_for_wordpiece(entries: Sequence[str], added: Sequence[str]) -> list[str]:
     """The texts for WordPiece in BERT's form.
 

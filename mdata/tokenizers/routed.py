@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from unicodedata import is_normalized
 
 from mdata.tokenizers.assigned import newer_texts
-from mdata.tokenizers.definition import Definition, added_tokens
+from mdata.tokenizers.definition import Definition, added_tokens, is_composed_only
 from mdata.tokenizers.engines import WORDPIECE, Engine, Ids, make_engine
 from mdata.tokenizers.wordpiece_engine import WordPieceEngine
 
@@ -28,17 +28,18 @@ class RoutedEngine:
 
     Args:
         name: of the fast engine.
-        definition: a tokenizer.json of the common byte-level kind.
+        definition: a tokenizer.json of a form that the engine knows.
         plain: see `make_engine`.
         exact: gives the exact engine, when the first text needs it.
     """
 
     def __init__(self, name: str, definition: Definition, *, plain: bool, exact: Callable[[], Engine]) -> None:
         self.name = name
-        self._fast = make_engine(name, {**definition, "normalizer": None}, plain=plain)
+        composing = is_composed_only(definition)
+        self._fast = make_engine(name, {**definition, "normalizer": None} if composing else definition, plain=plain)
         self._exact = exact
         self._awkward = [token.content for token in added_tokens(definition) if token.single_word]
-        self._composes = definition.get("normalizer") is not None
+        self._composes = composing and definition.get("normalizer") is not None
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """See Engine."""
