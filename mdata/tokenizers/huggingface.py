@@ -69,7 +69,7 @@ class HuggingFaceTokenizer(DefinedTokenizer):
 
     def __init__(self, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> None:
         definition = _json_object(files, MODEL_FILE)
-        _check_definition(definition)
+        _check_definition(definition, merges=engine == EXACT)
         self._config, self._special_map = (_json_object(files, name) if name in files else {} for name in CONFIG_FILES)
         kept = {"include_special_tokens": True, **options}
         # What transformers does with that field is what our option does.
@@ -125,8 +125,8 @@ class HuggingFaceTokenizer(DefinedTokenizer):
         return id
 
 
-def _check_definition(definition: Definition) -> None:
-    """Refuse what our own reading would stumble over; the library judges the rest."""
+def _check_definition(definition: Definition, *, merges: bool) -> None:
+    """Refuse what our own reading, or the library, would stumble over; the library judges the rest."""
     added = definition.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(t, dict) and isinstance(t.get("content"), str) for t in added):
         raise UsageError(f"{MODEL_FILE} is not a tokenizer", found="added_tokens that are not a list of tokens")
@@ -139,6 +139,26 @@ def _check_definition(definition: Definition) -> None:
             found=f"dropout {model['dropout']}",
             fix='set "dropout" of its model to null',
         )
+    if merges and isinstance(model.get("merges"), list) and isinstance(model.get("vocab"), dict):
+        _check_merges(model["merges"], model["vocab"], prefix=model.get("continuing_subword_prefix"))
+
+
+def _check_merges(merges: list[Any], vocabulary: Mapping[str, Any], *, prefix: object) -> None:
+    """Refuse merges with which the library would panic: it takes for granted what they make and how they are marked."""
+    mark = prefix if isinstance(prefix, str) else ""
+    for number, merge in enumerate(merges):
+        parts = merge.split(" ") if isinstance(merge, str) else merge
+        if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) for part in parts):
+            continue  # which the library refuses
+        left, right = parts
+        made = left + right.removeprefix(mark)
+        if not right.startswith(mark) or made not in vocabulary:
+            what = f"{MODEL_FILE}: merge {number} makes {made[:60]!r}, which is no entry of the vocabulary"
+            if made in vocabulary:
+                what = (
+                    f"{MODEL_FILE}: merge {number} has a second part without {mark[:20]!r}, which marks parts of words"
+                )
+            raise UsageError(what, found=repr(merge)[:80])
 
 
 def _check_template(part: object) -> None:

@@ -375,9 +375,10 @@ CLS = {"type": "BertProcessing", "sep": [END, 2**31], "cls": [END, 0]}
                     "max_input_chars_per_word": 9}}, "cannot spell"),
         ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": "<unk>"}}, "cannot spell"),
         ({"model": {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": None}}, "without unk_id"),
-        # Where the library panics, which is no Exception.
         ({"model": {"type": "BPE", "vocab": {"ab": 0, "a": 1, "b": 2}, "merges": ["a b"],
-                    "continuing_subword_prefix": "####"}}, r"is not a tokenizer\n  found: range end index"),
+                    "continuing_subword_prefix": "##"}}, "merge 0 has a second part without '##'"),
+        ({"model": {"type": "BPE", "vocab": {"a": 1, "b": 2}, "merges": [["a", "b"]]}}, "merge 0 makes 'ab'"),
+        ({"model": {"type": "BPE", "vocab": {"a": 1, "b": 2}, "merges": ["a b c"]}}, "is not a tokenizer"),
         ({"added_tokens": [{"content": 7}]}, "added_tokens that are not a list of tokens"),
         ({"added_tokens": [{"id": 1, "content": "x"}]}, "tokenizer.json is not a tokenizer"),
     ],
@@ -387,3 +388,20 @@ def test_what_the_library_would_stumble_over_later(tmp_path, change, text):
     error = one_line(tmp_path, tmp_path)
     assert re.search(text, error), error
     assert len(error.splitlines()) <= 4
+
+
+class PanicException(BaseException):
+    """As the library's, which is no Exception."""
+
+
+@pytest.mark.parametrize("error", [PanicException, Exception])
+def test_a_panic_of_the_library_is_a_refusal(tmp_path, monkeypatch, error):
+    def panic(*_, **__):
+        raise error("index out of range")
+
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition()))
+    monkeypatch.setattr("tokenizers.Tokenizer.from_buffer", panic)
+    assert one_line(tmp_path, tmp_path) == "HERE: tokenizer.json is not a tokenizer\n  found: index out of range"
+    monkeypatch.undo()
+    monkeypatch.setattr("tokenizers.Tokenizer.encode", panic)
+    assert one_line(tmp_path, tmp_path) == "HERE: tokenizer.json cannot be used\n  found: index out of range"
