@@ -27,9 +27,6 @@ class Permutation:
     def inverse(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64[k] values in [0, n) -> the int64[k] places that `forward` sends there. IndexError outside."""
 
-    def spread(self, places: NDArray[np.int64], before: int, offset: int, step: int) -> NDArray[np.int64]:
-        """offset + step * forward(places - before), modulo 2^64. IndexError for an entry outside."""
-
 class BlendTree:
     """A Huffman tree over integer weights that deals samples to components. See mdata_cpp/blend.hpp.
 
@@ -460,6 +457,25 @@ def finish_rows(
     """Loss masks and positions, [n, S] each, of rows text[n, S + 1] of which counts[i] tokens are real.
 
     Positions restart at the cuts. Raises ValueError for arrays that do not fit each other.
+    """
+
+def read_native(
+    store: TokenStore,
+    index: SequenceIndex | None,
+    permutation: Permutation,
+    samples: NDArray[np.int64],
+    epoch: tuple[int, int, int],
+    rows: tuple[NDArray[np.int64], NDArray[np.float32] | None, NDArray[np.int64] | None],
+    rules: RowRules,
+    threads: int,
+) -> tuple[tuple[int, int, int] | None, NDArray[np.int32] | None, int]:
+    """Samples of one epoch of the native order into rows (text, loss, positions): all of the above in one call.
+
+    epoch: (its first sample, the token at which places begin, tokens a sample). (fault as of `gather`, cu_seqlens and
+    the longest document as of `cumulative_lengths`, if there is an index).
+
+    Raises:
+        IndexError: a sample of another epoch, or tokens outside. LookupError: as `SequenceIndex`.
     """
 
 def cumulative_lengths(

@@ -230,6 +230,11 @@ class Dataset:
         rows = self.empty_rows(len(numbers)) if out is None else out if isinstance(out, Rows) else Rows(out)
         if rows.text.shape != (len(numbers), self.options.sequence_length + 1):
             raise ValueError(f"rows of shape {rows.text.shape} for {len(numbers)} samples")
+        kind = self.components[0].samples
+        if len(self.components) == 1 and isinstance(kind, GptSamples):
+            found = kind.read(numbers, rows, threads=self.options.threads)
+            if found is not None:
+                return found
         gathered = self._gather(numbers, rows.text)
         by_value = self.row_options.pad is not None
         if rows.loss_mask is None and rows.position_ids is None and gathered.cuts is None and not by_value:

@@ -8,6 +8,7 @@
 
 #include "bindings.hpp"
 #include "gather.hpp"
+#include "native_rows.hpp"
 #include "rows.hpp"
 #include "sequences.hpp"
 
@@ -68,6 +69,11 @@ std::span<T> rows_of(Array<T>& array) {
 
 using Fault = std::optional<std::tuple<std::size_t, std::int64_t, int>>;
 
+Fault told(const std::optional<mdata::ReadFault>& fault) {
+    if (!fault) return std::nullopt;
+    return std::tuple(fault->shard, fault->byte, fault->error);
+}
+
 Fault gather(const KeptStore& self, const Int64s& first, const Int64s& count, const std::optional<Int64s>& ends,
              const std::optional<Int64s>& places, Int64s& out, std::int64_t fill, std::size_t threads) {
     const mdata::RowRuns runs{view(first), view(count), view_or_empty(ends), view_or_empty(places)};
@@ -78,8 +84,7 @@ Fault gather(const KeptStore& self, const Int64s& first, const Int64s& count, co
         const py::gil_scoped_release unlocked;
         fault = self.store.gather(runs, rows, threads);
     }
-    if (!fault) return std::nullopt;
-    return std::tuple(fault->shard, fault->byte, fault->error);
+    return told(fault);
 }
 
 // An index and the tables it reads.
@@ -136,33 +141,48 @@ py::tuple documents(const KeptIndex& self, const Int64s& numbers) {
 }
 
 using Numbers = std::optional<std::int64_t>;
+using Losses = std::optional<Array<float>>;
+using Positions = std::optional<Int64s>;
 
-void finish_rows(Int64s& text, const Int64s& counts, const std::optional<std::tuple<Int64s, mdata::Int32s>>& cuts,
-                 std::optional<Array<float>>& loss, std::optional<Int64s>& positions, const mdata::RowRules& rules) {
+mdata::RowArrays arrays_of(Int64s& text, Losses& loss, Positions& positions, std::size_t rows) {
     const auto cells = rows_of(text);
-    const auto many = view(counts);
     const auto width = static_cast<std::size_t>(text.shape(1));
-    const std::size_t rows = many.size();
-    if (width < 1 || static_cast<std::size_t>(text.shape(0)) != rows) throw std::invalid_argument("a count for each row");
+    if (width < 1 || static_cast<std::size_t>(text.shape(0)) != rows) throw std::invalid_argument("a row for each sample");
     const auto losses = loss ? rows_of(*loss) : std::span<float>();
     const auto numbers = positions ? rows_of(*positions) : std::span<std::int64_t>();
     if ((loss && losses.size() != rows * (width - 1)) || (positions && numbers.size() != rows * (width - 1))) {
         throw std::invalid_argument("one field for each input is expected");
     }
+    return {cells, width, losses, numbers};
+}
+
+void finish_rows(Int64s& text, const Int64s& counts, const std::optional<std::tuple<Int64s, mdata::Int32s>>& cuts,
+                 Losses& loss, Positions& positions, const mdata::RowRules& rules) {
+    const auto many = view(counts);
+    const auto arrays = arrays_of(text, loss, positions, many.size());
     const auto ends = cuts ? view(std::get<0>(*cuts)) : std::span<const std::int64_t>();
     const auto places = cuts ? view(std::get<1>(*cuts)) : std::span<const std::int32_t>();
-    if (cuts && ends.size() != rows) throw std::invalid_argument("cuts for each row");
+    if (cuts && ends.size() != many.size()) throw std::invalid_argument("cuts for each row");
     const py::gil_scoped_release unlocked;
-    std::int64_t before = 0;
-    for (std::size_t i = 0; i < rows; ++i) {
-        const std::int64_t end = cuts ? ends[i] : 0;
-        if (end < before || static_cast<std::uint64_t>(end) > places.size()) throw std::invalid_argument("ends of cuts that decrease");
-        const auto part = [&](auto span) { return span.empty() ? span : span.subspan(i * (width - 1), width - 1); };
-        mdata::finish_row(rules, {cells.subspan(i * width, width), many[i],
-                                  places.subspan(static_cast<std::size_t>(before), static_cast<std::size_t>(end - before)),
-                                  part(losses), part(numbers)});
-        before = end;
+    mdata::finish_rows(rules, arrays, many, ends, places);
+}
+
+py::tuple read_native(const KeptStore& store, const KeptIndex* index, const mdata::Permutation& permutation,
+                      const Int64s& samples, const std::tuple<std::int64_t, std::int64_t, std::int64_t>& epoch,
+                      std::tuple<Int64s, Losses, Positions> rows, const mdata::RowRules& rules, std::size_t threads) {
+    auto& [text, loss, positions] = rows;
+    const auto numbers = view(samples);
+    const auto arrays = arrays_of(text, loss, positions, numbers.size());
+    mdata::NativeRead found;
+    {
+        const py::gil_scoped_release unlocked;
+        const mdata::EpochRows where{std::get<0>(epoch), std::get<1>(epoch), std::get<2>(epoch)};
+        found = mdata::read_native(store.store, index == nullptr ? nullptr : &index->index, permutation, numbers, where, rules,
+                                   arrays, threads);
     }
+    const Fault fault = told(found.fault);
+    if (index == nullptr) return py::make_tuple(fault, py::none(), 0);
+    return py::make_tuple(fault, as_array(std::move(found.documents.starts)), found.documents.longest);
 }
 
 py::tuple cumulative_lengths(const Int64s& ends, const mdata::Int32s& places, std::int64_t inputs) {
@@ -202,6 +222,9 @@ void bind_rows(py::module_& module) {
              py::arg("pad"), py::arg("eod"), py::arg("mask_eod"), py::arg("restart_at_eod"));
     module.def("finish_rows", &finish_rows, py::arg("text").noconvert(), py::arg("counts").noconvert(),
                py::arg("cuts").noconvert(), py::arg("loss").noconvert(), py::arg("positions").noconvert(), py::arg("rules"));
+    module.def("read_native", &read_native, py::arg("store"), py::arg("index"), py::arg("permutation"),
+               py::arg("samples").noconvert(), py::arg("epoch"), py::arg("rows").noconvert(), py::arg("rules"),
+               py::arg("threads"));
     module.def("cumulative_lengths", &cumulative_lengths, py::arg("ends").noconvert(), py::arg("places").noconvert(),
                py::arg("inputs"));
 }

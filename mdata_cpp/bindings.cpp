@@ -36,22 +36,6 @@ Int64s map_places(const mdata::Permutation& permutation, const Int64s& from, boo
     return to;
 }
 
-Int64s spread(const mdata::Permutation& permutation, const Int64s& places, std::int64_t before, std::int64_t offset,
-              std::int64_t step) {
-    Int64s to(places.size());
-    const auto in = view(places);
-    const auto out = mutable_view(to);
-    const py::gil_scoped_release unlocked;
-    const auto as = [](std::int64_t number) { return static_cast<std::uint64_t>(number); };
-    for (std::size_t i = 0; i < in.size(); ++i) {
-        if (in[i] < before) throw std::out_of_range("a place below the first");
-        out[i] = static_cast<std::int64_t>(as(in[i]) - as(before));
-    }
-    permutation.forward(out, out);
-    for (auto& value : out) value = static_cast<std::int64_t>(as(offset) + as(step) * as(value));
-    return to;
-}
-
 void bind_philox(py::module_& module) {
     module.def(
         "philox4x32",
@@ -72,7 +56,6 @@ void bind_permutation(py::module_& module) {
         .def(
             "inverse", [](const Permutation& self, const Int64s& values) { return map_places(self, values, false); },
             py::arg("values").noconvert())
-        .def("spread", &spread, py::arg("places").noconvert(), py::arg("before"), py::arg("offset"), py::arg("step"))
         .def(py::pickle(
             [](const Permutation& self) { return py::make_tuple(self.size(), self.key().low, self.key().high); },
             [](const py::tuple& state) {

@@ -179,6 +179,7 @@ private:
     }
 
     std::optional<ReadFault> copy(std::span<const Piece> pieces) const {
+        if (!pieces.empty()) ask_for(pieces.front());
         for (std::size_t i = 0; i < pieces.size(); ++i) {
             const Piece& piece = pieces[i];
             const TokenFile& file = files_[piece.shard];
@@ -190,6 +191,13 @@ private:
             widen_(from, piece.to, piece.count, i + 1 < pieces.size() ? mapped(pieces[i + 1], from) : from);
         }
         return std::nullopt;
+    }
+
+    // Nothing is read in front of the first piece that could ask for it.
+    void ask_for(const Piece& piece) const {
+        const std::byte* const from = mapped(piece, nullptr);
+        const std::size_t bytes = piece.count * static_cast<std::size_t>(size_);
+        for (std::size_t at = 0; from != nullptr && at < bytes; at += widening::kLine) __builtin_prefetch(from + at, 0, 2);
     }
 
     const std::byte* mapped(const Piece& piece, const std::byte* otherwise) const {

@@ -7,6 +7,7 @@
 // Slow twin: mdata/reference/permutation.py.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -49,6 +50,29 @@ public:
         do place = encrypt(place);
         while (place >= n_);
         return place;
+    }
+
+    // Places side by side: a round waits for its multiplications, and those of several places wait together.
+    static constexpr std::size_t kLanes = 4;
+    void forward(std::array<std::uint64_t, kLanes>& places) const {
+        std::array<std::uint64_t, kLanes> left, right;
+        for (std::size_t i = 0; i < kLanes; ++i) {
+            left[i] = places[i] >> right_bits_;
+            right[i] = places[i] & mask(right_bits_);
+        }
+        int width = left_bits_, other = right_bits_;
+        for (int round = 0; round < rounds_; ++round) {
+            for (std::size_t i = 0; i < kLanes; ++i) {
+                const std::uint64_t mixed = (left[i] ^ round_bits(right[i], round)) & mask(width);
+                left[i] = right[i];
+                right[i] = mixed;
+            }
+            std::swap(width, other);
+        }
+        for (std::size_t i = 0; i < kLanes; ++i) {
+            places[i] = (left[i] << right_bits_) | right[i];
+            if (places[i] >= n_) places[i] = forward(places[i]);
+        }
     }
 
     std::uint64_t inverse(std::uint64_t value) const {
@@ -118,8 +142,27 @@ public:
     }
 
     void forward(std::span<const std::int64_t> places, std::span<std::int64_t> values) const {
-        for (std::size_t i = 0; i < places.size(); ++i)
-            values[i] = static_cast<std::int64_t>(forward(in_range(places[i])));
+        spread(places, 0, 0, 1, values);
+    }
+    // offset + step * forward(places[i] - before), modulo 2^64.
+    void spread(std::span<const std::int64_t> places, std::int64_t before, std::int64_t offset, std::int64_t step,
+                std::span<std::int64_t> values) const {
+        const auto as = [](std::int64_t number) { return static_cast<std::uint64_t>(number); };
+        const auto place = [&](std::size_t i) {
+            if (places[i] < before) throw std::out_of_range("a number outside [0, n)");
+            return in_range(static_cast<std::int64_t>(as(places[i]) - as(before)));
+        };
+        const auto set = [&](std::size_t i, std::uint64_t value) {
+            values[i] = static_cast<std::int64_t>(as(offset) + as(step) * value);
+        };
+        std::size_t i = 0;
+        for (; table_.empty() && i + Feistel::kLanes <= places.size(); i += Feistel::kLanes) {
+            std::array<std::uint64_t, Feistel::kLanes> lanes;
+            for (std::size_t lane = 0; lane < Feistel::kLanes; ++lane) lanes[lane] = place(i + lane);
+            feistel_.forward(lanes);
+            for (std::size_t lane = 0; lane < Feistel::kLanes; ++lane) set(i + lane, lanes[lane]);
+        }
+        for (; i < places.size(); ++i) set(i, forward(place(i)));
     }
     void inverse(std::span<const std::int64_t> values, std::span<std::int64_t> places) const {
         for (std::size_t i = 0; i < values.size(); ++i)

@@ -71,6 +71,29 @@ inline void finish_row(const RowRules& rules, const RowFields& row) {
     }
 }
 
+// All rows of a buffer: counts[i] tokens of row i are real, row i has the cuts up to ends[i] (ends empty: no cuts).
+struct RowArrays {
+    std::span<std::int64_t> text;
+    std::size_t width;
+    std::span<float> loss;
+    std::span<std::int64_t> positions;
+};
+
+inline void finish_rows(const RowRules& rules, const RowArrays& rows, std::span<const std::int64_t> counts,
+                        std::span<const std::int64_t> ends, std::span<const std::int32_t> cuts) {
+    const std::size_t inputs = rows.width - 1;
+    const auto part = [&](auto span, std::size_t row) { return span.empty() ? span : span.subspan(row * inputs, inputs); };
+    std::int64_t before = 0;
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+        const std::int64_t end = ends.empty() ? 0 : ends[i];
+        if (end < before || static_cast<std::uint64_t>(end) > cuts.size()) throw std::invalid_argument("ends of cuts that decrease");
+        finish_row(rules, {rows.text.subspan(i * rows.width, rows.width), counts[i],
+                           cuts.subspan(static_cast<std::size_t>(before), static_cast<std::size_t>(end - before)),
+                           part(rows.loss, i), part(rows.positions, i)});
+        before = end;
+    }
+}
+
 // Rows of S inputs laid end to end, with their cuts, as one list of where documents begin, then the end; and the longest
 // document. Row i has the cuts up to ends[i].
 struct CumulativeLengths {

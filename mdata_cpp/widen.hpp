@@ -51,10 +51,10 @@ template <typename T>
     constexpr std::size_t kStep = kLine / sizeof(T);
     std::size_t i = 0;
     for (; i + kStep <= count; i += kStep) {
-        __builtin_prefetch(next + i * sizeof(T), 0, 3);
+        __builtin_prefetch(next + i * sizeof(T), 0, 2);
         run<T>(from + i * sizeof(T), to + i, kStep);
     }
-    __builtin_prefetch(next + i * sizeof(T), 0, 3);
+    __builtin_prefetch(next + i * sizeof(T), 0, 2);
     run<T>(from + i * sizeof(T), to + i, count - i);
 }
 

@@ -10,19 +10,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mdata._core import SequenceIndex, TokenStore
+from mdata._core import Permutation, RowRules, SequenceIndex, TokenStore, read_native
 from mdata.errors import DamageError, MdataError, explain_os_error
 from mdata.indexed.reader import IndexedReader
 
 Int64s = npt.NDArray[np.int64]
 Cuts = tuple[Int64s, npt.NDArray[np.int32]]
 """Row i has the places up to ends[i]: (ends, places)."""
+Rows = tuple[Int64s, npt.NDArray[np.float32] | None, Int64s | None]
+"""Text int64[n, S + 1], loss float32[n, S], positions int64[n, S]."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """How `Gatherer.read_native` finishes rows: whether documents are told apart, which rules, how many threads."""
+
+    cuts: bool
+    rules: RowRules
+    threads: int = 1
 
 
 class Gatherer:
@@ -102,6 +114,25 @@ class Gatherer:
             return self._index.documents(numbers)
         except LookupError as error:
             raise self._index_fault(error) from error
+
+    def read_native(
+        self, permutation: Permutation, samples: Int64s, *, epoch: tuple[int, int, int], rows: Rows, told: Told
+    ) -> tuple[npt.NDArray[np.int32] | None, int]:
+        """Samples of one epoch of the native order; see `mdata._core.read_native`.
+
+        Raises:
+            IndexError: a sample of another epoch. DamageError, ResourceError: as `gather` and `cuts`.
+        """
+        index = self._index if told.cuts else None
+        try:
+            fault, cu_seqlens, longest = read_native(
+                self._store, index, permutation, samples, epoch, rows, told.rules, told.threads
+            )
+        except LookupError as error:
+            raise self._index_fault(error) from error
+        if fault is not None:
+            raise self._read_fault(*fault)
+        return cu_seqlens, longest
 
     def _read_fault(self, shard: int, byte: int, error: int) -> MdataError:
         reader = self._readers[shard]

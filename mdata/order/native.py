@@ -111,11 +111,6 @@ class NativeOrder:
             IndexError: a negative number, or one past the last sample of an order without shuffling.
         """
         numbers = np.ascontiguousarray(samples, np.int64)
-        if self.shuffle and numbers.size and numbers[0] >= 0:
-            try:
-                return self._starts_in_epoch(numbers, int(numbers[0]) // self.samples_per_epoch)
-            except IndexError:
-                pass  # several epochs, or a number below 0
         if numbers.size and (numbers.min() < 0 or (not self.shuffle and numbers.max() >= self.samples_per_epoch)):
             raise IndexError(f"samples {numbers.min()} to {numbers.max()} of {self.num_samples}")
         if not self.shuffle:
@@ -124,14 +119,18 @@ class NativeOrder:
         starts = np.empty_like(numbers)
         for epoch in np.unique(epochs):
             chosen = epochs == epoch
-            starts[chosen] = self._starts_in_epoch(numbers[chosen], int(epoch))
+            offset, permutation = self._epoch(int(epoch))
+            places = numbers[chosen] - epoch * self.samples_per_epoch
+            starts[chosen] = offset + self.sequence_length * permutation.forward(places)
         return starts
 
-    def _starts_in_epoch(self, samples: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        """The same for samples of one epoch. IndexError: one is of another."""
-        offset, permutation = self._epoch(epoch)
-        before = epoch * self.samples_per_epoch
-        return permutation.spread(samples, before, offset=offset, step=self.sequence_length)
+    def epoch_of(self, sample: int) -> tuple[int, int, Permutation]:
+        """The epoch of a sample, with shuffling: its first sample, its offset, its permutation."""
+        assert self.shuffle and sample >= 0, (
+            f"sample {sample} of an order {'with' if self.shuffle else 'without'} epochs"
+        )
+        epoch = sample // self.samples_per_epoch
+        return epoch * self.samples_per_epoch, *self._epoch(epoch)
 
     def sample_at(self, epoch: int, token: int) -> int | None:
         """Which sample of an epoch has a token of the range as an input; None if the epoch skips it."""

@@ -20,20 +20,19 @@ class Permutation:
     Args:
         n: entries, 1 to 2^63.
         key: from `derive_key`; only its 128 key bits count, not its `draw`.
+
+    Attributes:
+        core: the same in C++, for calls into it.
     """
 
     def __init__(self, n: int, key: Key) -> None:
         self.n = n
-        self._core = _core.Permutation(n, key.low, key.high)
+        self.core = _core.Permutation(n, key.low, key.high)
 
     def forward(self, places: ArrayLike) -> NDArray[np.int64]:
         """Integer[k] places in [0, n) -> int64[k] values. IndexError for an entry outside."""
-        return self._core.forward(np.ascontiguousarray(places, np.int64))
+        return self.core.forward(np.ascontiguousarray(places, np.int64))
 
     def inverse(self, values: ArrayLike) -> NDArray[np.int64]:
         """Integer[k] values in [0, n) -> the int64[k] places that hold them. IndexError outside."""
-        return self._core.inverse(np.ascontiguousarray(values, np.int64))
-
-    def spread(self, places: NDArray[np.int64], before: int, *, offset: int, step: int) -> NDArray[np.int64]:
-        """offset + step x forward(places - before), in one go. IndexError for an entry outside."""
-        return self._core.spread(places, before, offset, step)
+        return self.core.inverse(np.ascontiguousarray(values, np.int64))

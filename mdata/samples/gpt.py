@@ -13,9 +13,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mdata.indexed.gather import Gatherer, Int64s
+from mdata.indexed.gather import Gatherer, Int64s, Told
 from mdata.order.native import NativeOrder, OrderKey
-from mdata.samples.rows import Gathered, RowOptions, Sample, sample_of
+from mdata.samples.rows import Gathered, RowOptions, Rows, Sample, sample_of
 
 
 class TokenStream(Protocol):
@@ -60,6 +60,7 @@ class GptSamples:
     ) -> None:
         self.corpus = corpus
         self.options = options
+        self._sequences = sequences
         self.first_token, self.last_token = corpus.token_bounds(*sequences)
         self.order = NativeOrder(
             self.last_token - self.first_token,
@@ -69,6 +70,7 @@ class GptSamples:
             shuffle=shuffle,
         )
         self._length = options.sequence_length + int(extra_token)
+        self._told = Told(options.document_masks, options.rules)
         self._full: NDArray[np.int64] = np.full(1, self._length, np.int64)
 
     @property
@@ -95,6 +97,32 @@ class GptSamples:
             return Gathered(counts)
         return Gathered(counts, self.corpus.gatherer.cuts(starts, np.minimum(counts, self.options.sequence_length)))
 
+    def read(self, samples: Int64s, rows: Rows, *, threads: int = 1) -> Rows | None:
+        """Rows filled in by one call into C++, if the samples are of one epoch; else None, and nothing is lost.
+
+        Raises:
+            DamageError, ResourceError: as `gather`.
+        """
+        first = int(samples[0]) if len(samples) else -1
+        if first < 0 or not self.order.shuffle:
+            return None
+        before, offset, permutation = self.order.epoch_of(first)
+        if threads != self._told.threads:
+            self._told = Told(self.options.document_masks, self.options.rules, threads)
+        try:
+            cu_seqlens, longest = self.corpus.gatherer.read_native(
+                permutation.core,
+                samples,
+                epoch=(before, offset + self.first_token, self._length),
+                rows=(rows.text, rows.loss_mask, rows.position_ids),
+                told=self._told,
+            )
+        except IndexError:
+            return None
+        if cu_seqlens is None:
+            return rows
+        return Rows(rows.text, rows.loss_mask, rows.position_ids, cu_seqlens=cu_seqlens, max_seqlen=longest)
+
     def _counts(self, starts: Int64s) -> Int64s:
         """Real tokens of each sample."""
         if not self.order.shuffle:
@@ -106,3 +134,19 @@ class GptSamples:
     def sample(self, k: int) -> Sample:
         """Sample k; see `sample_of`. Without the extra token no last place of a sample has loss."""
         return sample_of(self, k)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (
+            self.corpus,
+            self._sequences,
+            self.options,
+            self.order.key.seed,
+            self.order.extra_token,
+            self.order.shuffle,
+        )
+
+
+def _rebuild(
+    corpus: TokenStream, sequences: tuple[int, int], options: RowOptions, seed: int, extra_token: bool, shuffle: bool
+) -> GptSamples:
+    return GptSamples(corpus, sequences, options=options, seed=seed, extra_token=extra_token, shuffle=shuffle)

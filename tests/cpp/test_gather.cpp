@@ -1,6 +1,7 @@
 // The batched read: rows from maps and files, documents inside rows, and everything that is wrong refused.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -9,6 +10,7 @@
 
 #include "check.hpp"
 #include "gather.hpp"
+#include "native_rows.hpp"
 #include "rows.hpp"
 #include "sequences.hpp"
 
@@ -289,6 +291,39 @@ void rows_end_to_end_are_one_list_of_documents() {
     CHECK_THROWS(std::invalid_argument, mdata::cumulative_lengths(Numbers{1}, {}, 5));
 }
 
+// Whole batches in one go are what the parts give one after the other.
+void a_batch_of_the_native_order_is_its_parts() {
+    std::mt19937 random(21);
+    Tables tables(random);
+    const auto index = tables.index();
+    std::vector<std::uint16_t> tokens(static_cast<std::size_t>(index.num_tokens()));
+    for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::uint16_t>(i);
+    const auto bytes = bytes_of(tokens);
+    const TokenStore store(TokenType::uint16, {{bytes.data(), -1, index.num_tokens()}});
+    const std::int64_t inputs = 7;
+    const mdata::Permutation permutation(static_cast<std::uint64_t>((index.num_tokens() - 3 - 1) / inputs), {1, 2});
+    const Numbers samples{100, 103, 101, 105, 102};
+    Numbers text(5 * 8, -1), positions(5 * 7, -1);
+    std::vector<float> loss(5 * 7, -1);
+    const mdata::RowArrays rows{text, 8, loss, positions};
+    const auto read = mdata::read_native(store, &index, permutation, samples, {100, 3, 8}, {}, rows, 1);
+    CHECK(!read.fault);
+    Numbers starts, counts(5, inputs);
+    for (std::size_t i = 0; i < 5; ++i) {
+        starts.push_back(3 + inputs * static_cast<std::int64_t>(permutation.forward(static_cast<std::uint64_t>(samples[i] - 100))));
+        for (std::size_t k = 0; k < 8; ++k) CHECK(text[8 * i + k] == starts[i] + static_cast<std::int64_t>(k));
+    }
+    const auto cuts = index.cuts(starts, counts);
+    CHECK(read.documents.starts == mdata::cumulative_lengths(cuts.ends, cuts.places, inputs).starts);
+    for (std::size_t i = 0; i < 5 * 7; ++i) {
+        const bool begins = std::find(read.documents.starts.begin(), read.documents.starts.end(), static_cast<std::int32_t>(i)) !=
+                            read.documents.starts.end();
+        CHECK(positions[i] == (begins ? 0 : positions[i - 1] + 1));
+        CHECK(loss[i] == 1.0F);
+    }
+    CHECK_THROWS(std::out_of_range, mdata::read_native(store, &index, permutation, Numbers{99}, {100, 3, 8}, {}, rows, 1));
+}
+
 }  // namespace
 
 int main() {
@@ -306,5 +341,6 @@ int main() {
     wrong_entries_are_told();
     rows_are_finished_by_place_and_by_value();
     rows_end_to_end_are_one_list_of_documents();
+    a_batch_of_the_native_order_is_its_parts();
     return check::finish("gather");
 }

@@ -48,10 +48,32 @@ void refuses_what_is_outside() {
     }
 }
 
+// Many at once are what single ones are, shifted and scaled, whatever their number.
+void spreads() {
+    for (const std::uint64_t n : {std::uint64_t{4096}, std::uint64_t{4097}, std::uint64_t{70000}}) {
+        const mdata::Permutation permutation(n, kKey);
+        for (std::size_t count = 0; count < 20; ++count) {
+            std::vector<std::int64_t> places(count), values(count);
+            for (std::size_t i = 0; i < count; ++i) places[i] = static_cast<std::int64_t>(1000 + (i * 7919) % n);
+            permutation.spread(places, 1000, 5, 3, values);
+            for (std::size_t i = 0; i < count; ++i) {
+                const auto value = permutation.forward(static_cast<std::uint64_t>(places[i] - 1000));
+                CHECK(values[i] == static_cast<std::int64_t>(5 + 3 * value));
+            }
+        }
+        for (const std::int64_t bad : {INT64_MIN, std::int64_t{999}, static_cast<std::int64_t>(1000 + n), INT64_MAX}) {
+            const std::vector<std::int64_t> places{1000, 1001, bad, 1002};
+            std::vector<std::int64_t> values(4);
+            CHECK_THROWS(std::out_of_range, permutation.spread(places, 1000, 5, 3, values));
+        }
+    }
+}
+
 }  // namespace
 
 int main() {
     known_answers();
+    spreads();
     refuses_what_is_outside();
     for (std::uint64_t n = 1; n <= 40; ++n) check_bijection(n, {n, 7});
     for (const std::uint64_t n : {4095, 4096, 4097, 5000, 8191, 8192, 8193, 70000}) check_bijection(n, {1, n});

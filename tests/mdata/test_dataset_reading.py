@@ -36,6 +36,8 @@ def opened(folder, name="mix.json", **options) -> mdata.Dataset:
 
 
 KINDS = [
+    {"name": "a", "document_masks": True},
+    {"name": "a", "split": "whole", "eod_mask_loss": True},
     {"name": "mix.json", "document_masks": True},
     {"name": "mix.json", "eod_mask_loss": True, "mode": "pread"},
     {"name": "mix.json", "reset_position_ids": True, "extra_token": False, "threads": 2},
@@ -66,6 +68,25 @@ def test_many_at_once_are_what_single_ones_are(folder, options):
     buffer = np.full((count, 17), -5, np.int64)
     assert dataset.read(samples, out=buffer).text is buffer
     assert np.array_equal(buffer, rows.text)
+
+
+@pytest.mark.parametrize("options", [{}, {"document_masks": True}, {"eod_mask_loss": True, "mode": "pread"}], ids=str)
+def test_one_epoch_of_one_corpus_is_read_by_one_call(folder, options):
+    dataset = opened(folder, "b", **options)
+    kind = dataset.components[0].samples
+    per_epoch = kind.order.samples_per_epoch
+    for first, count, threads in ((0, 30, 1), (3 * per_epoch, per_epoch, 2)):
+        samples = np.arange(first, first + count)[::-1].copy()
+        rows = kind.read(samples, dataset.empty_rows(count), threads=threads)
+        single = [dataset[int(k)] for k in samples]
+        names = [name for name in single[0] if name not in ("cu_seqlens", "max_seqlen")]
+        assert all(np.array_equal(getattr(rows, name), np.stack([row[name] for row in single])) for name in names)
+        if "document_masks" in options:
+            starts = {i * 16 + start for i, row in enumerate(single) for start in row["cu_seqlens"].tolist()}
+            assert rows.cu_seqlens.tolist() == sorted(starts)
+            assert rows.max_seqlen == max(row["max_seqlen"] for row in single)
+    for several in ([per_epoch - 1, per_epoch], [5, -1], []):
+        assert kind.read(np.array(several, np.int64), dataset.empty_rows(len(several))) is None
 
 
 def test_documents_are_told_apart_by_their_place_not_by_an_id(folder):
@@ -112,7 +133,7 @@ def test_data_id_covers_every_option_that_decides(folder):
     assert len({dataset.data_id for dataset in datasets}) == len(datasets)
 
 
-@pytest.mark.parametrize("options", [KINDS[0], KINDS[6]], ids=["native", "megatron"])
+@pytest.mark.parametrize("options", [KINDS[0], KINDS[8]], ids=["native", "megatron"])
 def test_a_dataset_can_be_pickled(folder, options):
     dataset = opened(folder, **options)
     twin = pickle.loads(pickle.dumps(dataset))

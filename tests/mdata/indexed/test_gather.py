@@ -176,3 +176,23 @@ def test_a_request_that_does_not_fit_is_refused(tmp_path):
         gatherer.cuts(int64s([0]), int64s([31]))
     with pytest.raises(IndexError):
         gatherer.pieces(np.array([1], np.int32), int64s([0, 0, 0, 0]), extra=0)
+
+
+@pytest.mark.parametrize("mode", ["mmap", "pread"])
+def test_tokens_past_two_to_the_31_are_read(tmp_path, mode):
+    """A sparse .bin: two sequences of 1.2 billion tokens, of which the last ones are there."""
+    length = 1_200_000_000
+    write_pair(tmp_path / "s0", [[1], [1]], code=8)
+    index = bytearray((tmp_path / "s0.idx").read_bytes())
+    index[34:58] = np.array([length, length], "<i4").tobytes() + np.array([0, 2 * length], "<i8").tobytes()
+    (tmp_path / "s0.idx").write_bytes(index)
+    with (tmp_path / "s0.bin").open("wb") as file:
+        file.seek(2 * (2 * length - 3))
+        file.write(np.array([7, 8, 9], "<u2").tobytes())
+    reader = IndexedReader(tmp_path / "s0", mode=mode)
+    out = np.zeros((2, 5), np.int64)
+    Gatherer([reader]).gather(int64s([2 * length - 5, 2**31 - 2]), int64s([5, 5]), out=out)
+    assert out.tolist() == [[0, 0, 7, 8, 9], [0] * 5]
+    ends, places = Gatherer([reader]).cuts(int64s([length - 2, 2**31]), int64s([4, 10]))
+    assert (ends.tolist(), places.tolist()) == ([1, 1], [2])
+    assert reader.first_token(1) == length

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from mdata.errors import UsageError
 from mdata.samples import GptSamples, RowOptions
+from mdata.samples.rows import empty_rows
 from tests.helpers.corpora import FileStream, write_pair
 from tests.helpers.examples import examples
 
@@ -36,6 +37,14 @@ def test_a_range_of_sequences_is_never_left(tmp_path):
     gpt = samples(tmp_path, sequences=(2, 5))  # tokens 8 to 20
     seen = {token for k in range(200) for token in gpt.sample(k)["tokens"].tolist()}
     assert seen == set(range(8, 19))
+
+
+def test_a_batch_read_in_one_call_stays_in_its_range(tmp_path):
+    gpt = samples(tmp_path, sequences=(2, 5))  # tokens 8 to 20
+    numbers = np.arange(gpt.order.samples_per_epoch)
+    rows = gpt.read(numbers, empty_rows(len(numbers), gpt.options))
+    assert rows.tokens.tolist() == [gpt.sample(int(k))["tokens"].tolist() for k in numbers]
+    assert rows.labels.tolist() == [gpt.sample(int(k))["labels"].tolist() for k in numbers]
 
 
 @examples(60)
