@@ -77,7 +77,8 @@ def tokenizer_options_of(arguments: argparse.Namespace) -> tuple[tuple[tuple[str
         "--tiktoken-num-special-tokens": ("num_special_tokens", arguments.tiktoken_num_special_tokens),
     }
     given = {option: (name, value) for option, (name, value) in values.items() if value is not None}
-    taken = _TYPE_OPTIONS.get(arguments.tokenizer_type, tuple(given))
+    # Other ids were asked for: a type that cannot give them says so itself.
+    taken = (*_TYPE_OPTIONS.get(arguments.tokenizer_type, tuple(given)), _COMPAT)
     return tuple(given[name] for name in given if name in taken), tuple(name for name in given if name not in taken)
 
 

@@ -118,6 +118,12 @@ def test_an_option_of_another_type_is_named(name):
     assert options(*words).tokenizer_options == () and ignored(*words) == (name,)
 
 
+def test_other_ids_are_never_asked_for_in_vain():
+    # The type refuses what it cannot do, so it must hear of it.
+    words = ["--tokenizer-type", "ByteTokenizer", "--compat", "megatron-2023"]
+    assert options(*words).tokenizer_options == (("compat", "megatron-2023"),) and ignored(*words) == ()
+
+
 @pytest.mark.parametrize("name", preprocess_options.REFUSED)
 def test_what_would_change_the_files_is_refused_by_name(capsys, name):
     assert main(["preprocess", *NEEDED, name]) == 2
