@@ -3,8 +3,8 @@ rank).
 
 The thread only fetches what arithmetic has already decided (mdata/sampler.py), so reading ahead cannot
 change the stream, and resuming is starting with another number. An error of the thread is raised where the
-batch would have come. The thread ends when the iterator is closed or collected; it never keeps a process
-alive.
+batch would have come. The thread ends when the iterator is closed or collected, or when the main thread has ended,
+which then waits for it: a thread that Python stops in the middle of our C++ takes the whole process down.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class _Prefetched(Iterator[list[Batch]]):
         self._closed = threading.Event()
         # The thread must not hold `self`, or an iterator that is dropped would never be collected.
         work = threading.Thread(
-            target=_walk, args=(source, self._queue, self._closed), name="mdata-prefetch", daemon=True
+            target=_walk, args=(source, self._queue, self._closed), name="mdata-prefetch", daemon=False
         )
         self._thread = work
         work.start()
@@ -169,8 +169,8 @@ def _walk(
 
 
 def _put(out: queue.Queue[list[Batch] | Exception], item: list[Batch] | Exception, closed: threading.Event) -> bool:
-    """Wait for room; False when the iterator was closed meanwhile."""
-    while not closed.is_set():
+    """Wait for room; False when the iterator was closed meanwhile, or nobody is left to ask for more."""
+    while not closed.is_set() and threading.main_thread().is_alive():
         try:
             out.put(item, timeout=_POLL_S)
         except queue.Full:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 
@@ -103,3 +105,22 @@ def test_a_finite_dataset_ends_with_its_last_whole_step(tmp_path):
 def test_sizes_that_do_not_fit_are_refused_at_once(dataset, plan, options, text):
     with pytest.raises(UsageError, match=text):
         Loader(dataset, plan, **options)
+
+
+ENDS_AT_ONCE = """
+import sys
+from mdata import BatchPlan, DatasetOptions, Loader, open_dataset
+dataset = open_dataset(sys.argv[1], DatasetOptions(sequence_length=512))
+batches = iter(Loader(dataset, BatchPlan(global_batch=4096, micro_batch=4096), prefetch=1000))
+next(batches)
+"""
+
+
+def test_a_process_may_end_while_batches_are_read_ahead(tmp_path):
+    """A thread that is in C++ when Python ends must not be stopped there: the process would be aborted."""
+    write_pair(tmp_path / "long", [[100_000]])
+    for _ in range(8):  # without the wait about every third was aborted
+        done = subprocess.run(
+            [sys.executable, "-c", ENDS_AT_ONCE, str(tmp_path / "long")], capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stderr) == (0, "")
