@@ -296,7 +296,7 @@ def test_signals_are_as_before(tmp_path):
         ({"output_prefix": "x\ny"}, "is not plain UTF-8"),
         ({"input": ("nowhere.jsonl",)}, "nowhere.jsonl: No such file"),
         ({"tokenizer_type": "GPT2BPETokenizr"}, "no tokenizer type 'GPT2BPETokenizr'"),
-        ({"tokenizer_model": "nowhere"}, "nowhere: No such file"),
+        ({"tokenizer_model": "nowhere"}, "no folder or file nowhere"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_written(tmp_path, changes, text):
