@@ -12,52 +12,26 @@
 #include <stdexcept>
 #include <vector>
 
+#include "input.hpp"
 #include "gather.hpp"
 #include "rows.hpp"
 #include "sequences.hpp"
-
-#define REQUIRE(condition)                                                            \
-    do {                                                                              \
-        if (!(condition)) {                                                           \
-            std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-            std::abort();                                                             \
-        }                                                                             \
-    } while (false)
 
 namespace {
 
 using Numbers = std::vector<std::int64_t>;
 using Bytes = std::vector<std::byte>;
 
-// Takes numbers off the front of the input; zeros behind its end.
-class Input {
+// Numbers and lists of them off the front of the input.
+class Input : public ByteSource {
 public:
-    Input(const std::uint8_t* data, std::size_t size) : data_(data), left_(size) {}
-
-    std::uint8_t byte() {
-        if (left_ == 0) return 0;
-        --left_;
-        return *data_++;
-    }
-
-    // Small numbers in one byte; 253 to 255 stand before eight bytes of any value.
-    std::int64_t number() {
-        const std::uint8_t first = byte();
-        if (first < 253) return first;
-        std::uint64_t value = 0;
-        for (int i = 0; i < 8; ++i) value = value << 8 | byte();
-        return static_cast<std::int64_t>(value);
-    }
+    using ByteSource::ByteSource;
 
     Numbers numbers(std::size_t most) {
         Numbers found(byte() % (most + 1));
         for (auto& value : found) value = number();
         return found;
     }
-
-private:
-    const std::uint8_t* data_;
-    std::size_t left_;
 };
 
 template <typename T>

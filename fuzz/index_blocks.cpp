@@ -12,15 +12,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "input.hpp"
 #include "index.hpp"
-
-#define REQUIRE(condition)                                                            \
-    do {                                                                              \
-        if (!(condition)) {                                                           \
-            std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-            std::abort();                                                             \
-        }                                                                             \
-    } while (false)
 
 namespace {
 
@@ -28,31 +21,6 @@ using Wide = __int128;
 using mdata::Fault;
 using Lengths = std::vector<std::int32_t>;
 using Offsets = std::vector<std::int64_t>;
-
-// Takes numbers off the front of the input; zeros behind its end.
-class Bytes {
-public:
-    Bytes(const std::uint8_t* data, std::size_t size) : data_(data), left_(size) {}
-
-    std::uint8_t byte() {
-        if (left_ == 0) return 0;
-        --left_;
-        return *data_++;
-    }
-
-    // Small numbers in one byte, so that tables agree now and then; 253 to 255 stand before eight bytes of any value.
-    std::int64_t number() {
-        const std::uint8_t first = byte();
-        if (first < 253) return first;
-        std::uint64_t value = 0;
-        for (int i = 0; i < 8; ++i) value = value << 8 | byte();
-        return static_cast<std::int64_t>(value);
-    }
-
-private:
-    const std::uint8_t* data_;
-    std::size_t left_;
-};
 
 struct Input {
     std::int64_t item_size, bin_size, start, num_sequences;
@@ -62,7 +30,7 @@ struct Input {
 };
 
 Input read_input(const std::uint8_t* data, std::size_t size) {
-    Bytes bytes(data, size);
+    ByteSource bytes(data, size);
     Input input;
     input.item_size = std::int64_t{1} << (bytes.byte() & 3);
     input.bin_size = bytes.number() & mdata::kLargestOffset;

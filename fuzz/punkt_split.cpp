@@ -11,15 +11,8 @@
 #include <iterator>
 #include <vector>
 
+#include "input.hpp"
 #include "punkt.hpp"
-
-#define REQUIRE(condition)                                                            \
-    do {                                                                              \
-        if (!(condition)) {                                                           \
-            std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-            std::abort();                                                             \
-        }                                                                             \
-    } while (false)
 
 namespace {
 

@@ -14,45 +14,14 @@
 #include <string>
 #include <vector>
 
+#include "input.hpp"
 #include "sentencepiece.hpp"
-
-#define REQUIRE(condition)                                                            \
-    do {                                                                              \
-        if (!(condition)) {                                                           \
-            std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-            std::abort();                                                             \
-        }                                                                             \
-    } while (false)
 
 namespace {
 
 namespace sp = mdata::sp;
 
-// Takes bytes off the front of the input; zeros behind its end.
-class Bytes {
-public:
-    Bytes(const std::uint8_t* data, std::size_t size) : data_(data), left_(size) {}
-
-    std::uint8_t byte() {
-        if (left_ == 0) return 0;
-        --left_;
-        return *data_++;
-    }
-
-    std::string text(std::size_t most) {
-        const std::size_t size = std::min(most, left_);
-        std::string out(reinterpret_cast<const char*>(data_), size);
-        data_ += size;
-        left_ -= size;
-        return out;
-    }
-
-private:
-    const std::uint8_t* data_;
-    std::size_t left_;
-};
-
-std::string rules_of(Bytes& in, std::size_t count) {
+std::string rules_of(ByteSource& in, std::size_t count) {
     std::vector<std::uint32_t> units(count);
     for (std::uint32_t& unit : units) {
         // A label, whether it is or has a leaf, a small offset; or four bytes of any kind.
@@ -76,7 +45,7 @@ std::vector<std::int32_t> encoded(sp::BpeEncoder& encoder, std::string_view text
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-    Bytes in(data, size);
+    ByteSource in(data, size);
     const std::uint8_t flags = in.byte(), num_pieces = in.byte() % 32, num_units = in.byte();
     sp::Facts facts;
     std::map<std::int32_t, std::string> texts;

@@ -15,15 +15,8 @@
 #include <string_view>
 #include <vector>
 
+#include "input.hpp"
 #include "wordpiece.hpp"
-
-#define REQUIRE(condition)                                                            \
-    do {                                                                              \
-        if (!(condition)) {                                                           \
-            std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-            std::abort();                                                             \
-        }                                                                             \
-    } while (false)
 
 namespace {
 
