@@ -18,18 +18,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mdata.blend import NativeBlend, split_range
+from mdata.blend import Deal, InTurn, NativeBlend
 from mdata.blend.split import split_edges
 from mdata.blending import OpenBlend, open_blend
 from mdata.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.indexed.gather import Cuts, Int64s
+from mdata.kinds import bounds_of, open_samples, tokens_in
 from mdata.manifest import TokenizerFacts, hash_of
-from mdata.order.megatron import MegatronRequest
-from mdata.samples.documents import DocumentSamples
 from mdata.samples.gpt import GptSamples
-from mdata.samples.gpt_megatron import MegatronGptSamples
-from mdata.samples.options import MEGATRON, NATIVE, WHOLE, DatasetOptions
+from mdata.samples.options import MEGATRON, NATIVE, DatasetOptions
 from mdata.samples.rows import Gathered, RowKind, Rows, Sample, empty_rows, finish
 
 
@@ -72,6 +70,7 @@ class Dataset:
 
     Attributes:
         components: the corpora that have a part in the split.
+        deal: which of them gives sample k, and which of its samples.
         num_samples: None without end (training in native order).
         identity: all that decides the order; data_id: its hash. blend_id: the blend alone.
     """
@@ -81,7 +80,6 @@ class Dataset:
         self.options = options
         self.blend_id = blend.manifest.id
         self._opened = blend
-        endless = options.split == "train" and options.order == NATIVE
         names = [part.name for part in blend.manifest.components]
         if options.order == MEGATRON and len(names) > 1:
             raise UsageError(
@@ -98,85 +96,24 @@ class Dataset:
                 found=f"split {options.split_shares!r} of {', '.join(names)}",
                 fix="give it a share in the split string",
             )
-        self._blend = NativeBlend(blend.weights) if endless else None
-        counts = [component.samples.num_samples or 0 for component in self.components]
-        self._ends = np.cumsum(counts, dtype=np.int64)
-        self.num_samples = None if endless else int(self._ends[-1])
+        self.deal = self._deal()
+        self.num_samples = self.deal.num_samples
         self.identity = options.identity(self.blend_id)
         self.data_id = hash_of(self.identity)
 
     def _component(self, name: str, corpus: Corpus) -> Component | None:
         """The part of a corpus in the split; None where it has none and that is no loss."""
-        total = corpus.num_documents if self.options.one_document else corpus.num_sequences
-        if self.options.split == WHOLE:
-            edges: tuple[int, int] | None = (0, total)
-        else:
-            edges = split_range(self.options.split_shares, self.options.split, num_sequences=total)
-        bounds = edges or (0, 0)
-        if self.options.order == MEGATRON:
-            return self._megatron_component(name, corpus, bounds)
-        if self.options.one_document:
-            return self._document_component(name, corpus, bounds)
-        return self._native_component(name, corpus, bounds)
-
-    def _megatron_component(self, name: str, corpus: Corpus, bounds: tuple[int, int]) -> Component | None:
-        if bounds[0] == bounds[1]:
+        bounds = bounds_of(corpus, self.options)
+        samples = open_samples(corpus, bounds, options=self.options, rows=self.row_options)
+        if samples is None:
             return None
-        options = self.options
-        request = MegatronRequest(
-            first=bounds[0],
-            stop=bounds[1],
-            sequence_length=options.sequence_length,
-            num_samples=options.num_samples,
-            seed=options.seed,
-            extra_token=options.extra_token,
-            keep_partial=options.keep_partial and options.split == "valid",
-        )
-        samples = MegatronGptSamples(corpus, request, options=self.row_options, threads=options.threads)
-        return Component(name, corpus, samples, int(corpus.lengths[slice(*bounds)].sum(dtype=np.int64)))
+        return Component(name, corpus, samples, tokens_in(corpus, bounds, options=self.options))
 
-    def _document_component(self, name: str, corpus: Corpus, bounds: tuple[int, int]) -> Component | None:
-        first, last = bounds
-        if first == last:
-            return None
-        if not corpus.contiguous:
-            corpus.token_bounds(0, 0)  # says so
-        samples = DocumentSamples(
-            corpus,
-            bounds,
-            options=self.row_options,
-            seed=self.options.seed,
-            shuffle=self.options.split == "train",
-            longer="drop" if self.options.one_document == "drop" else "cut",
-        )
-        edges, counts = corpus.gatherer.documents(np.array([first, last - 1]))
-        return Component(name, corpus, samples, int(edges[1] + counts[1] - edges[0]))
-
-    def _native_component(self, name: str, corpus: Corpus, bounds: tuple[int, int]) -> Component | None:
-        options, (first, last) = self.options, bounds
-        start, stop = corpus.token_bounds(first, last)
-        training = options.split == "train"
-        # A label stands after each token, so one token alone is no text to predict.
-        extra = int(options.extra_token)
-        least = options.sequence_length + extra if training else 2
-        if stop - start < least:
-            if not training:
-                return None
-            raise UsageError(
-                f"corpus {name} is shorter than one sample",
-                found=f"{stop - start} tokens in {last - first} sequences of the split {options.split_shares!r}",
-                expected=f"at least sequence length {options.sequence_length} + {extra} = {least} tokens",
-                fix="a shorter sequence length, more text, or a larger share of training in the split",
-            )
-        samples = GptSamples(
-            corpus,
-            bounds,
-            options=self.row_options,
-            seed=options.seed,
-            extra_token=options.extra_token,
-            shuffle=training,
-        )
-        return Component(name, corpus, samples, stop - start)
+    def _deal(self) -> Deal:
+        """How samples are dealt to components: by shares in training, else one after another."""
+        if self.options.split == "train" and self.options.order == NATIVE:
+            return NativeBlend(self._opened.weights)
+        return InTurn([component.samples.num_samples or 0 for component in self.components])
 
     def __len__(self) -> int:
         length = self.options.num_samples if self.num_samples is None else self.num_samples
@@ -194,11 +131,7 @@ class Dataset:
         end = self.num_samples
         if numbers.size and (numbers.min() < 0 or (end is not None and numbers.max() >= end)):
             raise IndexError(f"samples {numbers.min()} to {numbers.max()} of {end}")
-        if self._blend is not None:
-            return self._blend.locate(numbers)
-        components = np.searchsorted(self._ends, numbers, side="right").astype(np.int64)
-        before = np.concatenate((np.zeros(1, np.int64), self._ends))[components]
-        return components, numbers - before
+        return self.deal.locate(numbers)
 
     def __getitem__(self, sample: int) -> Sample:
         """One sample: tokens int64[S], labels int64[S], loss_mask float32[S], and what the options ask for.

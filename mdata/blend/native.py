@@ -32,6 +32,11 @@ class NativeBlend:
         self.weights = tuple(weights)
         self._tree = _core.BlendTree(list(self.weights))
 
+    @property
+    def num_samples(self) -> None:
+        """Without end."""
+        return None
+
     def locate(self, samples: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Integer[k] global samples -> (component, sample inside the component), int64[k] each."""
         return self._tree.locate(np.ascontiguousarray(samples, np.int64))

@@ -82,6 +82,11 @@ class DocumentSamples:
         """How many samples there are; None without end."""
         return self.order.num_samples
 
+    @property
+    def samples_per_epoch(self) -> int:
+        """How many samples read the corpus once."""
+        return self.order.samples_per_epoch
+
     def epochs(self, num_samples: int) -> float:
         """How many times so many samples read the corpus."""
         return num_samples / self.order.samples_per_epoch

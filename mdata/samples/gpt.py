@@ -78,6 +78,11 @@ class GptSamples:
         """How many samples there are; None without end."""
         return self.order.num_samples
 
+    @property
+    def samples_per_epoch(self) -> int:
+        """How many samples read the corpus once."""
+        return self.order.samples_per_epoch
+
     def token_range(self, sample: int) -> tuple[int, int]:
         """The tokens [start, stop) of the corpus' stream that a sample reads, the last label included."""
         start = self.first_token + self.order.start(sample)

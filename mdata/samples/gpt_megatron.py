@@ -58,10 +58,18 @@ class MegatronGptSamples:
         """How many samples there are: what was asked for or more, as Megatron makes them."""
         return len(self.indices.shuffle)
 
+    @property
+    def samples_per_epoch(self) -> int:
+        """How many samples read the corpus once; the rest of an epoch belongs to the next one's first."""
+        return max(1, (self._num_tokens - int(self.request.extra_token)) // self.request.sequence_length)
+
     def epochs(self, num_samples: int) -> float:
         """How many times so many samples read the corpus."""
-        lengths = self.corpus.lengths[self.request.first : self.request.stop]
-        return num_samples * self.request.sequence_length / int(lengths.sum(dtype=np.int64))
+        return num_samples * self.request.sequence_length / self._num_tokens
+
+    @property
+    def _num_tokens(self) -> int:
+        return int(self.corpus.lengths[self.request.first : self.request.stop].sum(dtype=np.int64))
 
     def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
         """Fill rows with samples; see `RowKind`."""

@@ -113,6 +113,10 @@ class RowKind(Protocol):
     def num_samples(self) -> int | None:
         """How many samples there are; None without end."""
 
+    @property
+    def samples_per_epoch(self) -> int:
+        """How many samples read the corpus once."""
+
     def epochs(self, num_samples: int) -> float:
         """How many times so many samples read the corpus."""
 

@@ -1,0 +1,66 @@
+"""A deal: which component gives global sample k, and which of its samples.
+
+Every way to mix components has this face: `NativeBlend` (shares, without end), Megatron's arrays, and `InTurn`, which
+is one component after another, for validation and test. A deal knows numbers only, nothing of corpora. What is
+out of range is refused by whoever asks (`Dataset.locate`), not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Int64s = NDArray[np.int64]
+
+
+class Deal(Protocol):
+    """Global sample number <-> (component, sample inside it)."""
+
+    @property
+    def num_samples(self) -> int | None:
+        """How many samples there are; None without end."""
+
+    def locate(self, samples: ArrayLike) -> tuple[Int64s, Int64s]:
+        """Integer[k] global samples -> (component, sample inside the component), int64[k] each."""
+
+    def inverse(self, components: ArrayLike, samples: ArrayLike) -> Int64s:
+        """Integer[k] components and integer[k] of their samples -> int64[k] global samples."""
+
+    def counts(self, num_samples: int) -> tuple[int, ...]:
+        """How many of the first `num_samples` global samples each component gives."""
+
+
+class InTurn:
+    """One component after another, each once; can be pickled.
+
+    Args:
+        sizes: samples of each component.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = tuple(sizes)
+        self._ends = np.cumsum(self.sizes, dtype=np.int64)
+        self._starts = self._ends - np.array(self.sizes, np.int64)
+
+    @property
+    def num_samples(self) -> int:
+        """All of them."""
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def locate(self, samples: ArrayLike) -> tuple[Int64s, Int64s]:
+        """See `Deal`."""
+        numbers = np.ascontiguousarray(samples, np.int64)
+        components = np.searchsorted(self._ends, numbers, side="right").astype(np.int64)
+        return components, numbers - self._starts[components]
+
+    def inverse(self, components: ArrayLike, samples: ArrayLike) -> Int64s:
+        """See `Deal`."""
+        return self._starts[np.ascontiguousarray(components, np.int64)] + np.ascontiguousarray(samples, np.int64)
+
+    def counts(self, num_samples: int) -> tuple[int, ...]:
+        """See `Deal`."""
+        given = np.clip(num_samples - self._starts, 0, np.array(self.sizes, np.int64))
+        return tuple(given.tolist())

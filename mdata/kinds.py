@@ -1,0 +1,125 @@
+"""Which kind of samples a corpus gives in a dataset: picked by the options, opened over its part of the split.
+
+`bounds_of` says which part that is, `open_samples` opens it. A part that is empty is None where that is no loss; a
+training set in native order, in which every corpus has its share for good, refuses it. Not done here: how corpora are
+mixed (mdata/blend), and what a kind looks like (mdata/samples).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mdata.blend import split_range
+from mdata.corpus import Corpus
+from mdata.errors import UsageError
+from mdata.order.megatron import MegatronRequest
+from mdata.samples.documents import DocumentSamples
+from mdata.samples.gpt import GptSamples
+from mdata.samples.gpt_megatron import MegatronGptSamples
+from mdata.samples.options import MEGATRON, WHOLE, DatasetOptions
+from mdata.samples.rows import RowKind, RowOptions
+
+Bounds = tuple[int, int]
+
+
+def bounds_of(corpus: Corpus, options: DatasetOptions) -> Bounds:
+    """The part of a corpus in the split: sequences [first, last), or documents where a kind counts those."""
+    total = corpus.num_documents if options.one_document else corpus.num_sequences
+    if options.split == WHOLE:
+        return 0, total
+    return split_range(options.split_shares, options.split, num_sequences=total) or (0, 0)
+
+
+def open_samples(corpus: Corpus, bounds: Bounds, *, options: DatasetOptions, rows: RowOptions) -> RowKind | None:
+    """The samples of a part of a corpus.
+
+    Args:
+        corpus: all of it.
+        bounds: the part, from `bounds_of`.
+        options: of the dataset.
+        rows: what is told of rows, from `DatasetOptions.row_options`.
+
+    Returns:
+        None where the part is too small for a sample, and the set is not one of training in native order.
+
+    Raises:
+        UsageError: too small for training, or options that this corpus cannot have.
+    """
+    if options.order == MEGATRON:
+        return _megatron(corpus, bounds, options, rows=rows)
+    if options.one_document:
+        return _documents(corpus, bounds, options, rows=rows)
+    return _native(corpus, bounds, options, rows=rows)
+
+
+def tokens_in(corpus: Corpus, bounds: Bounds, *, options: DatasetOptions) -> int:
+    """Tokens of a part of a corpus."""
+    first, last = bounds
+    if first == last:
+        return 0
+    if options.one_document:
+        edges, counts = corpus.gatherer.documents(np.array([first, last - 1]))
+        return int(edges[1] + counts[1] - edges[0])
+    if options.order == MEGATRON:
+        return int(corpus.lengths[first:last].sum(dtype=np.int64))
+    start, stop = corpus.token_bounds(first, last)
+    return stop - start
+
+
+def _megatron(corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions) -> RowKind | None:
+    if bounds[0] == bounds[1]:
+        return None
+    request = MegatronRequest(
+        first=bounds[0],
+        stop=bounds[1],
+        sequence_length=options.sequence_length,
+        num_samples=options.num_samples,
+        seed=options.seed,
+        extra_token=options.extra_token,
+        keep_partial=options.keep_partial and options.split == "valid",
+    )
+    return MegatronGptSamples(corpus, request, options=rows, threads=options.threads)
+
+
+def _documents(corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions) -> RowKind | None:
+    if bounds[0] == bounds[1]:
+        if options.split == "train":
+            raise _too_short(corpus, options, found=f"none of {corpus.num_documents} documents", expected="a document")
+        return None
+    if not corpus.contiguous:
+        corpus.token_bounds(0, 0)  # says so
+    return DocumentSamples(
+        corpus,
+        bounds,
+        options=rows,
+        seed=options.seed,
+        shuffle=options.split == "train",
+        longer="drop" if options.one_document == "drop" else "cut",
+    )
+
+
+def _native(corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions) -> RowKind | None:
+    first, last = bounds
+    start, stop = corpus.token_bounds(first, last)
+    training = options.split == "train"
+    # A label stands after each token, so one token alone is no text to predict.
+    extra = int(options.extra_token)
+    least = options.sequence_length + extra if training else 2
+    if stop - start < least:
+        if not training:
+            return None
+        found = f"{stop - start} tokens in {last - first} sequences"
+        expected = f"at least sequence length {options.sequence_length} + {extra} = {least} tokens"
+        raise _too_short(corpus, options, found=found, expected=expected)
+    return GptSamples(
+        corpus, bounds, options=rows, seed=options.seed, extra_token=options.extra_token, shuffle=training
+    )
+
+
+def _too_short(corpus: Corpus, options: DatasetOptions, *, found: str, expected: str) -> UsageError:
+    return UsageError(
+        f"corpus {corpus.name} is shorter than one sample",
+        found=f"{found} of the split {options.split_shares!r}",
+        expected=expected,
+        fix="a shorter sequence length, more text, or a larger share of training in the split",
+    )
