@@ -6,7 +6,7 @@ T tokens, S a sample, x = 1 with the extra token; keys as in mdata/keys.py.
 from __future__ import annotations
 
 from mdata.keys import derive_key
-from mdata.reference.permutation import permutation
+from mdata.reference.permutation import entry
 
 
 def native_start(sample: int, *, tokens: int, length: int, extra: int, seed: int, corpus_id: str) -> int:
@@ -15,4 +15,4 @@ def native_start(sample: int, *, tokens: int, length: int, extra: int, seed: int
     epoch, place = divmod(sample, per_epoch)
     key = derive_key("native order v1", seed, corpus_id, epoch)
     offset = key.below(min(length, tokens - extra - per_epoch * length + 1))
-    return offset + length * permutation(per_epoch, (key.low, key.high))[place]
+    return offset + length * entry(place, per_epoch, key=(key.low, key.high))

@@ -35,6 +35,11 @@ def permutation(n: int, key: tuple[int, int]) -> list[int]:
     return [forward(place, n, key=key) for place in range(n)]
 
 
+def entry(place: int, n: int, *, key: tuple[int, int]) -> int:
+    """Return the value at one place of the permutation of [0, n)."""
+    return _fisher_yates(n, key)[place] if n <= LARGEST_TABLE else forward(place, n, key=key)
+
+
 def forward(place: int, n: int, *, key: tuple[int, int]) -> int:
     """Send one place through the Feistel network until it falls inside [0, n)."""
     bits = (n - 1).bit_length()

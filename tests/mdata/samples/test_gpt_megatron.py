@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 import mdata
 from mdata import UsageError
 from mdata.order.megatron import MegatronRequest
-from mdata.reference import gather as slow
-from mdata.reference.megatron_order import indices
+from mdata.reference.gpt_samples import megatron_samples
 from mdata.samples import MegatronGptSamples, RowOptions, effective_pad
 from tests.conftest import oracle_folder
 from tests.helpers.corpora import FileStream, write_pair
@@ -97,50 +96,6 @@ def check_read(dataset, samples, rows) -> None:
     assert np.array_equal(buffer[:, :-1], read.tokens)
 
 
-def twin(lengths: list[int], tokens: list[int], request: MegatronRequest, options: RowOptions) -> list[dict]:
-    """All samples, from the specification: pieces joined, padded, finished."""
-    extra, length = int(request.extra_token), request.sequence_length
-    documents, rows, shuffle = indices(
-        lengths,
-        (request.first, request.stop),
-        wanted=request.num_samples,
-        q=length,
-        seed=request.seed,
-        extra=extra,
-        keep=request.keep_partial,
-    )
-    starts = np.cumsum([0, *lengths])
-    samples = []
-    for k in shuffle:
-        (d0, o0), (d1, o1) = rows[k], rows[k + 1]
-        parts = []
-        for d in range(d0, d1 + 1):
-            stop = o1 + extra if d == d1 else lengths[documents[d]]
-            base = int(starts[documents[d]])
-            parts.append(tokens[base + (o0 if d == d0 else 0) : base + stop])
-        text = [token for part in parts for token in part]
-        pieces = [len(part) for part in parts]
-        if extra:
-            pieces[-1] -= 1
-            pieces = pieces[:-1] if pieces[-1] == 0 else pieces
-        pieces[-1] += length - sum(pieces)
-        cuts = np.cumsum([0, *pieces]).tolist()
-        row = slow.finish(
-            text + [options.pad] * (length + 1 - len(text)),
-            len(text),
-            cuts=cuts[:-1] if options.document_masks else [],
-            pad=options.pad,
-            mask_eod=options.eod if options.mask_eod else None,
-            restart_at_eod=options.eod if options.reset_position_ids else None,
-        )
-        found = {"tokens": row.text[:-1], "labels": row.text[1:], "loss_mask": row.loss, "position_ids": row.positions}
-        if options.document_masks:
-            cuts = cuts if len(cuts) <= length + 1 else sorted(set(cuts))
-            found |= {"cu_seqlens": cuts + [length] * (length + 1 - len(cuts)), "max_seqlen": max(pieces)}
-        samples.append(found)
-    return samples
-
-
 @examples(150)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.data())
 def test_samples_are_those_of_the_twin(tmp_path_factory, lengths, data):
@@ -170,7 +125,7 @@ def test_samples_are_those_of_the_twin(tmp_path_factory, lengths, data):
     write_pair(prefix, [[length] for length in lengths], tokens=np.array(tokens))
     made = MegatronGptSamples(FileStream(prefix), request, options=options)
     found = [{name: value.tolist() for name, value in made.sample(k).items()} for k in range(made.num_samples)]
-    assert found == twin(lengths, tokens, request, options)
+    assert found == megatron_samples(lengths, tokens, request=request, options=options)
 
 
 def test_a_sample_does_not_depend_on_what_was_read_before(tmp_path):

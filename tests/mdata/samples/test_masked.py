@@ -13,65 +13,13 @@ from hypothesis import strategies as st
 
 from mdata import UsageError, _core, open_corpus
 from mdata._core import MaskRule
-from mdata.keys import derive_key
 from mdata.reference import masking as twin
 from mdata.samples.bert import BertOptions, BertSamples
 from mdata.samples.masked import MaskingOptions
 from mdata.samples.t5 import T5Options, T5Samples
-from mdata.samples.vocabulary import MaskedVocabulary
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
-
-KINDS = (BertSamples, T5Samples)
-TWINS = {BertSamples: twin.bert, T5Samples: twin.t5}
-
-
-def make_vocabulary(*, pad: int | None = 0, sentinels: int = 30) -> MaskedVocabulary:
-    """Ids 0 to 59; every third continues a word; 60 on are sentinels."""
-    return MaskedVocabulary(
-        ids=tuple(range(60)),
-        continuations=tuple(range(9, 60, 3)),
-        cls=2,
-        sep=3,
-        mask=4,
-        bos=5,
-        eos=6,
-        pad=pad,
-        sentinels=tuple(range(60, 60 + sentinels)),
-    )
-
-
-def make_corpus(folder, documents: list[list[int]], *, seed: int = 0):
-    """A corpus of random ids (special ones now and then), documents given by the sizes of their sentences."""
-    lengths = [size for document in documents for size in document]
-    tokens = np.random.default_rng(seed).integers(0, 60, sum(lengths))
-    prefix = folder / "x_text_sentence"
-    write_pair(prefix, documents, tokens=tokens, code=8)
-    return open_corpus(prefix)
-
-
-def sentences_of(corpus, row) -> list[list[int]]:
-    return [corpus.readers[0].sequence(i).tolist() for i in range(row[0], row[1])]
-
-
-def draws_of(samples, k: int):
-    """The generator that the twin draws sample k from."""
-    if samples.order == "megatron":
-        return np.random.RandomState((samples.options.seed + k) % 2**32)
-    key = derive_key(f"{samples.kind} sample v1", samples.options.seed, samples.corpus.id)
-    return twin.KeyedDraws((key.low, key.high), k)
-
-
-def expected(samples, k: int, row) -> dict | None:
-    return TWINS[type(samples)](
-        sentences_of(samples.corpus, row),
-        int(row[2]),
-        options=samples.options,
-        vocabulary=samples.vocabulary,
-        draws=draws_of(samples, k),
-        by_value=samples.order == "megatron",
-    )
-
+from tests.helpers.masked import KINDS, expected, make_corpus, make_vocabulary, sentences_of
 
 SIZES = st.one_of(st.integers(0, 3), st.integers(4, 25), st.just(513))
 DOCUMENTS = st.lists(st.lists(SIZES, max_size=5), min_size=1, max_size=6)

@@ -1,0 +1,95 @@
+"""Corpora and vocabularies for BERT and T5 samples, and what their twins make of a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mdata import Corpus, open_corpus
+from mdata.keys import derive_key
+from mdata.reference import masking as twin
+from mdata.reference.mapping import Row, keyed_words, one_epoch, shuffled, words32
+from mdata.reference.permutation import entry
+from mdata.samples.bert import BertSamples
+from mdata.samples.t5 import T5Samples
+from mdata.samples.vocabulary import MaskedVocabulary
+from tests.helpers.corpora import write_pair
+
+KINDS = (BertSamples, T5Samples)
+TWINS = {BertSamples: twin.bert, T5Samples: twin.t5}
+
+
+def make_vocabulary(*, pad: int | None = 0, sentinels: int = 30) -> MaskedVocabulary:
+    """Ids 0 to 59; every third continues a word; 60 on are sentinels."""
+    return MaskedVocabulary(
+        ids=tuple(range(60)),
+        continuations=tuple(range(9, 60, 3)),
+        cls=2,
+        sep=3,
+        mask=4,
+        bos=5,
+        eos=6,
+        pad=pad,
+        sentinels=tuple(range(60, 60 + sentinels)),
+    )
+
+
+def make_corpus(folder: Path, documents: Sequence[Sequence[int]], *, seed: int = 0) -> Corpus:
+    """A corpus of random ids (special ones now and then), documents given by the sizes of their sentences."""
+    lengths = [size for document in documents for size in document]
+    tokens = np.random.default_rng(seed).integers(0, 60, sum(lengths))
+    prefix = folder / "x_text_sentence"
+    write_pair(prefix, documents, tokens=tokens, code=8)
+    return open_corpus(prefix)
+
+
+def sentences_of(corpus: Corpus, row: Sequence[int]) -> list[list[int]]:
+    """The text of a row of a mapping."""
+    return [corpus.readers[0].sequence(i).tolist() for i in range(row[0], row[1])]
+
+
+def rows_of(documents: Sequence[Sequence[int]], *, options, kind: str, order: str, corpus_id: str) -> list[Row]:
+    """All rows of all documents, given by the sizes of their sentences; num_samples of Megatron's order is None."""
+    firsts = list(zip(np.cumsum([0, *map(len, documents)]).tolist(), documents, strict=False))
+    head = kind == "bert" and options.head
+    rule = {
+        "longest": options.sequence_length - 3 if kind == "bert" else options.encoder_length - 2,
+        "short_probability": options.short_probability,
+        "least_sentences": 2 if head else 1,
+    }
+    if order == "megatron":
+        words = words32(options.seed)
+        return shuffled(one_epoch(firsts, **rule, words_of=lambda _: words), options.seed)
+    key = derive_key(f"{kind} mapping v1", options.seed, corpus_id)
+    return one_epoch(firsts, **rule, words_of=lambda d: keyed_words((key.low, key.high), d))
+
+
+def row_of(rows: list[Row], k: int, *, options, kind: str, order: str, corpus_id: str) -> Row:
+    """The row of sample k of these rows: k itself, or by the permutation of its epoch."""
+    if order == "megatron":
+        return rows[k]
+    epoch, place = divmod(k, len(rows))
+    key = derive_key(f"{kind} order v1", options.seed, corpus_id, epoch)
+    return rows[entry(place, len(rows), key=(key.low, key.high))]
+
+
+def draws_of(samples, k: int):
+    """The generator that the twin draws sample k from."""
+    if samples.order == "megatron":
+        return np.random.RandomState((samples.options.seed + k) % 2**32)
+    key = derive_key(f"{samples.kind} sample v1", samples.options.seed, samples.corpus.id)
+    return twin.KeyedDraws((key.low, key.high), k)
+
+
+def expected(samples, k: int, row: Sequence[int]) -> dict | None:
+    """Sample k, made from its row, as the twin says; None where it has no room."""
+    return TWINS[type(samples)](
+        sentences_of(samples.corpus, row),
+        int(row[2]),
+        options=samples.options,
+        vocabulary=samples.vocabulary,
+        draws=draws_of(samples, k),
+        by_value=samples.order == "megatron",
+    )

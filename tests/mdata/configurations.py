@@ -1,0 +1,369 @@
+"""Random configurations of every order and kind of sample against the slow twins, by number.
+
+`check(family, number, folder=...)` makes configuration `number` of a family, always the same one, compares all that
+the fast code makes of it with the twin, and returns the edges it met. As a program it runs many and stops at the
+first that differs: `python -m tests.mdata.configurations --count 10000 [--families ...] [--first N]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+from mdata import UsageError
+from mdata.keys import derive_key
+from mdata.order import NativeOrder, OrderKey
+from mdata.order.megatron import MegatronRequest, build
+from mdata.reference.gpt_samples import Native, document_sample, megatron_samples, native_sample
+from mdata.reference.mapping import Row, keyed_words, one_epoch, shuffled, words32
+from mdata.reference.megatron_order import indices
+from mdata.reference.native_order import native_start
+from mdata.samples import DocumentSamples, GptSamples, MegatronGptSamples
+from mdata.samples.bert import BertOptions, BertSamples
+from mdata.samples.mapping import MappingOptions, megatron_mapping, native_mapping
+from mdata.samples.masked import MaskingOptions
+from mdata.samples.rows import RowKind, empty_rows, finish
+from mdata.samples.t5 import T5Options, T5Samples
+from tests.helpers.corpora import FileStream, write_pair
+from tests.helpers.masked import expected, make_corpus, make_vocabulary, row_of, rows_of
+from tests.mdata import layouts
+
+SAMPLES = 12  # of a configuration that are compared, where it has more
+
+
+class Refused:
+    """A block that is to end in UsageError if `wrong`, else without."""
+
+    def __init__(self, wrong: bool) -> None:
+        self._wrong = wrong
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, *_: object) -> bool:
+        if self._wrong:
+            assert kind is UsageError, f"refused: {kind}"
+            return True
+        return False
+
+
+def megatron_order(random: Random, _folder: Path) -> set[str]:
+    """Document, sample and shuffle index."""
+    layout = layouts.draw_layout(random)
+    request, met = draw_request(random, layout)
+    lengths = np.array(layout.lengths, np.int32)
+    wrong = layout.tokens == 0 and request.num_samples is not None
+    with Refused(wrong):
+        made = build(lengths, request, threads=random.choice((1, 2)))
+    if wrong:
+        return met | {"refused"}
+    documents, samples, shuffle = indices(
+        layout.lengths,
+        (layout.first, layout.stop),
+        wanted=request.num_samples,
+        q=layout.length,
+        seed=request.seed,
+        extra=layout.extra,
+        keep=request.keep_partial,
+    )
+    assert made.documents.tolist() == documents
+    assert list(map(tuple, made.samples.tolist())) == samples
+    assert made.shuffle.tolist() == shuffle
+    return met
+
+
+def draw_request(random: Random, layout: layouts.Layout) -> tuple[MegatronRequest, set[str]]:
+    """A request for a layout, and the edges of both."""
+    wanted, met = layouts.draw_wanted(random, layout)
+    keep = random.random() < 0.5
+    request = MegatronRequest(
+        first=layout.first,
+        stop=layout.stop,
+        sequence_length=layout.length,
+        num_samples=wanted,
+        seed=layouts.draw_seed(random),
+        extra_token=bool(layout.extra),
+        keep_partial=keep,
+    )
+    return request, met | layout.edges | ({"partial kept"} if keep else set())
+
+
+def megatron_gpt(random: Random, folder: Path) -> set[str]:
+    """Samples of Megatron's order."""
+    layout = layouts.draw_layout(random)
+    request, met = draw_request(random, layout)
+    options = layouts.draw_options(random, layout, megatron=True)
+    tokens = layouts.draw_tokens(random, layout)
+    write_pair(folder / "x", layout.documents, tokens=np.array(tokens, np.int64), code=random.choice((4, 8)))
+    wrong = layout.tokens == 0 and request.num_samples is not None
+    with Refused(wrong):
+        made = MegatronGptSamples(FileStream(folder / "x"), request, options=options)
+    if wrong:
+        return met | {"refused"}
+    wanted = megatron_samples(layout.lengths, tokens, request=request, options=options)
+    assert made.num_samples == len(wanted)
+    numbers = random.sample(range(len(wanted)), min(SAMPLES, len(wanted)))
+    compare(made, {k: wanted[k] for k in numbers})
+    return met
+
+
+def native_order(random: Random, _folder: Path) -> set[str]:
+    """First tokens of the native order; one text in ten is so long that its permutation is a network."""
+    layout = layouts.draw_layout(random)
+    tokens, met = layout.tokens, set(layout.edges)
+    if random.random() < 0.1:
+        tokens, met = random.choice((10**5, 2**31, 2**40)) * layout.length + random.randint(0, 9), {"network"}
+    seed, shuffle = random.choice((0, 1234, 2**64)), random.random() < 0.7
+    least = layout.extra + (layout.length if shuffle else 1)
+    known = {"extra_token": bool(layout.extra), "shuffle": shuffle}
+    with Refused(tokens < least):
+        order = NativeOrder(tokens, layout.length, key=OrderKey(seed, "some corpus"), **known)
+    if tokens < least:
+        return met | {"refused"}
+    if not shuffle:
+        num_samples = order.num_samples
+        assert (num_samples - 1) * layout.length < tokens - layout.extra <= num_samples * layout.length
+        last = min(num_samples, 100)
+        assert order.starts(np.arange(last)).tolist() == [k * layout.length for k in range(last)]
+        return met | {"one pass"}
+    numbers = draw_numbers(random, order.samples_per_epoch)
+    given = {"tokens": tokens, "length": layout.length, "extra": layout.extra, "seed": seed}
+    starts = [native_start(k, corpus_id="some corpus", **given) for k in numbers]
+    assert order.starts(numbers).tolist() == starts
+    for k, start in zip(numbers, starts, strict=True):
+        assert order.sample_at(k // order.samples_per_epoch, start) == k
+    return met | {"shuffled"}
+
+
+def draw_numbers(random: Random, per_epoch: int) -> list[int]:
+    """Samples of the first epochs, and of one far away."""
+    far = random.choice((2**31, 2**32, 2**40)) + random.randint(-2, 2)
+    return [*(random.randrange(3 * per_epoch) for _ in range(SAMPLES - 2)), per_epoch, far]
+
+
+def native_gpt(random: Random, folder: Path) -> set[str]:
+    """Samples of the native order: single ones, many at once, and by the one call for an epoch."""
+    layout = layouts.draw_layout(random)
+    options, tokens = layouts.draw_options(random, layout, megatron=False), layouts.draw_tokens(random, layout)
+    write_pair(folder / "x", layout.documents, tokens=np.array(tokens, np.int64), code=random.choice((4, 8)))
+    shuffle, seed = random.random() < 0.7, random.randint(0, 3)
+    known = {"extra_token": bool(layout.extra), "shuffle": shuffle, "seed": seed, "options": options}
+    wrong = layout.tokens < layout.extra + (layout.length if shuffle else 1)
+    met = {"shuffled" if shuffle else "one pass", *layout.edges}
+    with Refused(wrong):
+        made = GptSamples(FileStream(folder / "x"), (layout.first, layout.stop), **known)
+    if wrong:
+        return met | {"refused"}
+    per_epoch = made.order.samples_per_epoch
+    numbers = draw_numbers(random, per_epoch) if shuffle else list(range(made.num_samples))[-SAMPLES:]
+    assert shuffle or made.num_samples == -(-(layout.tokens - layout.extra) // layout.length)
+    before = sum(layout.lengths[: layout.first])
+    told = {"document_lengths": list(map(sum, layout.documents)), "options": options}
+    order = Native(seed, made.corpus.id, layout.extra, shuffle)
+    span = (before, before + layout.tokens)
+    wanted = {k: native_sample(k, tokens, span=span, order=order, **told) for k in numbers}
+    compare(made, wanted)
+    if shuffle:
+        epoch = random.choice(numbers) // per_epoch
+        inside = {k: sample for k, sample in wanted.items() if k // per_epoch == epoch}
+        rows = made.read(np.array(list(inside)), empty_rows(len(inside), options))
+        compare_rows(rows, list(inside.values()), length=options.sequence_length)
+    return met
+
+
+def one_document(random: Random, folder: Path) -> set[str]:
+    """One document a row."""
+    layout = layouts.draw_layout(random)
+    options, tokens = layouts.draw_options(random, layout, megatron=False), layouts.draw_tokens(random, layout)
+    write_pair(folder / "x", layout.documents, tokens=np.array(tokens, np.int64))
+    first, last = sorted(random.randint(0, len(layout.documents)) for _ in range(2))
+    texts = layouts.document_tokens(layout.documents, tokens)[first:last]
+    longer, shuffle, seed = random.choice(("cut", "drop")), random.random() < 0.7, random.randint(0, 3)
+    count = len(texts) if longer == "cut" else sum(2 <= len(text) <= layout.length + 1 for text in texts)
+    met = {longer, "shuffled" if shuffle else "one pass"} | ({"empty document"} if [] in texts else set())
+    with Refused(count == 0):
+        known = {"options": options, "seed": seed, "shuffle": shuffle, "longer": longer}
+        made = DocumentSamples(FileStream(folder / "x"), (first, last), **known)
+    if count == 0:
+        return met | {"refused"}
+    assert made.num_samples == (None if shuffle else count)
+    numbers = draw_numbers(random, count) if shuffle else list(range(count))[-SAMPLES:]
+    order = Native(seed, made.corpus.id, shuffle=shuffle)
+    compare(made, {k: document_sample(k, texts, longer=longer, options=options, order=order) for k in numbers})
+    return met
+
+
+def compare(made: RowKind, wanted: dict[int, dict]) -> None:
+    """Single samples, and all of them at once, are the twin's."""
+    for k, sample in wanted.items():
+        assert {name: value.tolist() for name, value in made.sample(k).items()} == sample, f"sample {k}"
+    rows = empty_rows(len(wanted), made.options)
+    gathered = made.gather(np.array(list(wanted), np.int64), rows.text)
+    compare_rows(
+        finish(rows, gathered, options=made.options), list(wanted.values()), length=made.options.sequence_length
+    )
+
+
+def compare_rows(rows, wanted: list[dict], *, length: int) -> None:
+    """Rows read at once are the twin's samples."""
+    for name in ("tokens", "labels", "loss_mask", "position_ids"):
+        array = getattr(rows, name)
+        assert array is None or array.tolist() == [sample[name] for sample in wanted], name
+    if rows.cu_seqlens is not None:
+        starts = {i * length + start for i, sample in enumerate(wanted) for start in sample["cu_seqlens"]}
+        assert rows.cu_seqlens.tolist() == sorted(starts | {0})
+        assert rows.max_seqlen == max((sample["max_seqlen"] for sample in wanted), default=0)
+
+
+def mapping(random: Random, _folder: Path) -> set[str]:
+    """Rows of sentences, in both orders."""
+    documents, before = layouts.draw_documents(random), random.randint(0, 3)
+    options = MappingOptions(
+        longest=random.randint(2, 30),
+        least_sentences=random.choice((1, 1, 2, 2, 3)),
+        short_probability=random.choice((0.0, 0.1, 0.3, 0.4, 0.5, 0.7, 1.0)),
+    )
+    boundaries = np.cumsum([before, *map(len, documents)])
+    sizes = np.array([7] * before + [size for one in documents for size in one], np.int32)
+    firsts = list(zip(boundaries.tolist(), documents, strict=False))
+    rule = {"longest": options.longest, "short_probability": options.short_probability}
+    rule["least_sentences"] = options.least_sentences
+    seed, asked = (
+        random.choice((0, 2**32 - 2, random.getrandbits(31))),
+        random.choice((None, 0, 1, random.randint(0, 60))),
+    )
+    words = words32(seed)
+    rows = whole_epochs(lambda: one_epoch(firsts, **rule, words_of=lambda _: words), asked)
+    with Refused(not rows and asked != 0):
+        made = megatron_mapping(boundaries, sizes, options=options, seed=seed, num_samples=asked)
+        assert list(map(tuple, made.tolist())) == shuffled(rows, seed)
+    key, number = derive_key("test", seed), random.choice((0, 2**32, 2**40))
+    native = one_epoch(firsts, **rule, words_of=lambda d: keyed_words((key.low, key.high), number + d))
+    with Refused(not native):
+        made = native_mapping(boundaries, sizes, options=options, key=key, first_document=number)
+        assert list(map(tuple, made.tolist())) == native
+    return {f"least {options.least_sentences}", "asked" if asked else "not asked", "rows" if native else "refused"}
+
+
+def whole_epochs(epoch, asked: int | None) -> list[Row]:
+    """Rows of so many epochs that there are as many as asked for."""
+    rows: list[Row] = []
+    while asked is None or len(rows) < asked:
+        more = epoch()
+        rows += more
+        if asked is None or not more:
+            break
+    return rows
+
+
+def masked(random: Random, folder: Path) -> set[str]:
+    """Samples of BERT and T5, in both orders."""
+    documents = [*layouts.draw_documents(random), [3, 1]]
+    order, kind = random.choice(("native", "megatron")), random.choice((BertSamples, T5Samples))
+    masking = {
+        "probability": random.choice((0.01, 0.15, 0.15, 0.5, 0.99)),
+        "max_ngram": random.choice((1, 2, 3, 9, 10, 140)),
+        "whole_words": random.random() < 0.5,
+        "longer_ngrams": random.random() < 0.3,
+        "geometric": random.random() < 0.3,
+    }
+    masking["permutation"] = (
+        kind is BertSamples and order == "native" and not masking["geometric"] and random.random() < 0.4
+    )
+    shared = {"masking": MaskingOptions(**masking), "short_probability": random.choice((0.0, 0.3, 1.0))}
+    shared["seed"] = random.choice((1, 1234, 2**32 - 2))
+    if kind is BertSamples:
+        options = BertOptions(sequence_length=random.randint(5, 60), head=random.random() < 0.5, **shared)
+    else:
+        options = T5Options(encoder_length=random.randint(4, 60), decoder_length=random.randint(3, 50), **shared)
+    vocabulary = make_vocabulary(pad=random.choice((None, 0, 1, 2, 6, 17)), sentinels=random.choice((1, 3, 30)))
+    corpus = make_corpus(folder, documents, seed=random.getrandbits(30))
+    made = kind(corpus, (0, corpus.num_documents), options=options, vocabulary=vocabulary, order=order)
+    known = {"options": options, "kind": kind.kind, "order": order, "corpus_id": corpus.id}
+    rows = rows_of(documents, **known)
+    assert made.num_samples == (len(rows) if order == "megatron" else None)
+    met = {f"{kind.kind} {order}"}
+    for k in random.sample(range(len(rows) if order == "megatron" else 3 * len(rows)), min(3, len(rows))):
+        wanted = expected(made, k, row_of(rows, k, **known))
+        with Refused(wanted is None):
+            assert {name: array.tolist() for name, array in made.sample(k).items()} == wanted
+        met |= {"no room"} if wanted is None else set()
+    return met
+
+
+FAMILIES = {
+    "megatron order": megatron_order,
+    "megatron gpt": megatron_gpt,
+    "native order": native_order,
+    "native gpt": native_gpt,
+    "one document": one_document,
+    "mapping": mapping,
+    "masked": masked,
+}
+
+
+def check(family: str, number: int, *, folder: Path) -> set[str]:
+    """Compare one configuration with its twin; the edges that it met.
+
+    Raises:
+        AssertionError: they differ; a note tells which configuration.
+    """
+    try:
+        return FAMILIES[family](Random(f"{family} {number}"), folder)
+    except Exception as error:
+        error.add_note(f"configuration {number} of {family!r}")
+        raise
+
+
+def run(family: str, numbers: range) -> Counter[str]:
+    """Compare many; how often each edge was met."""
+    met: Counter[str] = Counter()
+    for start in range(numbers.start, numbers.stop, 500):
+        with contextlib.closing(Folder()) as folder:
+            for number in range(start, min(start + 500, numbers.stop)):
+                met.update(check(family, number, folder=folder.next()))
+    return met
+
+
+class Folder:
+    """A folder for each configuration: a pair that is still mapped is not written over."""
+
+    def __init__(self) -> None:
+        self._all = tempfile.TemporaryDirectory(prefix="mdata-configurations-")
+        self._made = 0
+
+    def next(self) -> Path:
+        """A new one."""
+        self._made += 1
+        path = Path(self._all.name) / str(self._made)
+        path.mkdir()
+        return path
+
+    def close(self) -> None:
+        """Away with all of them."""
+        self._all.cleanup()
+
+
+def main() -> None:
+    """Run many of each family."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
+    arguments = parser.parse_args()
+    for family in arguments.families:
+        began = time.process_time()
+        met = run(family, range(arguments.first, arguments.first + arguments.count))
+        told = ", ".join(f"{name} {count}" for name, count in sorted(met.items()))
+        print(f"{family}: {arguments.count} equal in {time.process_time() - began:.0f} s ({told})", flush=True)
+
+
+if __name__ == "__main__":
+    main()
