@@ -1,6 +1,7 @@
 """Manifests: what a corpus or a blend is, in one JSON document that is checked whenever it is read."""
 
 from mdata.manifest.identity import blend_id, checksum, corpus_id, hash_of, manifest_id, sealed
+from mdata.manifest.schedules import caps_of, is_plain, phases_of, schedules, unit_of
 from mdata.manifest.store import load, parse, save
 from mdata.manifest.structs import (
     FORMAT,
@@ -9,8 +10,11 @@ from mdata.manifest.structs import (
     BlendManifest,
     BlockHashes,
     CorpusManifest,
+    EarlierPhases,
+    GroupShare,
     InputFile,
     Manifest,
+    NamedSet,
     Origins,
     Phase,
     Provenance,
@@ -18,6 +22,7 @@ from mdata.manifest.structs import (
     Share,
     Statistics,
     TokenizerFacts,
+    Unit,
 )
 
 __all__ = [
@@ -27,8 +32,11 @@ __all__ = [
     "BlendManifest",
     "BlockHashes",
     "CorpusManifest",
+    "EarlierPhases",
+    "GroupShare",
     "InputFile",
     "Manifest",
+    "NamedSet",
     "Origins",
     "Phase",
     "Provenance",
@@ -36,13 +44,19 @@ __all__ = [
     "Share",
     "Statistics",
     "TokenizerFacts",
+    "Unit",
     "blend_id",
+    "caps_of",
     "checksum",
     "corpus_id",
     "hash_of",
+    "is_plain",
     "load",
     "manifest_id",
     "parse",
+    "phases_of",
     "save",
+    "schedules",
     "sealed",
+    "unit_of",
 ]

@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 import msgspec
 from blake3 import blake3
 
+from mdata.blend.schedule import canonical as canonical_phase
 from mdata.blend.shares import integer_weights
+from mdata.manifest.schedules import caps_of, is_plain, schedules
 from mdata.manifest.structs import FORMAT, VERSION, BlendManifest, CorpusManifest, Manifest
 
 M = TypeVar("M", CorpusManifest, BlendManifest)
@@ -62,13 +64,26 @@ def corpus_id(corpus: CorpusManifest) -> str:
 
 
 def blend_id(blend: BlendManifest) -> str:
-    """hash(algorithm, component ids, reduced shares, groups, caps, phases); never names or paths."""
+    """hash(algorithm, components, shares in lowest terms, phases); never names, paths, validation sets, nor headings.
+
+    Blends of weights alone keep the form that they had before there was anything else.
+    """
+    if is_plain(blend):
+        return _identity(
+            "blend",
+            algorithm=blend.algorithm,
+            components=[[part.id, part.group, part.cap] for part in blend.components],
+            shares=integer_weights([part.share for part in blend.components]),
+            phases=[],
+        )
     return _identity(
         "blend",
         algorithm=blend.algorithm,
-        components=[[part.id, part.group, part.cap] for part in blend.components],
-        shares=integer_weights([part.share for part in blend.components]),
-        phases=[[phase.samples, integer_weights(phase.shares)] for phase in blend.phases],
+        components=[
+            [part.id, None if cap is None else str(cap)]
+            for part, cap in zip(blend.components, caps_of(blend), strict=True)
+        ],
+        schedules=[[part.until, [canonical_phase(phase) for phase in part.phases]] for part in schedules(blend)],
     )
 
 

@@ -4,14 +4,15 @@ Two kinds share one envelope: a corpus (what `preprocess` wrote) and a blend (wh
 shares). Counts are integers of 64 bits, hashes are BLAKE3 in lower-case hex, paths are relative to the
 manifest's folder with `/`. There are no floating-point numbers anywhere: a share is kept as the text that
 was given. Unknown fields are refused, except under `notes`, which neither the id nor any code of ours
-reads.
+reads. What was added after the first manifests were written is left out where it is not used (UNSET), so that those
+keep their checksums and ids.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 FORMAT: Literal["mdata-manifest"] = "mdata-manifest"
 VERSION: Literal[1] = 1
@@ -125,26 +126,67 @@ class CorpusManifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     notes: dict[str, Any] = field(default_factory=dict)
 
 
+Unit = Literal["weight", "tokens", "samples", "epochs"]
+
+
 class BlendComponent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One corpus of a blend: where its manifest (or bare prefix) lies, its id, its share as given."""
+    """One corpus of a blend: where its manifest (or bare prefix) lies, its id, its share as given.
+
+    `unit` is what the share counts (left out: weight), `cap` the most epochs of it in all of the training.
+    """
 
     path: RelativePath
     id: Hash
     name: str
     share: Share
     group: str | None
-    cap: str | None
+    cap: Share | None
+    unit: Unit | UnsetType = UNSET
+
+
+class GroupShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all members of a group get together; their own shares are weights inside it."""
+
+    share: Share
+    unit: Unit | UnsetType = UNSET
 
 
 class Phase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A span of training with its own shares, one per component; `samples` null: without end."""
+    """A span of training with its own shares, one per component; "0": not read.
+
+    Its length is `samples` or `tokens`; without both it ends with its amounts, or never. `units`: of the shares (left
+    out: weights). `groups`: shares of groups. `ramp`: weights go in a line from those of the phase before to these.
+    """
 
     samples: Count | None
     shares: list[Share]
+    tokens: Count | UnsetType = UNSET
+    units: list[Unit] | UnsetType = UNSET
+    groups: dict[str, GroupShare] | UnsetType = UNSET
+    ramp: bool | UnsetType = UNSET
+
+
+class EarlierPhases(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a changed blend planned before: all of its phases then, left at sample `until`."""
+
+    until: Count
+    phases: Annotated[list[Phase], Meta(min_length=1)]
+
+
+class NamedSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A validation or test set: a corpus or blend manifest, or a bare prefix, and its id."""
+
+    name: str
+    path: RelativePath
+    id: Hash
 
 
 class BlendManifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="blend", tag_field="kind"):
-    """Corpora and their shares. No phases: one phase without end, with the components' shares."""
+    """Corpora and their shares. No phases: one phase with the components' shares.
+
+    `groups` are those of the components' shares. `parent` is the id of the blend that this one continues, from the
+    last `until` of `earlier` on.
+    """
 
     format: Literal["mdata-manifest"]
     version: Literal[1]
@@ -155,6 +197,10 @@ class BlendManifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     phases: list[Phase]
     parent: Hash | None
     notes: dict[str, Any] = field(default_factory=dict)
+    groups: dict[str, GroupShare] | UnsetType = UNSET
+    earlier: list[EarlierPhases] | UnsetType = UNSET
+    valid: list[NamedSet] | UnsetType = UNSET
+    test: list[NamedSet] | UnsetType = UNSET
 
 
 Manifest = CorpusManifest | BlendManifest

@@ -1,0 +1,125 @@
+"""What is asked of a blend, exactly: phases, and what each component gets in each of them.
+
+A share has one of four units: a weight divides what a phase has left; tokens, samples and epochs are amounts. A
+group's share is divided among its members by their weights, so that everything below knows components alone. A
+changed blend has several schedules: each but the last was left at a sample number, whatever it had planned after it,
+and is resolved by itself, so that a change alters nothing before it. Exact fractions throughout; no manifests, no
+sizes of corpora (those are for `mdata.blend.resolve`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal, NamedTuple
+
+from mdata.errors import UsageError
+
+Unit = Literal["weight", "tokens", "samples", "epochs"]
+WEIGHT: Unit = "weight"
+
+
+class Ask(NamedTuple):
+    """What one component is to get in a phase: a weight, or an amount; 0 is nothing."""
+
+    unit: Unit
+    amount: Fraction
+
+
+def exact(share: str) -> Fraction:
+    """A share's text as a number.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        return Fraction(share)
+    except (ValueError, ZeroDivisionError) as error:
+        raise UsageError("a share is no number", found=repr(share), expected='0.7, 3, 1e9 or "1/3"') from error
+
+
+NOTHING = Ask(WEIGHT, Fraction(0))
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPhase:
+    """A span of training, one ask a component.
+
+    Args:
+        asks: of the components, groups already divided.
+        samples, tokens: its length, at most one of them; neither: as long as the amounts, or without end.
+        ramp: the weights go in a straight line from those of the phase before to these.
+    """
+
+    asks: tuple[Ask, ...]
+    samples: int | None = None
+    tokens: int | None = None
+    ramp: bool = False
+
+    @property
+    def endless(self) -> bool:
+        """Weights alone, and no length."""
+        return self.samples is None and self.tokens is None and not any(ask.unit != WEIGHT for ask in self.asks)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Phases one after another; `until` is the sample of the blend at which it was left for the next schedule."""
+
+    phases: tuple[AskedPhase, ...]
+    until: int | None = None
+
+
+def divide_groups(
+    asks: Sequence[Ask],
+    members: Sequence[str | None],
+    *,
+    shares: Mapping[str, Ask],
+    names: Sequence[str],
+) -> tuple[Ask, ...]:
+    """Asks of components alone: a group's share times the member's part of the group's weights.
+
+    Args:
+        asks: of the components, those of members being weights inside their group.
+        members: the group of each component, if any.
+        shares: group -> what all of it gets; a group that is not named here is only a heading.
+        names: of the components, for messages.
+
+    Raises:
+        UsageError: a member with an amount of its own, a group without weights, or a group counted in epochs.
+    """
+    sums: dict[str, Fraction] = dict.fromkeys(shares, Fraction(0))
+    for ask, group, name in zip(asks, members, names, strict=True):
+        if group in sums:
+            if ask.unit != WEIGHT:
+                raise UsageError(
+                    f"{name} has a share in {ask.unit}, and its group {group} has a share of its own",
+                    expected="weights inside a group that has a share",
+                    fix=f"a weight for {name}, or no share for the group {group}",
+                )
+            sums[group] += ask.amount
+    for group, whole in sums.items():
+        if shares[group].unit == "epochs" or (whole == 0 and shares[group].amount > 0):
+            raise UsageError(
+                f"the group {group} cannot be given its share",
+                found=f"{shares[group].amount} {shares[group].unit}" if whole else "no weights inside it",
+                expected="a group's weight, tokens or samples, and a weight inside it",
+                fix="epochs stand at the components",
+            )
+    return tuple(
+        Ask(shares[group].unit, shares[group].amount * ask.amount / sums[group] if ask.amount else Fraction(0))
+        if group in sums
+        else ask
+        for ask, group in zip(asks, members, strict=True)
+    )
+
+
+def canonical(phase: AskedPhase) -> list[object]:
+    """What the id of a blend hashes of a phase: weights as parts of 1, so that 7 : 3 is 0.7 : 0.3."""
+    whole = sum((ask.amount for ask in phase.asks if ask.unit == WEIGHT), Fraction(0))
+    asks = []
+    for ask in phase.asks:
+        amount = ask.amount / whole if ask.unit == WEIGHT and whole else ask.amount
+        asks.append([ask.unit if amount else WEIGHT, str(amount)])
+    return [phase.samples, phase.tokens, phase.ramp, asks]

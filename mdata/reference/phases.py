@@ -1,0 +1,51 @@
+"""Twin of mdata/blend/phases.py and apportion.py: phases dealt one after another, whole samples for exact targets.
+
+A segment is (weights, length), with 0 for a component that is not read and None for a length without end. Targets are
+rows of fractions, one row for the end of each piece, counted from the beginning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+from mdata.reference import blend
+
+Segment = tuple[Sequence[int], int | None]
+
+
+def apportion(targets: Sequence[Sequence[Fraction]]) -> list[list[int]]:
+    """Return what each component has been given at the end of each piece: sample by sample, what is due first."""
+    given, rows = [0] * len(targets[0]), []
+    for piece, row in enumerate(targets):
+
+        def urgency(i: int, piece: int = piece, row: Sequence[Fraction] = row) -> tuple[int, Fraction, int]:
+            later = range(piece, len(targets))
+            due = next((d for d in later if targets[d][i] >= given[i] + 1), len(targets))
+            return due, given[i] - row[i], i
+
+        while sum(given) < math.ceil(sum(row)):
+            begun = [i for i in range(len(row)) if row[i] > given[i]]
+            given[min(begun, key=urgency)] += 1
+        rows.append(list(given))
+    return rows
+
+
+def counts(segments: Sequence[Segment], k: int) -> list[int]:
+    """Return how many of the first k samples each component gives."""
+    given = [0] * len(segments[0][0])
+    for weights, length in segments:
+        used = [i for i, weight in enumerate(weights) if weight]
+        here = k if length is None else min(k, length)
+        for leaf, count in blend.counts(blend.build([weights[i] for i in used]), here).items():
+            given[used[leaf]] += count
+        k -= here
+    return given
+
+
+def locate(segments: Sequence[Segment], k: int) -> tuple[int, int]:
+    """Return (component, sample inside it) of the blend's sample k."""
+    before, after = counts(segments, k), counts(segments, k + 1)
+    component = next(i for i in range(len(before)) if after[i] > before[i])
+    return component, before[component]
