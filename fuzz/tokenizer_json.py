@@ -1,5 +1,7 @@
 """The reader of Hugging Face folders: a tokenizer or a UsageError, whatever the bytes.
 
+Where the library then fails on a text, that text is refused.
+
 The first byte chooses: raw bytes as tokenizer.json, with a configuration after a zero byte; or a sound definition of
 one of several kinds, in which the following bytes exchange parts, three bytes for each: where, and for what. Facts
 that we read ourselves must be those of the library: sizes, ids of added tokens, what stands around texts.
@@ -18,6 +20,7 @@ from mdata.errors import UsageError
 from mdata.tokenizers.bytelevel import ALPHABET
 from mdata.tokenizers.engines import EXACT
 from mdata.tokenizers.huggingface import HuggingFaceTokenizer, build
+from mdata.tokenizers.protocol import TextRefused
 
 TEXTS = ["hello he\n  lo <s>[X]</s> \xe9\u4f60", "", " 'll aaaa\x00"]
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -113,6 +116,9 @@ def check(data: bytes) -> None:
         ids, _ = tokenizer.encode_batch(TEXTS)
     except UsageError as error:
         check_message(str(error))
+        return
+    except TextRefused as refused:
+        assert "the tokenizers library fails" in refused.reason and refused.index in range(len(TEXTS)), refused
         return
     library = tokenizer._exact.library
     assert tokenizer.vocab_size == library.get_vocab_size(with_added_tokens=True)

@@ -19,7 +19,7 @@ import numpy as np
 
 from mdata.tokenizers.definition import AddedToken
 from mdata.tokenizers.engines import Engine, Ids
-from mdata.tokenizers.protocol import TextRefused
+from mdata.tokenizers.protocol import TextRefused, numbered
 
 PIECE_CHARS = 1 << 20
 LONGEST_WORD_CHARS = 4 << 20
@@ -119,13 +119,11 @@ def encode_in_pieces(
 def _encode_long(engine: Engine, text: str, *, index: int, cutter: Callable[[str], list[str]] | None) -> Ids:
     if cutter is None:
         refuse_long([text], index)
-        return engine.encode([text])[0]
-    try:
-        pieces = cutter(text)
-    except TextRefused as refused:
-        raise TextRefused(index, refused.reason) from refused
-    # One after another: the memory of a piece is free again before the next is begun.
-    return np.concatenate([engine.encode([piece])[0] for piece in pieces])
+    with numbered([index]):
+        if cutter is None:
+            return engine.encode([text])[0]
+        # One after another: the memory of a piece is free again before the next is begun.
+        return np.concatenate([engine.encode([piece])[0] for piece in cutter(text)])
 
 
 def refuse_long(texts: Sequence[str], index: int = 0) -> None:

@@ -21,7 +21,7 @@ from mdata.errors import UsageError
 from mdata.tokenizers.bytelevel import ALPHABET, to_bytes
 from mdata.tokenizers.definition import Definition, added_tokens, merge_parts, split_pattern, without_special_tokens
 from mdata.tokenizers.patterns import FOR_TIKTOKEN
-from mdata.tokenizers.protocol import IdArray, LengthArray
+from mdata.tokenizers.protocol import IdArray, LengthArray, TextRefused, numbered
 
 EXACT = "tokenizers"
 # Our own, for WordPiece (wordpiece_engine.py).
@@ -45,7 +45,11 @@ class Engine(Protocol):
     name: str
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each text, nothing added."""
+        """The ids of each text, nothing added.
+
+        Raises:
+            TextRefused: the library fails on a text.
+        """
 
 
 @runtime_checkable
@@ -88,17 +92,42 @@ class ExactEngine:
         return self.encode_with(texts, add_special_tokens=False)
 
     def encode_with(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Ids]:
-        """The same, with what the post-processor adds."""
+        """The same, with what the post-processor adds.
+
+        Raises:
+            TextRefused: the library fails on a text.
+        """
         out: list[Ids] = []
         start = size = 0
         for stop, text in enumerate(texts, 1):
             size += len(text)
             if size >= _EXACT_BATCH_CHARS or stop == len(texts):
-                # The fast call leaves out character offsets, which nobody here asks for.
-                batch = self.library.encode_batch_fast(list(texts[start:stop]), add_special_tokens=add_special_tokens)
-                out.extend(np.array(encoding.ids, dtype=np.uint32) for encoding in batch)
+                out.extend(self._encode_each(texts[start:stop], start, special=add_special_tokens))
                 start, size = stop, 0
         return out
+
+    def _encode_each(self, texts: Sequence[str], first: int, *, special: bool) -> list[Ids]:
+        """The ids of texts of which the first has that number."""
+        try:
+            return self._call(texts, special=special)
+        except TextRefused:
+            out = []
+            for number, text in enumerate(texts, first):
+                with numbered([number]):
+                    out += self._call([text], special=special)
+            return out
+
+    def _call(self, texts: Sequence[str], *, special: bool) -> list[Ids]:
+        try:
+            # The fast call leaves out character offsets, which nobody here asks for.
+            batch = self.library.encode_batch_fast(list(texts), add_special_tokens=special)
+        except BaseException as error:
+            # What is wrong with the text itself its owner finds.
+            if isinstance(error, UnicodeEncodeError | TypeError) or not library_failed(error):
+                raise
+            said = " ".join(str(error).split())[:200]
+            raise TextRefused(0, f"the tokenizers library fails on this text: {said}") from error
+        return [np.array(encoding.ids, dtype=np.uint32) for encoding in batch]
 
 
 def library_failed(error: BaseException) -> bool:

@@ -6,7 +6,8 @@ and stays so until it is written. A tokenizer never depends on the texts that it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,6 +54,15 @@ class TextRefused(Exception):
 
     def __str__(self) -> str:
         return f"text {self.index}: {self.reason}"
+
+
+@contextmanager
+def numbered(numbers: Sequence[int]) -> Iterator[None]:
+    """What refuses a text inside refuses that one of a larger batch: `numbers` are the places of its texts there."""
+    try:
+        yield
+    except TextRefused as refused:
+        raise TextRefused(numbers[refused.index], refused.reason) from refused
 
 
 class Tokenizer(Protocol):

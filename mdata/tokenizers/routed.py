@@ -13,6 +13,7 @@ from unicodedata import is_normalized
 from mdata.tokenizers.assigned import newer_texts
 from mdata.tokenizers.definition import Definition, added_tokens, is_composed_only
 from mdata.tokenizers.engines import WORDPIECE, Engine, Ids, make_engine
+from mdata.tokenizers.protocol import numbered
 from mdata.tokenizers.wordpiece_engine import WordPieceEngine
 
 
@@ -50,8 +51,12 @@ class RoutedEngine:
             odd.update(number for number, text in enumerate(texts) if not is_normalized("NFC", text))
         if not odd:
             return self._encode_fast(texts)
-        exact = dict(zip(sorted(odd), self._exact().encode([texts[number] for number in sorted(odd)]), strict=True))
-        fast = iter(self._encode_fast([text for number, text in enumerate(texts) if number not in odd]))
+        numbers = sorted(odd)
+        with numbered(numbers):
+            exact = dict(zip(numbers, self._exact().encode([texts[number] for number in numbers]), strict=True))
+        others = [number for number in range(len(texts)) if number not in odd]
+        with numbered(others):
+            fast = iter(self._encode_fast([texts[number] for number in others]))
         return [exact[number] if number in odd else next(fast) for number in range(len(texts))]
 
     def _encode_fast(self, texts: Sequence[str]) -> list[Ids]:
@@ -59,6 +64,10 @@ class RoutedEngine:
             return self._fast.encode(texts)
         except ValueError:
             if len(texts) > 1:
-                return [ids for text in texts for ids in self._encode_fast([text])]
+                return [ids for number in range(len(texts)) for ids in self._encode_one(texts, number)]
             # tiktoken gives up on a million blanks before a word.
             return self._exact().encode(texts)
+
+    def _encode_one(self, texts: Sequence[str], number: int) -> list[Ids]:
+        with numbered([number]):
+            return self._encode_fast([texts[number]])

@@ -16,7 +16,7 @@ import numpy as np
 
 from mdata.tokenizers.definition import Definition, added_tokens, model_vocabulary
 from mdata.tokenizers.engines import WORDPIECE, Engine, Ids
-from mdata.tokenizers.protocol import IdArray, LengthArray
+from mdata.tokenizers.protocol import IdArray, LengthArray, numbered
 from mdata.tokenizers.wordpiece_form import wordpiece_form
 
 _AS_TEXT = -1
@@ -69,7 +69,9 @@ class WordPieceEngine:
             return ids, lengths
         numbers = sorted(odd)
         parts = np.split(ids, np.cumsum(lengths)[:-1])
-        for number, exact in zip(numbers, self._exact().encode([texts[number] for number in numbers]), strict=True):
+        with numbered(numbers):
+            found = self._exact().encode([texts[number] for number in numbers])
+        for number, exact in zip(numbers, found, strict=True):
             parts[number] = np.array([*before, *exact.tolist(), *after], dtype=np.int32)
             lengths[number] = len(parts[number])
         return np.concatenate(parts), lengths

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mdata import UsageError
 from mdata.reference.bpe import encode as twin
-from mdata.tokenizers import build_tokenizer, choice
+from mdata.tokenizers import TextRefused, build_tokenizer, choice
 from mdata.tokenizers.assigned import newer_texts, unassigned
 from mdata.tokenizers.bytelevel import ALPHABET
 from mdata.tokenizers.choice import first_difference, try_engine
@@ -323,3 +323,16 @@ def test_a_worker_builds_the_engine_that_it_is_told():
     files = {"tokenizer.json": json.dumps(definition()).encode()}
     for name in (*FAST, EXACT):
         assert build_tokenizer("HuggingFaceTokenizer", files, engine=name, options={}).engine == name
+
+
+@pytest.mark.parametrize("name", ["gigatoken", "tiktoken"])
+def test_a_refusal_of_the_exact_engine_names_the_text_of_the_batch(name):
+    class Refusing:
+        name = "refusing"
+
+        def encode(self, texts):
+            raise TextRefused(len(texts) - 1, "why")
+
+    engine = RoutedEngine(name, definition(), plain=False, exact=Refusing)
+    with pytest.raises(TextRefused, match="text 2: why"):
+        engine.encode(["a", "\U0001fae8", "b\U0001fae8", "c"])

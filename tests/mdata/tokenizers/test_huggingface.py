@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 import mdata
 from mdata import UsageError
 from mdata.indexed import IndexedReader
-from mdata.tokenizers import TokenizerSpec, build_tokenizer, load_tokenizer
+from mdata.tokenizers import TextRefused, TokenizerSpec, build_tokenizer, load_tokenizer
 from tests.mdata.tokenizers.visible import definition, token
 
 TEXTS = [
@@ -405,3 +405,15 @@ def test_a_panic_of_the_library_is_a_refusal(tmp_path, monkeypatch, error):
     monkeypatch.undo()
     monkeypatch.setattr("tokenizers.Tokenizer.encode", panic)
     assert one_line(tmp_path, tmp_path) == "HERE: tokenizer.json cannot be used\n  found: index out of range"
+
+
+PANICS = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "x"},
+          {"type": "Replace", "pattern": {"String": ""}, "content": "y"}]}  # fmt: skip
+
+
+@pytest.mark.parametrize("texts", [["", "", "a"], ["", "", "a b" * 200_000]])
+def test_a_text_on_which_the_library_panics_is_refused(texts):
+    content = json.dumps({**definition(), "normalizer": PANICS}).encode()
+    tokenizer = build_tokenizer("HuggingFaceTokenizer", {"tokenizer.json": content}, engine="tokenizers")
+    with pytest.raises(TextRefused, match=r"text 2: the tokenizers library fails on this text: index out of bounds"):
+        tokenizer.encode_batch(texts)
