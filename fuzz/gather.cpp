@@ -1,4 +1,5 @@
-// The batched read (mdata_cpp/gather.hpp, sequences.hpp, rows.hpp) over tables and requests of any content.
+// The batched read (mdata_cpp/gather.hpp, sequences.hpp, block_shuffle.hpp, rows.hpp) over tables and requests of any
+// content.
 //
 // The bytes become shards, runs, places, an order and the tables of an index, in buffers of just their size, so that the
 // sanitizers see every read outside. A request is either refused by an exception or gives what a walk token by token
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "input.hpp"
+#include "block_shuffle.hpp"
 #include "gather.hpp"
 #include "rows.hpp"
 #include "sequences.hpp"
@@ -126,6 +128,24 @@ void indexed(Input& input) {
         for (std::size_t i = 0; i < first.size(); ++i) {
             REQUIRE(first[i] >= 0 && count[i] >= 0 && count[i] <= index.num_tokens() - first[i]);
         }
+    } catch (const std::exception&) {
+    }
+    try {
+        const auto first = static_cast<std::int64_t>(input.byte() % 20), last = static_cast<std::int64_t>(input.byte() % 40);
+        const mdata::BlockShuffle blocks(index, first, last, input.byte() % 9);
+        const Numbers starts = input.numbers(4), counts = input.numbers(4);
+        const auto runs = blocks.runs({static_cast<std::uint64_t>(input.number()), 0}, starts, counts, 1);
+        std::int64_t before = 0;
+        std::size_t run = 0;
+        for (std::size_t row = 0; row < starts.size(); ++row) {
+            for (; run < static_cast<std::size_t>(runs.ends[row]); ++run) {
+                REQUIRE(runs.first[run] >= 0 && runs.count[run] > 0 && runs.count[run] <= index.num_tokens() - runs.first[run]);
+                before += runs.count[run];
+            }
+            REQUIRE(before == counts[row]);
+            before = 0;
+        }
+        blocks.place({}, input.byte() % 40);
     } catch (const std::exception&) {
     }
 }

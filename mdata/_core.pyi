@@ -434,6 +434,26 @@ class SequenceIndex:
     def documents(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """First token and number of tokens of each document."""
 
+class BlockShuffle:
+    """Sequences permuted within fixed blocks of a range, computed. See mdata_cpp/block_shuffle.hpp.
+
+    Tokens are counted as the store does, in the file and in the permuted stream; keys are those of an epoch. Every
+    method raises LookupError as `SequenceIndex`, IndexError for tokens or a sequence outside of the range.
+
+    Args:
+        index: where sequences lie. first, last: the range. block: sequences of a block, up to 2^20.
+    """
+
+    def __init__(self, index: SequenceIndex, first: int, last: int, block: int) -> None: ...
+    def pieces(
+        self, low: int, high: int, starts: NDArray[np.int64], counts: NDArray[np.int64], inputs: int, threads: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
+        """Runs (ends, first, count) of rows of the permuted stream, one a sequence; where they begin inside the first
+        `inputs` tokens of each row, as `SequenceIndex.cuts` (ends, places)."""
+
+    def place(self, low: int, high: int, sequence: int) -> tuple[int, int]:
+        """Where the permuted stream has the first token of a sequence, and how many tokens it has: not 0."""
+
 class RowRules:
     """How rows are finished; ids are None where they do not matter. See mdata_cpp/rows.hpp.
 
@@ -468,11 +488,14 @@ def read_native(
     rows: tuple[NDArray[np.int64], NDArray[np.float32] | None, NDArray[np.int64] | None],
     rules: RowRules,
     threads: int,
+    blocks: BlockShuffle | None = None,
+    blocks_key: tuple[int, int] = (0, 0),
 ) -> tuple[tuple[int, int, int] | None, NDArray[np.int32] | None, int]:
     """Samples of one epoch of the native order into rows (text, loss, positions): all of the above in one call.
 
-    epoch: (its first sample, the token at which places begin, tokens a sample). (fault as of `gather`, cu_seqlens and
-    the longest document as of `cumulative_lengths`, if there is an index).
+    epoch: (its first sample, the token at which places begin, tokens a sample). blocks: permute sequences by the key of
+    the epoch; documents told apart are then sequences. (fault as of `gather`, cu_seqlens and the longest document as of
+    `cumulative_lengths`, if there is an index).
 
     Raises:
         IndexError: a sample of another epoch, or tokens outside. LookupError: as `SequenceIndex`.

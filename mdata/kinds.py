@@ -112,7 +112,13 @@ def _native(corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: Ro
         expected = f"at least sequence length {options.sequence_length} + {extra} = {least} tokens"
         raise _too_short(corpus, options, found=found, expected=expected)
     return GptSamples(
-        corpus, bounds, options=rows, seed=options.seed, extra_token=options.extra_token, shuffle=training
+        corpus,
+        bounds,
+        options=rows,
+        seed=options.seed,
+        extra_token=options.extra_token,
+        shuffle=training,
+        shuffle_block=options.shuffle_block,
     )
 
 

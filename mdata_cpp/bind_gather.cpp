@@ -1,12 +1,14 @@
 // The Python face of gather.hpp, sequences.hpp and rows.hpp; documented in mdata/_core.pyi.
 #include <pybind11/stl.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
 
 #include "bindings.hpp"
+#include "block_shuffle.hpp"
 #include "gather.hpp"
 #include "native_rows.hpp"
 #include "rows.hpp"
@@ -140,6 +142,31 @@ py::tuple documents(const KeptIndex& self, const Int64s& numbers) {
     return py::make_tuple(as_array(std::move(first)), as_array(std::move(count)));
 }
 
+using mdata::BlockShuffle;
+
+std::unique_ptr<BlockShuffle> make_blocks(const KeptIndex& index, std::int64_t first, std::int64_t last, std::int64_t block) {
+    return std::make_unique<BlockShuffle>(index.index, first, last, block);
+}
+
+py::tuple block_pieces(const BlockShuffle& self, std::uint64_t low, std::uint64_t high, const Int64s& starts, const Int64s& counts,
+                       std::int64_t inputs, std::size_t threads) {
+    const auto from = view(starts);
+    const auto many = view(counts);
+    mdata::Runs runs;
+    mdata::Cuts cuts;
+    {
+        const py::gil_scoped_release unlocked;
+        runs = self.runs({low, high}, from, many, threads);
+        cuts = mdata::cuts_of(runs, inputs);
+    }
+    return py::make_tuple(as_array(std::move(runs.ends)), as_array(std::move(runs.first)), as_array(std::move(runs.count)),
+                          as_array(std::move(cuts.ends)), as_array(std::move(cuts.places)));
+}
+
+std::pair<std::int64_t, std::int64_t> block_place(const BlockShuffle& self, std::uint64_t low, std::uint64_t high, std::int64_t sequence) {
+    return self.place({low, high}, sequence);
+}
+
 using Numbers = std::optional<std::int64_t>;
 using Losses = std::optional<Array<float>>;
 using Positions = std::optional<Int64s>;
@@ -169,14 +196,16 @@ void finish_rows(Int64s& text, const Int64s& counts, const std::optional<std::tu
 
 py::tuple read_native(const KeptStore& store, const KeptIndex* index, const mdata::Permutation& permutation,
                       const Int64s& samples, const std::tuple<std::int64_t, std::int64_t, std::int64_t>& epoch,
-                      std::tuple<Int64s, Losses, Positions> rows, const mdata::RowRules& rules, std::size_t threads) {
+                      std::tuple<Int64s, Losses, Positions> rows, const mdata::RowRules& rules, std::size_t threads,
+                      const BlockShuffle* blocks, const std::pair<std::uint64_t, std::uint64_t>& blocks_key) {
     auto& [text, loss, positions] = rows;
     const auto numbers = view(samples);
     const auto arrays = arrays_of(text, loss, positions, numbers.size());
     mdata::NativeRead found;
     {
         const py::gil_scoped_release unlocked;
-        const mdata::EpochRows where{std::get<0>(epoch), std::get<1>(epoch), std::get<2>(epoch)};
+        const mdata::EpochRows where{std::get<0>(epoch), std::get<1>(epoch), std::get<2>(epoch), blocks,
+                                     {blocks_key.first, blocks_key.second}};
         found = mdata::read_native(store.store, index == nullptr ? nullptr : &index->index, permutation, numbers, where, rules,
                                    arrays, threads);
     }
@@ -204,6 +233,11 @@ void bind_sequences(py::module_& module) {
         .def("pieces", &pieces<std::int32_t>, py::arg("order").noconvert(), py::arg("spans").noconvert(), py::arg("extra"))
         .def("pieces", &pieces<std::int64_t>, py::arg("order").noconvert(), py::arg("spans").noconvert(), py::arg("extra"))
         .def("documents", &documents, py::arg("numbers").noconvert());
+    py::class_<BlockShuffle>(module, "BlockShuffle")
+        .def(py::init(&make_blocks), py::arg("index"), py::arg("first"), py::arg("last"), py::arg("block"), py::keep_alive<1, 2>())
+        .def("pieces", &block_pieces, py::arg("low"), py::arg("high"), py::arg("starts").noconvert(),
+             py::arg("counts").noconvert(), py::arg("inputs"), py::arg("threads"))
+        .def("place", &block_place, py::arg("low"), py::arg("high"), py::arg("sequence"));
     py::register_exception_translator([](std::exception_ptr raised) {
         try {
             if (raised) std::rethrow_exception(raised);
@@ -224,7 +258,7 @@ void bind_rows(py::module_& module) {
                py::arg("cuts").noconvert(), py::arg("loss").noconvert(), py::arg("positions").noconvert(), py::arg("rules"));
     module.def("read_native", &read_native, py::arg("store"), py::arg("index"), py::arg("permutation"),
                py::arg("samples").noconvert(), py::arg("epoch"), py::arg("rows").noconvert(), py::arg("rules"),
-               py::arg("threads"));
+               py::arg("threads"), py::arg("blocks") = py::none(), py::arg("blocks_key") = std::pair<std::uint64_t, std::uint64_t>());
     module.def("cumulative_lengths", &cumulative_lengths, py::arg("ends").noconvert(), py::arg("places").noconvert(),
                py::arg("inputs"));
 }

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "block_shuffle.hpp"
 #include "gather.hpp"
 #include "permutation.hpp"
 #include "rows.hpp"
@@ -18,11 +19,14 @@
 
 namespace mdata {
 
-// Samples of one epoch: sample s begins at token offset + (width - 1) * forward(s - before), and has `count` tokens.
+// Samples of one epoch: sample s begins at token offset + (width - 1) * forward(s - before), and has `count` tokens; of
+// the file, or of the stream that `blocks` makes of it.
 struct EpochRows {
     std::int64_t before;
     std::int64_t offset;
     std::int64_t count;
+    const BlockShuffle* blocks = nullptr;
+    Key128 blocks_key{};
 };
 
 struct NativeRead {
@@ -39,12 +43,18 @@ inline NativeRead read_native(const TokenStore& store, const SequenceIndex* inde
     permutation.spread(samples, epoch.before, epoch.offset, inputs, starts);
     const std::vector<std::int64_t> counts(samples.size(), epoch.count);
     NativeRead found;
-    found.fault = store.gather({starts, counts, {}, {}}, {rows.text, rows.width, 0}, threads);
+    Runs runs;
+    if (epoch.blocks != nullptr) {
+        runs = epoch.blocks->runs(epoch.blocks_key, starts, counts, threads);
+        found.fault = store.gather({runs.first, runs.count, runs.ends, {}}, {rows.text, rows.width, 0}, threads);
+    } else {
+        found.fault = store.gather({starts, counts, {}, {}}, {rows.text, rows.width, 0}, threads);
+    }
     if (found.fault) return found;
     Cuts cuts;
     if (index != nullptr) {
         const std::vector<std::int64_t> many(samples.size(), std::min(epoch.count, inputs));
-        cuts = index->cuts(starts, many);
+        cuts = epoch.blocks != nullptr ? cuts_of(runs, many.empty() ? 0 : many.front()) : index->cuts(starts, many);
         found.documents = cumulative_lengths(cuts.ends, cuts.places, inputs);
     }
     if (!rows.loss.empty() || !rows.positions.empty()) finish_rows(rules, rows, counts, cuts.ends, cuts.places);

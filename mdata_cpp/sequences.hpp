@@ -69,6 +69,36 @@ public:
     }
 
     std::int64_t num_tokens() const { return shards_.empty() ? 0 : token_ends_.back(); }
+    std::int64_t num_sequences() const { return shards_.empty() ? 0 : sequence_ends_.back(); }
+
+    // The first token of a sequence; for the number of sequences, the number of tokens. For pairs whose sequences follow
+    // each other in .bin, as the two below.
+    std::int64_t first_token(std::int64_t number) const {
+        if (number == num_sequences()) return num_tokens();
+        const auto [shard, inside] = part_of(sequence_ends_, number);
+        return tokens_before(shard) + pointer(shard, inside);
+    }
+
+    // Calls use(length) for each of sequences [first, last).
+    template <typename Use>
+    void lengths(std::int64_t first, std::int64_t last, Use use) const {
+        while (first < last) {
+            const auto [shard, inside] = part_of(sequence_ends_, first);
+            const std::int64_t count = std::min(last - first, shards_[shard].num_sequences - inside);
+            for (std::int64_t i = inside; i < inside + count; ++i) {
+                const std::int64_t length = entry<std::int32_t>(shards_[shard].lengths, i);
+                if (length < 0) throw IndexFault(shard, "length", i);
+                use(length);
+            }
+            first += count;
+        }
+    }
+
+    // Says that lengths and pointers do not fit each other from a sequence on.
+    [[noreturn]] void bad_length(std::int64_t number) const {
+        const auto [shard, inside] = part_of(sequence_ends_, number);
+        throw IndexFault(shard, "length", inside);
+    }
 
     // Starts of documents inside of the tokens (starts[i], starts[i] + counts[i]), relative to starts[i]. Documents
     // without tokens make no cut. For pairs whose sequences follow each other in .bin.

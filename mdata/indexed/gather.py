@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mdata._core import Permutation, RowRules, SequenceIndex, TokenStore, read_native
+from mdata._core import BlockShuffle, Permutation, RowRules, SequenceIndex, TokenStore, read_native
 from mdata.errors import DamageError, MdataError, explain_os_error
 from mdata.indexed.reader import IndexedReader
 
@@ -26,6 +26,14 @@ Cuts = tuple[Int64s, npt.NDArray[np.int32]]
 """Row i has the places up to ends[i]: (ends, places)."""
 Rows = tuple[Int64s, npt.NDArray[np.float32] | None, Int64s | None]
 """Text int64[n, S + 1], loss float32[n, S], positions int64[n, S]."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Sequences permuted inside of blocks, for one epoch: (lower, upper) 64 bits of its key."""
+
+    core: BlockShuffle
+    key: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -115,18 +123,63 @@ class Gatherer:
         except LookupError as error:
             raise self._index_fault(error) from error
 
+    def block_shuffle(self, sequences: tuple[int, int], block: int) -> BlockShuffle:
+        """Sequences [first, last), to be permuted inside of blocks of so many; see `mdata._core.BlockShuffle`.
+
+        Raises:
+            DamageError: an entry of an index that cannot be.
+        """
+        try:
+            return BlockShuffle(self._index, *sequences, block)
+        except LookupError as error:
+            raise self._index_fault(error) from error
+
+    def block_pieces(
+        self, blocks: Blocks, starts: Int64s, *, counts: Int64s, inputs: int, threads: int = 1
+    ) -> tuple[Int64s, Int64s, Int64s, Cuts]:
+        """Runs of rows of the permuted stream and where they begin in a row: (ends, first, count, cuts).
+
+        Raises:
+            IndexError: tokens outside of the range. DamageError: an entry of an index that cannot be.
+        """
+        try:
+            found = blocks.core.pieces(*blocks.key, starts, counts, inputs, threads)
+        except LookupError as error:
+            raise self._index_fault(error) from error
+        ends, first, count, cut_ends, cut_places = found
+        return ends, first, count, (cut_ends, cut_places)
+
+    def block_place(self, blocks: Blocks, sequence: int) -> tuple[int, int]:
+        """The first token of a sequence in the permuted stream, and how many it has.
+
+        Raises:
+            IndexError: a sequence outside of the range. DamageError: an entry of an index that cannot be.
+        """
+        try:
+            return blocks.core.place(*blocks.key, sequence)
+        except LookupError as error:
+            raise self._index_fault(error) from error
+
     def read_native(
-        self, permutation: Permutation, samples: Int64s, *, epoch: tuple[int, int, int], rows: Rows, told: Told
+        self,
+        permutation: Permutation,
+        samples: Int64s,
+        *,
+        epoch: tuple[int, int, int],
+        rows: Rows,
+        told: Told,
+        blocks: Blocks | None = None,
     ) -> tuple[npt.NDArray[np.int32] | None, int]:
-        """Samples of one epoch of the native order; see `mdata._core.read_native`.
+        """Samples of one epoch of the native order, of the file or of the permuted stream; see `mdata._core`.
 
         Raises:
             IndexError: a sample of another epoch. DamageError, ResourceError: as `gather` and `cuts`.
         """
         index = self._index if told.cuts else None
+        core, key = (blocks.core, blocks.key) if blocks else (None, (0, 0))
         try:
             fault, cu_seqlens, longest = read_native(
-                self._store, index, permutation, samples, epoch, rows, told.rules, told.threads
+                self._store, index, permutation, samples, epoch, rows, told.rules, told.threads, core, key
             )
         except LookupError as error:
             raise self._index_fault(error) from error

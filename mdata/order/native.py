@@ -4,7 +4,8 @@ T tokens in the range, S tokens a sample, x = 1 if one further token is read (th
 holds n = max(1, (T - x - S + 1) // S) samples; each epoch starts at its own offset in [0, min(S, T - x - n
 S + 1)), so that the cuts between samples move from epoch to epoch; sample k belongs to epoch k // n and
 starts at token offset + S P(k mod n), with P the epoch's permutation. Offset and permutation are keyed by
-(seed, corpus id, epoch) and nothing else: not by the blend, the run's length or the number of ranks.
+(seed, corpus id, epoch) and nothing else: not by the blend, the run's length or the number of ranks. The tokens are
+those of the file, or of the file with its sequences permuted inside of blocks, which `GptSamples` looks up.
 Without shuffling (validation, test) the offset is 0, the order that of the file, and the last sample may be
 partial. No token array is touched here. Slow twin: mdata/reference/native_order.py.
 """
@@ -41,6 +42,10 @@ class OrderKey:
     def epoch(self, epoch: int) -> Key:
         """The key of one epoch's permutation; its `draw` gives the epoch's offset."""
         return derive_key(f"{NAME} order v{VERSION}", self.seed, self.corpus_id, epoch)
+
+    def blocks(self, epoch: int) -> Key:
+        """The key of one epoch's permutations of sequences inside of blocks (mdata_cpp/block_shuffle.hpp)."""
+        return derive_key(f"{NAME} blocks v{VERSION}", self.seed, self.corpus_id, epoch)
 
 
 class NativeOrder:
@@ -142,6 +147,17 @@ class NativeOrder:
             return None
         place = slot if permutation is None else int(permutation.inverse([slot])[0])
         return epoch * self.samples_per_epoch + place
+
+    def samples_reading(self, epoch: int, token: int, *, count: int) -> list[int]:
+        """Which samples of an epoch read any of `count` tokens of the range, as an input or a label; in no order."""
+        offset, permutation = self._epoch(epoch) if self.shuffle else (0, None)
+        length = self.sequence_length + int(self.extra_token)
+        first = max(0, (token - offset - length) // self.sequence_length + 1)
+        last = min(self.samples_per_epoch - 1, (token + count - 1 - offset) // self.sequence_length)
+        places = np.arange(first, last + 1)
+        if permutation is not None:
+            places = permutation.inverse(places)
+        return (places + epoch * self.samples_per_epoch).tolist()
 
     def _make_epoch(self, epoch: int) -> tuple[int, Permutation]:
         key = self.key.epoch(epoch)

@@ -1,19 +1,24 @@
 """GPT samples in native order: S tokens of concatenated documents and the tokens after them as labels.
 
-A sample is one run of the corpus' token stream that the order chose, so it costs one read. A sample that the order
-lets end early (the last of a validation pass) is filled up with zeros that the loss mask leaves out: padding is known
-by place, never by value. Where documents begin inside of a sample is looked up in the index, only if asked for. Not
-done here: packing of whole documents, fill-in-the-middle.
+A sample is one run of the corpus' token stream that the order chose, so it costs one read. With `shuffle_block` the
+stream is another one in every epoch, its sequences permuted inside of fixed blocks: a sample is then a few runs, found
+by arithmetic over the index (mdata_cpp/block_shuffle.hpp). A sample that the order lets end early (the last of a
+validation pass) is filled up with zeros that the loss mask leaves out: padding is known by place, never by value. Where
+documents begin inside of a sample is looked up in the index, only if asked for. Not done here: packing of whole
+documents, fill-in-the-middle.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from bisect import bisect_right
+from functools import cached_property, lru_cache, partial
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mdata.indexed.gather import Gatherer, Int64s, Told
+from mdata._core import BlockShuffle
+from mdata.indexed.gather import Blocks, Cuts, Gatherer, Int64s, Told
 from mdata.order.native import NativeOrder, OrderKey
 from mdata.samples.rows import Gathered, RowOptions, Rows, Sample, sample_of
 
@@ -43,6 +48,8 @@ class GptSamples:
         seed: the run's seed.
         extra_token: whether a sample reads one token more than S, so that its last token has a label.
         shuffle: false for validation and test: file order, one pass, the last partial sample kept.
+        shuffle_block: sequences are permuted inside of blocks of so many, anew in each epoch; 0, or without shuffling:
+            they stay in file order. Documents told apart are then sequences.
 
     Raises:
         UsageError: the range holds less than one sample.
@@ -57,9 +64,11 @@ class GptSamples:
         seed: int,
         extra_token: bool = True,
         shuffle: bool = True,
+        shuffle_block: int = 0,
     ) -> None:
         self.corpus = corpus
         self.options = options
+        self.shuffle_block = shuffle_block if shuffle else 0
         self._sequences = sequences
         self.first_token, self.last_token = corpus.token_bounds(*sequences)
         self.order = NativeOrder(
@@ -72,6 +81,7 @@ class GptSamples:
         self._length = options.sequence_length + int(extra_token)
         self._told = Told(options.document_masks, options.rules)
         self._full: NDArray[np.int64] = np.full(1, self._length, np.int64)
+        self._blocks_key = lru_cache(maxsize=16)(self._make_blocks_key)
 
     @property
     def num_samples(self) -> int | None:
@@ -84,9 +94,54 @@ class GptSamples:
         return self.order.samples_per_epoch
 
     def token_range(self, sample: int) -> tuple[int, int]:
-        """The tokens [start, stop) of the corpus' stream that a sample reads, the last label included."""
+        """The tokens [start, stop) of its epoch's stream that a sample reads, the last label included.
+
+        The stream is the corpus', unless sequences are permuted: then the range alone is the same.
+        """
         start = self.first_token + self.order.start(sample)
         return start, min(start + self._length, self.last_token)
+
+    def runs(self, sample: int) -> list[tuple[int, int]]:
+        """The corpus' tokens that a sample reads, in order: (first token, number of tokens)."""
+        start, stop = self.token_range(sample)
+        if not self.shuffle_block:
+            return [(start, stop - start)]
+        blocks = self._blocks(sample // self.samples_per_epoch)
+        counts = np.array([stop - start])
+        _, first, count, _ = self.corpus.gatherer.block_pieces(blocks, np.array([start]), counts=counts, inputs=0)
+        return list(zip(first.tolist(), count.tolist(), strict=True))
+
+    def pieces(self, sample: int) -> list[tuple[int, int, int]]:
+        """The sequences that a sample reads, in order: (number in the corpus, first token in it, number of tokens)."""
+        sequences, found = range(*self._sequences), []
+        for first, count in self.runs(sample):
+            # The last that begins there or before has a token: empty ones stand in front of it.
+            place = bisect_right(sequences, first, key=lambda i: self.corpus.token_bounds(i, i)[0]) - 1
+            while count:
+                start, stop = self.corpus.token_bounds(sequences[place], sequences[place] + 1)
+                taken = min(count, stop - first)
+                if taken:
+                    found.append((sequences[place], first - start, taken))
+                first, count, place = first + taken, count - taken, place + 1
+        return found
+
+    def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
+        """Samples in [first, stop) that read a token of a sequence, in ascending order.
+
+        Raises:
+            IndexError: a sequence outside of the range.
+        """
+        if not self._sequences[0] <= sequence < self._sequences[1]:
+            raise IndexError(f"sequence {sequence} outside of {self._sequences[0]} to {self._sequences[1]}")
+        start, end = self.corpus.token_bounds(sequence, sequence + 1)
+        num_tokens = end - start
+        found: list[int] = []
+        epochs = range(first // self.samples_per_epoch, -(-stop // self.samples_per_epoch)) if num_tokens else ()
+        for epoch in epochs if self.order.shuffle else epochs[:1]:
+            if self.shuffle_block:
+                start, _ = self.corpus.gatherer.block_place(self._blocks(epoch), sequence)
+            found += self.order.samples_reading(epoch, start - self.first_token, count=num_tokens)
+        return sorted(sample for sample in found if first <= sample < stop)
 
     def epochs(self, num_samples: int) -> float:
         """How many times so many samples read the corpus."""
@@ -97,10 +152,48 @@ class GptSamples:
         starts = self.order.starts(samples)
         starts += self.first_token
         counts = self._counts(starts)
+        if self.shuffle_block:
+            return self._gather_runs(samples, starts, text, places=places, threads=threads)
         self.corpus.gatherer.gather(starts, counts, out=text, places=places, threads=threads)
         if not self.options.document_masks:
             return Gathered(counts)
         return Gathered(counts, self.corpus.gatherer.cuts(starts, np.minimum(counts, self.options.sequence_length)))
+
+    def _gather_runs(
+        self, samples: Int64s, starts: Int64s, text: Int64s, *, places: Int64s | None, threads: int
+    ) -> Gathered:
+        """Rows of the permuted streams of their epochs."""
+        gatherer, counts = self.corpus.gatherer, self._counts(starts)
+        rows = np.arange(len(samples)) if places is None else places
+        epochs = samples // self.order.samples_per_epoch
+        begun: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * len(samples)
+        for epoch in np.unique(epochs).tolist():
+            chosen = np.flatnonzero(epochs == epoch)
+            ends, first, count, (of_row, cuts) = gatherer.block_pieces(
+                self._blocks(epoch),
+                starts[chosen],
+                counts=counts[chosen],
+                inputs=self.options.sequence_length,
+                threads=threads,
+            )
+            gatherer.gather(first, count, out=text, ends=ends, places=rows[chosen], threads=threads)
+            for row, found in zip(chosen.tolist(), np.split(cuts, of_row[:-1]), strict=True):
+                begun[row] = found
+        if not self.options.document_masks:
+            return Gathered(counts)
+        joined: Cuts = np.cumsum([len(found) for found in begun]), np.concatenate([np.empty(0, np.int32), *begun])
+        return Gathered(counts, joined)
+
+    @cached_property
+    def _shuffled(self) -> BlockShuffle:
+        return self.corpus.gatherer.block_shuffle(self._sequences, self.shuffle_block)
+
+    def _blocks(self, epoch: int) -> Blocks:
+        return Blocks(self._shuffled, self._blocks_key(epoch))
+
+    def _make_blocks_key(self, epoch: int) -> tuple[int, int]:
+        key = self.order.key.blocks(epoch)
+        return key.low, key.high
 
     def read(self, samples: Int64s, rows: Rows, *, threads: int = 1) -> Rows | None:
         """Rows filled in by one call into C++, if the samples are of one epoch; else None, and nothing is lost.
@@ -112,6 +205,7 @@ class GptSamples:
         if first < 0 or not self.order.shuffle:
             return None
         before, offset, permutation = self.order.epoch_of(first)
+        blocks = self._blocks(first // self.order.samples_per_epoch) if self.shuffle_block else None
         if threads != self._told.threads:
             self._told = Told(self.options.document_masks, self.options.rules, threads)
         try:
@@ -121,6 +215,7 @@ class GptSamples:
                 epoch=(before, offset + self.first_token, self._length),
                 rows=(rows.text, rows.loss_mask, rows.position_ids),
                 told=self._told,
+                blocks=blocks,
             )
         except IndexError:
             return None
@@ -141,17 +236,11 @@ class GptSamples:
         return sample_of(self, k)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (
-            self.corpus,
-            self._sequences,
-            self.options,
-            self.order.key.seed,
-            self.order.extra_token,
-            self.order.shuffle,
-        )
-
-
-def _rebuild(
-    corpus: TokenStream, sequences: tuple[int, int], options: RowOptions, seed: int, extra_token: bool, shuffle: bool
-) -> GptSamples:
-    return GptSamples(corpus, sequences, options=options, seed=seed, extra_token=extra_token, shuffle=shuffle)
+        options: dict[str, Any] = {
+            "options": self.options,
+            "seed": self.order.key.seed,
+            "extra_token": self.order.extra_token,
+            "shuffle": self.order.shuffle,
+            "shuffle_block": self.shuffle_block,
+        }
+        return partial(GptSamples, **options), (self.corpus, self._sequences)

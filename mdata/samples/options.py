@@ -24,6 +24,7 @@ WHOLE = "whole"
 NATIVE, MEGATRON = native_order.NAME, megatron_order.NAME
 ORDERS = (NATIVE, MEGATRON)
 SAMPLE_KIND = "gpt"
+LARGEST_BLOCK = 1 << 20  # of shuffle_block; mdata_cpp/block_shuffle.hpp
 _MEGATRON_VERSION = 1
 _BY_EOD = ("eod_mask_loss", "reset_position_ids", "reset_attention_mask")
 
@@ -42,6 +43,7 @@ class DatasetOptions:
         extra_token: a sample reads one token more, so that its last one has a label.
         keep_partial: megatron, split "valid": the last partial sample counts (native always keeps it).
         one_document: native: one document a sample; longer ones are "cut", or left out ("drop").
+        shuffle_block: native: sequences are permuted inside of blocks of so many, anew in each epoch; 0: file order.
         document_masks: position_ids restart with each document, cu_seqlens and max_seqlen tell their lengths.
         eod_mask_loss: no loss where the input is the end of a document.
         reset_position_ids, reset_attention_mask: Megatron's: positions restart, the mask is cut, behind that id.
@@ -61,6 +63,7 @@ class DatasetOptions:
     extra_token: bool = True
     keep_partial: bool = False
     one_document: str | None = None
+    shuffle_block: int = 0
     document_masks: bool = False
     eod_mask_loss: bool = False
     reset_position_ids: bool = False
@@ -85,7 +88,13 @@ class DatasetOptions:
             _one_of("way with longer documents", self.one_document, ("cut", "drop"))
         if self.threads < 1 or (self.num_samples is not None and self.num_samples < 0):
             raise UsageError(f"threads {self.threads}, num_samples {self.num_samples}", expected="1 or more, 0 or more")
-        ours, theirs = ("one_document",), ("keep_partial", "pad", "allow_ambiguous_pad")
+        if not 0 <= self.shuffle_block <= LARGEST_BLOCK or (self.shuffle_block and self.one_document):
+            raise UsageError(
+                f"shuffle_block {self.shuffle_block}" + " with one document a row" * bool(self.one_document),
+                expected=f"0 to {LARGEST_BLOCK}, and samples of concatenated documents",
+                fix="0 leaves it out; documents that stand one a row are shuffled anyway",
+            )
+        ours, theirs = ("one_document", "shuffle_block"), ("keep_partial", "pad", "allow_ambiguous_pad")
         for name in theirs if self.order == NATIVE else ours:
             if getattr(self, name):
                 raise UsageError(f"the {self.order} order knows no {name}", found=f"{name}={getattr(self, name)!r}")
@@ -131,7 +140,7 @@ class DatasetOptions:
             "split": self.split,
             "split_shares": [repr(share) for share in (train - start, valid - train, test - valid)],
         }
-        flags = ("document_masks", *_BY_EOD, "create_attention_mask", "one_document", "eod")
+        flags = ("document_masks", *_BY_EOD, "create_attention_mask", "one_document", "shuffle_block", "eod")
         found |= {name: getattr(self, name) for name in flags if getattr(self, name) not in (None, False)}
         if self.order == MEGATRON:
             del found["blend_algorithm"]

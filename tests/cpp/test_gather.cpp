@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "block_shuffle.hpp"
 #include "check.hpp"
 #include "gather.hpp"
 #include "native_rows.hpp"
@@ -324,6 +325,42 @@ void a_batch_of_the_native_order_is_its_parts() {
     CHECK_THROWS(std::out_of_range, mdata::read_native(store, &index, permutation, Numbers{99}, {100, 3, 8}, {}, rows, 1));
 }
 
+// Rows of one token give the whole permuted stream; it has every token of the range once, and blocks keep theirs.
+void blocks_permute_their_sequences() {
+    std::mt19937 random(13);
+    for (int round = 0; round < 100; ++round) {
+        Tables tables(random, 12);
+        const auto index = tables.index();
+        const auto block = static_cast<std::int64_t>(1 + random() % 9);
+        const mdata::BlockShuffle blocks(index, 0, index.num_sequences(), block);
+        const mdata::Key128 key{random(), random()};
+        Numbers starts, ones(static_cast<std::size_t>(index.num_tokens()), 1);
+        for (std::int64_t token = 0; token < index.num_tokens(); ++token) starts.push_back(token);
+        auto tokens = blocks.runs(key, starts, ones, 3).first;
+        const auto whole = blocks.runs(key, Numbers{0}, Numbers{index.num_tokens()}, 1);
+        Numbers walked;
+        for (std::size_t run = 0; run < whole.first.size(); ++run) {
+            for (std::int64_t i = 0; i < whole.count[run]; ++i) walked.push_back(whole.first[run] + i);
+        }
+        CHECK(tokens == walked);
+        for (std::int64_t first = 0; first < index.num_sequences(); first += block) {
+            const std::int64_t last = std::min(first + block, index.num_sequences());
+            const auto from = static_cast<std::ptrdiff_t>(index.first_token(first));
+            const auto to = static_cast<std::ptrdiff_t>(index.first_token(last));
+            std::sort(tokens.begin() + from, tokens.begin() + to);
+            for (std::int64_t sequence = first; sequence < last; ++sequence) {
+                if (index.first_token(sequence) == index.first_token(sequence + 1)) continue;
+                const auto [place, count] = blocks.place(key, sequence);
+                CHECK(walked[static_cast<std::size_t>(place)] == index.first_token(sequence));
+                CHECK(count == index.first_token(sequence + 1) - index.first_token(sequence));
+            }
+        }
+        CHECK(tokens == starts);
+        CHECK_THROWS(std::out_of_range, blocks.runs(key, Numbers{1}, Numbers{index.num_tokens()}, 1));
+        CHECK_THROWS(std::out_of_range, blocks.place(key, index.num_sequences()));
+    }
+}
+
 }  // namespace
 
 int main() {
@@ -342,5 +379,6 @@ int main() {
     rows_are_finished_by_place_and_by_value();
     rows_end_to_end_are_one_list_of_documents();
     a_batch_of_the_native_order_is_its_parts();
+    blocks_permute_their_sequences();
     return check::finish("gather");
 }
