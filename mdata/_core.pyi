@@ -297,6 +297,53 @@ def t5_samples(
     `bert_samples`.
     """
 
+class KeyedStream:
+    """The draws of one number under a key. See mdata_cpp/keyed.hpp and draws.hpp."""
+
+    def __init__(self, key_low: int, key_high: int, number: int) -> None: ...
+    def real(self) -> float:
+        """In [0, 1), of 53 bits."""
+
+    def up_to(self, most: int) -> int:
+        """In [0, most]; 0 draws nothing."""
+
+class FimRule:
+    """How rows are rearranged. See mdata_cpp/fim.hpp.
+
+    `ids`: prefix, middle, suffix, end of a document. `untouched`: a text that begins so stays as it is; empty: none.
+
+    Raises:
+        ValueError: another number of ids.
+    """
+
+    def __init__(
+        self,
+        ids: list[int],
+        split: int | None,
+        untouched: list[int],
+        rate: float,
+        spm_rate: float,
+        fragment_rate: float,
+    ) -> None: ...
+
+def fim_rows(
+    rule: FimRule,
+    key: tuple[int, int],
+    numbers: NDArray[np.int64],
+    text: NDArray[np.int64],
+    places: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    limit: int,
+    fill: int,
+) -> NDArray[np.int64]:
+    """Rearrange in place the first counts[i] tokens of row places[i] of text[m, w], by the draws of sample numbers[i].
+
+    At most `limit` tokens stay; `fill` stands behind them. Returns how many they are, int64[n].
+
+    Raises:
+        ValueError, IndexError: arrays that do not fit each other; no such row.
+    """
+
 class WordPiece:
     """WordPiece in BERT's form, id for id as the `tokenizers` library; never changes. See mdata_cpp/wordpiece.hpp.
 

@@ -7,6 +7,8 @@ mixed (mdata/blend), and what a kind looks like (mdata/samples).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from mdata.blend import split_range
@@ -14,6 +16,7 @@ from mdata.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.order.megatron import MegatronRequest
 from mdata.samples.documents import DocumentSamples
+from mdata.samples.fim import FimSamples
 from mdata.samples.gpt import GptSamples
 from mdata.samples.gpt_megatron import MegatronGptSamples
 from mdata.samples.options import MEGATRON, WHOLE, DatasetOptions
@@ -45,6 +48,8 @@ def open_samples(corpus: Corpus, bounds: Bounds, *, options: DatasetOptions, row
     Raises:
         UsageError: too small for training, or options that this corpus cannot have.
     """
+    if options.fim is not None:
+        return _rearranged(corpus, bounds, options, rows=rows)
     if options.order == MEGATRON:
         return _megatron(corpus, bounds, options, rows=rows)
     if options.one_document:
@@ -64,6 +69,14 @@ def tokens_in(corpus: Corpus, bounds: Bounds, *, options: DatasetOptions) -> int
         return int(corpus.lengths[first:last].sum(dtype=np.int64))
     start, stop = corpus.token_bounds(first, last)
     return stop - start
+
+
+def _rearranged(corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions) -> RowKind | None:
+    plain = replace(options, fim_rate=0.0)
+    kind = open_samples(corpus, bounds, options=plain, rows=replace(rows, document_masks=False))
+    if kind is None or options.fim is None:
+        return None
+    return FimSamples(kind, corpus, fim=options.fim, options=rows, seed=options.seed, extra_token=options.extra_token)
 
 
 def _megatron(corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions) -> RowKind | None:

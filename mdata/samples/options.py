@@ -17,6 +17,7 @@ from mdata.errors import UsageError
 from mdata.indexed.reader import MODES, Mode
 from mdata.order import megatron as megatron_order
 from mdata.order import native as native_order
+from mdata.samples.fim import CHARACTER, NAMES, FimOptions
 from mdata.samples.gpt_megatron import effective_pad
 from mdata.samples.rows import RowOptions
 
@@ -51,6 +52,7 @@ class DatasetOptions:
         eod: the end of a document; None: as the corpus says.
         pad: megatron: the tokenizer's pad id; tokens equal to it are padding. None: it has none.
         allow_ambiguous_pad: megatron: take `pad` also where it is the eod.
+        fim_rate: share of documents that fill-in-the-middle rearranges; 0: none. The other fim_...: see `FimOptions`.
         mode: "mmap" or "pread": how token files are read. threads: that read and build.
     """
 
@@ -72,6 +74,13 @@ class DatasetOptions:
     eod: int | None = None
     pad: int | None = None
     allow_ambiguous_pad: bool = False
+    fim_rate: float = 0.0
+    fim_spm_rate: float = 0.5
+    fim_level: str = CHARACTER
+    fim_tokens: tuple[int | str, ...] = NAMES
+    fim_split_sample: int | str | None = None
+    fim_fragment_rate: float | None = None
+    fim_no_prefix: str | None = None
     mode: Mode = "mmap"
     threads: int = 1
 
@@ -94,10 +103,31 @@ class DatasetOptions:
                 expected=f"0 to {LARGEST_BLOCK}, and samples of concatenated documents",
                 fix="0 leaves it out; documents that stand one a row are shuffled anyway",
             )
+        if self.fim is not None and self.one_document:
+            raise UsageError("fill-in-the-middle is of samples of concatenated documents", found="one_document")
         ours, theirs = ("one_document", "shuffle_block"), ("keep_partial", "pad", "allow_ambiguous_pad")
         for name in theirs if self.order == NATIVE else ours:
             if getattr(self, name):
                 raise UsageError(f"the {self.order} order knows no {name}", found=f"{name}={getattr(self, name)!r}")
+
+    @property
+    def fim(self) -> FimOptions | None:
+        """How fill-in-the-middle rearranges rows; None: not at all.
+
+        Raises:
+            UsageError: an option of it that means nothing.
+        """
+        if not self.fim_rate:
+            return None
+        return FimOptions(
+            rate=self.fim_rate,
+            spm_rate=self.fim_spm_rate,
+            level=self.fim_level,
+            tokens=tuple(self.fim_tokens),
+            split_sample=self.fim_split_sample,
+            fragment_rate=self.fim_fragment_rate,
+            no_prefix=self.fim_no_prefix,
+        )
 
     def row_options(self, corpus_eod: int | None) -> RowOptions:
         """What is told of rows, for a corpus with this end of a document.
@@ -142,6 +172,8 @@ class DatasetOptions:
         }
         flags = ("document_masks", *_BY_EOD, "create_attention_mask", "one_document", "shuffle_block", "eod")
         found |= {name: getattr(self, name) for name in flags if getattr(self, name) not in (None, False)}
+        if self.fim is not None:
+            found["fim"] = self.fim.identity
         if self.order == MEGATRON:
             del found["blend_algorithm"]
             found["order"] = f"{MEGATRON} {_MEGATRON_VERSION}"

@@ -1,0 +1,106 @@
+"""Twin of mdata/samples/fim.py and mdata_cpp/fim.hpp: fill-in-the-middle on lists, the rules as one reads them.
+
+`parts` says what is cut and how: by tokens `Tokens()`, by characters `Characters(tokenizer)`. `draws` has
+`real()` and `up_to(most)`; the rules decide in which order it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mdata.tokenizers import Tokenizer
+
+Ids = list[int]
+
+
+class Tokens:
+    """Cuts between tokens."""
+
+    def text_of(self, ids: Ids) -> Ids:
+        """What is taken apart."""
+        return ids
+
+    def ids_of(self, part: Ids) -> Ids:
+        """A part as ids."""
+        return part
+
+
+@dataclass
+class Characters:
+    """Cuts between characters: the text without its special tokens is taken apart, each part tokenized anew."""
+
+    tokenizer: Tokenizer
+    dropped: set[int]
+
+    def text_of(self, ids: Ids) -> str:
+        """What is taken apart."""
+        return self.tokenizer.decode([id for id in ids if id not in self.dropped])
+
+    def ids_of(self, part: str) -> Ids:
+        """A part as ids."""
+        return [id for id in self.tokenizer.encode_batch([part])[0].tolist() if id not in self.dropped]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """Ids, rates, and `untouched`: a text (of whatever `parts` cuts) that begins so stays as it is."""
+
+    prefix: int
+    middle: int
+    suffix: int
+    eod: int
+    split: int | None = None
+    untouched: Any = None
+    rate: float = 0.5
+    spm_rate: float = 0.5
+    fragment_rate: float = 0.5
+
+
+def row(text: Sequence[int], rule: Rule, *, parts: Any, draws: Any) -> Ids:
+    """The text rearranged document by document, as long as it comes out."""
+    *ended, last = split_at(list(text), rule.eod)
+    out: Ids = []
+    for stretch in ended:
+        out += [*rearranged(stretch, rule, parts=parts, draws=draws), rule.eod] if stretch else []
+    return out + rearranged(last, rule, parts=parts, draws=draws)
+
+
+def rearranged(stretch: Ids, rule: Rule, *, parts: Any, draws: Any) -> Ids:
+    """A document: by its fragments, where it has several."""
+    if rule.split is None or rule.split not in stretch:
+        return permuted(stretch, rule.rate, rule=rule, parts=parts, draws=draws)
+    if draws.real() >= rule.rate:
+        return stretch
+    *ended, last = split_at(stretch, rule.split)
+    out: Ids = []
+    for fragment in ended:
+        if fragment:
+            out += [*permuted(fragment, rule.fragment_rate, rule=rule, parts=parts, draws=draws), rule.split]
+    return out + permuted(last, rule.fragment_rate, rule=rule, parts=parts, draws=draws)
+
+
+def permuted(ids: Ids, rate: float, *, rule: Rule, parts: Any, draws: Any) -> Ids:
+    """Prefix, suffix, middle, or suffix, prefix, middle; or the same as before."""
+    if draws.real() >= rate:
+        return ids
+    text = parts.text_of(ids)
+    if rule.untouched and text[: len(rule.untouched)] == rule.untouched:
+        return ids
+    first, second = sorted((draws.up_to(len(text)), draws.up_to(len(text))))
+    prefix, middle, suffix = (parts.ids_of(part) for part in (text[:first], text[first:second], text[second:]))
+    if draws.real() < rule.spm_rate:
+        return [rule.prefix, rule.suffix, *suffix, rule.middle, *prefix, *middle]
+    return [rule.prefix, *prefix, rule.suffix, *suffix, rule.middle, *middle]
+
+
+def split_at(ids: Ids, mark: int) -> list[Ids]:
+    """What stands between the marks: one part more than there are marks."""
+    found: list[Ids] = [[]]
+    for id in ids:
+        if id == mark:
+            found.append([])
+        else:
+            found[-1].append(id)
+    return found

@@ -1,0 +1,357 @@
+"""Fill in the middle: GPT samples whose documents are, in a share of cases, given as prefix, suffix, middle.
+
+A row is read as the GPT kind has it, cut behind each end of a document, and rearranged by Megatron's rules
+(docs/samples.md, "Fill in the middle"); then it is cut, or filled up without loss, to its length. Unlike Megatron's,
+whose generator is advanced by every read, draws of sample k come from a stream of its own under the key of (seed,
+corpus id), so that neither workers nor resuming change a row. Places are drawn between characters (each part is
+tokenized anew: Megatron's way) or between tokens (in C++, no tokenizer). Slow twin: mdata/reference/fim.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata._core import FimRule, KeyedStream, fim_rows
+from mdata.errors import UsageError
+from mdata.indexed.gather import Int64s
+from mdata.keys import derive_key
+from mdata.samples.rows import Gathered, RowKind, RowOptions, Sample, sample_of
+from mdata.tokenizers import TextRefused, Tokenizer
+from mdata.tokenizers.named import named_id
+
+CHARACTER, TOKEN = "character", "token"
+LEVELS = (CHARACTER, TOKEN)
+VERSION = 1
+PURPOSE = f"fim sample v{VERSION}"
+# Megatron's defaults: prefix, middle, suffix.
+NAMES = ("<fim_prefix>", "<fim_middle>", "<fim_suffix>")
+PAD_NAME = "<fim_pad>"
+_ROLES = ("prefix", "middle", "suffix", "pad", "eod")
+_MOST_TOKENS = len(_ROLES)
+
+Name = int | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FimOptions:
+    """How documents are rearranged.
+
+    Args:
+        rate: share of documents.
+        spm_rate: share of these that begin with the suffix.
+        level: places are drawn between characters or between tokens.
+        tokens: prefix, middle, suffix; then pad and eod, if they are not "<fim_pad>" (where the tokenizer has it) and
+            the corpus' end of a document. Ids or texts.
+        split_sample: the token between parts of a document that are rearranged each by itself.
+        fragment_rate: share of these, of a document that is chosen.
+        no_prefix: what begins so stays as it is.
+    """
+
+    rate: float
+    spm_rate: float = 0.5
+    level: str = CHARACTER
+    tokens: tuple[Name, ...] = NAMES
+    split_sample: Name | None = None
+    fragment_rate: float | None = None
+    no_prefix: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise UsageError(f"no fim_level {self.level!r}", expected=" or ".join(LEVELS))
+        rates = {"fim_rate": self.rate, "fim_spm_rate": self.spm_rate, "fim_fragment_rate": self.fragment_rate or 0.0}
+        for name, rate in rates.items():
+            if not 0.0 <= rate <= 1.0:
+                raise UsageError(f"{name} is not a share", found=str(rate), expected="0 to 1")
+        if not len(NAMES) <= len(self.tokens) <= _MOST_TOKENS:
+            raise UsageError(
+                "fim_tokens are not prefix, middle and suffix, with pad and eod if need be", found=str(self.tokens)
+            )
+        if (self.split_sample is None) != (self.fragment_rate is None):
+            raise UsageError("fim_split_sample and fim_fragment_rate go together", fix="give both, or neither")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All of it, as JSON types without floats: part of a data id."""
+        found: dict[str, Any] = {**asdict(self), "version": VERSION, "tokens": list(self.tokens)}
+        return {name: repr(value) if isinstance(value, float) else value for name, value in found.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FimIds:
+    """The ids that `FimOptions` name; `dropped` are no text."""
+
+    prefix: int
+    middle: int
+    suffix: int
+    eod: int
+    pad: int | None
+    split: int | None
+    untouched: tuple[int, ...]
+    dropped: frozenset[int]
+
+
+class FimCorpus(Protocol):
+    """What is needed of a corpus (`mdata.corpus.Corpus` is one)."""
+
+    id: str
+    name: str
+
+    @property
+    def tokenizer_fingerprint(self) -> str | None:
+        """Of the tokenizer; None where it is not known."""
+
+    def load_tokenizer(self) -> Tokenizer | None:
+        """Its tokenizer; None where it is not known."""
+
+
+class FimSamples:
+    """Another kind's samples, rearranged; can be pickled if that kind and the corpus can.
+
+    Args:
+        kind: what is rearranged; it tells no documents.
+        corpus: whose tokenizer is asked, and whose id keys the draws.
+        fim: how.
+        options: what is told of rows; `eod` is known.
+        seed: the run's seed.
+        extra_token: whether rows have one token more than inputs.
+
+    Raises:
+        UsageError: an id or the tokenizer is not known.
+    """
+
+    def __init__(
+        self,
+        kind: RowKind,
+        corpus: FimCorpus,
+        *,
+        fim: FimOptions,
+        options: RowOptions,
+        seed: int,
+        extra_token: bool = True,
+    ) -> None:
+        self.kind, self.corpus, self.fim, self.options = kind, corpus, fim, options
+        self._seed, self._extra = seed, extra_token
+        key = derive_key(PURPOSE, seed, corpus.id)
+        self._key = key.low, key.high
+        named = (*fim.tokens, fim.split_sample, fim.no_prefix)
+        wanted = fim.level == CHARACTER or any(isinstance(name, str) for name in named)
+        tokenizer = _tokenizer_of(corpus, fim) if wanted else None
+        self.ids = _resolve(fim, tokenizer, eod=options.eod)
+        self._characters = _Characters(self.fim, self.ids, tokenizer) if fim.level == CHARACTER and tokenizer else None
+        self._rule = FimRule(
+            [self.ids.prefix, self.ids.middle, self.ids.suffix, self.ids.eod],
+            self.ids.split,
+            list(self.ids.untouched),
+            fim.rate,
+            fim.spm_rate,
+            fim.fragment_rate or 0.0,
+        )
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """How many samples read the corpus once."""
+        return self.kind.samples_per_epoch
+
+    @property
+    def num_samples(self) -> int | None:
+        """How many samples there are; None without end."""
+        return self.kind.num_samples
+
+    def epochs(self, num_samples: int) -> float:
+        """How many times so many samples read the corpus; what is cut off counts as read."""
+        return self.kind.epochs(num_samples)
+
+    def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
+        """Fill rows with samples; see `RowKind`."""
+        counts = self.kind.gather(samples, text, places=places, threads=threads).counts
+        rows = np.arange(len(samples), dtype=np.int64) if places is None else places
+        fill = next(id for id in (self.ids.pad, self.options.pad, 0) if id is not None)
+        limit = self.options.sequence_length + int(self._extra)
+        if self._characters is None:
+            counts = fim_rows(self._rule, self._key, samples, text, rows, counts, limit, fill)
+        else:
+            found = self._rearranged(samples, text, rows=rows, counts=counts)
+            counts = np.minimum([len(ids) for ids in found], limit, dtype=np.int64)
+            for place, count, ids in zip(rows.tolist(), counts.tolist(), found, strict=True):
+                text[place, :count], text[place, count:] = ids[:count], fill
+        return Gathered(counts, self._cuts(text, rows, counts) if self.options.document_masks else None)
+
+    def _rearranged(self, samples: Int64s, text: Int64s, *, rows: Int64s, counts: Int64s) -> list[Int64s]:
+        assert self._characters is not None, "asked for by its caller"
+        before = [text[row, :count] for row, count in zip(rows.tolist(), counts.tolist(), strict=True)]
+        try:
+            return self._characters.rows(before, [KeyedStream(*self._key, number) for number in samples.tolist()])
+        except TextRefused as refused:
+            raise UsageError(
+                f"a part of a document of {self.corpus.name} cannot be tokenized",
+                found=refused.reason,
+                fix='fim_level="token"',
+            ) from refused
+
+    def _cuts(self, text: Int64s, rows: Int64s, counts: Int64s) -> tuple[Int64s, npt.NDArray[np.int32]]:
+        """Documents begin behind each end of one: none is in what was rearranged."""
+        row, place = np.nonzero(text[rows, :-1] == self.ids.eod)
+        inside = place + 1 < np.minimum(counts, self.options.sequence_length)[row]
+        ends = np.cumsum(np.bincount(row[inside], minlength=len(rows))).astype(np.int64)
+        return ends, (place[inside] + 1).astype(np.int32)
+
+    def sample(self, k: int) -> Sample:
+        """Sample k; see `sample_of`."""
+        return sample_of(self, k)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (self.kind, self.corpus, self.fim, self.options, self._seed, self._extra)
+
+
+def _rebuild(
+    kind: RowKind, corpus: FimCorpus, fim: FimOptions, options: RowOptions, seed: int, extra: bool
+) -> FimSamples:
+    return FimSamples(kind, corpus, fim=fim, options=options, seed=seed, extra_token=extra)
+
+
+class _Characters:
+    """Rearranges rows by characters: first all draws are made, then all parts are tokenized at once."""
+
+    def __init__(self, fim: FimOptions, ids: FimIds, tokenizer: Tokenizer) -> None:
+        self._fim, self._ids, self._tokenizer = fim, ids, tokenizer
+        self._dropped = np.array(sorted(ids.dropped), np.int64)
+        self._names = tuple(np.array([id], np.int64) for id in (ids.prefix, ids.middle, ids.suffix))
+
+    def rows(self, rows: Sequence[Int64s], draws: Sequence[KeyedStream]) -> list[Int64s]:
+        """Each row as long as it comes out.
+
+        Raises:
+            TextRefused: a part has no ids.
+        """
+        texts: list[str] = []
+        plans = [list(self._row(row, one, texts)) for row, one in zip(rows, draws, strict=True)]
+        found, lengths = self._tokenizer.encode_batch(texts)
+        parts = [part[~np.isin(part, self._dropped)] for part in np.split(found, np.cumsum(lengths)[:-1])]
+        return [
+            np.concatenate([parts[item] if isinstance(item, int) else item for item in plan], dtype=np.int64)
+            for plan in plans
+        ]
+
+    def _row(self, row: Int64s, draws: KeyedStream, texts: list[str]) -> Iterator[Int64s | int]:
+        """What the row becomes, in order: ids, or the number of a text in `texts`."""
+        for stretch, end in _stretches(row, self._ids.eod):
+            yield from self._stretch(stretch, draws, texts)
+            yield end
+
+    def _stretch(self, ids: Int64s, draws: KeyedStream, texts: list[str]) -> Iterator[Int64s | int]:
+        split = self._ids.split
+        if split is None or not (ids == split).any():
+            yield from self._permuted(ids, self._fim.rate, draws=draws, texts=texts)
+        elif draws.real() < self._fim.rate:
+            for fragment, end in _stretches(ids, split):
+                yield from self._permuted(fragment, self._fim.fragment_rate or 0.0, draws=draws, texts=texts)
+                yield end
+        else:
+            yield ids
+
+    def _permuted(self, ids: Int64s, rate: float, *, draws: KeyedStream, texts: list[str]) -> Iterator[Int64s | int]:
+        if draws.real() >= rate:
+            yield ids
+            return
+        text = self._tokenizer.decode(ids[~np.isin(ids, self._dropped)].tolist())
+        if self._fim.no_prefix and text.startswith(self._fim.no_prefix):
+            yield ids
+            return
+        first, second = sorted((draws.up_to(len(text)), draws.up_to(len(text))))
+        number = len(texts)
+        texts += (text[:first], text[first:second], text[second:])
+        prefix, middle, suffix = self._names
+        if draws.real() < self._fim.spm_rate:
+            yield from (prefix, suffix, number + 2, middle, number, number + 1)
+        else:
+            yield from (prefix, number, suffix, number + 2, middle, number + 1)
+
+
+def _stretches(ids: Int64s, mark: int) -> Iterator[tuple[Int64s, Int64s]]:
+    """What stands before each mark, if anything, with that mark; then what stands behind the last, even if empty."""
+    start = 0
+    for place in np.flatnonzero(ids == mark).tolist():
+        if place > start:
+            yield ids[start:place], ids[place : place + 1]
+        start = place + 1
+    yield ids[start:], ids[:0]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A tokenizer by what decides its ids, and a corpus that has it."""
+
+    fingerprint: str | None
+    corpus: FimCorpus = field(compare=False)
+
+
+@lru_cache(maxsize=4)
+def _shared(asked: _Asked) -> Tokenizer | None:
+    """One for all corpora of a blend: many a tokenizer takes 100 MB, and a second to load."""
+    return asked.corpus.load_tokenizer()
+
+
+def _tokenizer_of(corpus: FimCorpus, fim: FimOptions) -> Tokenizer:
+    tokenizer = _shared(_Asked(corpus.tokenizer_fingerprint, corpus))
+    if tokenizer is None:
+        what = "characters" if fim.level == CHARACTER else "the texts of tokens"
+        raise UsageError(
+            f"{corpus.name}: fill-in-the-middle by {what} needs the tokenizer, and none is beside the corpus",
+            fix='`mdata adopt --tokenizer-type`, or fim_level="token" and ids for fim_tokens',
+        )
+    return tokenizer
+
+
+def _resolve(fim: FimOptions, tokenizer: Tokenizer | None, *, eod: int | None) -> FimIds:
+    """All ids.
+
+    Raises:
+        UsageError: one is not known, or stands for two things.
+    """
+    given: dict[str, Name] = dict(zip(_ROLES, fim.tokens, strict=False))
+    found = {role: _id_of(name, tokenizer, option=f"the {role} of fim_tokens") for role, name in given.items()}
+    ends = found.get("eod", eod)
+    if ends is None:
+        raise UsageError(
+            "fill-in-the-middle needs the id that ends a document, and the corpus does not say it",
+            fix="set eod, or `mdata adopt --tokenizer-type` gives the corpus a tokenizer",
+        )
+    split = None if fim.split_sample is None else _id_of(fim.split_sample, tokenizer, option="fim_split_sample")
+    prefix, middle, suffix = (found[role] for role in _ROLES[:3])
+    single = [prefix, middle, suffix, ends, *([] if split is None else [split])]
+    if len(set(single)) < len(single):
+        raise UsageError("two tokens of fill-in-the-middle are one", found=f"ids {', '.join(map(str, single))}")
+    special = tokenizer.special_ids.values() if tokenizer else ()
+    dropped = frozenset((*special, *single))
+    pad = found.get("pad", tokenizer.special_ids.get(PAD_NAME) if tokenizer else None)
+    untouched: tuple[int, ...] = ()
+    if fim.no_prefix and tokenizer:
+        ids = tokenizer.encode_batch([fim.no_prefix])[0].tolist()
+        untouched = tuple(id for id in ids if id not in dropped)
+    return FimIds(
+        prefix=prefix,
+        middle=middle,
+        suffix=suffix,
+        eod=ends,
+        pad=pad,
+        split=split,
+        untouched=untouched,
+        dropped=dropped,
+    )
+
+
+def _id_of(name: Name, tokenizer: Tokenizer | None, *, option: str) -> int:
+    id = name if isinstance(name, int) else None if tokenizer is None else named_id(tokenizer, name)
+    if id is None or id < 0:
+        raise UsageError(
+            f"the tokenizer has no token for {option}",
+            found=repr(name),
+            fix="give an id, or a token that it has; nothing is added to a vocabulary",
+        )
+    return id
