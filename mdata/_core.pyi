@@ -94,16 +94,24 @@ class Mersenne:
         """Shuffle [n] numbers in place, as RandomState.shuffle does."""
 
 def pack_documents(
-    lengths: NDArray[np.int32], row_length: int, window: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
-    """Pack int32[n] documents, `window` of them at a time, into rows by best fit decreasing. See packing.hpp.
+    lengths: NDArray[np.int64], row_length: int, window: int, overlap: int = 0, least: int = 1
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
+    """Pack int64[n] documents, `window` of them at a time, into rows by best fit decreasing. See packing.hpp.
+
+    Args:
+        lengths: tokens of each document.
+        row_length: tokens of a row.
+        window: documents that are fitted together.
+        overlap: tokens that a row of a longer document has in common with the one before it.
+        least: tokens of a piece; shorter ones are left out.
 
     Returns:
         int64[r] running count of pieces after each row; of each piece its document int64[p], its first token in the
-        document int32[p] and its tokens int32[p].
+        document int64[p] and its tokens int32[p].
 
     Raises:
-        ValueError: a row length below 1 or above 2^26, a window below 1, a negative length.
+        ValueError: a row length below 1 or above 2^26, a window below 1, a negative length, an overlap or a least piece
+            outside of a row.
     """
 
 def fill_sample_index(
@@ -509,9 +517,12 @@ class RowRules:
         eod: the end of a document.
         mask_eod: no loss where it is the input.
         restart_at_eod: positions restart behind it.
+        apart: no loss where the next token is behind a cut.
     """
 
-    def __init__(self, pad: int | None, eod: int | None, mask_eod: bool, restart_at_eod: bool) -> None: ...
+    def __init__(
+        self, pad: int | None, eod: int | None, mask_eod: bool, restart_at_eod: bool, apart: bool = False
+    ) -> None: ...
 
 def finish_rows(
     text: NDArray[np.int64],

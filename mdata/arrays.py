@@ -13,8 +13,8 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,35 +31,49 @@ FORMAT, VERSION = "mdata-arrays", 1
 FACTS = "arrays.json"
 
 Arrays = dict[str, npt.NDArray[Any]]
+Make = Callable[[], Iterable[Arrays]]
+"""Parts of the same arrays, one behind the other; at least one part."""
 
 
 def kept(
-    folder: Path, key: Mapping[str, Any], *, make: Callable[[], Arrays], progress: Progress = SILENT
-) -> Mapping[str, npt.NDArray[Any]]:
-    """The arrays of a key: mapped from the folder, after they were built if need be.
+    folder: Path, key: Mapping[str, Any], *, make: Make, progress: Progress = SILENT, mapped: bool = True
+) -> Arrays:
+    """The arrays of a key, read-only: mapped from the folder, after they were built if need be.
 
     Args:
         folder: where entries are kept; made where it is not there.
         key: all that decides the arrays, as JSON types; `name` in it begins the entry's name.
         make: builds them, when there is no such entry.
         progress: hears why an entry is built anew.
+        mapped: false: they are read into memory.
 
     Raises:
         ResourceError, UsageError: the disk is full, or the folder cannot be written.
     """
+    found = find(folder, key, progress=progress, mapped=mapped)
+    if found is not None:
+        return found
     with os_errors_named(f"keeping arrays in {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         entry = entry_path(folder, key)
-        if entry.is_dir() and (found := _opened(entry, key, progress=progress)) is not None:
-            return found
         with _alone(entry):
             # Somebody else may have built it while we waited.
-            found = _opened(entry, key, progress=SILENT) if entry.is_dir() else None
+            found = _opened(entry, key, mapped=mapped) if entry.is_dir() else None
             if found is None:
-                _write(entry, key, arrays=make())
-                found = _opened(entry, key, progress=progress)
-    assert found is not None, f"{entry} was just written"
+                facts = _write(entry, key, parts=make())
+                found = _loaded(entry, facts["files"], mapped=mapped)
     return found
+
+
+def find(folder: Path, key: Mapping[str, Any], *, progress: Progress = SILENT, mapped: bool = True) -> Arrays | None:
+    """The arrays of a key if the folder has them whole; nothing is written.
+
+    Args:
+        folder, key, mapped: as for `kept`.
+        progress: hears what is wrong with an entry that is there.
+    """
+    entry = entry_path(folder, key)
+    return _opened(entry, key, progress=progress, mapped=mapped) if entry.is_dir() else None
 
 
 def entry_path(folder: Path, key: Mapping[str, Any]) -> Path:
@@ -67,17 +81,26 @@ def entry_path(folder: Path, key: Mapping[str, Any]) -> Path:
     return folder / f"{key['name']}-{hash_of(dict(key))[:32]}"
 
 
-def _opened(entry: Path, key: Mapping[str, Any], *, progress: Progress) -> Arrays | None:
+def _opened(entry: Path, key: Mapping[str, Any], *, progress: Progress = SILENT, mapped: bool) -> Arrays | None:
     """The arrays of an entry, if it is whole and of this key."""
     try:
         facts = json.loads((entry / FACTS).read_bytes())
         reason = _difference(entry, facts, key=key)
         if reason is None:
-            return {name: np.load(entry / f"{name}.npy", mmap_mode="r") for name in facts["files"]}
+            return _loaded(entry, facts["files"], mapped=mapped)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = str(error)
     progress.note(f"{entry} is built anew: {reason}")
     return None
+
+
+def _loaded(entry: Path, names: Iterable[str], *, mapped: bool) -> Arrays:
+    found: Arrays = {}
+    for name in names:
+        # A view of the plain type: a memmap is slow to index.
+        found[name] = np.asarray(np.load(entry / f"{name}.npy", mmap_mode="r" if mapped else None))
+        found[name].flags.writeable = False
+    return found
 
 
 def _difference(entry: Path, facts: dict[str, Any], *, key: Mapping[str, Any]) -> str | None:
@@ -92,13 +115,14 @@ def _difference(entry: Path, facts: dict[str, Any], *, key: Mapping[str, Any]) -
     return None
 
 
-def _write(entry: Path, key: Mapping[str, Any], *, arrays: Arrays) -> None:
+def _write(entry: Path, key: Mapping[str, Any], *, parts: Iterable[Arrays]) -> dict[str, Any]:
     """Make the entry under another name, then give it its own."""
     making = entry.with_name(f".{entry.name}.{os.getpid()}")
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir()
     try:
-        files = {name: _write_array(making / f"{name}.npy", array) for name, array in arrays.items()}
+        names = _write_parts(making, parts)
+        files = {name: _file_facts(making / f"{name}.npy") for name in names}
         facts = {"format": FORMAT, "version": VERSION, "key": dict(key), "files": files}
         durable.atomic_write(making / FACTS, json.dumps(facts, indent=1, sort_keys=True).encode() + b"\n")
         if entry.is_dir():
@@ -106,21 +130,42 @@ def _write(entry: Path, key: Mapping[str, Any], *, arrays: Arrays) -> None:
             shutil.rmtree(entry)
         durable.rename(making, entry)
         durable.sync_folder(entry.parent)
+        return facts
     finally:
         shutil.rmtree(making, ignore_errors=True)
 
 
-def _write_array(path: Path, array: npt.NDArray[Any]) -> dict[str, Any]:
+def _write_parts(folder: Path, parts: Iterable[Arrays]) -> list[str]:
+    """Write a file for each array; its header once more at the end, when its length is known."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    dtypes: dict[str, np.dtype[Any]] = {}
+    files: dict[str, int] = {}
+    with ExitStack() as stack:
+        for part in parts:
+            for name, array in part.items():
+                if name not in files:
+                    files[name] = stack.enter_context(durable.atomic_file(folder / f"{name}.npy"))
+                    shapes[name], dtypes[name] = (0, *array.shape[1:]), array.dtype
+                    durable.write_all(files[name], _header(shapes[name], dtypes[name]))
+                assert (array.shape[1:], array.dtype) == (shapes[name][1:], dtypes[name]), f"parts of {name} differ"
+                shapes[name] = (shapes[name][0] + len(array), *array.shape[1:])
+                durable.write_all(files[name], np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        for name, fd in files.items():
+            os.lseek(fd, 0, os.SEEK_SET)
+            durable.write_all(fd, _header(shapes[name], dtypes[name]))
+    return list(files)
+
+
+def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """What begins a .npy; numpy leaves room in it for a first dimension that grows."""
     header = io.BytesIO()
-    array = np.ascontiguousarray(array)
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
-    content = array.reshape(-1).view(np.uint8).data
-    with durable.atomic_file(path) as fd:
-        durable.write_all(fd, header.getvalue())
-        durable.write_all(fd, content)
-    hasher = blake3(header.getvalue())
-    hasher.update(content)
-    return {"bytes": header.getbuffer().nbytes + array.nbytes, "hash": hasher.hexdigest()}
+    facts = {"shape": shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
+    np.lib.format.write_array_header_1_0(header, facts)
+    return header.getvalue()
+
+
+def _file_facts(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "hash": blake3().update_mmap(path).hexdigest()}
 
 
 @contextmanager

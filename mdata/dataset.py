@@ -21,11 +21,13 @@ import numpy.typing as npt
 from mdata.blend import Deal, InTurn, NativeBlend
 from mdata.blend.split import split_edges
 from mdata.blending import OpenBlend, open_blend
+from mdata.cache import Cache
 from mdata.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.indexed.gather import Cuts, Int64s
 from mdata.kinds import bounds_of, open_samples, tokens_in
 from mdata.manifest import TokenizerFacts, hash_of
+from mdata.progress import SILENT, Progress
 from mdata.samples.gpt import GptSamples
 from mdata.samples.options import MEGATRON, NATIVE, DatasetOptions
 from mdata.samples.rows import Gathered, RowKind, Rows, Sample, empty_rows, finish
@@ -41,15 +43,21 @@ class Component:
     num_tokens: int
 
 
-def open_dataset(path: str | Path, options: DatasetOptions) -> Dataset:
+def open_dataset(path: str | Path, options: DatasetOptions, *, progress: Progress = SILENT) -> Dataset:
     """Open a blend manifest, a corpus manifest, a bare prefix, or Megatron's "0.7 a 0.3 b".
+
+    Args:
+        path: one of these.
+        options: how it is read.
+        progress: hears what is built, where a kind of samples or an order needs arrays.
 
     Raises:
         UsageError: nothing there, a corpus or split shorter than one sample, two tokenizers, options that do not fit.
         DamageError: something that is not what its manifest says.
     """
     options.check()
-    return Dataset(open_blend(path, mode=options.mode, checked=False), options)
+    cache = Cache(options.cache, mapped=options.mode == "mmap", progress=progress)
+    return Dataset(open_blend(path, mode=options.mode, checked=False), options, cache=cache)
 
 
 def open(path: str | Path, *, sequence_length: int, **options: Any) -> Dataset:
@@ -67,6 +75,7 @@ class Dataset:
     Args:
         blend: open corpora and their weights.
         options: how they are read.
+        cache: keeps arrays that are built; None: by the options.
 
     Attributes:
         components: the corpora that have a part in the split.
@@ -75,7 +84,7 @@ class Dataset:
         identity: all that decides the order; data_id: its hash. blend_id: the blend alone.
     """
 
-    def __init__(self, blend: OpenBlend, options: DatasetOptions) -> None:
+    def __init__(self, blend: OpenBlend, options: DatasetOptions, *, cache: Cache | None = None) -> None:
         options.check()
         self.options = options
         self.blend_id = blend.manifest.id
@@ -88,7 +97,8 @@ class Dataset:
                 fix='one corpus, or order "native"',
             )
         self.row_options = options.row_options(_eod_of(blend.corpora))
-        parts = [self._component(*pair) for pair in zip(names, blend.corpora, strict=True)]
+        cache = cache or Cache(options.cache, mapped=options.mode == "mmap")
+        parts = [self._component(*pair, cache) for pair in zip(names, blend.corpora, strict=True)]
         self.components = tuple(part for part in parts if part is not None)
         if not self.components:
             raise UsageError(
@@ -101,10 +111,10 @@ class Dataset:
         self.identity = options.identity(self.blend_id)
         self.data_id = hash_of(self.identity)
 
-    def _component(self, name: str, corpus: Corpus) -> Component | None:
+    def _component(self, name: str, corpus: Corpus, cache: Cache) -> Component | None:
         """The part of a corpus in the split; None where it has none and that is no loss."""
         bounds = bounds_of(corpus, self.options)
-        samples = open_samples(corpus, bounds, options=self.options, rows=self.row_options)
+        samples = open_samples(corpus, bounds, options=self.options, rows=self.row_options, cache=cache)
         if samples is None:
             return None
         return Component(name, corpus, samples, tokens_in(corpus, bounds, options=self.options))

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from mdata.blend import split_range
+from mdata.cache import Cache
 from mdata.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.order.megatron import MegatronRequest
@@ -19,7 +20,9 @@ from mdata.samples.documents import DocumentSamples
 from mdata.samples.fim import FimSamples
 from mdata.samples.gpt import GptSamples
 from mdata.samples.gpt_megatron import MegatronGptSamples
-from mdata.samples.options import MEGATRON, WHOLE, DatasetOptions
+from mdata.samples.options import DOCUMENT, MEGATRON, WHOLE, DatasetOptions
+from mdata.samples.packed import PackedSamples
+from mdata.samples.packing import Longer, PackingRule
 from mdata.samples.rows import RowKind, RowOptions
 
 Bounds = tuple[int, int]
@@ -27,13 +30,15 @@ Bounds = tuple[int, int]
 
 def bounds_of(corpus: Corpus, options: DatasetOptions) -> Bounds:
     """The part of a corpus in the split: sequences [first, last), or documents where a kind counts those."""
-    total = corpus.num_documents if options.one_document else corpus.num_sequences
+    total = corpus.num_documents if options.by_documents else corpus.num_sequences
     if options.split == WHOLE:
         return 0, total
     return split_range(options.split_shares, options.split, num_sequences=total) or (0, 0)
 
 
-def open_samples(corpus: Corpus, bounds: Bounds, *, options: DatasetOptions, rows: RowOptions) -> RowKind | None:
+def open_samples(
+    corpus: Corpus, bounds: Bounds, *, options: DatasetOptions, rows: RowOptions, cache: Cache
+) -> RowKind | None:
     """The samples of a part of a corpus.
 
     Args:
@@ -41,6 +46,7 @@ def open_samples(corpus: Corpus, bounds: Bounds, *, options: DatasetOptions, row
         bounds: the part, from `bounds_of`.
         options: of the dataset.
         rows: what is told of rows, from `DatasetOptions.row_options`.
+        cache: keeps what is built.
 
     Returns:
         None where the part is too small for a sample, and the set is not one of training in native order.
@@ -49,11 +55,11 @@ def open_samples(corpus: Corpus, bounds: Bounds, *, options: DatasetOptions, row
         UsageError: too small for training, or options that this corpus cannot have.
     """
     if options.fim is not None:
-        return _rearranged(corpus, bounds, options, rows=rows)
+        return _rearranged(corpus, bounds, options, rows=rows, cache=cache)
     if options.order == MEGATRON:
         return _megatron(corpus, bounds, options, rows=rows)
-    if options.one_document:
-        return _documents(corpus, bounds, options, rows=rows)
+    if options.by_documents:
+        return _documents(corpus, bounds, options, rows=rows, cache=cache)
     return _native(corpus, bounds, options, rows=rows)
 
 
@@ -62,7 +68,7 @@ def tokens_in(corpus: Corpus, bounds: Bounds, *, options: DatasetOptions) -> int
     first, last = bounds
     if first == last:
         return 0
-    if options.one_document:
+    if options.by_documents:
         edges, counts = corpus.gatherer.documents(np.array([first, last - 1]))
         return int(edges[1] + counts[1] - edges[0])
     if options.order == MEGATRON:
@@ -71,9 +77,11 @@ def tokens_in(corpus: Corpus, bounds: Bounds, *, options: DatasetOptions) -> int
     return stop - start
 
 
-def _rearranged(corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions) -> RowKind | None:
+def _rearranged(
+    corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions, cache: Cache
+) -> RowKind | None:
     plain = replace(options, fim_rate=0.0)
-    kind = open_samples(corpus, bounds, options=plain, rows=replace(rows, document_masks=False))
+    kind = open_samples(corpus, bounds, options=plain, rows=replace(rows, document_masks=False), cache=cache)
     if kind is None or options.fim is None:
         return None
     return FimSamples(kind, corpus, fim=options.fim, options=rows, seed=options.seed, extra_token=options.extra_token)
@@ -94,21 +102,21 @@ def _megatron(corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: 
     return MegatronGptSamples(corpus, request, options=rows, threads=options.threads)
 
 
-def _documents(corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions) -> RowKind | None:
+def _documents(
+    corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions, cache: Cache
+) -> RowKind | None:
+    training = options.split == "train"
     if bounds[0] == bounds[1]:
-        if options.split == "train":
+        if training:
             raise _too_short(corpus, options, found=f"none of {corpus.num_documents} documents", expected="a document")
         return None
     if not corpus.contiguous:
         corpus.token_bounds(0, 0)  # says so
-    return DocumentSamples(
-        corpus,
-        bounds,
-        options=rows,
-        seed=options.seed,
-        shuffle=options.split == "train",
-        longer="drop" if options.one_document == "drop" else "cut",
-    )
+    longer: Longer = "drop" if options.longer == "drop" else "cut"
+    if options.kind == DOCUMENT:
+        return DocumentSamples(corpus, bounds, options=rows, seed=options.seed, shuffle=training, longer=longer)
+    rule = PackingRule(sequence_length=options.sequence_length, extra_token=options.extra_token, longer=longer)
+    return PackedSamples(corpus, bounds, options=rows, rule=rule, seed=options.seed, shuffle=training, cache=cache)
 
 
 def _native(corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions) -> RowKind | None:

@@ -250,10 +250,10 @@ void bind_sequences(py::module_& module) {
 
 void bind_rows(py::module_& module) {
     py::class_<mdata::RowRules>(module, "RowRules")
-        .def(py::init([](Numbers pad, Numbers eod, bool mask_eod, bool restart_at_eod) {
-                 return mdata::RowRules{pad, eod, mask_eod, restart_at_eod};
+        .def(py::init([](Numbers pad, Numbers eod, bool mask_eod, bool restart_at_eod, bool apart) {
+                 return mdata::RowRules{pad, eod, mask_eod, restart_at_eod, apart};
              }),
-             py::arg("pad"), py::arg("eod"), py::arg("mask_eod"), py::arg("restart_at_eod"));
+             py::arg("pad"), py::arg("eod"), py::arg("mask_eod"), py::arg("restart_at_eod"), py::arg("apart") = false);
     module.def("finish_rows", &finish_rows, py::arg("text").noconvert(), py::arg("counts").noconvert(),
                py::arg("cuts").noconvert(), py::arg("loss").noconvert(), py::arg("positions").noconvert(), py::arg("rules"));
     module.def("read_native", &read_native, py::arg("store"), py::arg("index"), py::arg("permutation"),

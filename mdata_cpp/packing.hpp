@@ -1,10 +1,11 @@
 // Best-fit-decreasing packing of documents into rows of a fixed number of tokens.
 //
 // Source: Ding et al., "Fewer Truncations Improve Language Modeling" (2024). A document longer than a row gives full rows
-// from its beginning; what is left of it, and every shorter document, is a piece. From the longest piece to the
-// shortest, each goes to the row with the least room that takes it, of several the one that came to have that room
-// last; none: a new row. Rows are found by their room through a tree of bits, so a piece costs O(log row length / 6).
-// Rows come out in the order in which they were opened, full ones first; pieces of a row in the order of documents.
+// from its beginning, each of which begins `overlap` tokens before the end of the one before it; what is left of it, and
+// every shorter document, is a piece, if it has at least `least` tokens. From the longest piece to the shortest, each goes
+// to the row with the least room that takes it, of several the one that came to have that room last; none: a new row.
+// Rows are found by their room through a tree of bits, so a piece costs O(log row length / 6). Rows come out in the order
+// in which they were opened, full ones first; pieces of a row in the order of documents.
 #pragma once
 
 #include <algorithm>
@@ -69,14 +70,14 @@ private:
 
 struct Piece {
     std::int64_t document;
-    std::int32_t offset;
+    std::int64_t offset;
     std::int32_t count;
 };
 
 struct Packed {
     std::vector<std::int64_t> row_ends;   // running count of pieces
     std::vector<std::int64_t> documents;  // of each piece
-    std::vector<std::int32_t> offsets;    // its first token in the document
+    std::vector<std::int64_t> offsets;    // its first token in the document
     std::vector<std::int32_t> counts;     // its tokens
 };
 
@@ -85,12 +86,15 @@ public:
     // There is a stack of rows for every number of tokens that may be left.
     static constexpr std::int32_t longest_row = 1 << 26;
 
-    explicit Packer(std::int32_t row_length) : row_length_(row_length) {
+    explicit Packer(std::int32_t row_length, std::int32_t overlap = 0, std::int32_t least = 1)
+        : row_length_(row_length), overlap_(overlap), least_(least) {
         if (row_length < 1 || row_length > longest_row) throw std::invalid_argument("a row length below 1 or above 2^26");
+        if (overlap < 0 || overlap >= row_length) throw std::invalid_argument("an overlap outside of a row");
+        if (least < 1 || least > row_length) throw std::invalid_argument("a least piece outside of a row");
     }
 
     // Packs documents number `first`, first + 1, ... of these lengths; rows are added to what was packed before.
-    void pack(std::span<const std::int32_t> lengths, std::int64_t first, Packed& out) const {
+    void pack(std::span<const std::int64_t> lengths, std::int64_t first, Packed& out) const {
         std::vector<Piece> pieces;
         cut(lengths, first, pieces, out);
         std::vector<std::int64_t> row(pieces.size());
@@ -100,16 +104,18 @@ public:
 
 private:
     // Full rows go out at once; the pieces that are left are to be fitted.
-    void cut(std::span<const std::int32_t> lengths, std::int64_t first, std::vector<Piece>& pieces, Packed& out) const {
+    void cut(std::span<const std::int64_t> lengths, std::int64_t first, std::vector<Piece>& pieces, Packed& out) const {
         for (std::size_t d = 0; d < lengths.size(); ++d) {
             if (lengths[d] < 0) throw std::invalid_argument("a negative length");
             const std::int64_t document = first + static_cast<std::int64_t>(d);
-            std::int32_t offset = 0;
-            for (; lengths[d] - offset >= row_length_; offset += row_length_) {
+            std::int64_t offset = 0;
+            for (; lengths[d] - offset >= row_length_; offset += row_length_ - overlap_) {
                 add({document, offset, row_length_}, out);
                 out.row_ends.push_back(static_cast<std::int64_t>(out.documents.size()));
             }
-            if (offset < lengths[d]) pieces.push_back({document, offset, lengths[d] - offset});
+            const auto left = static_cast<std::int32_t>(lengths[d] - offset);  // less than a row
+            // What every row before has given already is no piece.
+            if (left >= least_ && (offset == 0 || left > overlap_)) pieces.push_back({document, offset, left});
         }
     }
 
@@ -175,7 +181,7 @@ private:
         out.counts.push_back(piece.count);
     }
 
-    std::int32_t row_length_;
+    std::int32_t row_length_, overlap_, least_;
 };
 
 }  // namespace mdata

@@ -21,6 +21,7 @@ struct RowRules {
     std::optional<std::int64_t> eod;
     bool mask_eod = false;         // no loss where the input is the end of a document
     bool restart_at_eod = false;   // positions restart behind one
+    bool apart = false;            // no loss where the next token is another document's
 };
 
 // One row: text[S + 1]; loss[S] and positions[S] may be empty; cuts: places in (0, S) where positions restart.
@@ -59,6 +60,9 @@ inline void finish_row(const RowRules& rules, const RowFields& row) {
         const auto real = static_cast<std::size_t>(std::clamp<std::int64_t>(row.count - 1, 0, static_cast<std::int64_t>(inputs)));
         std::fill(row.loss.begin(), row.loss.begin() + static_cast<std::ptrdiff_t>(real), 1.0F);
         std::fill(row.loss.begin() + static_cast<std::ptrdiff_t>(real), row.loss.end(), 0.0F);
+        for (const std::int32_t cut : rules.apart ? row.cuts : std::span<const std::int32_t>()) {
+            if (cut > 0 && static_cast<std::size_t>(cut) <= inputs) row.loss[static_cast<std::size_t>(cut) - 1] = 0.0F;
+        }
         if (rules.mask_eod && rules.eod) {
             for (std::size_t i = 0; i < inputs; ++i) row.loss[i] = row.text[i] == *rules.eod ? 0.0F : row.loss[i];
         }

@@ -20,24 +20,26 @@ class Row:
     pieces: list[Piece] = field(default_factory=list)
 
 
-def pack(lengths: list[int], row_length: int, *, window: int) -> list[list[Piece]]:
+def pack(lengths: list[int], row_length: int, *, window: int, overlap: int = 0, least: int = 1) -> list[list[Piece]]:
     """Return the pieces of each row."""
     rows = []
     for first in range(0, len(lengths), window):
-        rows += _pack_window(lengths[first : first + window], row_length, first=first)
+        full: list[list[Piece]] = []
+        rest: list[Piece] = []
+        for document, length in enumerate(lengths[first : first + window], first):
+            starts = range(0, length - row_length + 1, row_length - overlap)
+            full += [[(document, start, row_length)] for start in starts]
+            begin = len(starts) * (row_length - overlap)
+            left = length - begin
+            if left >= least and (not starts or left > overlap):
+                rest.append((document, begin, left))
+        rows += full + _fit(rest, row_length)
     return rows
 
 
-def _pack_window(lengths: list[int], row_length: int, *, first: int) -> list[list[Piece]]:
-    full: list[list[Piece]] = []
-    rest: list[Piece] = []
-    for document, length in enumerate(lengths, first):
-        starts = range(0, length - row_length + 1, row_length)
-        full += [[(document, start, row_length)] for start in starts]
-        if left := length % row_length:
-            rest.append((document, length - left, left))
+def _fit(pieces: list[Piece], row_length: int) -> list[list[Piece]]:
     rows: list[Row] = []
-    for time, piece in enumerate(sorted(rest, key=lambda piece: -piece[2]), 1):
+    for time, piece in enumerate(sorted(pieces, key=lambda piece: -piece[2]), 1):
         fitting = [row for row in rows if row.room >= piece[2]]
         if not fitting:
             rows.append(Row(row_length))
@@ -46,4 +48,4 @@ def _pack_window(lengths: list[int], row_length: int, *, first: int) -> list[lis
         best.room -= piece[2]
         best.changed = time
         best.pieces.append(piece)
-    return full + [sorted(row.pieces) for row in rows]
+    return [sorted(row.pieces) for row in rows]

@@ -9,16 +9,15 @@ such pass; an empty document then is a row without loss.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from mdata.errors import UsageError
 from mdata.indexed.gather import Gatherer, Int64s
 from mdata.order.native import NativeOrder, OrderKey
+from mdata.samples.packing import Longer
 from mdata.samples.rows import Gathered, RowOptions, Sample, sample_of
-
-Longer = Literal["cut", "drop"]
 
 _BLOCK = 512
 _COUNTED_AT_ONCE = _BLOCK * 512

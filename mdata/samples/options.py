@@ -1,8 +1,8 @@
 """How a run reads its data: one frozen set of options, checked by name, and what of it decides which tokens come.
 
 Options that are not used leave the identity of a dataset as it is, so that a new option changes no existing data id.
-How files are read (`mode`, `threads`) is no part of it, and neither is, in the native order, how many samples are asked
-for.
+How files are read (`mode`, `threads`) and where arrays are kept (`cache`) is no part of it, and neither is, in the
+native order, how many samples are asked for.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from mdata.errors import UsageError
 from mdata.indexed.reader import MODES, Mode
 from mdata.order import megatron as megatron_order
 from mdata.order import native as native_order
+from mdata.samples import packing
 from mdata.samples.fim import CHARACTER, NAMES, FimOptions
 from mdata.samples.gpt_megatron import effective_pad
 from mdata.samples.rows import RowOptions
@@ -24,8 +25,10 @@ from mdata.samples.rows import RowOptions
 WHOLE = "whole"
 NATIVE, MEGATRON = native_order.NAME, megatron_order.NAME
 ORDERS = (NATIVE, MEGATRON)
-SAMPLE_KIND = "gpt"
 LARGEST_BLOCK = 1 << 20  # of shuffle_block; mdata_cpp/block_shuffle.hpp
+GPT, DOCUMENT, PACKED = "gpt", "document", "packed"
+KINDS = (GPT, DOCUMENT, PACKED)
+_WHOLE_DOCUMENTS = (DOCUMENT, PACKED)
 _MEGATRON_VERSION = 1
 _BY_EOD = ("eod_mask_loss", "reset_position_ids", "reset_attention_mask")
 
@@ -43,8 +46,9 @@ class DatasetOptions:
         num_samples: asked for; megatron: decides the epochs (None: one). Native: only the length of a training set.
         extra_token: a sample reads one token more, so that its last one has a label.
         keep_partial: megatron, split "valid": the last partial sample counts (native always keeps it).
-        one_document: native: one document a sample; longer ones are "cut", or left out ("drop").
         shuffle_block: native: sequences are permuted inside of blocks of so many, anew in each epoch; 0: file order.
+        kind: "gpt": concatenated text; native: also "document", one a sample, and "packed", several fitted into one.
+        longer: document, packed: longer documents are "cut" (packed: into rows), or left out ("drop").
         document_masks: position_ids restart with each document, cu_seqlens and max_seqlen tell their lengths.
         eod_mask_loss: no loss where the input is the end of a document.
         reset_position_ids, reset_attention_mask: Megatron's: positions restart, the mask is cut, behind that id.
@@ -53,6 +57,7 @@ class DatasetOptions:
         pad: megatron: the tokenizer's pad id; tokens equal to it are padding. None: it has none.
         allow_ambiguous_pad: megatron: take `pad` also where it is the eod.
         fim_rate: share of documents that fill-in-the-middle rearranges; 0: none. The other fim_...: see `FimOptions`.
+        cache: folder for arrays that are built (packed, megatron); None: see mdata/cache.py.
         mode: "mmap" or "pread": how token files are read. threads: that read and build.
     """
 
@@ -64,8 +69,9 @@ class DatasetOptions:
     num_samples: int | None = None
     extra_token: bool = True
     keep_partial: bool = False
-    one_document: str | None = None
     shuffle_block: int = 0
+    kind: str = GPT
+    longer: str = "cut"
     document_masks: bool = False
     eod_mask_loss: bool = False
     reset_position_ids: bool = False
@@ -81,6 +87,7 @@ class DatasetOptions:
     fim_split_sample: int | str | None = None
     fim_fragment_rate: float | None = None
     fim_no_prefix: str | None = None
+    cache: str | None = None
     mode: Mode = "mmap"
     threads: int = 1
 
@@ -93,22 +100,33 @@ class DatasetOptions:
         _one_of("split", self.split, (*SPLITS, WHOLE))
         _one_of("order", self.order, ORDERS)
         _one_of("mode", self.mode, MODES)
-        if self.one_document is not None:
-            _one_of("way with longer documents", self.one_document, ("cut", "drop"))
+        _one_of("kind of samples", self.kind, KINDS)
+        _one_of("way with longer documents", self.longer, ("cut", "drop"))
         if self.threads < 1 or (self.num_samples is not None and self.num_samples < 0):
             raise UsageError(f"threads {self.threads}, num_samples {self.num_samples}", expected="1 or more, 0 or more")
-        if not 0 <= self.shuffle_block <= LARGEST_BLOCK or (self.shuffle_block and self.one_document):
+        if not 0 <= self.shuffle_block <= LARGEST_BLOCK or (self.shuffle_block and self.kind != GPT):
             raise UsageError(
-                f"shuffle_block {self.shuffle_block}" + " with one document a row" * bool(self.one_document),
+                f"shuffle_block {self.shuffle_block}" + f" with samples of kind {self.kind!r}" * (self.kind != GPT),
                 expected=f"0 to {LARGEST_BLOCK}, and samples of concatenated documents",
-                fix="0 leaves it out; documents that stand one a row are shuffled anyway",
+                fix="0 leaves it out; documents of other kinds are shuffled anyway",
             )
-        if self.fim is not None and self.one_document:
-            raise UsageError("fill-in-the-middle is of samples of concatenated documents", found="one_document")
-        ours, theirs = ("one_document", "shuffle_block"), ("keep_partial", "pad", "allow_ambiguous_pad")
+        if self.fim is not None and self.kind != GPT:
+            raise UsageError("fill-in-the-middle is of samples of concatenated documents", found=f"kind {self.kind!r}")
+        ours, theirs = ("shuffle_block",), ("keep_partial", "pad", "allow_ambiguous_pad")
         for name in theirs if self.order == NATIVE else ours:
             if getattr(self, name):
                 raise UsageError(f"the {self.order} order knows no {name}", found=f"{name}={getattr(self, name)!r}")
+        if self.order == MEGATRON and self.kind in _WHOLE_DOCUMENTS:
+            raise UsageError(f"the megatron order knows no samples of kind {self.kind!r}", fix='order="native"')
+        if self.kind not in _WHOLE_DOCUMENTS and self.longer != "cut":
+            raise UsageError(
+                f"samples of kind {self.kind!r} take documents of any length", found=f"longer={self.longer!r}"
+            )
+
+    @property
+    def by_documents(self) -> bool:
+        """Whether the split counts documents, not sequences."""
+        return self.kind != GPT
 
     @property
     def fim(self) -> FimOptions | None:
@@ -152,6 +170,7 @@ class DatasetOptions:
             reset_position_ids=self.reset_position_ids and not self.document_masks,
             attention_mask=self.create_attention_mask and not (megatron and self.document_masks),
             reset_attention_mask=self.reset_attention_mask,
+            apart=self.kind == PACKED,
             eod=eod,
             pad=effective_pad(self.pad, eod, allow_ambiguous=self.allow_ambiguous_pad) if megatron else None,
         )
@@ -163,17 +182,21 @@ class DatasetOptions:
             "blend": blend_id,
             "blend_algorithm": f"{native_blend.NAME} {native_blend.VERSION}",
             "order": f"{native_order.NAME} {native_order.VERSION}",
-            "sample_kind": SAMPLE_KIND,
+            "sample_kind": self.kind,
             "seed": self.seed,
             "sequence_length": self.sequence_length,
             "extra_token": self.extra_token,
             "split": self.split,
             "split_shares": [repr(share) for share in (train - start, valid - train, test - valid)],
         }
-        flags = ("document_masks", *_BY_EOD, "create_attention_mask", "one_document", "shuffle_block", "eod")
+        flags = ("document_masks", *_BY_EOD, "create_attention_mask", "shuffle_block", "eod")
         found |= {name: getattr(self, name) for name in flags if getattr(self, name) not in (None, False)}
         if self.fim is not None:
             found["fim"] = self.fim.identity
+        if self.kind in _WHOLE_DOCUMENTS:
+            found["longer"] = self.longer
+        if self.kind == PACKED:
+            found["packing"] = f"best fit {packing.VERSION}"
         if self.order == MEGATRON:
             del found["blend_algorithm"]
             found["order"] = f"{MEGATRON} {_MEGATRON_VERSION}"

@@ -34,6 +34,7 @@ class RowOptions:
         reset_position_ids: positions restart behind the end of a document.
         attention_mask: a dense mask, [1, S, S], true where attention is cut off.
         reset_attention_mask: it cuts off what stands before the end of a document.
+        apart: the last token of a document has no loss: the next token is another's.
         eod: the end of a document; pad: whatever equals it is padding (Megatron); None: padding is known by place.
     """
 
@@ -44,6 +45,7 @@ class RowOptions:
     reset_position_ids: bool = False
     attention_mask: bool = False
     reset_attention_mask: bool = False
+    apart: bool = False
     eod: int | None = None
     pad: int | None = None
 
@@ -55,7 +57,7 @@ class RowOptions:
     @property
     def rules(self) -> RowRules:
         """The part that C++ follows."""
-        return RowRules(self.pad, self.eod, self.mask_eod, self.reset_position_ids)
+        return RowRules(self.pad, self.eod, self.mask_eod, self.reset_position_ids, self.apart)
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Gathered:
 
     Attributes:
         counts: int64[n], real tokens of each row.
-        cuts: where documents begin inside the inputs, if it was asked for.
+        cuts: where documents begin inside the inputs, if it was asked for, or rows keep them apart.
     """
 
     counts: Int64s
@@ -144,7 +146,7 @@ def empty_rows(num_rows: int, options: RowOptions) -> Rows:
 def finish(rows: Rows, gathered: Gathered, *, options: RowOptions) -> Rows:
     """The rows with their fields filled in; text was gathered."""
     finish_rows(rows.text, gathered.counts, gathered.cuts, rows.loss_mask, rows.position_ids, options.rules)
-    if gathered.cuts is None:
+    if gathered.cuts is None or not options.document_masks:
         return rows
     cu_seqlens, longest = cumulative_lengths(*gathered.cuts, options.sequence_length)
     return replace(rows, cu_seqlens=cu_seqlens, max_seqlen=longest)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mdata import ResourceError
-from mdata.arrays import FACTS, entry_path, kept
+from mdata.arrays import FACTS, entry_path, find, kept
 from mdata.progress import Silent
 from tests.helpers.failures import crash_at, durable_calls
 
@@ -20,7 +20,7 @@ KEY = {"name": "numbers", "corpus": "abc", "length": 7}
 
 
 def make():
-    return {"small": np.arange(7, dtype=np.int32).reshape(7, 1), "empty": np.zeros((0, 2), np.uint32)}
+    return [{"small": np.arange(7, dtype=np.int32).reshape(7, 1), "empty": np.zeros((0, 2), np.uint32)}]
 
 
 def never():
@@ -36,7 +36,7 @@ class Heard(Silent):
 
 
 def check(found):
-    for name, array in make().items():
+    for name, array in make()[0].items():
         assert found[name].dtype == array.dtype and found[name].shape == array.shape
         assert found[name].tolist() == array.tolist()
 
@@ -44,13 +44,36 @@ def check(found):
 def test_they_are_built_once_and_can_be_read_by_numpy(tmp_path):
     check(kept(tmp_path / "cache", KEY, make=make))
     check(kept(tmp_path / "cache", KEY, make=never))
-    check({name: np.load(entry_path(tmp_path / "cache", KEY) / f"{name}.npy") for name in make()})
+    check({name: np.load(entry_path(tmp_path / "cache", KEY) / f"{name}.npy") for name in make()[0]})
+
+
+def test_parts_stand_one_behind_the_other(tmp_path):
+    def parts():
+        for first in range(0, 7, 2):
+            rows = np.arange(first, min(first + 2, 7), dtype=np.int32).reshape(-1, 1)
+            yield {"small": rows, "empty": np.zeros((0, 2), np.uint32)}
+
+    check(kept(tmp_path, KEY, make=parts))
+    whole = kept(tmp_path / "whole", KEY, make=make)
+    for name in whole:
+        path = entry_path(tmp_path, KEY) / f"{name}.npy"
+        assert path.read_bytes() == (entry_path(tmp_path / "whole", KEY) / path.name).read_bytes()
+
+
+def test_what_is_found_cannot_be_changed(tmp_path):
+    assert find(tmp_path / "none", KEY) is None and not (tmp_path / "none").exists()
+    kept(tmp_path, KEY, make=make)
+    for mapped in (True, False):
+        found = find(tmp_path, KEY, mapped=mapped)
+        check(found)
+        with pytest.raises(ValueError, match="read-only"):
+            found["small"][0] = 1
 
 
 def test_another_key_is_another_entry(tmp_path):
     kept(tmp_path, KEY, make=make)
     for change in ({"corpus": "abd"}, {"length": 8}, {"name": "others"}):
-        assert kept(tmp_path, {**KEY, **change}, make=lambda: {"one": np.ones(1)}).keys() == {"one"}
+        assert kept(tmp_path, {**KEY, **change}, make=lambda: [{"one": np.ones(1)}]).keys() == {"one"}
     check(kept(tmp_path, KEY, make=never))
 
 

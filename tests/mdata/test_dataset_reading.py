@@ -41,8 +41,10 @@ KINDS = [
     {"name": "mix.json", "document_masks": True},
     {"name": "mix.json", "eod_mask_loss": True, "mode": "pread"},
     {"name": "mix.json", "reset_position_ids": True, "extra_token": False, "threads": 2},
-    {"name": "mix.json", "one_document": "cut"},
-    {"name": "mix.json", "one_document": "drop", "document_masks": True},
+    {"name": "mix.json", "kind": "document"},
+    {"name": "mix.json", "kind": "packed"},
+    {"name": "mix.json", "kind": "packed", "longer": "drop", "document_masks": True},
+    {"name": "mix.json", "kind": "document", "longer": "drop", "document_masks": True},
     {"name": "mix.json", "split": "valid", "split_shares": "50,50", "document_masks": True},
     {"name": "a", "order": "megatron", "num_samples": 60, "document_masks": True, "pad": 3},
     {"name": "b", "order": "megatron", "num_samples": 90, "eod_mask_loss": True, "reset_position_ids": True},
@@ -126,7 +128,7 @@ def test_options_that_are_not_used_change_no_identity(folder):
 def test_data_id_covers_every_option_that_decides(folder):
     native = [{}, {"document_masks": True}, {"eod_mask_loss": True}, {"reset_position_ids": True}]
     native += [{"reset_attention_mask": True}, {"create_attention_mask": True}, {"extra_token": False}, {"eod": 8}]
-    native += [{"one_document": "cut"}, {"one_document": "drop"}]
+    native += [{"kind": "document"}, {"kind": "document", "longer": "drop"}, {"kind": "packed"}]
     megatron = [{}, {"num_samples": 30}, {"keep_partial": True}, {"pad": 3}, {"pad": EOD, "allow_ambiguous_pad": True}]
     datasets = [opened(folder, "a", **options) for options in native]
     datasets += [opened(folder, "a", order="megatron", **options) for options in megatron]
@@ -166,10 +168,10 @@ def test_a_file_cut_while_it_is_open_is_named(folder, tmp_path):
     [
         ({"order": "random"}, ["no order 'random'", "native, megatron"]),
         ({"mode": "read"}, ["no mode 'read'", "mmap, pread"]),
-        ({"one_document": "wrap"}, ["no way with longer documents 'wrap'", "cut, drop"]),
+        ({"kind": "packed", "longer": "wrap"}, ["no way with longer documents 'wrap'", "cut, drop"]),
         ({"keep_partial": True}, ["the native order knows no keep_partial"]),
         ({"pad": 3}, ["the native order knows no pad"]),
-        ({"order": "megatron", "one_document": "cut"}, ["the megatron order knows no one_document"]),
+        ({"order": "megatron", "kind": "document"}, ["the megatron order knows no samples of kind 'document'"]),
         ({"order": "megatron"}, ["the megatron order of a blend is not served", "a, b"]),
         ({"eod_mask_loss": True, "eod": None}, ["eod_mask_loss needs the id that ends a document", "set eod"]),
         ({"threads": 0}, ["threads 0"]),

@@ -82,11 +82,11 @@ def test_rows_are_finished_as_by_the_twin(data):
     text = data.draw(st.lists(st.lists(tokens, min_size=length + 1, max_size=length + 1), max_size=3))
     counts = [data.draw(st.integers(0, length + 1)) for _ in text]
     cuts = [sorted(data.draw(st.lists(st.integers(0, length), max_size=4))) for _ in text]
-    pad, eod, mask, restart = data.draw(st.tuples(ids, ids, st.booleans(), st.booleans()))
+    pad, eod, mask, restart, apart = data.draw(st.tuples(ids, ids, *[st.booleans()] * 3))
     cells = int64s(text).reshape(len(text), length + 1)
     loss, positions = np.full((len(text), length), 7, np.float32), np.full((len(text), length), 7, np.int64)
     flat = int64s(np.cumsum([len(row) for row in cuts])), np.array([cut for row in cuts for cut in row], np.int32)
-    finish_rows(cells, int64s(counts), flat, loss, positions, RowRules(pad, eod, mask, restart))
+    finish_rows(cells, int64s(counts), flat, loss, positions, RowRules(pad, eod, mask, restart, apart))
     for i, row in enumerate(text):
         expected = slow.finish(
             row,
@@ -95,6 +95,7 @@ def test_rows_are_finished_as_by_the_twin(data):
             pad=pad,
             mask_eod=eod if mask else None,
             restart_at_eod=eod if restart else None,
+            apart=apart,
         )
         assert slow.Row(cells[i].tolist(), loss[i].tolist(), positions[i].tolist()) == expected
     starts = sorted({0, *(i * length + cut for i, row in enumerate(cuts) for cut in (0, length, *row))})

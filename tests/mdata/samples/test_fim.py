@@ -333,7 +333,7 @@ def test_the_option_is_part_of_the_data_id(folder):
         ({"fim_tokens": (2, 2, 3)}, "two tokens of fill-in-the-middle are one"),
         ({"fim_split_sample": 3}, "go together"),
         ({"fim_split_sample": "<file>", "fim_fragment_rate": 0.5}, "no token for fim_split_sample"),
-        ({"one_document": "cut"}, "concatenated documents"),
+        ({"kind": "packed"}, "concatenated documents"),
     ],
     ids=str,
 )

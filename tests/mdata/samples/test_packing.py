@@ -12,8 +12,8 @@ from mdata.reference.packing import pack
 from tests.helpers.examples import examples
 
 
-def rows_of(lengths, row_length, window):
-    ends, documents, offsets, counts = pack_documents(np.array(lengths, np.int32), row_length, window)
+def rows_of(lengths, row_length, window, *more):
+    ends, documents, offsets, counts = pack_documents(np.array(lengths, np.int64), row_length, window, *more)
     pieces = list(zip(documents.tolist(), offsets.tolist(), counts.tolist(), strict=True))
     return [pieces[start:end] for start, end in zip([0, *ends.tolist()], ends.tolist(), strict=False)]
 
@@ -23,21 +23,25 @@ def rows_of(lengths, row_length, window):
     lengths=st.lists(st.integers(0, 40), max_size=40),
     row_length=st.integers(1, 20),
     window=st.integers(1, 50),
+    data=st.data(),
 )
-def test_equal_to_the_twin(lengths, row_length, window):
-    assert rows_of(lengths, row_length, window) == pack(lengths, row_length, window=window)
+def test_equal_to_the_twin(lengths, row_length, window, data):
+    overlap, least = data.draw(st.integers(0, row_length - 1)), data.draw(st.integers(1, row_length))
+    expected = pack(lengths, row_length, window=window, overlap=overlap, least=least)
+    assert rows_of(lengths, row_length, window, overlap, least) == expected
 
 
 def test_rows_of_many_documents_are_full():
-    lengths = np.random.default_rng(1).lognormal(6, 1.2, 20_000).astype(np.int32)
+    lengths = np.random.default_rng(1).lognormal(6, 1.2, 20_000).astype(np.int64)
     ends, _, _, counts = pack_documents(lengths, 2048, 1 << 16)
     assert counts.sum() == lengths.sum()
     # No packing needs fewer rows than the tokens fill; this one needs hardly more.
     assert len(ends) * 2048 < 1.001 * lengths.sum() + 2048
 
 
-@pytest.mark.parametrize("bad", [([1], 0, 1), ([1], (1 << 26) + 1, 1), ([1], 4, 0), ([-1], 4, 1)])
+@pytest.mark.parametrize(
+    "bad", [([1], 0, 1), ([1], (1 << 26) + 1, 1), ([1], 4, 0), ([-1], 4, 1), ([1], 4, 1, 4), ([1], 4, 1, 0, 5)]
+)
 def test_what_makes_no_rows_is_refused(bad):
-    lengths, row_length, window = bad
     with pytest.raises(ValueError):
-        pack_documents(np.array(lengths, np.int32), row_length, window)
+        rows_of(*bad)

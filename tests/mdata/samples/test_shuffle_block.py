@@ -224,7 +224,7 @@ def test_the_option_is_part_of_the_identity_only_where_it_is_used(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [{"shuffle_block": -1}, {"shuffle_block": 2**20 + 1}, {"shuffle_block": 2, "one_document": "cut"}]
+    "options", [{"shuffle_block": -1}, {"shuffle_block": 2**20 + 1}, {"shuffle_block": 2, "kind": "packed"}]
 )
 def test_what_means_nothing_is_refused(tmp_path, options):
     with pytest.raises(UsageError, match=f"shuffle_block {options['shuffle_block']}"):

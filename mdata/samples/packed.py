@@ -1,0 +1,121 @@
+"""Packed samples in native order: whole documents, fitted into rows so that hardly anything is cut or padded.
+
+Which documents make a row is built once (packing.py) and kept (mdata/cache.py); rows are permuted anew in each epoch by
+the native order's permutation, or stand in the order of the windows for validation and test. The last token of a piece
+that is not the last of its row stands in front of another document's, so it has no loss; padding is known by place.
+With document masks positions restart with each piece, and padding belongs to the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from mdata.arrays import Arrays
+from mdata.cache import Cache, in_memory
+from mdata.errors import UsageError
+from mdata.indexed.gather import Int64s
+from mdata.order.native import NativeOrder, OrderKey
+from mdata.progress import SILENT
+from mdata.samples.packing import PackedStream, PackingRule, key_of, packed
+from mdata.samples.rows import Gathered, RowOptions, Sample, sample_of
+
+
+class PackedSamples:
+    """The documents of one range of a corpus, packed into rows.
+
+    Args:
+        corpus: the documents, whose sequences follow each other on disk.
+        documents: the range [first, last).
+        options: what is told of rows; `apart` is set, so that no document predicts another's tokens.
+        rule: how documents are packed.
+        seed: the run's seed.
+        shuffle: false for validation and test: one pass, in the order of the windows.
+        cache: keeps the rows; None: they are built in memory.
+
+    Raises:
+        UsageError: no document makes a row.
+    """
+
+    def __init__(
+        self,
+        corpus: PackedStream,
+        documents: tuple[int, int],
+        *,
+        options: RowOptions,
+        rule: PackingRule,
+        seed: int,
+        shuffle: bool = True,
+        cache: Cache | None = None,
+    ) -> None:
+        assert options.apart and options.sequence_length == rule.sequence_length, "rows of the same kind"
+        self.corpus, self.documents, self.options, self.rule = corpus, documents, options, rule
+        self._cache = cache
+        progress = SILENT if cache is None else cache.progress
+
+        def make() -> Iterator[Arrays]:
+            return packed(corpus, documents, rule=rule, progress=progress)
+
+        key = key_of(corpus, documents, rule=rule)
+        entries = 3 * (documents[1] - documents[0])
+        arrays = in_memory(make) if cache is None else cache.arrays(corpus.path, key, make=make, entries=entries)
+        self._ends, self._first, self._count = (arrays[name] for name in ("ends", "first", "count"))
+        if not len(self._ends):
+            raise UsageError(
+                "no document can be packed",
+                found=f"{documents[1] - documents[0]} documents for sequence length {rule.sequence_length}",
+                expected="one of two tokens or more" + (", not longer than a row" if rule.longer == "drop" else ""),
+                fix='a longer sequence length, or longer="cut"' if rule.longer == "drop" else "more text",
+            )
+        # One "token" a row: the order of a stream whose samples are single entries.
+        self.order = NativeOrder(len(self._ends), 1, key=OrderKey(seed, corpus.id), extra_token=False, shuffle=shuffle)
+
+    @property
+    def num_samples(self) -> int | None:
+        """How many samples there are; None without end."""
+        return self.order.num_samples
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """How many samples read the corpus once."""
+        return self.order.samples_per_epoch
+
+    def epochs(self, num_samples: int) -> float:
+        """How many times so many samples read the corpus."""
+        return num_samples / self.order.samples_per_epoch
+
+    def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
+        """Fill rows with samples; see `RowKind`."""
+        ends, pieces = self._pieces(self.order.starts(samples))
+        first, count = self._first[pieces], self._count[pieces].astype(np.int64)
+        self.corpus.gatherer.gather(first, count, ends=ends, out=text, places=places, threads=threads)
+        # Where pieces begin, counted from the beginning of their row; the first of a row is no cut.
+        after = np.cumsum(count)
+        row_ends = after[ends - 1]
+        row_starts = np.concatenate((np.zeros(1, np.int64), row_ends[:-1]))
+        numbers = np.diff(ends, prepend=0)
+        begins = after - count - np.repeat(row_starts, numbers)
+        cuts = ends - np.arange(1, len(ends) + 1), begins[begins > 0].astype(np.int32)
+        return Gathered(row_ends - row_starts, cuts)
+
+    def sample(self, k: int) -> Sample:
+        """Sample k; see `sample_of`."""
+        return sample_of(self, k)
+
+    def _pieces(self, rows: Int64s) -> tuple[Int64s, Int64s]:
+        """The pieces of rows: (running count after each row, their numbers)."""
+        stops = self._ends[rows]
+        starts = np.where(rows > 0, self._ends[rows - 1], 0)
+        ends = np.cumsum(stops - starts)
+        return ends, np.repeat(stops - ends, stops - starts) + np.arange(ends[-1] if len(ends) else 0)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        more = {"options": self.options, "rule": self.rule, "cache": self._cache}
+        more |= {"seed": self.order.key.seed, "shuffle": self.order.shuffle}
+        return _rebuild, (self.corpus, self.documents, more)
+
+
+def _rebuild(corpus: PackedStream, documents: tuple[int, int], more: dict[str, Any]) -> PackedSamples:
+    return PackedSamples(corpus, documents, **more)
