@@ -114,6 +114,32 @@ def pack_documents(
             outside of a row.
     """
 
+def fill_blend(
+    weights: NDArray[np.float64],
+    components: NDArray[np.int16] | NDArray[np.int32],
+    samples: NDArray[np.int64],
+) -> None:
+    """Fill in Megatron's weighted blend: which component sample t is of, and which of its samples; [t] each.
+
+    The component whose weights[i] * max(t, 1) - (its samples so far) is largest, the lowest among equals; weights as
+    given. See megatron_blend.hpp.
+
+    Raises:
+        ValueError: no weights, one that is not finite, arrays that differ in size. OverflowError: more components than
+            the type of `components` has numbers.
+    """
+
+def fill_blend_once(
+    sizes: NDArray[np.int64],
+    components: NDArray[np.int16] | NDArray[np.int32],
+    samples: NDArray[np.int64],
+) -> None:
+    """Fill in Megatron's exhaustive blend: sizes are weights, and each component gives all of its samples once.
+
+    Raises:
+        ValueError, OverflowError: as `fill_blend`; a negative size; arrays that have not one place for each sample.
+    """
+
 def fill_sample_index(
     lengths: NDArray[np.int32],
     order: NDArray[np.int32] | NDArray[np.int64],

@@ -171,6 +171,7 @@ PYBIND11_MODULE(_core, module) {
     bind_permutation(module);
     bind_blend(module);
     bind_index(module);
+    mdata::bind_megatron_blend(module);
     mdata::bind_fim(module);
     mdata::bind_gather(module);
     mdata::bind_masked(module);
