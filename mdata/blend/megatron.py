@@ -180,4 +180,4 @@ def _kept(recipe: Mapping[str, Any], folder: Path) -> Mapping[str, npt.NDArray[A
 
     exact = dict(recipe) | ({"weights": [share.hex() for share in recipe["weights"]]} if "weights" in recipe else {})
     key = {"name": "megatron-blend", "algorithm": f"{NAME} {VERSION}", **exact}
-    return kept(folder, key, make=lambda: _arrays(recipe))
+    return kept(folder, key, make=lambda: [_arrays(recipe)])
