@@ -1,39 +1,79 @@
 """From text to Megatron-format token files, to an exact order, to numpy batches. No torch anywhere in here.
 
-`__all__` is the public surface; everything else may move. Heavy libraries are imported where they are used.
+`__all__` is the public surface; everything else may move. A public name is imported when it is first used, and stands
+here three times: for type checkers, in the table of where it lives, and in `__all__` (tests/mdata/test_lazy.py compares
+them). Heavy libraries are imported where they are used.
 """
 
-from mdata import durable, errors
-from mdata.adopt import Adopted, adopt
-from mdata.blending import BlendRow, OpenBlend, blend_table, make_blend, open_blend
-from mdata.convert import convert
-from mdata.corpus import Corpus, open_corpus
-from mdata.dataset import Component, Dataset, open, open_dataset, parse_split
-from mdata.errors import (
-    BadInputError,
-    DamageError,
-    MdataError,
-    ResourceError,
-    StoppedError,
-    UsageError,
-    explain_os_error,
-    nearest,
-    os_errors_named,
+from typing import TYPE_CHECKING
+
+from mdata.lazy import attach
+
+if TYPE_CHECKING:
+    from mdata import durable, errors
+    from mdata.adopt import Adopted, adopt
+    from mdata.blending import BlendRow, OpenBlend, blend_table, make_blend, open_blend
+    from mdata.convert import convert
+    from mdata.corpus import Corpus, open_corpus
+    from mdata.dataset import Component, Dataset, open, open_dataset, parse_split
+    from mdata.errors import (
+        BadInputError,
+        DamageError,
+        MdataError,
+        ResourceError,
+        StoppedError,
+        UsageError,
+        explain_os_error,
+        nearest,
+        os_errors_named,
+    )
+    from mdata.indexed import IndexedReader, IndexedWriter, ShardFacts
+    from mdata.keys import Key, derive_key
+    from mdata.loader import Batch, BatchPlan, Loader, collate
+    from mdata.manifest import BlendManifest, CorpusManifest
+    from mdata.manifest import load as load_manifest
+    from mdata.preprocess.estimate import Estimate, estimate
+    from mdata.preprocess.options import PreprocessOptions
+    from mdata.preprocess.results import PreprocessResult
+    from mdata.preprocess.run import preprocess
+    from mdata.progress import SILENT, Progress
+    from mdata.sampler import global_batch, rank_rows
+    from mdata.samples.options import DatasetOptions
+    from mdata.samples.rows import Rows
+    from mdata.tokenizers import TextRefused, Tokenizer, TokenizerSpec, build_tokenizer, load_tokenizer
+    from mdata.tokenizers.train import Learnt, learn_tokenizer, train_tokenizer
+    from mdata.tokenizers.train_options import TrainOptions
+    from mdata.verify import Verified, verify
+
+attach(
+    __name__,
+    {
+        "mdata.durable": "durable=",
+        "mdata.errors": "errors= BadInputError DamageError MdataError ResourceError StoppedError "
+        "UsageError explain_os_error nearest os_errors_named",
+        "mdata.adopt": "Adopted adopt",
+        "mdata.blending": "BlendRow OpenBlend blend_table make_blend open_blend",
+        "mdata.convert": "convert",
+        "mdata.corpus": "Corpus open_corpus",
+        "mdata.dataset": "Component Dataset open open_dataset parse_split",
+        "mdata.indexed": "IndexedReader IndexedWriter ShardFacts",
+        "mdata.keys": "Key derive_key",
+        "mdata.loader": "Batch BatchPlan Loader collate",
+        "mdata.manifest": "BlendManifest CorpusManifest load_manifest=load",
+        "mdata.preprocess.estimate": "Estimate estimate",
+        "mdata.preprocess.options": "PreprocessOptions",
+        "mdata.preprocess.results": "PreprocessResult",
+        "mdata.preprocess.run": "preprocess",
+        "mdata.progress": "SILENT Progress",
+        "mdata.sampler": "global_batch rank_rows",
+        "mdata.samples.options": "DatasetOptions",
+        "mdata.samples.rows": "Rows",
+        "mdata.tokenizers": "TextRefused Tokenizer TokenizerSpec build_tokenizer load_tokenizer",
+        "mdata.tokenizers.train": "Learnt learn_tokenizer train_tokenizer",
+        "mdata.tokenizers.train_options": "TrainOptions",
+        "mdata.verify": "Verified verify",
+    },
 )
-from mdata.indexed import IndexedReader, IndexedWriter, ShardFacts
-from mdata.keys import Key, derive_key
-from mdata.loader import Batch, BatchPlan, Loader, collate
-from mdata.manifest import BlendManifest, CorpusManifest
-from mdata.manifest import load as load_manifest
-from mdata.preprocess import Estimate, PreprocessOptions, PreprocessResult, estimate, preprocess
-from mdata.progress import SILENT, Progress
-from mdata.sampler import global_batch, rank_rows
-from mdata.samples.options import DatasetOptions
-from mdata.samples.rows import Rows
-from mdata.tokenizers import TextRefused, Tokenizer, TokenizerSpec, build_tokenizer, load_tokenizer
-from mdata.tokenizers.train import Learnt, learn_tokenizer, train_tokenizer
-from mdata.tokenizers.train_options import TrainOptions
-from mdata.verify import Verified, verify
 
 __all__ = [
     "SILENT",

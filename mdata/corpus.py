@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +22,14 @@ from blake3 import blake3
 
 from mdata import manifest as manifests
 from mdata.errors import DamageError, UsageError, os_errors_named
-from mdata.indexed import IndexedReader
 from mdata.indexed.format import bin_path, idx_path
 from mdata.indexed.gather import Gatherer
-from mdata.indexed.reader import Mode
+from mdata.indexed.reader import IndexedReader, Mode
 from mdata.manifest import CorpusManifest, Shard, TokenizerFacts
 from mdata.manifest.structs import TokenDtype
-from mdata.tokenizers import WITHOUT_FILES, Tokenizer, build_tokenizer
-from mdata.tokenizers.folder import folder_name
+
+if TYPE_CHECKING:
+    from mdata.tokenizers import Tokenizer
 
 _BARE_ENDINGS = (".bin", ".idx")
 
@@ -178,6 +178,9 @@ class Corpus:
         Raises:
             DamageError: the files beside the corpus are not those that made it.
         """
+        from mdata.tokenizers import WITHOUT_FILES, build_tokenizer
+        from mdata.tokenizers.folder import folder_name
+
         if self.tokenizer is None or (self.tokenizer.folder is None and self.tokenizer.type not in WITHOUT_FILES):
             return None
         files = self.tokenizer_files()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -32,7 +33,13 @@ DTYPES: dict[int, np.dtype[np.generic]] = {
     8: np.dtype("<u2"),
 }
 
+Form = Literal["Megatron's TNTIDX", "fairseq's TNTIDX", "fairseq's MMIDIDX"]
+"""The older formats of pairs; mdata/indexed/legacy.py reads them."""
+
 _HEADER = struct.Struct("<9sQBQQ")
+OLD_HEADER = struct.Struct("<8s5Q")  # magic, version, code, item size, items, sizes; then Megatron's boundary count
+MMAP_HEADER = struct.Struct("<9sQBQ")  # fairseq's: magic, version, code, sequences
+LEGACY_HEAD_BYTES = OLD_HEADER.size + 8
 _UINT16_VOCABULARY = 65500  # Megatron's limit, not 65536: the same vocabulary must give the same bytes
 
 
@@ -96,3 +103,15 @@ def bin_path(prefix: Path) -> Path:
 def idx_path(prefix: Path) -> Path:
     """The .idx of a prefix; a dot in the prefix is part of its name."""
     return prefix.with_name(prefix.name + ".idx")
+
+
+def legacy_form(head: bytes, size: int) -> Form | None:
+    """The older format that an .idx of this size holds, judged by its first 56 bytes; None: none of them."""
+    if head.startswith(LEGACY_MAGIC) and len(head) >= OLD_HEADER.size:
+        _, _, _, _, items, sizes = OLD_HEADER.unpack_from(head)
+        return "fairseq's TNTIDX" if size == 8 * (6 + 2 * (items + 1) + sizes) else "Megatron's TNTIDX"
+    if head.startswith(LEGACY_MAGIC):
+        return "Megatron's TNTIDX"
+    if head.startswith(MAGIC) and len(head) >= MMAP_HEADER.size:
+        return "fairseq's MMIDIDX" if size == MMAP_HEADER.size + 12 * MMAP_HEADER.unpack_from(head)[3] else None
+    return None

@@ -19,15 +19,22 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mdata.errors import DamageError, os_errors_named
-from mdata.indexed.format import LEGACY_MAGIC, MAGIC, VERSION, bin_path, idx_path
-
-Form = Literal["Megatron's TNTIDX", "fairseq's TNTIDX", "fairseq's MMIDIDX"]
+from mdata.indexed.format import (
+    LEGACY_HEAD_BYTES,
+    MMAP_HEADER,
+    OLD_HEADER,
+    VERSION,
+    Form,
+    bin_path,
+    idx_path,
+    legacy_form,
+)
 
 LEGACY_DTYPES: dict[int, np.dtype[np.generic]] = {
     1: np.dtype("u1"),
@@ -45,9 +52,6 @@ _INT64 = np.dtype("<i8")
 _ENTRIES_AT_ONCE = 1 << 16
 _DOCUMENTS_AT_ONCE = 1 << 12
 _GROUP_BYTES = 4 << 20
-_OLD_HEADER = struct.Struct("<8s5Q")  # magic, version, code, item size, items, sizes; then Megatron's boundary count
-_MMAP_HEADER = struct.Struct("<9sQBQ")  # magic, version, code, sequences
-LEGACY_HEAD_BYTES = _OLD_HEADER.size + 8
 
 
 class Group(NamedTuple):
@@ -270,18 +274,6 @@ def legacy_form_of(prefix: Path) -> Form | None:
         index.close()
 
 
-def legacy_form(head: bytes, size: int) -> Form | None:
-    """The older format that an .idx of this size holds, judged by its first 56 bytes; None: none of them."""
-    if head.startswith(LEGACY_MAGIC) and len(head) >= _OLD_HEADER.size:
-        _, _, _, _, items, sizes = _OLD_HEADER.unpack_from(head)
-        return "fairseq's TNTIDX" if size == 8 * (6 + 2 * (items + 1) + sizes) else "Megatron's TNTIDX"
-    if head.startswith(LEGACY_MAGIC):
-        return "Megatron's TNTIDX"
-    if head.startswith(MAGIC) and len(head) >= _MMAP_HEADER.size:
-        return "fairseq's MMIDIDX" if size == _MMAP_HEADER.size + 12 * _MMAP_HEADER.unpack_from(head)[3] else None
-    return None
-
-
 def _layout(index: _File) -> _Layout:
     head = bytes(index.read(0, min(index.size, LEGACY_HEAD_BYTES)))
     form = legacy_form(head, index.size)
@@ -292,11 +284,11 @@ def _layout(index: _File) -> _Layout:
 
 def _old_layout(index: _File, head: bytes, form: Form) -> _Layout:
     counted = form == "Megatron's TNTIDX"
-    begin = _OLD_HEADER.size + 8 * counted
+    begin = OLD_HEADER.size + 8 * counted
     if len(head) < begin:
         raise _bad(index.path, "size", f"{index.size} bytes", f"at least the {begin} bytes of a header")
-    _, version, code, item_bytes, items, sizes = _OLD_HEADER.unpack_from(head)
-    (boundaries,) = struct.unpack_from("<Q", head, _OLD_HEADER.size) if counted else (0,)
+    _, version, code, item_bytes, items, sizes = OLD_HEADER.unpack_from(head)
+    (boundaries,) = struct.unpack_from("<Q", head, OLD_HEADER.size) if counted else (0,)
     dtype = _dtype(index, version, code)
     declared = (4, 8) if dtype.kind == "f" else (dtype.itemsize,)
     if item_bytes not in declared:
@@ -316,9 +308,9 @@ def _old_layout(index: _File, head: bytes, form: Form) -> _Layout:
 
 
 def _mmap_layout(index: _File, head: bytes) -> _Layout:
-    _, version, code, sequences = _MMAP_HEADER.unpack_from(head)
+    _, version, code, sequences = MMAP_HEADER.unpack_from(head)
     dtype = _dtype(index, version, code)
-    lengths = _Table(index, _MMAP_HEADER.size, sequences, np.dtype("<i4"))
+    lengths = _Table(index, MMAP_HEADER.size, sequences, np.dtype("<i4"))
     return _Layout("fairseq's MMIDIDX", dtype, 1, lengths, _Table(index, lengths.end, sequences), None, None)
 
 

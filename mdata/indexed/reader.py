@@ -27,6 +27,7 @@ from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed.format import (
     DTYPES,
     HEADER_BYTES,
+    LEGACY_HEAD_BYTES,
     LENGTH_DTYPE,
     MAGIC,
     POINTER_DTYPE,
@@ -34,9 +35,9 @@ from mdata.indexed.format import (
     Header,
     bin_path,
     idx_path,
+    legacy_form,
     unpack_header,
 )
-from mdata.indexed.legacy import LEGACY_HEAD_BYTES, legacy_form
 
 Mode = Literal["mmap", "pread"]
 MODES: tuple[str, ...] = get_args(Mode)

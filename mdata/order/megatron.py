@@ -13,7 +13,6 @@ need them. Slow twin: mdata/reference/megatron_order.py.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,6 +140,8 @@ def build(lengths: Lengths, request: MegatronRequest, *, threads: int = 1) -> Me
     Raises:
         UsageError: see `plan`; a range outside of the file.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     if not 0 <= request.first <= request.stop <= len(lengths):
         raise UsageError(f"sequences {request.first} to {request.stop}", expected=f"inside of 0 to {len(lengths)}")
     # The index of a file begins at byte 34, where no int32 is aligned.

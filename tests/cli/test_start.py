@@ -42,7 +42,7 @@ TRAIN = "train-tokenizer --vocab-size 300 --output o"
     ("program", "name", "argv"),
     [
         ("mdata", "cli.console", []),
-        ("mdata", "numpy", ["--help"]),
+        ("mdata", "numpy", ["inspect", "x"]),
         ("mdata", "mdata.corpus", ["inspect", "x"]),
         ("mdata", "cli.inspect", ["inspect", "x"]),
         ("mtrain", "argparse", ["train", "x"]),
