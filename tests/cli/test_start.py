@@ -46,7 +46,7 @@ TRAIN = "train-tokenizer --vocab-size 300 --output o"
         ("mdata", "mdata.corpus", ["inspect", "x"]),
         ("mdata", "cli.inspect", ["inspect", "x"]),
         ("mtrain", "argparse", ["train", "x"]),
-        ("mtrain", "numpy", ["train", "x"]),
+        ("mtrain", "mdata.errors", ["train", "x"]),
     ],
 )
 def test_ctrl_c_during_imports(program, name, argv):
