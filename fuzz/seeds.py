@@ -130,6 +130,30 @@ def gather() -> dict[str, bytes]:
     return {"empty": b"", "sound": rows + tables + requests + finished}
 
 
+def masked() -> dict[str, bytes]:
+    """Sentences to be mapped, lengths to be packed, and rows for samples under several rules, forms and generators."""
+    largest = b"\xfd\x7f" + b"\xff" * 7
+    sizes = b"\x09" + b"\x05\x03\x08\x04\x06\x02\x07\x05\x01"
+    mapped = sizes + b"\1" + b"\4\0\3\5\x09" + b"\x06\3\1" + b"\1\2\3\4" + b"\5\x20"
+    packed = b"\x0a" + b"\x03\x20\x07\0\x10\x0b\x01\x05\x05\x0f" + b"\x10\7"
+    tokens = bytes(7 + number * 5 % 50 for number in range(41))
+    rows = b"\1" + sizes + tokens + b"\3\2\5\x09" + b"\1\2\3" + b"\x08\x0a\x06"
+    ids = b"\2\3\4" + b"\5\x0a\x0b\x0c\x0d\x0e" + b"\x1e" + b"\0\0\1\0\0\1" * 5
+    seeds = {
+        "empty": b"",
+        "mapped": b"\0" + mapped,
+        "mapped-large": b"\0" + b"\2" + largest * 2 + b"\1\2\0\2" + largest * 8,
+        "mapped-outside": b"\0" + sizes + b"\0" + b"\3\0\x0b" + largest,
+        "packed": b"\1" + packed,
+        "packed-negative": b"\1\2\3\xfd" + b"\xff" * 8 + b"\x10\7",
+    }
+    for flags in range(8):
+        form = bytes([flags]) + b"\0\x0b\x10\x0c\x05\x06" + b"\3\x3c\x3d\x3e"
+        for kind in (0, 1, 2, 4, 8):
+            seeds[f"samples-{flags}-{kind}"] = b"\2" + rows + form + ids + bytes([40 + 20 * flags, 0, 0, 2, kind])
+    return seeds | {"samples-unfit": b"\2\0" + rows[1:] + b"\0" * 40}
+
+
 def parquet_rows() -> dict[str, bytes]:
     """The sound files under each choice of keys, some patches near the footer, and bytes that are no footer."""
     seeds = {f"sound-{choice:02x}": bytes([choice]) for choice in (1, 3, 5, 7, 0x09, 0x13, 0x1D, 0x23)}
@@ -302,6 +326,7 @@ def main() -> int:
         parquet_rows,
         index_blocks,
         gather,
+        masked,
         sentencepiece_model,
         gpt2_files,
         rank_files,

@@ -1,9 +1,10 @@
-// The Python face of mapping.hpp, masking.hpp and masked_samples.hpp; documented in mdata/_core.pyi.
+// The Python face of mapping.hpp, masking.hpp, masked_samples.hpp and masked_rows.hpp; documented in mdata/_core.pyi.
 #include <array>
 #include <optional>
 
 #include "bindings.hpp"
 #include "mapping.hpp"
+#include "masked_rows.hpp"
 #include "masked_samples.hpp"
 
 namespace {
@@ -80,50 +81,16 @@ struct KeyedDraws {
     mdata::KeyedStream at(std::int64_t number) const { return {key, static_cast<std::uint64_t>(number)}; }
 };
 
-// Samples and their text: row i has sentences up to ends[i], and those have their tokens one after another.
-class Rows {
+// The arrays that rows are views of, kept alive with them.
+class Rows : public mdata::MaskedRows {
 public:
     Rows(const Int64s& numbers, const Int64s& targets, const Int64s& ends, const Int32s& sizes, const Int64s& tokens)
-        : kept_{numbers, targets, ends, tokens}, kept_sizes_(sizes), numbers_(view(numbers)), targets_(view(targets)),
-          ends_(view(ends)), sizes_(view(sizes)), tokens_(view(tokens)) {
-        if (targets_.size() != size() || ends_.size() != size()) throw std::invalid_argument("a target and an end for each row");
-        std::int64_t before = 0;
-        for (const std::int64_t end : ends_) {
-            if (end < before) throw std::invalid_argument("ends of rows that decrease");
-            before = end;
-        }
-        if (static_cast<std::uint64_t>(before) != sizes_.size()) throw std::invalid_argument("sizes beyond the last row");
-        std::uint64_t tokens_of_all = 0;
-        for (const std::int32_t one : sizes_) {
-            if (one < 0) throw std::invalid_argument("a sentence of negative size");
-            tokens_of_all += static_cast<std::uint64_t>(one);
-        }
-        if (tokens_of_all != tokens_.size()) throw std::invalid_argument("tokens that are not the sentences'");
-    }
-
-    std::size_t size() const { return numbers_.size(); }
-
-    // visit(i, number, text) for each row, until one returns false; the row that did, or none.
-    template <typename Visit>
-    std::optional<std::size_t> each(Visit&& visit) const {
-        std::size_t sentence = 0, token = 0;
-        for (std::size_t i = 0; i < size(); ++i) {
-            const auto sizes = sizes_.subspan(sentence, static_cast<std::size_t>(ends_[i]) - sentence);
-            std::size_t count = 0;
-            for (const std::int32_t one : sizes) count += static_cast<std::size_t>(one);
-            if (!visit(i, numbers_[i], mdata::SampleText{sizes, tokens_.subspan(token, count), targets_[i]})) return i;
-            sentence += sizes.size();
-            token += count;
-        }
-        return std::nullopt;
-    }
+        : MaskedRows(view(numbers), view(targets), view(ends), view(sizes), view(tokens)),
+          kept_{numbers, targets, ends, tokens}, kept_sizes_(sizes) {}
 
 private:
     std::array<Int64s, 4> kept_;
     Int32s kept_sizes_;
-    std::span<const std::int64_t> numbers_, targets_, ends_;
-    std::span<const std::int32_t> sizes_;
-    std::span<const std::int64_t> tokens_;
 };
 
 // The arrays that are written: each of `width` cells for a row.
