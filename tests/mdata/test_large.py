@@ -1,13 +1,12 @@
 """Numbers past 32 bits: files, orders and builders with more tokens, samples and sequences than they hold.
 
-Files are sparse, and lengths are pages of zeros that were never written, so that nothing large is stored. What would
-need tens of gigabytes (a shuffle of 2^32 rows) is shown by its parts: which type is chosen, and that draws above 32
-bits are numpy's.
+All files are sparse, lengths and tables too: what is not written is zero and takes no room. What would need tens
+of gigabytes (a shuffle of 2^32 rows) is shown by its parts: which type is chosen, and that draws above 32 bits are
+numpy's.
 """
 
 from __future__ import annotations
 
-import mmap
 import struct
 from pathlib import Path
 
@@ -17,10 +16,13 @@ import pytest
 import mdata
 from mdata._core import Mersenne, fill_sample_index
 from mdata.indexed import IndexedReader
+from mdata.indexed.gather import Gatherer
+from mdata.keys import derive_key
 from mdata.order import NativeOrder, OrderKey
 from mdata.order import megatron as megatron_room
 from mdata.order.megatron import MegatronPlan, MegatronRequest, plan
 from mdata.reference.native_order import native_start
+from mdata.samples.mapping import MappingOptions, megatron_mapping, native_mapping
 
 PAST = 2**31 + 5
 
@@ -135,42 +137,76 @@ def test_draws_above_32_bits_are_numpys():
         assert max(drawn) > most // 2
 
 
-def repeated(value: int, count: int, dtype: str) -> np.ndarray:
-    """So many times a value in a file of no size to speak of: zeros of an anonymous map, which are not stored."""
-    assert value == 0
-    return np.frombuffer(mmap.mmap(-1, count * np.dtype(dtype).itemsize), dtype)
+def sparse_lengths(path: Path, count: int, last: list[int]) -> np.ndarray:
+    """So many int32 in a file that holds only the last ones; the others are 0 and take no room."""
+    lengths = np.memmap(path, "<i4", "w+", shape=(count,))
+    lengths[count - len(last) :] = last
+    return lengths
 
 
-@pytest.mark.soak
-def test_documents_past_two_to_the_31_in_the_sample_index():
-    """Numbers of documents that need 64 bits, over 2^31 + 8 lengths of which the last eight are not zero.
+LAST = [3, 5, 0, 2, 7, 1, 4, 6]
 
-    The lengths are zero pages that are never written but for the last one; documents that are empty are passed over by
-    the walk as fast as they are read.
-    """
-    lengths = repeated(0, 2**31 + 8, "int32")
-    lengths[-8:] = [3, 5, 0, 2, 7, 1, 4, 6]
+
+def test_documents_past_two_to_the_31_in_the_sample_index(tmp_path):
+    lengths = sparse_lengths(tmp_path / "lengths", 2**31 + 8, LAST)
     order = np.array([2**31 + 7, 5, 2**31, 2**31 + 1, 0, 2**31 + 4, 2**31 - 1, 2**31 + 2], np.int64)
     rows = np.zeros((6, 2), np.int64)
     fill_sample_index(lengths, order, 4, 1, 1, rows.reshape(-1))
     taken = lengths[order].tolist()
     assert taken == [6, 0, 3, 5, 0, 7, 0, 0]
     places = [(place, offset) for place, length in enumerate(taken) for offset in range(length)]
-    assert rows.tolist() == [[0, 0], *([place, offset] for place, offset in (places[4 * k] for k in range(1, 6)))]
+    assert list(map(tuple, rows.tolist())) == [(0, 0), *(places[4 * k] for k in range(1, 6))]
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-def test_megatrons_order_of_two_to_the_31_sequences(monkeypatch):
-    """The whole builder over a split at the end of 2^31 + 8 sequences: wide numbers, in documents and rows alike."""
-    lengths = repeated(0, 2**31 + 8, "int32")
-    lengths[-8:] = [3, 5, 0, 2, 7, 1, 4, 6]
-    monkeypatch.setattr(megatron_room.np, "require", lambda array, *_: array)
-    request = MegatronRequest(first=2**31 - 4, stop=2**31 + 8, sequence_length=4, num_samples=20, seed=3)
-    made = megatron_room.build(lengths, request)
+def test_megatrons_order_at_the_end_of_two_to_the_31_sequences(tmp_path):
+    """The whole builder over the last twelve: wide numbers, and beside them the order of a file of twelve."""
+    lengths = sparse_lengths(tmp_path / "lengths", 2**31 + 8, LAST)
+    shared = {"sequence_length": 4, "num_samples": 20, "seed": 3}
+    made = megatron_room.build(lengths, MegatronRequest(first=2**31 - 4, stop=2**31 + 8, **shared))
     assert (made.documents.dtype, made.samples.dtype) == (np.int64, np.int64)
-    near = MegatronRequest(first=0, stop=12, sequence_length=4, num_samples=20, seed=3)
-    same = megatron_room.build(np.ascontiguousarray(lengths[-12:]), near)
+    same = megatron_room.build(np.array(lengths[-12:]), MegatronRequest(first=0, stop=12, **shared))
     assert (made.documents - (2**31 - 4)).tolist() == same.documents.tolist()
     assert made.samples.tolist() == same.samples.tolist()
     assert made.shuffle.tolist() == same.shuffle.tolist()
+
+
+def test_sentences_past_two_to_the_32_are_mapped(tmp_path):
+    """Both builders of rows for BERT and T5: numbers of 64 bits, and the rows of a file that begins there."""
+    before = 2**32 - 3
+    sizes = sparse_lengths(tmp_path / "sizes", before + 8, LAST)
+    boundaries = np.array([before, before + 4, before + 8])
+    options = MappingOptions(longest=7, short_probability=0.5)
+    key = derive_key("test")
+    near = np.array(LAST, np.int32)
+    made = megatron_mapping(boundaries, sizes, options=options, seed=1, num_samples=9)
+    same = megatron_mapping(boundaries - before, near, options=options, seed=1, num_samples=9)
+    assert (made.dtype, same.dtype) == (np.uint64, np.uint32)
+    assert (made.astype(np.int64) - [before, before, 0]).tolist() == same.tolist()
+    made = native_mapping(boundaries, sizes, options=options, key=key)
+    same = native_mapping(boundaries - before, near, options=options, key=key)
+    assert made.dtype == np.uint64
+    assert (made.astype(np.int64) - [before, before, 0]).tolist() == same.tolist()
+
+
+def test_an_idx_of_more_than_two_to_the_31_sequences_is_searched(tmp_path):
+    """26 GB of tables, of which the last entries are there: documents, cuts and pieces beyond 31 bits."""
+    count, documents = 2**31 + 8, 5
+    ends = np.cumsum(LAST) * 2
+    with (tmp_path / "x.idx").open("wb") as file:
+        file.write(struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, count, documents + 1))
+        file.seek(34 + 4 * (count - 8))
+        file.write(np.array(LAST, "<i4").tobytes())
+        file.seek(34 + 4 * count + 8 * (count - 8))
+        file.write(np.array([0, *ends[:-1]], "<i8").tobytes())
+        file.seek(34 + 12 * count)
+        file.write(np.array([0, count - 8, count - 7, count - 3, count - 1, count], "<i8").tobytes())
+    (tmp_path / "x.bin").write_bytes(np.arange(sum(LAST), dtype="<u2").tobytes())
+    reader = IndexedReader(tmp_path / "x", contiguous=True)
+    gatherer = Gatherer([reader])
+    first, tokens = gatherer.documents(np.arange(documents))
+    assert (first.tolist(), tokens.tolist()) == ([0, 0, 3, 17, 22], [0, 3, 14, 5, 6])
+    assert [part.tolist() for part in gatherer.cuts(np.array([0, 16]), np.array([28, 5]))] == [[3, 4], [3, 17, 22, 1]]
+    order = np.array([count - 1, count - 8, 0, count - 4], np.int64)
+    found = gatherer.pieces(order, np.array([0, 2, 3, 5]), extra=1)
+    assert [part.tolist() for part in found] == [[4], [24, 0, 0, 10], [4, 3, 0, 6]]
+    assert reader.first_token(count - 4) == 10
