@@ -89,21 +89,23 @@ void mapped(Input& input) {
 }
 
 void packed(Input& input) {
-    Sizes lengths = input.sizes(40);
+    Numbers lengths = input.numbers(40);
     for (auto& length : lengths) length = length > 4000 ? length % 4000 : length;
     // A tree of all rooms is made for each window, so long rows are few.
-    const std::int64_t wanted = input.number();
-    const auto row_length = static_cast<std::int32_t>(wanted > 100'000 ? wanted % 100'000 : std::max<std::int64_t>(wanted, -5));
+    const auto small = [&] { return static_cast<std::int32_t>(std::clamp<std::int64_t>(input.number() % 100'000, -5, 99'999)); };
+    const std::int32_t row_length = small(), overlap = small(), least = small();
     const std::int64_t before = input.byte();
     mdata::Packed found;
     try {
-        mdata::Packer(row_length).pack(lengths, before, found);
+        mdata::Packer(row_length, overlap, least).pack(lengths, before, found);
     } catch (const std::exception&) {
-        REQUIRE(row_length < 1 || std::any_of(lengths.begin(), lengths.end(), [](auto length) { return length < 0; }));
+        REQUIRE(row_length < 1 || overlap < 0 || overlap >= row_length || least < 1 || least > row_length ||
+                std::any_of(lengths.begin(), lengths.end(), [](auto length) { return length < 0; }));
         return;
     }
     REQUIRE(found.documents.size() == found.counts.size() && found.offsets.size() == found.counts.size());
-    std::vector<std::int64_t> tokens(lengths.size());
+    std::vector<std::vector<int>> seen;
+    for (const std::int64_t length : lengths) seen.emplace_back(static_cast<std::size_t>(length));
     std::int64_t piece = 0;
     for (const std::int64_t end : found.row_ends) {
         REQUIRE(end > piece);
@@ -111,15 +113,22 @@ void packed(Input& input) {
         for (; piece < end; ++piece) {
             const auto p = static_cast<std::size_t>(piece);
             const std::int64_t d = found.documents[p] - before;
-            REQUIRE(d >= 0 && static_cast<std::size_t>(d) < lengths.size() && found.counts[p] > 0 && found.offsets[p] >= 0);
+            REQUIRE(d >= 0 && static_cast<std::size_t>(d) < lengths.size() && found.counts[p] >= least && found.offsets[p] >= 0);
             REQUIRE(found.offsets[p] + found.counts[p] <= lengths[static_cast<std::size_t>(d)]);
-            tokens[static_cast<std::size_t>(d)] += found.counts[p];
+            for (std::int32_t t = 0; t < found.counts[p]; ++t) {
+                ++seen[static_cast<std::size_t>(d)][static_cast<std::size_t>(found.offsets[p] + t)];
+            }
             used += found.counts[p];
         }
         REQUIRE(used <= row_length);
     }
     REQUIRE(static_cast<std::size_t>(piece) == found.counts.size());
-    for (std::size_t d = 0; d < lengths.size(); ++d) REQUIRE(tokens[d] == lengths[d]);
+    for (const auto& tokens : seen) {
+        // Only an end that is too short is left out, and what stands in several pieces is their overlap.
+        const auto left_out = std::count(tokens.begin(), tokens.end(), 0);
+        REQUIRE(left_out < std::max(least, 1) && std::find(tokens.begin(), tokens.end() - left_out, 0) == tokens.end() - left_out);
+        REQUIRE(overlap > 0 || std::all_of(tokens.begin(), tokens.end(), [](int times) { return times <= 1; }));
+    }
 }
 
 // Flat arrays of rows, which fit each other where the first byte says so.

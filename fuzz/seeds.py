@@ -135,7 +135,7 @@ def masked() -> dict[str, bytes]:
     largest = b"\xfd\x7f" + b"\xff" * 7
     sizes = b"\x09" + b"\x05\x03\x08\x04\x06\x02\x07\x05\x01"
     mapped = sizes + b"\1" + b"\4\0\3\5\x09" + b"\x06\3\1" + b"\1\2\3\4" + b"\5\x20"
-    packed = b"\x0a" + b"\x03\x20\x07\0\x10\x0b\x01\x05\x05\x0f" + b"\x10\7"
+    packed = b"\x0a" + b"\x03\x20\x07\0\x10\x0b\x01\x05\x05\x0f" + b"\x10\1\2\7"
     tokens = bytes(7 + number * 5 % 50 for number in range(41))
     rows = b"\1" + sizes + tokens + b"\3\2\5\x09" + b"\1\2\3" + b"\x08\x0a\x06"
     ids = b"\2\3\4" + b"\5\x0a\x0b\x0c\x0d\x0e" + b"\x1e" + b"\0\0\1\0\0\1" * 5
@@ -145,7 +145,8 @@ def masked() -> dict[str, bytes]:
         "mapped-large": b"\0" + b"\2" + largest * 2 + b"\1\2\0\2" + largest * 8,
         "mapped-outside": b"\0" + sizes + b"\0" + b"\3\0\x0b" + largest,
         "packed": b"\1" + packed,
-        "packed-negative": b"\1\2\3\xfd" + b"\xff" * 8 + b"\x10\7",
+        "packed-negative": b"\1\2\3\xfd" + b"\xff" * 8 + b"\x10\0\1\7",
+        "packed-overlap": b"\1\4\xc8\x63\x0b\x09\x0a\6\5\0",
     }
     for flags in range(8):
         form = bytes([flags]) + b"\0\x0b\x10\x0c\x05\x06" + b"\3\x3c\x3d\x3e"

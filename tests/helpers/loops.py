@@ -22,13 +22,14 @@ from tests.helpers.corpora import write_pair
 from tests.helpers.masked import make_vocabulary
 
 BATCH, STEPS, SEED = 4, 6, 7
-KINDS = ("native", "blend", "blocks", "megatron", "documents", "bert", "bert megatron", "t5")
+KINDS = ("native", "blend", "blocks", "megatron", "documents", "packed", "bert", "bert megatron", "t5")
 GPT: dict[str, dict[str, Any]] = {
     "native": {"document_masks": True},
     "blend": {"document_masks": True},
     "blocks": {"shuffle_block": 8},
     "megatron": {"order": "megatron", "document_masks": True},
-    "documents": {"one_document": "cut"},
+    "documents": {"kind": "document"},
+    "packed": {"kind": "packed", "document_masks": True},
 }
 
 

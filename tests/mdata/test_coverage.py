@@ -125,6 +125,8 @@ INSIDE = (len(ALL) - 1 - LENGTH + 1) // LENGTH * LENGTH  # tokens that an epoch 
 BEHIND = len(ALL) - 1 - INSIDE - (LENGTH - 1)  # what even the last offset, S - 1, does not reach
 PAIRS, SINGLE = sentences(2), sentences(1)
 FITTING = [token for text in texts(GPT) if 2 <= len(text) <= LENGTH + 1 for token in text]
+FITTING_LABELS = [token for text in texts(GPT) if len(text) <= LENGTH + 1 for token in text[:-1]]
+HAVE_LABELS = [token for text in texts(GPT) for token in text[:-1]]
 CUT = [token for text in texts(GPT) for token in text[: LENGTH + 1]]
 BERT = BertOptions(sequence_length=200, short_probability=0.0)
 T5 = T5Options(encoder_length=200, decoder_length=200, short_probability=0.0)
@@ -153,8 +155,11 @@ KINDS = {
         skipped=1,
         epochs=None,
     ),
-    "one document, cut": Kind(opened(GPT, one_document="cut"), whole, CUT),
-    "one document, longer left out": Kind(opened(GPT, one_document="drop"), whole, FITTING),
+    "one document, cut": Kind(opened(GPT, kind="document"), whole, CUT),
+    "one document, longer left out": Kind(opened(GPT, kind="document", longer="drop"), whole, FITTING),
+    "packed": Kind(opened(GPT, kind="packed"), inputs, HAVE_LABELS),
+    "packed, longer left out": Kind(opened(GPT, kind="packed", longer="drop"), inputs, FITTING_LABELS),
+    "packed, one pass": Kind(opened(GPT, kind="packed", split="whole"), inputs, HAVE_LABELS, epochs=None),
     "bert": Kind(masked(BertSamples, BERT), unmasked, PAIRS),
     "bert, one pass": Kind(masked(BertSamples, BERT, shuffle=False), unmasked, PAIRS, epochs=None),
     "bert, megatron": Kind(masked(BertSamples, BERT, order="megatron"), unmasked, PAIRS, epochs=None),
