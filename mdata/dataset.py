@@ -2,7 +2,7 @@
 
 `open_dataset` turns a blend, a corpus or a bare prefix into one map from sample numbers to samples. In native order
 training has no end and deals its samples to components by the native blend; validation and test are finite, in file
-order, one component after another. Megatron's order is that of its GPTDataset over one corpus. `read` fills a caller's
+order, one component after another. Megatron's order is that of its GPTDataset and blends. `read` fills a caller's
 buffer with many samples at once, without the GIL. `identity` lists everything that decides the order, and `data_id` is
 its hash: a checkpoint keeps both, so that a mismatch can name its field. Draws inside a corpus are keyed by its own id
 (invariant 6), so another mixture does not reshuffle it.
@@ -11,7 +11,7 @@ its hash: a checkpoint keeps both, so that a mismatch can name its field. Draws 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata.blend import Deal, InTurn, NativeBlend
+from mdata.blend import megatron as megatron_blend
+from mdata.blend.megatron import MegatronBlend
 from mdata.blend.split import split_edges
 from mdata.blending import OpenBlend, open_blend
 from mdata.cache import Cache
@@ -27,6 +29,7 @@ from mdata.errors import UsageError
 from mdata.indexed.gather import Cuts, Int64s
 from mdata.kinds import bounds_of, open_samples, tokens_in
 from mdata.manifest import TokenizerFacts, hash_of
+from mdata.megatron_mix import mix_by_share, mix_by_size
 from mdata.progress import SILENT, Progress
 from mdata.samples.gpt import GptSamples
 from mdata.samples.options import MEGATRON, NATIVE, DatasetOptions
@@ -90,34 +93,51 @@ class Dataset:
         self.blend_id = blend.manifest.id
         self._opened = blend
         names = [part.name for part in blend.manifest.components]
-        if options.order == MEGATRON and len(names) > 1:
-            raise UsageError(
-                "the megatron order of a blend is not served by this version of mdata",
-                found=", ".join(names),
-                fix='one corpus, or order "native"',
-            )
         self.row_options = options.row_options(_eod_of(blend.corpora))
         cache = cache or Cache(options.cache, mapped=options.mode == "mmap")
-        parts = [self._component(*pair, cache) for pair in zip(names, blend.corpora, strict=True)]
-        self.components = tuple(part for part in parts if part is not None)
+        # Where no share was given each corpus counts by its tokens.
+        pairs = zip(blend.manifest.components, blend.corpora, strict=True)
+        self._by_size = all(part.share == str(corpus.num_tokens) for part, corpus in pairs)
+        mixed = options.order == MEGATRON and not (len(names) == 1 and self._by_size)
+        kinds, mix = self._mixed(cache) if mixed else ([self._open(i, options, cache) for i in range(len(names))], None)
+        self.components = tuple(
+            Component(name, corpus, kind, tokens_in(corpus, bounds_of(corpus, options), options=options))
+            for name, corpus, kind in zip(names, blend.corpora, kinds, strict=True)
+            if kind is not None
+        )
         if not self.components:
             raise UsageError(
                 f"the split {options.split!r} is empty",
                 found=f"split {options.split_shares!r} of {', '.join(names)}",
                 fix="give it a share in the split string",
             )
-        self.deal = self._deal()
+        self.deal: Deal = mix or self._deal()
         self.num_samples = self.deal.num_samples
+        self._alone = len(self.components) == 1 and mix is None
         self.identity = options.identity(self.blend_id)
+        if mix is not None:
+            self.identity["blend_algorithm"] = f"{megatron_blend.NAME} {megatron_blend.VERSION}"
+            self.identity |= {} if self._by_size else {"blend_surplus": repr(options.blend_surplus)}
         self.data_id = hash_of(self.identity)
 
-    def _component(self, name: str, corpus: Corpus, cache: Cache) -> Component | None:
-        """The part of a corpus in the split; None where it has none and that is no loss."""
-        bounds = bounds_of(corpus, self.options)
-        samples = open_samples(corpus, bounds, options=self.options, rows=self.row_options, cache=cache)
-        if samples is None:
-            return None
-        return Component(name, corpus, samples, tokens_in(corpus, bounds, options=self.options))
+    def _open(self, number: int, options: DatasetOptions, cache: Cache) -> RowKind | None:
+        """The samples of a component; None where it has none and that is no loss."""
+        corpus = self._opened.corpora[number]
+        return open_samples(corpus, bounds_of(corpus, options), options=options, rows=self.row_options, cache=cache)
+
+    def _mixed(self, cache: Cache) -> tuple[list[RowKind | None], MegatronBlend | None]:
+        """Megatron's blend: its components and how it deals them."""
+        parts, options = self._opened.manifest.components, self.options
+        keeper = (cache, self._opened.corpora[0].path)
+
+        def open_one(number: int, num_samples: int | None) -> RowKind | None:
+            return self._open(number, replace(options, num_samples=num_samples), cache)
+
+        if self._by_size:
+            return mix_by_size(open_one, len(parts), num_samples=options.num_samples, keeper=keeper)
+        shares = [(part.name, part.share) for part in parts]
+        asked, surplus = options.num_samples, options.blend_surplus
+        return mix_by_share(open_one, shares, num_samples=asked, surplus=surplus, keeper=keeper)
 
     def _deal(self) -> Deal:
         """How samples are dealt to components: by shares in training, else one after another."""
@@ -151,7 +171,10 @@ class Dataset:
         """
         (component,), (inside,) = self.locate([sample])
         kind: RowKind = self.components[component].samples
-        return kind.sample(int(inside))
+        found = kind.sample(int(inside))
+        if isinstance(self.deal, MegatronBlend):
+            return {"dataset_id": np.array(component, self.deal.components.dtype), **found}
+        return found
 
     def empty_rows(self, num_rows: int) -> Rows:
         """Room for `read`, to be used again and again."""
@@ -174,7 +197,7 @@ class Dataset:
         if rows.text.shape != (len(numbers), self.options.sequence_length + 1):
             raise ValueError(f"rows of shape {rows.text.shape} for {len(numbers)} samples")
         kind = self.components[0].samples
-        if len(self.components) == 1 and isinstance(kind, GptSamples):
+        if self._alone and isinstance(kind, GptSamples):
             found = kind.read(numbers, rows, threads=self.options.threads)
             if found is not None:
                 return found
@@ -186,7 +209,7 @@ class Dataset:
 
     def _gather(self, numbers: Int64s, text: Int64s) -> Gathered:
         threads = self.options.threads
-        if len(self.components) == 1:
+        if self._alone:
             # A single component's numbers are the dataset's own.
             return self.components[0].samples.gather(numbers, text, threads=threads)
         components, inside = self.locate(numbers)

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata import _core
+from mdata.cache import Cache
 from mdata.errors import UsageError
 
 NAME = "megatron"
@@ -29,24 +30,25 @@ SURPLUS = 0.005
 _NARROW = np.iinfo(np.int16).max
 
 Int64s = npt.NDArray[np.int64]
+Keeper = tuple[Cache, Path]
 
 
 class MegatronBlend:
-    """A blend by its two arrays; a `Deal`. Pickled it is its recipe, and made again (or found in `folder`).
+    """A blend by its two arrays; a `Deal`. Pickled it is its recipe, and made again (or found where it is kept).
 
     Args:
         recipe: `{"weights": [...], "num_samples": n}` or `{"sizes": [...]}`: use `weighted` and `exhaustive`.
-        folder: where the arrays are kept (`mdata.arrays`); None: in memory.
+        keeper: a cache and the file beside which it keeps the arrays; None: in memory.
 
     Attributes:
         components: int16[n] (int32 from 32,767 components on), the component of each sample.
         samples: int64[n], which of the component's samples it is.
     """
 
-    def __init__(self, recipe: Mapping[str, Any], folder: Path | None = None) -> None:
-        self._recipe, self._folder = dict(recipe), folder
+    def __init__(self, recipe: Mapping[str, Any], keeper: Keeper | None = None) -> None:
+        self._recipe, self._keeper = dict(recipe), keeper
         self.num_components = len(recipe["weights" if "weights" in recipe else "sizes"])
-        found = _arrays(self._recipe) if folder is None else _kept(self._recipe, folder)
+        found = _arrays(self._recipe) if keeper is None else _kept(self._recipe, keeper)
         self.components: npt.NDArray[Any] = found["components"]
         self.samples: Int64s = found["samples"]
         self._places: tuple[Int64s, Int64s] | None = None
@@ -106,7 +108,7 @@ class MegatronBlend:
             )
 
     def __reduce__(self) -> tuple[object, ...]:
-        return MegatronBlend, (self._recipe, self._folder)
+        return MegatronBlend, (self._recipe, self._keeper)
 
 
 def normalise(weights: Sequence[float]) -> list[float]:
@@ -146,20 +148,20 @@ def requests(
     return shares, targets, [math.ceil(target * factor) for target in targets]
 
 
-def weighted(weights: Sequence[float], num_samples: int, *, folder: Path | None = None) -> MegatronBlend:
+def weighted(weights: Sequence[float], num_samples: int, *, keeper: Keeper | None = None) -> MegatronBlend:
     """The blend of so many samples by weights, which are normalised first (again, if they were).
 
     Raises:
         UsageError: as `normalise`.
     """
-    return MegatronBlend({"weights": normalise(weights), "num_samples": num_samples}, folder)
+    return MegatronBlend({"weights": normalise(weights), "num_samples": num_samples}, keeper)
 
 
-def exhaustive(sizes: Sequence[int], *, folder: Path | None = None) -> MegatronBlend:
+def exhaustive(sizes: Sequence[int], *, keeper: Keeper | None = None) -> MegatronBlend:
     """The blend that deals every sample of components of these sizes once; a size of 0 is never dealt."""
     if not sizes or min(sizes) < 0:
         raise UsageError("an exhaustive blend of these sizes", found=str(list(sizes)[:8]), expected="0 or more of each")
-    return MegatronBlend({"sizes": [int(size) for size in sizes]}, folder)
+    return MegatronBlend({"sizes": [int(size) for size in sizes]}, keeper)
 
 
 def _arrays(recipe: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
@@ -175,9 +177,9 @@ def _arrays(recipe: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
     return {"components": components, "samples": samples}
 
 
-def _kept(recipe: Mapping[str, Any], folder: Path) -> Mapping[str, npt.NDArray[Any]]:
-    from mdata.arrays import kept
-
+def _kept(recipe: Mapping[str, Any], keeper: Keeper) -> Mapping[str, npt.NDArray[Any]]:
+    cache, beside = keeper
     exact = dict(recipe) | ({"weights": [share.hex() for share in recipe["weights"]]} if "weights" in recipe else {})
-    key = {"name": "megatron-blend", "algorithm": f"{NAME} {VERSION}", **exact}
-    return kept(folder, key, make=lambda: [_arrays(recipe)])
+    key = {"name": "megatron-blend", "corpus": "", "algorithm": f"{NAME} {VERSION}", **exact}
+    entries = recipe["num_samples"] if "weights" in recipe else sum(recipe["sizes"])
+    return cache.arrays(beside, key, make=lambda: [_arrays(recipe)], entries=2 * entries)

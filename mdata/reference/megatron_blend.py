@@ -56,7 +56,7 @@ def pairwise_sum(numbers: Sequence[float]) -> float:
     return total
 
 
-def requests(weights: Sequence[float], num_samples: int, surplus: float) -> tuple[list[float], list[int], list[int]]:
+def requests(weights: Sequence[float], num_samples: int, *, surplus: float) -> tuple[list[float], list[int], list[int]]:
     """Return normalised weights, samples of each component, and how many each is built for."""
     total = pairwise_sum([float(weight) for weight in weights])
     shares = [float(weight) / total for weight in weights]

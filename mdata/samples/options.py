@@ -12,6 +12,7 @@ from typing import Any
 
 from mdata.blend import SPLITS
 from mdata.blend import native as native_blend
+from mdata.blend.megatron import SURPLUS
 from mdata.blend.split import split_edges
 from mdata.errors import UsageError
 from mdata.indexed.reader import MODES, Mode
@@ -42,7 +43,7 @@ class DatasetOptions:
         seed: keys every draw.
         split: "train", "valid", "test" by `split_shares`, or "whole": all of it (native: in file order, once).
         split_shares: Megatron's split string.
-        order: "native", or "megatron" for the samples of Megatron's GPTDataset, of one corpus.
+        order: "native", or "megatron" for the samples of Megatron's GPTDataset and its blends.
         num_samples: asked for; megatron: decides the epochs (None: one). Native: only the length of a training set.
         extra_token: a sample reads one token more, so that its last one has a label.
         keep_partial: megatron, split "valid": the last partial sample counts (native always keeps it).
@@ -57,6 +58,7 @@ class DatasetOptions:
         pad: megatron: the tokenizer's pad id; tokens equal to it are padding. None: it has none.
         allow_ambiguous_pad: megatron: take `pad` also where it is the eod.
         fim_rate: share of documents that fill-in-the-middle rearranges; 0: none. The other fim_...: see `FimOptions`.
+        blend_surplus: megatron: how much more than its part each corpus with a share is built for.
         cache: folder for arrays that are built (packed, megatron); None: see mdata/cache.py.
         mode: "mmap" or "pread": how token files are read. threads: that read and build.
     """
@@ -87,6 +89,7 @@ class DatasetOptions:
     fim_split_sample: int | str | None = None
     fim_fragment_rate: float | None = None
     fim_no_prefix: str | None = None
+    blend_surplus: float = SURPLUS
     cache: str | None = None
     mode: Mode = "mmap"
     threads: int = 1
@@ -116,6 +119,8 @@ class DatasetOptions:
         for name in theirs if self.order == NATIVE else ours:
             if getattr(self, name):
                 raise UsageError(f"the {self.order} order knows no {name}", found=f"{name}={getattr(self, name)!r}")
+        if self.order == NATIVE and self.blend_surplus != SURPLUS:
+            raise UsageError("the native order knows no blend_surplus", found=f"blend_surplus={self.blend_surplus!r}")
         if self.order == MEGATRON and self.kind in _WHOLE_DOCUMENTS:
             raise UsageError(f"the megatron order knows no samples of kind {self.kind!r}", fix='order="native"')
         if self.kind not in _WHOLE_DOCUMENTS and self.longer != "cut":

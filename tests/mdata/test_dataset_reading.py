@@ -172,7 +172,6 @@ def test_a_file_cut_while_it_is_open_is_named(folder, tmp_path):
         ({"keep_partial": True}, ["the native order knows no keep_partial"]),
         ({"pad": 3}, ["the native order knows no pad"]),
         ({"order": "megatron", "kind": "document"}, ["the megatron order knows no samples of kind 'document'"]),
-        ({"order": "megatron"}, ["the megatron order of a blend is not served", "a, b"]),
         ({"eod_mask_loss": True, "eod": None}, ["eod_mask_loss needs the id that ends a document", "set eod"]),
         ({"threads": 0}, ["threads 0"]),
         ({"order": "megatron", "name": "a", "seed": -1}, ["seed -1"]),

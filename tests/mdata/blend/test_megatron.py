@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mdata import _core
 from mdata.blend.megatron import exhaustive, normalise, requests, weighted
+from mdata.cache import Cache
 from mdata.errors import UsageError
 from mdata.reference import megatron_blend as twin
 from tests.helpers.examples import examples
@@ -61,7 +62,7 @@ def test_many_components_equal_the_twin(kind, count, seed):
 
 @given(st.lists(POSITIVE, min_size=1, max_size=300), st.integers(0, 10**9), st.sampled_from([0.0, 0.005, 0.01]))
 def test_requests_equal_the_twin(weights, num_samples, surplus):
-    assert requests(weights, num_samples, surplus=surplus) == twin.requests(weights, num_samples, surplus)
+    assert requests(weights, num_samples, surplus=surplus) == twin.requests(weights, num_samples, surplus=surplus)
 
 
 def test_more_components_than_int16_holds_have_wider_numbers():
@@ -89,8 +90,8 @@ def test_it_deals_as_every_deal(weights, num_samples):
 
 
 def test_pickled_it_stays_the_same(tmp_path):
-    for folder in (None, tmp_path):
-        blend = weighted([0.3, 0.7], 1000, folder=folder)
+    for keeper in (None, (Cache(str(tmp_path)), tmp_path / "corpus.json")):
+        blend = weighted([0.3, 0.7], 1000, keeper=keeper)
         again = pickle.loads(pickle.dumps(blend))
         assert (again.components == blend.components).all()
         assert (again.samples == blend.samples).all()

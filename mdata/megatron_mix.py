@@ -1,0 +1,81 @@
+"""How Megatron mixes corpora: how many samples each is built for, and which sample of the blend is whose.
+
+With shares each corpus is built for its part of the samples asked for and a surplus, and dealt by weight. Without (each
+corpus counts by its size) each is built for one epoch and dealt by its number of samples, every sample once if
+nothing was asked for. What differs from Megatron: without shares a corpus that has no sample in the split is left out,
+with a share it is refused by name (a bare assertion there). Not done here: what a sample is (mdata/kinds.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+from mdata.blend.megatron import Keeper, MegatronBlend, exhaustive, requests, weighted
+from mdata.errors import UsageError
+from mdata.samples.rows import RowKind
+
+Open = Callable[[int, int | None], RowKind | None]
+"""Opens the samples of component i for so many samples (None: one epoch); None where its split is empty."""
+
+
+def mix_by_share(
+    open_one: Open, shares: Sequence[tuple[str, str]], *, num_samples: int | None, surplus: float, keeper: Keeper
+) -> tuple[list[RowKind | None], MegatronBlend | None]:
+    """Open components for their shares of the samples.
+
+    Args:
+        open_one: opens one.
+        shares: name and share of each.
+        num_samples: asked for.
+        surplus: built beyond each one's part.
+        keeper: of the blend's arrays.
+
+    Returns:
+        The components, and how they are dealt; (all None, None) where the split is empty for all.
+
+    Raises:
+        UsageError: no number of samples, shares that are not above 0, a component without samples, or one that would
+            be dealt more than it has.
+    """
+    if num_samples is None:
+        raise UsageError(
+            "a blend with shares in Megatron's order needs the number of samples: it decides how much of each is built",
+            found=", ".join(name for name, _ in shares[:4]),
+            fix="set num_samples, or leave the shares out: each corpus then counts by its size",
+        )
+    names = [name for name, _ in shares]
+    normalised, targets, wanted = requests([_number(share) for _, share in shares], num_samples, surplus=surplus)
+    parts = [open_one(i, request) for i, request in enumerate(wanted)]
+    if not any(parts):
+        return parts, None
+    for name, part, request in zip(names, parts, wanted, strict=True):
+        if part is None or not part.num_samples:
+            raise UsageError(
+                f"{name} has a share of the blend and no sample in the split",
+                found=f"0 samples, {request} are to be built",
+                fix="a larger share of the split, or leave it out",
+            )
+    blend = weighted(normalised, sum(targets), keeper=keeper)
+    blend.check([part.num_samples or 0 for part in parts if part], names, requested=wanted)
+    return parts, blend
+
+
+def mix_by_size(
+    open_one: Open, count: int, *, num_samples: int | None, keeper: Keeper
+) -> tuple[list[RowKind | None], MegatronBlend | None]:
+    """Open components for one epoch each; see `mix_by_share`. Those without samples are None."""
+    opened = [open_one(i, None) for i in range(count)]
+    parts = [part if part is not None and part.num_samples else None for part in opened]
+    sizes = [part.num_samples or 0 for part in parts if part is not None]
+    if not sizes:
+        return parts, None
+    if num_samples is None:
+        return parts, exhaustive(sizes, keeper=keeper)
+    blend = weighted(sizes, min(num_samples, sum(sizes)), keeper=keeper)
+    blend.check(sizes, [f"component {i}" for i, part in enumerate(parts) if part is not None])
+    return parts, blend
+
+
+def _number(share: str) -> float:
+    return float(Fraction(share)) if "/" in share else float(share)
