@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,14 +57,14 @@ class Cache:
     progress: Progress = SILENT
     log: list[Kept] = field(default_factory=list)
 
-    def arrays(self, beside: Path, key: Mapping[str, Any], *, make: Make, entries: int) -> Arrays:
+    def arrays(self, beside: Path, key: Mapping[str, Any], *, make: Make, entries: Callable[[], int]) -> Arrays:
         """The arrays of a key, read-only.
 
         Args:
             beside: the file of the corpus.
             key: see `mdata.arrays.kept`; its `name` and `corpus` are logged.
             make: builds them.
-            entries: how many numbers they hold, about.
+            entries: how many numbers they hold, about; asked where they are not kept yet.
 
         Raises:
             ResourceError, UsageError: the disk is full, or the given folder cannot be written.
@@ -74,7 +74,7 @@ class Cache:
         hits = ((folder, find(folder, key, progress=self.progress, mapped=self.mapped)) for folder in places)
         folder, found = next((hit for hit in hits if hit[1] is not None), (None, None))
         built = found is None
-        if found is None and entries < _SMALL and not (self.all or self._given):
+        if found is None and not self.all and not self._given and entries() < _SMALL:
             found = in_memory(make)
         elif found is None:
             folder = next((place for place in places if _can_be_written(place)), places[0])

@@ -57,7 +57,7 @@ def open_samples(
     if options.fim is not None:
         return _rearranged(corpus, bounds, options, rows=rows, cache=cache)
     if options.order == MEGATRON:
-        return _megatron(corpus, bounds, options, rows=rows)
+        return _megatron(corpus, bounds, options, rows=rows, cache=cache)
     if options.by_documents:
         return _documents(corpus, bounds, options, rows=rows, cache=cache)
     return _native(corpus, bounds, options, rows=rows)
@@ -71,7 +71,7 @@ def tokens_in(corpus: Corpus, bounds: Bounds, *, options: DatasetOptions) -> int
     if options.by_documents:
         edges, counts = corpus.gatherer.documents(np.array([first, last - 1]))
         return int(edges[1] + counts[1] - edges[0])
-    if options.order == MEGATRON:
+    if not corpus.contiguous:
         return int(corpus.lengths[first:last].sum(dtype=np.int64))
     start, stop = corpus.token_bounds(first, last)
     return stop - start
@@ -87,7 +87,9 @@ def _rearranged(
     return FimSamples(kind, corpus, fim=options.fim, options=rows, seed=options.seed, extra_token=options.extra_token)
 
 
-def _megatron(corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions) -> RowKind | None:
+def _megatron(
+    corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions, cache: Cache
+) -> RowKind | None:
     if bounds[0] == bounds[1]:
         return None
     request = MegatronRequest(
@@ -99,7 +101,7 @@ def _megatron(corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: 
         extra_token=options.extra_token,
         keep_partial=options.keep_partial and options.split == "valid",
     )
-    return MegatronGptSamples(corpus, request, options=rows, threads=options.threads)
+    return MegatronGptSamples(corpus, request, options=rows, threads=options.threads, cache=cache)
 
 
 def _documents(

@@ -2,26 +2,39 @@
 
 A sample is the parts of documents that the three arrays of `mdata.order.megatron` name, one behind the other. What is
 padding is decided by value, as there (`rows`). What differs: each sample is as if it was read first, while Megatron
-keeps the loss zeros of the first sample read for all others. The arrays are made when the samples are opened, and again
-in every process that unpickles them.
+keeps the loss zeros of the first sample read for all others. The arrays are made when the samples are opened, or found
+where they are kept (mdata/cache.py); processes that unpickle samples map what is kept.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from mdata.arrays import Arrays
+from mdata.cache import Cache
 from mdata.indexed.gather import Cuts, Gatherer, Int64s
-from mdata.order.megatron import MegatronRequest, build
+from mdata.order.megatron import MegatronIndices, MegatronRequest, build, plan
 from mdata.samples.rows import Gathered, RowOptions, Sample, sample_of
 
 NO_PAD = -1
+VERSION = 1  # of the construction of the arrays
 
 
 class SequenceStream(Protocol):
     """What these samples need of a corpus (`mdata.corpus.Corpus` is one)."""
+
+    @property
+    def id(self) -> str:
+        """The corpus id; it keys the arrays."""
+
+    @property
+    def path(self) -> Path:
+        """The file beside which arrays are kept."""
 
     @property
     def gatherer(self) -> Gatherer:
@@ -40,18 +53,45 @@ class MegatronGptSamples:
         request: range, length, number of samples, seed.
         options: what is told of rows; `pad` is Megatron's effective pad id (`effective_pad`).
         threads: that make the arrays.
+        cache: keeps the arrays; None: they are built in memory.
 
     Raises:
         UsageError: a split without tokens, or a request that makes no sense.
     """
 
     def __init__(
-        self, corpus: SequenceStream, request: MegatronRequest, *, options: RowOptions, threads: int = 1
+        self,
+        corpus: SequenceStream,
+        request: MegatronRequest,
+        *,
+        options: RowOptions,
+        threads: int = 1,
+        cache: Cache | None = None,
     ) -> None:
         self.corpus = corpus
         self.request = request
         self.options = options
-        self.indices = build(corpus.lengths, request, threads=threads)
+        self._threads, self._cache = threads, cache
+        arrays = self._build()[0] if cache is None else self._kept(cache)
+        self.indices = MegatronIndices(**arrays)
+
+    def _build(self) -> list[Arrays]:
+        return [vars(build(self.corpus.lengths, self.request, threads=self._threads))]
+
+    def _kept(self, cache: Cache) -> Arrays:
+        def make() -> list[Arrays]:
+            cache.progress.begin(f"the megatron order of {self.corpus.path.name}", None, unit="samples")
+            built = self._build()
+            cache.progress.advance(len(built[0]["shuffle"]))
+            cache.progress.end()
+            return built
+
+        def entries() -> int:
+            known = plan(self._num_tokens, self.request)
+            return known.epochs * (self.request.stop - self.request.first) + 3 * known.samples
+
+        key = {"name": "megatron-gpt", "version": VERSION, "corpus": self.corpus.id, **asdict(self.request)}
+        return cache.arrays(self.corpus.path, key, make=make, entries=entries)
 
     @property
     def num_samples(self) -> int:
@@ -115,11 +155,13 @@ class MegatronGptSamples:
         return sample
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.corpus, self.request, self.options)
+        return _rebuild, (self.corpus, self.request, self.options, self._threads, self._cache)
 
 
-def _rebuild(corpus: SequenceStream, request: MegatronRequest, options: RowOptions) -> MegatronGptSamples:
-    return MegatronGptSamples(corpus, request, options=options)
+def _rebuild(
+    corpus: SequenceStream, request: MegatronRequest, options: RowOptions, threads: int, cache: Cache | None
+) -> MegatronGptSamples:
+    return MegatronGptSamples(corpus, request, options=options, threads=threads, cache=cache)
 
 
 def effective_pad(pad: int | None, eod: int | None, *, allow_ambiguous: bool = False) -> int:

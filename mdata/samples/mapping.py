@@ -13,6 +13,7 @@ mdata/reference/mapping.py.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ LONGEST_SENTENCE = 512
 _MOST_EPOCHS = 2**31 - 2
 _NO_LIMIT = 1 << 62
 _MOST_SAMPLES = 1 << 40
+_WINDOW = 1 << 18  # documents mapped at a time
 _MOST_TARGET = 2**31 - 1
 
 Rows = npt.NDArray[Any]
@@ -119,11 +121,32 @@ def native_mapping(
     Raises:
         UsageError: no document can be used.
     """
-    arrays = _arrays(boundaries, sizes)
-    rows = _core.keyed_mapping(*arrays, *_rule(options), key.low, key.high, first_document)
-    if not len(rows):
+    parts = native_parts(boundaries, sizes, options=options, key=key, first_document=first_document)
+    return np.concatenate(list(parts))
+
+
+def native_parts(
+    boundaries: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int32],
+    *,
+    options: MappingOptions,
+    key: Key,
+    first_document: int = 0,
+) -> Iterator[Rows]:
+    """The parts of `native_mapping`, window after window of documents, with its arguments.
+
+    Raises:
+        UsageError: at the end, if no document can be used.
+    """
+    boundaries, sizes = _arrays(boundaries, sizes)
+    found = False
+    for first in range(0, max(1, len(boundaries) - 1), _WINDOW):
+        part = boundaries[first : first + _WINDOW + 1]
+        rows = _core.keyed_mapping(part, sizes, *_rule(options), key.low, key.high, first_document + first)
+        found = found or len(rows) > 0
+        yield rows
+    if not found:
         _refuse_empty(boundaries, options)
-    return rows
 
 
 def _rule(options: MappingOptions) -> tuple[int, int, int]:

@@ -6,12 +6,12 @@ datasets in every bit, padding recognised by value included. What Megatron draws
 
 `order="native"`: the mapping of one epoch in file order, permuted anew for each epoch, without end; draws of sample k
 from a stream of its own. All is keyed by (seed, corpus id, epoch or sample), so nothing depends on how long a
-run is or what it read before. Without shuffling: one pass in file order, for validation and test.
+run is or what it read before. `order="file"`: the same rows once, in file order, for validation and test.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol
@@ -20,15 +20,17 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata import _core
+from mdata.arrays import Arrays
+from mdata.cache import Cache, in_memory
 from mdata.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.keys import derive_key
 from mdata.order.permutation import Permutation
-from mdata.samples.mapping import MappingOptions, Rows, megatron_mapping, native_mapping
+from mdata.samples.mapping import MappingOptions, Rows, megatron_mapping, native_parts
 from mdata.samples.sentences import SentenceText
 from mdata.samples.vocabulary import MaskedVocabulary, vocabulary_of
 
-ORDERS = ("native", "megatron")
+ORDERS = ("native", "file", "megatron")
 _EPOCHS_KEPT = 16
 _MOST_NGRAM = 65536
 
@@ -94,9 +96,9 @@ class MaskedSamples:
         documents: the range [first, last), from `split_range` over the number of documents.
         options: of the kind.
         vocabulary: None: that of the corpus' tokenizer.
-        order: "native" or "megatron".
-        num_samples: asked for in Megatron's order, which gives whole epochs (None: one); None in native order.
-        shuffle: false in native order: one pass in file order.
+        order: "native", "megatron", or "file": the native samples of one pass in file order.
+        num_samples: asked for in Megatron's order, which gives whole epochs (None: one); else None.
+        cache: keeps the mapping; None: it is built in memory.
 
     Attributes:
         num_samples: how many there are; None without end.
@@ -118,15 +120,15 @@ class MaskedSamples:
         vocabulary: MaskedVocabulary | None = None,
         order: str = "native",
         num_samples: int | None = None,
-        shuffle: bool = True,
+        cache: Cache | None = None,
     ) -> None:
         self.corpus, self.documents, self.options = corpus, documents, options
         self.vocabulary = vocabulary_of(corpus) if vocabulary is None else vocabulary
-        self.order, self.shuffle, self._asked = order, shuffle, num_samples
+        self.order, self._asked, self._cache = order, num_samples, cache
         self._check()
         self._text = SentenceText(corpus)
-        self.rows = self._map()
-        self.num_samples = None if order == "native" and shuffle else len(self.rows)
+        self.rows = in_memory(self._map)["rows"] if cache is None else self._kept(cache)
+        self.num_samples = None if order == "native" else len(self.rows)
         self._core_vocabulary, self._core_rule = self.vocabulary.as_core(), options.masking.as_core()
         self._draws = self._make_draws()
         self._permutation = lru_cache(maxsize=_EPOCHS_KEPT)(self._make_permutation)
@@ -139,7 +141,6 @@ class MaskedSamples:
             "version": self.version,
             "order": self.order,
             "num_samples": self._asked,
-            "shuffle": self.shuffle,
             "options": asdict(self.options),
             "vocabulary": self.vocabulary.fingerprint,
         }
@@ -189,13 +190,37 @@ class MaskedSamples:
         """What fills samples up, and whether it is known by its value."""
         return (self.vocabulary.megatron_pad, True) if self.order == "megatron" else (self.vocabulary.pad or 0, False)
 
-    def _map(self) -> Rows:
+    def _kept(self, cache: Cache) -> Rows:
+        def make() -> Iterator[Arrays]:
+            cache.progress.begin(f"the {self.kind} samples of {self.corpus.name}", None, unit="samples")
+            for part in self._map():
+                cache.progress.advance(len(part["rows"]))
+                yield part
+            cache.progress.end()
+
+        (first, stop), mapping = self.documents, self.options.mapping
+        key = {
+            "name": f"{self.kind}-mapping",
+            "version": self.version,
+            "corpus": self.corpus.id,
+            "documents": [first, stop],
+            "order": "megatron" if self.order == "megatron" else "native",
+            "num_samples": self._asked,
+            "seed": self.options.seed,
+            "rule": [mapping.longest, mapping.least_sentences, mapping.short_ratio],
+        }
+        entries = max(stop - first, self._asked or 0)
+        return cache.arrays(self.corpus.path, key, make=make, entries=lambda: entries)["rows"]
+
+    def _map(self) -> Iterator[Arrays]:
         boundaries, sizes = self._text.boundaries(*self.documents), self._text.sizes()
         mapping, seed = self.options.mapping, self.options.seed
         if self.order == "megatron":
-            return megatron_mapping(boundaries, sizes, options=mapping, seed=seed, num_samples=self._asked)
+            rows = megatron_mapping(boundaries, sizes, options=mapping, seed=seed, num_samples=self._asked)
+            return iter([{"rows": rows}])
         key = derive_key(f"{self.kind} mapping v{self.version}", seed, self.corpus.id)
-        return native_mapping(boundaries, sizes, options=mapping, key=key, first_document=self.documents[0])
+        parts = native_parts(boundaries, sizes, options=mapping, key=key, first_document=self.documents[0])
+        return ({"rows": rows} for rows in parts)
 
     def _make_draws(self) -> _core.MegatronDraws | _core.KeyedDraws:
         if self.order == "megatron":
@@ -233,7 +258,7 @@ class MaskedSamples:
         assert 0 <= first <= last <= self.corpus.num_documents, f"documents {first} to {last} of the corpus"
         megatron = self.order == "megatron"
         if self.order not in ORDERS:
-            raise UsageError(f"no order {self.order!r}", expected=" or ".join(ORDERS))
+            raise UsageError(f"no order {self.order!r}", expected=", ".join(ORDERS))
         if megatron and self.options.masking.permutation:
             raise UsageError(
                 "Megatron's permutation of tokens cannot be repeated: it draws from a generator without a seed",
@@ -241,8 +266,6 @@ class MaskedSamples:
             )
         if not megatron and self._asked is not None:
             raise UsageError("the native order has no end, so that no number of samples is asked for")
-        if megatron and not self.shuffle:
-            raise UsageError("Megatron's order is always shuffled", fix='order="native"')
         largest = self.corpus.largest_id
         if largest is not None and largest > max(self.vocabulary.ids):
             raise UsageError(
@@ -252,8 +275,9 @@ class MaskedSamples:
             )
 
     def __reduce__(self) -> tuple[object, ...]:
-        more = {name: getattr(self, name) for name in ("options", "vocabulary", "order", "shuffle")}
-        return _rebuild, (type(self), self.corpus, self.documents, {**more, "num_samples": self._asked})
+        more = {name: getattr(self, name) for name in ("options", "vocabulary", "order")}
+        more |= {"num_samples": self._asked, "cache": self._cache}
+        return _rebuild, (type(self), self.corpus, self.documents, more)
 
 
 def _rebuild(

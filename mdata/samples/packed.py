@@ -60,7 +60,9 @@ class PackedSamples:
 
         key = key_of(corpus, documents, rule=rule)
         entries = 3 * (documents[1] - documents[0])
-        arrays = in_memory(make) if cache is None else cache.arrays(corpus.path, key, make=make, entries=entries)
+        arrays = (
+            in_memory(make) if cache is None else cache.arrays(corpus.path, key, make=make, entries=lambda: entries)
+        )
         self._ends, self._first, self._count = (arrays[name] for name in ("ends", "first", "count"))
         if not len(self._ends):
             raise UsageError(

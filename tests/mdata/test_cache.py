@@ -30,7 +30,7 @@ def corpus(tmp_path, monkeypatch):
 
 
 def asked(cache, corpus, *, make=make, entries=LARGE):
-    found = cache.arrays(corpus, KEY, make=make, entries=entries)
+    found = cache.arrays(corpus, KEY, make=make, entries=lambda: entries)
     assert found["one"].tolist() == [0, 1, 2, 0, 1]
     return cache.log[-1]
 

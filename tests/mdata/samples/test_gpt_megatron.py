@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import mdata
 from mdata import UsageError
 from mdata.order.megatron import MegatronRequest
 from mdata.reference.gpt_samples import megatron_samples
-from mdata.samples import MegatronGptSamples, RowOptions, effective_pad
+from mdata.samples import MegatronGptSamples, RowOptions, effective_pad, gpt_megatron
 from tests.conftest import oracle_folder
 from tests.helpers.corpora import FileStream, write_pair
 from tests.helpers.examples import examples
@@ -167,3 +168,23 @@ def test_sequences_in_any_order_on_disk_and_over_shards_are_served(tmp_path):
     assert sorted(dataset[0]["tokens"].tolist() + dataset[0]["labels"].tolist()[-1:]) == [0, 1, 2, 3, 4]
     with pytest.raises(UsageError, match="do not follow each other"):
         mdata.open_dataset(tmp_path / "a", mdata.DatasetOptions(sequence_length=4))
+
+
+def test_arrays_are_kept_and_found_again(tmp_path, monkeypatch):
+    write_pair(tmp_path / "x", [[5, 4], [3], [20]] * 10)
+    options = {"sequence_length": 8, "order": "megatron", "num_samples": 70}
+    built = mdata.open(tmp_path / "x", **options)
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+    kept = [mdata.open(tmp_path / "x", **options, cache=str(tmp_path / "cache"))]
+    assert len(list(tmp_path.glob("cache/megatron-gpt-*"))) == 1
+    monkeypatch.setattr(gpt_megatron, "build", None)
+    kept += [mdata.open(tmp_path / "x", **options, cache=str(tmp_path / "cache")), pickle.loads(pickle.dumps(kept[0]))]
+    kept.append(mdata.open(tmp_path / "x", **options, cache=str(tmp_path / "cache"), mode="pread"))
+    for dataset in kept:
+        assert dataset.data_id == built.data_id
+        assert np.array_equal(dataset.read(range(len(built))).text, built.read(range(len(built))).text)
+    monkeypatch.undo()
+    for change in ({"num_samples": 71}, {"seed": 1}, {"extra_token": False}, {"split": "whole"}):
+        mdata.open(tmp_path / "x", **{**options, **change}, cache=str(tmp_path / "cache"))
+    # The whole is the part that training has: no array depends on more than it must.
+    assert len(list(tmp_path.glob("cache/megatron-gpt-*"))) == 4

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mdata import UsageError, _core, open_corpus
 from mdata._core import MaskRule
+from mdata.cache import Cache
 from mdata.reference import masking as twin
 from mdata.samples.bert import BertOptions, BertSamples
 from mdata.samples.masked import MaskingOptions
@@ -142,7 +143,7 @@ def test_samples_are_megatrons_without_the_oracle(corpus, name):
 @pytest.mark.parametrize("probability", [0.15, 0.5])
 def test_permuted_samples_are_the_twins(corpus, probability):
     masking = MaskingOptions(probability=probability, permutation=True)
-    samples = usual(BertSamples, corpus, options=BertOptions(sequence_length=60, masking=masking), shuffle=False)
+    samples = usual(BertSamples, corpus, options=BertOptions(sequence_length=60, masking=masking), order="file")
     moved = 0
     for k, row in enumerate(samples.rows.tolist()):
         made = {name: array.tolist() for name, array in samples.sample(k).items()}
@@ -179,6 +180,19 @@ def test_each_native_epoch_has_every_row_once_in_an_order_of_its_own(corpus, kin
     assert any((first[name] != second[name]).any() for name in first)
 
 
+@pytest.mark.parametrize(("kind", "order"), [(BertSamples, "native"), (T5Samples, "megatron")])
+def test_a_mapping_is_kept_and_found_again(corpus, kind, order, tmp_path, monkeypatch):
+    wanted = {"order": order} | ({"num_samples": 300} if order == "megatron" else {})
+    built = usual(kind, corpus, **wanted)
+    kept = [usual(kind, corpus, cache=cache, **wanted) for cache in (Cache(str(tmp_path)), Cache(str(tmp_path)))]
+    assert len(list(tmp_path.glob(f"{built.kind}-mapping-*"))) == 1
+    monkeypatch.setattr(kind, "_map", None)
+    kept.append(pickle.loads(pickle.dumps(kept[0])))
+    for samples in kept:
+        assert samples.rows.tolist() == built.rows.tolist() and samples.rows.dtype == built.rows.dtype
+        assert digest(samples, range(50)) == digest(built, range(50))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_seed_and_corpus_decide_the_native_order_and_draws(corpus, kind, tmp_path):
     options = {seed: usual(kind, corpus).options for seed in (1, 2)}
@@ -198,7 +212,7 @@ def vars_of(options) -> dict:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_shuffling_there_is_one_pass_in_the_order_of_the_file(corpus, kind):
-    samples = usual(kind, corpus, shuffle=False)
+    samples = usual(kind, corpus, order="file")
     assert samples.num_samples == len(samples.rows)
     assert samples._places(np.arange(9)).tolist() == list(range(9))
     firsts = samples.rows[:, 0].tolist()
@@ -219,7 +233,7 @@ def test_what_the_decoder_writes_completes_the_text_of_the_encoder(corpus):
     """Also where sentinels and decoder are too short for all spans: native samples always have room."""
     options = T5Options(encoder_length=40, decoder_length=9, masking=MaskingOptions(probability=0.6, max_ngram=2))
     vocabulary = make_vocabulary(sentinels=3)
-    samples = T5Samples(corpus, (0, 60), options=options, vocabulary=vocabulary, shuffle=False)
+    samples = T5Samples(corpus, (0, 60), options=options, vocabulary=vocabulary, order="file")
     num_spans = Counter()
     for k in range(samples.num_samples):
         sample = samples.sample(k)
@@ -243,7 +257,7 @@ def test_what_the_decoder_writes_completes_the_text_of_the_encoder(corpus):
 def test_native_padding_is_known_by_its_place(corpus):
     """17 stands in texts too: Megatron's samples lose it, native ones keep it."""
     options = BertOptions(sequence_length=48, head=False)
-    native = BertSamples(corpus, (0, 60), options=options, vocabulary=make_vocabulary(pad=17), shuffle=False)
+    native = BertSamples(corpus, (0, 60), options=options, vocabulary=make_vocabulary(pad=17), order="file")
     seen = 0
     for k in range(native.num_samples):
         sample = native.sample(k)
@@ -278,7 +292,6 @@ def test_what_does_not_go_together_is_refused(corpus):
     for wrong, told in (
         ({"order": "random"}, "no order 'random'"),
         ({"num_samples": 5}, "no number of samples"),
-        ({"order": "megatron", "shuffle": False}, "always shuffled"),
         ({"documents": (0, 0)}, "no document"),
     ):
         with pytest.raises(UsageError, match=told):
@@ -303,7 +316,7 @@ def test_what_decides_samples_is_in_their_identity(corpus):
     others = [
         usual(T5Samples, corpus).identity,
         usual(BertSamples, corpus, order="megatron").identity,
-        usual(BertSamples, corpus, shuffle=False).identity,
+        usual(BertSamples, corpus, order="file").identity,
         usual(BertSamples, corpus, options=BertOptions(sequence_length=49)).identity,
         BertSamples(
             corpus, (0, 60), options=BertOptions(sequence_length=48), vocabulary=make_vocabulary(pad=1)
