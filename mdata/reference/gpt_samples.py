@@ -1,7 +1,7 @@
-"""Slow twins of whole GPT samples: Megatron's, the native order's, and one document a row.
+"""Slow twins of whole GPT samples: Megatron's, the native order's, documents one a row or packed into rows.
 
 Tokens are joined token by token, and lengths are plain lists. The fast code is mdata/samples/gpt_megatron.py,
-gpt.py and documents.py; what is told beside the tokens is in mdata/reference/gather.py.
+gpt.py, documents.py and packed.py; what is told beside the tokens is in mdata/reference/gather.py.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from mdata.order.megatron import MegatronRequest
 from mdata.reference import gather as slow
 from mdata.reference.megatron_order import indices
 from mdata.reference.native_order import native_start
+from mdata.reference.packing import pack
 from mdata.samples.rows import RowOptions
 
 Sample = dict[str, Any]
@@ -109,13 +110,29 @@ def document_sample(
     return row_of(list(kept[place])[:most], [], pad=0, options=options)
 
 
+def packed_sample(
+    k: int, documents: Sequence[Sequence[int]], *, longer: str, options: RowOptions, order: Native, window: int
+) -> tuple[Sample, int]:
+    """Return sample k of a range of documents that are packed into rows, and how many rows there are."""
+    length = options.sequence_length + order.extra
+    kept = [len(text) if longer == "cut" or len(text) <= length else 0 for text in documents]
+    rows = pack(kept, length, window=window, overlap=order.extra, least=min(2, length))
+    place = k
+    if order.shuffle:
+        place = native_start(k, tokens=len(rows), length=1, extra=0, seed=order.seed, corpus_id=order.corpus_id)
+    parts = [list(documents[document][start : start + count]) for document, start, count in rows[place]]
+    cuts = np.cumsum([len(part) for part in parts])[:-1].tolist()
+    return row_of([token for part in parts for token in part], cuts, pad=0, options=options), len(rows)
+
+
 def row_of(text: list[int], cuts: list[int], *, pad: int, options: RowOptions) -> Sample:
     """Return what a text of up to S + 1 tokens becomes, by the names of `mdata.samples.rows.sample_of`."""
     length = options.sequence_length
     row = slow.finish(
         text + [pad] * (length + 1 - len(text)),
         len(text),
-        cuts=cuts if options.document_masks else [],
+        cuts=cuts if options.document_masks or options.apart else [],
+        apart=options.apart,
         pad=options.pad,
         mask_eod=options.eod if options.mask_eod else None,
         restart_at_eod=options.eod if options.reset_position_ids else None,

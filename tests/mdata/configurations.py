@@ -12,46 +12,27 @@ import contextlib
 import tempfile
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import numpy as np
 
-from mdata import UsageError
-from mdata.keys import derive_key
 from mdata.order import NativeOrder, OrderKey
 from mdata.order.megatron import MegatronRequest, build
-from mdata.reference.gpt_samples import Native, document_sample, megatron_samples, native_sample
-from mdata.reference.mapping import Row, keyed_words, one_epoch, shuffled, words32
+from mdata.reference.gpt_samples import Native, document_sample, megatron_samples, native_sample, packed_sample
 from mdata.reference.megatron_order import indices
 from mdata.reference.native_order import native_start
 from mdata.samples import DocumentSamples, GptSamples, MegatronGptSamples
-from mdata.samples.bert import BertOptions, BertSamples
-from mdata.samples.mapping import MappingOptions, megatron_mapping, native_mapping
-from mdata.samples.masked import MaskingOptions
+from mdata.samples.packed import PackedSamples
+from mdata.samples.packing import PackingRule
 from mdata.samples.rows import RowKind, empty_rows, finish
-from mdata.samples.t5 import T5Options, T5Samples
 from tests.helpers.corpora import FileStream, write_pair
-from tests.helpers.masked import expected, make_corpus, make_vocabulary, row_of, rows_of
 from tests.mdata import layouts
+from tests.mdata.layouts import Refused
+from tests.mdata.masked_configurations import mapping, masked
 
 SAMPLES = 12  # of a configuration that are compared, where it has more
-
-
-class Refused:
-    """A block that is to end in UsageError if `wrong`, else without."""
-
-    def __init__(self, wrong: bool) -> None:
-        self._wrong = wrong
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type | None, *_: object) -> bool:
-        if self._wrong:
-            assert kind is UsageError, f"refused: {kind}"
-            return True
-        return False
 
 
 def megatron_order(random: Random, _folder: Path) -> set[str]:
@@ -200,6 +181,36 @@ def one_document(random: Random, folder: Path) -> set[str]:
     return met
 
 
+def packed(random: Random, folder: Path) -> set[str]:
+    """Documents packed into rows, in windows of a few."""
+    layout = layouts.draw_layout(random)
+    options = replace(layouts.draw_options(random, layout, megatron=False), position_ids=False, apart=True)
+    tokens = layouts.draw_tokens(random, layout)
+    write_pair(folder / "x", layout.documents, tokens=np.array(tokens, np.int64))
+    texts = layouts.document_tokens(layout.documents, tokens)
+    first = random.randint(0, len(texts) // 2)
+    longer, shuffle, window = random.choice(("cut", "drop")), random.random() < 0.7, random.choice((1, 2, 1000))
+    first -= first % window  # windows begin at multiples of their size, whatever the range
+    last = random.randint(first, len(texts))
+    rule = PackingRule(sequence_length=layout.length, extra_token=bool(layout.extra), longer=longer, window=window)
+    most, least = rule.row_length, min(2, rule.row_length)
+    fits = any(least <= len(text) and (longer == "cut" or len(text) <= most) for text in texts[first:last])
+    met = {longer, "shuffled" if shuffle else "one pass", f"window {window}"}
+    with Refused(not fits):
+        known = {"options": options, "rule": rule, "seed": 3, "shuffle": shuffle}
+        made = PackedSamples(FileStream(folder / "x"), (first, last), **known)
+    if not fits:
+        return met | {"refused"}
+    count = made.samples_per_epoch
+    numbers = draw_numbers(random, count) if shuffle else list(range(made.num_samples))[-SAMPLES:]
+    order = Native(3, made.corpus.id, layout.extra, shuffle)
+    told = {"longer": longer, "options": options, "order": order, "window": window}
+    wanted = {k: packed_sample(k, texts[first:last], **told) for k in numbers}
+    assert {rows for _, rows in wanted.values()} == {count}
+    compare(made, {k: sample for k, (sample, _) in wanted.items()})
+    return met
+
+
 def compare(made: RowKind, wanted: dict[int, dict]) -> None:
     """Single samples, and all of them at once, are the twin's."""
     for k, sample in wanted.items():
@@ -222,88 +233,13 @@ def compare_rows(rows, wanted: list[dict], *, length: int) -> None:
         assert rows.max_seqlen == max((sample["max_seqlen"] for sample in wanted), default=0)
 
 
-def mapping(random: Random, _folder: Path) -> set[str]:
-    """Rows of sentences, in both orders."""
-    documents, before = layouts.draw_documents(random), random.randint(0, 3)
-    options = MappingOptions(
-        longest=random.randint(2, 30),
-        least_sentences=random.choice((1, 1, 2, 2, 3)),
-        short_probability=random.choice((0.0, 0.1, 0.3, 0.4, 0.5, 0.7, 1.0)),
-    )
-    boundaries = np.cumsum([before, *map(len, documents)])
-    sizes = np.array([7] * before + [size for one in documents for size in one], np.int32)
-    firsts = list(zip(boundaries.tolist(), documents, strict=False))
-    rule = {"longest": options.longest, "short_probability": options.short_probability}
-    rule["least_sentences"] = options.least_sentences
-    seed, asked = (
-        random.choice((0, 2**32 - 2, random.getrandbits(31))),
-        random.choice((None, 0, 1, random.randint(0, 60))),
-    )
-    words = words32(seed)
-    rows = whole_epochs(lambda: one_epoch(firsts, **rule, words_of=lambda _: words), asked)
-    with Refused(not rows and asked != 0):
-        made = megatron_mapping(boundaries, sizes, options=options, seed=seed, num_samples=asked)
-        assert list(map(tuple, made.tolist())) == shuffled(rows, seed)
-    key, number = derive_key("test", seed), random.choice((0, 2**32, 2**40))
-    native = one_epoch(firsts, **rule, words_of=lambda d: keyed_words((key.low, key.high), number + d))
-    with Refused(not native):
-        made = native_mapping(boundaries, sizes, options=options, key=key, first_document=number)
-        assert list(map(tuple, made.tolist())) == native
-    return {f"least {options.least_sentences}", "asked" if asked else "not asked", "rows" if native else "refused"}
-
-
-def whole_epochs(epoch, asked: int | None) -> list[Row]:
-    """Rows of so many epochs that there are as many as asked for."""
-    rows: list[Row] = []
-    while asked is None or len(rows) < asked:
-        more = epoch()
-        rows += more
-        if asked is None or not more:
-            break
-    return rows
-
-
-def masked(random: Random, folder: Path) -> set[str]:
-    """Samples of BERT and T5, in both orders."""
-    documents = [*layouts.draw_documents(random), [3, 1]]
-    order, kind = random.choice(("native", "megatron")), random.choice((BertSamples, T5Samples))
-    masking = {
-        "probability": random.choice((0.01, 0.15, 0.15, 0.5, 0.99)),
-        "max_ngram": random.choice((1, 2, 3, 9, 10, 140)),
-        "whole_words": random.random() < 0.5,
-        "longer_ngrams": random.random() < 0.3,
-        "geometric": random.random() < 0.3,
-    }
-    masking["permutation"] = (
-        kind is BertSamples and order == "native" and not masking["geometric"] and random.random() < 0.4
-    )
-    shared = {"masking": MaskingOptions(**masking), "short_probability": random.choice((0.0, 0.3, 1.0))}
-    shared["seed"] = random.choice((1, 1234, 2**32 - 2))
-    if kind is BertSamples:
-        options = BertOptions(sequence_length=random.randint(5, 60), head=random.random() < 0.5, **shared)
-    else:
-        options = T5Options(encoder_length=random.randint(4, 60), decoder_length=random.randint(3, 50), **shared)
-    vocabulary = make_vocabulary(pad=random.choice((None, 0, 1, 2, 6, 17)), sentinels=random.choice((1, 3, 30)))
-    corpus = make_corpus(folder, documents, seed=random.getrandbits(30))
-    made = kind(corpus, (0, corpus.num_documents), options=options, vocabulary=vocabulary, order=order)
-    known = {"options": options, "kind": kind.kind, "order": order, "corpus_id": corpus.id}
-    rows = rows_of(documents, **known)
-    assert made.num_samples == (len(rows) if order == "megatron" else None)
-    met = {f"{kind.kind} {order}"}
-    for k in random.sample(range(len(rows) if order == "megatron" else 3 * len(rows)), min(3, len(rows))):
-        wanted = expected(made, k, row_of(rows, k, **known))
-        with Refused(wanted is None):
-            assert {name: array.tolist() for name, array in made.sample(k).items()} == wanted
-        met |= {"no room"} if wanted is None else set()
-    return met
-
-
 FAMILIES = {
     "megatron order": megatron_order,
     "megatron gpt": megatron_gpt,
     "native order": native_order,
     "native gpt": native_gpt,
     "one document": one_document,
+    "packed": packed,
     "mapping": mapping,
     "masked": masked,
 }

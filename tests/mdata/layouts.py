@@ -12,6 +12,7 @@ from random import Random
 
 import numpy as np
 
+from mdata import UsageError
 from mdata.samples import RowOptions
 
 EOD = 2
@@ -42,6 +43,22 @@ class Layout:
     def per_epoch(self) -> int:
         """Whole samples that the split has in Megatron's order."""
         return max(0, self.tokens - self.extra) // self.length
+
+
+class Refused:
+    """A block that is to end in UsageError if `wrong`, else without."""
+
+    def __init__(self, wrong: bool) -> None:
+        self._wrong = wrong
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, *_: object) -> bool:
+        if self._wrong:
+            assert kind is UsageError, f"refused: {kind}"
+            return True
+        return False
 
 
 def totals(random: Random, *, length: int, extra: int) -> dict[str, int]:

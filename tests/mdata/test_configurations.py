@@ -26,6 +26,7 @@ EDGES = {
     "native order": TOKENS | SPLITS | PASSES | {"network"},
     "native gpt": TOKENS | SPLITS | PASSES,
     "one document": PASSES | {"cut", "drop", "empty document"},
+    "packed": PASSES | {"cut", "drop", "window 1", "window 2", "window 1000"},
     "mapping": {"least 1", "least 2", "least 3", "asked", "not asked", "rows", "refused"},
     "masked": {"bert native", "bert megatron", "t5 native", "t5 megatron", "no room"},
 }
