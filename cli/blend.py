@@ -1,45 +1,198 @@
 """Mix corpora by shares: mdata blend 0.7 code_text_document.json 0.3 prose_text_document.json -o mix.json
 
-The words are Megatron's: WEIGHT CORPUS WEIGHT CORPUS ..., or corpora alone, which then count by their tokens.
+What is mixed stands in words as Megatron's (WEIGHT CORPUS WEIGHT CORPUS ..., or corpora alone, which then count by
+their tokens), or in one .toml file (amounts, groups, caps, phases: see configs/blend.toml) or .csv file. A corpus is a
+manifest, a prefix of .bin/.idx, a folder, a pattern, or another blend.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+import json
+from dataclasses import asdict, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import mdata
-from cli.console import Console
 from cli.text import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Few flags."""
+    """What is mixed, for which training, and what to write."""
     add = parser.add_argument
-    add("words", nargs="+", metavar="WORD", help="weights and corpora (manifests, or prefixes of .bin/.idx)")
-    add("-o", "--output", required=True, metavar="MIX.json", help="the blend manifest")
-    add("--tokens", type=int, metavar="N", help="length of a training, to show how often each corpus is read")
-    add("--samples", type=int, metavar="N", help="the same in samples; needs --sequence-length")
-    add("--sequence-length", type=int, metavar="S", help="tokens of a sample")
+    add("words", nargs="*", metavar="WORD", help="weights and corpora, or one .toml or .csv file")
+    add("-o", "--output", metavar="MIX.json", help="the blend manifest")
+    add("--dry-run", action="store_true", help="show the table and write nothing")
+    run = parser.add_argument_group("the training that the table is for")
+    run.add_argument("--tokens", type=_count, metavar="N", help="its length in tokens (1e9 may be written)")
+    run.add_argument("--samples", type=_count, metavar="N", help="or in samples; needs --sequence-length")
+    run.add_argument("--sequence-length", "--seq-length", type=_count, metavar="S", help="tokens of a sample")
+    run.add_argument("--split", default="100,0,0", metavar="A,B,C", help="Megatron's split string; default 100,0,0")
+    mix = parser.add_argument_group("instead of shares")
+    mix.add_argument("--alpha", metavar="A", help="corpora alone count by tokens^A: 1 by tokens, 0 all alike")
+    mix.add_argument("--exhaustive", action="store_true", help="every corpus once, then the blend ends")
+    mix.add_argument("--redistribute", action="store_true", help="give what a max_epochs leaves over to the others")
+    theirs = parser.add_argument_group("Megatron's lists per split, in place of words")
+    for split, what in (("train", "the blend"), ("valid", "validation sets"), ("test", "test sets")):
+        theirs.add_argument(f"--{split}-data-path", nargs="+", metavar="WORD", help=f"words of {what}")
+    theirs.add_argument("--per-split-data-args-path", metavar="FILE.json", help="a file with train, valid and test")
+    theirs.add_argument("--data-args-path", metavar="FILE", help="a file with the words")
+    from cli.blend_change import add_change_arguments
+
+    add_change_arguments(parser)
 
 
-def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Run `mdata.make_blend` and show the mixture."""
-    total = _total_tokens(arguments)
-    blend = mdata.make_blend(arguments.words, arguments.output)
-    rows = mdata.blend_table(blend, total)
-    header = ["component", "share", "achieved", "tokens", "documents"]
-    cells = [[row.name, row.share, row.achieved, row.tokens, row.documents] for row in rows]
-    if total is not None:
-        header.append("epochs")
-        cells = [[*line, row.epochs] for line, row in zip(cells, rows, strict=True)]
-    facts = {"manifest": arguments.output, "id": blend.manifest.id, "components": [asdict(row) for row in rows]}
-    console.result(f"{table(header, cells)}\n{arguments.output}: blend {blend.manifest.id[:16]}", facts)
-
-
-def _total_tokens(arguments: argparse.Namespace) -> int | None:
-    if arguments.samples is None:
-        return int(arguments.tokens) if arguments.tokens is not None else None
-    if arguments.tokens is not None or arguments.sequence_length is None:
+def main(arguments: argparse.Namespace, console: Any) -> None:
+    """Plan the blend, show it, and write it."""
+    if arguments.output is None and not arguments.dry_run:
+        raise mdata.UsageError("where to is missing", expected="-o MIX.json, or --dry-run")
+    if arguments.samples is not None and (arguments.tokens is not None or arguments.sequence_length is None):
         raise mdata.UsageError("--samples goes with --sequence-length and without --tokens")
-    return int(arguments.samples * arguments.sequence_length)
+    folder = Path(arguments.output).parent if arguments.output else Path.cwd()
+    if arguments.from_blend is not None:
+        from cli.blend_change import changed
+
+        blend, lines, facts = changed(arguments, folder, spec=_spec(arguments))
+    else:
+        spec = _spec(arguments)
+        if spec is None:
+            raise mdata.UsageError("no data is named", expected="a prefix, or pairs of weight and prefix")
+        blend, lines, facts = mdata.plan_blend(spec, folder), [], {}
+    if arguments.redistribute:
+        blend = mdata.redistribute_blend(blend, **_run(arguments))
+    preview = mdata.preview_blend(blend, **_run(arguments))
+    if not arguments.dry_run:
+        blend = mdata.save_blend(blend, Path(arguments.output))
+    where = "nothing was written" if arguments.dry_run else arguments.output
+    text = "\n".join([*_text(preview), *lines, f"{where}: blend {blend.manifest.id[:16]}"])
+    console.result(text, {**_facts(preview), **facts, "manifest": arguments.output, "id": blend.manifest.id})
+
+
+def _run(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(arguments, name) for name in ("sequence_length", "samples", "tokens", "split")}
+
+
+def _spec(arguments: argparse.Namespace) -> mdata.BlendSpec | None:
+    """The one description that was given; None without."""
+    lists = {split: getattr(arguments, f"{split}_data_path") for split in ("train", "valid", "test")}
+    given = [
+        ("WORD", bool(arguments.words)),
+        ("--train-data-path", any(lists.values())),
+        ("--per-split-data-args-path", arguments.per_split_data_args_path is not None),
+        ("--data-args-path", arguments.data_args_path is not None),
+    ]
+    named = [name for name, is_given in given if is_given]
+    if len(named) > 1:
+        raise mdata.UsageError("the data is named in two ways", found=" and ".join(named), expected="one of them")
+    if not named:
+        return None
+    if named[0] == "WORD":
+        spec = mdata.read_spec(arguments.words)
+    elif named[0] == "--data-args-path":
+        spec = mdata.read_spec(_file(arguments.data_args_path).split())
+    elif named[0] == "--train-data-path":
+        spec = mdata.spec_of_splits({split: words for split, words in lists.items() if words})
+    else:
+        spec = mdata.spec_of_splits(_json(arguments.per_split_data_args_path))
+    changes: dict[str, Any] = {}
+    if arguments.alpha is not None:
+        changes["alpha"] = mdata.spec_of_mapping(
+            {"component": [{"path": "-"}], "alpha": arguments.alpha}, "--alpha"
+        ).alpha
+    if arguments.exhaustive:
+        changes["exhaustive"] = True
+    arguments.redistribute = arguments.redistribute or spec.redistribute
+    return replace(spec, **changes)
+
+
+def _file(path: str) -> str:
+    with mdata.os_errors_named("reading the data's names"):
+        return Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+
+
+def _json(path: str) -> dict[str, Any]:
+    try:
+        value = json.loads(_file(path))
+    except ValueError as error:
+        raise mdata.UsageError(f"{path} is no JSON", found=str(error)) from error
+    if not isinstance(value, dict):
+        raise mdata.UsageError(f"{path} has no lists per split", expected='{"train": [...], "valid": [...], ...}')
+    return value
+
+
+def _text(preview: mdata.BlendPreview) -> list[str]:
+    """The table: groups as subtotals above their members; phases as further columns; what runs out first."""
+    in_samples = preview.sequence_length is not None
+    header = ["component", "share", "achieved", "tokens", "documents"]
+    header += ["samples"] if in_samples else []
+    header += ["read", "epochs"] if preview.num_samples is not None else []
+    header += [f"phase {i + 1}" for i in range(len(preview.starts))] if len(preview.starts) > 1 else []
+    lines = []
+    for row in _with_groups(preview):
+        cells: list[object] = [row.name, row.share, row.achieved, row.tokens, row.documents]
+        cells += [row.samples] if in_samples else []
+        cells += [row.read_tokens, row.epochs] if preview.num_samples is not None else []
+        cells += list(row.phases) if len(preview.starts) > 1 else []
+        lines.append(cells)
+    return [table(header, lines), *_notes(preview)]
+
+
+def _with_groups(preview: mdata.BlendPreview) -> list[mdata.BlendRow]:
+    groups = {group.name: group for group in preview.groups}
+    rows: list[mdata.BlendRow] = []
+    seen: set[str] = set()
+    for row in preview.rows:
+        if row.group is None:
+            rows.append(row)
+        elif row.group not in seen:
+            seen.add(row.group)
+            members = [member for member in preview.rows if member.group == row.group]
+            rows.append(replace(groups[row.group], name=f"{row.group}: {_corpora(len(members))}"))
+            rows += [replace(member, name=f"  {member.name}") for member in members]
+    return rows
+
+
+def _corpora(count: int) -> str:
+    return "1 corpus" if count == 1 else f"{count} corpora"
+
+
+def _notes(preview: mdata.BlendPreview) -> list[str]:
+    unit = "tokens" if preview.sequence_length is None else "samples"
+    lines = []
+    if len(preview.starts) > 1:
+        starts = ", ".join(f"phase {i + 1} from {start:,}" for i, start in enumerate(preview.starts))
+        lines.append(f"phases begin at these {unit}: {starts}")
+    if preview.num_samples is not None:
+        ends = "it ends there" if preview.blend.num_samples == preview.num_samples else "it goes on after that"
+        lines.append(f"over {preview.num_samples:,} {unit}; {ends}")
+    once = [(row.once_at, row.name) for row in preview.rows if row.once_at is not None]
+    if once:
+        first, name = min(once)
+        lines.append(f"{name} runs out first: it has been read once after {first:,} {unit} of the blend")
+    nothing = [row.name for row in preview.rows if row.samples == 0]
+    if nothing:
+        lines.append(f"not read at all in this training: {', '.join(nothing[:8])}{' ...' if len(nothing) > 8 else ''}")
+    return lines
+
+
+def _facts(preview: mdata.BlendPreview) -> dict[str, Any]:
+    return {
+        "components": [asdict(row) for row in preview.rows],
+        "groups": [asdict(row) for row in preview.groups],
+        "sequence_length": preview.sequence_length,
+        "num_samples": preview.num_samples,
+        "ends": preview.blend.num_samples,
+        "phase_starts": list(preview.starts),
+    }
+
+
+def _count(text: str) -> int:
+    """A whole number above 0; 1e9 is one."""
+    try:
+        value = Fraction(text.replace("_", ""))
+    except (ValueError, ZeroDivisionError):
+        value = Fraction(0)
+    if value < 1 or value.denominator != 1 or value > 1 << 62:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(value)

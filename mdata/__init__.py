@@ -12,7 +12,11 @@ from mdata.lazy import attach
 if TYPE_CHECKING:
     from mdata import durable, errors
     from mdata.adopt import Adopted, adopt
-    from mdata.blending import BlendRow, OpenBlend, blend_table, make_blend, open_blend
+    from mdata.blend.spec import Amount, BlendEntry, BlendSpec, PhaseSpec, spec_of_mapping, spec_of_splits
+    from mdata.blend_change import BlendEdits, ChangeRow, change_blend, change_table
+    from mdata.blend_preview import BlendPreview, BlendRow, blend_table, preview_blend
+    from mdata.blend_redistribute import redistribute_blend
+    from mdata.blending import OpenBlend, make_blend, open_blend, plan_blend, read_spec, save_blend
     from mdata.convert import convert
     from mdata.corpus import Corpus, open_corpus
     from mdata.dataset import Component, Dataset, open, open_dataset, parse_split
@@ -52,7 +56,11 @@ attach(
         "mdata.errors": "errors= BadInputError DamageError MdataError ResourceError StoppedError "
         "UsageError explain_os_error nearest os_errors_named",
         "mdata.adopt": "Adopted adopt",
-        "mdata.blending": "BlendRow OpenBlend blend_table make_blend open_blend",
+        "mdata.blend.spec": "Amount BlendEntry BlendSpec PhaseSpec spec_of_mapping spec_of_splits",
+        "mdata.blend_change": "BlendEdits ChangeRow change_blend change_table",
+        "mdata.blend_preview": "BlendPreview BlendRow blend_table preview_blend",
+        "mdata.blend_redistribute": "redistribute_blend",
+        "mdata.blending": "OpenBlend make_blend open_blend plan_blend read_spec save_blend",
         "mdata.convert": "convert",
         "mdata.corpus": "Corpus open_corpus",
         "mdata.dataset": "Component Dataset open open_dataset parse_split",
@@ -78,11 +86,17 @@ attach(
 __all__ = [
     "SILENT",
     "Adopted",
+    "Amount",
     "BadInputError",
     "Batch",
     "BatchPlan",
+    "BlendEdits",
+    "BlendEntry",
     "BlendManifest",
+    "BlendPreview",
     "BlendRow",
+    "BlendSpec",
+    "ChangeRow",
     "Component",
     "Corpus",
     "CorpusManifest",
@@ -97,6 +111,7 @@ __all__ = [
     "Loader",
     "MdataError",
     "OpenBlend",
+    "PhaseSpec",
     "PreprocessOptions",
     "PreprocessResult",
     "Progress",
@@ -113,6 +128,8 @@ __all__ = [
     "adopt",
     "blend_table",
     "build_tokenizer",
+    "change_blend",
+    "change_table",
     "collate",
     "convert",
     "derive_key",
@@ -132,8 +149,15 @@ __all__ = [
     "open_dataset",
     "os_errors_named",
     "parse_split",
+    "plan_blend",
     "preprocess",
+    "preview_blend",
     "rank_rows",
+    "read_spec",
+    "redistribute_blend",
+    "save_blend",
+    "spec_of_mapping",
+    "spec_of_splits",
     "train_tokenizer",
     "verify",
 ]

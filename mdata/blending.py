@@ -1,130 +1,185 @@
-"""Making a blend: corpora and shares in, one manifest out; and opening what a manifest or Megatron's words
-name.
+"""Making a blend: corpora and shares in, one manifest out; and opening what a manifest or Megatron's words name.
 
-Shares stay the text that was given; where no share is given at all, each corpus counts by its number of
-tokens, as in Megatron. Corpora made with different tokenizers are refused, and so is the same corpus twice.
+Shares stay the text that was given; where none is given, each corpus counts by its number of tokens, as in Megatron.
+Corpora made with different tokenizers are refused, and so is the same corpus twice. What samples an open blend deals
+depends on the run (its sequence length and split): `OpenBlend.deal`.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-import msgspec
+from msgspec import UnsetType
 
 from mdata import manifest as manifests
-from mdata.blend import NativeBlend, Word, integer_weights, parse_data_path
+from mdata.blend import NativeBlend, integer_weights
+from mdata.blend.deal import Deal
+from mdata.blend.phases import PhasedBlend
+from mdata.blend.resolve import Sizes, blend_error, missing_lengths, resolve
+from mdata.blend.schedule import WEIGHT
+from mdata.blend.spec import BlendSpec, spec_of_csv, spec_of_mapping, spec_of_toml, spec_of_words
+from mdata.blend_compose import compose
 from mdata.corpus import Corpus, open_corpus
-from mdata.errors import DamageError, MdataError, UsageError
+from mdata.errors import DamageError, MdataError, UsageError, os_errors_named
 from mdata.indexed.reader import Mode
-from mdata.manifest import BlendComponent, BlendManifest, CorpusManifest
+from mdata.manifest import BlendManifest, CorpusManifest
+
+SpecLike = Sequence[str] | Mapping[str, Any] | BlendSpec | str | Path
 
 
 @dataclass(frozen=True)
 class OpenBlend:
-    """A blend whose corpora are open; `weights` are its shares as exact integers."""
+    """A blend whose corpora are open; `folder` is that from which the manifest's paths go."""
 
     manifest: BlendManifest
     corpora: tuple[Corpus, ...]
-    weights: tuple[int, ...]
+    folder: Path = Path()
+
+    @cached_property
+    def weights(self) -> tuple[int, ...]:
+        """The weights of the last phase as exact integers; 0 for what is not read or asked for in amounts."""
+        asks = manifests.schedules(self.manifest)[-1].phases[-1].asks
+        used = [i for i, ask in enumerate(asks) if ask.unit == WEIGHT and ask.amount]
+        names = self.names
+        found = [0] * len(asks)
+        if used:
+            exact = integer_weights([asks[i].amount for i in used], [names[i] for i in used])
+            for i, weight in zip(used, exact, strict=True):
+                found[i] = weight
+        return tuple(found)
+
+    @property
+    def plain(self) -> bool:
+        """Whether there are weights of components and nothing else."""
+        return manifests.is_plain(self.manifest) and not any(part.cap for part in self.manifest.components)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the components."""
+        return tuple(part.name for part in self.manifest.components)
+
+    @property
+    def valid(self) -> dict[str, Path]:
+        """The named validation sets: name -> path."""
+        sets = self.manifest.valid
+        return {} if isinstance(sets, UnsetType) else {one.name: self.folder / one.path for one in sets}
+
+    @property
+    def continues(self) -> tuple[str, int] | None:
+        """(id of the blend that this one continues, the samples after which it differs)."""
+        earlier, parent = self.manifest.earlier, self.manifest.parent
+        return None if parent is None or isinstance(earlier, UnsetType) else (parent, earlier[-1].until)
+
+    def deal(self, samples_per_epoch: Sequence[int], sequence_length: int) -> Deal:
+        """Which component gives sample k, for a run whose split and samples give these sizes.
+
+        Raises:
+            UsageError: shares, lengths or caps that cannot be met; every problem with its numbers.
+        """
+        if self.plain:
+            return NativeBlend(self.weights)
+        return self.phased(samples_per_epoch, sequence_length)
+
+    def phased(self, samples_per_epoch: Sequence[int], sequence_length: int) -> PhasedBlend:
+        """The same with its phases to be looked at, for a blend of weights too."""
+        sizes = Sizes(self.names, tuple(samples_per_epoch), sequence_length, manifests.caps_of(self.manifest))
+        return resolve(manifests.schedules(self.manifest), sizes)
 
 
-@dataclass(frozen=True)
-class BlendRow:
-    """What a blend does with one component; epochs are None where no length was given."""
-
-    name: str
-    share: str
-    achieved: float
-    tokens: int
-    documents: int
-    epochs: float | None
-
-
-def make_blend(words: Sequence[str], output: str | Path) -> OpenBlend:
+def make_blend(spec: SpecLike, output: str | Path) -> OpenBlend:
     """Write a blend manifest.
 
     Args:
-        words: Megatron's grammar, `["0.7", "code.json", "0.3", "prose.json"]`, or corpora alone.
+        spec: Megatron's grammar, `["0.7", "code.json", "0.3", "prose.json"]`, or corpora alone; a .toml or .csv file;
+            a `BlendSpec`, or the content of a TOML file as a mapping.
         output: the manifest; corpora are named relative to its folder, so that both can move together.
 
     Raises:
-        UsageError: a share or corpus that cannot be used, two tokenizers, a corpus twice.
+        UsageError: shares or corpora that cannot be used, two tokenizers, a corpus twice.
         DamageError: a corpus that is not what its manifest says.
     """
     output = Path(output)
-    if output.suffix != ".json":
-        raise UsageError(f"{output}: a manifest's name ends in .json", fix=f"{output}.json")
-    blend = blend_of_words(words, output.parent)
-    # A bare pair has no manifest yet, but this name is where one would be looked for.
-    beside = any(corpus.path.with_suffix(".json").resolve() == output.resolve() for corpus in blend.corpora)
-    if beside or _is_corpus(output):
-        raise UsageError(f"{output} is the manifest of a corpus", fix="another name after --output")
-    return OpenBlend(manifests.save(blend.manifest, output), blend.corpora, blend.weights)
+    blend = plan_blend(spec, output.parent)
+    return save_blend(blend, output)
 
 
-def _is_corpus(path: Path) -> bool:
-    """Whether a corpus' manifest stands there; what is no manifest of ours is none."""
-    try:
-        return isinstance(manifests.load(path), CorpusManifest)
-    except MdataError:
-        return False
-
-
-def blend_of_words(words: Sequence[str], folder: Path, *, mode: Mode = "mmap", checked: bool = True) -> OpenBlend:
-    """The blend that Megatron's words name; paths in its manifest are relative to `folder`.
+def plan_blend(spec: SpecLike, folder: Path, *, mode: Mode = "mmap", checked: bool = True) -> OpenBlend:
+    """The blend that `make_blend` would write into a folder.
 
     Raises:
         UsageError, DamageError: as `make_blend`.
     """
-    parts = parse_data_path(words)
-    corpora = tuple(open_corpus(part.prefix, mode=mode, checked=checked) for part in parts)
-    names = _names(corpora)
-    _check_distinct(corpora, names)
+    read = read_spec(spec)
+    manifest, corpora = compose(read, folder, open_one=lambda path: open_corpus(path, mode=mode, checked=checked))
     check_one_tokenizer(corpora)
-    shares = _shares(parts, corpora, names)
-    components = [
-        BlendComponent(path=_relative(corpus.path, folder), id=corpus.id, name=name, share=share, group=None, cap=None)
-        for corpus, name, share in zip(corpora, names, shares, strict=True)
-    ]
-    blend = BlendManifest(
-        format=manifests.FORMAT,
-        version=manifests.VERSION,
-        id="",
-        checksum="",
-        algorithm="native",
-        components=components,
-        phases=[],
-        parent=None,
-    )
-    return OpenBlend(manifests.sealed(blend), corpora, integer_weights(shares, names))
+    if problems := missing_lengths(manifests.schedules(manifest)):
+        raise blend_error(problems)
+    return OpenBlend(manifest, corpora, folder)
+
+
+def save_blend(blend: OpenBlend, output: Path) -> OpenBlend:
+    """Write the manifest of a blend that was made for this folder.
+
+    Raises:
+        UsageError: another name's ending, or the place of a corpus' manifest.
+    """
+    if output.suffix != ".json":
+        raise UsageError(f"{output}: a manifest's name ends in .json", fix=f"{output}.json")
+    # A bare pair has no manifest yet, but this name is where one would be looked for.
+    beside = any(corpus.path.with_suffix(".json").resolve() == output.resolve() for corpus in blend.corpora)
+    if beside or _is_corpus(output):
+        raise UsageError(f"{output} is the manifest of a corpus", fix="another name after --output")
+    return OpenBlend(manifests.save(blend.manifest, output), blend.corpora, output.parent)
+
+
+def read_spec(spec: SpecLike) -> BlendSpec:
+    """The spec that words, a .toml or .csv file or a mapping are.
+
+    Raises:
+        UsageError: it cannot be read; all of its problems at once.
+    """
+    if isinstance(spec, BlendSpec):
+        return spec
+    if isinstance(spec, Mapping):
+        return spec_of_mapping(spec)
+    if isinstance(spec, str | Path):
+        spec = [str(spec)]
+    if len(spec) != 1 or Path(spec[0]).suffix not in (".toml", ".csv"):
+        return spec_of_words(spec)
+    with os_errors_named("reading a blend's description"):
+        content = Path(spec[0]).read_bytes()
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{spec[0]} is not UTF-8", found=str(error)) from error
+    return spec_of_toml(text, spec[0]) if spec[0].endswith(".toml") else spec_of_csv(text, spec[0])
 
 
 def open_blend(path: str | Path | Sequence[str], *, mode: Mode = "mmap", checked: bool = True) -> OpenBlend:
     """Open a blend manifest, a corpus manifest, a bare prefix, or Megatron's words (also in one string).
 
-    `mode` and `checked` are those of `open_corpus`.
+    `mode` and `checked` are those of `open_corpus`. A folder, a pattern, and a .toml or .csv file are taken too.
 
     Raises:
-        UsageError: nothing there, two tokenizers, or phases and caps, which this version does not serve.
+        UsageError: nothing there, two tokenizers.
         DamageError: something that is not what its manifest says.
     """
     if isinstance(path, str) and not Path(path).exists() and len(path.split()) > 1:
         path = path.split()
     if not isinstance(path, str | Path):
-        return blend_of_words(path, Path.cwd(), mode=mode, checked=checked)
+        return plan_blend(path, Path.cwd(), mode=mode, checked=checked)
     path = Path(path)
     content = manifests.load(path) if path.suffix == ".json" else None
     if not isinstance(content, BlendManifest):
-        return blend_of_words([str(path)], path.parent, mode=mode, checked=checked)
+        return plan_blend([str(path)], path.parent, mode=mode, checked=checked)
     return _open_manifest(path, content, mode=mode, checked=checked)
 
 
 def _open_manifest(path: Path, blend: BlendManifest, *, mode: Mode, checked: bool) -> OpenBlend:
-    if blend.phases or any(part.cap is not None for part in blend.components):
-        raise UsageError(f"{path} has phases or caps, which this version of mdata does not serve")
     corpora = tuple(open_corpus(path.parent / part.path, mode=mode, checked=checked) for part in blend.components)
     for part, corpus in zip(blend.components, corpora, strict=True):
         if part.id != corpus.id:
@@ -135,8 +190,15 @@ def _open_manifest(path: Path, blend: BlendManifest, *, mode: Mode, checked: boo
                 fix="put the corpus back, or make the blend again",
             )
     check_one_tokenizer(corpora)
-    names = [part.name for part in blend.components]
-    return OpenBlend(blend, corpora, integer_weights([part.share for part in blend.components], names))
+    return OpenBlend(blend, corpora, path.parent)
+
+
+def _is_corpus(path: Path) -> bool:
+    """Whether a corpus' manifest stands there; what is no manifest of ours is none."""
+    try:
+        return isinstance(manifests.load(path), CorpusManifest)
+    except MdataError:
+        return False
 
 
 def check_one_tokenizer(corpora: Sequence[Corpus]) -> None:
@@ -154,60 +216,3 @@ def check_one_tokenizer(corpora: Sequence[Corpus]) -> None:
                 expected=f"the same for {corpus.path}: {corpus.tokenizer_fingerprint}",
                 fix="preprocess one of them again with the tokenizer of the other",
             )
-
-
-def blend_table(blend: OpenBlend, total_tokens: int | None = None) -> list[BlendRow]:
-    """What the blend does: shares asked and achieved over one sum of weights, sizes, epochs.
-
-    Args:
-        blend: an open blend.
-        total_tokens: the length of a training, for epochs.
-    """
-    counts = NativeBlend(blend.weights).counts(sum(blend.weights))
-    rows = []
-    for part, corpus, count in zip(blend.manifest.components, blend.corpora, counts, strict=True):
-        achieved = count / sum(blend.weights)
-        epochs = total_tokens * achieved / corpus.num_tokens if total_tokens and corpus.num_tokens else None
-        rows.append(BlendRow(part.name, part.share, achieved, corpus.num_tokens, corpus.num_documents, epochs))
-    return rows
-
-
-def _shares(parts: Sequence[Word], corpora: Sequence[Corpus], names: Sequence[str]) -> list[str]:
-    shares = []
-    for part, corpus, name in zip(parts, corpora, names, strict=True):
-        if part.share is None and not corpus.num_tokens:
-            raise UsageError(f"{name} has no tokens to count by", fix="leave it out")
-        shares.append(str(corpus.num_tokens) if part.share is None else part.share)
-    integer_weights(shares, names)
-    for share, name in zip(shares, names, strict=True):
-        try:
-            msgspec.convert(share, manifests.Share)
-        except msgspec.ValidationError as error:
-            raise UsageError(
-                f"the share of {name} cannot be kept exactly", found=repr(share), expected="a number such as 0.7"
-            ) from error
-    return shares
-
-
-def _names(corpora: Sequence[Corpus]) -> list[str]:
-    """Short names where they differ, else the paths."""
-    names = [corpus.name for corpus in corpora]
-    return names if len(set(names)) == len(names) else [str(corpus.path) for corpus in corpora]
-
-
-def _check_distinct(corpora: Sequence[Corpus], names: Sequence[str]) -> None:
-    first: dict[str, str] = {}
-    for corpus, name in zip(corpora, names, strict=True):
-        if corpus.id in first:
-            raise UsageError(
-                f"{name} and {first[corpus.id]} are the same corpus",
-                found=f"id {corpus.id} twice",
-                fix="name it once, with the sum of both shares",
-            )
-        first[corpus.id] = name
-
-
-def _relative(path: Path, folder: Path) -> str:
-    """A path from a folder, both without symbolic links, so that `..` means the same when it is followed."""
-    real = path.parent.resolve() / path.name
-    return Path(os.path.relpath(real, folder.resolve())).as_posix()

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mdata.blend import Deal, InTurn, NativeBlend
+from mdata.blend import Deal, InTurn
 from mdata.blend import megatron as megatron_blend
 from mdata.blend.megatron import MegatronBlend
 from mdata.blend.split import split_edges
@@ -93,6 +93,12 @@ class Dataset:
         self.blend_id = blend.manifest.id
         self._opened = blend
         names = [part.name for part in blend.manifest.components]
+        if options.order == MEGATRON and not blend.plain:
+            raise UsageError(
+                "Megatron's order knows weights alone",
+                found="phases, amounts, groups with shares, or caps",
+                expected='a blend of weights, or order "native"',
+            )
         self.row_options = options.row_options(_eod_of(blend.corpora))
         cache = cache or Cache(options.cache, mapped=options.mode == "mmap")
         # Where no share was given each corpus counts by its tokens.
@@ -142,7 +148,8 @@ class Dataset:
     def _deal(self) -> Deal:
         """How samples are dealt to components: by shares in training, else one after another."""
         if self.options.split == "train" and self.options.order == NATIVE:
-            return NativeBlend(self._opened.weights)
+            sizes = [component.samples.samples_per_epoch for component in self.components]
+            return self._opened.deal(sizes, self.options.sequence_length)
         return InTurn([component.samples.num_samples or 0 for component in self.components])
 
     def __len__(self) -> int:
@@ -158,10 +165,13 @@ class Dataset:
             IndexError: a number below 0 or past the end.
         """
         numbers = np.ascontiguousarray(samples, np.int64)
+        self._check_range(numbers)
+        return self.deal.locate(numbers)
+
+    def _check_range(self, numbers: Int64s) -> None:
         end = self.num_samples
         if numbers.size and (numbers.min() < 0 or (end is not None and numbers.max() >= end)):
             raise IndexError(f"samples {numbers.min()} to {numbers.max()} of {end}")
-        return self.deal.locate(numbers)
 
     def __getitem__(self, sample: int) -> Sample:
         """One sample: tokens int64[S], labels int64[S], loss_mask float32[S], and what the options ask for.
@@ -196,6 +206,7 @@ class Dataset:
         rows = self.empty_rows(len(numbers)) if out is None else out if isinstance(out, Rows) else Rows(out)
         if rows.text.shape != (len(numbers), self.options.sequence_length + 1):
             raise ValueError(f"rows of shape {rows.text.shape} for {len(numbers)} samples")
+        self._check_range(numbers)
         kind = self.components[0].samples
         if self._alone and isinstance(kind, GptSamples):
             found = kind.read(numbers, rows, threads=self.options.threads)

@@ -23,6 +23,7 @@ from mdata.errors import UsageError
 
 MOST_RAMP_STEPS = 1000
 _LEAST_RAMP_STEPS = 16
+_NO_LENGTH = "weights beside amounts, or before another phase, need the length of the phase in samples or tokens"
 _CURSORS = 1 << 22
 
 
@@ -78,6 +79,47 @@ def resolve(schedules: Sequence[Schedule], sizes: Sizes) -> PhasedBlend:
     return _within_caps(blend, sizes)
 
 
+def phase_counts(schedule: Schedule, sizes: Sizes) -> list[list[int]]:
+    """Whole samples of each component in each phase of a schedule of amounts.
+
+    Raises:
+        UsageError: an amount beyond its cap, or a phase without any.
+    """
+    blend = resolve([schedule], sizes)
+    ends = [*phase_starts([schedule], sizes)[1:], blend.num_samples or 0]
+    totals = [blend.counts(end) for end in ends]
+    before = [(0,) * len(sizes.names), *totals]
+    return [[b - a for a, b in zip(*pair, strict=True)] for pair in zip(before, totals, strict=False)]
+
+
+def missing_lengths(schedules: Sequence[Schedule]) -> list[str]:
+    """Phases that have weights and must have a length but have none: a problem whatever the sizes are."""
+    phases = schedules[-1].phases
+    return [
+        _where(number, len(phases)) + _NO_LENGTH
+        for number, phase in enumerate(phases)
+        if phase.samples is None and phase.tokens is None and any(a.unit == WEIGHT and a.amount for a in phase.asks)
+        if not phase.endless or number < len(phases) - 1
+    ]
+
+
+def phase_starts(schedules: Sequence[Schedule], sizes: Sizes) -> list[int]:
+    """The first sample of each phase that is dealt, for a blend that `resolve` takes."""
+    starts, begin = [], 0
+    for schedule in schedules:
+        done = Fraction(0)
+        for number, phase in enumerate(schedule.phases):
+            start = begin + math.ceil(done)
+            if schedule.until is not None and start >= schedule.until:
+                break
+            starts.append(start)
+            before = schedule.phases[number - 1].asks if number else None
+            piece = None if phase.endless else _piece(phase, before, sizes, [], where="")
+            done += sum(piece.end, Fraction(0)) if piece else 0
+        begin = schedule.until or 0
+    return starts
+
+
 def blend_error(problems: Sequence[str], *, fix: str | None = None) -> UsageError:
     """One error for all problems of a blend."""
     if len(problems) == 1:
@@ -92,7 +134,7 @@ def _deal(schedule: Schedule, sizes: Sizes, problems: list[str]) -> list[Segment
     pieces: list[Piece] = []
     last: Segment | None = None
     for number, phase in enumerate(schedule.phases):
-        where = f"phase {number + 1}: " if len(schedule.phases) > 1 else ""
+        where = _where(number, len(schedule.phases))
         if phase.endless and number == len(schedule.phases) - 1:
             if phase.ramp or not any(ask.amount for ask in phase.asks):
                 problems.append(where + ("a ramp needs a length" if phase.ramp else "no component has a share"))
@@ -117,6 +159,10 @@ def _deal(schedule: Schedule, sizes: Sizes, problems: list[str]) -> list[Segment
     return [*segments, *([last] if last else [])]
 
 
+def _where(number: int, num_phases: int) -> str:
+    return f"phase {number + 1}: " if num_phases > 1 else ""
+
+
 def _weights(asks: Sequence[Ask], names: Sequence[str]) -> np.ndarray:
     used = [i for i, ask in enumerate(asks) if ask.amount]
     weights = np.zeros(len(asks), np.int64)
@@ -129,12 +175,12 @@ def _piece(
 ) -> Piece | None:
     """The exact samples of a bounded phase; None where it has a problem."""
     amounts = [
-        _samples(ask, epoch, sizes.sequence_length)
+        samples_of(ask, epoch, sequence_length=sizes.sequence_length)
         for ask, epoch in zip(phase.asks, sizes.samples_per_epoch, strict=True)
     ]
     fixed = sum(amounts, Fraction(0))
     whole = sum((ask.amount for ask in phase.asks if ask.unit == WEIGHT), Fraction(0))
-    length = _length(phase, sizes.sequence_length)
+    length = length_of(phase, sizes.sequence_length)
     found = _length_problem(length, fixed, whole, sizes.sequence_length)
     if phase.ramp and (before is None or fixed or any(ask.unit != WEIGHT and ask.amount for ask in before)):
         found = "a ramp goes from the weights of the phase before to its own; amounts and a first phase have none"
@@ -158,7 +204,7 @@ def _piece(
     return Piece(start, end, steps)
 
 
-def _samples(ask: Ask, samples_per_epoch: int, sequence_length: int) -> Fraction:
+def samples_of(ask: Ask, samples_per_epoch: int, *, sequence_length: int) -> Fraction:
     """An amount in samples; nothing for a weight."""
     if ask.unit == "tokens":
         return ask.amount / sequence_length
@@ -167,7 +213,8 @@ def _samples(ask: Ask, samples_per_epoch: int, sequence_length: int) -> Fraction
     return ask.amount if ask.unit == "samples" else Fraction(0)
 
 
-def _length(phase: AskedPhase, sequence_length: int) -> Fraction | None:
+def length_of(phase: AskedPhase, sequence_length: int) -> Fraction | None:
+    """The length that a phase is given, in samples."""
     if phase.tokens is not None:
         return Fraction(phase.tokens, sequence_length)
     return Fraction(phase.samples) if phase.samples is not None else None
@@ -181,7 +228,7 @@ def _length_problem(length: Fraction | None, fixed: Fraction, whole: Fraction, s
         return "its length is 0"
     if length is None:
         if whole:
-            return "weights beside amounts, or before another phase, need the length of the phase in samples or tokens"
+            return _NO_LENGTH
         return None
     asked = f"{math.ceil(fixed):,} samples ({math.ceil(fixed * sequence_length):,} tokens)"
     given = f"{math.ceil(length):,} samples ({math.ceil(length * sequence_length):,} tokens)"

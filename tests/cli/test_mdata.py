@@ -50,7 +50,7 @@ def test_from_text_to_a_blend(tmp_path, capsys, monkeypatch):
     words = ["0.7", "d/code_text_document.json", "0.3", "d/prose_text_document"]
     assert main(["blend", *words, "-o", "mix.json", "--tokens", "10000"]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[0].split() == ["component", "share", "achieved", "tokens", "documents", "epochs"]
+    assert out[0].split() == ["component", "share", "achieved", "tokens", "documents", "read", "epochs"]
     assert out[1].split()[:3] == ["code", "0.7", "0.7"] and out[2].split()[:3] == ["prose", "0.3", "0.3"]
     assert_valid(Path("mix.json"))
     assert main(["inspect", "mix.json", "--json"]) == 0
@@ -91,7 +91,8 @@ WRONG = [
     (["preprocess", "--tokenizer-metadata", "x"], 2, "--tokenizer-metadata is not in this version of mdata"),
     (["preprocess", "--inptu", "x"], 2, "the following arguments are required: --input"),
     (["preprocess"], 2, "the following arguments are required: --input, --output-prefix, --tokenizer-type"),
-    (["blend", "-o", "x.json"], 2, "the following arguments are required: WORD"),
+    (["blend", "-o", "x.json"], 2, "no data is named"),
+    (["blend", "1", "a"], 2, "where to is missing"),
     (["blend", "1", "a", "-o", "x.json", "--samples", "3"], 2, "--samples goes with --sequence-length"),
     (["inspect", "nothing-there"], 2, "nothing-there: neither a manifest nor a .bin/.idx pair is there"),
     (["verify", "nothing-there"], 2, "nothing-there: neither a manifest nor a .bin/.idx pair is there"),

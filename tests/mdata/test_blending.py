@@ -10,7 +10,7 @@ import pytest
 import mdata
 from mdata import DamageError, UsageError, manifest
 from tests.helpers.corpora import write_pair
-from tests.helpers.manifests import assert_valid, corpus_of_pairs, some_blend, some_corpus
+from tests.helpers.manifests import assert_valid, corpus_of_pairs, some_corpus
 
 
 @pytest.fixture
@@ -123,19 +123,6 @@ def test_a_replaced_corpus_is_damage(corpora):
     write_pair(corpora / "a" / "a_text_document", [[9]])
     with pytest.raises(DamageError, match="component a is not the corpus that was blended"):
         mdata.open_blend(corpora / "mix.json")
-
-
-@pytest.mark.parametrize("change", ["phases", "cap"])
-def test_what_this_version_does_not_serve_is_refused(tmp_path, change):
-    blend = some_blend()
-    if change == "phases":
-        blend = msgspec.structs.replace(blend, phases=[manifest.Phase(samples=None, shares=["1", "1"])])
-    else:
-        capped = [msgspec.structs.replace(part, cap="1") for part in blend.components]
-        blend = msgspec.structs.replace(blend, components=capped)
-    manifest.save(blend, tmp_path / "mix.json")
-    with pytest.raises(UsageError, match="has phases or caps"):
-        mdata.open_blend(tmp_path / "mix.json")
 
 
 def test_a_blend_does_not_take_the_place_of_a_corpus(corpora, tmp_path):

@@ -1,0 +1,83 @@
+"""The part of `mdata blend` that changes the mixture of a run: --from old.json --at-sample N.
+
+The new mixture is given as a whole (words, or a .toml or .csv file), or as edits of the old one. What is shown besides
+the table: where every corpus goes on, what of it will never be read, and from where on text is read again.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import mdata
+from cli.text import table
+
+
+def add_change_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which blend changes, where, and how."""
+    change = parser.add_argument_group("another mixture for the rest of a run, of its --sequence-length and --split")
+    add = change.add_argument
+    add("--from", dest="from_blend", metavar="OLD.json", help="the run's blend")
+    add("--at-sample", type=int, metavar="N", help="samples that the run reads before the change")
+    add("--set", action="append", default=[], metavar="NAME=WEIGHT", help="another weight for a component")
+    add("--add", action="append", default=[], nargs=2, metavar=("WEIGHT", "CORPUS"), help="one more corpus")
+    add("--remove", action="append", default=[], metavar="NAME", help="a component is not read any more")
+    add("--replace", action="append", default=[], metavar="NAME=CORPUS", help="a corpus takes a component's share")
+
+
+def changed(
+    arguments: argparse.Namespace, folder: Path, *, spec: mdata.BlendSpec | None
+) -> tuple[mdata.OpenBlend, list[str], dict[str, Any]]:
+    """(the changed blend, lines that tell what the change does, the same as JSON)."""
+    missing = [name for name in ("--at-sample", "--sequence-length") if getattr(arguments, _dest(name)) is None]
+    if missing:
+        raise mdata.UsageError(f"--from goes with {' and '.join(missing)}", fix="those of the run")
+    edits = mdata.BlendEdits(
+        shares=_pairs(arguments.set, "--set"),
+        add=[(weight, path) for weight, path in arguments.add],
+        remove=arguments.remove,
+        replace=_pairs(arguments.replace, "--replace"),
+    )
+    old = mdata.open_blend(arguments.from_blend)
+    run = {"sequence_length": arguments.sequence_length, "split": arguments.split}
+    given = edits if edits != mdata.BlendEdits(remove=[], add=[]) else None
+    blend = mdata.change_blend(old, arguments.at_sample, folder=folder, spec=spec, edits=given, **run)
+    rows = mdata.change_table(old, blend, run=_samples(arguments), **run)
+    header = ["component", "read before", "epochs", "part before", "part after", "never read", "read again from"]
+    cells = [
+        [row.name, row.samples, row.epochs, row.part_before, row.part_after, row.unread, row.again_at] for row in rows
+    ]
+    lines = [
+        f"\nthe change at sample {arguments.at_sample:,} of blend {old.manifest.id[:16]}, in samples:",
+        table(header, cells),
+        "nothing is repeated by the change: each corpus goes on behind what it has read",
+    ]
+    return (
+        blend,
+        lines,
+        {"parent": old.manifest.id, "at_sample": arguments.at_sample, "change": [asdict(r) for r in rows]},
+    )
+
+
+def _dest(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")
+
+
+def _pairs(words: list[str], option: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.rpartition("=")
+        if not equals or not name or not value:
+            raise mdata.UsageError(f"{option} {word}: no NAME=VALUE", expected=f"{option} NAME=VALUE")
+        if name in pairs:
+            raise mdata.UsageError(f"{option} names {name} twice")
+        pairs[name] = value
+    return pairs
+
+
+def _samples(arguments: argparse.Namespace) -> int | None:
+    if arguments.samples is not None:
+        return int(arguments.samples)
+    return None if arguments.tokens is None else -(-arguments.tokens // arguments.sequence_length)

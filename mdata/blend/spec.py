@@ -1,0 +1,299 @@
+"""A blend as its user writes it: entries with shares, groups, phases; from words, TOML, CSV or Python. Pure.
+
+An entry names corpora (a manifest, a prefix, a folder, a pattern, another blend) and asks for something with them, in
+exactly one unit; an entry without a share counts by its tokens. Shares stay text, so that 0.1 is 0.1: TOML is read with
+its numbers as they stand. Every problem of a document is found before one error says them all. Which corpora an entry
+means, and what is made of it, is `mdata.blend_compose`'s business.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, NamedTuple, get_args
+
+from mdata.blend.grammar import parse_data_path
+from mdata.blend.resolve import blend_error
+from mdata.blend.schedule import WEIGHT, Unit
+from mdata.errors import UsageError, nearest
+
+UNITS: tuple[Unit, ...] = get_args(Unit)
+
+
+class Amount(NamedTuple):
+    """A share as given."""
+
+    share: str
+    unit: Unit = WEIGHT
+
+    def __str__(self) -> str:
+        return self.share if self.unit == WEIGHT else f"{self.share} {self.unit}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlendEntry:
+    """Corpora with one share.
+
+    Args:
+        path: a manifest, prefix, folder, pattern or blend manifest.
+        share: of all that it names together (epochs: of each); None: by tokens.
+        name: how phases and tables call it. group: a heading, or a group with a share.
+        max_epochs: of each corpus, in all of the training.
+    """
+
+    path: str
+    share: Amount | None = None
+    name: str | None = None
+    group: str | None = None
+    max_epochs: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseSpec:
+    """A span of training.
+
+    Args:
+        samples, tokens: its length; neither for the last.
+        shares: of what is read in it, by name of component or group; None: those of the entries.
+        ramp: whether it goes in a line from the shares before to its own.
+    """
+
+    samples: int | None = None
+    tokens: int | None = None
+    shares: Mapping[str, Amount] | None = None
+    ramp: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlendSpec:
+    """What a blend is to be.
+
+    Args:
+        entries: corpora and shares. groups: shares of groups. phases: none: one, with the entries' shares.
+        alpha: entries without a share count by tokens to this power (1: by tokens, 0: all alike).
+        exhaustive: every corpus once. redistribute: what a cap leaves over goes to the others.
+        samples, tokens: length of the one phase, where amounts and weights are mixed.
+        valid, test: name -> path of a finite set.
+    """
+
+    entries: tuple[BlendEntry, ...]
+    groups: Mapping[str, Amount] = field(default_factory=dict)
+    phases: tuple[PhaseSpec, ...] = ()
+    alpha: str | None = None
+    exhaustive: bool = False
+    redistribute: bool = False
+    samples: int | None = None
+    tokens: int | None = None
+    valid: Mapping[str, str] = field(default_factory=dict)
+    test: Mapping[str, str] = field(default_factory=dict)
+
+
+def spec_of_words(words: Sequence[str]) -> BlendSpec:
+    """Megatron's grammar: `0.7 a 0.3 b`, or corpora alone."""
+    parts = parse_data_path(words)
+    return BlendSpec(
+        entries=tuple(
+            BlendEntry(path=part.prefix, share=None if part.share is None else Amount(part.share)) for part in parts
+        )
+    )
+
+
+def spec_of_splits(lists: Mapping[str, Sequence[str] | str]) -> BlendSpec:
+    """Megatron's lists per split: train is the blend; each corpus of valid and test becomes a set of its own.
+
+    Args:
+        lists: "train", "valid", "test" -> words, or one string of them.
+
+    Raises:
+        UsageError: another key, or nothing to train on.
+    """
+    words = {key: value.split() if isinstance(value, str) else list(value) for key, value in lists.items() if value}
+    unknown = [key for key in lists if key not in ("train", "valid", "test")]
+    if unknown or "train" not in words:
+        found = f"keys {', '.join(lists)}" if lists else "nothing"
+        raise UsageError("the lists per split cannot be used", found=found, expected='"train", and "valid" and "test"')
+    sets = {key: {part.prefix: part.prefix for part in parse_data_path(words[key])} for key in words if key != "train"}
+    entries = spec_of_words(words["train"]).entries
+    return BlendSpec(entries=entries, valid=sets.get("valid", {}), test=sets.get("test", {}))
+
+
+def spec_of_toml(text: str, name: str) -> BlendSpec:
+    """A TOML document; configs/blend.toml shows all of it.
+
+    Raises:
+        UsageError: not TOML, or every problem of its content.
+    """
+    try:
+        tables = tomllib.loads(text, parse_float=str)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{name} is not a TOML file", found=str(error), fix="correct that line") from error
+    return spec_of_mapping(tables, name)
+
+
+def spec_of_mapping(tables: Mapping[str, Any], name: str = "the blend") -> BlendSpec:
+    """The same content as TOML, from Python.
+
+    Raises:
+        UsageError: every problem of it.
+    """
+    read = _Reader()
+    spec = read.spec(tables)
+    if read.problems:
+        raise blend_error([f"{name}: {problem}" for problem in read.problems])
+    return spec
+
+
+def spec_of_csv(text: str, name: str) -> BlendSpec:
+    """A table with a header: path, one of weight (or share), tokens, samples, epochs; name, group, max_epochs.
+
+    Raises:
+        UsageError: every problem of it, with its line.
+    """
+    rows = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+    read, entries = _Reader(), []
+    for row in rows:
+        extra = [value for key, value in row.items() if key is None]
+        table = {key.strip(): value.strip() for key, value in row.items() if key and value and value.strip()}
+        if "share" in table:
+            table["weight"] = table.pop("share")
+        if extra:
+            read.problems.append(f"line {rows.line_num}: more cells than the header has")
+        entries.append(read.entry(table, f"line {rows.line_num}"))
+    if not entries and not read.problems:
+        read.problems.append("no row names a corpus")
+    if read.problems:
+        raise blend_error([f"{name}: {problem}" for problem in read.problems])
+    return BlendSpec(entries=tuple(entries))
+
+
+class _Reader:
+    """Turns tables into a spec and notes every problem on the way."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def spec(self, tables: Mapping[str, Any]) -> BlendSpec:
+        known = ("component", "group", "phase", "valid", "test", "alpha", "exhaustive", "redistribute", *_LENGTHS)
+        self.keys(tables, known, "")
+        entries = [self.entry(t, f"component {i + 1}") for i, t in enumerate(self.tables(tables, "component"))]
+        if not entries:
+            self.problems.append("no [[component]] names a corpus")
+        groups = {name: self.amount(value, f"group {name}") for name, value in self.table(tables, "group").items()}
+        phases = [self.phase(t, f"phase {i + 1}") for i, t in enumerate(self.tables(tables, "phase"))]
+        sets = {
+            key: {name: self.text(path, f"{key}.{name}") for name, path in self.table(tables, key).items()}
+            for key in ("valid", "test")
+        }
+        return BlendSpec(
+            entries=tuple(entries),
+            groups=groups,
+            phases=tuple(phases),
+            alpha=self.number(tables["alpha"], "alpha", zero=True) if "alpha" in tables else None,
+            exhaustive=self.flag(tables, "exhaustive", ""),
+            redistribute=self.flag(tables, "redistribute", ""),
+            samples=self.whole(tables, "samples", ""),
+            tokens=self.whole(tables, "tokens", ""),
+            **sets,
+        )
+
+    def entry(self, table: Mapping[str, Any], where: str) -> BlendEntry:
+        self.keys(table, ("path", "name", "group", "max_epochs", *UNITS), where)
+        if "path" not in table:
+            self.problems.append(f"{where} has no path")
+        texts = {key: self.text(table[key], f"{where}: {key}") if key in table else None for key in ("name", "group")}
+        return BlendEntry(
+            path=self.text(table.get("path", ""), f"{where}: path"),
+            share=self.amount({unit: table[unit] for unit in UNITS if unit in table}, where, none=True),
+            max_epochs=self.number(table["max_epochs"], f"{where}: max_epochs") if "max_epochs" in table else None,
+            **texts,
+        )
+
+    def phase(self, table: Mapping[str, Any], where: str) -> PhaseSpec:
+        self.keys(table, ("shares", "ramp", *_LENGTHS), where)
+        shares = self.table(table, "shares") if "shares" in table else None
+        return PhaseSpec(
+            samples=self.whole(table, "samples", where),
+            tokens=self.whole(table, "tokens", where),
+            shares=None
+            if shares is None
+            else {name: self.amount(value, f"{where}: {name}", zero=True) for name, value in shares.items()},
+            ramp=self.flag(table, "ramp", where),
+        )
+
+    def amount(self, value: Any, where: str, *, none: bool = False, zero: bool = False) -> Any:
+        """An `Amount` of a number (a weight) or of a table with one unit; None for an empty one, if that may be."""
+        if not isinstance(value, Mapping):
+            return Amount(self.number(value, where, zero=zero))
+        self.keys(value, UNITS, where)
+        units = [unit for unit in UNITS if unit in value]
+        if none and not units:
+            return None
+        if len(units) != 1:
+            found = " and ".join(units) or "none"
+            self.problems.append(f"{where} has one share, in weight, tokens, samples or epochs; found {found}")
+            return Amount("1")
+        return Amount(self.number(value[units[0]], f"{where}: {units[0]}", zero=zero), units[0])
+
+    def number(self, value: Any, where: str, *, zero: bool = False) -> str:
+        """The text of a number above 0 (at least 0); Python's floats are not exact and refused."""
+        text = str(value).replace("_", "")
+        try:
+            right = not isinstance(value, float | bool) and Fraction(text) >= (0 if zero else Fraction(1, 10**400))
+        except (ValueError, ZeroDivisionError):
+            right = False
+        if not right:
+            least = "a number of at least 0" if zero else "a number above 0"
+            hint = '; write it as text, such as "0.1"' if isinstance(value, float) else ""
+            self.problems.append(f"{where} is {value!r}, no number; expected {least}{hint}")
+            return "1"
+        return text
+
+    def whole(self, table: Mapping[str, Any], key: str, where: str) -> int | None:
+        if key not in table:
+            return None
+        text = self.number(table[key], _joined(where, key))
+        if Fraction(text).denominator != 1:
+            self.problems.append(f"{_joined(where, key)} is {text}; expected a whole number")
+        return int(Fraction(text))
+
+    def flag(self, table: Mapping[str, Any], key: str, where: str) -> bool:
+        value = table.get(key, False)
+        if not isinstance(value, bool):
+            self.problems.append(f"{_joined(where, key)} is {value!r}; expected true or false")
+        return value is True
+
+    def text(self, value: Any, where: str) -> str:
+        if not isinstance(value, str):
+            self.problems.append(f"{where} is {value!r}; expected a text")
+        return str(value)
+
+    def table(self, tables: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+        value = tables.get(key, {})
+        if not isinstance(value, Mapping):
+            self.problems.append(f"{key} is {value!r}; expected a table")
+            return {}
+        return value
+
+    def tables(self, tables: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+        value = tables.get(key, [])
+        if not isinstance(value, Sequence) or not all(isinstance(item, Mapping) for item in value):
+            self.problems.append(f"{key} is no list of tables; write [[{key}]] above each")
+            return []
+        return list(value)
+
+    def keys(self, table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+        for key in table:
+            if key not in known:
+                close = nearest(key, known)
+                self.problems.append(f"{_joined(where, key)} is not known" + (f"; meant {close}?" if close else ""))
+
+
+_LENGTHS = ("samples", "tokens")
+
+
+def _joined(where: str, key: str) -> str:
+    return f"{where}: {key}" if where else key

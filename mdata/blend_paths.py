@@ -1,0 +1,82 @@
+"""Which corpora a path of a blend means: one, or all below a folder or pattern, or those of another blend.
+
+Below a folder or among the matches of a pattern, every manifest of a corpus and every .idx counts, but not the pairs
+that a manifest there speaks of; hidden names, blends and foreign JSON are passed by. The order is that of the names, so
+that two machines find the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from glob import glob, has_magic
+from pathlib import Path
+
+from mdata import manifest as manifests
+from mdata.corpus import prefix_of
+from mdata.errors import UsageError, explain_os_error
+from mdata.manifest import BlendManifest, CorpusManifest
+
+_MARK = manifests.FORMAT.encode()
+
+
+def blend_at(path: str) -> BlendManifest | None:
+    """The blend whose manifest a path is; None for anything else that is there."""
+    if not path.endswith(".json") or not Path(path).is_file():
+        return None
+    content = manifests.load(Path(path))
+    return content if isinstance(content, BlendManifest) else None
+
+
+def is_many(path: str) -> bool:
+    """Whether a path is a folder or a pattern."""
+    return Path(path).is_dir() or (has_magic(path) and not Path(path).exists())
+
+
+def corpora_at(path: str) -> list[str]:
+    """Manifests and prefixes below a folder, or among the matches of a pattern; sorted.
+
+    Raises:
+        UsageError: there are none. DamageError: a manifest that is not whole.
+    """
+    roots = [Path(path)] if Path(path).is_dir() else [Path(match) for match in glob(path, recursive=True)]  # noqa: PTH207
+    found: dict[Path, Path] = {}
+    try:
+        files = sorted({file for root in roots for file in _files(root)})
+        spoken_for: set[Path] = set()
+        for file in files:
+            if file.suffix == ".json" and (shards := _shards(file)) is not None:
+                found[file] = file
+                spoken_for.update(shards)
+    except OSError as error:
+        raise explain_os_error(error, "looking for corpora") from error
+    for file in files:
+        if file.suffix == ".idx" and _real(prefix_of(file)) not in spoken_for:
+            found[file] = prefix_of(file)
+    if not found:
+        seen = f"{len(files)} files" if roots else "nothing"
+        raise UsageError(f"{path}: no corpus is there", found=seen, expected="manifests or .idx files")
+    return [str(found[file]) for file in sorted(found)]
+
+
+def _files(root: Path) -> Iterable[Path]:
+    if not root.is_dir():
+        yield root
+        return
+    for folder, folders, names in os.walk(root, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(folder, name) for name in names if not name.startswith("."))
+
+
+def _shards(path: Path) -> list[Path] | None:
+    """The prefixes that a corpus manifest speaks of; None for another file."""
+    if _MARK not in path.read_bytes():
+        return None
+    content = manifests.load(path)
+    if not isinstance(content, CorpusManifest):
+        return None
+    return [_real(path.parent / shard.path) for shard in content.shards]
+
+
+def _real(path: Path) -> Path:
+    return path.parent.resolve() / path.name

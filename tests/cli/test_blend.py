@@ -1,0 +1,108 @@
+"""`mdata blend`: one table before anything is built, every way to name the data, and changes in mid-run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cli.mdata import main
+from mdata import load_manifest, open_blend
+from tests.helpers.corpora import write_pair
+
+
+@pytest.fixture
+def corpora(tmp_path, monkeypatch):
+    """web/a, web/b, books/c: 1,000, 500 and 500 tokens."""
+    for name, length, count in (("web/a", 10, 100), ("web/b", 10, 50), ("books/c", 5, 100)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_pair(tmp_path / f"{name}_text_document", [[length]] * count)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(capsys, *words: str, code: int = 0) -> str:
+    assert main(["blend", *words]) == code
+    out, err = capsys.readouterr()
+    return out if code == 0 else err
+
+
+def test_the_table(corpora, capsys):
+    out = run(capsys, "0.6", "web", "0.4", "books", "-o", "mix.json", "--tokens", "4e3", "--sequence-length", "8")
+    assert out.splitlines()[:6] == [
+        "component        share  achieved  tokens  documents  samples   read  epochs",
+        "web: 2 corpora   0.6         0.6   1,500        150      300  2,400   1.622",
+        "  a              1000        0.4   1,000        100      200  1,600   1.613",
+        "  b              500         0.2     500         50      100    800   1.639",
+        "books: 1 corpus  0.4         0.4     500        100      200  1,600   3.279",
+        "  c              500         0.4     500        100      200  1,600   3.279",
+    ]
+    assert "over 500 samples; it goes on after that" in out
+    assert "c runs out first: it has been read once after 152 samples of the blend" in out
+    assert f"mix.json: blend {load_manifest(corpora / 'mix.json').id[:16]}" in out
+
+
+def test_dry_run_and_json(corpora, capsys):
+    facts = json.loads(run(capsys, "web", "--dry-run", "--json", "--exhaustive", "--sequence-length", "8"))
+    assert [part["epochs"] for part in facts["components"]] == [1.0, 1.0]
+    assert facts["ends"] == facts["num_samples"] == sum(part["samples"] for part in facts["components"])
+    assert facts["manifest"] is None and not list(corpora.glob("*.json"))
+
+
+def test_phases_are_columns(corpora, capsys):
+    (corpora / "mix.toml").write_text(
+        '[[component]]\npath = "web"\nweight = 1\n[[component]]\npath = "books"\nweight = 1\nname = "novels"\n'
+        "[[phase]]\nsamples = 100\n[[phase]]\nshares = { web = 1 }\n"
+    )
+    out = run(capsys, "mix.toml", "-o", "mix.json", "--samples", "200", "--sequence-length", "8")
+    assert "phase 1  phase 2" in out.splitlines()[0]
+    assert out.splitlines()[1].split()[-2:] == ["0.5", "1"]
+    assert "phase 1 from 0, phase 2 from 100" in out
+
+
+def test_megatrons_ways_to_name_data(corpora, capsys):
+    a, c = "web/a_text_document", "books/c_text_document"
+    (corpora / "words.txt").write_text(f"0.7 {a}\n0.3 {c}\n")
+    (corpora / "lists.json").write_text(json.dumps({"train": ["0.7", a, "0.3", c], "valid": ["1", c], "test": f"{c}"}))
+    ways = [
+        ["0.7", a, "0.3", c],
+        ["--data-args-path", "words.txt"],
+        ["--per-split-data-args-path", "lists.json"],
+        ["--train-data-path", "0.7", a, "0.3", c, "--valid-data-path", "1", c, "--test-data-path", c],
+    ]
+    ids = []
+    for way in ways:
+        run(capsys, *way, "-o", "mix.json")
+        blend = open_blend(corpora / "mix.json")
+        ids.append(blend.manifest.id)
+        assert list(blend.valid) == (["c"] if "--valid-data-path" in way or "lists.json" in way else [])
+    assert len(set(ids)) == 1
+
+
+def test_a_change_in_mid_run(corpora, capsys):
+    run(capsys, "1", "web", "1", "books", "-o", "old.json")
+    words = ["--from", "old.json", "--at-sample", "40", "--sequence-length", "8", "--samples", "200", "-o", "new.json"]
+    out = run(capsys, *words, "--remove", "web", "--set", "c=2")
+    assert "the change at sample 40 of blend" in out and "never read" in out
+    assert open_blend("new.json").continues == (open_blend("old.json").manifest.id, 40)
+    facts = json.loads(run(capsys, *words, "--json", "1", "web/a_text_document"))
+    assert facts["at_sample"] == 40 and [row["part_after"] for row in facts["change"]] == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["web"], "where to is missing"),
+        (["--dry-run"], "no data is named"),
+        (["web", "--train-data-path", "web", "--dry-run"], "named in two ways"),
+        (["web", "--tokens", "1.5", "--dry-run"], "'1.5' is no whole number"),
+        (["web", "--samples", "5", "--dry-run"], "--samples goes with --sequence-length"),
+        (["web", "--alpha", "x", "--dry-run"], "alpha is 'x'"),
+        (["--per-split-data-args-path", "none.json", "--dry-run"], "none.json: No such file"),
+        (["--from", "old.json", "--dry-run"], "--from goes with --at-sample and --sequence-length"),
+        (["--from", "old.json", "--at-sample", "3", "--sequence-length", "8", "--set", "x", "--dry-run"], "NAME=VALUE"),
+        (["web", "--sequence-length", "5000", "--dry-run"], "the blend has 2 problems"),
+    ],
+)
+def test_what_cannot_be(corpora, capsys, words, text):
+    assert text in run(capsys, *words, code=2)

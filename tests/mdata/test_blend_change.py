@@ -1,0 +1,220 @@
+"""Another mixture for the rest of a run: nothing before changes, nothing is repeated, nothing is lost."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+import mdata
+from mdata import BlendEdits, UsageError, manifest
+from tests.helpers.corpora import write_pair
+from tests.helpers.manifests import assert_valid
+
+S = 8
+
+
+@pytest.fixture
+def corpora(tmp_path, monkeypatch):
+    """a, b, c, d: 1,000, 500, 250, 125 tokens in sequences of 5."""
+    for name, count in (("a", 200), ("b", 100), ("c", 50), ("d", 25)):
+        (tmp_path / name).mkdir()
+        write_pair(tmp_path / name / f"{name}_text_document", [[5]] * count)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def path(name: str) -> str:
+    return f"{name}/{name}_text_document"
+
+
+def entry(name: str, **facts) -> dict[str, object]:
+    return {"path": path(name), **facts}
+
+
+def make(*entries, **tables) -> mdata.OpenBlend:
+    return mdata.make_blend({"component": list(entries), **tables}, "old.json")
+
+
+def change(old: mdata.OpenBlend, at: int, spec=None, **edits) -> mdata.OpenBlend:
+    (old.folder / "b" / "deeper").mkdir(exist_ok=True)
+    given = BlendEdits(**edits) if edits else None
+    new = mdata.change_blend(old, at, folder=old.folder / "b" / "deeper", sequence_length=S, spec=spec, edits=given)
+    saved = mdata.save_blend(new, old.folder / "b" / "deeper" / "new.json")
+    assert_valid(old.folder / "b" / "deeper" / "new.json")
+    assert mdata.open_blend(old.folder / "b" / "deeper" / "new.json").manifest == saved.manifest
+    assert saved.continues == (old.manifest.id, at) and saved.manifest.id != old.manifest.id
+    return saved
+
+
+def stream(blend: mdata.OpenBlend, count: int) -> list[tuple[str, int]]:
+    """(corpus, sample inside it) of the first samples, as a dataset reads them."""
+    data = mdata.Dataset(blend, mdata.DatasetOptions(sequence_length=S))
+    components, inside = data.locate(np.arange(count))
+    return [(data.components[c].name, i) for c, i in zip(components.tolist(), inside.tolist(), strict=True)]
+
+
+def assert_continues(old: mdata.OpenBlend, new: mdata.OpenBlend, at: int, count: int = 90) -> list[tuple[str, int]]:
+    """The old stream up to the change; every corpus counts on, one by one; returns what comes after."""
+    after = stream(new, count)
+    assert after[:at] == stream(old, at)
+    for name in new.names:
+        inside = [i for n, i in after if n == name]
+        assert inside == list(range(len(inside)))
+    return after[at:]
+
+
+def test_edits(corpora):
+    old = make(entry("a", weight=5), entry("b", weight=3), entry("c", weight=2))
+    new = change(old, 30, shares={"a": "0.5"}, add=[("1.5", path("d"))], remove=["b"])
+    assert new.names == ("a", "b", "c", "d")
+    rest = assert_continues(old, new, 30, 30 + 80)
+    assert {name: sum(n == name for n, _ in rest) for name in "abcd"} == {"a": 10, "b": 0, "c": 40, "d": 30}
+    swapped = change(old, 30, replace={"b": path("d")})
+    rest = assert_continues(old, swapped, 30, 80)
+    assert {name: sum(n == name for n, _ in rest) for name in "abcd"} == {"a": 25, "b": 0, "c": 10, "d": 15}
+
+
+def test_a_corpus_whose_share_did_not_change_keeps_its_order_and_its_draws(corpora):
+    """Not only its numbers: its rows are the same tokens, although another mixture reads them."""
+    old = make(entry("a", weight=5), entry("b", weight=5))
+    new = change(old, 21, remove=["b"], add=[("5", path("c"))])
+    assert_continues(old, new, 21)
+    before, after = (mdata.Dataset(blend, mdata.DatasetOptions(sequence_length=S)) for blend in (old, new))
+    for k in range(60):
+        (k_before,), (k_after,) = (data.deal.inverse([0], [k]) for data in (before, after))
+        assert (before[k_before]["tokens"] == after[k_after]["tokens"]).all()
+
+
+def test_a_whole_new_mixture(corpora):
+    old = make(entry("a", weight=5), entry("b", weight=3))
+    toml = {
+        "component": [
+            entry("d", weight=3, group="g"),
+            entry("a", weight=1, group="g"),
+            entry("c", weight=4, max_epochs=9),
+        ],
+        "group": {"g": 12},
+        "phase": [{"samples": 16}, {"shares": {"c": 1}}],
+    }
+    new = change(old, 10, toml)
+    assert new.names == ("a", "b", "d", "c")
+    rest = assert_continues(old, new, 10, 40)
+    assert [sum(n == name for n, _ in rest[:16]) for name in "abdc"] == [3, 0, 9, 4]
+    assert {name for name, _ in rest[16:]} == {"c"}
+    assert [part.group for part in new.manifest.components] == ["g", None, "g", None]
+    assert stream(change(old, 10, ["1", path("c")]), 30)[10:] == [("c", k) for k in range(20)]
+
+
+def test_amounts_count_from_the_change_and_what_is_left_of_them_stays(corpora):
+    old = make(entry("a", epochs=1), entry("b", epochs=2))
+    whole = mdata.Dataset(old, mdata.DatasetOptions(sequence_length=S))
+    counts = whole.deal.counts(whole.num_samples)
+    new = change(old, 100, add=[("1", path("c"))])
+    with pytest.raises(UsageError, match="nothing is left for the weights"):
+        mdata.Dataset(new, mdata.DatasetOptions(sequence_length=S))
+    swapped = change(old, 100, replace={"a": path("c")})
+    data = mdata.Dataset(swapped, mdata.DatasetOptions(sequence_length=S))
+    left = counts[0] - whole.deal.counts(100)[0]
+    assert data.num_samples == whole.num_samples
+    assert data.deal.counts(data.num_samples) == (counts[0] - left, counts[1], left)
+    again = change(old, 100, {"component": [entry("a", epochs=1)]})
+    data = mdata.Dataset(again, mdata.DatasetOptions(sequence_length=S))
+    assert data.num_samples == 100 + counts[0]
+
+
+PHASES = [{"samples": 20}, {"samples": 30, "shares": {"b": 1}, "ramp": True}, {"shares": {"b": 3, "a": 1}}]
+
+
+def test_later_phases_stay(corpora):
+    old = make(entry("a", weight=5), entry("b", weight=5), phase=[PHASES[0], PHASES[2]])
+    new = change(old, 10, add=[("10", path("c"))])
+    rest = assert_continues(old, new, 10)
+    assert sum(name == "c" for name, _ in rest[:10]) == 5
+    assert abs(sum(name == "c" for name, _ in rest[10:]) - 70 * 10 / 14) < 2
+    late = change(old, 20, remove=["a"])
+    assert {name for name, _ in assert_continues(old, late, 20)} == {"b"}
+
+
+def test_in_a_ramp_only_a_whole_mixture_will_do(corpora):
+    old = make(entry("a", weight=5), entry("b", weight=5), phase=PHASES)
+    for at in (20, 35):
+        with pytest.raises(UsageError, match="lies in the ramp of phase 2"):
+            change(old, at, remove=["a"])
+        assert_continues(old, change(old, at, ["1", path("c")]), at)
+    assert_continues(old, change(old, 50, remove=["a"]), 50)
+
+
+def test_changes_of_changes(corpora):
+    first = make(entry("a", weight=5), entry("b", weight=5), phase=PHASES)
+    second = mdata.change_blend(first, 33, folder=corpora, sequence_length=S, spec=["2", path("c"), "1", path("a")])
+    third = mdata.change_blend(
+        second, 60, folder=corpora, sequence_length=S, edits=BlendEdits(remove=["c"], shares={"b": "1"})
+    )
+    assert third.continues == (second.manifest.id, 60)
+    assert_continues(first, second, 33)
+    rest = assert_continues(second, third, 60, 120)
+    assert sum(name == "a" for name, _ in rest) == sum(name == "b" for name, _ in rest) == 30
+    with pytest.raises(UsageError, match=r"a sample from 34 to its end \(it changed there before"):
+        change(second, 33, remove=["c"])
+
+
+def test_caps_count_from_the_beginning(corpora):
+    old = make(entry("c", weight=5, max_epochs=1), entry("b", weight=5))
+    size = mdata.preview_blend(old, sequence_length=S).rows[0].samples_per_epoch
+    new = change(old, 20, shares={"b": "0", "c": "1"})
+    assert mdata.Dataset(new, mdata.DatasetOptions(sequence_length=S)).num_samples == 20 + size - 10
+
+
+def test_the_table_of_a_change(corpora):
+    old = make(entry("c", weight=5), entry("b", weight=5))
+    sizes = [row.samples_per_epoch for row in mdata.preview_blend(old, sequence_length=S).rows]
+    new = change(old, 20, add=[("15", path("d"))], remove=["b"])
+    c, b, d = mdata.change_table(old, new, sequence_length=S, split="100,0,0", run=None)
+    assert (c.samples, b.samples, d.samples) == (10, 10, 0)
+    assert (c.part_before, c.part_after, b.part_after, d.part_after) == (0.5, 0.25, 0, 0.75)
+    assert (c.unread, b.unread, d.unread) == (0, sizes[1] - 10, 0)
+    after = stream(new, 400)
+    assert after.index(("c", sizes[0])) == c.again_at
+    assert (b.again_at, d.again_at) == (None, None)
+    assert mdata.change_table(old, new, sequence_length=S, split="100,0,0", run=c.again_at)[0].again_at is None
+
+
+@pytest.mark.parametrize(
+    ("edits", "text"),
+    [
+        ({"remove": ["x"]}, "no component is called x"),
+        ({"shares": {"aa": "1"}}, "no component is called aa"),
+        ({"shares": {"a": "-1", "b": "x"}}, r"2 problems:\n.*share of a is '-1'.*\n.*share of b is 'x'"),
+        ({"shares": {"a": "1"}, "remove": ["a"]}, "a is changed twice"),
+        ({"add": [("1", "none")]}, "none: neither a manifest"),
+        ({"add": [("1", ".")]}, "names 4 corpora"),
+        ({"add": [("x", "c/c_text_document")]}, "share of c/c_text_document is 'x'"),
+    ],
+)
+def test_edits_that_cannot_be(corpora, edits, text):
+    with pytest.raises(UsageError, match=text):
+        change(make(entry("a", weight=1), entry("b", weight=1)), 10, **edits)
+
+
+def test_samples_that_cannot_be(corpora):
+    endless = make(entry("a", weight=1))
+    for at in (0, -3):
+        with pytest.raises(UsageError, match="a sample from 1 to its end"):
+            change(endless, at, remove=["a"])
+    ends = make(entry("a", weight=1), samples=50)
+    with pytest.raises(UsageError, match="a sample from 1 to 49"):
+        change(ends, 50, ["1", path("b")])
+    for both in ({}, {"spec": ["1", path("b")], "edits": BlendEdits(remove=["a"])}):
+        with pytest.raises(UsageError, match="the change is missing, or there are two"):
+            mdata.change_blend(endless, 5, folder=corpora, sequence_length=S, **both)
+
+
+def test_removing_a_group_and_moving_named_sets(corpora):
+    old = make({"path": "a", "weight": 1}, {"path": "[bc]", "weight": 3, "name": "bc"}, valid={"v": path("d")})
+    new = change(old, 10, remove=["bc"])
+    assert {name for name, _ in stream(new, 40)[10:]} == {"a"}
+    assert new.valid["v"].resolve() == (corpora / path("d")).resolve()
+    assert all(not isinstance(phase.groups, dict) for phase in new.manifest.phases)
+    again = msgspec.structs.replace(new.manifest, valid=msgspec.UNSET)
+    assert manifest.blend_id(again) == new.manifest.id
