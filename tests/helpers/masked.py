@@ -68,7 +68,7 @@ def rows_of(documents: Sequence[Sequence[int]], *, options, kind: str, order: st
 
 def row_of(rows: list[Row], k: int, *, options, kind: str, order: str, corpus_id: str) -> Row:
     """The row of sample k of these rows: k itself, or by the permutation of its epoch."""
-    if order == "megatron":
+    if order != "native":
         return rows[k]
     epoch, place = divmod(k, len(rows))
     key = derive_key(f"{kind} order v1", options.seed, corpus_id, epoch)

@@ -62,7 +62,7 @@ def whole_epochs(epoch, asked: int | None) -> list[Row]:
 def masked(random: Random, folder: Path) -> set[str]:
     """Samples of BERT and T5, in both orders."""
     documents = [*layouts.draw_documents(random), [3, 1]]
-    order, kind = random.choice(("native", "megatron")), random.choice((BertSamples, T5Samples))
+    order, kind = random.choice(("native", "megatron", "file")), random.choice((BertSamples, T5Samples))
     masking = {
         "probability": random.choice((0.01, 0.15, 0.15, 0.5, 0.99)),
         "max_ngram": random.choice((1, 2, 3, 9, 10, 140)),
@@ -71,7 +71,7 @@ def masked(random: Random, folder: Path) -> set[str]:
         "geometric": random.random() < 0.3,
     }
     masking["permutation"] = (
-        kind is BertSamples and order == "native" and not masking["geometric"] and random.random() < 0.4
+        kind is BertSamples and order != "megatron" and not masking["geometric"] and random.random() < 0.4
     )
     shared = {"masking": MaskingOptions(**masking), "short_probability": random.choice((0.0, 0.3, 1.0))}
     shared["seed"] = random.choice((1, 1234, 2**32 - 2))
@@ -84,9 +84,9 @@ def masked(random: Random, folder: Path) -> set[str]:
     made = kind(corpus, (0, corpus.num_documents), options=options, vocabulary=vocabulary, order=order)
     known = {"options": options, "kind": kind.kind, "order": order, "corpus_id": corpus.id}
     rows = rows_of(documents, **known)
-    assert made.num_samples == (len(rows) if order == "megatron" else None)
+    assert made.num_samples == (None if order == "native" else len(rows))
     met = {f"{kind.kind} {order}"}
-    for k in random.sample(range(len(rows) if order == "megatron" else 3 * len(rows)), min(3, len(rows))):
+    for k in random.sample(range(3 * len(rows) if order == "native" else len(rows)), min(3, len(rows))):
         wanted = expected(made, k, row_of(rows, k, **known))
         with Refused(wanted is None):
             assert {name: array.tolist() for name, array in made.sample(k).items()} == wanted

@@ -28,7 +28,7 @@ EDGES = {
     "one document": PASSES | {"cut", "drop", "empty document"},
     "packed": PASSES | {"cut", "drop", "window 1", "window 2", "window 1000"},
     "mapping": {"least 1", "least 2", "least 3", "asked", "not asked", "rows", "refused"},
-    "masked": {"bert native", "bert megatron", "t5 native", "t5 megatron", "no room"},
+    "masked": {"bert native", "bert megatron", "bert file", "t5 native", "t5 megatron", "t5 file", "no room"},
 }
 
 

@@ -161,7 +161,7 @@ KINDS = {
     "packed, longer left out": Kind(opened(GPT, kind="packed", longer="drop"), inputs, FITTING_LABELS),
     "packed, one pass": Kind(opened(GPT, kind="packed", split="whole"), inputs, HAVE_LABELS, epochs=None),
     "bert": Kind(masked(BertSamples, BERT), unmasked, PAIRS),
-    "bert, one pass": Kind(masked(BertSamples, BERT, shuffle=False), unmasked, PAIRS, epochs=None),
+    "bert, one pass": Kind(masked(BertSamples, BERT, order="file"), unmasked, PAIRS, epochs=None),
     "bert, megatron": Kind(masked(BertSamples, BERT, order="megatron"), unmasked, PAIRS, epochs=None),
     "t5": Kind(masked(T5Samples, T5), unmasked, SINGLE),
     "t5, megatron": Kind(masked(T5Samples, T5, order="megatron"), unmasked, SINGLE, epochs=None),
