@@ -27,7 +27,7 @@ def add_arguments(parser: Parser) -> None:
         action="store_true",
         help="with --convert: fairseq wrote the ids plus one (its TNTIDX builder does); take it off",
     )
-    add("--level", choices=("document", "sentence"), help="what a sequence is; default: by the prefix's ending")
+    add("--level", choices=("document", "sentence", "chat"), help="what a sequence is; default: by the prefix's ending")
     add("--threads", type=int, metavar="N", help="that read; default: the cores you may use")
     group = parser.add_argument_group("the tokenizer that made the ids; none: not known")
     add_tokenizer(group, required=False)

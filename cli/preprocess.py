@@ -1,8 +1,8 @@
 """Turn text into Megatron-format token files, with the options of Megatron's preprocess_data.py.
 
-For each key the results are PREFIX_KEY_document.bin, .idx and .json (the manifest); with
---split-sentences PREFIX_KEY_sentence.*. They do not depend on --workers. A run that was stopped continues where
-it was when the same command is given again.
+For each key the results are PREFIX_KEY_document.bin, .idx and .json (the manifest); with --split-sentences
+PREFIX_KEY_sentence.*, with --chat PREFIX_KEY_chat.*. They do not depend on --workers. A run that was stopped
+continues where it was when the same command is given again.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     options, ignored = options_of(arguments)
     if options.keep_newlines and not options.split_sentences:
         ignored += ("--keep-newlines",)
+    if arguments.chat_template is not None and not options.chat:
+        ignored += ("--chat-template",)
     if ignored:
         hint = "; --dry-run names the best number of workers" if "--find-optimal-num-workers" in ignored else ""
         console.note(f"mdata: accepted, without effect here: {', '.join(ignored)}{hint}")
@@ -59,10 +61,13 @@ def options_of(arguments: argparse.Namespace) -> tuple[mdata.PreprocessOptions, 
         merge_file=arguments.merge_file,
         tokenizer_options=tokenizer_options,
         engine=arguments.engine,
-        json_keys=tuple(arguments.json_keys),
+        json_keys=tuple(arguments.json_keys or ["messages" if arguments.chat else "text"]),
         input_format=arguments.input_format,
         text_documents=arguments.text_documents,
         append_eod=arguments.append_eod,
+        chat=arguments.chat,
+        chat_template=arguments.chat_template,
+        chat_train_on=arguments.chat_train_on,
         split_sentences=arguments.split_sentences,
         lang=arguments.lang,
         keep_newlines=arguments.keep_newlines,

@@ -33,12 +33,12 @@ IGNORED: Mapping[str, int | str] = MappingProxyType(
         "--tokenizer-hf-no-use-fast": 0,
         "--trust-remote-code": 0,
         "--use-gigatoken": 0,
-        "--chat-template": 1,
         "--chunk-size": 1,
     }
 )
 # They change what is written and are not in this version.
 REFUSED = ("--tokenizer-metadata",)
+TURNS = ("assistant", "all", "last")
 _SIZES = MappingProxyType({"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30})
 
 
@@ -63,7 +63,8 @@ def _add_megatron(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--input", nargs="+", required=True, metavar="PATH", help="files, folders, quoted patterns, or - for stdin")
     add("--output-prefix", required=True, metavar="PREFIX", help="results are PREFIX_KEY_document.* (or _sentence.*)")
-    add("--json-keys", "--json-key", nargs="+", default=["text"], metavar="KEY", help="default: text")
+    add("--json-keys", "--json-key", nargs="+", metavar="KEY", help="default: text; with --chat messages")
+    add("--chat-template", metavar="T", help="with --chat: tokenizer, chatml, plain, or a file of jinja")
     add_tokenizer(group, required=True)
     add("--split-sentences", action="store_true", help="cut texts into sentences: results are PREFIX_KEY_sentence.*")
     add("--lang", default="english", metavar="NAME", help="whose sentences; default english")
@@ -81,6 +82,8 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
     add("--input-format", choices=formats, default="auto", help="default: by name and first bytes")
     add("--text-documents", choices=("file", "paragraph"), default="file", help="what a document of plain text is")
     add_variants(group)
+    add("--chat", action="store_true", help="records are conversations: results are PREFIX_KEY_chat.*")
+    add("--chat-train-on", choices=TURNS, default=TURNS[0], metavar="T", help="with loss: assistant, all, or last")
     add("--nltk-data", metavar="FOLDER", help="where tokenizers/punkt_tab lies, for --split-sentences")
     add("--max-record-bytes", type=size, metavar="N", help="a longer record is refused; default 64M")
     add("--on-error", nargs="+", action=_OnError, metavar="POLICY", help="stop (default), skip, or quarantine FILE")

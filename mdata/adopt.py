@@ -25,7 +25,7 @@ from mdata.indexed import IndexedReader, ShardFacts, smallest_dtype
 from mdata.indexed.blocks import BlockFile, hash_file
 from mdata.indexed.format import bin_path, idx_path
 from mdata.manifest import BlockHashes, CorpusManifest, Shard, Statistics, TokenizerFacts
-from mdata.manifest.facts import hashes_path, manifest_path, tokenizer_facts
+from mdata.manifest.facts import hashes_path, level_named, manifest_path, tokenizer_facts
 from mdata.manifest.structs import Level, TokenDtype
 from mdata.progress import SILENT, Progress
 from mdata.tokenizers import Tokenizer
@@ -65,7 +65,7 @@ def adopt(
     Args:
         prefix: of the pair; also as `x.bin` or `x.idx`.
         tokenizer: that made its ids; None if nobody knows.
-        level: default "sentence" for a prefix that ends so, as Megatron's tool names them, else "document".
+        level: default "sentence" or "chat" for a prefix that ends so, as Megatron's tool names them, else "document".
         full: read every token.
         threads: that read; default the cores this process may use.
         progress: hears of the bytes read, and of what looks odd.
@@ -83,7 +83,7 @@ def adopt(
     if tokenizer is not None:
         _note_odd_type(reader, tokenizer, prefix, progress=progress)
     content = _read_everything(prefix, reader, threads=threads, progress=progress) if full else None
-    level = level or (there.level if there else _level_of(prefix))
+    level = level or (there.level if there else level_named(prefix))
     return _give(
         prefix, _manifest(prefix, reader, tokenizer, content=content, level=level), tokenizer, content, progress
     )
@@ -195,10 +195,6 @@ def _manifest(
         provenance=None,
         statistics=Statistics(document_lengths=length_histogram(reader.lengths, reader.boundaries), text_bytes=None),
     )
-
-
-def _level_of(prefix: Path) -> Level:
-    return "sentence" if prefix.name.endswith("_sentence") else "document"
 
 
 def _there(path: Path) -> CorpusManifest | None:

@@ -20,7 +20,7 @@ from mdata.errors import UsageError, os_errors_named
 from mdata.indexed import IndexedReader, IndexedWriter
 from mdata.indexed.format import DTYPES, bin_path, idx_path
 from mdata.indexed.legacy import Group, LegacyReader, legacy_form_of
-from mdata.manifest.facts import hashes_path, manifest_path, tokenizer_facts
+from mdata.manifest.facts import hashes_path, level_named, manifest_path, tokenizer_facts
 from mdata.manifest.structs import Level
 from mdata.progress import SILENT, Progress
 from mdata.tokenizers import Tokenizer
@@ -56,8 +56,8 @@ def convert(
     if prefix.resolve() == new_prefix.resolve():
         raise UsageError(f"{new_prefix} is the old prefix", expected="another one: the old pair stays as it is")
     _refuse_another_format(prefix)
-    names = [prefix.name.endswith("_sentence"), new_prefix.name.endswith("_sentence")]
-    level = level or ("sentence" if any(names) else "document")
+    named = [found for found in map(level_named, (prefix, new_prefix)) if found != "document"]
+    level = level or (named[0] if named else "document")
     with LegacyReader(prefix) as old:
         _check_values(old, prefix, plus_one=fairseq_ids_plus_one)
         _tell(old, prefix, plus_one=fairseq_ids_plus_one, progress=progress)

@@ -26,6 +26,7 @@ from mdata.indexed.format import bin_path, idx_path
 from mdata.indexed.gather import Gatherer
 from mdata.indexed.reader import IndexedReader, Mode
 from mdata.manifest import CorpusManifest, Shard, TokenizerFacts
+from mdata.manifest.facts import level_named
 from mdata.manifest.structs import TokenDtype
 
 if TYPE_CHECKING:
@@ -287,7 +288,7 @@ def _open_bare(prefix: Path, mode: Mode) -> Corpus:
         id="",
         checksum="",
         dtype=cast(TokenDtype, reader.dtype.name),
-        level="sentence" if prefix.name.endswith("_sentence") else "document",
+        level=level_named(prefix),
         verified=False,
         tokenizer=None,
         shards=[shard],
@@ -318,4 +319,4 @@ def _check_pair(path: Path, dtype: str, *, shard: Shard, reader: IndexedReader) 
 
 def _name(path: Path) -> str:
     stem = path.name.removesuffix(".json")
-    return stem.removesuffix("_document").removesuffix("_sentence").removesuffix("_text") or stem
+    return stem.removesuffix("_document").removesuffix("_sentence").removesuffix("_chat").removesuffix("_text") or stem

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mdata.manifest.structs import TokenizerFacts
+from mdata.manifest.structs import Level, TokenizerFacts
 from mdata.tokenizers.folder import folder_name
 
 if TYPE_CHECKING:
@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 def manifest_path(prefix: Path) -> Path:
     """The manifest of the pair with this prefix."""
     return prefix.with_name(prefix.name + ".json")
+
+
+def level_named(prefix: Path) -> Level:
+    """What a prefix says by its ending."""
+    endings: tuple[Level, ...] = ("sentence", "chat")
+    return next((level for level in endings if prefix.name.endswith(f"_{level}")), "document")
 
 
 def hashes_path(prefix: Path) -> Path:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from mdata.preprocess.chats import ChatSpec, content_bytes, tokenize_chats
 from mdata.sentences import Splitter
 from mdata.sources import Column, Piece, Problem, ReadSpec, RecordBatch, parse, piece_digest, read_piece
 from mdata.tokenizers import IdArray, LengthArray, TextRefused, Tokenizer
@@ -36,6 +37,7 @@ class EncodeSpec:
         dtype: numpy's name of the token type on disk.
         held_below: a record whose text hashes below this goes to the held-out part; 0: none.
         splitter: cuts each text into sentences; None: a text is one sequence.
+        chat: how conversations are written; None: records are texts.
     """
 
     read: ReadSpec
@@ -43,6 +45,7 @@ class EncodeSpec:
     dtype: str
     held_below: int = 0
     splitter: Splitter | None = None
+    chat: ChatSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,8 @@ def encode_documents(column: Column, tokenizer: Tokenizer, *, spec: EncodeSpec) 
     Raises:
         TextRefused: a text has no ids, or one that does not fit the token type.
     """
+    if spec.chat is not None:
+        return _encode_chats(column, tokenizer, spec.chat, spec=spec)
     sentences, ends = _sentences(column, spec.splitter)
     tokens, lengths = tokenizer.encode_batch(sentences)
     assert len(lengths) == len(sentences), f"{len(lengths)} lengths for {len(sentences)} sentences"
@@ -135,6 +140,14 @@ def encode_documents(column: Column, tokenizer: Tokenizer, *, spec: EncodeSpec) 
     if spec.eod is not None:
         narrow, lengths = _with_eod(narrow, lengths, document_ends, spec.eod)
     return Encoded(narrow, lengths, document_ends, text_bytes, special)
+
+
+def _encode_chats(column: Column, tokenizer: Tokenizer, chat: ChatSpec, *, spec: EncodeSpec) -> Encoded:
+    found = tokenize_chats(column, tokenizer, chat=chat, eod=spec.eod)
+    _check_fit(found.ids, found.lengths, spec.dtype)
+    sizes = np.fromiter(map(_utf8_bytes, column.sentences), np.int64, len(column.sentences))
+    text_bytes = content_bytes(column, sizes)
+    return Encoded(found.ids.astype(spec.dtype), found.lengths, found.ends, text_bytes, found.special)
 
 
 def held_out(columns: Sequence[Column], held_below: int) -> npt.NDArray[np.bool_]:
@@ -214,8 +227,9 @@ def _without_refused(batch: RecordBatch, tokenizer: Tokenizer, spec: EncodeSpec)
                 encode_documents(Column(sentences, [len(sentences)]), tokenizer, spec=spec)
             good.append(record)
         except TextRefused as refused:
-            # A text that is split is shown as a whole.
-            text = sentences[refused.index if spec.splitter is None else 0]
+            # A text that is split is shown as a whole, a conversation by what is said first.
+            whole = 0 if spec.chat is None else 1
+            text = sentences[refused.index if spec.splitter is None and spec.chat is None else whole]
             problems.append(Problem(row, "bad-text", refused.reason, repr(text[:80]), text.encode()))
     columns = []
     for column, ends in zip(batch.columns, bounds, strict=True):

@@ -17,8 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from mdata.chat import choose_template
 from mdata.errors import UsageError
 from mdata.indexed import smallest_dtype
+from mdata.preprocess.chats import ChatSpec
 from mdata.preprocess.encode import HOLDOUT_BITS, EncodeSpec
 from mdata.preprocess.options import PreprocessOptions, content_options
 from mdata.preprocess.routes import Routes, merged_prefix
@@ -26,7 +28,7 @@ from mdata.progress import Progress
 from mdata.sentences import Splitter, load_splitter
 from mdata.sources import ReadSpec, SourceFile, parse, pieces, read_piece
 from mdata.sources.files import STDIN
-from mdata.tokenizers import Tokenizer, TokenizerSpec, load_tokenizer
+from mdata.tokenizers import TextRefused, Tokenizer, TokenizerSpec, load_tokenizer
 
 # Where a user can name an end-of-document token.
 _EOD_PLACES = MappingProxyType(
@@ -77,7 +79,9 @@ class Job:
         What becomes of bad rows is told apart, because it may change as long as there was none.
         """
         options = content_options(self.options)
+        chat = {} if self.spec.chat is None else {"chat_template": self.spec.chat.template.fingerprint}
         return {
+            **chat,
             "journal": 1,
             "options": {name: value for name, value in options.items() if name not in ("on_error", "max_errors")},
             "outputs": sorted(prefix.name for prefix in self.prefixes().values()),
@@ -91,7 +95,7 @@ class Job:
         prefix = Path(self.options.output_prefix)
         # Jobs with other keys, or of the other level, may run at the same time; a name has at most 255 bytes.
         keys = "+".join(self.options.json_keys)[:80]
-        level = "_sentence" if self.options.split_sentences else ""
+        level = "" if self.options.level == "document" else f"_{self.options.level}"
         return prefix.with_name(f".{prefix.name}_{keys}{level}.{ending}")
 
 
@@ -117,6 +121,7 @@ def plan_job(options: PreprocessOptions, files: Sequence[SourceFile], *, progres
         max_record_bytes=options.max_record_bytes,
         keep_bad_lines=options.on_error == "quarantine",
         sentence_lists=not options.split_sentences,
+        chat=options.chat_train_on if options.chat else None,
     )
     holdout = Fraction(options.holdout)
     spec = EncodeSpec(
@@ -125,6 +130,7 @@ def plan_job(options: PreprocessOptions, files: Sequence[SourceFile], *, progres
         smallest_dtype(tokenizer.vocab_size).name,
         int(holdout * 2**HOLDOUT_BITS),
         _splitter(options, progress),
+        _chat(options, files, tokenizer),
     )
     routes = Routes(options.partitions, _rows_per_part(options, files, read), holdout > 0)
     job = Job(options, files, tokenizer, spec, routes, progress)
@@ -139,6 +145,38 @@ def _splitter(options: PreprocessOptions, progress: Progress) -> Splitter | None
     for note in splitter.notes:
         progress.note(note)
     return splitter
+
+
+def _chat(options: PreprocessOptions, files: Sequence[SourceFile], tokenizer: Tokenizer) -> ChatSpec | None:
+    """How conversations are written.
+
+    Raises:
+        UsageError: a template or tokenizer that cannot write them, or input of another format.
+    """
+    if not options.chat:
+        return None
+    other = next((file for file in files if file.format != "jsonl"), None)
+    if other is not None:
+        raise UsageError(f"{printable_path(other.path)} is {other.format}", expected="jsonl, for conversations")
+    template = choose_template(options.chat_template, tokenizer, model=options.tokenizer_model)
+    try:
+        around = tokenizer.encode_batch([""])[0]
+    except TextRefused as refused:
+        raise UsageError(
+            f"the {tokenizer.name} cannot tokenize parts of a conversation", found=refused.reason
+        ) from None
+    if len(around):
+        raise UsageError(
+            f"the {tokenizer.name} puts tokens around every text, and a conversation has many",
+            fix="--tokenizer-hf-no-include-special-tokens; the chat template puts what a conversation begins with",
+        )
+    spelled = [text for text in tokenizer.special_ids if text]
+    if template.spells_tokens and spelled and len(tokenizer.encode_batch(spelled[:1])[0]) > 1:
+        raise UsageError(
+            f"the chat template {template.name} spells its control tokens, and this tokenizer leaves them text",
+            fix="--special-tokens-in-text special, or --chat-template chatml, which gives them as ids",
+        )
+    return ChatSpec(template, options.chat_train_on)
 
 
 def tokenizer_spec(options: PreprocessOptions) -> TokenizerSpec:

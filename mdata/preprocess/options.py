@@ -13,6 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
+from mdata.chat import TRAIN_ON
 from mdata.cores import usable_cores
 from mdata.errors import UsageError
 from mdata.indexed.format import BLOCK_BYTES
@@ -38,6 +39,9 @@ class PreprocessOptions:
         text_documents: what a document of plain text is: a file, or a paragraph (blank lines separate).
         append_eod: put the end-of-document id after each document that has any id.
         workers: processes that tokenize; 1 works in this process. The result is the same.
+        chat: records hold conversations; each becomes a document whose sequences are context and trained, by turns.
+        chat_template: "tokenizer", "chatml", "plain" or a file of jinja; None: the tokenizer's own, else ChatML.
+        chat_train_on: whose turns are trained on: the assistant's, its last one, or all.
         split_sentences: cut each text into sentences, each of which becomes a sequence.
         lang: the language whose tables decide where a sentence ends.
         keep_newlines: the white space between sentences stays with the one before it.
@@ -68,6 +72,9 @@ class PreprocessOptions:
     text_documents: Literal["file", "paragraph"] = "file"
     append_eod: bool = False
     workers: int = field(default_factory=usable_cores)
+    chat: bool = False
+    chat_template: str | None = None
+    chat_train_on: Literal["assistant", "all", "last"] = "assistant"
     split_sentences: bool = False
     lang: str = "english"
     keep_newlines: bool = False
@@ -84,9 +91,9 @@ class PreprocessOptions:
     checkpoint_s: float = 5.0
 
     @property
-    def level(self) -> Literal["document", "sentence"]:
-        """What the names of results tell: whether texts were split into sentences."""
-        return "sentence" if self.split_sentences else "document"
+    def level(self) -> Literal["document", "sentence", "chat"]:
+        """What the names of results tell: whether texts were split into sentences, or are conversations."""
+        return "chat" if self.chat else "sentence" if self.split_sentences else "document"
 
 
 def check_options(options: PreprocessOptions) -> None:
@@ -130,6 +137,10 @@ def _check_choices(options: PreprocessOptions) -> None:
         )
     if options.max_errors is not None and options.on_error == "stop":
         raise UsageError("max_errors has no meaning with on_error=stop", fix="on_error=skip or quarantine")
+    if options.chat_train_on not in TRAIN_ON:
+        raise UsageError(f"chat_train_on={options.chat_train_on}", expected=", ".join(TRAIN_ON))
+    if options.chat and options.split_sentences:
+        raise UsageError("conversations are not split into sentences", fix="leave split_sentences out")
     if options.keep_sequential_samples and options.input == ("-",) and options.partitions > 1:
         raise UsageError("keep_sequential_samples must count the rows first, and stdin is read once only")
 
@@ -164,5 +175,7 @@ def content_options(options: PreprocessOptions) -> dict[str, Any]:
     )
     if options.split_sentences:
         names += ("split_sentences", "lang", "keep_newlines")
+    if options.chat:
+        names += ("chat", "chat_train_on")
     recorded = {name: getattr(options, name) for name in names}
     return {**recorded, "json_keys": list(options.json_keys), "tokenizer_type": options.tokenizer_type}

@@ -162,6 +162,9 @@ def _recorded_options(job: Job, name: str) -> dict[str, Any]:
     recorded = {**content_options(job.options), "result": name}
     if job.spec.splitter is not None:
         recorded["sentence_tables"] = job.spec.splitter.fingerprint
+    if job.spec.chat is not None:
+        template = job.spec.chat.template
+        recorded["chat_template"] = {"name": template.name, "fingerprint": template.fingerprint}
     return recorded
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 from mdata.errors import BadInputError
 
 Kind = Literal[
+    "bad-chat",
     "bad-text",
     "bad-value",
     "blank",
@@ -38,6 +39,8 @@ class ReadSpec:
         max_record_bytes: a longer line, paragraph or value is refused as "too-long" and never held whole.
         keep_bad_lines: problems carry the bytes of their lines (for quarantine).
         sentence_lists: a value may be a list of sentences; else it is refused as "bad-value".
+        chat: a value is a conversation, of which these turns are trained on (`mdata.chat`); a document's texts are then
+            its roles and contents by turns. None: it is text.
     """
 
     json_keys: tuple[str, ...] = ("text",)
@@ -45,6 +48,7 @@ class ReadSpec:
     max_record_bytes: int = 64 << 20
     keep_bad_lines: bool = False
     sentence_lists: bool = True
+    chat: str | None = None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import Any
 
 import orjson
 
+from mdata.chat.messages import NoConversation, conversation_of
 from mdata.sources.batch import (
     Column,
     Problem,
@@ -68,6 +69,11 @@ def _all_good(lines: Sequence[bytes], spec: ReadSpec) -> tuple[Column, ...] | No
         return None
     # orjson gives no lone surrogates, so only types are left to look at.
     by_key = [values] if len(spec.json_keys) == 1 else [list(column) for column in zip(*values, strict=True)]
+    if spec.chat is not None:
+        try:
+            by_key = [[conversation_of(value, spec.chat) for value in column] for column in by_key]
+        except NoConversation:
+            return None
     columns = [column_of(column, spec) for column in by_key]
     good = tuple(column for column in columns if column is not None)
     return good if len(good) == len(columns) else None
@@ -171,6 +177,11 @@ def _content(value: dict[str, Any], key: str, spec: ReadSpec) -> str | list[str]
     except LookupError as error:
         present = ", ".join(map(repr, list(value)[:5])) or "none"
         raise Refused("no-key", f"no key {key!r} (keys: {present})") from error
+    if spec.chat is not None:
+        try:
+            content = conversation_of(content, spec.chat)
+        except NoConversation as error:
+            raise Refused("bad-chat", f"key {key!r}: {error}") from error
     if isinstance(content, list) and not spec.sentence_lists:
         raise list_refused(key)
     for sentence in content if isinstance(content, list) else [content]:

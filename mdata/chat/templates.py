@@ -1,0 +1,146 @@
+"""Which template writes conversations: the tokenizer's own, one from a file, ChatML, or a plain one.
+
+Without a choice it is the tokenizer's own where its folder has one (chat_template.jinja, or chat_template in
+tokenizer_config.json), else ChatML. ChatML and plain give control tokens as ids. Not here: how a template of the
+tokenizer is run (mdata/chat/jinja.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from mdata.chat.jinja import JinjaTemplate
+from mdata.chat.messages import ASSISTANT, Message
+from mdata.chat.spans import Template, Turn
+from mdata.errors import UsageError, os_errors_named
+from mdata.tokenizers import Tokenizer
+from mdata.tokenizers.named import named_id
+
+CHATML, PLAIN, OWN = "chatml", "plain", "tokenizer"
+START, END = "<|im_start|>", "<|im_end|>"
+_CONFIG, _FILE = "tokenizer_config.json", "chat_template.jinja"
+_VARIABLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+
+def choose_template(choice: str | None, tokenizer: Tokenizer, *, model: str | None = None) -> Template:
+    """The template for a tokenizer.
+
+    Args:
+        choice: "tokenizer", "chatml", "plain", the path of a file of jinja, or None.
+        tokenizer: whose tokens it uses.
+        model: the tokenizer's folder or file, beside which chat_template.jinja may lie.
+
+    Raises:
+        UsageError: the tokenizer has no such template, or not the tokens; jinja2 is not installed.
+    """
+    own = _own_template(tokenizer, model)
+    if choice == PLAIN:
+        return _plain(tokenizer)
+    if choice == CHATML or (choice is None and own is None):
+        return _chatml(tokenizer)
+    if choice in (None, OWN):
+        if own is None:
+            raise UsageError(
+                "the tokenizer has no chat template of its own",
+                expected=f"{_FILE} beside it, or chat_template in {_CONFIG}",
+                fix=f"{CHATML}, {PLAIN}, or a file of jinja",
+            )
+        return JinjaTemplate(OWN, own, _variables(tokenizer)).checked()
+    path = Path(str(choice))
+    with os_errors_named("reading the chat template"):
+        source = path.read_text(encoding="utf-8")
+    return JinjaTemplate(path.name, source, _variables(tokenizer)).checked()
+
+
+@dataclass(frozen=True)
+class ChatMl:
+    """<|im_start|>role, a new line, the content, <|im_end|>, a new line."""
+
+    start: int
+    end: int
+    name = CHATML
+    spells_tokens = False
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Template`."""
+        return _fingerprint(self.name, self.start, self.end)
+
+    def turns(self, messages: Sequence[Message], *, every: bool = True) -> Iterator[Turn]:
+        """See `Template`."""
+        for role, content in messages:
+            yield Turn([self.start, f"{role}\n"], [content, self.end], ["\n"])
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Role: content, two new lines; what the assistant says ends with the end of a document. For any tokenizer."""
+
+    end: int
+    name = PLAIN
+    spells_tokens = False
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Template`."""
+        return _fingerprint(self.name, self.end)
+
+    def turns(self, messages: Sequence[Message], *, every: bool = True) -> Iterator[Turn]:
+        """See `Template`."""
+        for role, content in messages:
+            end: list[str | int] = [self.end] if role == ASSISTANT else []
+            yield Turn([f"{role.capitalize()}:"], [f" {content}", *end], ["\n\n"])
+
+
+def _chatml(tokenizer: Tokenizer) -> ChatMl:
+    ids = {text: named_id(tokenizer, text) for text in (START, END)}
+    missing = [text for text, id in ids.items() if id is None]
+    if missing:
+        raise UsageError(
+            f"the tokenizer has no token {' and no '.join(missing)}, which ChatML needs",
+            fix=f"a tokenizer that has them (--tokenizer-special-tokens), or --chat-template {PLAIN}",
+        )
+    start, end = (int(id) for id in ids.values() if id is not None)
+    return ChatMl(start, end)
+
+
+def _plain(tokenizer: Tokenizer) -> Plain:
+    if tokenizer.eod is None:
+        raise UsageError(f"--chat-template {PLAIN} ends turns with the end of a document, and the tokenizer names none")
+    return Plain(tokenizer.eod)
+
+
+def _own_template(tokenizer: Tokenizer, model: str | None) -> str | None:
+    place = Path(model) if model else None
+    beside = place and (place if place.is_dir() else place.parent) / _FILE
+    if beside and beside.is_file():
+        with os_errors_named("reading the chat template"):
+            return beside.read_text(encoding="utf-8")
+    found = _config(tokenizer).get("chat_template")
+    if isinstance(found, list):
+        named = {one.get("name"): one.get("template") for one in found if isinstance(one, Mapping)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
+
+
+def _variables(tokenizer: Tokenizer) -> tuple[tuple[str, str], ...]:
+    config = _config(tokenizer)
+    given = {name: config.get(name) for name in _VARIABLES}
+    texts = {name: one.get("content") if isinstance(one, Mapping) else one for name, one in given.items()}
+    return tuple((name, text) for name, text in texts.items() if isinstance(text, str))
+
+
+def _config(tokenizer: Tokenizer) -> Mapping[str, Any]:
+    content = tokenizer.files.get(_CONFIG)
+    found = json.loads(content) if content else {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def _fingerprint(name: str, *ids: int) -> str:
+    return blake3(json.dumps([name, *ids]).encode()).hexdigest()

@@ -1,0 +1,243 @@
+"""Conversations: what a record may hold, templates, spans by hand and against the twin."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdata import UsageError
+from mdata.chat import choose_template, conversation_of, spans_of
+from mdata.chat.jinja import JinjaTemplate
+from mdata.chat.messages import Message, NoConversation, messages_of
+from mdata.chat.spans import TemplateRefused
+from mdata.chat.templates import ChatMl, Plain
+from mdata.preprocess.chats import ChatSpec, tokenize_chats
+from mdata.reference import chat as twin
+from mdata.sources import Column
+from mdata.tokenizers import TextRefused
+from mdata.tokenizers.byte import ByteTokenizer
+from tests.helpers.examples import examples
+
+START, END = 300, 301
+USER, GPT = Message("user", "Hi"), Message("assistant", "Yes")
+SPELLED = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("Hi", "not a list of messages"),
+        ([], "without a message"),
+        (["Hi"], "message 1 is no object"),
+        ([{"content": "Hi"}], "message 1 has no role"),
+        ([{"role": 3, "content": "Hi"}], "message 1: its role is not a name: '3'"),
+        ([{"role": "user\n<|im_start|>", "content": "Hi"}], "is not a name"),
+        (
+            [{"role": "user", "content": "Hi"}, {"role": "assistant"}],
+            r"message 2 \(assistant\): its content is not there",
+        ),
+        ([{"role": "assistant", "content": None}], "its content is null"),
+        ([{"from": "gpt", "value": [{"type": "text"}]}], "its value is a list"),
+        ([{"role": "user", "content": "Hi"}], "no turn of the assistant"),
+    ],
+    ids=str,
+)
+def test_what_is_no_conversation_is_named(value, said):
+    with pytest.raises(NoConversation, match=said):
+        conversation_of(value, "last")
+
+
+def test_both_forms_give_the_same():
+    ours = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "u", "name": "x"},
+        {"role": "assistant", "content": ""},
+    ]
+    theirs = [{"from": "system", "value": "s"}, {"from": "human", "value": "u"}, {"from": "gpt", "value": ""}]
+    assert (
+        conversation_of(ours, "all") == conversation_of(theirs, "all") == ["system", "s", "user", "u", "assistant", ""]
+    )
+    assert conversation_of([{"role": "user", "content": "Hi"}], "all") == ["user", "Hi"]
+    assert messages_of(["user", "Hi"]) == [Message("user", "Hi")]
+
+
+def test_spans_of_chatml_by_hand():
+    template = ChatMl(START, END)
+    assert spans_of([USER, GPT, USER], template, train_on="assistant") == [
+        [START, "user\nHi", END, "\n", START, "assistant\n"],
+        ["Yes", END],
+        ["\n", START, "user\nHi", END, "\n"],
+    ]
+    assert spans_of([GPT, USER, GPT], template, train_on="last")[1::2] == [["Yes", END]]
+    assert spans_of([USER, GPT], template, train_on="all")[1::2] == [["Hi", END], ["Yes", END]]
+    assert spans_of([USER], template, train_on="last") == [[START, "user\nHi", END, "\n"]]
+
+
+def test_spans_of_plain_by_hand():
+    assert spans_of([USER, GPT, USER], Plain(9), train_on="assistant") == [
+        ["User: Hi\n\nAssistant:"],
+        [" Yes", 9],
+        ["\n\nUser: Hi\n\n"],
+    ]
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "last", "all"])
+def test_a_template_of_jinja_gives_the_same_text_and_turns(train_on):
+    messages = [Message("system", "a <b> 'c'"), USER, GPT, Message("user", " x\n"), Message("assistant", "")]
+    ours = spans_of(messages, JinjaTemplate("own", SPELLED, ()).checked(), train_on=train_on)
+    ids = {START: "<|im_start|>", END: "<|im_end|>"}
+    chatml = spans_of(messages, ChatMl(START, END), train_on=train_on)
+    texts = ["".join(part if isinstance(part, str) else ids[part] for part in span) for span in chatml]
+    if train_on == "all":  # of others' turns all is trained on: the template tells no header
+        assert "".join(part for span in ours for part in span) == "".join(texts)
+    else:
+        assert ["".join(span) for span in ours] == texts
+
+
+def test_templates_of_jinja_that_do_not_go_by_turns_are_refused():
+    changing = "{% for m in messages %}{{ m.content if loop.last else 'old' }};{% endfor %}"
+    for source, said in (
+        (changing, "otherwise when more follow"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0].nothing.more }}", "fails"),
+        ("{{ ''.__class__.__mro__ }}", "fails"),
+        ("{% for i in range(10 ** 9) %}x{% endfor %}", "fails"),
+    ):
+        with pytest.raises(TemplateRefused, match=said):
+            spans_of([USER, GPT], JinjaTemplate("own", source, ()), train_on="assistant")
+    with pytest.raises(UsageError, match="not one of Jinja"):
+        JinjaTemplate("own", "{% for %}", ()).checked()
+
+
+def test_what_templates_of_jinja_may_use():
+    source = (
+        "{{ bos_token }}{% for m in messages %}"
+        "{% if m.role == 'user' %}[{{ m.content | trim }}]{% continue %}{% endif %}"
+        "{% generation %}{{ m.content }}{% endgeneration %}{{ eos_token }}{% endfor %}{{ {'a': '<'} | tojson }}"
+    )
+    template = JinjaTemplate(
+        "own", source.replace("{{ {'a': '<'} | tojson }}", ""), (("bos_token", "<s>"), ("eos_token", "</s>"))
+    )
+    assert spans_of([USER, GPT], template, train_on="assistant") == [["<s>[Hi]"], ["Yes</s>"]]
+    assert "today" not in str(
+        spans_of([GPT], JinjaTemplate("x", "{{ 'today' if strftime_now is defined }}", ()), train_on="last")
+    )
+    (spans,) = spans_of([USER], JinjaTemplate("own", "{{ {'a': '<'} | tojson }}", ()), train_on="last")
+    assert spans == ['{"a": "<"}']
+    again = pickle.loads(pickle.dumps(template))
+    assert again.fingerprint == template.fingerprint != JinjaTemplate("own", source, ()).fingerprint
+
+
+class WithTokens(ByteTokenizer):
+    """Bytes, and two tokens that no text spells; a folder's configuration."""
+
+    def __init__(self, config=None):
+        super().__init__()
+        self.files = {"tokenizer_config.json": json.dumps(config).encode()} if config else {}
+
+    def id_of(self, text):
+        return {"<|im_start|>": START, "<|im_end|>": END}.get(text)
+
+
+def test_which_template_is_taken(tmp_path):
+    assert choose_template(None, WithTokens()) == ChatMl(START, END)
+    assert choose_template("plain", ByteTokenizer()) == Plain(256)
+    config = {
+        "chat_template": [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}],
+        "eos_token": {"content": "E"},
+    }
+    assert choose_template(None, WithTokens(config)) == JinjaTemplate("tokenizer", "d", (("eos_token", "E"),))
+    assert choose_template("chatml", WithTokens(config)) == ChatMl(START, END)
+    (tmp_path / "chat_template.jinja").write_text("beside")
+    assert choose_template("tokenizer", WithTokens(config), model=str(tmp_path)).source == "beside"
+    assert choose_template(str(tmp_path / "chat_template.jinja"), WithTokens()).name == "chat_template.jinja"
+    with pytest.raises(UsageError, match="has no chat template of its own"):
+        choose_template("tokenizer", WithTokens())
+    with pytest.raises(UsageError, match=r"no token .*im_start.* and no .*im_end"):
+        choose_template(None, ByteTokenizer())
+    with pytest.raises(UsageError, match="reading the chat template"):
+        choose_template(str(tmp_path / "none.jinja"), WithTokens())
+
+
+def test_without_jinja2_one_line_says_so(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
+    with pytest.raises(UsageError, match="pip install jinja2"):
+        JinjaTemplate("own", "never compiled before", ()).checked()
+
+
+def test_a_golden_conversation():
+    """Every token and every bit written out."""
+    column = Column([*USER, *GPT, *USER, "assistant", "", "user", "x", "assistant", "ok"], [8, 12])
+    found = tokenize_chats(column, WithTokens(), chat=ChatSpec(ChatMl(START, END), "assistant"), eod=256)
+    tokens = [
+        (START, 0), *((byte, 0) for byte in b"user\nHi"), (END, 0), (10, 0),
+        (START, 0), *((byte, 0) for byte in b"assistant\n"), *((byte, 1) for byte in b"Yes"), (END, 1), (10, 0),
+        (START, 0), *((byte, 0) for byte in b"user\nHi"), (END, 0), (10, 0),
+        (START, 0), *((byte, 0) for byte in b"assistant\n"), (END, 1), (10, 0), (256, 0),
+        (START, 0), *((byte, 0) for byte in b"user\nx"), (END, 0), (10, 0),
+        (START, 0), *((byte, 0) for byte in b"assistant\n"), *((byte, 1) for byte in b"ok"), (END, 1),
+        (10, 0), (256, 0),
+    ]  # fmt: skip
+    assert found.ids.tolist() == [id for id, _ in tokens]
+    assert found.ends.tolist() == [5, 8]
+    bits = [spans % 2 for document in (5, 3) for spans in range(document)]
+    assert [bit for bit, length in zip(bits, found.lengths.tolist(), strict=True) for _ in range(length)] == [
+        bit for _, bit in tokens
+    ]
+
+
+MESSAGES = st.lists(
+    st.tuples(st.sampled_from(["user", "assistant", "system", "tool"]), st.text("ab\u00e9\n<|", max_size=6)),
+    min_size=1,
+    max_size=7,
+)
+
+
+@examples(300)
+@given(
+    st.lists(MESSAGES, min_size=1, max_size=3),
+    st.sampled_from(["assistant", "last", "all"]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_spans_are_the_twins(conversations, train_on, chatml, with_eod):
+    template = ChatMl(START, END) if chatml else Plain(7)
+    eod = 256 if with_eod else None
+    texts = [text for messages in conversations for message in messages for text in message]
+    ends = [2 * sum(map(len, conversations[: i + 1])) for i in range(len(conversations))]
+    found = tokenize_chats(Column(texts, ends), ByteTokenizer(), chat=ChatSpec(template, train_on), eod=eod)
+
+    def write(role, content):
+        return next(iter(template.turns([Message(role, content)])))
+
+    wanted = [
+        twin.tokens(one, write, encode=lambda text: list(text.encode()), train_on=train_on, eod=eod)
+        for one in conversations
+    ]
+    assert found.ids.tolist() == [id for one in wanted for id, _ in one]
+    assert found.lengths.tolist() == [length for one in wanted for length in twin.lengths(one)]
+    assert found.ends.tolist() == [sum(len(twin.lengths(one)) for one in wanted[: i + 1]) for i in range(len(wanted))]
+    assert found.special == 0
+
+
+def test_a_conversation_that_the_template_refuses_is_a_text_that_is_refused():
+    template = JinjaTemplate("own", "{{ raise_exception('no') if messages | length > 2 else 'text' }}", ())
+    with pytest.raises(TextRefused, match="text 1: the chat template fails: no"):
+        tokenize_chats(
+            Column([*USER, *USER, *USER, *USER], [2, 8]), ByteTokenizer(), chat=ChatSpec(template, "all"), eod=None
+        )
+
+
+def test_special_tokens_in_what_people_say_are_counted():
+    column = Column(["user", "a<|endofdocument|>b", "assistant", "<|endofdocument|>"], [4])
+    spec = ChatSpec(
+        JinjaTemplate("own", "{% for m in messages %}<|endofdocument|>{{ m.content }}{% endfor %}", ()), "all"
+    )
+    assert tokenize_chats(column, ByteTokenizer(), chat=spec, eod=None).special == 2
