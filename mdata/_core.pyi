@@ -93,6 +93,9 @@ class Mersenne:
     def shuffle(self, values: NDArray[np.int32] | NDArray[np.int64] | NDArray[np.uint32]) -> None:
         """Shuffle [n] numbers in place, as RandomState.shuffle does."""
 
+    def swap_onwards(self, values: NDArray[np.int64]) -> None:
+        """Swap each of [n] places with one at or behind it, in place: what torch.randperm does to 0, 1, 2 ..."""
+
 def pack_documents(
     lengths: NDArray[np.int64], row_length: int, window: int, overlap: int = 0, least: int = 1
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:

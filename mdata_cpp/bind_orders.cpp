@@ -10,6 +10,7 @@ namespace {
 namespace py = pybind11;
 using mdata::Array;
 using mdata::Int32s;
+using mdata::Int64s;
 using mdata::Mersenne;
 using mdata::mutable_view;
 using mdata::view;
@@ -31,6 +32,12 @@ void shuffle(Mersenne& generator, Array<T>& values) {
     const auto inside = mutable_view(values);
     const py::gil_scoped_release unlocked;
     generator.shuffle(inside);
+}
+
+void swap_onwards(Mersenne& generator, Int64s& values) {
+    const auto inside = mutable_view(values);
+    const py::gil_scoped_release unlocked;
+    generator.swap_onwards(inside);
 }
 
 template <typename Place>
@@ -77,6 +84,7 @@ void mdata::bind_orders(py::module_& module) {
         .def("real", &Mersenne::real)
         .def("pick", &pick, py::arg("bounds").noconvert())
         .def("geometric", &geometric, py::arg("p"))
+        .def("swap_onwards", &swap_onwards, py::arg("values").noconvert())
         .def("shuffle", &shuffle<std::int32_t>, py::arg("values").noconvert())
         .def("shuffle", &shuffle<std::int64_t>, py::arg("values").noconvert())
         .def("shuffle", &shuffle<std::uint32_t>, py::arg("values").noconvert());

@@ -7,6 +7,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <utility>
 
 #include "draws.hpp"
 
@@ -25,6 +27,12 @@ public:
     std::uint32_t next() {
         if (at_ == words) refill();
         return tempered_[at_++];
+    }
+
+    // Swap each place with one at or behind it, from the first on: what torch.randperm does to 0, 1, 2 ...
+    template <typename T>
+    void swap_onwards(std::span<T> values) {
+        for (std::size_t i = 0; i + 1 < values.size(); ++i) std::swap(values[i], values[i + next() % (values.size() - i)]);
     }
 
 private:

@@ -1,0 +1,162 @@
+"""How many samples a step reads: constant, growing, or by a table; a pure function of the counter of consumed samples.
+
+`constant`, `ramp_up` (Megatron's --rampup-batch-size) and `by_steps` (its table) give `BatchSizes`: the size of a
+step by the first sample that it reads, so the steps are the same for any number of ranks and after any resume.
+`in_force` is what fits the ranks: refused if it cannot be dealt evenly, or rounded down where that is asked for.
+
+What differs from Megatron: a ramp without steps or samples, there a division by zero, is refused with the numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mdata.errors import UsageError
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_NUMBER = re.compile(r"([-+0-9.eE_]+)([KMBT]?)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """Sizes of global batches; can be compared and pickled.
+
+    Args:
+        table: (consumed samples, size) from which on a size holds; ascending, the first at 0. A ramp's `until` and
+            `per` decide instead, where they are set.
+        until: consumed samples after which the last size holds.
+        per: consumed samples for each step of a ramp, a double as in Megatron.
+    """
+
+    table: tuple[tuple[int, int], ...]
+    until: int | None = None
+    per: float | None = None
+
+    def at(self, consumed: int) -> int:
+        """Samples of the step that begins behind `consumed` samples."""
+        if self.until is not None and self.per is not None:
+            place = len(self.table) - 1 if consumed > self.until else int(consumed / self.per)
+            return self.table[min(place, len(self.table) - 1)][1]
+        return next(size for start, size in reversed(self.table) if start <= consumed)
+
+    def in_force(self, consumed: int, *, micro_batch: int, dp_size: int, decrease: bool = False) -> int:
+        """The size that so many ranks can deal evenly.
+
+        Args:
+            consumed: samples read before.
+            micro_batch, dp_size: rows of a forward pass, ranks.
+            decrease: round down; the steps then depend on the number of ranks.
+
+        Raises:
+            UsageError: no multiple of `micro_batch` x `dp_size`, or less than that.
+        """
+        size, part = self.at(consumed), micro_batch * dp_size
+        if part < 1:
+            raise UsageError(f"microbatches of {micro_batch} for {dp_size} ranks", expected="1 or more of both")
+        fitting = size // part * part
+        if fitting < 1 or (fitting != size and not decrease):
+            raise UsageError(
+                f"the global batch of {size} samples behind {consumed} cannot be dealt to {dp_size} ranks",
+                found=f"microbatches of {micro_batch}: {part} samples at least",
+                expected=f"a multiple of {part}",
+                fix="other batch sizes, a smaller microbatch, or another number of data-parallel ranks",
+            )
+        return fitting
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Every size that there is."""
+        return tuple(size for _, size in self.table)
+
+    def steps(self, consumed: int = 0) -> Iterator[tuple[int, int]]:
+        """(first sample, size) of each step from `consumed` on, without end."""
+        while True:
+            size = self.at(consumed)
+            yield consumed, size
+            consumed += size
+
+    def after(self, num_steps: int) -> int:
+        """Samples consumed by so many steps from the beginning."""
+        consumed, last = 0, self.sizes[-1]
+        for done in range(num_steps):
+            size = self.at(consumed)
+            if size == last and consumed > (self.until if self.until is not None else self.table[-1][0]):
+                return consumed + (num_steps - done) * last
+            consumed += size
+        return consumed
+
+
+def constant(size: int) -> BatchSizes:
+    """Steps of one size.
+
+    Raises:
+        UsageError: a size below 1.
+    """
+    if size < 1:
+        raise UsageError(f"a global batch of {size} samples", expected="1 or more")
+    return BatchSizes(((0, size),))
+
+
+def ramp_up(start: int, increment: int, *, samples: int, size: int) -> BatchSizes:
+    """Megatron's ramp: from `start` to `size` in steps of `increment`, spread evenly over so many samples.
+
+    Raises:
+        UsageError: sizes between which there is no whole number of steps, or no samples.
+    """
+    ramp = f"start {start}, increment {increment}, over {samples} samples, to {size}"
+    if start < 1 or increment < 1 or samples < 1 or size <= start:
+        raise UsageError(
+            "a ramp of batch sizes goes up",
+            found=ramp,
+            expected="1 or more of each, and a start below the global batch",
+        )
+    if (size - start) % increment:
+        raise UsageError(
+            "a ramp of batch sizes does not arrive",
+            found=ramp,
+            expected=f"{size} - {start} = {size - start} in whole steps of {increment}",
+            fix=f"a global batch of {start + -(-(size - start) // increment) * increment}, or another increment",
+        )
+    count = (size - start) // increment
+    table = tuple((samples * i // count, start + i * increment) for i in range(count + 1))
+    return BatchSizes(table, samples, samples / count)
+
+
+def by_steps(text: str, *, sequence_length: int | None = None) -> BatchSizes:
+    """A table as Megatron writes it, "0:768 250B:1536 500B:3072": thresholds and sizes.
+
+    Args:
+        text: entries parted by blanks or commas; numbers may end in K, M, B or T.
+        sequence_length: thresholds are tokens of samples of this length; None: thresholds are samples.
+
+    Raises:
+        UsageError: an entry that cannot be read, thresholds that do not begin at 0 and rise, a size below 1.
+    """
+    entries = []
+    for entry in text.replace(",", " ").split():
+        threshold, colon, size = entry.partition(":")
+        if not colon:
+            raise UsageError(f"{entry!r} is no THRESHOLD:SIZE", found=repr(text))
+        number = _amount(threshold, text)
+        entries.append((number if sequence_length is None else number // sequence_length, _amount(size, text)))
+    entries.sort()
+    starts = [start for start, _ in entries]
+    if not starts or starts[0] != 0 or len(set(starts)) < len(starts) or min(size for _, size in entries) < 1:
+        raise UsageError(
+            "the table of batch sizes cannot be used",
+            found=f"{text!r}: " + ", ".join(f"{size} from sample {start}" for start, size in entries[:6]),
+            expected="thresholds that begin at 0 and rise, sizes of 1 or more",
+        )
+    return BatchSizes(tuple(entries))
+
+
+def _amount(word: str, text: str) -> int:
+    found = _NUMBER.fullmatch(word)
+    try:
+        return int(float(found[1]) * _UNITS[found[2].upper()]) if found else int(word)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(
+            f"{word!r} is no number", found=repr(text), expected="a number such as 16, 0.1k or 2.5M"
+        ) from error
