@@ -115,6 +115,7 @@ void packed(Input& input) {
             const std::int64_t d = found.documents[p] - before;
             REQUIRE(d >= 0 && static_cast<std::size_t>(d) < lengths.size() && found.counts[p] >= least && found.offsets[p] >= 0);
             REQUIRE(found.offsets[p] + found.counts[p] <= lengths[static_cast<std::size_t>(d)]);
+            REQUIRE(found.offsets[p] == 0 || found.counts[p] > overlap);  // no piece of what others have
             for (std::int32_t t = 0; t < found.counts[p]; ++t) {
                 ++seen[static_cast<std::size_t>(d)][static_cast<std::size_t>(found.offsets[p] + t)];
             }

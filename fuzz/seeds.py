@@ -152,6 +152,9 @@ def masked() -> dict[str, bytes]:
         form = bytes([flags]) + b"\0\x0b\x10\x0c\x05\x06" + b"\3\x3c\x3d\x3e"
         for kind in (0, 1, 2, 4, 8):
             seeds[f"samples-{flags}-{kind}"] = b"\2" + rows + form + ids + bytes([40 + 20 * flags, 0, 0, 2, kind])
+    form = b"\0\0\x77\x77\x30\5\6" + b"\3\x3c\x3d\x3e" + ids + bytes([40, 0, 0, 2, 0])
+    for kind, more in (("short", b"\0" + tokens[:40]), ("fit", b"\1" + tokens), ("long", b"\2" + tokens + b"\x09")):
+        seeds[f"samples-{kind}"] = b"\2\0" + sizes + more + b"\1\x09" + b"\1\1\5\x64" + form
     return seeds | {"samples-unfit": b"\2\0" + rows[1:] + b"\0" * 40}
 
 
