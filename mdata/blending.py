@@ -63,10 +63,10 @@ class OpenBlend:
         return tuple(part.name for part in self.manifest.components)
 
     @property
-    def valid(self) -> dict[str, Path]:
-        """The named validation sets: name -> path."""
+    def valid_sets(self) -> dict[str, tuple[Path, str]]:
+        """The named validation sets: name -> (path, id of the corpus or blend there)."""
         sets = self.manifest.valid
-        return {} if isinstance(sets, UnsetType) else {one.name: self.folder / one.path for one in sets}
+        return {} if isinstance(sets, UnsetType) else {one.name: (self.folder / one.path, one.id) for one in sets}
 
     @property
     def continues(self) -> tuple[str, int] | None:

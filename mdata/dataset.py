@@ -232,6 +232,21 @@ class Dataset:
         return _in_order(parts, len(numbers))
 
     @property
+    def continues(self) -> tuple[str, int] | None:
+        """(id of the blend that this one continues, the samples after which it differs); None for most."""
+        return self._opened.continues
+
+    @property
+    def valid_sets(self) -> Mapping[str, tuple[Path, str]]:
+        """The blend's named validation sets: name -> (path, id of the corpus or blend there)."""
+        return self._opened.valid_sets
+
+    @property
+    def corpus_ids(self) -> tuple[str, ...]:
+        """Ids of all corpora."""
+        return tuple(corpus.id for corpus in self._corpora)
+
+    @property
     def fingerprint(self) -> str | None:
         """Of the tokenizer; None where no corpus says."""
         return next((c.tokenizer_fingerprint for c in self._corpora if c.tokenizer_fingerprint), None)

@@ -44,7 +44,7 @@ def open_data(config: RunConfig) -> RunData:
         UsageError: a file is missing, a corpus is too short, or two corpora have different tokenizers.
     """
     train = _open(config, config.data.blend, split="train")
-    valid = _validation_sets(config)
+    valid = _validation_sets(config) or _named_sets(config, train)
     if not valid and _share(config.data.split, 1) > 0:
         valid = {"valid": _open(config, config.data.blend, split="valid")}
     for name, dataset in valid.items():
@@ -62,6 +62,7 @@ def open_data(config: RunConfig) -> RunData:
         fingerprint=train.fingerprint,
         num_tokens=sum(c.num_tokens for c in train.components),
         components=tuple((c.name, c.num_tokens) for c in train.components),
+        num_samples=train.num_samples,
     )
     return RunData(train, valid, facts)
 
@@ -136,6 +137,25 @@ def _validation_sets(config: RunConfig) -> dict[str, mdata.Dataset]:
                 fix="name each once, or rename the files of one",
             )
         sets[name] = dataset
+    return sets
+
+
+def _named_sets(config: RunConfig, train: mdata.Dataset) -> dict[str, mdata.Dataset]:
+    """The validation sets that the blend's manifest names.
+
+    Raises:
+        DamageError: one is not what was named.
+    """
+    sets: dict[str, mdata.Dataset] = {}
+    for name, (path, known) in train.valid_sets.items():
+        sets[name] = _open(config, str(path), split="whole")
+        if known not in (sets[name].blend_id, *sets[name].corpus_ids):
+            raise mdata.DamageError(
+                f"validation set {name} of {config.data.blend} is not the one that was named ({path})",
+                found=f"id {sets[name].corpus_ids[0]}",
+                expected=f"id {known}",
+                fix="put it back, or name the sets in data.valid",
+            )
     return sets
 
 

@@ -29,6 +29,7 @@ class DataFacts:
         fingerprint: content hash of the tokenizer.
         num_tokens: training tokens over all components.
         components: (name, training tokens) of each component.
+        num_samples: of the training data; None: without end.
     """
 
     vocab_size: int | None
@@ -37,6 +38,7 @@ class DataFacts:
     fingerprint: str | None
     num_tokens: int
     components: tuple[tuple[str, int], ...] = ()
+    num_samples: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -276,6 +278,13 @@ def _data_problems(config: RunConfig, facts: DataFacts) -> Iterator[str]:
         yield (
             f"{config.data.blend} holds token id {facts.largest_id}, outside its tokenizer's "
             f"{facts.vocab_size} entries; it was made with another tokenizer, preprocess it again"
+        )
+    asked = config.train.steps * config.train.global_batch
+    if facts.num_samples is not None and asked > facts.num_samples:
+        yield (
+            f"train.steps={config.train.steps} x train.global_batch={config.train.global_batch} reads {asked} samples, "
+            f"and {config.data.blend} ends after {facts.num_samples}; choose at most "
+            f"{facts.num_samples // config.train.global_batch} steps, or a blend whose amounts and caps allow more"
         )
     for name, tokens in facts.components or ((config.data.blend, facts.num_tokens),):
         if tokens < length + 1:

@@ -75,7 +75,7 @@ def test_megatrons_ways_to_name_data(corpora, capsys):
         run(capsys, *way, "-o", "mix.json")
         blend = open_blend(corpora / "mix.json")
         ids.append(blend.manifest.id)
-        assert list(blend.valid) == (["c"] if "--valid-data-path" in way or "lists.json" in way else [])
+        assert list(blend.valid_sets) == (["c"] if "--valid-data-path" in way or "lists.json" in way else [])
     assert len(set(ids)) == 1
 
 

@@ -214,7 +214,7 @@ def test_removing_a_group_and_moving_named_sets(corpora):
     old = make({"path": "a", "weight": 1}, {"path": "[bc]", "weight": 3, "name": "bc"}, valid={"v": path("d")})
     new = change(old, 10, remove=["bc"])
     assert {name for name, _ in stream(new, 40)[10:]} == {"a"}
-    assert new.valid["v"].resolve() == (corpora / path("d")).resolve()
+    assert new.valid_sets["v"][0].resolve() == (corpora / path("d")).resolve()
     assert all(not isinstance(phase.groups, dict) for phase in new.manifest.phases)
     again = msgspec.structs.replace(new.manifest, valid=msgspec.UNSET)
     assert manifest.blend_id(again) == new.manifest.id

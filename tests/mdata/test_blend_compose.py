@@ -151,7 +151,7 @@ def test_named_sets(folder):
     }
     blend = made({"path": "code/d.json"}, **tables)
     assert_valid(folder / "mix.json")
-    assert {name: str(path) for name, path in blend.valid.items()} == {
+    assert {name: str(path) for name, (path, _) in blend.valid_sets.items()} == {
         "prose": "books/c_text_document",
         "all": "inner.json",
         "a": "web/a_text_document",

@@ -1,0 +1,160 @@
+"""A mixture that changes in the middle of a real training: what was read is what the arithmetic says.
+
+The run is stopped, goes on with a changed blend, and is resumed once more; every batch that reached the model is noted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mdata
+from tests.helpers.runs import make_corpora, write_jsonl
+from trainer.config import RunConfig, parse_config
+from trainer.data import open_data
+from trainer.mesh import Mesh
+from trainer.metrics import read_metrics
+from trainer.plan import make_plan
+from trainer.train import train
+from trainer.world import Placement, join_world
+
+LENGTH = 16
+
+
+@dataclass(frozen=True)
+class Corpora:
+    """Manifests by name."""
+
+    folder: Path
+    made: dict[str, Path]
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory) -> Corpora:
+    folder = tmp_path_factory.mktemp("corpora")
+    texts = {name: write_jsonl(folder / f"{name}.jsonl", seed) for seed, name in enumerate(["a", "b", "c", "held"])}
+    return Corpora(folder, make_corpora(folder, texts))
+
+
+def config_of(folder: Path, blend: Path, *, steps: int, batch: int = 20) -> RunConfig:
+    tables = {
+        "run": {"folder": str(folder), "seed": 7},
+        "model": {"num_layers": 1, "hidden_size": 16, "num_heads": 2},
+        "data": {"blend": str(blend)},
+        "train": {"sequence_length": LENGTH, "global_batch": batch, "micro_batch": batch, "steps": steps},
+        "optimizer": {"lr": 1e-3, "decay_steps": 100},
+        "checkpoint": {"interval": 5},
+    }
+    config, problems = parse_config(tables)
+    assert config is not None, problems
+    return config
+
+
+def run(config: RunConfig):
+    return train(config, join_world(Mesh(1), placement=Placement()))
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """sample number -> its tokens and labels, of every batch that goes to the model in training."""
+    import trainer.train as module
+
+    seen: dict[int, list[int]] = {}
+    real = module.to_device
+
+    def noted(batch, *arguments, **options):
+        for sample, row in zip(batch.samples.tolist(), batch.rows.text.tolist(), strict=True):
+            assert sample not in seen or seen[sample] == row
+            seen[sample] = row
+        return real(batch, *arguments, **options)
+
+    monkeypatch.setattr(module, "to_device", noted)
+    monkeypatch.setattr(module._Loop, "_validate", lambda self: {"none": 0.0})
+    return seen
+
+
+def test_a_mixture_that_changes_in_mid_run(corpora, tmp_path, reads):
+    """1,200 samples: a and b as 7 : 3; from sample 500 on a as before, b out, c in."""
+    made, rng = corpora.made, np.random.default_rng(3)
+    old = mdata.make_blend(["0.7", str(made["a"]), "0.3", str(made["b"])], corpora.folder / "old.json")
+    edits = mdata.BlendEdits(remove=["b"], add=[("0.3", str(made["c"]))])
+    new = mdata.change_blend(old, 500, folder=corpora.folder, sequence_length=LENGTH, edits=edits)
+    mdata.save_blend(new, corpora.folder / "new.json")
+
+    run(config_of(tmp_path / "run", corpora.folder / "old.json", steps=4, batch=100))  # before the change
+    run(config_of(tmp_path / "run", corpora.folder / "new.json", steps=8, batch=100))
+    run(config_of(tmp_path / "run", corpora.folder / "new.json", steps=12, batch=100))
+    assert sorted(reads) == list(range(1200))
+    assert read_metrics(tmp_path / "run")[-1]["consumed_samples"] == 1200
+
+    # Arithmetic: two plain trees, the second one's numbers behind the first one's counts.
+    first, second = mdata.open_blend(corpora.folder / "old.json").deal([1, 1], LENGTH), {"a": 0.7, "c": 0.3}
+    before = dict(zip("ab", first.counts(500), strict=True))
+    assert before == {"a": 350, "b": 150}
+    datasets = {name: mdata.open(made[name], sequence_length=LENGTH, seed=7) for name in "abc"}
+    found = {name: [] for name in "abc"}
+    mixed = mdata.open(corpora.folder / "new.json", sequence_length=LENGTH, seed=7)
+    for sample in rng.permutation(1200)[:1000].tolist():
+        (component,), (inside,) = mixed.locate([sample])
+        name = mixed.components[component].name
+        expected = datasets[name][int(inside)]
+        assert reads[sample][:-1] == expected["tokens"].tolist()
+        assert reads[sample][1:] == expected["labels"].tolist()
+        found[name].append((sample, int(inside)))
+    for name, places in found.items():
+        assert [inside for _, inside in sorted(places)] == sorted(inside for _, inside in places), name
+    counts = dict(zip((c.name for c in mixed.components), mixed.deal.counts(1200), strict=True))
+    assert counts == {"a": 350 + 490, "b": 150, "c": 210}
+    for name, share in second.items():
+        for k in range(500, 1200, 7):
+            given = dict(zip((c.name for c in mixed.components), mixed.deal.counts(k), strict=True))[name]
+            assert abs(given - before.get(name, 0) - share * (k - 500)) < 1.68
+
+
+def test_a_change_of_what_was_read_already_is_refused_with_both_numbers(corpora, tmp_path):
+    made = corpora.made
+    old = mdata.make_blend(["7", str(made["a"]), "3", str(made["b"])], corpora.folder / "old.json")
+    run(config_of(tmp_path / "run", corpora.folder / "old.json", steps=5))
+    for at, refused in ((99, True), (100, False)):
+        new = mdata.change_blend(
+            old, at, folder=corpora.folder, sequence_length=LENGTH, edits=mdata.BlendEdits(remove=["b"])
+        )
+        mdata.save_blend(new, corpora.folder / "late.json")
+        config = config_of(tmp_path / "run", corpora.folder / "late.json", steps=6)
+        if refused:
+            with pytest.raises(mdata.UsageError, match=r"changes at sample 99, .* has read 100\n.*100 or later"):
+                run(config)
+        else:
+            assert run(config).step == 6
+    stranger = mdata.make_blend(["1", str(made["a"])], corpora.folder / "stranger.json")
+    assert stranger.continues is None
+    with pytest.raises(mdata.UsageError, match=r"another order of data\n +found: blend"):
+        run(config_of(tmp_path / "run", corpora.folder / "old.json", steps=7))
+
+
+def test_a_training_to_the_very_end_of_a_blend_and_no_further(corpora, tmp_path):
+    spec = {
+        "component": [{"path": str(corpora.made["a"]), "samples": 60}, {"path": str(corpora.made["b"]), "samples": 40}]
+    }
+    mdata.make_blend(spec, corpora.folder / "ends.json")
+    assert run(config_of(tmp_path / "run", corpora.folder / "ends.json", steps=5)).step == 5
+    config = config_of(tmp_path / "run", corpora.folder / "ends.json", steps=6)
+    with pytest.raises(mdata.UsageError, match=r"reads 120 samples, and .*ends\.json ends after 100; choose at most 5"):
+        make_plan(config, 1, facts=open_data(config).facts)
+
+
+def test_named_validation_sets_of_the_manifest(corpora, tmp_path):
+    made = corpora.made
+    spec = {"component": [{"path": str(made["a"])}], "valid": {"kept": str(made["held"]), "code": str(made["c"])}}
+    mdata.make_blend(spec, corpora.folder / "named.json")
+    config = config_of(tmp_path / "run", corpora.folder / "named.json", steps=5)
+    assert list(run(config).valid) == ["kept", "code"]
+    given = replace(config, data=replace(config.data, valid=(str(made["b"]),)))
+    assert list(open_data(given).valid) == ["b"]
+    made["c"].rename(corpora.folder / "elsewhere.json")
+    made["b"].rename(made["c"])
+    with pytest.raises(mdata.DamageError, match=r"validation set code .* is not the one that was named"):
+        open_data(config)
