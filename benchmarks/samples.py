@@ -35,6 +35,8 @@ from mdata.indexed.format import pack_header  # noqa: E402
 LENGTH = 4096
 ROUNDS = 15
 SAMPLES_A_ROUND = 2048
+POOL_ROWS = 4096  # 134 MB, more than caches hold
+SAMPLE_BYTES = 10 * (LENGTH + 1)
 START_RUNS = 9
 START = """
 import sys, time
@@ -74,6 +76,7 @@ def ways(dataset: mdata.Dataset, masked: mdata.Dataset, two: mdata.Dataset, *, r
     kind = dataset.components[0].samples
     tokens = dataset.components[0].corpus.readers[0].tokens(0, dataset.num_corpus_tokens)
     out = np.zeros((rows, LENGTH + 1), np.int64)
+    pool = np.ones((POOL_ROWS, LENGTH + 1), np.int64)  # zeros would all be one page
     room = masked.empty_rows(rows)
     no_loss = mdata.Rows(room.text, position_ids=room.position_ids)
     only_text, only_lengths = mdata.Rows(out), mdata.Rows(room.text)
@@ -85,8 +88,14 @@ def ways(dataset: mdata.Dataset, masked: mdata.Dataset, two: mdata.Dataset, *, r
     loop.prepare = lambda found: setattr(
         loop, "starts", {s.tobytes(): [kind.token_range(int(k))[0] for k in s] for s in found}
     )
+
+    def copy(samples: np.ndarray) -> None:
+        for row, number in enumerate((samples % POOL_ROWS).tolist()):
+            out[row] = pool[number]
+
     return {
         "numpy loop": loop,
+        "limit: copies of int64 rows": copy,
         "read": lambda samples: dataset.read(samples, out=only_text),
         "read, 2 threads": lambda samples: two.read(samples, out=only_text),
         "read, cu_seqlens": lambda samples: masked.read(samples, out=only_lengths),
@@ -132,12 +141,13 @@ def compare(readers: dict[str, Callable], random: np.random.Generator, rows: int
             cpu[name].append((time.process_time() - ran) / rows / len(batches))
             wall[name].append((time.perf_counter() - began) / rows / len(batches))
     base_cpu, base_wall = statistics.median(cpu["numpy loop"]), min(wall["numpy loop"])
-    print(f"\n{rows} rows{'':<26}{'CPU ns':>8}{'samples/s':>11}{'x loop':>8}{'x loop, wall (best)':>21}")
+    print(f"\n{rows} rows{'':<26}{'CPU ns':>8}{'samples/s':>11}{'GB/s':>6}{'x loop':>8}{'x loop, wall (best)':>21}")
     table = []
     for name in readers:
         each, best = statistics.median(cpu[name]), min(wall[name])
         ratios = base_cpu / each, base_wall / best
-        print(f"{name:<32}{each * 1e9:>8.0f}{1 / each:>11,.0f}{ratios[0]:>8.2f}{ratios[1]:>21.2f}")
+        rates = f"{each * 1e9:>8.0f}{1 / each:>11,.0f}{SAMPLE_BYTES / each / 1e9:>6.1f}"
+        print(f"{name:<32}{rates}{ratios[0]:>8.2f}{ratios[1]:>21.2f}")
         table.append({"rows": rows, "way": name, "cpu_s": each, "of_loop": ratios[0], "of_loop_wall": ratios[1]})
     return table
 
