@@ -42,8 +42,10 @@ if TYPE_CHECKING:
     from mdata.preprocess.run import preprocess
     from mdata.progress import SILENT, Progress
     from mdata.sampler import global_batch, rank_rows
+    from mdata.samples.masked import MaskingOptions
     from mdata.samples.options import DatasetOptions
     from mdata.samples.rows import Rows
+    from mdata.samples.vocabulary import MaskedVocabulary, vocabulary_of
     from mdata.tokenizers import TextRefused, Tokenizer, TokenizerSpec, build_tokenizer, load_tokenizer
     from mdata.tokenizers.train import Learnt, learn_tokenizer, train_tokenizer
     from mdata.tokenizers.train_options import TrainOptions
@@ -75,7 +77,9 @@ attach(
         "mdata.progress": "SILENT Progress",
         "mdata.sampler": "global_batch rank_rows",
         "mdata.samples.options": "DatasetOptions",
+        "mdata.samples.masked": "MaskingOptions",
         "mdata.samples.rows": "Rows",
+        "mdata.samples.vocabulary": "MaskedVocabulary vocabulary_of",
         "mdata.tokenizers": "TextRefused Tokenizer TokenizerSpec build_tokenizer load_tokenizer",
         "mdata.tokenizers.train": "Learnt learn_tokenizer train_tokenizer",
         "mdata.tokenizers.train_options": "TrainOptions",
@@ -109,6 +113,8 @@ __all__ = [
     "Key",
     "Learnt",
     "Loader",
+    "MaskedVocabulary",
+    "MaskingOptions",
     "MdataError",
     "OpenBlend",
     "PhaseSpec",
@@ -160,4 +166,5 @@ __all__ = [
     "spec_of_splits",
     "train_tokenizer",
     "verify",
+    "vocabulary_of",
 ]

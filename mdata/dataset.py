@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,11 @@ from mdata.manifest import TokenizerFacts, hash_of
 from mdata.megatron_mix import mix_by_share, mix_by_size
 from mdata.progress import SILENT, Progress
 from mdata.samples.gpt import GptSamples
-from mdata.samples.options import MEGATRON, NATIVE, DatasetOptions
-from mdata.samples.rows import Gathered, RowKind, Rows, Sample, empty_rows, finish
+from mdata.samples.options import MASKED, MEGATRON, NATIVE, DatasetOptions
+from mdata.samples.rows import Gathered, RowKind, Rows, Sample, SampleKind, empty_rows, finish
+
+if TYPE_CHECKING:
+    from mdata.samples.masked import MaskedSamples
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Component:
 
     name: str
     corpus: Corpus
-    samples: RowKind
+    samples: SampleKind
     num_tokens: int
 
 
@@ -126,17 +129,17 @@ class Dataset:
             self.identity |= {} if self._by_size else {"blend_surplus": repr(options.blend_surplus)}
         self.data_id = hash_of(self.identity)
 
-    def _open(self, number: int, options: DatasetOptions, cache: Cache) -> RowKind | None:
+    def _open(self, number: int, options: DatasetOptions, cache: Cache) -> SampleKind | None:
         """The samples of a component; None where it has none and that is no loss."""
         corpus = self._opened.corpora[number]
         return open_samples(corpus, bounds_of(corpus, options), options=options, rows=self.row_options, cache=cache)
 
-    def _mixed(self, cache: Cache) -> tuple[list[RowKind | None], MegatronBlend | None]:
+    def _mixed(self, cache: Cache) -> tuple[list[SampleKind | None], MegatronBlend | None]:
         """Megatron's blend: its components and how it deals them."""
         parts, options = self._opened.manifest.components, self.options
         keeper = (cache, self._opened.corpora[0].path)
 
-        def open_one(number: int, num_samples: int | None) -> RowKind | None:
+        def open_one(number: int, num_samples: int | None) -> SampleKind | None:
             return self._open(number, replace(options, num_samples=num_samples), cache)
 
         if self._by_size:
@@ -176,34 +179,46 @@ class Dataset:
     def __getitem__(self, sample: int) -> Sample:
         """One sample: tokens int64[S], labels int64[S], loss_mask float32[S], and what the options ask for.
 
+        Of the kinds bert and t5: the fields of `BertSamples` and `T5Samples`.
+
         Raises:
             IndexError: a number below 0 or past the end.
         """
         (component,), (inside,) = self.locate([sample])
-        kind: RowKind = self.components[component].samples
-        found = kind.sample(int(inside))
+        kind = self.components[component].samples
+        found: Sample = kind.sample(int(inside))
         if isinstance(self.deal, MegatronBlend):
             return {"dataset_id": np.array(component, self.deal.components.dtype), **found}
         return found
 
-    def empty_rows(self, num_rows: int) -> Rows:
-        """Room for `read`, to be used again and again."""
+    def empty_rows(self, num_rows: int) -> Rows | Sample:
+        """Room for `read`, to be used again and again; a dict for the kinds bert and t5."""
+        if self.options.kind in MASKED:
+            return self._masked(0).allocate(num_rows)
         return empty_rows(num_rows, self.row_options)
 
-    def read(self, samples: npt.ArrayLike, *, out: Rows | Int64s | None = None) -> Rows:
+    def read(self, samples: npt.ArrayLike, *, out: Rows | Int64s | Sample | None = None) -> Rows | Sample:
         """Many samples at once, integer[n], in their order; the GIL is released while tokens are read.
 
         Args:
             samples: their numbers.
             out: rows that are filled in (of a Rows the fields it has; of int64[n, S + 1] the text alone); None: new
                 ones. The fields are those of `Rows`; dense attention masks are made for single samples only.
+                Of the kinds bert and t5: a dict of the fields of a sample, each with a dimension more in front.
 
         Raises:
             IndexError: a number below 0 or past the end. ValueError: `out` has another shape.
             DamageError: a file is not what it was when it was opened.
         """
         numbers = np.ascontiguousarray(samples, np.int64)
-        rows = self.empty_rows(len(numbers)) if out is None else out if isinstance(out, Rows) else Rows(out)
+        if self.options.kind in MASKED:
+            return self._read_fields(numbers, out)
+        if isinstance(out, dict):
+            raise UsageError(
+                "a dict of fields for rows of text", found=", ".join(out), expected="what empty_rows gives"
+            )
+        rows = empty_rows(len(numbers), self.row_options) if out is None else out
+        rows = rows if isinstance(rows, Rows) else Rows(rows)
         if rows.text.shape != (len(numbers), self.options.sequence_length + 1):
             raise ValueError(f"rows of shape {rows.text.shape} for {len(numbers)} samples")
         self._check_range(numbers)
@@ -218,16 +233,35 @@ class Dataset:
             return rows
         return finish(rows, gathered, options=self.row_options)
 
+    def _read_fields(self, numbers: Int64s, out: Rows | Int64s | Sample | None) -> Sample:
+        """`read` of samples that are fields, not rows of text."""
+        if out is not None and not isinstance(out, dict):
+            raise UsageError(f"samples of kind {self.options.kind!r} are fields", expected="what empty_rows gives")
+        if self._alone:
+            return self._masked(0).read(numbers, out)
+        components, inside = self.locate(numbers)
+        first = self._masked(0)
+        fields = first.allocate(len(numbers)) if out is None else first.checked(out, len(numbers))
+        for number in np.unique(components).tolist():
+            places = np.flatnonzero(components == number)
+            for name, part in self._masked(number).read(inside[places]).items():
+                fields[name][places] = part
+        return fields
+
+    def _masked(self, number: int) -> MaskedSamples:
+        return cast("MaskedSamples", self.components[number].samples)
+
     def _gather(self, numbers: Int64s, text: Int64s) -> Gathered:
         threads = self.options.threads
+        kinds = cast("list[RowKind]", [component.samples for component in self.components])
         if self._alone:
             # A single component's numbers are the dataset's own.
-            return self.components[0].samples.gather(numbers, text, threads=threads)
+            return kinds[0].gather(numbers, text, threads=threads)
         components, inside = self.locate(numbers)
         parts = []
         for number in np.unique(components).tolist():
             places = np.flatnonzero(components == number)
-            part = self.components[number].samples.gather(inside[places], text, places=places, threads=threads)
+            part = kinds[number].gather(inside[places], text, places=places, threads=threads)
             parts.append((places, part))
         return _in_order(parts, len(numbers))
 

@@ -20,10 +20,10 @@ from mdata.samples.documents import DocumentSamples
 from mdata.samples.fim import FimSamples
 from mdata.samples.gpt import GptSamples
 from mdata.samples.gpt_megatron import MegatronGptSamples
-from mdata.samples.options import DOCUMENT, MEGATRON, WHOLE, DatasetOptions
+from mdata.samples.options import DOCUMENT, MASKED, MEGATRON, WHOLE, DatasetOptions
 from mdata.samples.packed import PackedSamples
 from mdata.samples.packing import Longer, PackingRule
-from mdata.samples.rows import RowKind, RowOptions
+from mdata.samples.rows import RowKind, RowOptions, SampleKind
 
 Bounds = tuple[int, int]
 
@@ -38,7 +38,7 @@ def bounds_of(corpus: Corpus, options: DatasetOptions) -> Bounds:
 
 def open_samples(
     corpus: Corpus, bounds: Bounds, *, options: DatasetOptions, rows: RowOptions, cache: Cache
-) -> RowKind | None:
+) -> SampleKind | None:
     """The samples of a part of a corpus.
 
     Args:
@@ -54,6 +54,18 @@ def open_samples(
     Raises:
         UsageError: too small for training, or options that this corpus cannot have.
     """
+    if options.kind in MASKED:
+        from mdata.samples.masked_kinds import open_masked
+
+        empty = _is_empty(corpus, bounds, options)
+        return None if empty else open_masked(corpus, bounds, options=options, cache=cache)
+    return _open_rows(corpus, bounds, options, rows=rows, cache=cache)
+
+
+def _open_rows(
+    corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions, cache: Cache
+) -> RowKind | None:
+    """The kinds whose samples are rows of text."""
     if options.fim is not None:
         return _rearranged(corpus, bounds, options, rows=rows, cache=cache)
     if options.order == MEGATRON:
@@ -68,20 +80,32 @@ def tokens_in(corpus: Corpus, bounds: Bounds, *, options: DatasetOptions) -> int
     first, last = bounds
     if first == last:
         return 0
-    if options.by_documents:
-        edges, counts = corpus.gatherer.documents(np.array([first, last - 1]))
-        return int(edges[1] + counts[1] - edges[0])
     if not corpus.contiguous:
-        return int(corpus.lengths[first:last].sum(dtype=np.int64))
+        edges = (_first_sequence(corpus, d) for d in bounds) if options.by_documents else bounds
+        return int(corpus.lengths[slice(*edges)].sum(dtype=np.int64))
+    if options.by_documents:
+        starts, counts = corpus.gatherer.documents(np.array([first, last - 1]))
+        return int(starts[1] + counts[1] - starts[0])
     start, stop = corpus.token_bounds(first, last)
     return stop - start
+
+
+def _first_sequence(corpus: Corpus, document: int) -> int:
+    """The first sequence of a document; for the number of documents, the number of sequences."""
+    before = 0
+    for reader in corpus.readers:
+        if document < reader.num_documents:
+            return before + int(reader.boundaries[document])
+        document -= reader.num_documents
+        before += reader.num_sequences
+    return before
 
 
 def _rearranged(
     corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions, cache: Cache
 ) -> RowKind | None:
     plain = replace(options, fim_rate=0.0)
-    kind = open_samples(corpus, bounds, options=plain, rows=replace(rows, document_masks=False), cache=cache)
+    kind = _open_rows(corpus, bounds, plain, rows=replace(rows, document_masks=False), cache=cache)
     if kind is None or options.fim is None:
         return None
     return FimSamples(kind, corpus, fim=options.fim, options=rows, seed=options.seed, extra_token=options.extra_token)
@@ -108,9 +132,7 @@ def _documents(
     corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions, cache: Cache
 ) -> RowKind | None:
     training = options.split == "train"
-    if bounds[0] == bounds[1]:
-        if training:
-            raise _too_short(corpus, options, found=f"none of {corpus.num_documents} documents", expected="a document")
+    if _is_empty(corpus, bounds, options):
         return None
     if not corpus.contiguous:
         corpus.token_bounds(0, 0)  # says so
@@ -143,6 +165,13 @@ def _native(corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: Ro
         shuffle=training,
         shuffle_block=options.shuffle_block,
     )
+
+
+def _is_empty(corpus: Corpus, bounds: Bounds, options: DatasetOptions) -> bool:
+    """Whether a part has no document; of training in native order that is refused."""
+    if bounds[0] == bounds[1] and options.split == "train" and options.order != MEGATRON:
+        raise _too_short(corpus, options, found=f"none of {corpus.num_documents} documents", expected="a document")
+    return bounds[0] == bounds[1]
 
 
 def _too_short(corpus: Corpus, options: DatasetOptions, *, found: str, expected: str) -> UsageError:

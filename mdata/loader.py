@@ -64,10 +64,15 @@ def collate(dataset: Dataset, samples: npt.ArrayLike) -> Batch:
     """The rows of some samples, integer[b], in their order.
 
     Raises:
-        IndexError: a sample the dataset does not have.
+        IndexError: a sample the dataset does not have. UsageError: a kind whose samples are no rows of text.
     """
     numbers = np.ascontiguousarray(samples, np.int64)
     rows = dataset.read(numbers)
+    if not isinstance(rows, Rows):
+        raise UsageError(
+            f"samples of kind {dataset.options.kind!r} are no rows of tokens and labels",
+            fix="read them with Dataset.read, or a torch DataLoader",
+        )
     assert rows.loss_mask is not None, "new rows have a loss mask"
     return Batch(numbers, rows.tokens, rows.labels, rows.loss_mask, rows)
 

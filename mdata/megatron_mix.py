@@ -13,15 +13,15 @@ from fractions import Fraction
 
 from mdata.blend.megatron import Keeper, MegatronBlend, exhaustive, requests, weighted
 from mdata.errors import UsageError
-from mdata.samples.rows import RowKind
+from mdata.samples.rows import SampleKind
 
-Open = Callable[[int, int | None], RowKind | None]
+Open = Callable[[int, int | None], SampleKind | None]
 """Opens the samples of component i for so many samples (None: one epoch); None where its split is empty."""
 
 
 def mix_by_share(
     open_one: Open, shares: Sequence[tuple[str, str]], *, num_samples: int | None, surplus: float, keeper: Keeper
-) -> tuple[list[RowKind | None], MegatronBlend | None]:
+) -> tuple[list[SampleKind | None], MegatronBlend | None]:
     """Open components for their shares of the samples.
 
     Args:
@@ -63,7 +63,7 @@ def mix_by_share(
 
 def mix_by_size(
     open_one: Open, count: int, *, num_samples: int | None, keeper: Keeper
-) -> tuple[list[RowKind | None], MegatronBlend | None]:
+) -> tuple[list[SampleKind | None], MegatronBlend | None]:
     """Open components for one epoch each; see `mix_by_share`. Those without samples are None."""
     opened = [open_one(i, None) for i in range(count)]
     parts = [part if part is not None and part.num_samples else None for part in opened]

@@ -182,4 +182,4 @@ def _kept(recipe: Mapping[str, Any], keeper: Keeper) -> Mapping[str, npt.NDArray
     exact = dict(recipe) | ({"weights": [share.hex() for share in recipe["weights"]]} if "weights" in recipe else {})
     key = {"name": "megatron-blend", "corpus": "", "algorithm": f"{NAME} {VERSION}", **exact}
     entries = recipe["num_samples"] if "weights" in recipe else sum(recipe["sizes"])
-    return cache.arrays(beside, key, make=lambda: [_arrays(recipe)], entries=2 * entries)
+    return cache.arrays(beside, key, make=lambda: [_arrays(recipe)], entries=lambda: 2 * entries)

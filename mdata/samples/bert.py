@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from mdata import _core
 from mdata.samples.mapping import MappingOptions
-from mdata.samples.masked import MaskedSamples, MaskingOptions, Sample
+from mdata.samples.masked import MaskedSamples, MaskingOptions
+from mdata.samples.rows import Sample
 
 _NUM_SPECIAL = 3  # [CLS] and two [SEP]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -27,14 +27,13 @@ from mdata.errors import UsageError
 from mdata.keys import derive_key
 from mdata.order.permutation import Permutation
 from mdata.samples.mapping import MappingOptions, Rows, megatron_mapping, native_parts
+from mdata.samples.rows import Sample
 from mdata.samples.sentences import SentenceText
 from mdata.samples.vocabulary import MaskedVocabulary, vocabulary_of
 
 ORDERS = ("native", "file", "megatron")
 _EPOCHS_KEPT = 16
 _MOST_NGRAM = 65536
-
-Sample = dict[str, npt.NDArray[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +132,18 @@ class MaskedSamples:
         self._draws = self._make_draws()
         self._permutation = lru_cache(maxsize=_EPOCHS_KEPT)(self._make_permutation)
 
+    @cached_property
+    def samples_per_epoch(self) -> int:
+        """How many samples read the corpus once; in Megatron's order on average."""
+        first = self.rows[:, 0]
+        # The first row of a document begins with it in every epoch, whatever the targets.
+        epochs = int(np.count_nonzero(first == first.min())) if self.order == "megatron" and len(first) else 1
+        return max(1, len(first) // epochs)
+
+    def epochs(self, num_samples: int) -> float:
+        """How many times so many samples read the corpus."""
+        return num_samples / self.samples_per_epoch
+
     @property
     def identity(self) -> Mapping[str, Any]:
         """All that decides the samples beside the corpus and its split: part of the data id."""
@@ -168,7 +179,7 @@ class MaskedSamples:
         end = self.num_samples
         if wanted.size and (wanted.min() < 0 or (end is not None and wanted.max() >= end)):
             raise IndexError(f"samples {wanted.min()} to {wanted.max()} of {end}")
-        fields = self.allocate(len(wanted)) if out is None else self._checked(out, len(wanted))
+        fields = self.allocate(len(wanted)) if out is None else self.checked(out, len(wanted))
         if len(wanted):
             self._fill(wanted, self._text.rows(wanted, self.rows[self._places(wanted)]), fields)
         return fields
@@ -242,7 +253,12 @@ class MaskedSamples:
             places[chosen] = self._permutation(epoch).forward(places[chosen])
         return places
 
-    def _checked(self, out: Sample, n: int) -> Sample:
+    def checked(self, out: Sample, n: int) -> Sample:
+        """The arrays, if n samples can be written into them.
+
+        Raises:
+            UsageError: they cannot.
+        """
         for name, shape in self._shapes().items():
             array, wanted = out.get(name), (n, *shape)
             fits = array is not None and array.dtype == np.int64 and array.shape == wanted and array.flags.c_contiguous

@@ -7,8 +7,8 @@ native order, how many samples are asked for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from mdata.blend import SPLITS
 from mdata.blend import native as native_blend
@@ -23,13 +23,26 @@ from mdata.samples.fim import CHARACTER, NAMES, FimOptions
 from mdata.samples.gpt_megatron import effective_pad
 from mdata.samples.rows import RowOptions
 
+if TYPE_CHECKING:
+    from mdata.samples.masked import MaskingOptions
+    from mdata.samples.vocabulary import MaskedVocabulary
+
 WHOLE = "whole"
 NATIVE, MEGATRON = native_order.NAME, megatron_order.NAME
 ORDERS = (NATIVE, MEGATRON)
 LARGEST_BLOCK = 1 << 20  # of shuffle_block; mdata_cpp/block_shuffle.hpp
-GPT, DOCUMENT, PACKED = "gpt", "document", "packed"
-KINDS = (GPT, DOCUMENT, PACKED)
+GPT, DOCUMENT, PACKED, BERT, T5 = "gpt", "document", "packed", "bert", "t5"
+KINDS = (GPT, DOCUMENT, PACKED, BERT, T5)
+MASKED = (BERT, T5)
 _WHOLE_DOCUMENTS = (DOCUMENT, PACKED)
+# Options that only some kinds have.
+_ONLY_OF = {
+    "longer": _WHOLE_DOCUMENTS,
+    "decoder_length": (T5,),
+    "head": (BERT,),
+    **dict.fromkeys(("short_probability", "masking", "vocabulary"), MASKED),
+}
+_NOT_OF_MASKED = ("extra_token", "document_masks", "create_attention_mask", "eod", "keep_partial", "pad")
 _MEGATRON_VERSION = 1
 _BY_EOD = ("eod_mask_loss", "reset_position_ids", "reset_attention_mask")
 
@@ -48,7 +61,8 @@ class DatasetOptions:
         extra_token: a sample reads one token more, so that its last one has a label.
         keep_partial: megatron, split "valid": the last partial sample counts (native always keeps it).
         shuffle_block: native: sequences are permuted inside of blocks of so many, anew in each epoch; 0: file order.
-        kind: "gpt": concatenated text; native: also "document", one a sample, and "packed", several fitted into one.
+        kind: "gpt": concatenated text; native: also "document", one a sample, and "packed", several fitted into one;
+            "bert" and "t5": sentences with masked tokens (t5: `sequence_length` is the encoder's).
         longer: document, packed: longer documents are "cut" (packed: into rows), or left out ("drop").
         document_masks: position_ids restart with each document, cu_seqlens and max_seqlen tell their lengths.
         eod_mask_loss: no loss where the input is the end of a document.
@@ -59,7 +73,10 @@ class DatasetOptions:
         allow_ambiguous_pad: megatron: take `pad` also where it is the eod.
         fim_rate: share of documents that fill-in-the-middle rearranges; 0: none. The other fim_...: see `FimOptions`.
         blend_surplus: megatron: how much more than its part each corpus with a share is built for.
-        cache: folder for arrays that are built (packed, megatron); None: see mdata/cache.py.
+        decoder_length: t5: tokens that the decoder reads. head: bert: two texts, and whether they were exchanged.
+        short_probability, masking, vocabulary: bert, t5: share of samples that are cut shorter, which tokens are masked
+            (None: as usual for the kind), and the ids of special tokens (None: as the tokenizer of the corpus says).
+        cache: folder for arrays that are built (packed, bert, t5, megatron); None: see mdata/cache.py.
         mode: "mmap" or "pread": how token files are read. threads: that read and build.
     """
 
@@ -90,6 +107,11 @@ class DatasetOptions:
     fim_fragment_rate: float | None = None
     fim_no_prefix: str | None = None
     blend_surplus: float = SURPLUS
+    decoder_length: int | None = None
+    head: bool = True
+    short_probability: float = 0.1
+    masking: MaskingOptions | None = None
+    vocabulary: MaskedVocabulary | None = None
     cache: str | None = None
     mode: Mode = "mmap"
     threads: int = 1
@@ -123,10 +145,22 @@ class DatasetOptions:
             raise UsageError("the native order knows no blend_surplus", found=f"blend_surplus={self.blend_surplus!r}")
         if self.order == MEGATRON and self.kind in _WHOLE_DOCUMENTS:
             raise UsageError(f"the megatron order knows no samples of kind {self.kind!r}", fix='order="native"')
-        if self.kind not in _WHOLE_DOCUMENTS and self.longer != "cut":
-            raise UsageError(
-                f"samples of kind {self.kind!r} take documents of any length", found=f"longer={self.longer!r}"
-            )
+        self._check_kind()
+
+    def _check_kind(self) -> None:
+        """Refuse options that the kind does not have."""
+        usual = {field.name: field.default for field in fields(self)}
+        others = [name for name, kinds in _ONLY_OF.items() if self.kind not in kinds]
+        others += [*_NOT_OF_MASKED, *_BY_EOD] if self.kind in MASKED else []
+        for name in others:
+            if getattr(self, name) != usual[name]:
+                raise UsageError(
+                    f"samples of kind {self.kind!r} know no {name}", found=f"{name}={getattr(self, name)!r}"
+                )
+        if self.kind in MASKED:
+            from mdata.samples.masked_kinds import options_of
+
+            options_of(self)
 
     @property
     def by_documents(self) -> bool:
@@ -202,6 +236,11 @@ class DatasetOptions:
             found["longer"] = self.longer
         if self.kind == PACKED:
             found["packing"] = f"best fit {packing.VERSION}"
+        if self.kind in MASKED:
+            from mdata.samples.masked_kinds import identity_of
+
+            del found["extra_token"]
+            found[self.kind] = identity_of(self)
         if self.order == MEGATRON:
             del found["blend_algorithm"]
             found["order"] = f"{MEGATRON} {_MEGATRON_VERSION}"

@@ -102,14 +102,8 @@ class Rows:
         return self.text[:, 1:]
 
 
-class RowKind(Protocol):
-    """A kind of sample whose rows are text.
-
-    Attributes:
-        options: what is told of its rows.
-    """
-
-    options: RowOptions
+class SampleKind(Protocol):
+    """A kind of sample."""
 
     @property
     def num_samples(self) -> int | None:
@@ -122,15 +116,25 @@ class RowKind(Protocol):
     def epochs(self, num_samples: int) -> float:
         """How many times so many samples read the corpus."""
 
+    def sample(self, k: int) -> Sample:
+        """One sample; of text as `sample_of` gives it."""
+
+
+class RowKind(SampleKind, Protocol):
+    """A kind of sample whose rows are text.
+
+    Attributes:
+        options: what is told of its rows.
+    """
+
+    options: RowOptions
+
     def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
         """Fill rows of text[m, S + 1] with samples int64[n], row places[i] (None: i) with sample i.
 
         Raises:
             IndexError: a number below 0 or past the end.
         """
-
-    def sample(self, k: int) -> Sample:
-        """One sample, as `sample_of` gives it."""
 
 
 def empty_rows(num_rows: int, options: RowOptions) -> Rows:

@@ -15,9 +15,6 @@ from torch.utils.data import DataLoader, Sampler
 
 import mdata
 from mdata.sampler import global_batch
-from mdata.samples.bert import BertOptions, BertSamples
-from mdata.samples.masked import MaskedSamples
-from mdata.samples.t5 import T5Options, T5Samples
 from tests.helpers.corpora import write_pair
 from tests.helpers.masked import make_vocabulary
 
@@ -31,19 +28,6 @@ GPT: dict[str, dict[str, Any]] = {
     "documents": {"kind": "document"},
     "packed": {"kind": "packed", "document_masks": True},
 }
-
-
-class Mapped:
-    """Samples of BERT and T5 as a map from numbers to samples."""
-
-    def __init__(self, samples: MaskedSamples) -> None:
-        self.samples = samples
-
-    def __getitem__(self, k: int) -> dict[str, np.ndarray]:
-        return self.samples.sample(k)
-
-    def __len__(self) -> int:
-        return BATCH * STEPS
 
 
 class Resumed(Sampler[int]):
@@ -74,17 +58,15 @@ def write_corpora(folder: Path) -> None:
     write_pair(folder / "s_text_sentence", sentences, tokens=places * places * 7 // 3 % 59, code=8)
 
 
-def opened(folder: Path, name: str) -> mdata.Dataset | Mapped:
+def opened(folder: Path, name: str) -> mdata.Dataset:
     """The dataset of one of KINDS."""
     if name in GPT:
         path = folder / ("mix.json" if name == "blend" else "a")
         return mdata.open(path, sequence_length=8, num_samples=BATCH * STEPS, **GPT[name])
-    corpus = mdata.open_corpus(folder / "s_text_sentence")
-    shared: dict[str, Any] = {"vocabulary": make_vocabulary(), "order": "megatron" if "megatron" in name else "native"}
-    if name == "t5":
-        options = T5Options(encoder_length=48, decoder_length=32)
-        return Mapped(T5Samples(corpus, (0, corpus.num_documents), options=options, **shared))
-    return Mapped(BertSamples(corpus, (0, corpus.num_documents), options=BertOptions(sequence_length=48), **shared))
+    kind, _, order = name.partition(" ")
+    more: dict[str, Any] = {"decoder_length": 32} if kind == "t5" else {}
+    more |= {"order": order or "native", "num_samples": BATCH * STEPS, "vocabulary": make_vocabulary()}
+    return mdata.open(folder / "s_text_sentence", kind=kind, sequence_length=48, **more)
 
 
 def loader_of(dataset: Any, sampler: Resumed | None = None, *, workers: int = 0, **more: Any) -> DataLoader:

@@ -39,13 +39,13 @@ def test_workers_change_nothing(folder, name, context, workers):
     alone = batches(loader_of(dataset))
     assert len(alone) == STEPS
     numbers = list(Resumed())[:BATCH]
-    if isinstance(dataset, mdata.Dataset):
-        rows = dataset.read(numbers)
+    rows = dataset.read(numbers)
+    if isinstance(rows, mdata.Rows):
         assert alone[0]["tokens"] == rows.tokens.tolist()
         assert alone[0]["labels"] == rows.labels.tolist()
         assert alone[0]["position_ids"] == rows.position_ids.tolist()
     else:
-        assert alone[0] == {field: array.tolist() for field, array in dataset.samples.read(numbers).items()}
+        assert alone[0] == {field: array.tolist() for field, array in rows.items()}
     assert batches(loader_of(dataset, workers=workers, multiprocessing_context=context)) == alone
 
 

@@ -26,8 +26,8 @@ def test_the_examples_run(tmp_path, monkeypatch):
         exec(code.replace("books_text_sentence.json", corpus.path.name), names)
     assert names["batch"]["text"].shape == (3, 512)
     assert names["sample"]["labels"].shape == (512,)
-    assert names["once"].num_samples > 0
-    assert names["t5"].sample(5)["text_dec"].shape == (128,)
+    assert names["valid"].num_samples > 0
+    assert names["t5"][5]["text_dec"].shape == (128,)
 
 
 @pytest.mark.parametrize("kind", ["BERT", "T5"])
