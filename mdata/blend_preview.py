@@ -89,7 +89,7 @@ def preview_blend(
     length = sequence_length or 1
     sizes = Sizes(
         blend.names,
-        tuple(corpus.num_tokens for corpus in blend.corpora)
+        tuple(max(1, corpus.num_tokens) for corpus in blend.corpora)
         if sequence_length is None
         else samples_per_epoch(blend, sequence_length, split=split),
         length,

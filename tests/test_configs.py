@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import mdata
+from tests.helpers.corpora import write_pair
+from tests.helpers.manifests import corpus_of_pairs
 from trainer.config import load_config
 from trainer.plan import DataFacts, make_plan
 
@@ -41,3 +44,20 @@ def test_sizes_are_those_of_the_comments() -> None:
     large = make_plan(load_config(CONFIGS / "gpt-small-h200.toml"), 1, facts=facts(50_000))
     assert round(large.num_parameters / 1e6) == 355
     assert round((large.num_parameters - 50_000 * 1024) / 1e6) == 304
+
+
+def test_the_blend_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over small corpora of the names that it names, as the command in its first line does it."""
+    text = (CONFIGS / "blend.toml").read_text()
+    (tmp_path / "mix.toml").write_text(text.replace("e9", "e4"))
+    for number, name in enumerate(("web/a", "web/b", "books", "wiki", "code", "held")):
+        (tmp_path / "corpora" / name).parent.mkdir(parents=True, exist_ok=True)
+        write_pair(tmp_path / "corpora" / f"{name}_text_document", [[5]] * (8_000 + number))
+    corpus_of_pairs(tmp_path / "corpora" / "code_text_document.json", ["code_text_document"])
+    monkeypatch.chdir(tmp_path)
+    preview = mdata.preview_blend(mdata.make_blend("mix.toml", "mix.json"), sequence_length=8, tokens=400_000)
+    assert [row.name for row in preview.rows] == ["a", "b", "books", "wiki", "code"]
+    assert [row.name for row in preview.groups] == ["web", "text"]
+    assert preview.starts == (0, 12_500, 18_750, 31_250)
+    assert preview.rows[4].phases == pytest.approx([0.1, 0.25, 0.2, 0.4], abs=1e-3)
+    assert preview.num_samples == 50_000
