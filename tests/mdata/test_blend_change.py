@@ -177,6 +177,8 @@ def test_the_table_of_a_change(corpora):
     after = stream(new, 400)
     assert after.index(("c", sizes[0])) == c.again_at
     assert (b.again_at, d.again_at) == (None, None)
+    late = change(old, 4 * sizes[0], remove=["b"])  # c has been read twice by then
+    assert mdata.change_table(old, late, sequence_length=S, split="100,0,0", run=None)[0].again_at == 4 * sizes[0]
     assert mdata.change_table(old, new, sequence_length=S, split="100,0,0", run=c.again_at)[0].again_at is None
 
 
