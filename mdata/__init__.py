@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mdata.blend_preview import BlendPreview, BlendRow, blend_table, preview_blend
     from mdata.blend_redistribute import redistribute_blend
     from mdata.blending import OpenBlend, make_blend, open_blend, plan_blend, read_spec, save_blend
+    from mdata.build import BuildResult, BuiltArrays, build
     from mdata.convert import convert
     from mdata.corpus import Corpus, open_corpus
     from mdata.dataset import Component, Dataset, open, open_dataset, parse_split
@@ -63,6 +64,7 @@ attach(
         "mdata.blend_preview": "BlendPreview BlendRow blend_table preview_blend",
         "mdata.blend_redistribute": "redistribute_blend",
         "mdata.blending": "OpenBlend make_blend open_blend plan_blend read_spec save_blend",
+        "mdata.build": "BuildResult BuiltArrays build",
         "mdata.convert": "convert",
         "mdata.corpus": "Corpus open_corpus",
         "mdata.dataset": "Component Dataset open open_dataset parse_split",
@@ -101,6 +103,8 @@ __all__ = [
     "BlendRow",
     "BlendSpec",
     "ChangeRow",
+    "BuildResult",
+    "BuiltArrays",
     "Component",
     "Corpus",
     "CorpusManifest",
@@ -133,6 +137,7 @@ __all__ = [
     "Verified",
     "adopt",
     "blend_table",
+    "build",
     "build_tokenizer",
     "change_blend",
     "change_table",

@@ -1,0 +1,109 @@
+"""Make offline what a run builds at its start: mdata build corpus.json --sequence-length 4096 --kind packed
+
+The arrays of Megatron's order and blends, the rows of packed samples, the mappings of BERT and T5, for each split that
+has a share; what is there already is checked and told. Runs with the same data and options find them. They are kept
+beside the corpus (or --cache). Give what the run gives: another seed, length or number of samples is another array.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+import mdata
+from cli.console import Console
+from cli.text import table
+
+if TYPE_CHECKING:
+    from mdata.build import BuildResult
+
+_SPLITS = ("train", "valid", "test")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Megatron's names are accepted too."""
+    add = parser.add_argument
+    add("words", nargs="*", metavar="CORPUS", help="a corpus or blend manifest, a prefix, or 0.7 a 0.3 b")
+    add("--data-path", nargs="+", default=[], metavar="WORD", help="the same, as Megatron says it")
+    add("-S", "--sequence-length", "--seq-length", type=int, required=True, metavar="S", help="tokens of a sample")
+    add("--order", choices=["native", "megatron"], default="native", help="default native")
+    add("--kind", choices=["gpt", "document", "packed", "bert", "t5"], default="gpt", help="of samples; default gpt")
+    add("--split", default="100,0,0", metavar="SHARES", help="of training, validation and test; default 100,0,0")
+    add("--whole", action="store_true", help="all of it as one set, as data.valid of a run reads a corpus")
+    add("--seed", type=int, default=1234, metavar="N", help="default 1234")
+    for split in _SPLITS:
+        add(f"--{split}-samples", type=int, metavar="N", help="megatron: asked for; default one epoch")
+    add("--no-extra-token", action="store_true", help="rows of S tokens, not S + 1")
+    add("--keep-partial", action="store_true", help="megatron: the last partial sample of validation counts")
+    add("--longer", choices=["cut", "drop"], default="cut", help="packed: what becomes of documents longer than a row")
+    add("--decoder-length", "--decoder-seq-length", type=int, metavar="S", help="t5: tokens that the decoder reads")
+    add("--no-head", action="store_true", help="bert: one text, without the task of the next sentence")
+    add("--short-probability", "--short-seq-prob", type=float, default=0.1, metavar="P", help="bert, t5; default 0.1")
+    add("--cache", "--data-cache-path", metavar="FOLDER", help="where arrays are kept; default: beside the corpus")
+    add("--threads", type=int, default=1, metavar="N", help="that build; default 1")
+
+
+def main(arguments: argparse.Namespace, console: Console) -> None:
+    """Run `mdata.build` and show what came of it."""
+    words = [*arguments.words, *arguments.data_path]
+    if not words:
+        raise mdata.UsageError("no data is named", expected="a manifest, a prefix, or pairs of weight and prefix")
+    asked = {split: getattr(arguments, f"{split}_samples") for split in _SPLITS}
+    num_samples = {split: count for split, count in asked.items() if count is not None}
+    if num_samples and arguments.order != "megatron":
+        first = next(iter(num_samples))
+        raise mdata.UsageError(f"the native order has no --{first}-samples", fix="leave it out, or --order megatron")
+    with console.progress() as progress:
+        result = mdata.build(
+            words[0] if len(words) == 1 else words, _options(arguments), num_samples=num_samples, progress=progress
+        )
+    console.result(_told(result), _facts(result))
+
+
+def _options(arguments: argparse.Namespace) -> mdata.DatasetOptions:
+    return mdata.DatasetOptions(
+        sequence_length=arguments.sequence_length,
+        seed=arguments.seed,
+        split="whole" if arguments.whole else "train",
+        split_shares=arguments.split,
+        order=arguments.order,
+        kind=arguments.kind,
+        extra_token=not arguments.no_extra_token,
+        keep_partial=arguments.keep_partial,
+        longer=arguments.longer,
+        decoder_length=arguments.decoder_length,
+        head=not arguments.no_head,
+        short_probability=arguments.short_probability,
+        cache=arguments.cache,
+        threads=arguments.threads,
+    )
+
+
+def _told(result: BuildResult) -> str:
+    samples = ", ".join(f"{split} {'without end' if n is None else f'{n:,}'}" for split, n in result.samples.items())
+    last = f"samples: {samples}; {result.peak_bytes / 2**20:,.0f} MiB of memory at most"
+    if not result.arrays:
+        return f"nothing to build: this order is computed\n{last}"
+    header = ["split", "what", "of", "rows", "bytes", "seconds", "", "where"]
+    rows = [
+        [a.split, a.name, a.component, a.rows, a.num_bytes, a.seconds, "built" if a.built else "found", a.path]
+        for a in result.arrays
+    ]
+    return f"{table(header, rows)}\n{last}"
+
+
+def _facts(result: BuildResult) -> dict[str, object]:
+    arrays = [
+        {
+            "split": a.split,
+            "what": a.name,
+            "component": a.component,
+            "path": str(a.path),
+            "rows": a.rows,
+            "bytes": a.num_bytes,
+            "seconds": a.seconds,
+            "built": a.built,
+        }
+        for a in result.arrays
+    ]
+    return {"samples": dict(result.samples), "arrays": arrays, "peak_bytes": result.peak_bytes}
