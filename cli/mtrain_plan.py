@@ -52,7 +52,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, int]]:
         ("samples of a microbatch", plan.micro_batch),
         ("microbatches of a rank in a step", plan.num_microbatches),
         ("tokens of a step", plan.tokens_per_step),
-        ("tokens of the run", plan.tokens_per_step * plan.steps),
+        ("tokens of the run", plan.num_samples * plan.sequence_length),
         ("vocabulary", plan.vocab_size),
         ("  padded", plan.padded_vocab_size),
         ("features of a head", plan.head_dim),

@@ -12,6 +12,7 @@ from mdata.lazy import attach
 if TYPE_CHECKING:
     from mdata import durable, errors
     from mdata.adopt import Adopted, adopt
+    from mdata.batch_sizes import BatchSizes, read_ramp
     from mdata.blend.spec import Amount, BlendEntry, BlendSpec, PhaseSpec, spec_of_mapping, spec_of_splits
     from mdata.blend_change import BlendEdits, ChangeRow, change_blend, change_table
     from mdata.blend_preview import BlendPreview, BlendRow, blend_table, preview_blend
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from mdata.preprocess.results import PreprocessResult
     from mdata.preprocess.run import preprocess
     from mdata.progress import SILENT, Progress
-    from mdata.sampler import global_batch, rank_rows
+    from mdata.sampler import Sampler, global_batch, rank_rows
     from mdata.samples.masked import MaskingOptions
     from mdata.samples.options import DatasetOptions
     from mdata.samples.rows import Rows
@@ -77,7 +78,8 @@ attach(
         "mdata.preprocess.results": "PreprocessResult",
         "mdata.preprocess.run": "preprocess",
         "mdata.progress": "SILENT Progress",
-        "mdata.sampler": "global_batch rank_rows",
+        "mdata.batch_sizes": "BatchSizes read_ramp",
+        "mdata.sampler": "Sampler global_batch rank_rows",
         "mdata.samples.options": "DatasetOptions",
         "mdata.samples.masked": "MaskingOptions",
         "mdata.samples.rows": "Rows",
@@ -96,6 +98,7 @@ __all__ = [
     "BadInputError",
     "Batch",
     "BatchPlan",
+    "BatchSizes",
     "BlendEdits",
     "BlendEntry",
     "BlendManifest",
@@ -127,6 +130,7 @@ __all__ = [
     "Progress",
     "ResourceError",
     "Rows",
+    "Sampler",
     "ShardFacts",
     "StoppedError",
     "TextRefused",
@@ -164,6 +168,7 @@ __all__ = [
     "preprocess",
     "preview_blend",
     "rank_rows",
+    "read_ramp",
     "read_spec",
     "redistribute_blend",
     "save_blend",

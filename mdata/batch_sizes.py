@@ -124,6 +124,25 @@ def ramp_up(start: int, increment: int, *, samples: int, size: int) -> BatchSize
     return BatchSizes(table, samples, samples / count)
 
 
+def read_ramp(words: str, *, size: int) -> BatchSizes:
+    """A ramp as it is written, "START INCREMENT SAMPLES", up to `size`; without words, steps of that size.
+
+    Raises:
+        UsageError: other than three whole numbers; as `ramp_up` and `constant`.
+    """
+    numbers = words.split()
+    if not numbers:
+        return constant(size)
+    if len(numbers) != 3 or not all(number.isascii() and number.isdigit() for number in numbers):
+        raise UsageError(
+            "a ramp is three whole numbers",
+            found=repr(words),
+            expected='"START INCREMENT SAMPLES", such as "32 32 100000"',
+        )
+    start, increment, samples = map(int, numbers)
+    return ramp_up(start, increment, samples=samples, size=size)
+
+
 def by_steps(text: str, *, sequence_length: int | None = None) -> BatchSizes:
     """A table as Megatron writes it, "0:768 250B:1536 500B:3072": thresholds and sizes.
 

@@ -9,7 +9,6 @@ which then waits for it: a thread that Python stops in the middle of our C++ tak
 
 from __future__ import annotations
 
-import itertools
 import queue
 import threading
 from collections.abc import Iterator
@@ -18,9 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from mdata.batch_sizes import BatchSizes, constant
 from mdata.dataset import Dataset
 from mdata.errors import UsageError
-from mdata.sampler import global_batch, rank_rows
+from mdata.sampler import Sampler
 from mdata.samples.options import MEGATRON
 from mdata.samples.rows import Rows
 
@@ -37,6 +37,7 @@ class BatchPlan:
         micro_batch: rows of one forward pass.
         dp_rank, dp_size: this rank of the data-parallel axis.
         seed: keys the order of rows inside a global batch.
+        sizes: of steps that grow (mdata/batch_sizes.py); None: each is `global_batch`.
     """
 
     global_batch: int
@@ -44,6 +45,27 @@ class BatchPlan:
     dp_rank: int = 0
     dp_size: int = 1
     seed: int = 1234
+    sizes: BatchSizes | None = None
+
+    def sampler(self, dataset: Dataset, consumed: int) -> Sampler:
+        """This rank's sample numbers from `consumed` on.
+
+        Raises:
+            UsageError: sizes that do not fit each other.
+        """
+        found = Sampler(
+            data_id=dataset.data_id,
+            sizes=self.sizes or constant(self.global_batch),
+            micro_batch=self.micro_batch,
+            dp_rank=self.dp_rank,
+            dp_size=self.dp_size,
+            seed=self.seed,
+            consumed=consumed,
+            num_samples=dataset.num_samples,
+            in_order=dataset.options.order == MEGATRON,
+        )
+        found.check()
+        return found
 
 
 @dataclass(frozen=True)
@@ -99,28 +121,15 @@ class Loader:
                 "a loader starts at sample 0 or later and reads at least one step ahead",
                 found=f"consumed {consumed}, prefetch {prefetch}",
             )
-        self._dataset, self._batches = dataset, batches
-        self._consumed, self._prefetch = consumed, prefetch
-        self._rows(consumed)  # so that sizes that do not fit are refused here, not in the thread
+        self._dataset, self._prefetch = dataset, prefetch
+        self._sampler = batches.sampler(dataset, consumed)  # sizes that do not fit are refused here, not in the thread
 
     def __iter__(self) -> Iterator[list[Batch]]:
         return _Prefetched(self._steps(), self._prefetch)
 
     def _steps(self) -> Iterator[list[Batch]]:
-        for step in itertools.count():
-            first = self._consumed + step * self._batches.global_batch
-            end = self._dataset.num_samples
-            if end is not None and first + self._batches.global_batch > end:
-                return
-            yield [collate(self._dataset, rows) for rows in self._rows(first)]
-
-    def _rows(self, first: int) -> npt.NDArray[np.int64]:
-        """Samples of this rank in the step that begins at sample `first`: int64[microbatches, rows]."""
-        plan = self._batches
-        batch = global_batch(first, plan.global_batch, seed=plan.seed)
-        if self._dataset.options.order == MEGATRON:
-            batch = np.arange(first, first + plan.global_batch)  # as its sampler deals them
-        return rank_rows(batch, dp_rank=plan.dp_rank, dp_size=plan.dp_size, micro_batch=plan.micro_batch)
+        for step in self._sampler:
+            yield [collate(self._dataset, rows) for rows in step]
 
 
 class _Prefetched(Iterator[list[Batch]]):

@@ -96,6 +96,7 @@ class TrainSection:
 
     sequence_length: Positive  # tokens of a sample
     global_batch: Positive  # samples of a step, over all ranks
+    batch_ramp: str = ""  # "START INCREMENT SAMPLES": steps grow up to global_batch over so many samples
     micro_batch: Positive  # samples of one forward pass of a rank
     steps: Positive  # optimizer updates of the whole run
     eval_interval: Count = 0  # steps between validations; 0: only at the end

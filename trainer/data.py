@@ -20,7 +20,7 @@ from mdata import UsageError
 from trainer.collectives import Axis
 from trainer.config import RunConfig
 from trainer.executor import Microbatch
-from trainer.plan import DataFacts, Plan
+from trainer.plan import DataFacts, Plan, batch_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,7 @@ def training_batches(data: RunData, config: RunConfig, *, plan: Plan, dp: Axis, 
         dp_rank=dp.rank,
         dp_size=dp.size,
         seed=config.run.seed,
+        sizes=batch_sizes(config),
     )
     return mdata.Loader(data.train, batches, consumed=consumed, prefetch=config.data.prefetch)
 

@@ -68,11 +68,10 @@ class Engine:
         self.optimizer = Optimizer(self.buffers, config.optimizer, tp=self.tp, dp=self.dp)
         if fresh:
             self._draw_weights(config.run.seed)
-        self.actions = one_stage(plan.num_microbatches)
 
     def step(self, microbatches: Sequence[Microbatch], learning_rate: float) -> StepReport:
         """Train on this rank's microbatches of one global batch."""
-        totals = all_reduce_(run_actions(self.actions, self.model, microbatches=microbatches), self.dp)
+        totals = all_reduce_(run_actions(one_stage(len(microbatches)), self.model, microbatches=microbatches), self.dp)
         result = self.optimizer.step(learning_rate, totals[1])
         loss_sum, num_tokens = totals.tolist()
         return StepReport(loss_sum / num_tokens, int(num_tokens), result.grad_norm, result.applied)

@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
+from mdata import BatchSizes, UsageError, read_ramp
 from trainer.config import OptimizerSection, RunConfig, problems_error, value_problems
 from trainer.models.gpt_table import GPTShape, num_parameters
 
@@ -49,6 +50,7 @@ class Plan:
         world_size, tp, dp: ranks, and how they are laid out.
         sequence_length: tokens of a sample; tokens_per_step: of a global batch.
         num_microbatches: forward passes of a rank in one step.
+        num_samples: of the whole run.
         heads_per_rank, kv_heads_per_rank: attention heads of one tp rank.
         shape: the model without any layout but the padding of its vocabulary.
         num_parameters: of the logical model, without padding.
@@ -64,6 +66,7 @@ class Plan:
     micro_batch: int
     num_microbatches: int
     tokens_per_step: int
+    num_samples: int
     heads_per_rank: int
     kv_heads_per_rank: int
     shape: GPTShape
@@ -116,6 +119,7 @@ def make_plan(config: RunConfig, world_size: int, *, facts: DataFacts | None) ->
         micro_batch=train.micro_batch,
         num_microbatches=train.global_batch // (train.micro_batch * dp),
         tokens_per_step=train.global_batch * train.sequence_length,
+        num_samples=batch_sizes(config).after(train.steps),
         heads_per_rank=shape.num_heads // tp,
         kv_heads_per_rank=shape.num_kv_heads // tp,
         shape=shape,
@@ -212,13 +216,37 @@ def _layout_problems(config: RunConfig, world_size: int) -> Iterator[str]:
         yield f"{world_size} ranks are not a multiple of mesh.tp={tp}; start --nproc {tp}, or {remedy}"
         return
     dp = world_size // tp
-    if train.global_batch % (train.micro_batch * dp):
-        part = train.micro_batch * dp
+    part = train.micro_batch * dp
+    if train.global_batch % part:
         yield (
             f"train.global_batch={train.global_batch} is not a multiple of "
             f"train.micro_batch={train.micro_batch} x {dp} data-parallel ranks; "
             f"choose a multiple of {part}, such as {_round_up(train.global_batch, part)}"
         )
+    yield from _ramp_problems(config, part)
+
+
+def _ramp_problems(config: RunConfig, part: int) -> Iterator[str]:
+    try:
+        sizes = batch_sizes(config).sizes
+    except UsageError as error:
+        yield f"train.batch_ramp={config.train.batch_ramp!r}: {error}"
+        return
+    wrong = [size for size in sizes if size % part and size != config.train.global_batch]
+    if wrong:
+        yield (
+            f"train.batch_ramp={config.train.batch_ramp!r} has a step of {wrong[0]} samples, no multiple of "
+            f"train.micro_batch x data-parallel ranks = {part}; choose multiples of {part} to start and to add"
+        )
+
+
+def batch_sizes(config: RunConfig) -> BatchSizes:
+    """Samples of each step, by the samples consumed before it.
+
+    Raises:
+        UsageError: a ramp that cannot be read, or that does not arrive at the global batch.
+    """
+    return read_ramp(config.train.batch_ramp, size=config.train.global_batch)
 
 
 def _model_problems(config: RunConfig) -> Iterator[str]:

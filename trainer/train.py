@@ -33,7 +33,7 @@ from trainer.data import (
 )
 from trainer.engine import Engine, StepReport, held_parameters
 from trainer.metrics import MetricsWriter, write_ranks
-from trainer.plan import Plan, gpt_shape, learning_rate, make_plan
+from trainer.plan import Plan, batch_sizes, gpt_shape, learning_rate, make_plan
 from trainer.world import World
 
 NOT_FUNCTION = ("padded_vocab_size", "max_position", "init_std")  # a learned max_position is a tensor's shape
@@ -137,6 +137,7 @@ class _Loop:
     def _reports(self, done: Done, rate: _Rate) -> Iterator[tuple[Done, StepReport]]:
         """(what is done, what the last step did); the time between them is the consumer's."""
         plan, engine = self.plan, self.engine
+        sizes = batch_sizes(self.config)
         batches = iter(training_batches(self.data, self.config, plan=plan, dp=engine.dp, consumed=done.samples))
         while done.steps < plan.steps:
             with rate:
@@ -145,8 +146,9 @@ class _Loop:
                 ]
                 lr = learning_rate(done.steps, self.config.optimizer, steps=plan.steps)
                 report = engine.step(microbatches, lr)
-            rate.tokens += plan.tokens_per_step
-            done = Done(done.steps + 1, done.samples + plan.global_batch)
+            size = sizes.at(done.samples)
+            rate.tokens += size * plan.sequence_length
+            done = Done(done.steps + 1, done.samples + size)
             yield done, report
 
     def _validate(self) -> dict[str, float]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdata.batch_sizes import by_steps, constant, ramp_up
+from mdata.batch_sizes import by_steps, constant, ramp_up, read_ramp
 from mdata.errors import UsageError
 
 
@@ -88,6 +88,14 @@ def test_tables_that_mean_nothing_are_refused(text):
         by_steps(text)
     with pytest.raises(UsageError, match="1 or more"):
         constant(0)
+
+
+def test_a_ramp_is_read_as_it_is_written():
+    assert read_ramp("16 8 1000", size=64) == ramp_up(16, 8, samples=1000, size=64)
+    assert read_ramp(" ", size=64) == constant(64)
+    for wrong in ("16 8", "16 8 1k", "16 8 -1", "16 8 1 1"):
+        with pytest.raises(UsageError, match="three whole numbers"):
+            read_ramp(wrong, size=64)
 
 
 def test_a_batch_that_cannot_be_dealt_names_the_numbers():

@@ -13,6 +13,7 @@ import pytest
 
 import mdata
 from mdata import BatchPlan, DatasetOptions, Loader, UsageError
+from mdata.batch_sizes import by_steps
 from tests.helpers.corpora import write_pair
 
 
@@ -97,7 +98,7 @@ def test_a_finite_dataset_ends_with_its_last_whole_step(tmp_path):
         (BatchPlan(3, 2), {}, "no multiple of microbatch 2"),
         (BatchPlan(4, 2, dp_size=3), {}, "no multiple"),
         (BatchPlan(4, 2, dp_rank=1), {}, "dp rank 1 of 1"),
-        (BatchPlan(0, 1), {}, "size 0"),
+        (BatchPlan(0, 1), {}, "batch of 0 samples"),
         (BatchPlan(1, 1), {"consumed": -1}, "consumed -1"),
         (BatchPlan(1, 1), {"prefetch": 0}, "prefetch 0"),
     ],
@@ -124,3 +125,18 @@ def test_a_process_may_end_while_batches_are_read_ahead(tmp_path):
             [sys.executable, "-c", ENDS_AT_ONCE, str(tmp_path / "long")], capture_output=True, text=True, timeout=60
         )
         assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_steps_grow_by_the_plan_and_a_loader_goes_on_where_one_stopped(dataset):
+    plan = BatchPlan(6, 1, sizes=by_steps("0:2 4:4 12:6"))
+    steps = iter(Loader(dataset, plan))
+    first = [next(steps) for _ in range(5)]
+    steps.close()
+    assert [len(step) for step in first] == [2, 2, 4, 4, 6]
+    steps = iter(Loader(dataset, plan, consumed=8))
+    for batch, again in zip(first[3], next(steps), strict=True):
+        assert batch.samples.tolist() == again.samples.tolist()
+        assert (batch.tokens == again.tokens).all()
+    steps.close()
+    with pytest.raises(UsageError, match="global batch 6 is no multiple"):
+        Loader(dataset, BatchPlan(4, 4, sizes=by_steps("0:4 8:6")))

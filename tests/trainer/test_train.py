@@ -131,6 +131,29 @@ def test_resuming_at_every_step_is_bitwise_the_same_run(corpora, tmp_path):
     assert sorted(p.name for p in (folder / "checkpoints").glob("step-*")) == ["step-11", "step-12"]
 
 
+def test_a_ramp_of_batch_sizes_resumes_in_its_middle(corpora, tmp_path):
+    """The counter of consumed samples decides on the size of a step, on other ranks too."""
+    whole = _config(corpora, tmp_path / "whole", steps=9, interval=1)
+    train = replace(whole.train, global_batch=8, micro_batch=1, batch_ramp="2 2 24", log_interval=1)
+    whole = replace(whole, train=train)
+    run_ranks(_train, 1, whole)
+    expected = _curve(tmp_path / "whole")
+    consumed = [2, 4, 6, 8, 12, 16, 22, 28, 36]
+    assert _consumed(tmp_path / "whole") == consumed
+    folder = tmp_path / "parts"
+    for stop, ranks in ((1, 1), (3, 2), (6, 1), (9, 2)):
+        part = replace(whole, run=RunSection(folder=str(folder), seed=7), train=replace(train, steps=stop))
+        run_ranks(_train, ranks, replace(part, optimizer=replace(part.optimizer, decay_steps=9)))
+        got = _curve(folder)
+        for step in range(1, stop + 1):
+            assert got[step][0] == pytest.approx(expected[step][0], rel=1e-5), step
+    assert _consumed(folder) == consumed
+
+
+def _consumed(folder):
+    return [json.loads(line)["consumed_samples"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
 def test_the_last_step_is_recorded_whatever_the_interval(corpora, tmp_path):
     config = _config(corpora, tmp_path / "run", steps=3)
     config = replace(
