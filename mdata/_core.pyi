@@ -518,6 +518,9 @@ class SequenceIndex:
     def documents(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """First token and number of tokens of each document."""
 
+    def odd_sequences(self, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """For each token of the runs, one after another: 1 where its sequence has an odd number in its document."""
+
 class BlockShuffle:
     """Sequences permuted within fixed blocks of a range, computed. See mdata_cpp/block_shuffle.hpp.
 

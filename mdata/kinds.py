@@ -16,11 +16,12 @@ from mdata.cache import Cache
 from mdata.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.order.megatron import MegatronRequest
+from mdata.samples.chat import ChatSamples, require_chat
 from mdata.samples.documents import DocumentSamples
 from mdata.samples.fim import FimSamples
 from mdata.samples.gpt import GptSamples
 from mdata.samples.gpt_megatron import MegatronGptSamples
-from mdata.samples.options import DOCUMENT, MASKED, MEGATRON, WHOLE, DatasetOptions
+from mdata.samples.options import CHAT, DOCUMENT, MASKED, MEGATRON, WHOLE, DatasetOptions
 from mdata.samples.packed import PackedSamples
 from mdata.samples.packing import Longer, PackingRule
 from mdata.samples.rows import RowKind, RowOptions, SampleKind
@@ -140,7 +141,10 @@ def _documents(
     if options.kind == DOCUMENT:
         return DocumentSamples(corpus, bounds, options=rows, seed=options.seed, shuffle=training, longer=longer)
     rule = PackingRule(sequence_length=options.sequence_length, extra_token=options.extra_token, longer=longer)
-    return PackedSamples(corpus, bounds, options=rows, rule=rule, seed=options.seed, shuffle=training, cache=cache)
+    if options.kind == CHAT:
+        require_chat(corpus.name, corpus.manifest.level)
+    packed = ChatSamples if options.kind == CHAT else PackedSamples
+    return packed(corpus, bounds, options=rows, rule=rule, seed=options.seed, shuffle=training, cache=cache)
 
 
 def _native(corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions) -> RowKind | None:

@@ -142,6 +142,17 @@ py::tuple documents(const KeptIndex& self, const Int64s& numbers) {
     return py::make_tuple(as_array(std::move(first)), as_array(std::move(count)));
 }
 
+Array<std::uint8_t> odd_sequences(const KeptIndex& self, const Int64s& starts, const Int64s& counts) {
+    std::vector<std::uint8_t> odd;
+    {
+        const auto from = view(starts);
+        const auto many = view(counts);
+        const py::gil_scoped_release unlocked;
+        odd = self.index.odd_sequences(from, many);
+    }
+    return as_array(std::move(odd));
+}
+
 using mdata::BlockShuffle;
 
 std::unique_ptr<BlockShuffle> make_blocks(const KeptIndex& index, std::int64_t first, std::int64_t last, std::int64_t block) {
@@ -232,7 +243,8 @@ void bind_sequences(py::module_& module) {
         .def("cuts", &cuts, py::arg("starts").noconvert(), py::arg("counts").noconvert())
         .def("pieces", &pieces<std::int32_t>, py::arg("order").noconvert(), py::arg("spans").noconvert(), py::arg("extra"))
         .def("pieces", &pieces<std::int64_t>, py::arg("order").noconvert(), py::arg("spans").noconvert(), py::arg("extra"))
-        .def("documents", &documents, py::arg("numbers").noconvert());
+        .def("documents", &documents, py::arg("numbers").noconvert())
+        .def("odd_sequences", &odd_sequences, py::arg("starts").noconvert(), py::arg("counts").noconvert());
     py::class_<BlockShuffle>(module, "BlockShuffle")
         .def(py::init(&make_blocks), py::arg("index"), py::arg("first"), py::arg("last"), py::arg("block"), py::keep_alive<1, 2>())
         .def("pieces", &block_pieces, py::arg("low"), py::arg("high"), py::arg("starts").noconvert(),

@@ -162,6 +162,21 @@ public:
         }
     }
 
+    // For each token of the runs [starts[i], starts[i] + counts[i]), one run after another: 1 where its sequence has an odd
+    // number in its document (from 0), else 0. For pairs whose sequences follow each other in .bin.
+    std::vector<std::uint8_t> odd_sequences(std::span<const std::int64_t> starts, std::span<const std::int64_t> counts) const {
+        if (starts.size() != counts.size()) throw std::invalid_argument("starts and counts differ in number");
+        std::vector<std::uint8_t> odd;
+        for (std::size_t i = 0; i < starts.size(); ++i) {
+            if (starts[i] < 0 || counts[i] < 0 || starts[i] > num_tokens() || counts[i] > num_tokens() - starts[i]) {
+                throw std::out_of_range("tokens outside of the shards");
+            }
+            const std::int64_t stop = starts[i] + counts[i];
+            for (std::int64_t at = starts[i]; at < stop;) at = mark_odd(at, stop, odd);
+        }
+        return odd;
+    }
+
 private:
     template <typename T>
     static T entry(const std::byte* table, std::int64_t i) {
@@ -252,6 +267,29 @@ private:
         for (std::int64_t away = 1; !upward && search.high - search.low > away && !before(search.high - away);) away *= 2;
         while (search.high - search.low > 1) before(search.low + (search.high - search.low) / 2);
         return search.low;
+    }
+
+    // As `odd_sequences`, for the document that holds token `at`, up to its end or `stop`; where that is.
+    std::int64_t mark_odd(std::int64_t at, std::int64_t stop, std::vector<std::uint8_t>& odd) const {
+        Search search = begin_search(at);
+        for (int round = 0; round < kRounds; ++round) step(search);
+        const std::int64_t document = end_search(search);
+        const std::size_t shard = search.shard;
+        if (document < 0) throw IndexFault(shard, "boundary", 0);
+        const std::int64_t before = tokens_before(shard);
+        const std::int64_t end = before + start_of(shard, document + 1);
+        const std::int64_t first = entry<std::int64_t>(shards_[shard].boundaries, document);
+        const std::int64_t last = entry<std::int64_t>(shards_[shard].boundaries, document + 1);
+        const std::int64_t limit = std::min(stop, end);
+        std::int64_t place = at;
+        for (std::int64_t sequence = first; sequence < last && place < limit; ++sequence) {
+            const std::int64_t next = std::min(sequence + 1 < last ? before + pointer(shard, sequence + 1) : end, limit);
+            if (next <= place) continue;
+            odd.insert(odd.end(), static_cast<std::size_t>(next - place), static_cast<std::uint8_t>((sequence - first) % 2));
+            place = next;
+        }
+        if (place == at) throw IndexFault(shard, "boundary", document);
+        return place;
     }
 
     void cut_row(Search& search, std::int64_t start, std::int64_t count, std::vector<std::int32_t>& places) const {

@@ -123,6 +123,17 @@ class Gatherer:
         except LookupError as error:
             raise self._index_fault(error) from error
 
+    def odd_sequences(self, starts: Int64s, counts: Int64s) -> npt.NDArray[np.uint8]:
+        """For each token of runs, one run after another: 1 where its sequence has an odd number in its document.
+
+        Raises:
+            DamageError: an entry of an index that cannot be.
+        """
+        try:
+            return self._index.odd_sequences(starts, counts)
+        except LookupError as error:
+            raise self._index_fault(error) from error
+
     def block_shuffle(self, sequences: tuple[int, int], block: int) -> BlockShuffle:
         """Sequences [first, last), to be permuted inside of blocks of so many; see `mdata._core.BlockShuffle`.
 

@@ -7,7 +7,7 @@ stands behind. Bits become spans only at the end, so nothing here knows that spa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 Part = str | int
 Write = Callable[[str, str], tuple[list[Part], list[Part], list[Part]]]
@@ -45,3 +45,8 @@ def lengths(found: Sequence[Token]) -> list[int]:
     """Tokens of the spans: context, trained, context ...; the first may be empty."""
     runs = [(trained, len(list(run))) for trained, run in groupby(found, key=lambda token: token[1])]
     return [*([0] if runs and runs[0][0] else []), *(length for _, length in runs)]
+
+
+def loss(row: Sequence[tuple[int, bool]]) -> list[int]:
+    """Bits of the labels of a row of (document, whether it is trained on) for each token."""
+    return [int(label[1] and label[0] == token[0]) for token, label in pairwise(row)]

@@ -31,10 +31,11 @@ WHOLE = "whole"
 NATIVE, MEGATRON = native_order.NAME, megatron_order.NAME
 ORDERS = (NATIVE, MEGATRON)
 LARGEST_BLOCK = 1 << 20  # of shuffle_block; mdata_cpp/block_shuffle.hpp
-GPT, DOCUMENT, PACKED, BERT, T5 = "gpt", "document", "packed", "bert", "t5"
-KINDS = (GPT, DOCUMENT, PACKED, BERT, T5)
+GPT, DOCUMENT, PACKED, CHAT, BERT, T5 = "gpt", "document", "packed", "chat", "bert", "t5"
+KINDS = (GPT, DOCUMENT, PACKED, CHAT, BERT, T5)
 MASKED = (BERT, T5)
-_WHOLE_DOCUMENTS = (DOCUMENT, PACKED)
+_PACKED = (PACKED, CHAT)
+_WHOLE_DOCUMENTS = (DOCUMENT, *_PACKED)
 # Options that only some kinds have.
 _ONLY_OF = {
     "longer": _WHOLE_DOCUMENTS,
@@ -61,9 +62,10 @@ class DatasetOptions:
         extra_token: a sample reads one token more, so that its last one has a label.
         keep_partial: megatron, split "valid": the last partial sample counts (native always keeps it).
         shuffle_block: native: sequences are permuted inside of blocks of so many, anew in each epoch; 0: file order.
-        kind: "gpt": concatenated text; native: also "document", one a sample, and "packed", several fitted into one;
+        kind: "gpt": concatenated text; native: also "document", one a sample, "packed", several fitted into one, and
+            "chat", conversations packed, with loss on what is trained on (`document_masks` is then on);
             "bert" and "t5": sentences with masked tokens (t5: `sequence_length` is the encoder's).
-        longer: document, packed: longer documents are "cut" (packed: into rows), or left out ("drop").
+        longer: document, packed, chat: longer documents are "cut" (packed: into rows), or left out ("drop").
         document_masks: position_ids restart with each document, cu_seqlens and max_seqlen tell their lengths.
         eod_mask_loss: no loss where the input is the end of a document.
         reset_position_ids, reset_attention_mask: Megatron's: positions restart, the mask is cut, behind that id.
@@ -200,16 +202,17 @@ class DatasetOptions:
                 fix="set eod, or `mdata adopt --tokenizer` gives the corpus a tokenizer",
             )
         megatron = self.order == MEGATRON
+        masks = self.document_masks or self.kind == CHAT
         return RowOptions(
             sequence_length=self.sequence_length,
-            document_masks=self.document_masks,
+            document_masks=masks,
             position_ids=megatron,
             mask_eod=self.eod_mask_loss,
             # With documents told apart Megatron resets nothing by the id.
-            reset_position_ids=self.reset_position_ids and not self.document_masks,
-            attention_mask=self.create_attention_mask and not (megatron and self.document_masks),
+            reset_position_ids=self.reset_position_ids and not masks,
+            attention_mask=self.create_attention_mask and not (megatron and masks),
             reset_attention_mask=self.reset_attention_mask,
-            apart=self.kind == PACKED,
+            apart=self.kind in _PACKED,
             eod=eod,
             pad=effective_pad(self.pad, eod, allow_ambiguous=self.allow_ambiguous_pad) if megatron else None,
         )
@@ -234,7 +237,7 @@ class DatasetOptions:
             found["fim"] = self.fim.identity
         if self.kind in _WHOLE_DOCUMENTS:
             found["longer"] = self.longer
-        if self.kind == PACKED:
+        if self.kind in _PACKED:
             found["packing"] = f"best fit {packing.VERSION}"
         if self.kind in MASKED:
             from mdata.samples.masked_kinds import identity_of

@@ -116,8 +116,10 @@ class PackedSamples:
     def __reduce__(self) -> tuple[object, ...]:
         more = {"options": self.options, "rule": self.rule, "cache": self._cache}
         more |= {"seed": self.order.key.seed, "shuffle": self.order.shuffle}
-        return _rebuild, (self.corpus, self.documents, more)
+        return _rebuild, (type(self), self.corpus, self.documents, more)
 
 
-def _rebuild(corpus: PackedStream, documents: tuple[int, int], more: dict[str, Any]) -> PackedSamples:
-    return PackedSamples(corpus, documents, **more)
+def _rebuild(
+    kind: type[PackedSamples], corpus: PackedStream, documents: tuple[int, int], more: dict[str, Any]
+) -> PackedSamples:
+    return kind(corpus, documents, **more)

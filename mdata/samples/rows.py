@@ -66,11 +66,13 @@ class Gathered:
 
     Attributes:
         counts: int64[n], real tokens of each row.
+        trained: uint8[n, S], 0 where a label has no loss whatever else says; None: all may have.
         cuts: where documents begin inside the inputs, if it was asked for, or rows keep them apart.
     """
 
     counts: Int64s
     cuts: Cuts | None = None
+    trained: npt.NDArray[np.uint8] | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,8 @@ def empty_rows(num_rows: int, options: RowOptions) -> Rows:
 def finish(rows: Rows, gathered: Gathered, *, options: RowOptions) -> Rows:
     """The rows with their fields filled in; text was gathered."""
     finish_rows(rows.text, gathered.counts, gathered.cuts, rows.loss_mask, rows.position_ids, options.rules)
+    if gathered.trained is not None and rows.loss_mask is not None:
+        np.multiply(rows.loss_mask, gathered.trained, out=rows.loss_mask)
     if gathered.cuts is None or not options.document_masks:
         return rows
     cu_seqlens, longest = cumulative_lengths(*gathered.cuts, options.sequence_length)

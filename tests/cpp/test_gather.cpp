@@ -186,6 +186,47 @@ struct Tables {
     }
 };
 
+void odd_sequences_are_counted_inside_of_their_document() {
+    // Documents [2, 0, 1, 3] [0, 2] [] [1]; then a shard of [1] [] [1, 1].
+    const std::vector<std::vector<std::vector<std::int32_t>>> shards{{{2, 0, 1, 3}, {0, 2}, {}, {1}}, {{1}, {}, {1, 1}}};
+    std::vector<std::vector<std::int32_t>> lengths;
+    std::vector<Numbers> pointers, boundaries;
+    std::vector<std::uint8_t> expected;
+    for (const auto& shard : shards) {
+        lengths.emplace_back(), pointers.emplace_back(), boundaries.push_back({0});
+        std::int64_t byte = 0;
+        for (const auto& document : shard) {
+            for (std::size_t i = 0; i < document.size(); ++i) {
+                lengths.back().push_back(document[i]);
+                pointers.back().push_back(byte);
+                byte += 2 * document[i];
+                expected.insert(expected.end(), static_cast<std::size_t>(document[i]), static_cast<std::uint8_t>(i % 2));
+            }
+            boundaries.back().push_back(static_cast<std::int64_t>(lengths.back().size()));
+        }
+    }
+    const auto table = [](const auto& values) { return reinterpret_cast<const std::byte*>(values.data()); };
+    std::vector<mdata::ShardTables> tables;
+    for (std::size_t s = 0; s < shards.size(); ++s) {
+        tables.push_back({table(lengths[s]), table(pointers[s]), table(boundaries[s]), static_cast<std::int64_t>(lengths[s].size()),
+                          static_cast<std::int64_t>(boundaries[s].size()) - 1, s == 0 ? 9 : 3});
+    }
+    const mdata::SequenceIndex index(2, tables);
+    const auto total = static_cast<std::int64_t>(expected.size());
+    for (std::int64_t start = 0; start <= total; ++start) {
+        for (std::int64_t stop = start; stop <= total; ++stop) {
+            const std::vector<std::uint8_t> wanted(expected.begin() + start, expected.begin() + stop);
+            CHECK(index.odd_sequences(Numbers{start}, Numbers{stop - start}) == wanted);
+        }
+    }
+    CHECK_THROWS(std::out_of_range, index.odd_sequences(Numbers{0}, Numbers{total + 1}));
+    pointers[0][1] = 1 << 20;
+    CHECK_THROWS(mdata::IndexFault, index.odd_sequences(Numbers{0}, Numbers{total}));
+    pointers[0][1] = 4;
+    for (auto& boundary : boundaries[0]) boundary = 0;
+    CHECK_THROWS(mdata::IndexFault, index.odd_sequences(Numbers{0}, Numbers{total}));
+}
+
 void cuts_are_the_starts_of_documents() {
     std::mt19937 random(5);
     for (int round = 0; round < 200; ++round) {
@@ -373,6 +414,7 @@ int main() {
     runs_cross_shards_of_both_kinds_and_threads_change_nothing();
     a_file_that_was_cut_is_told();
     what_does_not_fit_is_refused();
+    odd_sequences_are_counted_inside_of_their_document();
     cuts_are_the_starts_of_documents();
     pieces_are_parts_of_sequences();
     wrong_entries_are_told();

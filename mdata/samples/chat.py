@@ -1,0 +1,45 @@
+"""Chat samples in native order: whole conversations packed into rows, loss only on what is trained on.
+
+Rows are those of packed samples (packed.py). A corpus of conversations (`mdata preprocess --chat`) has spans as
+sequences: context at 0, 2, 4 ... of a document, trained at 1, 3, 5 ...; so a label has loss where its token lies in a
+sequence of odd number and is of the document of its input. Conversations longer than a row are cut, each label in one
+row still, or left out. Rows of context alone may come of cutting. Slow twin: mdata/reference/chat.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mdata.errors import UsageError
+from mdata.indexed.gather import Int64s
+from mdata.samples.packed import PackedSamples
+from mdata.samples.rows import Gathered
+
+LEVEL = "chat"
+
+
+class ChatSamples(PackedSamples):
+    """The conversations of one range of a corpus, packed into rows; see `PackedSamples`."""
+
+    def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
+        """Fill rows with samples; see `RowKind`."""
+        found = super().gather(samples, text, places=places, threads=threads)
+        _, pieces = self._pieces(self.order.starts(samples))
+        odd = self.corpus.gatherer.odd_sequences(self._first[pieces], self._count[pieces].astype(np.int64))
+        trained = np.zeros((len(samples), text.shape[1]), np.uint8)
+        trained[np.arange(text.shape[1]) < found.counts[:, None]] = odd
+        return Gathered(found.counts, found.cuts, trained[:, 1:])
+
+
+def require_chat(name: str, level: str) -> None:
+    """Refuse a corpus of anything else.
+
+    Raises:
+        UsageError: it does not hold conversations.
+    """
+    if level != LEVEL:
+        raise UsageError(
+            f"{name} does not hold conversations",
+            found=f"a corpus of level {level}",
+            expected='one of `mdata preprocess --chat`, or kind="gpt", "document" or "packed"',
+        )

@@ -1,0 +1,160 @@
+"""Chat samples: a row with every bit by hand, the twin over random conversations, datasets, a torch DataLoader."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import mdata
+from mdata import UsageError
+from mdata.reference import chat as twin
+from mdata.samples import PackingRule, RowOptions
+from mdata.samples.chat import ChatSamples
+from tests.helpers.corpora import FileStream, write_pair
+from tests.helpers.examples import examples
+
+
+def make_corpus(folder, name, conversations, **options) -> None:
+    lines = [json.dumps({"messages": [{"role": r, "content": c} for r, c in one]}) for one in conversations]
+    (folder / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    given = {"tokenizer_type": "ByteTokenizer", "json_keys": ("messages",), "chat_template": "plain", "workers": 1}
+    given |= {"input": (str(folder / f"{name}.jsonl"),), "output_prefix": str(folder / name), "chat": True}
+    mdata.preprocess(mdata.PreprocessOptions(**{**given, **options}))
+
+
+def test_a_golden_row(tmp_path):
+    """Two conversations in one row; every token, bit and position by hand."""
+    make_corpus(
+        tmp_path, "x", [[("user", "a"), ("assistant", "bc"), ("user", "d")], [("user", "e"), ("assistant", "")]]
+    )
+    data = mdata.open(tmp_path / "x_messages_chat.json", sequence_length=64, kind="chat", split="whole")
+    row = data[0]
+    # The longer conversation comes first. "Assistant:" is context, what it says and the end of it are trained on.
+    text = [
+        *b"User: a\n\nAssistant:",
+        *b" bc",
+        256,
+        *b"\n\nUser: d\n\n",
+        *b"User: e\n\nAssistant:",
+        *b" ",
+        256,
+        *b"\n\n",
+    ]
+    bits = [0] * 19 + [1] * 4 + [0] * 11 + [0] * 19 + [1] * 2 + [0] * 2
+    assert len(text) == len(bits) == 57
+    assert row["tokens"].tolist() == [*text, *[0] * 7]
+    assert row["labels"].tolist() == [*text[1:], *[0] * 8]
+    assert row["loss_mask"].tolist() == [*bits[1:], *[0] * 8]
+    assert row["position_ids"].tolist() == [*range(34), *range(30)]
+    assert row["cu_seqlens"].tolist()[:3] == [0, 34, 64] and int(row["max_seqlen"]) == 34
+
+
+CONVERSATIONS = st.lists(st.lists(st.integers(0, 6), max_size=6), min_size=1, max_size=12)
+
+
+@examples(200)
+@given(CONVERSATIONS, st.integers(1, 14), st.booleans(), st.sampled_from(["cut", "drop"]), st.booleans())
+def test_loss_is_the_twins(tmp_path_factory, conversations, length, extra, longer, shuffle):
+    prefix = tmp_path_factory.mktemp("c") / "x"
+    write_pair(prefix, conversations)  # each token is its place in the corpus
+    rule = PackingRule(sequence_length=length, extra_token=extra, longer=longer)
+    kept = [sum(one) for one in conversations if longer == "cut" or sum(one) <= rule.row_length]
+    assume(any(size >= min(2, rule.row_length) for size in kept))
+    options = RowOptions(sequence_length=length, document_masks=True, apart=True)
+    bounds = 0, len(conversations)
+    samples = ChatSamples(FileStream(prefix), bounds, options=options, rule=rule, seed=3, shuffle=shuffle)
+    samples = ChatSamples(*samples.__reduce__()[1][1:3], **samples.__reduce__()[1][3])
+    of_token = [
+        (document, number % 2 == 1)
+        for document, spans in enumerate(conversations)
+        for number, span in enumerate(spans)
+        for _ in range(span)
+    ]
+    counted = 0
+    for k in range(samples.samples_per_epoch):
+        text = np.full((1, length + 1), -1, np.int64)
+        count = int(samples.gather(np.array([k]), text).counts[0])
+        row = [of_token[token] for token in text[0, :count].tolist()]
+        wanted = twin.loss(row)
+        assert samples.sample(k)["loss_mask"].tolist() == [*wanted, *[0] * length][:length]
+        counted += sum(wanted)
+    if extra:
+        starts = np.cumsum([0, *map(sum, conversations)])
+        dropped = [longer == "drop" and sum(one) > rule.row_length for one in conversations]
+        every = [
+            of_token[place][1]
+            for document in range(len(conversations))
+            for place in range(starts[document] + 1, starts[document + 1])
+            if not dropped[document]
+        ]
+        assert counted == sum(every), "each trained label but a conversation's first token counts once"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chat")
+    random = np.random.default_rng(4)
+    for name, size in (("a", 60), ("b", 90)):
+        found = []
+        for _ in range(size):
+            turns = int(random.integers(1, 4))
+            found.append([(("user", "assistant")[i % 2], "x" * int(random.integers(0, 60))) for i in range(2 * turns)])
+        make_corpus(folder, name, found, append_eod=True)
+    mdata.make_blend(
+        ["0.6", str(folder / "a_messages_chat.json"), "0.4", str(folder / "b_messages_chat.json")], folder / "mix.json"
+    )
+    return folder
+
+
+def opened(folder, name="mix.json", **options) -> mdata.Dataset:
+    return mdata.open(folder / name, **{"sequence_length": 128, "kind": "chat", **options})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"longer": "drop"},
+        {"split": "valid", "split_shares": "50,50"},
+        {"name": "a_messages_chat", "extra_token": False},
+    ],
+    ids=str,
+)
+def test_in_a_dataset(folder, options):
+    data = opened(folder, **options)
+    samples = np.random.default_rng(1).permutation(min(20, data.num_samples or 20))
+    rows, single = data.read(samples), [data[int(k)] for k in samples]
+    for name in ("tokens", "labels", "loss_mask", "position_ids"):
+        assert np.array_equal(getattr(rows, name), np.stack([row[name] for row in single])), name
+    assert 0.1 < rows.loss_mask.mean() < 0.9
+    assert (rows.labels[rows.loss_mask > 0] != 0).all()
+    again = pickle.loads(pickle.dumps(data)).read(samples)
+    assert np.array_equal(again.loss_mask, rows.loss_mask) and np.array_equal(again.text, rows.text)
+    starts = {i * 128 + start for i, row in enumerate(single) for start in row["cu_seqlens"].tolist()}
+    assert rows.cu_seqlens.tolist() == sorted(starts)
+
+
+def test_a_torch_data_loader(folder):
+    torch_data = pytest.importorskip("torch.utils.data")
+    data = opened(folder, num_samples=24)
+    loaders = [torch_data.DataLoader(data, batch_size=4, num_workers=n) for n in (0, 2)]
+    one, two = ([{name: value.tolist() for name, value in batch.items()} for batch in loader] for loader in loaders)
+    assert one == two and len(one) == 6
+    assert one[1]["loss_mask"] == data.read([4, 5, 6, 7]).loss_mask.tolist()
+    batches = next(iter(mdata.Loader(data, mdata.BatchPlan(global_batch=4, micro_batch=4))))
+    assert batches[0].loss_mask.sum() > 0 and batches[0].rows.cu_seqlens is not None
+
+
+def test_other_corpora_and_orders_are_refused(folder, tmp_path):
+    write_pair(tmp_path / "x_text_sentence", [[3, 4]] * 9)
+    with pytest.raises(UsageError, match="does not hold conversations"):
+        opened(tmp_path, "x_text_sentence")
+    with pytest.raises(UsageError, match="megatron order knows no samples of kind 'chat'"):
+        opened(folder, "a_messages_chat", order="megatron")
+    write_pair(tmp_path / "x_messages_chat", [[3, 4]] * 9)
+    assert opened(tmp_path, "x_messages_chat", sequence_length=6)[0]["loss_mask"].tolist() == [0, 0, 1, 1, 1, 1]
