@@ -38,7 +38,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     from trainer.world import find_placement
 
     config, world_size = read_run_arguments(arguments)
-    preflight(config, world_size, where=arguments.config)
+    with console.progress() as progress:
+        preflight(config, world_size, where=arguments.config, progress=progress)
     if world_size == 1 or find_placement(os.environ) is not None:
         train_here(config, console)
     else:

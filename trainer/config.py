@@ -80,6 +80,12 @@ class DataSection:
     split: str = "100,0,0"  # shares of training, validation and test
     valid: tuple[str, ...] = ()  # validation corpora; their names are those of the files
     prefetch: Positive = 2  # steps that the loader reads ahead
+    order: Literal["native", "megatron"] = (
+        "native"  # the rule that gives sample k; megatron: Megatron-LM's, of this run
+    )
+    kind: Literal["gpt", "document", "packed"] = "gpt"  # what a row is: running text, one document, or several packed
+    shuffle_block: Count = 0  # native, gpt: documents are permuted within blocks of so many; 0: file order
+    cache: str = ""  # folder for arrays that are built (megatron, packed); "": beside the corpus
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

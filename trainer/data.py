@@ -28,7 +28,8 @@ class RunData:
     """The data of a run.
 
     Args:
-        train: unbounded, in the native order. valid: name -> finite, in file order.
+        train: unbounded in the native order; in Megatron's as many samples as the run reads, or some more.
+        valid: name -> finite; in the native order in file order.
         facts: what the training data says about itself.
     """
 
@@ -37,16 +38,20 @@ class RunData:
     facts: DataFacts
 
 
-def open_data(config: RunConfig) -> RunData:
+def open_data(config: RunConfig, *, progress: mdata.Progress = mdata.SILENT) -> RunData:
     """Open what the configuration names.
+
+    Args:
+        config: of the run.
+        progress: hears of arrays that are built.
 
     Raises:
         UsageError: a file is missing, a corpus is too short, or two corpora have different tokenizers.
     """
-    train = _open(config, config.data.blend, split="train")
-    valid = _validation_sets(config) or _named_sets(config, train)
+    train = _open(config, config.data.blend, split="train", progress=progress)
+    valid = _validation_sets(config, progress) or _named_sets(config, train, progress)
     if not valid and _share(config.data.split, 1) > 0:
-        valid = {"valid": _open(config, config.data.blend, split="valid")}
+        valid = {"valid": _open(config, config.data.blend, split="valid", progress=progress)}
     for name, dataset in valid.items():
         if None not in (dataset.fingerprint, train.fingerprint) and dataset.fingerprint != train.fingerprint:
             raise UsageError(
@@ -115,21 +120,36 @@ def to_device(batch: mdata.Batch, device: torch.device, *, vocab_size: int) -> M
     return Microbatch(*(torch.from_numpy(part).to(device, non_blocking=True) for part in parts))
 
 
-def _open(config: RunConfig, path: str, *, split: str) -> mdata.Dataset:
+def _open(config: RunConfig, path: str, *, split: str, progress: mdata.Progress = mdata.SILENT) -> mdata.Dataset:
+    data = config.data
     options = mdata.DatasetOptions(
         sequence_length=config.train.sequence_length,
         seed=config.run.seed,
         split=split,
-        split_shares=config.data.split,
+        split_shares=data.split,
+        order=data.order,
+        num_samples=_num_samples(config, split) if data.order == "megatron" else None,
+        kind=data.kind,
+        shuffle_block=data.shuffle_block,
+        cache=data.cache or None,
     )
-    return mdata.open_dataset(path, options)
+    return mdata.open_dataset(path, options, progress=progress)
 
 
-def _validation_sets(config: RunConfig) -> dict[str, mdata.Dataset]:
+def _num_samples(config: RunConfig, split: str) -> int | None:
+    """How many samples Megatron asks for: all that the run, or its validations, read; None: one epoch."""
+    train = config.train
+    if split == "train":
+        return train.steps * train.global_batch
+    validations = train.steps // train.eval_interval + 1 if train.eval_interval else 1
+    return validations * train.eval_samples or None
+
+
+def _validation_sets(config: RunConfig, progress: mdata.Progress) -> dict[str, mdata.Dataset]:
     """Name -> set; a single corpus is called as its files are, a blend by its manifest."""
     sets: dict[str, mdata.Dataset] = {}
     for path in config.data.valid:
-        dataset = _open(config, path, split="whole")
+        dataset = _open(config, path, split="whole", progress=progress)
         name = dataset.components[0].name if len(dataset.components) == 1 else Path(path).stem
         if name in sets:
             raise UsageError(
@@ -141,7 +161,7 @@ def _validation_sets(config: RunConfig) -> dict[str, mdata.Dataset]:
     return sets
 
 
-def _named_sets(config: RunConfig, train: mdata.Dataset) -> dict[str, mdata.Dataset]:
+def _named_sets(config: RunConfig, train: mdata.Dataset, progress: mdata.Progress) -> dict[str, mdata.Dataset]:
     """The validation sets that the blend's manifest names.
 
     Raises:
@@ -149,7 +169,7 @@ def _named_sets(config: RunConfig, train: mdata.Dataset) -> dict[str, mdata.Data
     """
     sets: dict[str, mdata.Dataset] = {}
     for name, (path, known) in train.valid_sets.items():
-        sets[name] = _open(config, str(path), split="whole")
+        sets[name] = _open(config, str(path), split="whole", progress=progress)
         if known not in (sets[name].blend_id, *sets[name].corpus_ids):
             raise mdata.DamageError(
                 f"validation set {name} of {config.data.blend} is not the one that was named ({path})",

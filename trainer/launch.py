@@ -24,9 +24,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from mdata import (
+    SILENT,
     BadInputError,
     DamageError,
     MdataError,
+    Progress,
     ResourceError,
     StoppedError,
     UsageError,
@@ -68,26 +70,27 @@ def default_nproc(config: RunConfig) -> int:
     return torch.cuda.device_count() or config.mesh.tp
 
 
-def preflight(config: RunConfig, world_size: int, *, where: str) -> None:
+def preflight(config: RunConfig, world_size: int, *, where: str, progress: Progress = SILENT) -> None:
     """Find every problem of a run that can be known before a rank is started.
 
     Args:
         where: the configuration's name in the message.
+        progress: hears of arrays that are built; the ranks find them.
 
     Raises:
         UsageError: all problems at once. MdataError: the data is damaged.
     """
-    problems = run_problems(config, world_size)
+    problems = run_problems(config, world_size, progress=progress)
     if problems:
         raise problems_error(where, problems)
 
 
-def run_problems(config: RunConfig, world_size: int) -> list[str]:
+def run_problems(config: RunConfig, world_size: int, *, progress: Progress = SILENT) -> list[str]:
     """All problems of a configuration with its mesh and its data, one text each."""
     from trainer.data import open_data
 
     try:
-        facts = open_data(config).facts
+        facts = open_data(config, progress=progress).facts
     except UsageError as error:
         return [*check(config, world_size, facts=None), str(error)]
     return check(config, world_size, facts=facts)

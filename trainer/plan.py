@@ -202,6 +202,7 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
     if not config.run.folder.strip():
         problems.append("run.folder is empty; name the folder that the run is to be kept in, such as runs/first")
     problems += [*_layout_problems(config, world_size), *_model_problems(config), *_schedule_problems(config)]
+    problems += _order_problems(config)
     return problems + list(_data_problems(config, facts) if facts else ())
 
 
@@ -290,6 +291,17 @@ def _schedule_problems(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _order_problems(config: RunConfig) -> Iterator[str]:
+    data = config.data
+    if data.order == "megatron" and data.kind != "gpt":
+        yield f'data.kind="{data.kind}" is of the native order; choose data.order="native", or data.kind="gpt"'
+    if data.shuffle_block and (data.order == "megatron" or data.kind != "gpt"):
+        yield (
+            f'data.shuffle_block={data.shuffle_block} is of data.order="native" and data.kind="gpt"; '
+            "set it to 0: the others shuffle documents anyway"
+        )
+
+
 def _data_problems(config: RunConfig, facts: DataFacts) -> Iterator[str]:
     vocab_size, length = config.model.vocab_size, config.train.sequence_length
     if not vocab_size and not facts.vocab_size:
@@ -314,8 +326,10 @@ def _data_problems(config: RunConfig, facts: DataFacts) -> Iterator[str]:
             f"and {config.data.blend} ends after {facts.num_samples}; choose at most "
             f"{facts.num_samples // config.train.global_batch} steps, or a blend whose amounts and caps allow more"
         )
+    # Others pad, or read a corpus again before its end.
+    runs = config.data.order == "native" and config.data.kind == "gpt"
     for name, tokens in facts.components or ((config.data.blend, facts.num_tokens),):
-        if tokens < length + 1:
+        if runs and tokens < length + 1:
             yield (
                 f"train.sequence_length={length} needs {length + 1} tokens (the last label is one more), but "
                 f"{name} has {tokens} for training; choose at most {max(tokens - 1, 1)}, or add text"

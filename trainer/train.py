@@ -75,7 +75,7 @@ def train(config: RunConfig, world: World, *, progress: Progress = SILENT) -> Tr
 
 
 def _train(config: RunConfig, world: World, progress: Progress) -> TrainResult:
-    data = open_data(config)
+    data = open_data(config, progress=progress)
     plan = make_plan(config, world.world_size, facts=data.facts)
     newest = checkpoint.latest(_root(config))
     done = _check_resume(config, data, newest) if newest else Done(0, 0)

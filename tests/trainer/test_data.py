@@ -1,0 +1,99 @@
+"""[data] of a run: each order and kind trains, in Megatron's with the numbers that it would ask for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mdata
+from tests.helpers.ranks import run_ranks
+from tests.helpers.runs import make_corpora, write_jsonl
+from trainer.config import DataSection, ModelSection, OptimizerSection, RunConfig, RunSection, TrainSection
+from trainer.data import open_data, training_batches
+from trainer.mesh import Mesh
+from trainer.metrics import read_metrics
+from trainer.plan import check, make_plan
+from trainer.train import train
+
+
+@pytest.fixture(scope="module")
+def blend(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("corpora")
+    texts = {name: write_jsonl(folder / f"{name}.jsonl", seed) for seed, name in enumerate(["first", "second"])}
+    made = make_corpora(folder, texts)
+    mdata.make_blend(["0.7", str(made["first"]), "0.3", str(made["second"])], folder / "mix.json")
+    return folder / "mix.json"
+
+
+def config_of(blend, folder, *, steps=3, **data) -> RunConfig:
+    return RunConfig(
+        run=RunSection(folder=str(folder), seed=7),
+        model=ModelSection(num_layers=1, hidden_size=16, num_heads=2),
+        data=DataSection(blend=str(blend), split="90,10", **data),
+        train=TrainSection(
+            sequence_length=32, global_batch=4, micro_batch=2, steps=steps, eval_interval=2, eval_samples=6
+        ),
+        optimizer=OptimizerSection(lr=1e-2),
+    )
+
+
+def _train(context, config):
+    return train(config, context.join(Mesh(context.world, config.mesh.tp))).valid
+
+
+CHOICES = {
+    "megatron": {"order": "megatron"},
+    "packed": {"kind": "packed"},
+    "document": {"kind": "document"},
+    "blocks": {"shuffle_block": 16},
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_each_order_and_kind_trains(blend, tmp_path, name):
+    config = config_of(blend, tmp_path / "run", cache=str(tmp_path / "cache"), **CHOICES[name])
+    run_ranks(_train, 1, config)
+    lines = list(read_metrics(tmp_path / "run"))
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert all(np.isfinite(line["loss"]) for line in lines)
+    assert set(lines[1]["valid"]) == {"valid"}
+    assert any((tmp_path / "cache").glob("*-*")) == (name in ("megatron", "packed"))
+
+
+def test_each_choice_is_other_data(blend, tmp_path):
+    made = [open_data(config_of(blend, tmp_path, **choice)).train for choice in [{}, *CHOICES.values()]]
+    assert len({dataset.data_id for dataset in made}) == len(made)
+
+
+def test_megatrons_order_asks_for_what_the_run_reads(blend, tmp_path):
+    data = open_data(config_of(blend, tmp_path, order="megatron"))
+    options = {"sequence_length": 32, "seed": 7, "order": "megatron", "split_shares": "90,10"}
+    train, valid = (
+        mdata.open(blend, num_samples=count, split=split, **options) for split, count in (("train", 12), ("valid", 12))
+    )
+    assert (data.train.data_id, data.valid["valid"].data_id) == (train.data_id, valid.data_id)
+    longer = open_data(config_of(blend, tmp_path, order="megatron", steps=4)).train.identity
+    assert {name for name, value in longer.items() if value != data.train.identity[name]} == {"num_samples"}
+
+
+def test_megatrons_rows_are_dealt_in_their_order(blend, tmp_path):
+    config = config_of(blend, tmp_path, order="megatron")
+    data = open_data(config)
+    plan = make_plan(config, 1, facts=data.facts)
+    dp = type("Axis", (), {"rank": 0, "size": 1})
+    with_steps = zip(range(3), training_batches(data, config, plan=plan, dp=dp, consumed=0), strict=False)
+    read = [batch.samples.tolist() for _, step in with_steps for batch in step]
+    assert read == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
+
+
+def test_what_does_not_go_together_is_told(blend, tmp_path):
+    config = config_of(blend, tmp_path, order="megatron", kind="packed", shuffle_block=8)
+    problems = check(config, 1, facts=None)
+    assert len(problems) == 2
+    assert problems[0].startswith('data.kind="packed" is of the native order')
+    assert problems[1].startswith("data.shuffle_block=8 is of")
+    short = open_data(replace(config_of(blend, tmp_path, kind="packed"))).facts
+    assert check(config_of(blend, tmp_path, kind="packed"), 1, facts=short) == []
