@@ -48,18 +48,20 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def train_here(config: RunConfig, console: Console) -> None:
-    """Train as one rank of the world that the environment names; rank 0 shows progress and the result."""
+    """Train as one rank of the world that the environment names; rank 0 shows progress and the result.
+
+    Of the others only notes are shown: a rank whose disk stalls is the one that knows.
+    """
+    from cli.progress import RankNotes
     from trainer.mesh import Mesh
     from trainer.train import train
     from trainer.world import Placement, find_placement, join_world, leave_world
 
     place = find_placement(os.environ) or Placement()
     world = join_world(Mesh(place.world_size, config.mesh.tp), placement=place)
-    if not world.is_main:
-        train(config, world)
-    else:
-        with console.progress() as progress:
-            result = train(config, world, progress=progress)
+    with console.progress() as progress:
+        result = train(config, world, progress=progress if world.is_main else RankNotes(progress, place.rank))
+    if world.is_main:
         facts = {**dataclasses.asdict(result), "checkpoint": str(result.checkpoint)}
         console.result(result_text(result, config.run.folder), facts)
     leave_world()

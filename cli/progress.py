@@ -15,7 +15,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, TextIO
 
-from mdata.progress import Progress
+from mdata.progress import Progress, Silent
 
 LINE_INTERVAL_S = 10.0
 _WINDOW_S = 30.0
@@ -219,6 +219,17 @@ class LineProgress(ConsoleProgress):
         if finished:
             facts["finished"] = True
         self._write(json.dumps(facts))
+
+
+class RankNotes(Silent):
+    """Passes notes on, with the rank that says them, and nothing else: for ranks that show no progress of their own."""
+
+    def __init__(self, listener: Progress, rank: int) -> None:
+        self._listener, self._rank = listener, rank
+
+    def note(self, text: str) -> None:
+        """See `Progress`."""
+        self._listener.note(f"rank {self._rank}: {text}")
 
 
 def _room(stream: TextIO) -> dict[str, Any]:

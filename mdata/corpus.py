@@ -217,6 +217,13 @@ class Corpus:
         )
         return self._token_of_sequence(first_sequence), self._token_of_sequence(last_sequence)
 
+    def place_of(self, token: int) -> tuple[Path, int]:
+        """The .bin that holds a token of the stream, and the token's byte there; nothing is read for it."""
+        assert 0 <= token < self.num_tokens, f"token {token} of {self.num_tokens}"
+        shard = int(np.searchsorted(self._token_ends, token, side="right"))
+        before = int(self._token_ends[shard - 1]) if shard else 0
+        return self.readers[shard].bin_path, (token - before) * self.dtype.itemsize
+
     def read(self, start: int, count: int, *, out: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
         """Tokens [start, start + count) of the stream, across shards: int64[count], into `out` if given.
 

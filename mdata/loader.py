@@ -1,18 +1,16 @@
 """Batches, read ahead by a thread: what a rank gets is a function of (data, consumed samples, batch sizes,
 rank).
 
-The thread only fetches what arithmetic has already decided (mdata/sampler.py), so reading ahead cannot
-change the stream, and resuming is starting with another number. An error of the thread is raised where the
-batch would have come. The thread ends when the iterator is closed or collected, or when the main thread has ended,
-which then waits for it: a thread that Python stops in the middle of our C++ takes the whole process down.
+The thread (mdata/prefetch.py) only fetches what arithmetic has already decided (mdata/sampler.py), so reading ahead
+cannot change the stream, and resuming is starting with another number. Nothing is drawn from a global random state.
+Ranks that read the same rows each gather them; the file comes from the disk once a node (docs/design/loader.md).
 """
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +18,14 @@ import numpy.typing as npt
 from mdata.batch_sizes import BatchSizes, constant
 from mdata.dataset import Dataset
 from mdata.errors import UsageError
+from mdata.places import describe_places
+from mdata.prefetch import Prefetched, Reading
+from mdata.progress import SILENT, Progress
 from mdata.sampler import Sampler
 from mdata.samples.options import MEGATRON
 from mdata.samples.rows import Rows
 
-# How often a thread that waits for room looks whether anybody still listens.
-_POLL_S = 0.1
+PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -109,85 +109,32 @@ class Loader:
         dataset: what is read.
         batches: sizes and rank.
         consumed: samples that all ranks together have read before.
-        prefetch: steps read ahead.
+        prefetch: steps read ahead; two more are in memory, one that is being read and the consumer's.
+        progress: hears what is waited for once a step has not come for `patience_s` seconds, and rarely after that.
 
     Raises:
         UsageError: sizes that do not fit each other.
     """
 
-    def __init__(self, dataset: Dataset, batches: BatchPlan, *, consumed: int = 0, prefetch: int = 2) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        batches: BatchPlan,
+        *,
+        consumed: int = 0,
+        prefetch: int = 2,
+        progress: Progress = SILENT,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         if consumed < 0 or prefetch < 1:
             raise UsageError(
                 "a loader starts at sample 0 or later and reads at least one step ahead",
                 found=f"consumed {consumed}, prefetch {prefetch}",
             )
         self._dataset, self._prefetch = dataset, prefetch
+        self._progress, self._patience_s = progress, patience_s
         self._sampler = batches.sampler(dataset, consumed)  # sizes that do not fit are refused here, not in the thread
 
     def __iter__(self) -> Iterator[list[Batch]]:
-        return _Prefetched(self._steps(), self._prefetch)
-
-    def _steps(self) -> Iterator[list[Batch]]:
-        for step in self._sampler:
-            yield [collate(self._dataset, rows) for rows in step]
-
-
-class _Prefetched(Iterator[list[Batch]]):
-    """An iterator that another thread walks ahead of us."""
-
-    def __init__(self, source: Iterator[list[Batch]], ahead: int) -> None:
-        self._queue: queue.Queue[list[Batch] | Exception] = queue.Queue(ahead)
-        self._closed = threading.Event()
-        # The thread must not hold `self`, or an iterator that is dropped would never be collected.
-        work = threading.Thread(
-            target=_walk, args=(source, self._queue, self._closed), name="mdata-prefetch", daemon=False
-        )
-        self._thread = work
-        work.start()
-
-    def __iter__(self) -> _Prefetched:
-        return self
-
-    def __next__(self) -> list[Batch]:
-        if self._closed.is_set():
-            raise StopIteration
-        item = self._queue.get()
-        if isinstance(item, Exception):
-            self.close()
-            raise item
-        return item
-
-    def close(self) -> None:
-        """End the thread; what it has read is dropped."""
-        self._closed.set()
-
-    def __del__(self) -> None:
-        self.close()
-
-
-def _walk(
-    source: Iterator[list[Batch]],
-    out: queue.Queue[list[Batch] | Exception],
-    closed: threading.Event,
-) -> None:
-    """Put items, then whatever ended the walk, until nobody listens."""
-    ending: Exception = StopIteration()
-    try:
-        for item in source:
-            if not _put(out, item, closed):
-                return
-    # Whatever it is, it belongs to the consumer: an error that dies with this thread would be a hang there.
-    except Exception as error:
-        ending = error
-    _put(out, ending, closed)
-
-
-def _put(out: queue.Queue[list[Batch] | Exception], item: list[Batch] | Exception, closed: threading.Event) -> bool:
-    """Wait for room; False when the iterator was closed meanwhile, or nobody is left to ask for more."""
-    while not closed.is_set() and threading.main_thread().is_alive():
-        try:
-            out.put(item, timeout=_POLL_S)
-        except queue.Full:
-            continue
-        return True
-    return False
+        reading = Reading(self._sampler, partial(collate, self._dataset), partial(describe_places, self._dataset))
+        return Prefetched(reading, ahead=self._prefetch, patience_s=self._patience_s, progress=self._progress)

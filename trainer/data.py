@@ -72,8 +72,20 @@ def open_data(config: RunConfig, *, progress: mdata.Progress = mdata.SILENT) -> 
     return RunData(train, valid, facts)
 
 
-def training_batches(data: RunData, config: RunConfig, *, plan: Plan, dp: Axis, consumed: int) -> mdata.Loader:
-    """This rank's microbatches of every step from `consumed` samples on, read ahead."""
+def training_batches(
+    data: RunData,
+    config: RunConfig,
+    *,
+    plan: Plan,
+    dp: Axis,
+    consumed: int,
+    progress: mdata.Progress = mdata.SILENT,
+) -> mdata.Loader:
+    """This rank's microbatches of every step from `consumed` samples on, read ahead.
+
+    `progress` hears it when a step has to be waited for. Ranks along the tensor axis read the same rows, each for
+    itself: the file comes from the disk once a node (docs/design/loader.md).
+    """
     batches = mdata.BatchPlan(
         global_batch=plan.global_batch,
         micro_batch=plan.micro_batch,
@@ -82,7 +94,7 @@ def training_batches(data: RunData, config: RunConfig, *, plan: Plan, dp: Axis, 
         seed=config.run.seed,
         sizes=batch_sizes(config),
     )
-    return mdata.Loader(data.train, batches, consumed=consumed, prefetch=config.data.prefetch)
+    return mdata.Loader(data.train, batches, consumed=consumed, prefetch=config.data.prefetch, progress=progress)
 
 
 def validation_samples(dataset: mdata.Dataset, limit: int) -> np.ndarray:

@@ -88,7 +88,7 @@ def _train(config: RunConfig, world: World, progress: Progress) -> TrainResult:
     held = {"rank": world.rank, **world.coordinates._asdict(), **held_parameters(engine.layout)}
     ranks = gather_objects(held, world.axes["world"])
     if not world.is_main:
-        return _Loop(config, plan, data, engine, None).run(done, SILENT)
+        return _Loop(config, plan, data, engine, None).run(done, progress)
     folder = _prepare_folder(config, plan, data)
     write_ranks(folder, ranks)
     with MetricsWriter(folder, resumed_step=done.steps if newest else None) as log:
@@ -120,7 +120,7 @@ class _Loop:
         settings, total = self.config.train, self.plan.steps
         progress.begin("train", total - done.steps, unit="steps")
         rate, skipped, valid = _Rate(), 0, dict[str, float]()
-        for now, report in self._reports(done, rate):
+        for now, report in self._reports(done, rate, progress):
             step = now.steps
             skipped = 0 if report.applied else skipped + 1
             self._check_skipped(step, report, skipped)
@@ -134,11 +134,13 @@ class _Loop:
         progress.end()
         return TrainResult(total, report.loss, valid, _root(self.config) / checkpoint.folder_name(total))
 
-    def _reports(self, done: Done, rate: _Rate) -> Iterator[tuple[Done, StepReport]]:
+    def _reports(self, done: Done, rate: _Rate, progress: Progress) -> Iterator[tuple[Done, StepReport]]:
         """(what is done, what the last step did); the time between them is the consumer's."""
         plan, engine = self.plan, self.engine
         sizes = batch_sizes(self.config)
-        batches = iter(training_batches(self.data, self.config, plan=plan, dp=engine.dp, consumed=done.samples))
+        batches = iter(
+            training_batches(self.data, self.config, plan=plan, dp=engine.dp, consumed=done.samples, progress=progress)
+        )
         while done.steps < plan.steps:
             with rate:
                 microbatches = [

@@ -14,7 +14,7 @@ import termios
 
 import pytest
 
-from cli.progress import BarProgress, LineProgress, Meter, _short
+from cli.progress import BarProgress, LineProgress, Meter, RankNotes, _short
 
 
 class Clock:
@@ -182,3 +182,14 @@ def test_a_bar_that_was_never_begun_closes(clock):
     bar = BarProgress(io.StringIO(), program="prog", clock=clock)
     bar.end()
     bar.close()
+
+
+def test_of_a_rank_without_progress_only_notes_are_shown(lines):
+    progress, written = lines
+    rank = RankNotes(progress, 3)
+    rank.begin("train", 10, unit="steps")
+    rank.advance(1, loss=2.0)
+    rank.stages(read=1.0)
+    rank.note("waiting for data since 30 s")
+    rank.end()
+    assert written == ["prog: rank 3: waiting for data since 30 s"]
