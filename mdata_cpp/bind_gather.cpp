@@ -205,10 +205,21 @@ void finish_rows(Int64s& text, const Int64s& counts, const std::optional<std::tu
     mdata::finish_rows(rules, arrays, many, ends, places);
 }
 
-py::tuple read_native(const KeptStore& store, const KeptIndex* index, const mdata::Permutation& permutation,
+// Null for None. As an argument of its class None costs as much as reading a row: pybind11 first looks, through an
+// exception of Python, for another module that knows it, and then tries all arguments again.
+template <typename T>
+const T* or_none(const py::object& object) {
+    if (object.is_none()) return nullptr;
+    if (!py::isinstance<T>(object)) throw py::type_error("an object of another class is expected, or None");
+    return object.cast<const T*>();
+}
+
+py::tuple read_native(const KeptStore& store, const py::object& index_or_none, const mdata::Permutation& permutation,
                       const Int64s& samples, const std::tuple<std::int64_t, std::int64_t, std::int64_t>& epoch,
                       std::tuple<Int64s, Losses, Positions> rows, const mdata::RowRules& rules, std::size_t threads,
-                      const BlockShuffle* blocks, const std::pair<std::uint64_t, std::uint64_t>& blocks_key) {
+                      const py::object& blocks_or_none, const std::pair<std::uint64_t, std::uint64_t>& blocks_key) {
+    const auto* const index = or_none<KeptIndex>(index_or_none);
+    const auto* const blocks = or_none<BlockShuffle>(blocks_or_none);
     auto& [text, loss, positions] = rows;
     const auto numbers = view(samples);
     const auto arrays = arrays_of(text, loss, positions, numbers.size());
