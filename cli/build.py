@@ -27,7 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data-path", nargs="+", default=[], metavar="WORD", help="the same, as Megatron says it")
     add("-S", "--sequence-length", "--seq-length", type=int, required=True, metavar="S", help="tokens of a sample")
     add("--order", choices=["native", "megatron"], default="native", help="default native")
-    add("--kind", choices=["gpt", "document", "packed", "bert", "t5"], default="gpt", help="of samples; default gpt")
+    add(
+        "--kind",
+        choices=["gpt", "document", "packed", "chat", "bert", "t5"],
+        default="gpt",
+        help="of samples; default gpt",
+    )
     add("--split", default="100,0,0", metavar="SHARES", help="of training, validation and test; default 100,0,0")
     add("--whole", action="store_true", help="all of it as one set, as data.valid of a run reads a corpus")
     add("--seed", type=int, default=1234, metavar="N", help="default 1234")

@@ -115,6 +115,13 @@ void indexed(Input& input) {
     } catch (const std::exception&) {
     }
     try {
+        const Numbers starts = input.numbers(4), counts = input.numbers(4);
+        std::uint64_t wanted = 0;
+        for (const std::int64_t count : counts) wanted += static_cast<std::uint64_t>(count);
+        REQUIRE(index.odd_sequences(starts, counts).size() == wanted);
+    } catch (const std::exception&) {
+    }
+    try {
         const auto runs = index.pieces(std::span<const std::int64_t>(input.numbers(8)), input.numbers(8), input.byte() & 1);
         for (std::size_t i = 0; i < runs.first.size(); ++i) {
             REQUIRE(runs.first[i] >= 0 && runs.count[i] >= 0 && runs.count[i] <= index.num_tokens() - runs.first[i]);

@@ -33,10 +33,13 @@ class SentenceText:
 
     def __init__(self, corpus: Corpus) -> None:
         several = (bool((np.diff(reader.boundaries) > 1).any()) for reader in corpus.readers)
-        if corpus.manifest.level != "sentence" and not any(several):
+        level = corpus.manifest.level
+        if level == "chat" or (level != "sentence" and not any(several)):
             raise UsageError(
                 f"{corpus.name} is not divided into sentences",
-                found=f"{corpus.num_sequences} sequences in {corpus.num_documents} documents",
+                found="conversations"
+                if level == "chat"
+                else f"{corpus.num_sequences} sequences in {corpus.num_documents} documents",
                 fix="mdata preprocess --split-sentences",
             )
         self.corpus = corpus

@@ -13,6 +13,7 @@ from mdata import BadInputError, UsageError
 from mdata.chat.templates import Plain
 from mdata.reference import chat as twin
 from mdata.tokenizers import TokenizerSpec, load_tokenizer
+from tests.helpers.failures import crash_at, durable_calls
 from tests.helpers.manifests import assert_valid
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -102,6 +103,27 @@ def test_the_bytes_do_not_depend_on_how_it_is_run(records, tmp_path):
     assert again.finished_before
     other, _ = run(folder, tmp_path / "one", piece_bytes=5000, holdout="0.2", chat_train_on="last")
     assert other.id != one.id
+
+
+def test_a_crash_at_any_call_loses_nothing(records, tmp_path, monkeypatch):
+    folder, _ = records
+    (tmp_path / "in.jsonl").write_bytes(b"".join((folder / "a.jsonl").read_bytes().splitlines(keepends=True)[:12]))
+
+    def job(name: str) -> mdata.PreprocessOptions:
+        return mdata.PreprocessOptions(
+            input=(str(tmp_path / "in.jsonl"),), output_prefix=str(tmp_path / name / "x"),
+            tokenizer_type="ByteTokenizer", chat=True, chat_template="plain", json_keys=("messages",),
+            workers=1, piece_bytes=400, checkpoint_s=0.0,
+        )  # fmt: skip
+
+    with durable_calls(monkeypatch) as calls:
+        mdata.preprocess(job("whole"))
+    wanted = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir() if path.suffix != ".json"}
+    for n in range(5, len(calls.seen), 17):
+        assert crash_at(n, lambda n=n: mdata.preprocess(job(f"cut{n}")))
+        mdata.preprocess(job(f"cut{n}"))
+        found = {path.name: path.read_bytes() for path in (tmp_path / f"cut{n}").iterdir() if path.suffix != ".json"}
+        assert found == wanted, n
 
 
 def test_bad_records_are_named(tmp_path):

@@ -15,6 +15,7 @@ from mdata import UsageError
 from mdata.reference import chat as twin
 from mdata.samples import PackingRule, RowOptions
 from mdata.samples.chat import ChatSamples
+from mdata.samples.sentences import SentenceText
 from tests.helpers.corpora import FileStream, write_pair
 from tests.helpers.examples import examples
 
@@ -154,6 +155,8 @@ def test_other_corpora_and_orders_are_refused(folder, tmp_path):
     write_pair(tmp_path / "x_text_sentence", [[3, 4]] * 9)
     with pytest.raises(UsageError, match="does not hold conversations"):
         opened(tmp_path, "x_text_sentence")
+    with pytest.raises(UsageError, match="is not divided into sentences"):
+        SentenceText(mdata.open_corpus(folder / "a_messages_chat"))
     with pytest.raises(UsageError, match="megatron order knows no samples of kind 'chat'"):
         opened(folder, "a_messages_chat", order="megatron")
     write_pair(tmp_path / "x_messages_chat", [[3, 4]] * 9)
