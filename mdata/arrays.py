@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -117,6 +116,8 @@ def _difference(entry: Path, facts: dict[str, Any], *, key: Mapping[str, Any]) -
 
 def _write(entry: Path, key: Mapping[str, Any], *, parts: Iterable[Arrays]) -> dict[str, Any]:
     """Make the entry under another name, then give it its own."""
+    import shutil  # takes compression libraries along
+
     making = entry.with_name(f".{entry.name}.{os.getpid()}")
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir()
@@ -171,6 +172,8 @@ def _file_facts(path: Path) -> dict[str, Any]:
 @contextmanager
 def _alone(entry: Path) -> Iterator[None]:
     """One builder of an entry; what killed ones left is cleared away."""
+    import shutil
+
     lock = entry.with_name(f".{entry.name}.lock")
     lock.mkdir(exist_ok=True)
     with durable.waited_for(lock):
