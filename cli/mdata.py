@@ -18,6 +18,7 @@ COMMANDS = (
     Command("inspect", "show what a token file, manifest or blend holds", module="cli.inspect"),
     Command("verify", "check token files against their manifest", module="cli.verify"),
     Command("cat", "turn documents of a corpus back to text", module="cli.cat"),
+    Command("trace", "from a sample of training to its documents, and back", module="cli.trace"),
     Command("adopt", "give token files of another program a manifest", module="cli.adopt"),
     Command("tokenizers", "list the tokenizers and engines that work here, with their speed", module="cli.tokenizers"),
 )

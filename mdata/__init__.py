@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from mdata.tokenizers import TextRefused, Tokenizer, TokenizerSpec, build_tokenizer, load_tokenizer
     from mdata.tokenizers.train import Learnt, learn_tokenizer, train_tokenizer
     from mdata.tokenizers.train_options import TrainOptions
+    from mdata.trace import TracedPart, TracedSample, Tracer
+    from mdata.trace_run import is_run, trace_run
+    from mdata.trace_steps import Place, Steps, StepSpan
     from mdata.verify import Verified, verify
 
 attach(
@@ -87,6 +90,9 @@ attach(
         "mdata.tokenizers": "TextRefused Tokenizer TokenizerSpec build_tokenizer load_tokenizer",
         "mdata.tokenizers.train": "Learnt learn_tokenizer train_tokenizer",
         "mdata.tokenizers.train_options": "TrainOptions",
+        "mdata.trace": "TracedPart TracedSample Tracer",
+        "mdata.trace_run": "is_run trace_run",
+        "mdata.trace_steps": "Place StepSpan Steps",
         "mdata.verify": "Verified verify",
     },
 )
@@ -105,9 +111,9 @@ __all__ = [
     "BlendPreview",
     "BlendRow",
     "BlendSpec",
-    "ChangeRow",
     "BuildResult",
     "BuiltArrays",
+    "ChangeRow",
     "Component",
     "Corpus",
     "CorpusManifest",
@@ -125,6 +131,7 @@ __all__ = [
     "MdataError",
     "OpenBlend",
     "PhaseSpec",
+    "Place",
     "PreprocessOptions",
     "PreprocessResult",
     "Progress",
@@ -132,10 +139,15 @@ __all__ = [
     "Rows",
     "Sampler",
     "ShardFacts",
+    "StepSpan",
+    "Steps",
     "StoppedError",
     "TextRefused",
     "Tokenizer",
     "TokenizerSpec",
+    "TracedPart",
+    "TracedSample",
+    "Tracer",
     "TrainOptions",
     "UsageError",
     "Verified",
@@ -153,6 +165,7 @@ __all__ = [
     "estimate",
     "explain_os_error",
     "global_batch",
+    "is_run",
     "learn_tokenizer",
     "load_manifest",
     "load_tokenizer",
@@ -174,6 +187,7 @@ __all__ = [
     "save_blend",
     "spec_of_mapping",
     "spec_of_splits",
+    "trace_run",
     "train_tokenizer",
     "verify",
     "vocabulary_of",

@@ -12,6 +12,7 @@ are then checked when they are used.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -248,6 +249,35 @@ class Corpus:
                 return np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64)
             number -= reader.num_documents
         raise AssertionError("the documents of the shards do not sum to those of the corpus")
+
+    def locate_sequence(self, sequence: int) -> tuple[int, int]:
+        """(number of the shard, sequence inside it)."""
+        assert 0 <= sequence < self.num_sequences, f"sequence {sequence} of {self.num_sequences}"
+        shard = int(np.searchsorted(self._sequence_ends, sequence, side="right"))
+        return shard, sequence - int(self._sequence_ends[shard]) + self.readers[shard].num_sequences
+
+    def document_of(self, sequence: int) -> int:
+        """The document that a sequence belongs to; entries of the index are used as they stand."""
+        shard, inside = self.locate_sequence(sequence)
+        before = sum(reader.num_documents for reader in self.readers[:shard])
+        return before + bisect_right(self.readers[shard].tables.boundaries, inside) - 1
+
+    def sequences_of(self, document: int) -> tuple[int, int]:
+        """The sequences [first, last) of a document; entries of the index are used as they stand."""
+        assert 0 <= document < self.num_documents, f"document {document} of {self.num_documents}"
+        before = 0
+        for reader in self.readers:
+            if document < reader.num_documents:
+                first, last = reader.tables.boundaries[document : document + 2]
+                return before + int(first), before + int(last)
+            document -= reader.num_documents
+            before += reader.num_sequences
+        raise AssertionError("the documents of the shards do not sum to those of the corpus")
+
+    def length_of(self, sequence: int) -> int:
+        """Tokens of a sequence; the entry of the index is used as it stands."""
+        shard, inside = self.locate_sequence(sequence)
+        return int(self.readers[shard].tables.lengths[inside])
 
     def _token_of_sequence(self, sequence: int) -> int:
         """The first token of a sequence; for the number of sequences, the number of tokens."""

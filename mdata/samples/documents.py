@@ -18,12 +18,13 @@ from mdata.indexed.gather import Gatherer, Int64s
 from mdata.order.native import NativeOrder, OrderKey
 from mdata.samples.packing import Longer
 from mdata.samples.rows import Gathered, RowOptions, Sample, sample_of
+from mdata.samples.traced import Piece, SequenceTable, pieces_of_runs, samples_at
 
 _BLOCK = 512
 _COUNTED_AT_ONCE = _BLOCK * 512
 
 
-class DocumentStream(Protocol):
+class DocumentStream(SequenceTable, Protocol):
     """What these samples need of a corpus (`mdata.corpus.Corpus` is one)."""
 
     @property
@@ -106,6 +107,32 @@ class DocumentSamples:
         blocks = np.searchsorted(self._ends, kept, side="right")
         inside = kept - np.concatenate((np.zeros(1, np.int64), self._ends))[blocks]
         return np.array([self._kept_in(*pair) for pair in zip(blocks.tolist(), inside.tolist(), strict=True)], np.int64)
+
+    def pieces(self, sample: int) -> list[Piece]:
+        """The sequences that a sample reads; see `Traceable`."""
+        first, count = self.corpus.gatherer.documents(self.documents(np.array([sample])))
+        run = int(first[0]), min(int(count[0]), self._longest)
+        return pieces_of_runs(self.corpus, [run], sequences=range(self.corpus.num_sequences))
+
+    def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
+        """Samples that read a token of a sequence; see `Traceable`."""
+        document = self.corpus.document_of(sequence)
+        if not self.first <= document < self.last:
+            raise IndexError(f"document {document} outside of {self.first} to {self.last}")
+        start, end = self.corpus.token_bounds(sequence, sequence + 1)
+        begins = int(self.corpus.gatherer.documents(np.array([document]))[0][0])
+        if start == end or start - begins >= self._longest:
+            return []
+        place = self._place_of(document)
+        return [] if place is None else samples_at(self.order, place, first=first, stop=stop)
+
+    def _place_of(self, document: int) -> int | None:
+        """The entry of the order that is a document; None for one that is left out."""
+        if self._ends is None:
+            return document - self.first
+        block, inside = divmod(document - self.first, _BLOCK)
+        fits = self._fits(document - inside, document + 1)
+        return (int(self._ends[block - 1]) if block else 0) + int(fits[:-1].sum()) if fits[-1] else None
 
     def sample(self, k: int) -> Sample:
         """Sample k; see `sample_of`."""

@@ -22,6 +22,7 @@ from mdata.errors import UsageError
 from mdata.indexed.gather import Int64s
 from mdata.keys import derive_key
 from mdata.samples.rows import Gathered, RowKind, RowOptions, Sample, sample_of
+from mdata.samples.traced import Piece, Traceable
 from mdata.tokenizers import TextRefused, Tokenizer
 from mdata.tokenizers.named import named_id
 
@@ -200,6 +201,16 @@ class FimSamples:
         inside = place + 1 < np.minimum(counts, self.options.sequence_length)[row]
         ends = np.cumsum(np.bincount(row[inside], minlength=len(rows))).astype(np.int64)
         return ends, (place[inside] + 1).astype(np.int32)
+
+    def pieces(self, sample: int) -> list[Piece]:
+        """The sequences that a sample reads before they are rearranged; see `Traceable`."""
+        assert isinstance(self.kind, Traceable), "kinds can be traced"
+        return self.kind.pieces(sample)
+
+    def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
+        """Samples that read a token of a sequence; see `Traceable`. What is cut off counts as read."""
+        assert isinstance(self.kind, Traceable), "kinds can be traced"
+        return self.kind.samples_of(sequence, first=first, stop=stop)
 
     def sample(self, k: int) -> Sample:
         """Sample k; see `sample_of`."""

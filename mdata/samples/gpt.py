@@ -10,7 +10,6 @@ documents, fill-in-the-middle.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from functools import cached_property, lru_cache, partial
 from typing import Any, Protocol
 
@@ -21,6 +20,7 @@ from mdata._core import BlockShuffle
 from mdata.indexed.gather import Blocks, Cuts, Gatherer, Int64s, Told
 from mdata.order.native import NativeOrder, OrderKey
 from mdata.samples.rows import Gathered, RowOptions, Rows, Sample, sample_of
+from mdata.samples.traced import Piece, pieces_of_runs
 
 
 class TokenStream(Protocol):
@@ -111,19 +111,9 @@ class GptSamples:
         _, first, count, _ = self.corpus.gatherer.block_pieces(blocks, np.array([start]), counts=counts, inputs=0)
         return list(zip(first.tolist(), count.tolist(), strict=True))
 
-    def pieces(self, sample: int) -> list[tuple[int, int, int]]:
+    def pieces(self, sample: int) -> list[Piece]:
         """The sequences that a sample reads, in order: (number in the corpus, first token in it, number of tokens)."""
-        sequences, found = range(*self._sequences), []
-        for first, count in self.runs(sample):
-            # The last that begins there or before has a token: empty ones stand in front of it.
-            place = bisect_right(sequences, first, key=lambda i: self.corpus.token_bounds(i, i)[0]) - 1
-            while count:
-                start, stop = self.corpus.token_bounds(sequences[place], sequences[place] + 1)
-                taken = min(count, stop - first)
-                if taken:
-                    found.append((sequences[place], first - start, taken))
-                first, count, place = first + taken, count - taken, place + 1
-        return found
+        return pieces_of_runs(self.corpus, self.runs(sample), sequences=range(*self._sequences))
 
     def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
         """Samples in [first, stop) that read a token of a sequence, in ascending order.

@@ -20,6 +20,7 @@ from mdata.cache import Cache
 from mdata.indexed.gather import Cuts, Gatherer, Int64s
 from mdata.order.megatron import MegatronIndices, MegatronRequest, build, plan
 from mdata.samples.rows import Gathered, RowOptions, Sample, sample_of
+from mdata.samples.traced import Piece
 
 NO_PAD = -1
 VERSION = 1  # of the construction of the arrays
@@ -143,6 +144,35 @@ class MegatronGptSamples:
             last_is_label[ends[runs > 0] - 1] = (before[ends] - before[ends - 1])[runs > 0] == 1
         kept = ~first_of_row & ~last_is_label
         return np.cumsum(np.bincount(row_of[kept], minlength=len(ends))).astype(np.int64), places[kept].astype(np.int32)
+
+    def pieces(self, sample: int) -> list[Piece]:
+        """The sequences that a sample reads; see `Traceable`."""
+        lengths, row = self.corpus.lengths, int(self.indices.shuffle[sample])
+        first, last = int(self.indices.samples[row, 0]), int(self.indices.samples[row + 1, 0])
+        found = []
+        for place in range(first, last + 1):
+            sequence = int(self.indices.documents[place])
+            begin, end = self._reads(row, place, int(lengths[sequence]))
+            found += [Piece(sequence, begin, end - begin)] if end > begin else []
+        return found
+
+    def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
+        """Samples that read a token of a sequence; see `Traceable`. All three arrays are looked at."""
+        if not self.request.first <= sequence < self.request.stop:
+            raise IndexError(f"sequence {sequence} outside of {self.request.first} to {self.request.stop}")
+        length, begins = int(self.corpus.lengths[sequence]), np.ascontiguousarray(self.indices.samples[:, 0])
+        rows = set()
+        for place in np.flatnonzero(self.indices.documents == sequence).tolist():
+            # Row r reads from begins[r] to begins[r + 1]; at either end that may be nothing.
+            near = range(np.searchsorted(begins[1:], place), np.searchsorted(begins[:-1], place, side="right"))
+            rows |= {row for row in near if np.less(*self._reads(row, place, length))}
+        found = np.flatnonzero(np.isin(self.indices.shuffle[first:stop], list(rows))) + first
+        return [int(sample) for sample in found]
+
+    def _reads(self, row: int, place: int, length: int) -> tuple[int, int]:
+        """The tokens [begin, end) that a row reads of the sequence at a place of the order."""
+        (first, offset), (last, end) = self.indices.samples[row : row + 2].tolist()
+        return offset if place == first else 0, end + int(self.request.extra_token) if place == last else length
 
     def sample(self, k: int) -> Sample:
         """Sample k; see `sample_of`."""

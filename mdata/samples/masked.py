@@ -29,6 +29,7 @@ from mdata.order.permutation import Permutation
 from mdata.samples.mapping import MappingOptions, Rows, megatron_mapping, native_parts
 from mdata.samples.rows import Sample
 from mdata.samples.sentences import SentenceText
+from mdata.samples.traced import Piece
 from mdata.samples.vocabulary import MaskedVocabulary, vocabulary_of
 
 ORDERS = ("native", "file", "megatron")
@@ -183,6 +184,27 @@ class MaskedSamples:
         if len(wanted):
             self._fill(wanted, self._text.rows(wanted, self.rows[self._places(wanted)]), fields)
         return fields
+
+    def pieces(self, sample: int) -> list[Piece]:
+        """The sentences of a sample, before any is cut or masked; see `Traceable`."""
+        first, stop, _ = self.rows[self._places(np.array([sample], np.int64))[0]].tolist()
+        counts = ((sentence, self.corpus.length_of(sentence)) for sentence in range(first, stop))
+        return [Piece(sentence, 0, count) for sentence, count in counts if count]
+
+    def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
+        """Samples with a sentence; see `Traceable`. The whole mapping is looked at."""
+        document = self.corpus.document_of(sequence)
+        if not self.documents[0] <= document < self.documents[1]:
+            raise IndexError(f"document {document} outside of {self.documents[0]} to {self.documents[1]}")
+        rows = np.flatnonzero((self.rows[:, 0] <= sequence) & (self.rows[:, 1] > sequence)).astype(np.int64)
+        if not len(rows) or not self.corpus.length_of(sequence):
+            return []
+        if self.num_samples is not None:
+            return [row for row in rows.tolist() if first <= row < stop]
+        size = len(self.rows)
+        epochs = range(first // size, -(-stop // size))
+        found = [epoch * size + self._permutation(epoch).inverse(rows) for epoch in epochs]
+        return sorted(k for part in found for k in part.tolist() if first <= k < stop)
 
     def allocate(self, n: int) -> Sample:
         """Arrays for n samples, not filled in."""

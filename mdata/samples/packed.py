@@ -21,6 +21,7 @@ from mdata.order.native import NativeOrder, OrderKey
 from mdata.progress import SILENT
 from mdata.samples.packing import PackedStream, PackingRule, key_of, packed
 from mdata.samples.rows import Gathered, RowOptions, Sample, sample_of
+from mdata.samples.traced import Piece, pieces_of_runs, samples_at
 
 
 class PackedSamples:
@@ -101,6 +102,24 @@ class PackedSamples:
         begins = after - count - np.repeat(row_starts, numbers)
         cuts = ends - np.arange(1, len(ends) + 1), begins[begins > 0].astype(np.int32)
         return Gathered(row_ends - row_starts, cuts)
+
+    def pieces(self, sample: int) -> list[Piece]:
+        """The sequences that a sample reads; see `Traceable`."""
+        _, pieces = self._pieces(self.order.starts([sample]))
+        runs = zip(self._first[pieces].tolist(), self._count[pieces].tolist(), strict=True)
+        return pieces_of_runs(self.corpus, runs, sequences=range(self.corpus.num_sequences))
+
+    def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
+        """Samples that read a token of a sequence; see `Traceable`. All pieces are looked at."""
+        document = self.corpus.document_of(sequence)
+        if not self.documents[0] <= document < self.documents[1]:
+            raise IndexError(f"document {document} outside of {self.documents[0]} to {self.documents[1]}")
+        start, end = self.corpus.token_bounds(sequence, sequence + 1)
+        if start == end:
+            return []
+        pieces = np.flatnonzero((self._first < end) & (self._first + self._count > start))
+        rows = np.unique(np.searchsorted(self._ends, pieces, side="right")).tolist()
+        return sorted(sample for row in rows for sample in samples_at(self.order, row, first=first, stop=stop))
 
     def sample(self, k: int) -> Sample:
         """Sample k; see `sample_of`."""

@@ -21,6 +21,7 @@ from mdata.arrays import Arrays
 from mdata.errors import UsageError
 from mdata.indexed.gather import Gatherer
 from mdata.progress import Progress
+from mdata.samples.traced import SequenceTable
 
 VERSION = 1  # of the construction; part of every data id
 Longer = Literal["cut", "drop"]
@@ -29,7 +30,7 @@ _LEAST = 2  # a token and its label
 _MOST_TOKENS = 1 << 26
 
 
-class PackedStream(Protocol):
+class PackedStream(SequenceTable, Protocol):
     """What packing needs of a corpus (`mdata.corpus.Corpus` is one)."""
 
     @property

@@ -1,0 +1,218 @@
+"""Say where a sample of training comes from, or which samples and steps read a document.
+
+  mdata trace runs/first --step 400                     all ranks; --rank 3: one data-parallel rank
+  mdata trace runs/first --token 1234567890 --text      the document, file and row of one token of the training
+  mdata trace runs/first --component web --document 17  who reads it, and when
+  mdata trace mix.json --sequence-length 4096 --sample 812 --tokens
+  mdata trace web.json --sequence-length 4096 --global-batch 512 --origin a.jsonl:17 --until-step 1000
+
+PATH is a run folder of `mtrain train`, or data and how it is read by hand. Samples, tokens and documents are counted
+from 0, steps from 1 as in metrics.jsonl. With --json: one object a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tomllib
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+import mdata
+from cli.console import Console
+from cli.trace_text import Shown, reader_facts, reader_table, sample_facts, sample_text, step_table
+from mdata.batch_sizes import BatchSizes, constant, ramp_up
+
+_READ = ("seed", "order", "kind", "split", "split_shares", "num_samples")
+_BY_HAND = ("sequence_length", *_READ, "option", "global_batch", "rampup_batch_size", "micro_batch", "dp")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is asked for, how much is shown, and how data is read where no run says it."""
+    parser.add_argument("path", metavar="PATH", help="a run folder, or a blend, corpus or prefix")
+    what = parser.add_argument_group("what to trace (one of these)")
+    what.add_argument("--step", type=int, metavar="N", help="all samples of a step, from 1")
+    what.add_argument("--sample", type=int, metavar="N", help="one sample of the training")
+    what.add_argument(
+        "--token", type=int, metavar="N", help="one token of the training: place N mod S of sample N div S"
+    )
+    what.add_argument("--document", type=int, metavar="N", help="a document of a corpus: the samples that read it")
+    what.add_argument("--origin", metavar="FILE:ROW", help="the same for the documents that this row gave")
+    shown = parser.add_argument_group("how much is shown")
+    shown.add_argument("--component", metavar="NAME", help="which corpus has the document; needed if there are several")
+    shown.add_argument("--rank", type=int, metavar="R", help="of a step: rows of this data-parallel rank alone")
+    shown.add_argument("--until-step", type=int, metavar="N", help="of a document: steps up to this one")
+    shown.add_argument("--until-sample", type=int, metavar="N", help="of a document: samples below this one")
+    shown.add_argument("--rows", type=int, default=20, metavar="N", help="samples shown; default 20, 0: counts alone")
+    shown.add_argument("--text", action="store_true", help="decoded text, special tokens shown")
+    shown.add_argument("--tokens", action="store_true", help="token ids")
+    shown.add_argument(
+        "--length", type=int, default=200, metavar="N", help="characters or ids shown; default 200, 0: all"
+    )
+    data = parser.add_argument_group("a run folder whose data has moved, or data by hand")
+    data.add_argument("--blend", metavar="PATH", help="of a run folder: where its data is now")
+    data.add_argument("--sequence-length", type=int, metavar="S")
+    data.add_argument("--seed", type=int)
+    data.add_argument("--order", help="native or megatron")
+    data.add_argument("--kind", help="kind of samples")
+    data.add_argument("--split", help="train, valid, test or whole")
+    data.add_argument("--split-shares", metavar="A,B,C")
+    data.add_argument("--num-samples", type=int, metavar="N", help="megatron: samples that were asked for")
+    data.add_argument(
+        "--option", action="append", metavar="NAME=VALUE", help="any other option of mdata.DatasetOptions"
+    )
+    data.add_argument("--global-batch", type=int, metavar="N", help="samples of a step")
+    data.add_argument("--rampup-batch-size", type=int, nargs=3, metavar=("START", "INCREMENT", "SAMPLES"))
+    data.add_argument("--micro-batch", type=int, metavar="N")
+    data.add_argument("--dp", type=int, metavar="N", help="data-parallel ranks")
+
+
+def main(arguments: argparse.Namespace, console: Console) -> None:
+    """Open the data, then trace one way or the other."""
+    ways = ("step", "sample", "token", "document", "origin")
+    asked = [way for way in ways if getattr(arguments, way) is not None]
+    if len(asked) != 1:
+        raise mdata.UsageError(
+            f"mdata trace takes one of {', '.join('--' + way for way in ways)}",
+            found=", ".join("--" + way for way in asked) or "none of them",
+        )
+    tracer = _open(arguments, console)
+    shown = Shown(arguments.text, arguments.tokens, arguments.length or None)
+    if arguments.step is not None:
+        _step(tracer, arguments, console, shown=shown)
+    elif asked[0] in ("sample", "token"):
+        _sample(tracer, arguments, console, shown=shown)
+    else:
+        _document(tracer, arguments, console, shown=shown)
+
+
+def _open(arguments: argparse.Namespace, console: Console) -> mdata.Tracer:
+    by_hand = [name for name in _BY_HAND if getattr(arguments, name) is not None]
+    with console.progress() as progress:
+        if mdata.is_run(arguments.path):
+            if by_hand:
+                raise mdata.UsageError(
+                    f"{arguments.path} is a run folder: it says itself how data is read",
+                    found=", ".join("--" + name.replace("_", "-") for name in by_hand),
+                )
+            return mdata.trace_run(arguments.path, blend=arguments.blend, progress=progress)
+        if arguments.blend is not None:
+            raise mdata.UsageError(f"{arguments.path} is no run folder, so --blend says nothing")
+        options = _options(arguments)
+        dataset = mdata.open_dataset(arguments.path, options, progress=progress)
+    sizes = _sizes(arguments)
+    if sizes is None:
+        return mdata.Tracer(dataset)
+    if dataset.num_samples is None and arguments.num_samples is not None:
+        raise mdata.UsageError("the native order has no number of samples", fix="--until-step, or leave it out")
+    span = mdata.StepSpan(sizes=sizes, micro_batch=arguments.micro_batch, dp_size=arguments.dp)
+    return mdata.Tracer(dataset, mdata.Steps([span], seed=options.seed, in_order=options.order == "megatron"))
+
+
+def _options(arguments: argparse.Namespace) -> mdata.DatasetOptions:
+    """The options given by hand."""
+    if arguments.sequence_length is None:
+        raise mdata.UsageError(f"how is {arguments.path} read?", expected="a run folder, or at least --sequence-length")
+    given: dict[str, Any] = {name: getattr(arguments, name) for name in _READ if getattr(arguments, name) is not None}
+    known = [field.name for field in fields(mdata.DatasetOptions)]
+    for word in arguments.option or ():
+        name, equals, value = word.partition("=")
+        if not equals or name not in known:
+            close = mdata.nearest(name, known)
+            raise mdata.UsageError(f"--option {word}", expected="NAME=VALUE", fix=f"{close}=...?" if close else None)
+        given[name] = _value(value)
+    return mdata.DatasetOptions(sequence_length=arguments.sequence_length, **given)
+
+
+def _value(text: str) -> Any:
+    """A TOML value; what is none is a string."""
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _sizes(arguments: argparse.Namespace) -> BatchSizes | None:
+    size, ramp = arguments.global_batch, arguments.rampup_batch_size
+    if size is None:
+        if ramp or arguments.micro_batch or arguments.dp:
+            raise mdata.UsageError("steps need --global-batch")
+        return None
+    return ramp_up(ramp[0], ramp[1], samples=ramp[2], size=size) if ramp else constant(size)
+
+
+def _sample(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Console, *, shown: Shown) -> None:
+    place = None
+    if arguments.token is None:
+        traced = tracer.sample(arguments.sample)
+    else:
+        traced, place = tracer.token(arguments.token)
+        if not tracer.exact:
+            console.note("mdata: tokens of such samples are rearranged or masked: this is what the whole sample reads")
+            place = None
+    _note_missing(tracer, [traced.component], console)
+    if console.json:
+        facts = sample_facts(tracer, traced, shown=shown)
+        if arguments.token is not None:
+            facts = {
+                "token": arguments.token,
+                "in_sample": arguments.token % tracer.dataset.options.sequence_length,
+            } | facts
+        console.write(json.dumps(facts, ensure_ascii=False) + "\n")
+        return
+    console.write(sample_text(tracer, traced, shown=shown, place=place))
+
+
+def _step(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Console, *, shown: Shown) -> None:
+    samples = tracer.step(arguments.step, dp_rank=arguments.rank)
+    counts = tracer.counts(samples)
+    traced = [tracer.sample(number) for number in samples[: max(arguments.rows, 0)].tolist()]
+    _note_missing(tracer, sorted({one.component for one in traced}), console)
+    if not console.json:
+        console.write(
+            step_table(tracer, arguments.step, samples=samples, counts=counts, traced=traced, rank=arguments.rank)
+        )
+        if shown.text or shown.tokens:
+            console.write("".join("\n" + sample_text(tracer, one, shown=shown) for one in traced))
+        return
+    first, last = int(np.min(samples)), int(np.max(samples))
+    head = {"step": arguments.step, "rank": arguments.rank, "samples": len(samples), "first": first, "last": last}
+    console.write(json.dumps({**head, "components": counts}, ensure_ascii=False) + "\n")
+    for one in traced:
+        console.write(json.dumps(sample_facts(tracer, one, shown=shown), ensure_ascii=False) + "\n")
+
+
+def _document(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Console, *, shown: Shown) -> None:
+    component = tracer.component(arguments.component)
+    documents = tracer.documents(component)
+    numbers = [arguments.document] if arguments.origin is None else documents.from_origin(arguments.origin)
+    _note_missing(tracer, [component], console)
+    until = arguments.until_sample
+    if arguments.until_step is not None:
+        if tracer.steps is None:
+            raise mdata.UsageError("--until-step: steps are not known", fix="a run folder, or --global-batch")
+        end = sum(tracer.steps.bounds(arguments.until_step))
+        until = end if until is None else min(until, end)
+    for number in numbers:
+        readers = tracer.readers(component, number, until=until)
+        found = [one for one, _ in zip(readers, range(max(arguments.rows, 1) + 1), strict=False)]
+        kept = found[: max(arguments.rows, 1)]
+        if console.json:
+            for one in kept:
+                facts = reader_facts(tracer, one, document=number, shown=shown)
+                console.write(json.dumps(facts, ensure_ascii=False) + "\n")
+            continue
+        bounded = until is not None or tracer.num_samples is not None
+        console.write(
+            reader_table(tracer, component, document=number, readers=kept, more=len(found) > len(kept), bounded=bounded)
+        )
+
+
+def _note_missing(tracer: mdata.Tracer, components: list[int], console: Console) -> None:
+    for component in components:
+        missing = tracer.documents(component).missing
+        if missing is not None:
+            console.note(f"mdata: {missing} is gone, so files and rows are not known")
