@@ -10,12 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import mdata
-from cli.text import table
+from cli.text import count, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,9 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", metavar="MIX.json", help="the blend manifest")
     add("--dry-run", action="store_true", help="show the table and write nothing")
     run = parser.add_argument_group("the training that the table is for")
-    run.add_argument("--tokens", type=_count, metavar="N", help="its length in tokens (1e9 may be written)")
-    run.add_argument("--samples", type=_count, metavar="N", help="or in samples; needs --sequence-length")
-    run.add_argument("--sequence-length", "--seq-length", type=_count, metavar="S", help="tokens of a sample")
+    run.add_argument("--tokens", type=count, metavar="N", help="its length in tokens (1e9 may be written)")
+    run.add_argument("--samples", type=count, metavar="N", help="or in samples; needs --sequence-length")
+    run.add_argument("--sequence-length", "--seq-length", type=count, metavar="S", help="tokens of a sample")
     run.add_argument("--split", default="100,0,0", metavar="A,B,C", help="Megatron's split string; default 100,0,0")
     mix = parser.add_argument_group("instead of shares")
     mix.add_argument("--alpha", metavar="A", help="corpora alone count by tokens^A: 1 by tokens, 0 all alike")
@@ -185,14 +184,3 @@ def _facts(preview: mdata.BlendPreview) -> dict[str, Any]:
         "ends": preview.blend.num_samples,
         "phase_starts": list(preview.starts),
     }
-
-
-def _count(text: str) -> int:
-    """A whole number above 0; 1e9 is one."""
-    try:
-        value = Fraction(text.replace("_", ""))
-    except (ValueError, ZeroDivisionError):
-        value = Fraction(0)
-    if value < 1 or value.denominator != 1 or value > 1 << 62:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
-    return int(value)

@@ -15,6 +15,7 @@ COMMANDS = (
     Command("preprocess", "turn text into token files and their manifest", module="cli.preprocess"),
     Command("blend", "mix corpora by shares into one blend manifest", module="cli.blend"),
     Command("build", "make offline the arrays that a run would build at its start", module="cli.build"),
+    Command("report", "draw a blend as one HTML page: shares, epochs, lengths, vocabulary", module="cli.report"),
     Command("inspect", "show what a token file, manifest or blend holds", module="cli.inspect"),
     Command("verify", "check token files against their manifest", module="cli.verify"),
     Command("cat", "turn documents of a corpus back to text", module="cli.cat"),

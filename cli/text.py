@@ -1,11 +1,13 @@
-"""Plain text for people: aligned tables, nothing else.
+"""Plain text for people and from people: aligned tables, and numbers as they are typed.
 
 Numbers stand to the right, with thousands parted by commas; None is a dash.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
+from fractions import Fraction
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -24,3 +26,14 @@ def _cell(value: object) -> str:
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def count(text: str) -> int:
+    """A whole number above 0; 1e9 is one."""
+    try:
+        value = Fraction(text.replace("_", ""))
+    except (ValueError, ZeroDivisionError):
+        value = Fraction(0)
+    if value < 1 or value.denominator != 1 or value > 1 << 62:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(value)

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from mdata.preprocess.results import PreprocessResult
     from mdata.preprocess.run import preprocess
     from mdata.progress import SILENT, Progress
+    from mdata.report import Report, report
     from mdata.sampler import Sampler, global_batch, rank_rows
     from mdata.samples.masked import MaskingOptions
     from mdata.samples.options import DatasetOptions
@@ -81,6 +82,7 @@ attach(
         "mdata.preprocess.results": "PreprocessResult",
         "mdata.preprocess.run": "preprocess",
         "mdata.progress": "SILENT Progress",
+        "mdata.report": "Report report",
         "mdata.batch_sizes": "BatchSizes read_ramp",
         "mdata.sampler": "Sampler global_batch rank_rows",
         "mdata.samples.options": "DatasetOptions",
@@ -135,6 +137,7 @@ __all__ = [
     "PreprocessOptions",
     "PreprocessResult",
     "Progress",
+    "Report",
     "ResourceError",
     "Rows",
     "Sampler",
@@ -184,6 +187,7 @@ __all__ = [
     "read_ramp",
     "read_spec",
     "redistribute_blend",
+    "report",
     "save_blend",
     "spec_of_mapping",
     "spec_of_splits",

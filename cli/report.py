@@ -1,0 +1,45 @@
+"""Draw a blend, a corpus or a bare .bin/.idx pair as one HTML page: mdata report mix.json
+
+Shares over training, epochs of each component, document lengths, how the vocabulary is used, records that were left
+out. The page needs no network and runs no scripts. Without the length of a training it is drawn for one in which as
+much is read as the corpora have.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import mdata
+from cli.console import Console
+from cli.text import count
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is drawn, for which training, and where to."""
+    add = parser.add_argument
+    add("path", metavar="MIX.json", help="a manifest, or the prefix of a .bin/.idx pair")
+    add("-o", "--output", metavar="FILE.html", help="the page; default MIX.report.html beside the manifest")
+    add("--full", action="store_true", help="count every token's id, not a sample of 67 million")
+    run = parser.add_argument_group("the training that it is for")
+    run.add_argument("--tokens", type=count, metavar="N", help="its length in tokens (1e9 may be written)")
+    run.add_argument("--samples", type=count, metavar="N", help="or in samples; needs --sequence-length")
+    run.add_argument("--sequence-length", "--seq-length", type=count, metavar="S", help="tokens of a sample")
+    run.add_argument("--split", default="100,0,0", metavar="A,B,C", help="Megatron's split string; default 100,0,0")
+
+
+def main(arguments: argparse.Namespace, console: Console) -> None:
+    """Write the page and say where it is."""
+    if arguments.samples is not None and (arguments.tokens is not None or arguments.sequence_length is None):
+        raise mdata.UsageError("--samples goes with --sequence-length and without --tokens")
+    made = mdata.report(
+        arguments.path,
+        arguments.output,
+        sequence_length=arguments.sequence_length,
+        samples=arguments.samples,
+        tokens=arguments.tokens,
+        split=arguments.split,
+        full=arguments.full,
+    )
+    if made.data.problem:
+        console.note(f"mdata: shares over training are left out: {made.data.problem}")
+    console.result(f"{made.path}: report of {made.data.title}", {**made.facts, "page": str(made.path)})
