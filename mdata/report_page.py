@@ -125,7 +125,7 @@ def _over_training(data: ReportData) -> str:
         parts.append(f"<h2>Shares over training</h2>{drawing}{_legend(curves.bands)}")
     legend = _legend(curves.bands) if len(data.parts) > 1 and len(curves.bands) < len(data.parts) else ""
     faint = '<p class="lead">Faint: components that the others of the drawing above are.</p>' if legend else ""
-    parts.append(f"<h2>Epochs over training</h2>{faint}{report_plots.epochs_over_training(curves, unit, names)}")
+    parts.append(f"<h2>Epochs over training</h2>{faint}{report_plots.epochs_over_training(curves, unit, names=names)}")
     if len(data.parts) > 1:
         drawing = report_plots.epochs_at_end(curves, names, caps=[part.cap for part in data.parts])
         more = (

@@ -31,12 +31,12 @@ def shares_over_training(curves: Curves, unit: str) -> str:
         hint = f"{band.name}: {_range(shares)} of the samples"
         parts.append(svg.area(outline, kind=kind_of(band), strength=band.strength, hint=hint))
         below = above
-    parts += [_phases(frame, curves), svg.titles(frame, "", "share")]
+    parts += [_phases(frame, curves), svg.titles(frame, y="share")]
     description = f"{len(curves.bands)} areas over {curves.edges[-1]:,} {unit} in {len(curves.phases)} phases"
     return svg.drawing(WIDTH, 340, label="Shares over training", description=description, parts=parts)
 
 
-def epochs_over_training(curves: Curves, unit: str, names: Sequence[str]) -> str:
+def epochs_over_training(curves: Curves, unit: str, *, names: Sequence[str]) -> str:
     """How often each component has been read, with marks at 1 and 4."""
     last = curves.epochs[:, -1]
     high = max(float(last.max()), 1.0) * 1.06
@@ -52,7 +52,7 @@ def epochs_over_training(curves: Curves, unit: str, names: Sequence[str]) -> str
         hint = f"{names[i]}: {last[i]:.4g} epochs"
         parts.append(svg.line(points, kind=kind, strength=band.strength if band else 0.55, hint=hint))
     parts += [_epoch_mark(frame, mark) for mark in MARKS if mark < high]
-    parts += [_phases(frame, curves), svg.titles(frame, "", "epochs")]
+    parts += [_phases(frame, curves), svg.titles(frame, y="epochs")]
     description = f"{len(names)} curves; at the end between {last.min():.4g} and {last.max():.4g} epochs"
     return svg.drawing(WIDTH, 320, label="Epochs over training", description=description, parts=parts)
 
@@ -66,19 +66,19 @@ def epochs_at_end(curves: Curves, names: Sequence[str], *, caps: Sequence[str | 
     frame = svg.Frame(WIDTH, height, (0, high), (0, 1), left=236, right=130, top=20, bottom=20)
     colours = {band.members[0]: band for band in curves.bands if len(band.members) == 1}
     parts = []
+    for mark in MARKS:
+        if mark < high:
+            x = frame.px(mark)
+            parts.append(svg.rule(x, 20, to=(x, height - 18)))
+            parts.append(svg.text((x, 14), "1 epoch" if mark == 1 else f"{mark} epochs", anchor="middle", kind="quiet"))
     for place, i in enumerate(shown):
         y = 24 + 22 * place
         kind = kind_of(colours[i]) if i in colours else "others"
         value = f"{last[i]:.4g}" + (f" of at most {caps[i]}" if caps[i] else "")
         wide = frame.px(last[i]) - frame.left
-        parts.append(svg.text(frame.left - 8, y + 13, _shortened(names[i]), anchor="end"))
+        parts.append(svg.text((frame.left - 8, y + 13), _shortened(names[i]), anchor="end"))
         parts.append(svg.bar(frame.left, y, width=wide, height=16, kind=kind, hint=f"{names[i]}: {value} epochs"))
-        parts.append(svg.text(frame.left + wide + 6, y + 13, value))
-    for mark in MARKS:
-        if mark < high:
-            x = frame.px(mark)
-            parts.append(svg.rule(x, 20, to=(x, height - 18)))
-            parts.append(svg.text(x, 14, "1 epoch" if mark == 1 else f"{mark} epochs", anchor="middle", kind="quiet"))
+        parts.append(svg.text((frame.left + wide + 6, y + 13), value))
     description = f"{len(shown)} bars, from {last[shown[0]]:.4g} down to {last[shown[-1]]:.4g} epochs"
     return svg.drawing(WIDTH, height, label="Epochs at the end", description=description, parts=parts)
 
@@ -100,7 +100,7 @@ def document_lengths(name: str, lengths: Lengths, *, classes: range) -> str:
             height = frame.height - frame.bottom - top
             if values[i]:
                 parts.append(svg.bar(left, top, width=right - left, height=height, kind=kind, hint=hint))
-    parts.append(svg.titles(frame, "tokens in a document, up to", ""))
+    parts.append(svg.titles(frame, x="tokens in a document, up to"))
     description = f"{sum(lengths.documents):,} documents, {sum(lengths.tokens):,} tokens"
     return svg.drawing(420, 190, label=f"Document lengths of {name}", description=description, parts=parts)
 
@@ -118,7 +118,7 @@ def coverage(whole: Usage, drawn: Sequence[tuple[str, Band | None, Usage]]) -> s
         points = [(frame.px(rank), frame.py(part)) for rank, part in usage.coverage]
         hint = f"{name}: {usage.distinct:,} ids"
         parts.append(svg.line(points, kind=kind, strength=band.strength if band else 1.0, hint=hint))
-    parts.append(svg.titles(frame, "the k most frequent ids", "part of the tokens"))
+    parts.append(svg.titles(frame, x="the k most frequent ids", y="part of the tokens"))
     half = next((rank for rank, part in whole.coverage if part >= 0.5), most)
     description = f"half of the tokens are among the {half:,} most frequent of {whole.distinct:,} ids"
     return svg.drawing(WIDTH, 320, label="Use of the vocabulary", description=description, parts=parts)
@@ -131,7 +131,7 @@ def kind_of(band: Band) -> str:
 
 def _x_axis(frame: svg.Frame, unit: str, y_ticks: Sequence[tuple[float, str]]) -> str:
     ticks = [(x, svg.short(x)) for x in svg.nice_ticks(frame.x[1], 8)]
-    return svg.axes(frame, x_ticks=ticks, y_ticks=y_ticks) + svg.titles(frame, f"{unit} of the training", "")
+    return svg.axes(frame, x_ticks=ticks, y_ticks=y_ticks) + svg.titles(frame, x=f"{unit} of the training")
 
 
 def _stairs(frame: svg.Frame, edges: Sequence[int], values: Sequence[float]) -> Iterator[tuple[float, float]]:
@@ -167,7 +167,7 @@ def _phases(frame: svg.Frame, curves: Curves) -> str:
             parts.append(svg.rule(x, frame.top - 12, to=(x, frame.height - frame.bottom)))
         for name in (f"phase {number + 1}" + (" (ramp)" if is_ramp else ""), str(number + 1)):
             if 7.5 * len(name) < width:
-                parts.append(svg.text(x + width / 2, frame.top - 6, name, anchor="middle", kind="quiet"))
+                parts.append(svg.text((x + width / 2, frame.top - 6), name, anchor="middle", kind="quiet"))
                 break
     return "".join(parts)
 
@@ -176,7 +176,7 @@ def _epoch_mark(frame: svg.Frame, mark: int) -> str:
     y = frame.py(mark)
     right = frame.width - frame.right
     label = "1 epoch" if mark == 1 else f"{mark} epochs"
-    return svg.rule(frame.left, y, to=(right, y)) + svg.text(right + 6, y + 4.5, label, kind="quiet")
+    return svg.rule(frame.left, y, to=(right, y)) + svg.text((right + 6, y + 4.5), label, kind="quiet")
 
 
 def _parts(counts: Sequence[int], classes: range) -> list[float]:

@@ -74,24 +74,24 @@ def axes(frame: Frame, *, x_ticks: Sequence[tuple[float, str]], y_ticks: Sequenc
     """Lines of the grid behind what is drawn, and the numbers beside it."""
     left, right, bottom = frame.left, frame.width - frame.right, frame.height - frame.bottom
     parts = [f'<g class="grid">{"".join(_h(frame.py(y), left, right) for y, _ in y_ticks)}</g>']
-    parts += [text(left - 7, frame.py(y) + 4.5, label, anchor="end") for y, label in y_ticks]
-    parts += [text(frame.px(x), bottom + 18, label, anchor="middle") for x, label in x_ticks]
+    parts += [text((left - 7, frame.py(y) + 4.5), label, anchor="end") for y, label in y_ticks]
+    parts += [text((frame.px(x), bottom + 18), label, anchor="middle") for x, label in x_ticks]
     parts.append(f'<g class="axis">{_h(bottom, left, right)}</g>')
     return "".join(parts)
 
 
-def titles(frame: Frame, x: str, y: str) -> str:
+def titles(frame: Frame, *, x: str = "", y: str = "") -> str:
     """What the axes count: x below the numbers, y above the area."""
     middle = (frame.left + frame.width - frame.right) / 2
-    below = text(middle, frame.height - 6, x, anchor="middle", kind="quiet") if x else ""
-    return below + (text(4, 14, y, kind="quiet") if y else "")
+    below = text((middle, frame.height - 6), x, anchor="middle", kind="quiet") if x else ""
+    return below + (text((4, 14), y, kind="quiet") if y else "")
 
 
-def text(x: float, y: float, content: str, *, anchor: str = "start", kind: str = "") -> str:
+def text(at: tuple[float, float], content: str, *, anchor: str = "start", kind: str = "") -> str:
     """A piece of text."""
     style = f' class="{kind}"' if kind else ""
     where = f' text-anchor="{anchor}"' if anchor != "start" else ""
-    return f'<text x="{n(x)}" y="{n(y)}"{where}{style}>{escape(content)}</text>'
+    return f'<text x="{n(at[0])}" y="{n(at[1])}"{where}{style}>{escape(content)}</text>'
 
 
 def area(points: Points, *, kind: str, strength: float = 1.0, hint: str = "") -> str:
