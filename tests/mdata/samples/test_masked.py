@@ -193,6 +193,19 @@ def test_a_mapping_is_kept_and_found_again(corpus, kind, order, tmp_path, monkey
         assert digest(samples, range(50)) == digest(built, range(50))
 
 
+def test_what_decides_a_mapping_is_in_its_key(corpus, tmp_path):
+    """In one folder nothing is taken for something else."""
+    plain = {"sequence_length": 48}
+    changes = [{}, {"seed": 5}, {"short_probability": 0.5}, {"head": False}, {"sequence_length": 40}]
+    wanted = [{"options": BertOptions(**{**plain, **change})} for change in changes]
+    wanted += [{"documents": (0, 30)}, {"documents": (5, 30)}, {"order": "megatron"}]
+    wanted += [{"order": "megatron", "num_samples": 500}]
+    for chosen in wanted:
+        kept = usual(BertSamples, corpus, cache=Cache(str(tmp_path)), **chosen)
+        assert kept.rows.tolist() == usual(BertSamples, corpus, **chosen).rows.tolist()
+    assert len(list(tmp_path.glob("bert-mapping-*"))) == len(wanted)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_seed_and_corpus_decide_the_native_order_and_draws(corpus, kind, tmp_path):
     options = {seed: usual(kind, corpus).options for seed in (1, 2)}
