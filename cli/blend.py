@@ -102,7 +102,7 @@ def _spec(arguments: argparse.Namespace) -> mdata.BlendSpec | None:
     if arguments.exhaustive:
         changes["exhaustive"] = True
     arguments.redistribute = arguments.redistribute or spec.redistribute
-    return replace(spec, **changes)
+    return replace(spec, redistribute=False, **changes)
 
 
 def _file(path: str) -> str:

@@ -162,29 +162,49 @@ def _plain(value: object) -> str:
 
 
 def _blend_facts(blend: mdata.OpenBlend) -> dict[str, Any]:
+    from msgspec import to_builtins
+
     rows = mdata.blend_table(blend)
     parts = zip(rows, blend.weights, blend.manifest.components, strict=True)
+    parent, at_sample = blend.continues or (blend.manifest.parent, None)
     return {
         "kind": "blend",
         "id": blend.manifest.id,
         "algorithm": blend.manifest.algorithm,
-        "parent": blend.manifest.parent,
+        "parent": parent,
+        "at_sample": at_sample,
         "components": [
             {
                 "name": row.name,
                 "path": part.path,
                 "id": part.id,
                 "share": row.share,
+                "group": part.group,
+                "max_epochs": part.cap,
                 "weight": weight,
                 "tokens": row.tokens,
                 "documents": row.documents,
             }
             for row, weight, part in parts
         ],
+        "phases": to_builtins(blend.manifest.phases),
+        "valid": {name: str(path) for name, (path, _) in blend.valid_sets.items()},
     }
 
 
 def _blend_text(facts: dict[str, Any]) -> str:
-    columns = ("name", "share", "weight", "tokens", "documents", "path")
-    rows = [[part[name] for name in columns] for part in facts["components"]]
-    return f"blend {facts['id']} ({facts['algorithm']})\n{table(columns, rows)}"
+    columns = ["name", "share", "group", "max_epochs", "weight", "tokens", "documents", "path"]
+    shown = [name for name in columns if any(part[name] is not None for part in facts["components"])]
+    lines = [f"blend {facts['id']} ({facts['algorithm']})"]
+    lines.append(table(shown, [[part[name] for name in shown] for part in facts["components"]]))
+    for number, phase in enumerate(facts["phases"], 1):
+        ends = f"{phase['samples']:,} samples" if phase["samples"] is not None else None
+        ends = f"{phase['tokens']:,} tokens" if "tokens" in phase else ends
+        lines.append(
+            f"phase {number}: {'a ramp of ' if phase.get('ramp') else ''}{ends or 'as long as its shares say'}"
+        )
+    if facts["at_sample"] is not None:
+        lines.append(f"goes on from blend {facts['parent'][:16]} at sample {facts['at_sample']:,}")
+    if facts["valid"]:
+        lines.append(f"validation sets: {', '.join(facts['valid'])}")
+    return "\n".join(lines)

@@ -47,6 +47,9 @@ class BlendTree:
     def counts(self, num_samples: int) -> list[int]:
         """How many of the blend's first `num_samples` samples each component gives."""
 
+def map_file(path: bytes) -> NDArray[np.uint8]:
+    """A file's bytes as a read-only map that holds no descriptor; empty for an empty file. OSError."""
+
 def pointers_from_lengths(lengths: NDArray[np.int32], item_size: int, start: int) -> tuple[NDArray[np.int64], int]:
     """Byte offsets of int32[k] sequences that follow each other from byte `start`, and the end of the last.
 

@@ -155,14 +155,14 @@ def _name_all(found: Sequence[Found]) -> None:
 
 def _check_distinct(parts: Sequence[Part]) -> None:
     first: dict[str, str] = {}
+    problems = []
     for part in parts:
         if part.corpus.id in first:
-            raise UsageError(
-                f"{part.name} and {first[part.corpus.id]} are the same corpus",
-                found=f"id {part.corpus.id} twice",
-                fix="name it once, with the sum of both shares",
-            )
-        first[part.corpus.id] = part.name
+            both = f"{part.name} and {first[part.corpus.id]} are the same corpus (id {part.corpus.id[:16]})"
+            problems.append(f"{both}; name it once, with the sum of both shares")
+        first.setdefault(part.corpus.id, part.name)
+    if problems:
+        raise blend_error(problems)
 
 
 def _share_out(found: Sequence[Found], spec: BlendSpec) -> dict[str, Amount]:
@@ -220,19 +220,23 @@ def _check_shares(found: Sequence[Found], spec: BlendSpec) -> None:
 
 def _check_kept(parts: Sequence[Part], groups: Mapping[str, Amount]) -> None:
     """Shares that are numbers above 0 and can be kept as text."""
-    for part in parts:
-        if part.share.share == "0" and not part.corpus.num_tokens:
-            raise UsageError(f"{part.name} has no tokens to count by", fix="leave it out")
-    named = [(part.name, part.share) for part in parts]
+    problems = [
+        f"{part.name} has no tokens to count by; leave it out"
+        for part in parts
+        if part.share.share == "0" and not part.corpus.num_tokens
+    ]
+    named = [(part.name, part.share) for part in parts if part.share.share != "0" or part.corpus.num_tokens]
     named += [(f"group {name}", share) for name, share in groups.items()]
     for name, share in named:
-        integer_weights([share.share], [name])
         try:
+            integer_weights([share.share], [name])
             msgspec.convert(share.share, manifests.Share)
-        except msgspec.ValidationError as error:
-            raise UsageError(
-                f"the share of {name} cannot be kept exactly", found=repr(share.share), expected="a number such as 0.7"
-            ) from error
+        except UsageError as error:
+            problems.append(str(error))
+        except msgspec.ValidationError:
+            problems.append(f"the share of {name} cannot be kept exactly: {share.share!r}; write a number such as 0.7")
+    if problems:
+        raise blend_error(problems)
 
 
 def _component(part: Part, folder: Path) -> BlendComponent:

@@ -105,13 +105,18 @@ def preview_blend(
 
 
 def blend_table(blend: OpenBlend, total_tokens: int | None = None) -> list[BlendRow]:
-    """The rows of `preview_blend` without a sequence length, in tokens."""
-    if _counts_samples(manifests.schedules(blend.manifest), None):
-        weights = blend.weights
-        shares = [weight / (sum(weights) or 1) for weight in weights]
-        parts = zip(blend.manifest.components, blend.corpora, shares, _share_texts(blend.manifest), strict=True)
-        return [BlendRow(p.name, t, s, c.num_tokens, c.num_documents, None, p.group) for p, c, s, t in parts]
-    return list(preview_blend(blend, tokens=total_tokens).rows)
+    """The rows of `preview_blend` in tokens; where that cannot be told without a run, the shares of the last phase."""
+    if total_tokens is not None:
+        return list(preview_blend(blend, tokens=total_tokens).rows)
+    try:
+        return list(preview_blend(blend).rows)
+    except UsageError:
+        weights, texts = blend.weights, _share_texts(blend.manifest)
+        parts = zip(blend.manifest.components, blend.corpora, strict=True)
+        return [
+            BlendRow(part.name, text, weight / (sum(weights) or 1), c.num_tokens, c.num_documents, None, part.group)
+            for (part, c), weight, text in zip(parts, weights, texts, strict=True)
+        ]
 
 
 def samples_per_epoch(blend: OpenBlend, sequence_length: int, *, split: str) -> tuple[int, ...]:

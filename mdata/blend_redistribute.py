@@ -26,7 +26,7 @@ from mdata.manifest import Phase
 def redistribute_blend(
     blend: OpenBlend,
     *,
-    sequence_length: int | None,
+    sequence_length: int | None = None,
     samples: int | None = None,
     tokens: int | None = None,
     split: str = "100,0,0",

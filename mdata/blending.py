@@ -8,7 +8,7 @@ depends on the run (its sequence length and split): `OpenBlend.deal`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -90,21 +90,24 @@ class OpenBlend:
         return resolve(manifests.schedules(self.manifest), sizes)
 
 
-def make_blend(spec: SpecLike, output: str | Path) -> OpenBlend:
+def make_blend(spec: SpecLike, output: str | Path, **run: Any) -> OpenBlend:
     """Write a blend manifest.
 
     Args:
         spec: Megatron's grammar, `["0.7", "code.json", "0.3", "prose.json"]`, or corpora alone; a .toml or .csv file;
             a `BlendSpec`, or the content of a TOML file as a mapping.
         output: the manifest; corpora are named relative to its folder, so that both can move together.
+        run: of `redistribute_blend`, for a spec that asks for it: sequence_length, samples or tokens, split.
 
     Raises:
         UsageError: shares or corpora that cannot be used, two tokenizers, a corpus twice.
         DamageError: a corpus that is not what its manifest says.
     """
-    output = Path(output)
-    blend = plan_blend(spec, output.parent)
-    return save_blend(blend, output)
+    from mdata.blend_redistribute import redistribute_blend
+
+    output, read = Path(output), read_spec(spec)
+    blend = plan_blend(replace(read, redistribute=False), output.parent)
+    return save_blend(redistribute_blend(blend, **run) if read.redistribute else blend, output)
 
 
 def plan_blend(spec: SpecLike, folder: Path, *, mode: Mode = "mmap", checked: bool = True) -> OpenBlend:
@@ -114,6 +117,11 @@ def plan_blend(spec: SpecLike, folder: Path, *, mode: Mode = "mmap", checked: bo
         UsageError, DamageError: as `make_blend`.
     """
     read = read_spec(spec)
+    if read.redistribute:
+        raise UsageError(
+            "redistribute is resolved when a manifest is written, for one training",
+            fix="mdata blend SPEC -o mix.json --redistribute --sequence-length S --samples N",
+        )
     manifest, corpora = compose(read, folder, open_one=lambda path: open_corpus(path, mode=mode, checked=checked))
     check_one_tokenizer(corpora)
     if problems := missing_lengths(manifests.schedules(manifest)):

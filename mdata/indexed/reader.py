@@ -11,7 +11,6 @@ before C++ checks them. Not done here: hashes (see the manifest), multimodal fil
 
 from __future__ import annotations
 
-import mmap
 import os
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
@@ -369,11 +368,9 @@ def _runs(numbers: list[int]) -> list[tuple[int, int]]:
 
 
 def _map(path: Path) -> NDArray[np.uint8]:
-    """The bytes of a file as a read-only map; an empty file, which cannot be mapped, as an empty array."""
-    with os_errors_named("reading"), path.open("rb") as file:
-        if path.stat().st_size == 0:
-            return np.empty(0, np.uint8)
-        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    """The bytes of a file as a read-only map, which holds no descriptor."""
+    with os_errors_named("reading"):
+        return _core.map_file(os.fsencode(path))
 
 
 def _read(path: Path) -> NDArray[np.uint8]:

@@ -1,7 +1,8 @@
 """Twin of mdata/blend/phases.py and apportion.py: phases dealt one after another, whole samples for exact targets.
 
 A segment is (weights, length), with 0 for a component that is not read and None for a length without end. Targets are
-rows of fractions, one row for the end of each piece, counted from the beginning.
+rows of fractions, one row for the end of each piece, counted from the beginning; remainders are compared in units of
+2^-62.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ def apportion(targets: Sequence[Sequence[Fraction]]) -> list[list[int]]:
     given, rows = [0] * len(targets[0]), []
     for piece, row in enumerate(targets):
 
-        def urgency(i: int, piece: int = piece, row: Sequence[Fraction] = row) -> tuple[int, Fraction, int]:
+        def urgency(i: int, piece: int = piece, row: Sequence[Fraction] = row) -> tuple[int, int, int]:
             later = range(piece, len(targets))
             due = next((d for d in later if targets[d][i] >= given[i] + 1), len(targets))
-            return due, given[i] - row[i], i
+            return due, -max(1, math.floor((row[i] - given[i]) * 2**62)), i
 
         while sum(given) < math.ceil(sum(row)):
             begun = [i for i in range(len(row)) if row[i] > given[i]]

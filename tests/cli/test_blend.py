@@ -106,3 +106,20 @@ def test_a_change_in_mid_run(corpora, capsys):
 )
 def test_what_cannot_be(corpora, capsys, words, text):
     assert text in run(capsys, *words, code=2)
+
+
+def test_inspect_tells_phases_groups_and_changes(corpora, capsys):
+    (corpora / "mix.toml").write_text(
+        '[[component]]\npath = "web"\nweight = 1\nmax_epochs = 9\n[[component]]\npath = "books"\nweight = 1\n'
+        "[[phase]]\nsamples = 100\n[[phase]]\ntokens = 80\nramp = true\nshares = { web = 1 }\n[[phase]]\n"
+        '[valid]\nkept = "books"\n'
+    )
+    run(capsys, "mix.toml", "-o", "mix.json", "--sequence-length", "8")
+    words = ["--from", "mix.json", "--at-sample", "120", "--sequence-length", "8", "-o", "new.json"]
+    run(capsys, *words, "books")
+    assert main(["inspect", "mix.json"]) == 0
+    out = capsys.readouterr().out
+    assert "phase 1: 100 samples\nphase 2: a ramp of 80 tokens\nphase 3: as long as" in out
+    assert "max_epochs" in out and "validation sets: kept" in out
+    assert main(["inspect", "new.json"]) == 0
+    assert f"goes on from blend {open_blend('mix.json').manifest.id[:16]} at sample 120" in capsys.readouterr().out

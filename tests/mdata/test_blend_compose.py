@@ -192,6 +192,17 @@ def test_all_missing_corpora_at_once(folder):
     assert "2 problems" in str(caught.value) and "no: neither" in str(caught.value) and "never: " in str(caught.value)
 
 
+def test_all_bad_shares_and_doubles_at_once(folder):
+    with pytest.raises(UsageError) as caught:
+        mdata.make_blend(["0", "web/a_text_document", "1_0", "books", "-1", "code/d.json"], "mix.json")
+    for problem in ("3 problems", "share of a is not a positive number", "c cannot be kept exactly", "share of d"):
+        assert problem in str(caught.value).replace("group books", "c")
+    with pytest.raises(
+        UsageError, match=r"2 problems:\n.*a_text_document are the same.*\n.*b_text_document are the same"
+    ):
+        mdata.make_blend(["1", "web", "1", "web"], "mix.json")
+
+
 def test_empty_corpora_in_a_folder_are_passed_by(folder):
     write_pair(folder / "web" / "empty_text_document", [[]])
     assert mdata.make_blend(["web"], "mix.json").names == ("a", "b")

@@ -116,6 +116,18 @@ def test_redistribution_is_recorded_in_samples(corpora):
     assert mdata.open("spread.json", sequence_length=8).num_samples == 200
 
 
+def test_a_spec_that_asks_for_redistribution(corpora):
+    entries = [{**entry, "max_epochs": 1} if "b" in entry["path"] else entry for entry in THREE]
+    spec = {"component": entries, "redistribute": True}
+    made_ = mdata.make_blend(spec, "mix.json", sequence_length=8, samples=400)
+    plain = mdata.plan_blend({"component": entries}, corpora)
+    assert made_.manifest.id == mdata.redistribute_blend(plain, sequence_length=8, samples=400).manifest.id
+    with pytest.raises(UsageError, match="found: no --sequence-length"):
+        mdata.make_blend(spec, "mix.json")
+    with pytest.raises(UsageError, match="resolved when a manifest is written"):
+        mdata.plan_blend(spec, corpora)
+
+
 def test_redistribution_that_cannot_be(corpora):
     entries = [{**entry, "max_epochs": 1} for entry in THREE]
     with pytest.raises(UsageError, match=r"all caps together leave [0-9]+ samples, its length is 999"):

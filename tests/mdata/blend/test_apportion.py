@@ -59,6 +59,13 @@ def test_largest_remainders_alone_would_not_do():
     assert sum(given_[0][:10]) == 0
 
 
+def test_remainders_that_differ_by_less_than_two_to_the_minus_62_are_equal():
+    small = Fraction(1, 2**70)
+    assert given_at([[Fraction(1, 3), Fraction(1, 3) + small, Fraction(1, 3) - small]])[1] == [[1, 0, 0]]
+    more = Fraction(1, 2**60)
+    assert given_at([[Fraction(1, 3), Fraction(1, 3) + more, Fraction(1, 3) - more]])[1] == [[0, 1, 0]]
+
+
 def test_one_piece_is_plain_largest_remainder():
     assert given_at([[Fraction(5, 2), Fraction(13, 10), Fraction(6, 5)]])[1] == [[3, 1, 1]]
     assert given_at([[Fraction(1, 2)] * 2])[1] == [[1, 0]]

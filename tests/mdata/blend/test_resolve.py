@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mdata import UsageError
@@ -79,6 +79,7 @@ def test_three_phases_meet_their_shares_at_each_end():
 @examples(60)
 @given(st.lists(st.tuples(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), st.integers(1, 300),
                           st.booleans()), min_size=1, max_size=4))  # fmt: skip
+@example([([0, 1, 1], 1, False), ([0, 1, 4], 1, False), ([0, 1, 2], 1, True), ([0, 1, 0], 1, False)])
 def test_phases_and_ramps_meet_their_shares(drawn):
     plan = [AskedPhase(asks(*map(str, w)), samples=n, ramp=ramp and i > 0) for i, (w, n, ramp) in enumerate(drawn)]
     blend = dealt(*plan, of=sizes(9, 9, 9))
@@ -113,6 +114,32 @@ def test_a_schedule_that_was_left_does_not_change():
             assert [x.tolist() for x in after.locate(range(at))] == [x.tolist() for x in before.locate(range(at))]
             if last.asks[0].unit == "epochs":
                 assert np.subtract(after.counts(at + 27), after.counts(at)).tolist() == [18, 9]
+
+
+PHASES = st.lists(
+    st.tuples(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), st.integers(1, 80), st.booleans()),
+    min_size=1,
+    max_size=3,
+)
+
+
+@examples(60)
+@given(st.lists(PHASES, min_size=2, max_size=4), st.data())
+def test_changes_of_changes_repeat_and_lose_nothing(plans, data):
+    """Any schedules, each left anywhere before its end: every prefix stays, every component counts on."""
+    of, kept, at, before = sizes(9, 9, 9), [], 0, None
+    for drawn in plans:
+        phases = tuple(
+            AskedPhase(asks(*map(str, w)), samples=n, ramp=ramp and i > 0) for i, (w, n, ramp) in enumerate(drawn)
+        )
+        blend = resolve([*kept, Schedule(phases)], of)
+        if before is not None:
+            assert [x.tolist() for x in blend.locate(range(at))] == [x.tolist() for x in before.locate(range(at))]
+        components, inside = blend.locate(range(blend.num_samples))
+        for component in range(3):
+            assert inside[components == component].tolist() == list(range((components == component).sum()))
+        at = data.draw(st.integers(at + 1, blend.num_samples))
+        kept, before = [*kept, Schedule(phases, until=at)], blend
 
 
 def test_a_cap_that_binds_in_a_bounded_blend_is_refused_with_numbers():

@@ -1,0 +1,60 @@
+// A file as read-only memory, without a descriptor behind it: blends of 10,000 corpora open under a limit of 1,024.
+//
+// The descriptor is closed once the map stands (Python's mmap keeps a copy of it). An empty file, which cannot be
+// mapped, is an empty map. What is cut off a file while it is mapped is gone from the map, too: reading there ends the
+// program with SIGBUS, which no program can prevent.
+#pragma once
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <system_error>
+
+namespace mdata {
+
+class FileMap {
+public:
+    // Throws std::system_error with the errno of what failed.
+    explicit FileMap(const char* path) {
+        const int file = ::open(path, O_RDONLY | O_CLOEXEC);
+        if (file < 0) fail(errno);
+        struct stat facts {};
+        const int error = ::fstat(file, &facts) != 0 ? errno : map(file, facts);
+        ::close(file);
+        if (error != 0) fail(error);
+    }
+
+    FileMap(const FileMap&) = delete;
+    FileMap& operator=(const FileMap&) = delete;
+
+    ~FileMap() {
+        if (size_ != 0) ::munmap(data_, size_);
+    }
+
+    std::span<const std::uint8_t> bytes() const { return {static_cast<const std::uint8_t*>(data_), size_}; }
+
+private:
+    int map(int file, const struct stat& facts) {
+        if (S_ISDIR(facts.st_mode)) return EISDIR;
+        const auto size = static_cast<std::size_t>(facts.st_size);
+        if (size == 0) return 0;
+        void* const data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file, 0);
+        if (data == MAP_FAILED) return errno;
+        data_ = data;
+        size_ = size;
+        return 0;
+    }
+
+    [[noreturn]] static void fail(int error) { throw std::system_error(error, std::generic_category()); }
+
+    void* data_ = nullptr;
+    std::size_t size_ = 0;
+};
+
+}  // namespace mdata
