@@ -11,6 +11,7 @@ before C++ checks them. Not done here: hashes (see the manifest), multimodal fil
 
 from __future__ import annotations
 
+import errno
 import os
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdata import _core
-from mdata.errors import DamageError, UsageError, os_errors_named
+from mdata.errors import DamageError, ResourceError, UsageError, explain_os_error, os_errors_named
 from mdata.indexed.format import (
     DTYPES,
     HEADER_BYTES,
@@ -314,8 +315,8 @@ def read_header(path: Path) -> Header:
     Raises:
         UsageError, DamageError: as `read_tables`.
     """
-    with os_errors_named("reading"), path.open("rb") as file:
-        return _check_header(path, file.read(LEGACY_HEAD_BYTES), os.fstat(file.fileno()).st_size)
+    with os_errors_named("reading"), path.open("rb", buffering=0) as file:
+        return _check_header(path, file.read(LEGACY_HEAD_BYTES) or b"", os.fstat(file.fileno()).st_size)
 
 
 def _check_header(path: Path, head: bytes, size: int) -> Header:
@@ -369,8 +370,15 @@ def _runs(numbers: list[int]) -> list[tuple[int, int]]:
 
 def _map(path: Path) -> NDArray[np.uint8]:
     """The bytes of a file as a read-only map, which holds no descriptor."""
-    with os_errors_named("reading"):
+    try:
         return _core.map_file(os.fsencode(path))
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise explain_os_error(error, "reading") from error
+        raise ResourceError(
+            f"reading: {path}: no more maps, or no more address space",
+            fix='mode "pread", a larger vm.max_map_count, or corpora merged into fewer shards',
+        ) from error
 
 
 def _read(path: Path) -> NDArray[np.uint8]:

@@ -102,12 +102,29 @@ def _identity(kind: str, **content: Any) -> str:
     return hash_of({"format": FORMAT, "version": VERSION, "kind": kind, **content})
 
 
-def _refuse_floats(value: object, path: str = "$") -> None:
-    if isinstance(value, float):
-        raise TypeError(f"a float at {path}: its text is not the same everywhere; keep it as a string")
+def _refuse_floats(value: object) -> None:
+    if _has_float(value):
+        raise TypeError(f"a float at {_float_in(value, '$')}: its text is not the same everywhere; keep it as a string")
+
+
+def _has_float(value: object) -> bool:
+    # A manifest has hundreds of values, a blend thousands of manifests: no place is named before it is asked for.
+    if isinstance(value, str | int):
+        return False
     if isinstance(value, dict):
-        for key, item in value.items():
-            _refuse_floats(item, f"{path}.{key}")
+        return any(map(_has_float, value.values()))
     if isinstance(value, list | tuple):
-        for number, item in enumerate(value):
-            _refuse_floats(item, f"{path}[{number}]")
+        return any(map(_has_float, value))
+    return isinstance(value, float)
+
+
+def _float_in(value: object, path: str) -> str | None:
+    """The place of the first float, for people."""
+    if isinstance(value, float):
+        return path
+    items: list[tuple[str, object]] = []
+    if isinstance(value, dict):
+        items = [(f"{path}.{key}", item) for key, item in value.items()]
+    elif isinstance(value, list | tuple):
+        items = [(f"{path}[{number}]", item) for number, item in enumerate(value)]
+    return next((found for place, item in items if (found := _float_in(item, place))), None)
