@@ -5,6 +5,7 @@ The run is stopped, goes on with a changed blend, and is resumed once more; ever
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import mdata
+from mdata.trace_run import trace_run
 from tests.helpers.runs import make_corpora, write_jsonl
 from trainer.config import RunConfig, parse_config
 from trainer.data import open_data
@@ -112,6 +114,53 @@ def test_a_mixture_that_changes_in_mid_run(corpora, tmp_path, reads):
         for k in range(500, 1200, 7):
             given = dict(zip((c.name for c in mixed.components), mixed.deal.counts(k), strict=True))[name]
             assert abs(given - before.get(name, 0) - share * (k - 500)) < 1.68
+
+
+def test_counts_trace_and_source_texts_agree_on_a_thousand_samples(corpora, tmp_path, reads):
+    """1,200 samples: a, b, held as 5 : 3 : 2; from sample 700 on c in the place of b, the others as before."""
+    made, folder = corpora.made, tmp_path / "run"
+    words = ["0.5", str(made["a"]), "0.3", str(made["b"]), "0.2", str(made["held"])]
+    old = mdata.make_blend(words, corpora.folder / "first.json")
+    edits = mdata.BlendEdits(remove=["b"], add=[("0.3", str(made["c"]))])
+    changed = mdata.change_blend(old, 700, folder=corpora.folder, sequence_length=LENGTH, edits=edits)
+    mdata.save_blend(changed, corpora.folder / "second.json")
+    run(config_of(folder, corpora.folder / "first.json", steps=5, batch=100))
+    run(config_of(folder, corpora.folder / "second.json", steps=12, batch=100))
+    assert sorted(reads) == list(range(1200))
+
+    tracer = trace_run(folder)
+    assert sorted(n for step in range(1, 13) for n in tracer.step(step).tolist()) == list(range(1200))
+    expected = {"a": 350 + 250, "b": 210, "held": 140 + 100, "c": 150}
+    assert tracer.counts(np.arange(1200)) == expected
+    assert tracer.counts(np.arange(700)) == {"a": 350, "b": 210, "held": 140}
+
+    ids_of: dict[tuple[str, int], list[int]] = {}
+    order: dict[str, list[int]] = {name: [] for name in expected}
+    for sample in sorted(np.random.default_rng(5).permutation(1200)[:1000].tolist()):
+        traced = tracer.sample(sample)
+        order[traced.name].append(traced.inside)
+        told = []
+        for part in traced.parts:
+            assert part.origin is not None and Path(part.origin.path).name == f"{traced.name}.jsonl"
+            if part.origin not in ids_of:
+                line = Path(part.origin.path).read_text().splitlines()[part.origin.row - 1]
+                corpus = tracer.dataset.components[traced.component].corpus
+                ids_of[part.origin] = [
+                    *corpus.load_tokenizer().encode_batch([json.loads(line)["text"]])[0].tolist(),
+                    corpus.eod,
+                ]
+            told += ids_of[part.origin][part.in_document : part.in_document + part.count]
+        assert told == reads[sample], sample  # the source text, tokenized anew, is what the model was given
+    for name, inside in order.items():
+        assert inside == sorted(set(inside)) and inside[-1] < expected[name]
+
+    # Whose share did not change reads on in the order of a run whose mixture never changed.
+    never = mdata.open(corpora.folder / "first.json", sequence_length=LENGTH, seed=7)
+    for name in ("a", "held"):
+        now = [reads[k] for k in range(1200) if tracer.sample(k).name == name]
+        number = [component.name for component in never.components].index(name)
+        then = never.read(np.flatnonzero(never.locate(np.arange(1200))[0] == number)).text.tolist()
+        assert now == then and len(now) == expected[name]
 
 
 def test_a_change_of_what_was_read_already_is_refused_with_both_numbers(corpora, tmp_path):
