@@ -82,7 +82,8 @@ def bands_of(rows: Sequence[BlendRow]) -> tuple[Band, ...]:
             members = [i for i in alone if _key(rows, i) == key]
             rest = [i for i in left if _key(rows, i) == key]
             own = rest if number < MOST_GROUPS and isinstance(key, str) and len(rest) > 1 else []
-            left = [i for i in left if i not in set(own)]
+            taken = set(own)
+            left = [i for i in left if i not in taken]
             found: list[tuple[tuple[int, ...], str]] = [((i,), rows[i].name) for i in members]
             found += [(tuple(own), f"{key}: {len(own)} others")] if own else []
             group = key if isinstance(key, str) else None

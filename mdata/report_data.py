@@ -1,8 +1,9 @@
 """What a report of a blend, a corpus or a bare pair says, as plain data: everything that is read, nothing drawn.
 
 Shares, samples and epochs are those of `mdata.blend_preview`, which `mdata blend` prints too. A training of no given
-length is taken to be one in which as much is read as the corpora of the last phase have; the report says so. What a
-bare pair cannot say is None here, and a line in `notes`.
+length is taken to be one in which as much is read as the corpora of the last phase have; the report says so. Of one
+corpus alone no training is told unless its length is given. What a bare pair cannot say is None here, and a line in
+`notes`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class ReportData:
 
     Args:
         title: the name of what was opened. kind: "blend", "corpus" or "pair". id: its id.
-        parts: at least one. preview, curves: None where a training cannot be told of; `problem` says why, in words.
+        parts: at least one. preview, curves: None where no training is told of; `problem` says why it cannot, in words.
         assumed_length: whether the training's length was not given.
         notes: what is not known.
     """
@@ -103,7 +104,8 @@ def read_report(path: str | Path, *, full: bool = False, **run: Any) -> ReportDa
         if not corpus.num_tokens:
             return _without_blend(corpus, kind, title=title, full=full)
         blend = open_blend(path)
-    preview, problem, assumed = _preview(blend, run)
+    told = kind == "blend" or run.get("tokens") is not None or run.get("samples") is not None
+    preview, problem, assumed = _preview(blend, run) if told else (None, None, False)
     rows = list(preview.rows) if preview else _plain_rows(blend)
     caps = [part.cap for part in blend.manifest.components]
     parts = tuple(_part(*each) for each in zip(blend.corpora, rows, caps, strict=True))
@@ -194,7 +196,8 @@ def _notes(corpora: tuple[Corpus, ...] | list[Corpus]) -> tuple[str, ...]:
     for what, field in asked:
         names = [corpus.name for corpus in corpora if getattr(corpus.manifest, field) is None]
         if names:
-            whose = "its" if len(corpora) == 1 else f"of {_few(names)} the"
+            all_of = f"all {len(corpora):,} components" if len(names) == len(corpora) else _few(names)
+            whose = "its" if len(corpora) == 1 else f"of {all_of} the"
             found.append(f"{whose} {what}")
     odd = [corpus.name for corpus in corpora if not corpus.contiguous]
     if odd:

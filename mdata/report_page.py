@@ -73,37 +73,43 @@ def _mixture(data: ReportData) -> str:
     parts = data.parts
     phases = len(data.preview.starts) if data.preview else 0
     shown = range(phases) if 1 < phases <= _PHASES else range(0)
-    columns = ["component", "share asked", "achieved", "tokens", "documents"]
-    columns += ["samples"] if data.in_samples else []
     unit = "samples" if data.in_samples else "tokens"
-    columns += ["tokens read", "epochs", f"read once after ({unit})", "most epochs"]
+    columns = ["component", *(["share asked", "achieved"] if data.kind == "blend" else []), "tokens", "documents"]
+    columns += ["samples"] if data.in_samples else []
+    columns += ["tokens read", "epochs", f"read once after ({unit})"] if data.preview else []
+    columns += ["max epochs"] if data.kind == "blend" else []
     columns += [f"phase {i + 1}" for i in shown]
     groups = {row.name: row for row in data.preview.groups} if data.preview else {}
     rows: list[list[Cell]] = []
     seen: set[str | None] = {None}
-    order = sorted(range(len(parts)), key=lambda i: (_first_of(parts, i), i))
-    for part in (parts[i] for i in order[:MOST_ROWS]):
+    for part in _by_group(parts)[:MOST_ROWS]:
         if part.row.group not in seen and part.row.group in groups:
             rows.append([Cell(part.row.group, kind="group"), *_cells(groups[part.row.group], None, data, shown=shown)])
         seen.add(part.row.group)
         name = Cell(part.row.name, kind="member" if part.row.group else "", hint=part.path)
         rows.append([name, *_cells(part.row, part.cap, data, shown=shown)])
-    note = "" if not data.first_out else f"{data.first_out.name} runs out first: read once after "
-    note = f"{note}{data.first_out.once_at:,} {unit} of the training." if data.first_out else ""
-    lead = f'<p class="lead">{escape(note)}</p>' if note else ""
+    first = data.first_out if len(parts) > 1 else None
+    lead = ""
+    if first is not None:
+        note = f"{first.name} runs out first: read once after {first.once_at:,} {unit} of the training."
+        lead = f'<p class="lead">{escape(note)}</p>'
     return f"<h2>{'Mixture' if data.kind == 'blend' else 'Corpus'}</h2>{lead}{table(columns, rows)}{_cut(parts)}"
 
 
-def _first_of(parts: Sequence[Part], number: int) -> int:
-    """The first member of a component's group, so that members stand together."""
-    group = parts[number].row.group
-    return number if group is None else next(i for i, part in enumerate(parts) if part.row.group == group)
+def _by_group(parts: Sequence[Part]) -> list[Part]:
+    """Members of a group together, where its first one stands."""
+    found: dict[str | int, list[Part]] = {}
+    for number, part in enumerate(parts):
+        found.setdefault(part.row.group or number, []).append(part)
+    return [part for members in found.values() for part in members]
 
 
 def _cells(row: BlendRow, cap: str | None, data: ReportData, *, shown: range) -> list[Cell]:
-    cells = [Cell(row.share or "", kind="number"), Cell(percent(row.achieved)), Cell(row.tokens), Cell(row.documents)]
+    cells = [Cell(row.share or "", kind="number"), Cell(percent(row.achieved))] if data.kind == "blend" else []
+    cells += [Cell(row.tokens), Cell(row.documents)]
     cells += [Cell(row.samples)] if data.in_samples else []
-    cells += [Cell(row.read_tokens), Cell(row.epochs), Cell(row.once_at), Cell(cap, kind="number")]
+    cells += [Cell(row.read_tokens), Cell(row.epochs), Cell(row.once_at)] if data.preview else []
+    cells += [Cell(cap, kind="number")] if data.kind == "blend" else []
     return [*cells, *(Cell(percent(row.phases[i]) if row.phases[i] else "") for i in shown)]
 
 
@@ -124,7 +130,7 @@ def _over_training(data: ReportData) -> str:
         drawing = report_plots.shares_over_training(curves, unit)
         parts.append(f"<h2>Shares over training</h2>{drawing}{_legend(curves.bands)}")
     legend = _legend(curves.bands) if len(data.parts) > 1 and len(curves.bands) < len(data.parts) else ""
-    faint = '<p class="lead">Faint: components that the others of the drawing above are.</p>' if legend else ""
+    faint = '<p class="lead">Faint lines: the components that are not drawn alone above.</p>' if legend else ""
     parts.append(f"<h2>Epochs over training</h2>{faint}{report_plots.epochs_over_training(curves, unit, names=names)}")
     if len(data.parts) > 1:
         drawing = report_plots.epochs_at_end(curves, names, caps=[part.cap for part in data.parts])
@@ -234,10 +240,7 @@ def covered(usage: Usage, most: int) -> float:
 
 
 def _frequent(words: Vocabulary) -> str:
-    rows = [
-        [Cell(_shown(one.id, one.text), kind="raw"), Cell(one.id), Cell(percent(one.share))]
-        for one in words.whole.frequent
-    ]
+    rows = [[_text_cell(one.id, one.text), Cell(one.id), Cell(percent(one.share))] for one in words.whole.frequent]
     return f"<h3>The most frequent ids</h3>{table(['text', 'id', 'of the tokens'], rows)}"
 
 
@@ -246,12 +249,16 @@ def _unused(words: Vocabulary) -> str:
         return ""
     title = "Ids that do not occur" if words.full else "Ids that were not met"
     rows = [
-        [Cell(f"{first:,}" if first == last else f"{first:,} to {last:,}"), Cell(_shown(first, text), kind="raw")]
+        [Cell(f"{first:,}" if first == last else f"{first:,} to {last:,}"), _text_cell(first, text)]
         for first, last, text in words.unused_runs
     ]
     listed = sum(last - first + 1 for first, last, _ in words.unused_runs)
     rest = f'<p class="lead">and {words.unused - listed:,} more</p>' if words.unused > listed else ""
     return f"<h3>{title}</h3>{table(['ids', 'text of the first'], rows)}{rest}"
+
+
+def _text_cell(number: int, text: str | None) -> Cell:
+    return Cell(None) if text is None else Cell(_shown(number, text), kind="raw")
 
 
 def _shown(number: int, text: str | None) -> str:

@@ -17,7 +17,7 @@ WIDTH = 900
 MARKS = (1, 4)  # epochs that a reader looks for: all was seen once; repeating begins to cost
 _FAINT_LINES = 200
 MOST_BARS = 30
-_NAME = 30  # characters of a name beside a bar
+_NAME = 26  # characters of a name beside a bar
 
 
 def shares_over_training(curves: Curves, unit: str) -> str:
@@ -40,7 +40,7 @@ def epochs_over_training(curves: Curves, unit: str, *, names: Sequence[str]) -> 
     """How often each component has been read, with marks at 1 and 4."""
     last = curves.epochs[:, -1]
     high = max(float(last.max()), 1.0) * 1.06
-    frame = svg.Frame(WIDTH, 320, (0, curves.edges[-1]), (0, high), top=40, right=76)
+    frame = svg.Frame(WIDTH, 320, (0, curves.edges[-1]), (0, high), top=40, right=112)
     parts = [_x_axis(frame, unit, [(tick, f"{tick:.4g}") for tick in svg.nice_ticks(high)])]
     alone = {band.members[0]: band for band in curves.bands if len(band.members) == 1 and band.colour is not None}
     others = [i for i in sorted(range(len(names)), key=lambda i: -last[i]) if i not in alone][:_FAINT_LINES]
@@ -51,7 +51,10 @@ def epochs_over_training(curves: Curves, unit: str, *, names: Sequence[str]) -> 
         kind = f"stroke-{kind_of(band)}" if band else "stroke-others"
         hint = f"{names[i]}: {last[i]:.4g} epochs"
         parts.append(svg.line(points, kind=kind, strength=band.strength if band else 0.55, hint=hint))
-    parts += [_epoch_mark(frame, mark) for mark in MARKS if mark < high]
+    marks = [mark for mark in MARKS if mark < high]
+    right, places = frame.width - frame.right, [frame.py(mark) for mark in marks]
+    parts += [svg.rule(frame.left, y, to=(right, y)) for y in places]
+    parts += [svg.text((right + 6, y + 4.5), label, kind="quiet") for y, label in _mark_labels(marks, places, 16)]
     parts += [_phases(frame, curves), svg.titles(frame, y="epochs")]
     description = f"{len(names)} curves; at the end between {last.min():.4g} and {last.max():.4g} epochs"
     return svg.drawing(WIDTH, 320, label="Epochs over training", description=description, parts=parts)
@@ -66,11 +69,11 @@ def epochs_at_end(curves: Curves, names: Sequence[str], *, caps: Sequence[str | 
     frame = svg.Frame(WIDTH, height, (0, high), (0, 1), left=236, right=130, top=20, bottom=20)
     colours = {band.members[0]: band for band in curves.bands if len(band.members) == 1}
     parts = []
-    for mark in MARKS:
-        if mark < high:
-            x = frame.px(mark)
-            parts.append(svg.rule(x, 20, to=(x, height - 18)))
-            parts.append(svg.text((x, 14), "1 epoch" if mark == 1 else f"{mark} epochs", anchor="middle", kind="quiet"))
+    marks = [mark for mark in MARKS if mark < high]
+    places = [frame.px(mark) for mark in marks]
+    parts += [svg.rule(x, 20, to=(x, height - 18)) for x in places]
+    labels = _mark_labels(marks, places, 80)
+    parts += [svg.text((x, 14), label, anchor="middle", kind="quiet") for x, label in labels]
     for place, i in enumerate(shown):
         y = 24 + 22 * place
         kind = kind_of(colours[i]) if i in colours else "others"
@@ -172,11 +175,11 @@ def _phases(frame: svg.Frame, curves: Curves) -> str:
     return "".join(parts)
 
 
-def _epoch_mark(frame: svg.Frame, mark: int) -> str:
-    y = frame.py(mark)
-    right = frame.width - frame.right
-    label = "1 epoch" if mark == 1 else f"{mark} epochs"
-    return svg.rule(frame.left, y, to=(right, y)) + svg.text((right + 6, y + 4.5), label, kind="quiet")
+def _mark_labels(marks: Sequence[int], places: Sequence[float], gap: float) -> list[tuple[float, str]]:
+    """What is written at the marks; one text for all where they stand too close to each other."""
+    if len(marks) > 1 and abs(places[0] - places[-1]) < gap:
+        return [(sum(places) / len(places), f"{' and '.join(map(str, marks))} epochs")]
+    return [(at, "1 epoch" if mark == 1 else f"{mark} epochs") for mark, at in zip(marks, places, strict=True)]
 
 
 def _parts(counts: Sequence[int], classes: range) -> list[float]:

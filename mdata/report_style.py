@@ -49,7 +49,9 @@ svg text {{ font: 14px system-ui, sans-serif; fill: var(--text); }} svg text.qui
   overflow-wrap: anywhere; }}
 .panels {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(20rem, 1fr)); gap: .2rem 1.5rem; }}
 .row {{ display: flex; flex-wrap: wrap; gap: 1.5rem; }} .row > * {{ flex: 1 1 22rem; min-width: 0; }}
-.scroll {{ overflow: auto; max-height: 36rem; margin: .6rem 0; }}
+.scroll {{ overflow: auto; max-height: 35rem; margin: .6rem 0; }}
+.long {{ border: 1px solid var(--grid); border-radius: 6px; padding: 0 .6rem;
+  width: fit-content; max-width: 100%; box-sizing: border-box; }}
 table {{ border-collapse: separate; border-spacing: 0; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: .25rem .9rem .25rem 0; text-align: left; border-bottom: 1px solid var(--grid);
   white-space: nowrap; background: var(--page); font-weight: 400; vertical-align: top; }}

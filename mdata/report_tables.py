@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from mdata.report_svg import escape
 
+_LONG = 18  # rows that stand on the page without scrolling
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -34,7 +36,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
     kinds = [' class="text"' if is_text else "" for is_text in texts]
     head = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(header, kinds, strict=True))
     body = "".join(f"<tr>{_row(line)}</tr>" for line in lines)
-    return f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    box = "scroll long" if len(lines) > _LONG else "scroll"
+    return f'<div class="{box}" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def percent(value: float) -> str:

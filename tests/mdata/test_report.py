@@ -150,7 +150,10 @@ def test_a_bare_pair_says_what_is_not_known(corpora):
     assert made.path.name == "c4_text_document.report.html"
     text = "".join(parsed(made.path).itertext())
     assert "Its tokenizer is not known" in text and "Not known: no manifest says" in text
-    assert "Shares over training" not in text
+    assert "over training" not in text, "one corpus and no length: nothing to tell"
+    assert list(tables(parsed(made.path))[0][0]) == ["component", "tokens", "documents"]
+    row = tables(parsed(mdata.report("c4_text_document", tokens=10_000).path))[0][0]
+    assert row["epochs"] == f"{10_000 / made.facts['components'][0]['tokens']:.4g}"
 
 
 @pytest.mark.parametrize("documents", [[], [[]], [[0], [0]]])
@@ -196,6 +199,13 @@ def test_three_hundred_components_are_a_page_of_bounded_size(corpora):
     assert len(rows) == 300 + 9
     members = [row["component"] for row in rows]
     assert members[:3] == ["g0", "many000", "many009"]
+
+
+def test_marks_of_epochs_that_stand_close_share_their_text(corpora):
+    blended(2)
+    for tokens, wanted in ((12_000, {"1 epoch", "4 epochs"}), (400_000, {"1 and 4 epochs"})):
+        texts = [text.text for text in parsed(mdata.report("mix.json", tokens=tokens).path).iter("text")]
+        assert {text for text in texts if re.search(r"\d epochs?$", text)} == wanted
 
 
 def test_where_the_page_may_go(corpora):
