@@ -1,0 +1,219 @@
+"""Toy runs traced at every step against what their ranks really read; and run folders that cannot be traced."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mdata
+import trainer.train
+from cli.mdata import main
+from mdata import DamageError, DatasetOptions, UsageError
+from mdata.trace_run import _OTHER_DATA, _TRAIN
+from tests.helpers.ranks import run_ranks
+from tests.helpers.runs import make_corpora, write_jsonl
+from trainer.config import (
+    CheckpointSection,
+    DataSection,
+    ModelSection,
+    OptimizerSection,
+    RunConfig,
+    RunSection,
+    TrainSection,
+)
+from trainer.mesh import Mesh
+
+LENGTH = 16
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("traced")
+    made = make_corpora(folder, {n: write_jsonl(folder / f"{n}.jsonl", i) for i, n in enumerate(["web", "code"])})
+    mdata.make_blend(["0.7", str(made["web"]), "0.3", str(made["code"])], folder / "mix.json")
+    return folder
+
+
+def config_of(made: Path, folder: Path, *, data: dict[str, object] | None = None, **train: object) -> RunConfig:
+    sizes = {"sequence_length": LENGTH, "global_batch": 8, "micro_batch": 2, "steps": 4, **train}
+    return RunConfig(
+        run=RunSection(folder=str(folder), seed=7),
+        model=ModelSection(num_layers=1, hidden_size=16, num_heads=2),
+        data=DataSection(**{"blend": str(made / "mix.json"), **(data or {})}),
+        train=TrainSection(**sizes),
+        optimizer=OptimizerSection(lr=1e-3),
+        checkpoint=CheckpointSection(interval=0),
+    )
+
+
+def trained(context, config):
+    """Train; the samples and tokens of every microbatch of this rank, in order."""
+    seen, real = [], trainer.train.to_device
+
+    def noted(batch, *more, **options):
+        seen.append((batch.samples.tolist(), batch.rows.text.tolist()))
+        return real(batch, *more, **options)
+
+    trainer.train.to_device = noted
+    try:
+        trainer.train.train(config, context.join(Mesh(context.world, 1)))
+    finally:
+        trainer.train.to_device = real
+    return seen
+
+
+def check(tracer: mdata.Tracer, ranks: list[list[tuple[list[int], list[list[int]]]]], *, steps: range) -> None:
+    """What the trace says of some steps is what the ranks read in them."""
+    for rank, batches in enumerate(ranks):
+        left = iter(batches)
+        for step in steps:
+            samples = tracer.step(step, dp_rank=rank).reshape(-1, 2)
+            for number, expected in enumerate(samples.tolist()):
+                found, texts = next(left)
+                assert found == expected
+                for sample, text in zip(found, texts, strict=True):
+                    traced = tracer.sample(sample)
+                    assert (traced.place.step, traced.place.dp_rank, traced.place.microbatch) == (step, rank, number)
+                    ids = [id for part in traced.parts for id in tracer.tokens(traced.component, part).tolist()]
+                    assert ids == text
+        assert next(left, None) is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"data": {"order": "megatron"}},
+        {"data": {"shuffle_block": 4, "split": "80,0,20"}},
+        {"batch_ramp": "4 4 16", "global_batch": 12},
+    ],
+    ids=["native", "megatron", "blocks", "ramp"],
+)
+def test_every_step_is_traced_as_it_was_read(made, tmp_path, options):
+    config = config_of(made, tmp_path / "run", **options)
+    ranks = run_ranks(trained, 2, config)
+    tracer = mdata.trace_run(tmp_path / "run")
+    check(tracer, ranks, steps=range(1, 5))
+    with pytest.raises(UsageError, match="the run has no step 5\n  found: 4 steps\n"):
+        tracer.step(5)
+    with pytest.raises(UsageError, match="the run has no sample"):
+        tracer.sample(tracer.num_samples)
+
+
+def test_a_run_that_went_on_with_other_ranks_another_batch_and_another_mixture(made, tmp_path):
+    """Each start has its own ranks and global batch; the blend that is named last knows what came before it."""
+    shutil.copytree(made, tmp_path / "data")
+    data = tmp_path / "data"
+    config = config_of(data, tmp_path / "run", steps=3)
+    first = run_ranks(trained, 2, config)
+    larger = replace(config, train=replace(config.train, global_batch=12, steps=5))
+    second = run_ranks(trained, 1, larger)
+    old = mdata.open_blend(data / "mix.json")
+    edits = mdata.BlendEdits(shares={"code": "0.9"})
+    new = mdata.change_blend(old, 48, folder=data, sequence_length=LENGTH, edits=edits)
+    mdata.save_blend(new, data / "new.json")
+    changed = replace(larger, data=DataSection(blend=str(data / "new.json")), train=replace(larger.train, steps=8))
+    third = run_ranks(trained, 3, changed)
+    tracer = mdata.trace_run(tmp_path / "run")
+    assert [(span.steps_before, span.samples_before, span.dp_size) for span in tracer.steps.spans] == [
+        (0, 0, 2), (3, 24, 1), (5, 48, 3),
+    ]  # fmt: skip
+    check(tracer, first, steps=range(1, 4))
+    check(tracer, second, steps=range(4, 6))
+    check(tracer, third, steps=range(6, 9))
+    assert tracer.counts(np.arange(48)) == dict(zip(("web", "code"), old.deal([9, 9], LENGTH).counts(48), strict=True))
+    assert tracer.counts(np.arange(48, 84))["code"] > tracer.counts(np.arange(36))["code"]
+
+
+@pytest.fixture(scope="module")
+def run(made, tmp_path_factory) -> Path:
+    """A finished run of one rank."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    run_ranks(trained, 1, config_of(made, folder))
+    return folder
+
+
+@pytest.fixture
+def copied(run, tmp_path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "copied"))
+
+
+def test_the_command_on_a_run_folder(run, capsys):
+    assert main(["trace", str(run), "--step", "4", "--rows", "2"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("step 4: samples 24 to 31\ncomponent  samples  share\n") and out.endswith(
+        "and 6 more (--rows)\n"
+    )
+    assert main(["trace", str(run), "--component", "web", "--document", "3", "--json"]) == 0
+    readers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    tracer = mdata.trace_run(run)
+    traced = [tracer.sample(k) for k in range(32)]
+    expected = [t.sample for t in traced if t.name == "web" and any(part.document == 3 for part in t.parts)]
+    assert [one["sample"] for one in readers] == expected and all(one["step"] <= 4 for one in readers)
+    assert main(["trace", str(run), "--seed", "3", "--step", "1"]) == 2
+    assert "is a run folder: it says itself how data is read\n  found: --seed" in capsys.readouterr().err
+
+
+def test_data_of_another_order_is_named_by_field(copied, made, capsys):
+    text = (copied / "config.toml").read_text()
+    (copied / "config.toml").write_text(text.replace("seed = 7", "seed = 8"))
+    with pytest.raises(UsageError, match="was trained on another order of data\n  found: seed 8\n  expected: seed 7\n"):
+        mdata.trace_run(copied)
+    assert main(["trace", str(copied), "--step", "1"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 4
+    shutil.rmtree(copied / "checkpoints")
+    with pytest.raises(UsageError, match="another order of data\n  found: data id"):
+        mdata.trace_run(copied)
+    (copied / "config.toml").write_text(text)
+    with pytest.raises(UsageError, match="another order of data"):
+        mdata.trace_run(copied, blend=str(made / "web_text_document.json"))
+
+
+def test_a_run_of_another_version_is_refused_by_name(copied):
+    text = (copied / "config.toml").read_text()
+    (copied / "config.toml").write_text(text.replace("[data]", "[data]\nreorder = true"))
+    with pytest.raises(
+        UsageError, match=r"another version: there is no key data.reorder here\n  found: reorder = True\n"
+    ):
+        mdata.trace_run(copied)
+    (copied / "config.toml").write_text(text.replace("[train]", "[train]\nglobal_batches = 3"))
+    with pytest.raises(UsageError, match=r"there is no key train.global_batches here\n(.*\n)*.*or is it global_batch?"):
+        mdata.trace_run(copied)
+
+
+def test_every_key_of_a_configuration_is_known_here():
+    """A key that is added to [data] or [train] has to be thought of: it may decide what is read."""
+    options = {field.name for field in dataclasses.fields(DatasetOptions)}
+    assert {field.name for field in dataclasses.fields(DataSection)} <= options | set(_OTHER_DATA)
+    assert {field.name for field in dataclasses.fields(TrainSection)} <= set(_TRAIN)
+
+
+def test_folders_that_are_damaged_or_none(copied, tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match=r"is no run folder\n  expected: config.toml"):
+        mdata.trace_run(tmp_path)
+    text = (copied / "config.toml").read_text()
+    (copied / "config.toml").write_text("not [toml")
+    with pytest.raises(DamageError, match=r"config\.toml is not a TOML file"):
+        mdata.trace_run(copied)
+    (copied / "config.toml").write_text(text.replace("sequence_length = 16", 'sequence_length = "16"'))
+    with pytest.raises(DamageError, match=r"train.sequence_length is no whole number\n  found: '16'"):
+        mdata.trace_run(copied)
+    (copied / "config.toml").write_text(text.replace("mix.json", "gone.json"))
+    with pytest.raises(UsageError, match="try: start from the folder in which the run was started, or --blend"):
+        mdata.trace_run(copied)
+    (copied / "config.toml").write_text(text)
+    (copied / "events.jsonl").write_text("{}\n[]\n")
+    with pytest.raises(DamageError, match=r"events\.jsonl, line 2 is no JSON object"):
+        mdata.trace_run(copied)
+    (copied / "events.jsonl").unlink()
+    (copied / "metrics.jsonl").unlink()
+    assert mdata.trace_run(copied).sample(5).place == mdata.trace_run(copied).steps.place(5)
+    assert mdata.trace_run(copied).steps.spans[0].dp_size == 1, "from plan.json"
+    (copied / "plan.json").unlink()
+    assert mdata.trace_run(copied).steps.spans[0].dp_size is None
