@@ -15,7 +15,9 @@ from __future__ import annotations
 import argparse
 import json
 import tomllib
+from collections.abc import Iterator
 from dataclasses import fields
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -41,11 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--document", type=int, metavar="N", help="a document of a corpus: the samples that read it")
     what.add_argument("--origin", metavar="FILE:ROW", help="the same for the documents that this row gave")
     shown = parser.add_argument_group("how much is shown")
-    shown.add_argument("--component", metavar="NAME", help="which corpus has the document; needed if there are several")
+    shown.add_argument("--component", metavar="NAME", help="which corpus has the document, if there are several")
     shown.add_argument("--rank", type=int, metavar="R", help="of a step: rows of this data-parallel rank alone")
     shown.add_argument("--until-step", type=int, metavar="N", help="of a document: steps up to this one")
     shown.add_argument("--until-sample", type=int, metavar="N", help="of a document: samples below this one")
-    shown.add_argument("--rows", type=int, default=20, metavar="N", help="samples shown; default 20, 0: counts alone")
+    shown.add_argument(
+        "--rows", type=int, default=20, metavar="N", help="samples shown; default 20; of a step 0: counts alone"
+    )
     shown.add_argument("--text", action="store_true", help="decoded text, special tokens shown")
     shown.add_argument("--tokens", action="store_true", help="token ids")
     shown.add_argument(
@@ -186,29 +190,50 @@ def _step(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Console,
 
 
 def _document(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Console, *, shown: Shown) -> None:
-    component = tracer.component(arguments.component)
-    documents = tracer.documents(component)
-    numbers = [arguments.document] if arguments.origin is None else documents.from_origin(arguments.origin)
-    _note_missing(tracer, [component], console)
-    until = arguments.until_sample
+    places = list(_documents(tracer, arguments))
+    _note_missing(tracer, sorted({component for component, _ in places}), console)
+    until, rows = arguments.until_sample, max(arguments.rows, 1)
     if arguments.until_step is not None:
         if tracer.steps is None:
             raise mdata.UsageError("--until-step: steps are not known", fix="a run folder, or --global-batch")
         end = sum(tracer.steps.bounds(arguments.until_step))
         until = end if until is None else min(until, end)
-    for number in numbers:
-        readers = tracer.readers(component, number, until=until)
-        found = [one for one, _ in zip(readers, range(max(arguments.rows, 1) + 1), strict=False)]
-        kept = found[: max(arguments.rows, 1)]
+    bounded = until is not None or tracer.num_samples is not None
+    for component, number in places:
+        # One more than is shown tells whether there are more.
+        found = list(islice(tracer.readers(component, number, until=until), rows + 1))
+        kept, more = found[:rows], len(found) > rows
         if console.json:
             for one in kept:
                 facts = reader_facts(tracer, one, document=number, shown=shown)
                 console.write(json.dumps(facts, ensure_ascii=False) + "\n")
+            if more:
+                console.note(f"mdata: more samples than {rows} read document {number} (--rows)")
             continue
-        bounded = until is not None or tracer.num_samples is not None
         console.write(
-            reader_table(tracer, component, document=number, readers=kept, more=len(found) > len(kept), bounded=bounded)
+            reader_table(tracer, component, document=number, readers=kept, more=more, bounded=bounded, shown=shown)
         )
+
+
+def _documents(tracer: mdata.Tracer, arguments: argparse.Namespace) -> Iterator[tuple[int, int]]:
+    """(component, document) of what was asked for; an origin is looked for in all components if none is named."""
+    if arguments.origin is None or arguments.component is not None or len(tracer.dataset.components) == 1:
+        component = tracer.component(arguments.component)
+        documents = tracer.documents(component)
+        numbers = [arguments.document] if arguments.origin is None else documents.from_origin(arguments.origin)
+        yield from ((component, number) for number in numbers)
+        return
+    found, refused = [], ""
+    for component in range(len(tracer.dataset.components)):
+        try:
+            found += [(component, number) for number in tracer.documents(component).from_origin(arguments.origin)]
+        except mdata.UsageError as error:
+            refused = refused or str(error).splitlines()[0]
+    if not found:
+        raise mdata.UsageError(
+            f"no component has a document of {arguments.origin}", found=refused, fix="--component NAME says more"
+        )
+    yield from found
 
 
 def _note_missing(tracer: mdata.Tracer, components: list[int], console: Console) -> None:

@@ -87,6 +87,7 @@ def reader_table(
     readers: Sequence[mdata.TracedSample],
     more: bool,
     bounded: bool,
+    shown: Shown,
 ) -> str:
     """The readers of a document for people."""
     part = tracer.dataset.components[component]
@@ -99,6 +100,10 @@ def reader_table(
     rows = [_reader_row(one) for one in readers]
     lines.append(table(header, rows) if rows else "no sample reads it")
     lines += ["and more (--rows)"] if more else []
+    for one in readers if shown.text or shown.tokens else ():
+        lines.append(f"sample {one.sample:,}:")
+        for some in one.parts:
+            lines += _content(tracer, component, some, shown=shown)
     return "\n".join(lines) + "\n"
 
 

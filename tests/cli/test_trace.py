@@ -119,6 +119,18 @@ def test_a_document_by_number_and_by_origin(trace):
     assert len(table_of(out, "step  sample")) == 1
 
 
+def test_an_origin_is_looked_for_in_all_components(trace):
+    words = ("mix.json", *STEPS, "--until-step", "10")
+    _, out, _ = trace(*words, "--origin", "code.jsonl:3", "--text", "--length", "9")
+    assert out.startswith("document 2 of code, ")
+    assert out == trace(*words, "--component", "code", "--document", "2", "--text", "--length", "9")[1]
+    assert "\nsample " in out and "\ndocument 2: '" in out
+    code, _, err = trace(*words, "--origin", "no.jsonl:3")
+    assert code == 2 and "no component has a document of no.jsonl:3\n  found: no.jsonl is no input of web" in err
+    _, out, err = trace("mix.json", *READ, "--origin", "code.jsonl:3", "--json", "--rows", "2")
+    assert len(out.splitlines()) == 2 and "more samples than 2 read document 2" in err
+
+
 def test_options_by_hand(trace, made):
     words = ("--order", "megatron", "--num-samples", "40", "--seed", "3")
     _, out, _ = trace("mix.json", *READ, *words, "--sample", "7", "--tokens", "--length", "0", "--json")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -91,9 +93,27 @@ def scanned(tracer: Tracer, count: int) -> dict[tuple[int, int], dict[int, int]]
     return found
 
 
+def check_sequences(component: mdata.Component, count: int) -> None:
+    """`samples_of` of a kind is the scan of its `pieces`, in any window."""
+    kind, found = component.samples, {}
+    for k in range(count):
+        for sequence, first, length in kind.pieces(k):
+            assert 0 <= first < first + length <= component.corpus.length_of(sequence)
+            found.setdefault(sequence, set()).add(k)
+    for sequence in range(component.corpus.num_sequences):
+        for first, stop in ((0, count), (count // 3, count // 2)):
+            try:
+                samples = kind.samples_of(sequence, first=first, stop=stop)
+            except IndexError:
+                assert sequence not in found
+            else:
+                assert samples == [k for k in sorted(found.get(sequence, ())) if first <= k < stop]
+
+
 def check_backward(tracer: Tracer, count: int) -> None:
     found = scanned(tracer, count)
     for number, component in enumerate(tracer.dataset.components):
+        check_sequences(component, tracer.dataset.deal.counts(count)[number])
         for document in range(component.corpus.num_documents):
             wanted = found.get((number, document), {})
             try:
@@ -155,6 +175,25 @@ def test_sentences_of_masked_samples(sentences, case, path):
         corpus = dataset.components[traced.component].corpus
         assert set(ids.tolist()) <= set(corpus.document(document).tolist())
     check_backward(tracer, count)
+
+
+def test_conversations(tmp_path):
+    turns = [[("user", "a" * (k % 5)), ("assistant", "b" * (k % 13)), ("user", "c")] for k in range(20)]
+    lines = [json.dumps({"messages": [{"role": r, "content": c} for r, c in one]}) for one in turns]
+    (tmp_path / "x.jsonl").write_text("\n".join(lines))
+    facts = {"tokenizer_type": "ByteTokenizer", "json_keys": ("messages",), "chat_template": "plain", "workers": 1}
+    facts |= {"input": (str(tmp_path / "x.jsonl"),), "output_prefix": str(tmp_path / "x"), "chat": True}
+    mdata.preprocess(mdata.PreprocessOptions(**facts))
+    tracer = Tracer(mdata.open(tmp_path / "x_messages_chat.json", sequence_length=50, kind="chat"))
+    text = tracer.dataset.read(np.arange(30)).text
+    for k in range(30):
+        parts = tracer.sample(k).parts
+        ids = np.concatenate([tracer.tokens(0, part) for part in parts])
+        assert text[k, : len(ids)].tolist() == ids.tolist() and not text[k, len(ids) :].any()
+        for part in parts:
+            assert part.origin.row == part.document + 1
+    assert any(part.sequences[0] < part.sequences[1] for k in range(9) for part in tracer.sample(k).parts)
+    check_backward(tracer, 30)
 
 
 def test_fill_in_the_middle_reads_what_its_samples_read(folder):
