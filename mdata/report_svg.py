@@ -44,7 +44,7 @@ class Frame:
     x: tuple[float, float]
     y: tuple[float, float]
     left: int = 56
-    right: int = 12
+    right: int = 24
     top: int = 26
     bottom: int = 44
     log_x: bool = False
