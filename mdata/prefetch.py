@@ -119,7 +119,6 @@ def _walk(reading: Reading[Part, Read], shared: _Shared[Part, Read]) -> None:
             step = _read_step(parts, reading.read, shared)
             if step is None or not _put(step, shared):
                 return
-            del step  # or it would be held while the next one is read
     # Whatever it is, it belongs to the consumer: an error that dies with this thread would be a hang there.
     except Exception as error:
         ending = error
