@@ -134,6 +134,7 @@ def test_counts_trace_and_source_texts_agree_on_a_thousand_samples(corpora, tmp_
     assert tracer.counts(np.arange(1200)) == expected
     assert tracer.counts(np.arange(700)) == {"a": 350, "b": 210, "held": 140}
 
+    tokenizer = mdata.open_corpus(made["a"]).load_tokenizer()  # that of all of them
     ids_of: dict[tuple[str, int], list[int]] = {}
     order: dict[str, list[int]] = {name: [] for name in expected}
     for sample in sorted(np.random.default_rng(5).permutation(1200)[:1000].tolist()):
@@ -144,11 +145,8 @@ def test_counts_trace_and_source_texts_agree_on_a_thousand_samples(corpora, tmp_
             assert part.origin is not None and Path(part.origin.path).name == f"{traced.name}.jsonl"
             if part.origin not in ids_of:
                 line = Path(part.origin.path).read_text().splitlines()[part.origin.row - 1]
-                corpus = tracer.dataset.components[traced.component].corpus
-                ids_of[part.origin] = [
-                    *corpus.load_tokenizer().encode_batch([json.loads(line)["text"]])[0].tolist(),
-                    corpus.eod,
-                ]
+                ids, _ = tokenizer.encode_batch([json.loads(line)["text"]])
+                ids_of[part.origin] = [*ids.tolist(), tracer.dataset.eod]
             told += ids_of[part.origin][part.in_document : part.in_document + part.count]
         assert told == reads[sample], sample  # the source text, tokenized anew, is what the model was given
     for name, inside in order.items():
