@@ -106,16 +106,7 @@ class Tracer:
         """
         self._check(number)
         (component,), (inside,) = (found.tolist() for found in self.dataset.locate([number]))
-        part = self.dataset.components[component]
-        return TracedSample(
-            sample=number,
-            component=component,
-            name=part.name,
-            inside=inside,
-            epoch=self._epoch(part, inside),
-            parts=tuple(self._parts(component, _kind(part).pieces(inside))),
-            place=self.steps.place(number) if self.steps else None,
-        )
+        return self._traced(number, component, inside)
 
     def token(self, number: int) -> tuple[TracedSample, int]:
         """The sample that has token `number` of the training as an input, and its place there.
@@ -203,9 +194,7 @@ class Tracer:
                 number = int(self.dataset.deal.inverse([component], [inside])[0])
             except IndexError:  # the mixture never comes so far
                 return
-            found = self.sample(number)
-            parts = tuple(one for one in found.parts if one.document == document)
-            yield TracedSample(**{**vars(found), "parts": parts})
+            yield self._traced(number, component, inside, sequences=range(*part.corpus.sequences_of(document)))
 
     def tokens(self, component: int, part: TracedPart) -> npt.NDArray[np.int64]:
         """The ids of a part: int64[count]."""
@@ -230,6 +219,19 @@ class Tracer:
         tokenizer = self._tokenizers[name]
         return None if tokenizer is None else tokenizer.decode(self.tokens(component, part).tolist())
 
+    def _traced(self, number: int, component: int, inside: int, sequences: range | None = None) -> TracedSample:
+        """A sample with the parts that lie in some sequences, None: all."""
+        part = self.dataset.components[component]
+        return TracedSample(
+            sample=number,
+            component=component,
+            name=part.name,
+            inside=inside,
+            epoch=self._epoch(part, inside),
+            parts=tuple(self._parts(component, _kind(part).pieces(inside), sequences)),
+            place=self.steps.place(number) if self.steps else None,
+        )
+
     def _check(self, number: int) -> None:
         end = self.num_samples
         if number < 0 or (end is not None and number >= end):
@@ -244,17 +246,20 @@ class Tracer:
             return None
         return inside // part.samples.samples_per_epoch if part.samples.num_samples is None else 0
 
-    def _parts(self, component: int, pieces: Sequence[Piece]) -> Iterator[TracedPart]:
+    def _parts(self, component: int, pieces: Sequence[Piece], sequences: range | None) -> Iterator[TracedPart]:
         corpus = self.dataset.components[component].corpus
         run, first = list[Piece](), 0
         # A sample of an empty document has no piece at all.
         for piece, following in zip(pieces, [*pieces[1:], None], strict=False):
+            if sequences is not None and piece.sequence not in sequences:
+                first += piece.length
+                continue
             run.append(piece)
             if following is not None and _goes_on(corpus, piece, following):
                 continue
-            count = sum(one.length for one in run)
             yield self._part(component, corpus, run=run, first=first)
-            run, first = [], first + count
+            first += sum(one.length for one in run)
+            run = []
 
     def _part(self, component: int, corpus: Corpus, *, run: list[Piece], first: int) -> TracedPart:
         document = corpus.document_of(run[0].sequence)

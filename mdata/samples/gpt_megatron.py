@@ -45,6 +45,9 @@ class SequenceStream(Protocol):
     def lengths(self) -> npt.NDArray[np.int32]:
         """int32[n], tokens of every sequence."""
 
+    def length_of(self, sequence: int) -> int:
+        """Tokens of one of them."""
+
 
 class MegatronGptSamples:
     """The samples of one range of a corpus in Megatron's order; can be pickled if the corpus can.
@@ -147,12 +150,12 @@ class MegatronGptSamples:
 
     def pieces(self, sample: int) -> list[Piece]:
         """The sequences that a sample reads; see `Traceable`."""
-        lengths, row = self.corpus.lengths, int(self.indices.shuffle[sample])
+        row = int(self.indices.shuffle[sample])
         first, last = int(self.indices.samples[row, 0]), int(self.indices.samples[row + 1, 0])
         found = []
         for place in range(first, last + 1):
             sequence = int(self.indices.documents[place])
-            begin, end = self._reads(row, place, int(lengths[sequence]))
+            begin, end = self._reads(row, place, self.corpus.length_of(sequence))
             found += [Piece(sequence, begin, end - begin)] if end > begin else []
         return found
 
@@ -160,7 +163,7 @@ class MegatronGptSamples:
         """Samples that read a token of a sequence; see `Traceable`. All three arrays are looked at."""
         if not self.request.first <= sequence < self.request.stop:
             raise IndexError(f"sequence {sequence} outside of {self.request.first} to {self.request.stop}")
-        length, begins = int(self.corpus.lengths[sequence]), np.ascontiguousarray(self.indices.samples[:, 0])
+        length, begins = self.corpus.length_of(sequence), np.ascontiguousarray(self.indices.samples[:, 0])
         rows = set()
         for place in np.flatnonzero(self.indices.documents == sequence).tolist():
             # Row r reads from begins[r] to begins[r + 1]; at either end that may be nothing.
