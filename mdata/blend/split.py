@@ -9,7 +9,7 @@ drops the sign).
 from __future__ import annotations
 
 import re
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import add
 
 from mdata.errors import UsageError
@@ -20,6 +20,7 @@ _NUMBER = re.compile(r"[.0-9]+")
 _NEGATIVE = re.compile(r"(?<![.0-9])-[.0-9]")  # a minus right after a number parts two numbers, as any sign does
 
 
+@lru_cache(maxsize=16)
 def split_edges(shares: str) -> tuple[float, float, float, float]:
     """Return the four edges between 0 and 1 of train, valid and test.
 

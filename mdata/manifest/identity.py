@@ -102,6 +102,9 @@ def _identity(kind: str, **content: Any) -> str:
     return hash_of({"format": FORMAT, "version": VERSION, "kind": kind, **content})
 
 
+_PLAIN = frozenset({str, int, bool, type(None)})
+
+
 def _refuse_floats(value: object) -> None:
     if _has_float(value):
         raise TypeError(f"a float at {_float_in(value, '$')}: its text is not the same everywhere; keep it as a string")
@@ -109,7 +112,7 @@ def _refuse_floats(value: object) -> None:
 
 def _has_float(value: object) -> bool:
     # A manifest has hundreds of values, a blend thousands of manifests: no place is named before it is asked for.
-    if isinstance(value, str | int):
+    if type(value) in _PLAIN:
         return False
     if isinstance(value, dict):
         return any(map(_has_float, value.values()))

@@ -10,6 +10,7 @@ documents, fill-in-the-middle.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property, lru_cache, partial
 from typing import Any, Protocol
 
@@ -81,7 +82,6 @@ class GptSamples:
         self._length = options.sequence_length + int(extra_token)
         self._told = Told(options.document_masks, options.rules)
         self._full: NDArray[np.int64] = np.full(1, self._length, np.int64)
-        self._blocks_key = lru_cache(maxsize=16)(self._make_blocks_key)
 
     @property
     def num_samples(self) -> int | None:
@@ -180,6 +180,11 @@ class GptSamples:
 
     def _blocks(self, epoch: int) -> Blocks:
         return Blocks(self._shuffled, self._blocks_key(epoch))
+
+    @cached_property
+    def _blocks_key(self) -> Callable[[int], tuple[int, int]]:
+        # Made when it is needed: a blend may have thousands of these samples.
+        return lru_cache(maxsize=16)(self._make_blocks_key)
 
     def _make_blocks_key(self, epoch: int) -> tuple[int, int]:
         key = self.order.key.blocks(epoch)
