@@ -5,9 +5,11 @@
 // The original looks at every component for every sample. Here most are ruled out for many samples at once, exactly:
 // an error that is not drawn never falls (weights are not negative, and rounding is monotone). So if K components have
 // an error of at least L now, then the largest one is at least L for K samples; a component whose error, undrawn, is
-// still below L at the last of them is out of the race. The rest is a smaller race of the same kind, down to a few that
-// are compared in vectors. L is guessed from the race before; a bad guess costs time and nothing else. Components of
-// equal weight take turns, so that they are one entry here. Slow twin: mdata/reference/megatron_blend.py.
+// still below L at the last of them is out of the race. The rest is a smaller race of the same kind. A race of few is
+// narrowed at once to those whose counts find room in registers, without counting to K: samples are drawn from them for
+// as long as the largest error is not below L. L is guessed from the race before; a bad guess costs time and nothing
+// else. Components of equal weight take turns, so that they are one entry here. Slow twin:
+// mdata/reference/megatron_blend.py.
 #pragma once
 
 #include <algorithm>
@@ -47,12 +49,24 @@ struct Race {
     std::uint32_t* left;   // components whose turn is still to come
     const std::uint32_t* members;
     std::size_t padded;
+    std::uint32_t unusual;  // of a race of few, a bit for each entry whose count may do anything but go up by one
 };
 
-// What a sprint writes: errors of all entries; each winner's place.
+// The samples of a sprint, and what it writes: errors of all entries where it stopped; each winner's place.
 struct Track {
+    std::int64_t first;
+    std::size_t steps;
+    double level;  // it stops where the largest error is below
     double* errors;
     std::uint32_t* places;
+
+    double target_of(std::size_t step) const { return target(first + static_cast<std::int64_t>(step)); }
+};
+
+// How many samples were drawn, and the largest error that was seen last.
+struct Sprint {
+    std::size_t steps;
+    double largest;
 };
 
 // After a sample of an entry: what is to be added to its count.
@@ -70,8 +84,8 @@ struct Vectors {
     std::size_t (*count)(const double* errors, std::size_t padded, double level);
     // The places whose errors reach the level at m, ascending; `places` has room for all and four more.
     std::size_t (*select)(const Race&, double m, double level, std::uint32_t* places);
-    // The next samples, one after another, until two errors are equal; how many.
-    std::size_t (*sprint)(const Race&, std::int64_t first, std::size_t steps, const Track&);
+    // The next samples, one after another, until two errors are equal or all are below the level.
+    Sprint (*sprint)(const Race&, const Track&);
 };
 
 inline double measure_plain(const Race& race, double m, double* errors) {
@@ -96,15 +110,16 @@ inline std::size_t select_plain(const Race& race, double m, double level, std::u
     return found;
 }
 
-inline std::size_t sprint_plain(const Race& race, std::int64_t first, std::size_t steps, const Track& track) {
-    for (std::size_t step = 0; step < steps; ++step) {
-        const double largest = measure_plain(race, target(first + static_cast<std::int64_t>(step)), track.errors);
-        if (count_plain(track.errors, race.padded, largest) != 1) return step;
+inline Sprint sprint_plain(const Race& race, const Track& track) {
+    double largest = kNever;
+    for (std::size_t step = 0; step < track.steps; ++step) {
+        largest = measure_plain(race, track.target_of(step), track.errors);
+        if (largest < track.level || count_plain(track.errors, race.padded, largest) != 1) return {step, largest};
         const auto place = static_cast<std::size_t>(std::find(track.errors, track.errors + race.padded, largest) - track.errors);
         track.places[step] = static_cast<std::uint32_t>(place);
         race.counts[place] += count_up(race, place);
     }
-    return steps;
+    return {track.steps, largest};
 }
 
 constexpr Vectors kPlain = {measure_plain, count_plain, select_plain, sprint_plain};
@@ -114,6 +129,12 @@ constexpr Vectors kPlain = {measure_plain, count_plain, select_plain, sprint_pla
 MDATA_FOR_AVX2 inline __m256d errors_at(const Race& race, std::size_t i, __m256d m) {
     const __m256d product = _mm256_mul_pd(_mm256_loadu_pd(race.weights + i), m);
     return _mm256_sub_pd(product, _mm256_loadu_pd(race.counts + i));
+}
+
+// The largest of four numbers, in all lanes.
+MDATA_FOR_AVX2 inline __m256d largest_of(__m256d numbers) {
+    numbers = _mm256_max_pd(numbers, _mm256_permute2f128_pd(numbers, numbers, 1));
+    return _mm256_max_pd(numbers, _mm256_permute_pd(numbers, 5));
 }
 
 MDATA_FOR_AVX2 inline __m256d measure_lanes(const Race& race, double m, double* errors) {
@@ -126,9 +147,7 @@ MDATA_FOR_AVX2 inline __m256d measure_lanes(const Race& race, double m, double* 
             best[k] = _mm256_max_pd(best[k], error);
         }
     }
-    __m256d all = _mm256_max_pd(_mm256_max_pd(best[0], best[1]), _mm256_max_pd(best[2], best[3]));
-    all = _mm256_max_pd(all, _mm256_permute2f128_pd(all, all, 1));
-    return _mm256_max_pd(all, _mm256_permute_pd(all, 5));
+    return largest_of(_mm256_max_pd(_mm256_max_pd(best[0], best[1]), _mm256_max_pd(best[2], best[3])));
 }
 
 MDATA_FOR_AVX2 inline double measure_wide(const Race& race, double m, double* errors) {
@@ -178,9 +197,6 @@ MDATA_FOR_AVX2 inline std::size_t select_wide(const Race& race, double m, double
     return found;
 }
 
-// What is added to four counts when one of them goes up; the last row adds nothing.
-alignas(32) constexpr double kOneMore[5][4] = {{1, 0, 0, 0}, {0, 1, 0, 0}, {0, 0, 1, 0}, {0, 0, 0, 1}, {0, 0, 0, 0}};
-
 // Where errors equal the largest one. No branch: which lanes these are cannot be foreseen.
 struct Hits {
     std::size_t place = 0;
@@ -208,10 +224,13 @@ inline bool settle(const Race& race, const Hits& hits, double largest, const Tra
     return true;
 }
 
-MDATA_FOR_AVX2 inline std::size_t sprint_wide(const Race& race, std::int64_t first, std::size_t steps, const Track& track) {
+MDATA_FOR_AVX2 inline Sprint sprint_many(const Race& race, const Track& track) {
     const __m256d ones = _mm256_set1_pd(1.0);
-    for (std::size_t step = 0; step < steps; ++step) {
-        const __m256d largest = measure_lanes(race, target(first + static_cast<std::int64_t>(step)), track.errors);
+    double top = kNever;
+    for (std::size_t step = 0; step < track.steps; ++step) {
+        const __m256d largest = measure_lanes(race, track.target_of(step), track.errors);
+        top = _mm256_cvtsd_f64(largest);
+        if (top < track.level) return {step, top};
         Hits hits;
         for (std::size_t i = 0; i < race.padded; i += kPadding) {
             unsigned lanes = 0;
@@ -223,9 +242,63 @@ MDATA_FOR_AVX2 inline std::size_t sprint_wide(const Race& race, std::int64_t fir
             }
             hits.add(i, lanes);
         }
-        if (!settle(race, hits, _mm256_cvtsd_f64(largest), track, step)) return step;
+        if (!settle(race, hits, top, track, step)) return {step, top};
     }
-    return steps;
+    return {track.steps, top};
+}
+
+// The same for as many vectors as find room in registers: from one sample to the next no count goes through memory.
+template <std::size_t kNumVectors>
+MDATA_FOR_AVX2 inline Sprint sprint_few(const Race& race, const Track& track) {
+    const __m256d ones = _mm256_set1_pd(1.0);
+    __m256d best = _mm256_set1_pd(kNever);
+    __m256d counts[kNumVectors];
+    __m256d errors[kNumVectors];
+    for (std::size_t k = 0; k < kNumVectors; ++k) {
+        counts[k] = _mm256_loadu_pd(race.counts + 4 * k);
+        errors[k] = best;
+    }
+    std::size_t step = 0;
+    for (; step < track.steps; ++step) {
+        const __m256d m = _mm256_set1_pd(track.target_of(step));
+        for (std::size_t k = 0; k < kNumVectors; ++k) {
+            errors[k] = _mm256_sub_pd(_mm256_mul_pd(_mm256_loadu_pd(race.weights + 4 * k), m), counts[k]);
+        }
+        __m256d halves[kNumVectors / 2];
+        for (std::size_t k = 0; k < kNumVectors / 2; ++k) halves[k] = _mm256_max_pd(errors[2 * k], errors[2 * k + 1]);
+        best = halves[0];
+        for (std::size_t k = 1; k < kNumVectors / 2; ++k) best = _mm256_max_pd(best, halves[k]);
+        best = largest_of(best);
+        unsigned lanes = 0;
+        for (std::size_t k = 0; k < kNumVectors; ++k) {
+            const __m256d equal = _mm256_cmp_pd(errors[k], best, _CMP_EQ_OQ);
+            lanes |= static_cast<unsigned>(_mm256_movemask_pd(equal)) << (4 * k);
+        }
+        if ((lanes & (lanes - 1)) != 0 || _mm256_cvtsd_f64(best) < track.level) break;
+        const auto place = static_cast<std::size_t>(std::countr_zero(lanes));
+        track.places[step] = static_cast<std::uint32_t>(place);
+        if ((lanes & race.unusual) == 0) {
+            for (std::size_t k = 0; k < kNumVectors; ++k) {
+                const __m256d equal = _mm256_cmp_pd(errors[k], best, _CMP_EQ_OQ);
+                counts[k] = _mm256_add_pd(counts[k], _mm256_and_pd(equal, ones));
+            }
+        } else {
+            for (std::size_t k = 0; k < kNumVectors; ++k) _mm256_storeu_pd(race.counts + 4 * k, counts[k]);
+            race.counts[place] += count_up(race, place);
+            for (std::size_t k = 0; k < kNumVectors; ++k) counts[k] = _mm256_loadu_pd(race.counts + 4 * k);
+        }
+    }
+    for (std::size_t k = 0; k < kNumVectors; ++k) {
+        _mm256_storeu_pd(race.counts + 4 * k, counts[k]);
+        _mm256_storeu_pd(track.errors + 4 * k, errors[k]);
+    }
+    return {step, _mm256_cvtsd_f64(best)};
+}
+
+MDATA_FOR_AVX2 inline Sprint sprint_wide(const Race& race, const Track& track) {
+    if (race.padded == 16) return sprint_few<4>(race, track);
+    if (race.padded == 32) return sprint_few<8>(race, track);
+    return sprint_many(race, track);
 }
 
 constexpr Vectors kWide = {measure_wide, count_wide, select_wide, sprint_wide};
@@ -271,6 +344,7 @@ public:
             }
         }
         Race& all = races_.emplace_back();
+        unusual_ = !limits.empty() || entries_.size() < order.size();
         all.resize(entries_.size());
         for (std::size_t i = 0; i < entries_.size(); ++i) {
             const Entry& entry = entries_[i];
@@ -286,16 +360,19 @@ public:
     template <typename Component>
     void run(std::span<Component> components, std::span<std::int64_t> samples) {
         next_ = 0;
-        race(0, end_, [&](std::int64_t t, std::int64_t component, std::int64_t sample) {
+        const auto out = [&](std::int64_t t, std::int64_t component, std::int64_t sample) {
             components[static_cast<std::size_t>(t)] = static_cast<Component>(component);
             samples[static_cast<std::size_t>(t)] = sample;
-        });
+        };
+        if (entries_.size() > 1) return race(0, end_, out);
+        while (next_ < end_) write(races_[0], 0, out);  // all take turns
     }
 
 private:
     // Below this the product and the counts are so small that counts that differ have errors that differ.
     static constexpr double kLargestProduct = 1e15;
-    static constexpr std::size_t kFew = 64;  // entries that are compared one by one (measured)
+    static constexpr std::size_t kFewest = 32;  // entries whose counts find room in registers
+    static constexpr std::size_t kFew = 256;    // entries that are narrowed down to the fewest at once (measured)
     static constexpr std::int64_t kSprint = 256;
     static constexpr double kLeastGap = 1e-14;
     static constexpr std::size_t kRounds = 8;  // a race of n entries is narrowed for about n / kRounds samples
@@ -308,7 +385,7 @@ private:
         std::int64_t count = 0;   // samples of each member so far, one more for those before the turn
     };
 
-    // Entries that may win; `wider` is their place in the race from which they were taken.
+    // Entries that may win; `wider` is their place in the race `from` which they were taken.
     struct Race {
         std::vector<double> weights;
         std::vector<double> counts;
@@ -317,20 +394,34 @@ private:
         std::vector<std::uint32_t> members;
         std::vector<std::uint32_t> wider;
         std::vector<double> errors;
+        Race* from = nullptr;
         std::size_t size = 0;
-        double gap = 0.1;  // from the largest error down to the level chosen last
+        double gap = 0.1;        // from the largest error down to the level chosen last
+        std::int64_t reach = 8;  // samples for which it was narrowed to the fewest last
+        std::uint32_t unusual = 0;
 
         void resize(std::size_t num_entries) {
             size = num_entries;
             const std::size_t padded = (size + greedy::kPadding - 1) / greedy::kPadding * greedy::kPadding;
-            for (std::vector<double>* values : {&weights, &counts, &limits, &errors}) values->resize(padded);
-            for (std::vector<std::uint32_t>* values : {&left, &members}) values->resize(padded);
+            for (std::vector<double>* values : {&weights, &counts, &errors}) values->resize(padded);
+            for (std::vector<std::uint32_t>* values : {&left, &members}) values->resize(padded, 1);
+            limits.resize(padded, greedy::kSpent);
             std::fill(weights.begin() + static_cast<std::ptrdiff_t>(size), weights.end(), 0.0);
             std::fill(counts.begin() + static_cast<std::ptrdiff_t>(size), counts.end(), greedy::kSpent);
         }
 
         greedy::Race view() {
-            return {weights.data(), counts.data(), limits.data(), left.data(), members.data(), weights.size()};
+            return {weights.data(), counts.data(), limits.data(), left.data(), members.data(),
+                    weights.size(), unusual};
+        }
+
+        // Of few entries those whose counts may do anything but go up by one during some samples.
+        void find_unusual(std::size_t steps) {
+            unusual = 0;
+            for (std::size_t i = 0; i < size && size <= kFewest; ++i) {
+                const bool is = members[i] > 1 || counts[i] + static_cast<double>(steps) >= limits[i];
+                unusual |= static_cast<std::uint32_t>(is) << i;
+            }
         }
     };
 
@@ -353,15 +444,18 @@ private:
 
     template <typename Out>
     void race(std::size_t depth, std::int64_t steps, const Out& out) {
-        if (!narrowing_ || races_[depth].size <= kFew) return one_by_one(depth, steps, out);
+        if (!narrowing_ || races_[depth].size <= kFewest) {
+            return one_by_one(depth, steps, out, greedy::kNever);
+        }
+        if (races_[depth].size <= kFew) return dash(depth, steps, out);
         if (races_.size() == depth + 1) races_.emplace_back();
         for (const std::int64_t stop = next_ + steps; next_ < stop;) {
             const Level level = choose_level(races_[depth]);
             const std::int64_t some = std::min(stop - next_, static_cast<std::int64_t>(level.reached));
-            if (narrow(depth, level.value, greedy::target(next_ + some - 1))) {
+            if (narrow(depth, level.value, greedy::target(next_ + some - 1), races_[depth].size / 4 * 3)) {
                 race(depth + 1, some, out);
             } else {
-                one_by_one(depth, some, out);
+                one_by_one(depth, some, out, greedy::kNever);
             }
         }
     }
@@ -387,18 +481,22 @@ private:
         return {value, reached};
     }
 
-    // The entries that can win up to the last sample's target become the race below; false where that are most.
-    bool narrow(std::size_t depth, double level, double last) {
+    // The entries that can win up to the last sample's target become the race below, if they are not too many.
+    bool narrow(std::size_t depth, double level, double last, std::size_t most) {
         Race& wide = races_[depth];
         Race& small = races_[depth + 1];
         small.wider.resize(wide.weights.size() + 4);
         const std::size_t found = vectors_.select(wide.view(), last, level, small.wider.data());
-        if (found > wide.size / 4 * 3) return false;
+        if (found > most) return false;
         small.resize(found);
+        small.from = &wide;
         for (std::size_t i = 0; i < found; ++i) {
             const std::uint32_t place = small.wider[i];
             small.weights[i] = wide.weights[place];
             small.counts[i] = wide.counts[place];
+        }
+        for (std::size_t i = 0; i < found && unusual_; ++i) {
+            const std::uint32_t place = small.wider[i];
             small.limits[i] = wide.limits[place];
             small.left[i] = wide.left[place];
             small.members[i] = wide.members[place];
@@ -406,28 +504,55 @@ private:
         return true;
     }
 
+    // Samples of a race of few: again and again the fewest that reach a level soon, for as long as one is above it now.
     template <typename Out>
-    void one_by_one(std::size_t depth, std::int64_t steps, const Out& out) {
+    void dash(std::size_t depth, std::int64_t steps, const Out& out) {
+        if (races_.size() == depth + 1) races_.emplace_back();
+        Race& wide = races_[depth];
+        for (const std::int64_t stop = next_ + steps; next_ < stop;) {
+            const double largest = vectors_.measure(wide.view(), greedy::target(next_), wide.errors.data());
+            const double level = largest - wide.gap;
+            const std::int64_t some = std::min(stop - next_, wide.reach);
+            if (narrow(depth, level, greedy::target(next_ + some - 1), kFewest)) {
+                const std::int64_t end = next_ + some;
+                one_by_one(depth + 1, some, out, level);
+                const bool enough = next_ == end;
+                wide.gap = std::min(1.0, wide.gap * (enough ? 0.9 : 1.25));
+                wide.reach += enough && races_[depth + 1].size + 4 < kFewest ? 1 : 0;
+            } else if (wide.gap > kLeastGap) {
+                wide.gap *= 0.75;
+                wide.reach -= wide.reach / 4;
+            } else {
+                one_by_one(depth, std::min(stop - next_, kSprint), out, greedy::kNever);
+                wide.gap = 16 * kLeastGap;
+            }
+        }
+    }
+
+    // At most so many samples, one after another, until all errors are below the level.
+    template <typename Out>
+    void one_by_one(std::size_t depth, std::int64_t steps, const Out& out, double level) {
         Race& race = races_[depth];
         for (const std::int64_t stop = next_ + steps; next_ < stop;) {
             const auto some = static_cast<std::size_t>(std::min<std::int64_t>(stop - next_, kSprint));
-            const std::size_t done = vectors_.sprint(race.view(), next_, some, {race.errors.data(), winners_.data()});
-            for (std::size_t i = 0; i < done; ++i) write(depth, winners_[i], out);
-            if (done < some) {
-                const std::size_t place = lowest(depth);
-                race.counts[place] += greedy::count_up(race.view(), place);
-                write(depth, place, out);
-            }
+            if (unusual_) race.find_unusual(some);
+            const auto [done, largest] = vectors_.sprint(race.view(), {next_, some, level, race.errors.data(), winners_.data()});
+            for (std::size_t i = 0; i < done; ++i) write(race, winners_[i], out);
+            if (done == some) continue;
+            if (largest < level) return;
+            const std::size_t place = lowest(depth);
+            race.counts[place] += greedy::count_up(race.view(), place);
+            write(race, place, out);
         }
     }
 
     // One sample of an entry whose own race has counted it.
     template <typename Out>
-    void write(std::size_t depth, std::size_t place, const Out& out) {
-        for (; depth > 0; --depth) {
-            const std::size_t wider = races_[depth].wider[place];
-            races_[depth - 1].counts[wider] = races_[depth].counts[place];
-            races_[depth - 1].left[wider] = races_[depth].left[place];
+    void write(const Race& own, std::size_t place, const Out& out) {
+        for (const Race* race = &own; race->from != nullptr; race = race->from) {
+            const std::size_t wider = race->wider[place];
+            race->from->counts[wider] = race->counts[place];
+            if (unusual_) race->from->left[wider] = race->left[place];
             place = wider;
         }
         Entry& entry = entries_[place];
@@ -464,11 +589,11 @@ private:
     std::int64_t end_;
     std::int64_t next_ = 0;
     bool narrowing_ = false;
+    bool unusual_ = false;  // whether a count may do anything but go up by one
     std::vector<std::int64_t> members_;
     std::vector<Entry> entries_;
     std::deque<Race> races_;
     std::vector<std::uint32_t> winners_ = std::vector<std::uint32_t>(kSprint);
-    std::vector<double> before_ = std::vector<double>(kSprint);
 };
 
 }  // namespace mdata
