@@ -37,7 +37,7 @@ def environment():
 
 
 def test_marked_blocks_are_found(blocks):
-    assert [kind for _, kind, _ in blocks] == ["bash", "bash", "toml", "bash", "python", "bash"]
+    assert [kind for _, kind, _ in blocks] == ["bash", "bash", "toml", "bash", "python", "bash", "bash"]
 
 
 def _write_input(folder):
