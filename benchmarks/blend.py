@@ -108,10 +108,10 @@ def native_part() -> None:
 def reading_part() -> None:
     """Batches by a sampler beside the batched read alone."""
     import mdata
-    from mdata.batch_sizes import constant
     from mdata.indexed import IndexedWriter
-    from mdata.loader import collate
-    from mdata.sampler import Sampler
+    from mdata.loading.batch_sizes import constant
+    from mdata.loading.loader import collate
+    from mdata.loading.sampler import Sampler
 
     with tempfile.TemporaryDirectory() as folder:
         for name, count in (("a", 8000), ("b", 7999)):

@@ -25,7 +25,7 @@ import numpy as np
 import mdata
 from cli.console import Console
 from cli.trace_text import Shown, reader_facts, reader_table, sample_facts, sample_text, step_table
-from mdata.batch_sizes import BatchSizes, constant, ramp_up
+from mdata.loading.batch_sizes import BatchSizes, constant, ramp_up
 
 _READ = ("seed", "order", "kind", "split", "split_shares", "num_samples")
 _BY_HAND = ("sequence_length", *_READ, "option", "global_batch", "rampup_batch_size", "micro_batch", "dp")

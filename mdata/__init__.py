@@ -12,12 +12,11 @@ from mdata.lazy import attach
 if TYPE_CHECKING:
     from mdata import durable, errors
     from mdata.adopt import Adopted, adopt
-    from mdata.batch_sizes import BatchSizes, read_ramp
     from mdata.blend.spec import Amount, BlendEntry, BlendSpec, PhaseSpec, spec_of_mapping, spec_of_splits
-    from mdata.blend_change import BlendEdits, ChangeRow, change_blend, change_table
-    from mdata.blend_preview import BlendPreview, BlendRow, blend_table, preview_blend
-    from mdata.blend_redistribute import redistribute_blend
-    from mdata.blending import OpenBlend, make_blend, open_blend, plan_blend, read_spec, save_blend
+    from mdata.blending.change import BlendEdits, ChangeRow, change_blend, change_table
+    from mdata.blending.opening import OpenBlend, make_blend, open_blend, plan_blend, read_spec, save_blend
+    from mdata.blending.preview import BlendPreview, BlendRow, blend_table, preview_blend
+    from mdata.blending.redistribute import redistribute_blend
     from mdata.build import BuildResult, BuiltArrays, build
     from mdata.convert import convert
     from mdata.corpus import Corpus, open_corpus
@@ -35,7 +34,9 @@ if TYPE_CHECKING:
     )
     from mdata.indexed import IndexedReader, IndexedWriter, ShardFacts
     from mdata.keys import Key, derive_key
-    from mdata.loader import Batch, BatchPlan, Loader, collate
+    from mdata.loading.batch_sizes import BatchSizes, read_ramp
+    from mdata.loading.loader import Batch, BatchPlan, Loader, collate
+    from mdata.loading.sampler import Sampler, global_batch, rank_rows
     from mdata.manifest import BlendManifest, CorpusManifest
     from mdata.manifest import load as load_manifest
     from mdata.preprocess.estimate import Estimate, estimate
@@ -43,8 +44,7 @@ if TYPE_CHECKING:
     from mdata.preprocess.results import PreprocessResult
     from mdata.preprocess.run import preprocess
     from mdata.progress import SILENT, Progress
-    from mdata.report import Report, report
-    from mdata.sampler import Sampler, global_batch, rank_rows
+    from mdata.reporting.report import Report, report
     from mdata.samples.masked import MaskingOptions
     from mdata.samples.options import DatasetOptions
     from mdata.samples.rows import Rows
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from mdata.tokenizers import TextRefused, Tokenizer, TokenizerSpec, build_tokenizer, load_tokenizer
     from mdata.tokenizers.train import Learnt, learn_tokenizer, train_tokenizer
     from mdata.tokenizers.train_options import TrainOptions
-    from mdata.trace import TracedPart, TracedSample, Tracer
-    from mdata.trace_run import is_run, trace_run
-    from mdata.trace_steps import Place, Steps, StepSpan
+    from mdata.tracing.run import is_run, trace_run
+    from mdata.tracing.steps import Place, Steps, StepSpan
+    from mdata.tracing.trace import TracedPart, TracedSample, Tracer
     from mdata.verify import Verified, verify
 
 attach(
@@ -65,26 +65,26 @@ attach(
         "UsageError explain_os_error nearest os_errors_named",
         "mdata.adopt": "Adopted adopt",
         "mdata.blend.spec": "Amount BlendEntry BlendSpec PhaseSpec spec_of_mapping spec_of_splits",
-        "mdata.blend_change": "BlendEdits ChangeRow change_blend change_table",
-        "mdata.blend_preview": "BlendPreview BlendRow blend_table preview_blend",
-        "mdata.blend_redistribute": "redistribute_blend",
-        "mdata.blending": "OpenBlend make_blend open_blend plan_blend read_spec save_blend",
+        "mdata.blending.change": "BlendEdits ChangeRow change_blend change_table",
+        "mdata.blending.preview": "BlendPreview BlendRow blend_table preview_blend",
+        "mdata.blending.redistribute": "redistribute_blend",
+        "mdata.blending.opening": "OpenBlend make_blend open_blend plan_blend read_spec save_blend",
         "mdata.build": "BuildResult BuiltArrays build",
         "mdata.convert": "convert",
         "mdata.corpus": "Corpus open_corpus",
         "mdata.dataset": "Component Dataset open open_dataset parse_split",
         "mdata.indexed": "IndexedReader IndexedWriter ShardFacts",
         "mdata.keys": "Key derive_key",
-        "mdata.loader": "Batch BatchPlan Loader collate",
+        "mdata.loading.loader": "Batch BatchPlan Loader collate",
         "mdata.manifest": "BlendManifest CorpusManifest load_manifest=load",
         "mdata.preprocess.estimate": "Estimate estimate",
         "mdata.preprocess.options": "PreprocessOptions",
         "mdata.preprocess.results": "PreprocessResult",
         "mdata.preprocess.run": "preprocess",
         "mdata.progress": "SILENT Progress",
-        "mdata.report": "Report report",
-        "mdata.batch_sizes": "BatchSizes read_ramp",
-        "mdata.sampler": "Sampler global_batch rank_rows",
+        "mdata.reporting.report": "Report report",
+        "mdata.loading.batch_sizes": "BatchSizes read_ramp",
+        "mdata.loading.sampler": "Sampler global_batch rank_rows",
         "mdata.samples.options": "DatasetOptions",
         "mdata.samples.masked": "MaskingOptions",
         "mdata.samples.rows": "Rows",
@@ -92,9 +92,9 @@ attach(
         "mdata.tokenizers": "TextRefused Tokenizer TokenizerSpec build_tokenizer load_tokenizer",
         "mdata.tokenizers.train": "Learnt learn_tokenizer train_tokenizer",
         "mdata.tokenizers.train_options": "TrainOptions",
-        "mdata.trace": "TracedPart TracedSample Tracer",
-        "mdata.trace_run": "is_run trace_run",
-        "mdata.trace_steps": "Place StepSpan Steps",
+        "mdata.tracing.trace": "TracedPart TracedSample Tracer",
+        "mdata.tracing.run": "is_run trace_run",
+        "mdata.tracing.steps": "Place StepSpan Steps",
         "mdata.verify": "Verified verify",
     },
 )

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mdata.blend import SPLITS
 from mdata.blend.split import split_edges
-from mdata.blending import open_blend
+from mdata.blending.opening import open_blend
 from mdata.cache import Cache
 from mdata.dataset import Dataset
 from mdata.progress import SILENT, Progress

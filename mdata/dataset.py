@@ -22,14 +22,14 @@ from mdata.blend import Deal, InTurn
 from mdata.blend import megatron as megatron_blend
 from mdata.blend.megatron import MegatronBlend
 from mdata.blend.split import split_edges
-from mdata.blending import OpenBlend, open_blend
+from mdata.blending.megatron import mix_by_share, mix_by_size
+from mdata.blending.opening import OpenBlend, open_blend
 from mdata.cache import Cache
 from mdata.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.indexed.gather import Cuts, Int64s
 from mdata.kinds import bounds_of, open_samples, tokens_in
 from mdata.manifest import TokenizerFacts, hash_of
-from mdata.megatron_mix import mix_by_share, mix_by_size
 from mdata.progress import SILENT, Progress
 from mdata.samples.gpt import GptSamples
 from mdata.samples.options import MASKED, MEGATRON, NATIVE, DatasetOptions

@@ -20,7 +20,7 @@ from cli.mdata import main
 from mdata import BatchPlan, Loader
 from mdata.blend import NativeBlend, megatron
 from mdata.blend.shares import integer_weights
-from mdata.megatron_sampler import Deal, random
+from mdata.loading.megatron_sampler import Deal, random
 from tests.helpers.corpora import write_pair
 
 S = 8
@@ -217,7 +217,7 @@ def held():
     maps = sum(sys.argv[2] in line for line in open("/proc/self/maps"))
     return len(os.listdir("/proc/self/fd")), maps, len(os.listdir("/proc/self/task"))
 mdata.DatasetOptions(sequence_length=8)
-import mdata.dataset, mdata.loader
+import mdata.dataset, mdata.loading.loader
 before = held()
 data = mdata.open(sys.argv[1], sequence_length=8)
 steps = iter(mdata.Loader(data, mdata.BatchPlan(500, 50)))

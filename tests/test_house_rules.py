@@ -13,7 +13,7 @@ from tests.helpers import house_rules as house
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("no blanket except", "cli/console.py"): "the one place that turns any error into an exit code and a message",
     ("no blanket except", "cli/mtrain_rank.py"): "a rank hands its error to the process that started it",
-    ("no blanket except", "mdata/prefetch.py"): "the prefetching thread hands its error to the consumer",
+    ("no blanket except", "mdata/loading/prefetch.py"): "the prefetching thread hands its error to the consumer",
     ("no blanket except", "mdata/preprocess/behind.py"): "the writing thread hands its error to the one that gives",
     ("no blanket except", "mdata/sources/ahead.py"): "a reading thread hands its error to the consumer",
     ("no blanket except", "mdata/preprocess/nursery.py"): "a worker hands its error to the parent, which raises it",

@@ -3,7 +3,7 @@
 An entry names corpora (a manifest, a prefix, a folder, a pattern, another blend) and asks for something with them, in
 exactly one unit; an entry without a share counts by its tokens. Shares stay text, so that 0.1 is 0.1: TOML is read with
 its numbers as they stand. Every problem of a document is found before one error says them all. Which corpora an entry
-means, and what is made of it, is `mdata.blend_compose`'s business.
+means, and what is made of it, is `mdata.blending.compose`'s business.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Slow twin of mdata/report_counts.py: documents by length and ids, one document and one token at a time.
+"""Slow twin of mdata/reporting/counts.py: documents by length and ids, one document and one token at a time.
 
 For tests. It reads through `Corpus.document`, knows no blocks and no sample, and counts every token.
 """

@@ -1,8 +1,8 @@
 """From a sample back to the sequences that it reads, and from a sequence to the samples that read it.
 
 Every kind of samples has `pieces` and `samples_of` (`Traceable`); here are the parts that kinds share. Nothing is
-scanned in native order: a permutation's inverse finds the samples. Slow twin: tests/mdata/test_trace.py goes through
-all samples. Not done here: components, documents, steps and people's words (mdata/trace.py).
+scanned in native order: a permutation's inverse finds the samples. Slow twin: tests/mdata/tracing/test_trace.py goes
+through all samples. Not done here: components, documents, steps and people's words (mdata/tracing/trace.py).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import mdata.indexed
 from tests.helpers import house_rules as house
 
 PACKAGES = {"mdata": mdata, "mdata.indexed": mdata.indexed}
-BOTH = ("adopt", "build", "convert", "preprocess", "report", "verify")  # public functions with modules of the same name
+BOTH = ("adopt", "build", "convert", "preprocess", "verify")  # public functions with modules of the same name
 
 
 def for_type_checkers(package: ModuleType) -> dict[str, tuple[str, str]]:

@@ -16,7 +16,7 @@ import pytest
 
 import mdata
 from mdata import BatchPlan, Loader
-from mdata.batch_sizes import BatchSizes, by_steps, ramp_up
+from mdata.loading.batch_sizes import BatchSizes, by_steps, ramp_up
 from tests.helpers.corpora import write_pair
 
 RANKS = (1, 2, 3, 8)

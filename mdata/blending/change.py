@@ -1,0 +1,336 @@
+"""Another mixture for the rest of a run: what was read before sample N stays as it is, corpora go on where they were.
+
+The new manifest names the old one as its parent and carries its phases, left at N, before its own. Components keep
+their numbers and new ones are added behind them, so that nothing before N changes; a corpus that is no longer read
+keeps its place with a share of 0. Amounts of the new phases count from N; caps count from the run's beginning. Pure but
+for opening what is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, UnsetType
+
+from mdata import manifest as manifests
+from mdata.blend.phases import PhasedBlend
+from mdata.blend.resolve import Sizes, blend_error, phase_starts
+from mdata.blend.schedule import NOTHING, WEIGHT, Ask, AskedPhase, Schedule, exact
+from mdata.blending.compose import relative_path
+from mdata.blending.opening import OpenBlend, SpecLike, check_one_tokenizer, plan_blend
+from mdata.blending.preview import samples_per_epoch
+from mdata.corpus import Corpus
+from mdata.errors import UsageError, nearest
+from mdata.manifest import BlendComponent, EarlierPhases, NamedSet, Phase
+
+
+@dataclass(frozen=True)
+class BlendEdits:
+    """Changes of the mixture that is in force.
+
+    Args:
+        shares: component -> its new weight. add: (weight, corpus). remove: components.
+        replace: component -> the corpus that takes its share.
+    """
+
+    shares: Mapping[str, str] = field(default_factory=dict)
+    add: Sequence[tuple[str, str]] = ()
+    remove: Sequence[str] = ()
+    replace: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ChangeRow:
+    """What a change does to a component.
+
+    Args:
+        samples, epochs: read before it. part_before, part_after: of the samples, just before and from then on.
+        unread: samples of its epoch at the change that are never read (it is not read any more), else 0.
+        again_at: sample of the blend from which text is read again that was read before; None: never, or not known.
+    """
+
+    name: str
+    samples: int
+    epochs: float
+    part_before: float
+    part_after: float
+    unread: int
+    again_at: int | None
+
+
+def change_blend(
+    old: OpenBlend,
+    at_sample: int,
+    *,
+    folder: Path,
+    sequence_length: int,
+    spec: SpecLike | None = None,
+    edits: BlendEdits | None = None,
+    split: str = "100,0,0",
+) -> OpenBlend:
+    """The blend that goes on otherwise from a sample on; `save_blend` writes it.
+
+    Args:
+        old: the blend of the run. at_sample: samples read before the change.
+        folder: where the manifest will lie.
+        sequence_length, split: those of the run.
+        spec: the whole new mixture; or edits: changes of the one in force.
+
+    Raises:
+        UsageError: a sample that cannot be, names that are not there, no change or two.
+    """
+    if (spec is None) == (edits is None):
+        raise UsageError("the change is missing, or there are two", expected="a new mixture, or edits of the old one")
+    sizes = Sizes(
+        old.names,
+        samples_per_epoch(old, sequence_length, split=split),
+        sequence_length,
+        manifests.caps_of(old.manifest),
+    )
+    schedules = manifests.schedules(old.manifest)
+    _check_sample(old, schedules, sizes, at=at_sample)
+    union = _Union(old, folder)
+    if spec is not None:
+        phases = union.taken(plan_blend(spec, folder))
+    else:
+        phases = union.edited(_rest(schedules, old, sizes, at=at_sample), edits or BlendEdits())
+    check_one_tokenizer(union.corpora)
+    count = len(union.corpora)
+    earlier = [EarlierPhases(until=part.until or at_sample, phases=_flat(part.phases, count)) for part in schedules]
+    changed = msgspec.structs.replace(
+        old.manifest,
+        components=[_with_share(part, phases[-1], i) for i, part in enumerate(union.components)],
+        phases=phases,
+        groups=UNSET,
+        earlier=earlier,
+        parent=old.manifest.id,
+        valid=_moved(old.manifest.valid, old.folder, folder),
+        test=_moved(old.manifest.test, old.folder, folder),
+    )
+    return OpenBlend(manifests.sealed(changed), tuple(union.corpora), folder)
+
+
+def change_table(
+    old: OpenBlend, new: OpenBlend, *, sequence_length: int, split: str, run: int | None
+) -> list[ChangeRow]:
+    """What a change does to every component.
+
+    Args:
+        old, new: before and after. sequence_length, split: of the run. run: its samples, if they are known.
+    """
+    assert not isinstance(new.manifest.earlier, UnsetType), "not a changed blend"
+    at = new.manifest.earlier[-1].until
+    sizes = samples_per_epoch(new, sequence_length, split=split)
+    dealt = new.phased(sizes, sequence_length)
+    segments = int(np.searchsorted(dealt.starts[1:-1], at, side="right"))
+    after = dealt.segments[segments].weights
+    before = old.phased(sizes[: len(old.corpora)], sequence_length)
+    last = before.segments[int(np.searchsorted(before.starts[1:-1], max(at - 1, 0), side="right"))].weights
+    rows = []
+    for i, (name, size, given) in enumerate(zip(new.names, sizes, dealt.counts(at), strict=True)):
+        goes_on = any(part.weights[i] for part in dealt.segments[segments:])
+        again = _again_at(dealt, i, max(given, size)) if goes_on and given else None
+        rows.append(
+            ChangeRow(
+                name=name,
+                samples=given,
+                epochs=given / size,
+                part_before=float(last[i] / last.sum()) if i < len(last) else 0.0,
+                part_after=float(after[i] / after.sum()),
+                unread=0 if goes_on else -given % size,
+                again_at=again if again is not None and (run is None or again < run) else None,
+            )
+        )
+    return rows
+
+
+def _again_at(dealt: PhasedBlend, component: int, inside: int) -> int | None:
+    try:
+        return int(dealt.inverse([component], [inside])[0])
+    except (IndexError, OverflowError):
+        return None
+
+
+def _check_sample(old: OpenBlend, schedules: Sequence[Schedule], sizes: Sizes, *, at: int) -> None:
+    first = schedules[-2].until or 0 if len(schedules) > 1 else 0
+    end = old.phased(sizes.samples_per_epoch, sizes.sequence_length).num_samples
+    if at <= first or (end is not None and at >= end):
+        last = "its end" if end is None else f"{end - 1:,}"
+        raise UsageError(
+            "the mixture cannot change there",
+            found=f"sample {at:,}",
+            expected=f"a sample from {first + 1:,} to {last}" + (" (it changed there before)" if first else ""),
+        )
+
+
+def _rest(schedules: Sequence[Schedule], old: OpenBlend, sizes: Sizes, *, at: int) -> list[AskedPhase]:
+    """What is left of the phases in force, from sample `at` on."""
+    phases = schedules[-1].phases
+    begin = schedules[-2].until or 0 if len(schedules) > 1 else 0
+    starts = [begin + start for start in phase_starts([Schedule(phases)], sizes)]
+    number = max(i for i, start in enumerate(starts) if start <= at)
+    phase = phases[number]
+    if phase.ramp:
+        raise UsageError(
+            f"sample {at:,} lies in the ramp of phase {number + 1}, which has no one mixture to change",
+            fix="the sample at which the ramp ends, or the whole new mixture",
+        )
+    if phase.endless or starts[number] == at:
+        return list(phases[number:])
+    dealt = old.phased(sizes.samples_per_epoch, sizes.sequence_length)
+    stop = starts[number + 1] if number + 1 < len(phases) else dealt.num_samples
+    assert stop is not None, "a bounded phase has an end"
+    left = [b - a for a, b in zip(dealt.counts(at), dealt.counts(stop), strict=True)]
+    asks = tuple(
+        ask if ask.unit == WEIGHT else Ask("samples", Fraction(rest))
+        for ask, rest in zip(phase.asks, left, strict=True)
+    )
+    return [replace(phase, asks=asks, samples=stop - at, tokens=None), *phases[number + 1 :]]
+
+
+class _Union:
+    """The components of the old blend, and behind them those that a change adds."""
+
+    def __init__(self, old: OpenBlend, folder: Path) -> None:
+        self.folder = folder
+        self.corpora = list(old.corpora)
+        self.components = [
+            msgspec.structs.replace(part, path=relative_path(corpus.path, folder))
+            for part, corpus in zip(old.manifest.components, old.corpora, strict=True)
+        ]
+
+    def taken(self, new: OpenBlend) -> list[Phase]:
+        """The phases of a whole new mixture, with a place for every component."""
+        places = [self._place(part, corpus) for part, corpus in zip(new.manifest.components, new.corpora, strict=True)]
+        for place, part in zip(places, new.manifest.components, strict=True):
+            cap = part.cap or self.components[place].cap
+            self.components[place] = msgspec.structs.replace(self.components[place], group=part.group, cap=cap)
+        return [_spread(phase, places, len(self.corpora)) for phase in manifests.phases_of(new.manifest)]
+
+    def edited(self, phases: Sequence[AskedPhase], edits: BlendEdits) -> list[Phase]:
+        """Phases with edits; a component is named as in the table.
+
+        Raises:
+            UsageError: every name that is not there, and every share that is no number.
+        """
+        problems: list[str] = []
+        named = [*edits.shares, *edits.remove, *edits.replace]
+        problems += [f"{name} is changed twice" for name in dict.fromkeys(named) if named.count(name) > 1]
+        weights = {number: share for name, share in edits.shares.items() for number in self._one(name, problems)}
+        gone = {number for name in edits.remove for number in self._members(name, problems)}
+        given = {number: _weight(share, self.components[number].name, problems) for number, share in weights.items()}
+        swaps = {number: path for name, path in edits.replace.items() for number in self._one(name, problems)}
+        if problems:
+            raise blend_error(problems)
+        given |= {self._added(path): _weight(share, path, problems) for share, path in edits.add}
+        moved = {number: self._added(path) for number, path in swaps.items()}
+        if problems:
+            raise blend_error(problems)
+        count = len(self.corpora)
+        return _flat([_edited(phase, given, gone=gone, moved=moved, count=count) for phase in phases], count)
+
+    def _one(self, name: str, problems: list[str]) -> list[int]:
+        """The component of a name, as a list; none, and a problem, where there is none."""
+        found = [i for i, part in enumerate(self.components) if part.name == name]
+        if not found:
+            close = nearest(name, [part.name for part in self.components])
+            problems.append(f"no component is called {name}" + (f"; meant {close}?" if close else ""))
+        return found
+
+    def _members(self, name: str, problems: list[str]) -> list[int]:
+        """The members of a group, or the one component of a name."""
+        return [i for i, part in enumerate(self.components) if part.group == name] or self._one(name, problems)
+
+    def _added(self, path: str) -> int:
+        one = plan_blend({"component": [{"path": path}]}, self.folder)
+        if len(one.corpora) != 1:
+            raise UsageError(f"{path} names {len(one.corpora)} corpora", expected="one", fix="a whole new mixture")
+        return self._place(one.manifest.components[0], one.corpora[0])
+
+    def _place(self, part: BlendComponent, corpus: Corpus) -> int:
+        """The number of a corpus, which is added if it is new."""
+        for number, known in enumerate(self.components):
+            if known.id == part.id:
+                return number
+        if part.name in [known.name for known in self.components]:
+            part = msgspec.structs.replace(part, name=str(corpus.path))
+        self.components.append(part)
+        self.corpora.append(corpus)
+        return len(self.corpora) - 1
+
+
+def _weight(share: str, name: str, problems: list[str]) -> Fraction:
+    try:
+        weight = exact(share)
+    except UsageError:
+        weight = Fraction(-1)
+    if weight < 0:
+        problems.append(f"the share of {name} is {share!r}; expected a number of at least 0")
+    return weight
+
+
+def _edited(
+    phase: AskedPhase, new: Mapping[int, Fraction], *, gone: set[int], moved: Mapping[int, int], count: int
+) -> AskedPhase:
+    asks = [*phase.asks, *[NOTHING] * (count - len(phase.asks))]
+    for number, weight in new.items():
+        asks[number] = Ask(WEIGHT, weight)
+    for number, place in moved.items():
+        asks[place] = asks[number]
+    for number in (*gone, *moved):
+        asks[number] = NOTHING
+    return replace(phase, asks=tuple(asks))
+
+
+def _flat(phases: Sequence[AskedPhase], count: int) -> list[Phase]:
+    """Phases as a manifest has them, groups divided, with a share of 0 for components that came later."""
+    made = []
+    for phase in phases:
+        asks = [*phase.asks, *[NOTHING] * (count - len(phase.asks))]
+        units = [ask.unit for ask in asks]
+        shares = [str(ask.amount) for ask in asks]
+        made.append(
+            Phase(
+                samples=phase.samples,
+                shares=[_kept(share) for share in shares],
+                tokens=UNSET if phase.tokens is None else phase.tokens,
+                units=UNSET if all(unit == WEIGHT for unit in units) else units,
+                ramp=phase.ramp or UNSET,
+            )
+        )
+    return made
+
+
+def _kept(share: str) -> str:
+    try:
+        return msgspec.convert(share, manifests.Share)
+    except msgspec.ValidationError as error:
+        raise UsageError("a share inside a group cannot be kept exactly", found=share, fix="shorter numbers") from error
+
+
+def _spread(phase: Phase, places: Sequence[int], count: int) -> Phase:
+    """A phase over some components as one over all."""
+    shares, units = ["0"] * count, [WEIGHT] * count
+    for number, place in enumerate(places):
+        shares[place] = phase.shares[number]
+        units[place] = WEIGHT if isinstance(phase.units, UnsetType) else phase.units[number]
+    plain = all(unit == WEIGHT for unit in units)
+    return msgspec.structs.replace(phase, shares=shares, units=UNSET if plain else units)
+
+
+def _with_share(part: BlendComponent, phase: Phase, number: int) -> BlendComponent:
+    """A component with its share in a phase, for people to read."""
+    unit = WEIGHT if isinstance(phase.units, UnsetType) else phase.units[number]
+    return msgspec.structs.replace(part, share=phase.shares[number], unit=UNSET if unit == WEIGHT else unit)
+
+
+def _moved(sets: list[NamedSet] | UnsetType, before: Path | None, folder: Path) -> list[NamedSet] | UnsetType:
+    """Named sets with paths from another folder."""
+    if isinstance(sets, UnsetType) or before is None:
+        return sets
+    return [msgspec.structs.replace(one, path=relative_path(before / one.path, folder)) for one in sets]

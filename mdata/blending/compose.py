@@ -1,0 +1,315 @@
+"""From a spec to a manifest: finds and opens the corpora, and writes down their shares as given.
+
+A corpus counts as it was asked for; where one entry names many (a folder, a pattern, a blend), they are a group that
+has the entry's share, divided by their tokens or, for a blend, by its own shares: shares of nested blends multiply. The
+manifest is self-contained: nested blends and patterns are gone from it. All problems are said at once. Nothing is
+written here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Context, Decimal
+from fractions import Fraction
+from pathlib import Path
+
+import msgspec
+from msgspec import UNSET
+
+from mdata import manifest as manifests
+from mdata.blend.resolve import blend_error
+from mdata.blend.schedule import WEIGHT
+from mdata.blend.shares import integer_weights
+from mdata.blend.spec import Amount, BlendEntry, BlendSpec, PhaseSpec
+from mdata.blending.paths import blend_at, corpora_at, is_many
+from mdata.corpus import Corpus
+from mdata.errors import MdataError, UsageError, nearest
+from mdata.manifest import BlendComponent, BlendManifest, GroupShare, NamedSet, Phase
+
+_DIGITS = 18  # of tokens^alpha, which is recorded once and for all
+
+Opener = Callable[[str], Corpus]
+
+
+@dataclass
+class Part:
+    """A corpus of the blend in the making; `weight` divides the entry it came with."""
+
+    corpus: Corpus
+    weight: str
+    cap: str | None
+    name: str = ""
+    group: str | None = None
+    share: Amount = field(default_factory=lambda: Amount("0"))
+
+
+@dataclass
+class Found:
+    """An entry and its corpora; `many`: they are a group by themselves."""
+
+    entry: BlendEntry
+    parts: list[Part]
+    many: bool
+    nested: bool
+
+
+def compose(spec: BlendSpec, folder: Path, *, open_one: Opener) -> tuple[BlendManifest, tuple[Corpus, ...]]:
+    """The manifest that a spec means, with paths relative to `folder`, and its open corpora.
+
+    Raises:
+        UsageError: everything that is wrong with the spec, its corpora or their shares.
+        DamageError: a corpus that is not what its manifest says.
+    """
+    problems: list[str] = []
+    found = [one for entry in spec.entries if (one := _find(entry, spec, open_one, problems=problems))]
+    if problems:
+        raise blend_error(problems)
+    parts = [part for one in found for part in one.parts]
+    _name_all(found)
+    _check_distinct(parts)
+    groups = _share_out(found, spec)
+    components = [_component(part, folder) for part in parts]
+    whole = PhaseSpec(samples=spec.samples, tokens=spec.tokens)
+    asked = spec.phases or ((whole,) if whole != PhaseSpec() else ())
+    phases = [_phase(phase, parts, groups=groups, problems=problems, where=i + 1) for i, phase in enumerate(asked)]
+    if problems:
+        raise blend_error(problems)
+    blend = BlendManifest(
+        format=manifests.FORMAT,
+        version=manifests.VERSION,
+        id="",
+        checksum="",
+        algorithm="native",
+        components=components,
+        phases=phases,
+        parent=None,
+        groups=_group_shares(groups) or UNSET,
+        valid=_sets(spec.valid, folder, open_one, problems=problems) or UNSET,
+        test=_sets(spec.test, folder, open_one, problems=problems) or UNSET,
+        notes={"alpha": spec.alpha} if spec.alpha is not None else {},
+    )
+    if problems:
+        raise blend_error(problems)
+    return manifests.sealed(blend), tuple(part.corpus for part in parts)
+
+
+def _find(entry: BlendEntry, spec: BlendSpec, open_one: Opener, *, problems: list[str]) -> Found | None:
+    """Open what an entry names; None, and a problem, where that cannot be."""
+    try:
+        blend = blend_at(entry.path)
+        if blend is not None:
+            return Found(entry, list(_nested(entry, blend, open_one)), many=True, nested=True)
+        many = is_many(entry.path)
+        paths = corpora_at(entry.path) if many else [entry.path]
+        corpora = [open_one(path) for path in paths]
+        if many:  # an empty one among many is no loss
+            corpora = [corpus for corpus in corpora if corpus.num_tokens] or corpora[:1]
+        parts = [Part(corpus, by_tokens(corpus.num_tokens, spec.alpha), entry.max_epochs) for corpus in corpora]
+        return Found(entry, parts, many=many, nested=False)
+    except UsageError as error:
+        problems.append(str(error))
+        return None
+
+
+def _nested(entry: BlendEntry, blend: BlendManifest, open_one: Opener) -> Iterator[Part]:
+    (*earlier, schedule) = manifests.schedules(blend)
+    phase = schedule.phases[0]
+    if earlier or blend.phases or any(ask.unit != WEIGHT for ask in phase.asks):
+        raise UsageError(
+            f"{entry.path} cannot stand inside another blend",
+            found="phases, or amounts of tokens, samples or epochs",
+            expected="a blend of weights",
+            fix="name its corpora one by one",
+        )
+    for part, ask in zip(blend.components, phase.asks, strict=True):
+        corpus = open_one(str(Path(entry.path).parent / part.path))
+        if corpus.id != part.id:
+            raise UsageError(f"{entry.path}: component {part.name} is not the corpus that was blended")
+        yield Part(corpus, str(ask.amount), entry.max_epochs or part.cap, name=part.name)
+
+
+def by_tokens(tokens: int, alpha: str | None) -> str:
+    """tokens^alpha as text of at most 18 digits, the same on every machine."""
+    if alpha is None or not tokens:
+        return str(tokens)
+    context = Context(prec=_DIGITS)
+    power = context.power(Decimal(tokens), Context(prec=_DIGITS).create_decimal(str(Decimal(alpha))))
+    return format(power.normalize(context), "f")
+
+
+def _name_all(found: Sequence[Found]) -> None:
+    """Short names where they differ, else paths; an entry's own name goes first."""
+    for one in found:
+        for part in one.parts:
+            own = one.entry.name if not one.many else None
+            part.name = own or part.name or part.corpus.name
+    parts = [part for one in found for part in one.parts]
+    times = Counter(part.name for part in parts)
+    for part in parts:
+        if times[part.name] > 1:
+            part.name = str(part.corpus.path)
+
+
+def _check_distinct(parts: Sequence[Part]) -> None:
+    first: dict[str, str] = {}
+    problems = []
+    for part in parts:
+        if part.corpus.id in first:
+            both = f"{part.name} and {first[part.corpus.id]} are the same corpus (id {part.corpus.id[:16]})"
+            problems.append(f"{both}; name it once, with the sum of both shares")
+        first.setdefault(part.corpus.id, part.name)
+    if problems:
+        raise blend_error(problems)
+
+
+def _share_out(found: Sequence[Found], spec: BlendSpec) -> dict[str, Amount]:
+    """Give every part its share and group; returns the groups that have shares."""
+    _check_shares(found, spec)
+    groups = dict(spec.groups)
+    for one in found:
+        entry = one.entry
+        share = Amount("1", "epochs") if spec.exhaustive else entry.share
+        by_itself = share is None and not one.nested
+        if not one.many or by_itself or (share is not None and share.unit == "epochs"):
+            for part in one.parts:
+                part.group = entry.group or (_group_name(one) if one.many else None)
+                part.share = share or Amount(part.weight)
+            continue
+        whole = share or Amount(str(sum(part.corpus.num_tokens for part in one.parts)))
+        total = sum((Fraction(part.weight) for part in one.parts), Fraction(0))
+        name = entry.group or _group_name(one)
+        if entry.group is None:
+            if name in groups:
+                raise UsageError(f"two groups are called {name}", fix="a name for each entry")
+            groups[name] = whole
+        for part in one.parts:
+            part.group = name
+            divided = Amount(str(Fraction(whole.share) * Fraction(part.weight) / total), whole.unit) if total else whole
+            part.share = Amount(part.weight) if entry.group is None else divided
+    _check_kept([part for one in found for part in one.parts], groups)
+    return groups
+
+
+def _group_name(one: Found) -> str:
+    return one.entry.name or Path(one.entry.path).stem.strip("*") or Path(one.entry.path).parent.name or one.entry.path
+
+
+def _check_shares(found: Sequence[Found], spec: BlendSpec) -> None:
+    """Shares for all or for none among those that stand side by side; nothing beside `exhaustive`."""
+    if spec.exhaustive and (spec.groups or spec.phases or spec.alpha or any(one.entry.share for one in found)):
+        raise UsageError("exhaustive reads every corpus once", expected="no shares, groups, phases or alpha beside it")
+    unused = [name for name in spec.groups if not any(one.entry.group == name for one in found)]
+    if unused:
+        raise UsageError(
+            f"the group {unused[0]} has a share and no members", fix=f'group = "{unused[0]}" at a component'
+        )
+    sides: dict[str | None, list[Found]] = {None: []}
+    for one in found:
+        sides.setdefault(one.entry.group if one.entry.group in spec.groups else None, []).append(one)
+    for group, side in sides.items():
+        without = [one.entry.path for one in side if one.entry.share is None]
+        if without and (len(without) < len(side) or (group is None and spec.groups)) and not spec.exhaustive:
+            raise UsageError(
+                f"{without[0]} has no share, others beside it have one",
+                expected="a share for each, or for none (they then count by their tokens)",
+            )
+
+
+def _check_kept(parts: Sequence[Part], groups: Mapping[str, Amount]) -> None:
+    """Shares that are numbers above 0 and can be kept as text."""
+    problems = [
+        f"{part.name} has no tokens to count by; leave it out"
+        for part in parts
+        if part.share.share == "0" and not part.corpus.num_tokens
+    ]
+    named = [(part.name, part.share) for part in parts if part.share.share != "0" or part.corpus.num_tokens]
+    named += [(f"group {name}", share) for name, share in groups.items()]
+    for name, share in named:
+        try:
+            integer_weights([share.share], [name])
+            msgspec.convert(share.share, manifests.Share)
+        except UsageError as error:
+            problems.append(str(error))
+        except msgspec.ValidationError:
+            problems.append(f"the share of {name} cannot be kept exactly: {share.share!r}; write a number such as 0.7")
+    if problems:
+        raise blend_error(problems)
+
+
+def _component(part: Part, folder: Path) -> BlendComponent:
+    return BlendComponent(
+        path=relative_path(part.corpus.path, folder),
+        id=part.corpus.id,
+        name=part.name,
+        share=part.share.share,
+        group=part.group,
+        cap=part.cap,
+        unit=UNSET if part.share.unit == WEIGHT else part.share.unit,
+    )
+
+
+def _phase(
+    phase: PhaseSpec, parts: Sequence[Part], *, groups: Mapping[str, Amount], problems: list[str], where: int
+) -> Phase:
+    """A phase with a share for every component and group: its own, or those of the entries."""
+    shares = {part.name: part.share for part in parts}
+    of_groups = dict(groups)
+    if phase.shares is not None:
+        inside = {part.name for part in parts if part.group in groups}
+        known = [name for name in shares if name not in inside] + list(groups)
+        for name in phase.shares:
+            if known.count(name) > 1:
+                problems.append(f"phase {where} gives {name} a share, which is a component and a group; rename one")
+            if name not in known:
+                close = nearest(name, known)
+                hint = f"; meant {close}?" if close else ""
+                problems.append(
+                    f"phase {where} gives {name} a share, which is no component or group of the blend{hint}"
+                )
+        nothing = Amount("0")
+        shares = {name: s if name in inside else phase.shares.get(name, nothing) for name, s in shares.items()}
+        of_groups = {name: phase.shares.get(name, nothing) for name in groups}
+    units = [share.unit for share in shares.values()]
+    return Phase(
+        samples=phase.samples,
+        shares=[share.share for share in shares.values()],
+        tokens=UNSET if phase.tokens is None else phase.tokens,
+        units=UNSET if all(unit == WEIGHT for unit in units) else units,
+        groups=_group_shares(of_groups) or UNSET,
+        ramp=phase.ramp or UNSET,
+    )
+
+
+def _group_shares(groups: Mapping[str, Amount]) -> dict[str, GroupShare]:
+    return {
+        name: GroupShare(share=share.share, unit=UNSET if share.unit == WEIGHT else share.unit)
+        for name, share in groups.items()
+    }
+
+
+def _sets(sets: Mapping[str, str], folder: Path, open_one: Opener, *, problems: list[str]) -> list[NamedSet]:
+    """Named sets; one that names many corpora becomes one set of each."""
+    made: dict[str, NamedSet] = {}
+    for name, path in sets.items():
+        try:
+            blend = blend_at(path)
+            paths = corpora_at(path) if is_many(path) else [path]
+            for one in paths:
+                corpus = None if blend else open_one(one)
+                where = Path(one) if corpus is None else corpus.path
+                found = blend.id if blend else corpus.id if corpus else ""
+                called = name if name != path and len(paths) == 1 else corpus.name if corpus else where.stem
+                called = called if called not in made else str(where)
+                made[called] = NamedSet(name=called, path=relative_path(where, folder), id=found)
+        except MdataError as error:
+            problems.append(str(error))
+    return list(made.values())
+
+
+def relative_path(path: Path, folder: Path) -> str:
+    """A path from a folder, both without symbolic links, so that `..` means the same when it is followed."""
+    real = path.parent.resolve() / path.name
+    return Path(os.path.relpath(real, folder.resolve())).as_posix()

@@ -1,0 +1,226 @@
+"""Making a blend: corpora and shares in, one manifest out; and opening what a manifest or Megatron's words name.
+
+Shares stay the text that was given; where none is given, each corpus counts by its number of tokens, as in Megatron.
+Corpora made with different tokenizers are refused, and so is the same corpus twice. What samples an open blend deals
+depends on the run (its sequence length and split): `OpenBlend.deal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from msgspec import UnsetType
+
+from mdata import manifest as manifests
+from mdata.blend import NativeBlend, integer_weights
+from mdata.blend.deal import Deal
+from mdata.blend.phases import PhasedBlend
+from mdata.blend.resolve import Sizes, blend_error, missing_lengths, resolve
+from mdata.blend.schedule import WEIGHT
+from mdata.blend.spec import BlendSpec, spec_of_csv, spec_of_mapping, spec_of_toml, spec_of_words
+from mdata.blending.compose import compose
+from mdata.corpus import Corpus, open_corpus
+from mdata.errors import DamageError, MdataError, UsageError, os_errors_named
+from mdata.indexed.reader import Mode
+from mdata.manifest import BlendManifest, CorpusManifest
+
+SpecLike = Sequence[str] | Mapping[str, Any] | BlendSpec | str | Path
+
+
+@dataclass(frozen=True)
+class OpenBlend:
+    """A blend whose corpora are open; `folder` is that from which the manifest's paths go."""
+
+    manifest: BlendManifest
+    corpora: tuple[Corpus, ...]
+    folder: Path = Path()
+
+    @cached_property
+    def weights(self) -> tuple[int, ...]:
+        """The weights of the last phase as exact integers; 0 for what is not read or asked for in amounts."""
+        asks = manifests.schedules(self.manifest)[-1].phases[-1].asks
+        used = [i for i, ask in enumerate(asks) if ask.unit == WEIGHT and ask.amount]
+        names = self.names
+        found = [0] * len(asks)
+        if used:
+            exact = integer_weights([asks[i].amount for i in used], [names[i] for i in used])
+            for i, weight in zip(used, exact, strict=True):
+                found[i] = weight
+        return tuple(found)
+
+    @property
+    def plain(self) -> bool:
+        """Whether there are weights of components and nothing else."""
+        return manifests.is_plain(self.manifest) and not any(part.cap for part in self.manifest.components)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the components."""
+        return tuple(part.name for part in self.manifest.components)
+
+    @property
+    def valid_sets(self) -> dict[str, tuple[Path, str]]:
+        """The named validation sets: name -> (path, id of the corpus or blend there)."""
+        sets = self.manifest.valid
+        return {} if isinstance(sets, UnsetType) else {one.name: (self.folder / one.path, one.id) for one in sets}
+
+    @property
+    def continues(self) -> tuple[str, int] | None:
+        """(id of the blend that this one continues, the samples after which it differs)."""
+        earlier, parent = self.manifest.earlier, self.manifest.parent
+        return None if parent is None or isinstance(earlier, UnsetType) else (parent, earlier[-1].until)
+
+    def deal(self, samples_per_epoch: Sequence[int], sequence_length: int) -> Deal:
+        """Which component gives sample k, for a run whose split and samples give these sizes.
+
+        Raises:
+            UsageError: shares, lengths or caps that cannot be met; every problem with its numbers.
+        """
+        if self.plain:
+            return NativeBlend(self.weights)
+        return self.phased(samples_per_epoch, sequence_length)
+
+    def phased(self, samples_per_epoch: Sequence[int], sequence_length: int) -> PhasedBlend:
+        """The same with its phases to be looked at, for a blend of weights too."""
+        sizes = Sizes(self.names, tuple(samples_per_epoch), sequence_length, manifests.caps_of(self.manifest))
+        return resolve(manifests.schedules(self.manifest), sizes)
+
+
+def make_blend(spec: SpecLike, output: str | Path, **run: Any) -> OpenBlend:
+    """Write a blend manifest.
+
+    Args:
+        spec: Megatron's grammar, `["0.7", "code.json", "0.3", "prose.json"]`, or corpora alone; a .toml or .csv file;
+            a `BlendSpec`, or the content of a TOML file as a mapping.
+        output: the manifest; corpora are named relative to its folder, so that both can move together.
+        run: of `redistribute_blend`, for a spec that asks for it: sequence_length, samples or tokens, split.
+
+    Raises:
+        UsageError: shares or corpora that cannot be used, two tokenizers, a corpus twice.
+        DamageError: a corpus that is not what its manifest says.
+    """
+    from mdata.blending.redistribute import redistribute_blend
+
+    output, read = Path(output), read_spec(spec)
+    blend = plan_blend(replace(read, redistribute=False), output.parent)
+    return save_blend(redistribute_blend(blend, **run) if read.redistribute else blend, output)
+
+
+def plan_blend(spec: SpecLike, folder: Path, *, mode: Mode = "mmap", checked: bool = True) -> OpenBlend:
+    """The blend that `make_blend` would write into a folder.
+
+    Raises:
+        UsageError, DamageError: as `make_blend`.
+    """
+    read = read_spec(spec)
+    if read.redistribute:
+        raise UsageError(
+            "redistribute is resolved when a manifest is written, for one training",
+            fix="mdata blend SPEC -o mix.json --redistribute --sequence-length S --samples N",
+        )
+    manifest, corpora = compose(read, folder, open_one=lambda path: open_corpus(path, mode=mode, checked=checked))
+    check_one_tokenizer(corpora)
+    if problems := missing_lengths(manifests.schedules(manifest)):
+        raise blend_error(problems)
+    return OpenBlend(manifest, corpora, folder)
+
+
+def save_blend(blend: OpenBlend, output: Path) -> OpenBlend:
+    """Write the manifest of a blend that was made for this folder.
+
+    Raises:
+        UsageError: another name's ending, or the place of a corpus' manifest.
+    """
+    if output.suffix != ".json":
+        raise UsageError(f"{output}: a manifest's name ends in .json", fix=f"{output}.json")
+    # A bare pair has no manifest yet, but this name is where one would be looked for.
+    beside = any(corpus.path.with_suffix(".json").resolve() == output.resolve() for corpus in blend.corpora)
+    if beside or _is_corpus(output):
+        raise UsageError(f"{output} is the manifest of a corpus", fix="another name after --output")
+    return OpenBlend(manifests.save(blend.manifest, output), blend.corpora, output.parent)
+
+
+def read_spec(spec: SpecLike) -> BlendSpec:
+    """The spec that words, a .toml or .csv file or a mapping are.
+
+    Raises:
+        UsageError: it cannot be read; all of its problems at once.
+    """
+    if isinstance(spec, BlendSpec):
+        return spec
+    if isinstance(spec, Mapping):
+        return spec_of_mapping(spec)
+    if isinstance(spec, str | Path):
+        spec = [str(spec)]
+    if len(spec) != 1 or Path(spec[0]).suffix not in (".toml", ".csv"):
+        return spec_of_words(spec)
+    with os_errors_named("reading a blend's description"):
+        content = Path(spec[0]).read_bytes()
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{spec[0]} is not UTF-8", found=str(error)) from error
+    return spec_of_toml(text, spec[0]) if spec[0].endswith(".toml") else spec_of_csv(text, spec[0])
+
+
+def open_blend(path: str | Path | Sequence[str], *, mode: Mode = "mmap", checked: bool = True) -> OpenBlend:
+    """Open a blend manifest, a corpus manifest, a bare prefix, or Megatron's words (also in one string).
+
+    `mode` and `checked` are those of `open_corpus`. A folder, a pattern, and a .toml or .csv file are taken too.
+
+    Raises:
+        UsageError: nothing there, two tokenizers.
+        DamageError: something that is not what its manifest says.
+    """
+    if isinstance(path, str) and not Path(path).exists() and len(path.split()) > 1:
+        path = path.split()
+    if not isinstance(path, str | Path):
+        return plan_blend(path, Path.cwd(), mode=mode, checked=checked)
+    path = Path(path)
+    content = manifests.load(path) if path.suffix == ".json" else None
+    if not isinstance(content, BlendManifest):
+        return plan_blend([str(path)], path.parent, mode=mode, checked=checked)
+    return _open_manifest(path, content, mode=mode, checked=checked)
+
+
+def _open_manifest(path: Path, blend: BlendManifest, *, mode: Mode, checked: bool) -> OpenBlend:
+    corpora = tuple(open_corpus(path.parent / part.path, mode=mode, checked=checked) for part in blend.components)
+    for part, corpus in zip(blend.components, corpora, strict=True):
+        if part.id != corpus.id:
+            raise DamageError(
+                f"{path}: component {part.name} is not the corpus that was blended ({corpus.path})",
+                found=f"id {corpus.id}",
+                expected=f"id {part.id}",
+                fix="put the corpus back, or make the blend again",
+            )
+    check_one_tokenizer(corpora)
+    return OpenBlend(blend, corpora, path.parent)
+
+
+def _is_corpus(path: Path) -> bool:
+    """Whether a corpus' manifest stands there; what is no manifest of ours is none."""
+    try:
+        return isinstance(manifests.load(path), CorpusManifest)
+    except MdataError:
+        return False
+
+
+def check_one_tokenizer(corpora: Sequence[Corpus]) -> None:
+    """Refuse corpora whose ids mean different things; a bare pair, which does not say, is let pass.
+
+    Raises:
+        UsageError: names two corpora and both fingerprints.
+    """
+    known = [corpus for corpus in corpora if corpus.tokenizer_fingerprint is not None]
+    for corpus in known[1:]:
+        if corpus.tokenizer_fingerprint != known[0].tokenizer_fingerprint:
+            raise UsageError(
+                "two corpora were made with different tokenizers",
+                found=f"{known[0].path}: {known[0].tokenizer_fingerprint}",
+                expected=f"the same for {corpus.path}: {corpus.tokenizer_fingerprint}",
+                fix="preprocess one of them again with the tokenizer of the other",
+            )

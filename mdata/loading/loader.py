@@ -1,0 +1,140 @@
+"""Batches, read ahead by a thread: what a rank gets is a function of (data, consumed samples, batch sizes,
+rank).
+
+The thread (mdata/loading/prefetch.py) only fetches what arithmetic has already decided (mdata/loading/sampler.py), so
+reading ahead cannot change the stream, and resuming is starting with another number. Nothing is drawn from a global random state.
+Ranks that read the same rows each gather them; the file comes from the disk once a node (docs/design/loader.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata.dataset import Dataset
+from mdata.errors import UsageError
+from mdata.loading.batch_sizes import BatchSizes, constant
+from mdata.loading.places import describe_places
+from mdata.loading.prefetch import Prefetched, Reading
+from mdata.loading.sampler import Sampler
+from mdata.progress import SILENT, Progress
+from mdata.samples.options import MEGATRON
+from mdata.samples.rows import Rows
+
+PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Sizes of a step and this rank's place in it.
+
+    Args:
+        global_batch: rows of one step, over all ranks.
+        micro_batch: rows of one forward pass.
+        dp_rank, dp_size: this rank of the data-parallel axis.
+        seed: keys the order of rows inside a global batch.
+        sizes: of steps that grow (mdata/loading/batch_sizes.py); None: each is `global_batch`.
+    """
+
+    global_batch: int
+    micro_batch: int
+    dp_rank: int = 0
+    dp_size: int = 1
+    seed: int = 1234
+    sizes: BatchSizes | None = None
+
+    def sampler(self, dataset: Dataset, consumed: int) -> Sampler:
+        """This rank's sample numbers from `consumed` on.
+
+        Raises:
+            UsageError: sizes that do not fit each other.
+        """
+        found = Sampler(
+            data_id=dataset.data_id,
+            sizes=self.sizes or constant(self.global_batch),
+            micro_batch=self.micro_batch,
+            dp_rank=self.dp_rank,
+            dp_size=self.dp_size,
+            seed=self.seed,
+            consumed=consumed,
+            num_samples=dataset.num_samples,
+            in_order=dataset.options.order == MEGATRON,
+        )
+        found.check()
+        return found
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of a forward pass: samples int64[b], tokens and labels int64[b, S], loss_mask float32[b, S].
+
+    Tokens and labels are views of one array, `rows.text`; `rows` has what else the dataset tells (see `Rows`).
+    """
+
+    samples: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64]
+    labels: npt.NDArray[np.int64]
+    loss_mask: npt.NDArray[np.float32]
+    rows: Rows
+
+
+def collate(dataset: Dataset, samples: npt.ArrayLike) -> Batch:
+    """The rows of some samples, integer[b], in their order.
+
+    Raises:
+        IndexError: a sample the dataset does not have. UsageError: a kind whose samples are no rows of text.
+    """
+    numbers = np.ascontiguousarray(samples, np.int64)
+    rows = dataset.read(numbers)
+    if not isinstance(rows, Rows):
+        raise UsageError(
+            f"samples of kind {dataset.options.kind!r} are no rows of tokens and labels",
+            fix="read them with Dataset.read, or a torch DataLoader",
+        )
+    assert rows.loss_mask is not None, "new rows have a loss mask"
+    return Batch(numbers, rows.tokens, rows.labels, rows.loss_mask, rows)
+
+
+class Loader:
+    """This rank's microbatches of every step from `consumed` on.
+
+    Iterating starts a thread; several iterators do not disturb each other. A finite dataset ends with its last whole
+    step.
+
+    Args:
+        dataset: what is read.
+        batches: sizes and rank.
+        consumed: samples that all ranks together have read before.
+        prefetch: steps read ahead; two more are in memory, one that is being read and the consumer's.
+        progress: hears what is waited for once a step has not come for `patience_s` seconds, and rarely after that.
+
+    Raises:
+        UsageError: sizes that do not fit each other.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batches: BatchPlan,
+        *,
+        consumed: int = 0,
+        prefetch: int = 2,
+        progress: Progress = SILENT,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        if consumed < 0 or prefetch < 1:
+            raise UsageError(
+                "a loader starts at sample 0 or later and reads at least one step ahead",
+                found=f"consumed {consumed}, prefetch {prefetch}",
+            )
+        self._dataset, self._prefetch = dataset, prefetch
+        self._progress, self._patience_s = progress, patience_s
+        self._sampler = batches.sampler(dataset, consumed)  # sizes that do not fit are refused here, not in the thread
+
+    def __iter__(self) -> Iterator[list[Batch]]:
+        reading = Reading(self._sampler, partial(collate, self._dataset), partial(describe_places, self._dataset))
+        return Prefetched(reading, ahead=self._prefetch, patience_s=self._patience_s, progress=self._progress)

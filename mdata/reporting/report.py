@@ -1,0 +1,79 @@
+"""A page that draws a blend before it is trained on: shares over training, epochs, document lengths, use of ids.
+
+One HTML file without scripts, links or images, for a browser without a network. report_data.py says what is true,
+report_plots.py draws, report_page.py writes the page; here it is put on disk in one piece. A corpus and a bare pair are
+reported too, as far as they are known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mdata import durable
+from mdata.errors import UsageError, os_errors_named
+from mdata.reporting.data import ReportData, read_report
+
+ENDINGS = (".html", ".htm")
+
+
+@dataclass(frozen=True)
+class Report:
+    """A page that was written, and what it says.
+
+    Args:
+        path: the page. data: what it was made of.
+    """
+
+    path: Path
+    data: ReportData
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The numbers of the page, as JSON types."""
+        from mdata.reporting.facts import facts_of
+
+        return facts_of(self.data)
+
+
+def report(
+    path: str | Path,
+    output: str | Path | None = None,
+    *,
+    sequence_length: int | None = None,
+    samples: int | None = None,
+    tokens: int | None = None,
+    split: str = "100,0,0",
+    full: bool = False,
+) -> Report:
+    """Write the page of a blend, a corpus or a bare pair.
+
+    Args:
+        path: a manifest, or the prefix of a .bin/.idx pair.
+        output: the page; default beside it, NAME.report.html.
+        sequence_length, samples, tokens, split: the training, as for `preview_blend`. Without a length, one in which as
+            much is read as the corpora have.
+        full: count every token's id, not a sample of 67 million.
+
+    Raises:
+        UsageError: nothing there; a training that the blend cannot give; a page that does not end in .html.
+        DamageError: something that is not what its manifest says.
+    """
+    from mdata.reporting.page import render
+
+    target = Path(output) if output is not None else page_beside(Path(path))
+    if target.suffix.lower() not in ENDINGS:
+        raise UsageError(f"{target}: a page's name ends in .html", fix=f"-o {target}.html")
+    run = {"sequence_length": sequence_length, "samples": samples, "tokens": tokens, "split": split}
+    data = read_report(path, full=full, **run)
+    page = render(data).encode()
+    with os_errors_named(f"writing {target}"):
+        durable.atomic_write(target, page)
+    return Report(target, data)
+
+
+def page_beside(path: Path) -> Path:
+    """Where the page of a manifest or prefix lies by default."""
+    name = path.name.removesuffix(".json").removesuffix(".bin").removesuffix(".idx")
+    return path.with_name(f"{name}.report.html")
