@@ -2,8 +2,9 @@
 rank).
 
 The thread (mdata/loading/prefetch.py) only fetches what arithmetic has already decided (mdata/loading/sampler.py), so
-reading ahead cannot change the stream, and resuming is starting with another number. Nothing is drawn from a global random state.
-Ranks that read the same rows each gather them; the file comes from the disk once a node (docs/design/loader.md).
+reading ahead cannot change the stream, and resuming is starting with another number. Nothing is drawn from a global
+random state. Ranks that read the same rows each gather them; the file comes from the disk once a node
+(docs/design/loader.md).
 """
 
 from __future__ import annotations
