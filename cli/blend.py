@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import mdata
-from cli.text import count, table
+from cli.console import Console
+from cli.text import add_training, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,11 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("words", nargs="*", metavar="WORD", help="weights and corpora, or one .toml or .csv file")
     add("-o", "--output", metavar="MIX.json", help="the blend manifest")
     add("--dry-run", action="store_true", help="show the table and write nothing")
-    run = parser.add_argument_group("the training that the table is for")
-    run.add_argument("--tokens", type=count, metavar="N", help="its length in tokens (1e9 may be written)")
-    run.add_argument("--samples", type=count, metavar="N", help="or in samples; needs --sequence-length")
-    run.add_argument("--sequence-length", "--seq-length", type=count, metavar="S", help="tokens of a sample")
-    run.add_argument("--split", default="100,0,0", metavar="A,B,C", help="Megatron's split string; default 100,0,0")
+    add_training(parser, "the training that the table is for")
     mix = parser.add_argument_group("instead of shares")
     mix.add_argument("--alpha", metavar="A", help="corpora alone count by tokens^A: 1 by tokens, 0 all alike")
     mix.add_argument("--exhaustive", action="store_true", help="every corpus once, then the blend ends")
@@ -42,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_change_arguments(parser)
 
 
-def main(arguments: argparse.Namespace, console: Any) -> None:
+def main(arguments: argparse.Namespace, console: Console) -> None:
     """Plan the blend, show it, and write it."""
     if arguments.output is None and not arguments.dry_run:
         raise mdata.UsageError("where to is missing", expected="-o MIX.json, or --dry-run")

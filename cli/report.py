@@ -11,7 +11,7 @@ import argparse
 
 import mdata
 from cli.console import Console
-from cli.text import count
+from cli.text import add_training
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,11 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("path", metavar="MIX.json", help="a manifest, or the prefix of a .bin/.idx pair")
     add("-o", "--output", metavar="FILE.html", help="the page; default MIX.report.html beside the manifest")
     add("--full", action="store_true", help="count every token's id, not a sample of 67 million")
-    run = parser.add_argument_group("the training that it is for")
-    run.add_argument("--tokens", type=count, metavar="N", help="its length in tokens (1e9 may be written)")
-    run.add_argument("--samples", type=count, metavar="N", help="or in samples; needs --sequence-length")
-    run.add_argument("--sequence-length", "--seq-length", type=count, metavar="S", help="tokens of a sample")
-    run.add_argument("--split", default="100,0,0", metavar="A,B,C", help="Megatron's split string; default 100,0,0")
+    add_training(parser, "the training that it is for")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:

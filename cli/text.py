@@ -37,3 +37,12 @@ def count(text: str) -> int:
     if value < 1 or value.denominator != 1 or value > 1 << 62:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
     return int(value)
+
+
+def add_training(parser: argparse.ArgumentParser, title: str) -> None:
+    """The options that say how long a training is, and how it reads."""
+    add = parser.add_argument_group(title).add_argument
+    add("--tokens", type=count, metavar="N", help="its length in tokens (1e9 may be written)")
+    add("--samples", type=count, metavar="N", help="or in samples; needs --sequence-length")
+    add("--sequence-length", "--seq-length", type=count, metavar="S", help="tokens of a sample")
+    add("--split", default="100,0,0", metavar="A,B,C", help="Megatron's split string; default 100,0,0")

@@ -17,7 +17,7 @@ from mdata.errors import UsageError
 from mdata.indexed.gather import Gatherer, Int64s
 from mdata.order.native import NativeOrder, OrderKey
 from mdata.samples.packing import Longer
-from mdata.samples.rows import Gathered, RowOptions, Sample, sample_of
+from mdata.samples.rows import Gathered, NativelyOrdered, RowOptions, Sample, sample_of
 from mdata.samples.traced import Piece, SequenceTable, pieces_of_runs, samples_at
 
 _BLOCK = 512
@@ -36,7 +36,7 @@ class DocumentStream(SequenceTable, Protocol):
         """Reads many rows at once."""
 
 
-class DocumentSamples:
+class DocumentSamples(NativelyOrdered):
     """The documents of one range of a corpus, one a sample; can be pickled if the corpus can.
 
     Args:
@@ -76,20 +76,6 @@ class DocumentSamples:
             )
         # One "token" a document: the order of a stream whose samples are single entries.
         self.order = NativeOrder(total, 1, key=OrderKey(seed, corpus.id), extra_token=False, shuffle=shuffle)
-
-    @property
-    def num_samples(self) -> int | None:
-        """How many samples there are; None without end."""
-        return self.order.num_samples
-
-    @property
-    def samples_per_epoch(self) -> int:
-        """How many samples read the corpus once."""
-        return self.order.samples_per_epoch
-
-    def epochs(self, num_samples: int) -> float:
-        """How many times so many samples read the corpus."""
-        return num_samples / self.order.samples_per_epoch
 
     def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
         """Fill rows with samples; see `RowKind`."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from mdata._core import BlockShuffle
 from mdata.indexed.gather import Blocks, Cuts, Gatherer, Int64s, Told
 from mdata.order.native import NativeOrder, OrderKey
-from mdata.samples.rows import Gathered, RowOptions, Rows, Sample, sample_of
+from mdata.samples.rows import Gathered, NativelyOrdered, RowOptions, Rows, Sample, sample_of
 from mdata.samples.traced import Piece, pieces_of_runs
 
 
@@ -39,7 +39,7 @@ class TokenStream(Protocol):
         """The stream's token numbers [start, stop) of sequences [first_sequence, last_sequence)."""
 
 
-class GptSamples:
+class GptSamples(NativelyOrdered):
     """The samples of one range of a corpus in native order; can be pickled if the corpus can.
 
     Args:
@@ -83,16 +83,6 @@ class GptSamples:
         self._told = Told(options.document_masks, options.rules)
         self._full: NDArray[np.int64] = np.full(1, self._length, np.int64)
 
-    @property
-    def num_samples(self) -> int | None:
-        """How many samples there are; None without end."""
-        return self.order.num_samples
-
-    @property
-    def samples_per_epoch(self) -> int:
-        """How many samples read the corpus once."""
-        return self.order.samples_per_epoch
-
     def token_range(self, sample: int) -> tuple[int, int]:
         """The tokens [start, stop) of its epoch's stream that a sample reads, the last label included.
 
@@ -132,10 +122,6 @@ class GptSamples:
                 start, _ = self.corpus.gatherer.block_place(self._blocks(epoch), sequence)
             found += self.order.samples_reading(epoch, start - self.first_token, count=num_tokens)
         return sorted(sample for sample in found if first <= sample < stop)
-
-    def epochs(self, num_samples: int) -> float:
-        """How many times so many samples read the corpus."""
-        return num_samples / self.order.samples_per_epoch
 
     def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
         """Fill rows with samples; see `RowKind`."""

@@ -20,11 +20,11 @@ from mdata.indexed.gather import Int64s
 from mdata.order.native import NativeOrder, OrderKey
 from mdata.progress import SILENT
 from mdata.samples.packing import PackedStream, PackingRule, key_of, packed
-from mdata.samples.rows import Gathered, RowOptions, Sample, sample_of
+from mdata.samples.rows import Gathered, NativelyOrdered, RowOptions, Sample, sample_of
 from mdata.samples.traced import Piece, pieces_of_runs, samples_at
 
 
-class PackedSamples:
+class PackedSamples(NativelyOrdered):
     """The documents of one range of a corpus, packed into rows.
 
     Args:
@@ -74,20 +74,6 @@ class PackedSamples:
             )
         # One "token" a row: the order of a stream whose samples are single entries.
         self.order = NativeOrder(len(self._ends), 1, key=OrderKey(seed, corpus.id), extra_token=False, shuffle=shuffle)
-
-    @property
-    def num_samples(self) -> int | None:
-        """How many samples there are; None without end."""
-        return self.order.num_samples
-
-    @property
-    def samples_per_epoch(self) -> int:
-        """How many samples read the corpus once."""
-        return self.order.samples_per_epoch
-
-    def epochs(self, num_samples: int) -> float:
-        """How many times so many samples read the corpus."""
-        return num_samples / self.order.samples_per_epoch
 
     def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
         """Fill rows with samples; see `RowKind`."""

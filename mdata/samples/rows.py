@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from mdata._core import RowRules, cumulative_lengths, finish_rows
 from mdata.indexed.gather import Cuts, Int64s
+from mdata.order.native import NativeOrder
 
 Sample = dict[str, npt.NDArray[Any]]
 
@@ -137,6 +138,30 @@ class RowKind(SampleKind, Protocol):
         Raises:
             IndexError: a number below 0 or past the end.
         """
+
+
+class NativelyOrdered:
+    """What kinds of samples in native order have in common.
+
+    Attributes:
+        order: which of them is sample k.
+    """
+
+    order: NativeOrder
+
+    @property
+    def num_samples(self) -> int | None:
+        """How many samples there are; None without end."""
+        return self.order.num_samples
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """How many samples read the corpus once."""
+        return self.order.samples_per_epoch
+
+    def epochs(self, num_samples: int) -> float:
+        """How many times so many samples read the corpus."""
+        return num_samples / self.order.samples_per_epoch
 
 
 def empty_rows(num_rows: int, options: RowOptions) -> Rows:
