@@ -205,7 +205,9 @@ next(steps)
 if int(sys.argv[2]):
     from torch.utils.data import DataLoader
     batches = iter(DataLoader(data, batch_size=4, num_workers=int(sys.argv[2])))
-    next(batches)
+    # One of each worker: torch's workers know the parent that is there when they begin, and outlive one killed before.
+    for _ in range(int(sys.argv[2])):
+        next(batches)
 print("ready", flush=True)
 time.sleep(1000)
 """
