@@ -24,17 +24,7 @@ namespace {
 using Numbers = std::vector<std::int64_t>;
 using Bytes = std::vector<std::byte>;
 
-// Numbers and lists of them off the front of the input.
-class Input : public ByteSource {
-public:
-    using ByteSource::ByteSource;
-
-    Numbers numbers(std::size_t most) {
-        Numbers found(byte() % (most + 1));
-        for (auto& value : found) value = number();
-        return found;
-    }
-};
+using Input = ByteSource;
 
 template <typename T>
 Bytes bytes_of(const std::vector<T>& values) {

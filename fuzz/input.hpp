@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #define REQUIRE(condition)                                                            \
     do {                                                                              \
@@ -34,6 +35,13 @@ public:
         std::uint64_t value = 0;
         for (int i = 0; i < 8; ++i) value = value << 8 | byte();
         return static_cast<std::int64_t>(value);
+    }
+
+    // At most so many of them.
+    std::vector<std::int64_t> numbers(std::size_t most) {
+        std::vector<std::int64_t> found(byte() % (most + 1));
+        for (auto& value : found) value = number();
+        return found;
     }
 
     // At most so many bytes, as they are.

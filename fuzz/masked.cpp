@@ -32,12 +32,6 @@ class Input : public ByteSource {
 public:
     using ByteSource::ByteSource;
 
-    Numbers numbers(std::size_t most) {
-        Numbers found(byte() % (most + 1));
-        for (auto& value : found) value = number();
-        return found;
-    }
-
     Sizes sizes(std::size_t most) {
         Sizes found(byte() % (most + 1));
         for (auto& value : found) value = static_cast<std::int32_t>(number());
