@@ -1,13 +1,15 @@
 """Which kind of samples a corpus gives in a dataset: picked by the options, opened over its part of the split.
 
 `bounds_of` says which part that is, `open_samples` opens it. A part that is empty is None where that is no loss; a
-training set in native order, in which every corpus has its share for good, refuses it. Not done here: how corpora are
-mixed (mdata/blend), and what a kind looks like (mdata/samples).
+training set in native order, in which every corpus has its share for good, refuses it. A kind is imported where it is
+asked for: a process that reads plain text starts without the others. Not done here: how corpora are mixed
+(mdata/blend), and what a kind looks like (mdata/samples).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,16 +17,13 @@ from mdata.blend import split_range
 from mdata.cache import Cache
 from mdata.corpus import Corpus
 from mdata.errors import UsageError
-from mdata.order.megatron import MegatronRequest
-from mdata.samples.chat import ChatSamples, require_chat
-from mdata.samples.documents import DocumentSamples
-from mdata.samples.fim import FimSamples
 from mdata.samples.gpt import GptSamples
-from mdata.samples.gpt_megatron import MegatronGptSamples
 from mdata.samples.options import CHAT, DOCUMENT, MASKED, MEGATRON, WHOLE, DatasetOptions
-from mdata.samples.packed import PackedSamples
-from mdata.samples.packing import Longer, PackingRule
 from mdata.samples.rows import RowKind, RowOptions, SampleKind
+
+if TYPE_CHECKING:
+    from mdata.samples.packed import PackedSamples
+    from mdata.samples.packing import Longer
 
 Bounds = tuple[int, int]
 
@@ -105,6 +104,8 @@ def _first_sequence(corpus: Corpus, document: int) -> int:
 def _rearranged(
     corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions, cache: Cache
 ) -> RowKind | None:
+    from mdata.samples.fim import FimSamples
+
     plain = replace(options, fim_rate=0.0)
     kind = _open_rows(corpus, bounds, plain, rows=replace(rows, document_masks=False), cache=cache)
     if kind is None or options.fim is None:
@@ -115,6 +116,9 @@ def _rearranged(
 def _megatron(
     corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions, cache: Cache
 ) -> RowKind | None:
+    from mdata.order.megatron import MegatronRequest
+    from mdata.samples.gpt_megatron import MegatronGptSamples
+
     if bounds[0] == bounds[1]:
         return None
     request = MegatronRequest(
@@ -137,14 +141,34 @@ def _documents(
         return None
     if not corpus.contiguous:
         corpus.token_bounds(0, 0)  # says so
-    longer: Longer = "drop" if options.longer == "drop" else "cut"
     if options.kind == DOCUMENT:
-        return DocumentSamples(corpus, bounds, options=rows, seed=options.seed, shuffle=training, longer=longer)
-    rule = PackingRule(sequence_length=options.sequence_length, extra_token=options.extra_token, longer=longer)
-    if options.kind == CHAT:
-        require_chat(corpus.name, corpus.manifest.level)
-    packed = ChatSamples if options.kind == CHAT else PackedSamples
+        from mdata.samples.documents import DocumentSamples
+
+        return DocumentSamples(
+            corpus, bounds, options=rows, seed=options.seed, shuffle=training, longer=_longer(options)
+        )
+    from mdata.samples.packing import PackingRule
+
+    rule = PackingRule(
+        sequence_length=options.sequence_length, extra_token=options.extra_token, longer=_longer(options)
+    )
+    packed = _packed_kind(corpus, options)
     return packed(corpus, bounds, options=rows, rule=rule, seed=options.seed, shuffle=training, cache=cache)
+
+
+def _longer(options: DatasetOptions) -> Longer:
+    return "drop" if options.longer == "drop" else "cut"
+
+
+def _packed_kind(corpus: Corpus, options: DatasetOptions) -> type[PackedSamples]:
+    if options.kind == CHAT:
+        from mdata.samples.chat import ChatSamples, require_chat
+
+        require_chat(corpus.name, corpus.manifest.level)
+        return ChatSamples
+    from mdata.samples.packed import PackedSamples
+
+    return PackedSamples
 
 
 def _native(corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions) -> RowKind | None:

@@ -17,13 +17,11 @@ import numpy as np
 
 from mdata.blend.apportion import Integers, Targets, apportion
 from mdata.blend.phases import PhasedBlend, Segment
-from mdata.blend.schedule import WEIGHT, Ask, AskedPhase, Schedule
+from mdata.blend.schedule import NO_LENGTH, WEIGHT, Ask, AskedPhase, Schedule, blend_error, where_in
 from mdata.blend.shares import LARGEST_SUM, integer_weights
-from mdata.errors import UsageError
 
 MOST_RAMP_STEPS = 1000
 _LEAST_RAMP_STEPS = 16
-_NO_LENGTH = "weights beside amounts, or before another phase, need the length of the phase in samples or tokens"
 _CURSORS = 1 << 22
 
 
@@ -92,17 +90,6 @@ def phase_counts(schedule: Schedule, sizes: Sizes) -> list[list[int]]:
     return [[b - a for a, b in zip(*pair, strict=True)] for pair in zip(before, totals, strict=False)]
 
 
-def missing_lengths(schedules: Sequence[Schedule]) -> list[str]:
-    """Phases that have weights and must have a length but have none: a problem whatever the sizes are."""
-    phases = schedules[-1].phases
-    return [
-        _where(number, len(phases)) + _NO_LENGTH
-        for number, phase in enumerate(phases)
-        if phase.samples is None and phase.tokens is None and any(a.unit == WEIGHT and a.amount for a in phase.asks)
-        if not phase.endless or number < len(phases) - 1
-    ]
-
-
 def phase_starts(schedules: Sequence[Schedule], sizes: Sizes) -> list[int]:
     """The first sample of each phase that is dealt, for a blend that `resolve` takes."""
     starts, begin = [], 0
@@ -120,21 +107,12 @@ def phase_starts(schedules: Sequence[Schedule], sizes: Sizes) -> list[int]:
     return starts
 
 
-def blend_error(problems: Sequence[str], *, fix: str | None = None) -> UsageError:
-    """One error for all problems of a blend."""
-    if len(problems) == 1:
-        return UsageError(problems[0], fix=fix)
-    shown = [*problems[:20], *([f"and {len(problems) - 20} more"] if len(problems) > 20 else [])]
-    lines = "".join(f"\n  - {problem}" for problem in shown)
-    return UsageError(f"the blend has {len(problems)} problems:{lines}", fix=fix)
-
-
 def _deal(schedule: Schedule, sizes: Sizes, problems: list[str]) -> list[Segment]:
     """Segments of one schedule, as if nothing came after it."""
     pieces: list[Piece] = []
     last: Segment | None = None
     for number, phase in enumerate(schedule.phases):
-        where = _where(number, len(schedule.phases))
+        where = where_in(number, len(schedule.phases))
         if phase.endless and number == len(schedule.phases) - 1:
             if phase.ramp or not any(ask.amount for ask in phase.asks):
                 problems.append(where + ("a ramp needs a length" if phase.ramp else "no component has a share"))
@@ -157,10 +135,6 @@ def _deal(schedule: Schedule, sizes: Sizes, problems: list[str]) -> list[Segment
             if length := int(counts.sum()):
                 segments.append(Segment(counts, length))
     return [*segments, *([last] if last else [])]
-
-
-def _where(number: int, num_phases: int) -> str:
-    return f"phase {number + 1}: " if num_phases > 1 else ""
 
 
 def _weights(asks: Sequence[Ask], names: Sequence[str]) -> np.ndarray:
@@ -228,7 +202,7 @@ def _length_problem(length: Fraction | None, fixed: Fraction, whole: Fraction, s
         return "its length is 0"
     if length is None:
         if whole:
-            return _NO_LENGTH
+            return NO_LENGTH
         return None
     asked = f"{math.ceil(fixed):,} samples ({math.ceil(fixed * sequence_length):,} tokens)"
     given = f"{math.ceil(length):,} samples ({math.ceil(length * sequence_length):,} tokens)"

@@ -18,6 +18,7 @@ from mdata.errors import UsageError
 
 Unit = Literal["weight", "tokens", "samples", "epochs"]
 WEIGHT: Unit = "weight"
+NO_LENGTH = "weights beside amounts, or before another phase, need the length of the phase in samples or tokens"
 
 
 class Ask(NamedTuple):
@@ -123,3 +124,28 @@ def canonical(phase: AskedPhase) -> list[object]:
         amount = ask.amount / whole if ask.unit == WEIGHT and whole else ask.amount
         asks.append([ask.unit if amount else WEIGHT, str(amount)])
     return [phase.samples, phase.tokens, phase.ramp, asks]
+
+
+def missing_lengths(schedules: Sequence[Schedule]) -> list[str]:
+    """Phases that have weights and must have a length but have none: a problem whatever the sizes are."""
+    phases = schedules[-1].phases
+    return [
+        where_in(number, len(phases)) + NO_LENGTH
+        for number, phase in enumerate(phases)
+        if phase.samples is None and phase.tokens is None and any(a.unit == WEIGHT and a.amount for a in phase.asks)
+        if not phase.endless or number < len(phases) - 1
+    ]
+
+
+def where_in(number: int, num_phases: int) -> str:
+    """How a problem of a phase begins; nothing where there is one phase."""
+    return f"phase {number + 1}: " if num_phases > 1 else ""
+
+
+def blend_error(problems: Sequence[str], *, fix: str | None = None) -> UsageError:
+    """One error for all problems of a blend."""
+    if len(problems) == 1:
+        return UsageError(problems[0], fix=fix)
+    shown = [*problems[:20], *([f"and {len(problems) - 20} more"] if len(problems) > 20 else [])]
+    lines = "".join(f"\n  - {problem}" for problem in shown)
+    return UsageError(f"the blend has {len(problems)} problems:{lines}", fix=fix)

@@ -8,17 +8,14 @@ means, and what is made of it, is `mdata.blending.compose`'s business.
 
 from __future__ import annotations
 
-import csv
 import io
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple, get_args
 
 from mdata.blend.grammar import parse_data_path
-from mdata.blend.resolve import blend_error
-from mdata.blend.schedule import WEIGHT, Unit
+from mdata.blend.schedule import WEIGHT, Unit, blend_error
 from mdata.errors import UsageError, nearest
 
 UNITS: tuple[Unit, ...] = get_args(Unit)
@@ -127,6 +124,8 @@ def spec_of_toml(text: str, name: str) -> BlendSpec:
     Raises:
         UsageError: not TOML, or every problem of its content.
     """
+    import tomllib
+
     try:
         tables = tomllib.loads(text, parse_float=str)
     except tomllib.TOMLDecodeError as error:
@@ -153,6 +152,8 @@ def spec_of_csv(text: str, name: str) -> BlendSpec:
     Raises:
         UsageError: every problem of it, with its line.
     """
+    import csv
+
     rows = csv.DictReader(io.StringIO(text), skipinitialspace=True)
     read, entries = _Reader(), []
     for row in rows:

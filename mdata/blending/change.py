@@ -19,8 +19,8 @@ from msgspec import UNSET, UnsetType
 
 from mdata import manifest as manifests
 from mdata.blend.phases import PhasedBlend
-from mdata.blend.resolve import Sizes, blend_error, phase_starts
-from mdata.blend.schedule import NOTHING, WEIGHT, Ask, AskedPhase, Schedule, exact
+from mdata.blend.resolve import Sizes, phase_starts
+from mdata.blend.schedule import NOTHING, WEIGHT, Ask, AskedPhase, Schedule, blend_error, exact
 from mdata.blending.compose import relative_path
 from mdata.blending.opening import OpenBlend, SpecLike, check_one_tokenizer, plan_blend
 from mdata.blending.preview import samples_per_epoch

@@ -20,8 +20,7 @@ import msgspec
 from msgspec import UNSET
 
 from mdata import manifest as manifests
-from mdata.blend.resolve import blend_error
-from mdata.blend.schedule import WEIGHT
+from mdata.blend.schedule import WEIGHT, blend_error
 from mdata.blend.shares import integer_weights
 from mdata.blend.spec import Amount, BlendEntry, BlendSpec, PhaseSpec
 from mdata.blending.paths import blend_at, corpora_at, is_many

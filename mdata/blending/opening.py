@@ -11,22 +11,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UnsetType
 
 from mdata import manifest as manifests
 from mdata.blend import NativeBlend, integer_weights
 from mdata.blend.deal import Deal
-from mdata.blend.phases import PhasedBlend
-from mdata.blend.resolve import Sizes, blend_error, missing_lengths, resolve
-from mdata.blend.schedule import WEIGHT
+from mdata.blend.schedule import WEIGHT, blend_error, missing_lengths
 from mdata.blend.spec import BlendSpec, spec_of_csv, spec_of_mapping, spec_of_toml, spec_of_words
 from mdata.blending.compose import compose
 from mdata.corpus import Corpus, open_corpus
 from mdata.errors import DamageError, MdataError, UsageError, os_errors_named
 from mdata.indexed.reader import Mode
 from mdata.manifest import BlendManifest, CorpusManifest
+
+if TYPE_CHECKING:
+    from mdata.blend.phases import PhasedBlend
 
 SpecLike = Sequence[str] | Mapping[str, Any] | BlendSpec | str | Path
 
@@ -86,6 +87,8 @@ class OpenBlend:
 
     def phased(self, samples_per_epoch: Sequence[int], sequence_length: int) -> PhasedBlend:
         """The same with its phases to be looked at, for a blend of weights too."""
+        from mdata.blend.resolve import Sizes, resolve
+
         sizes = Sizes(self.names, tuple(samples_per_epoch), sequence_length, manifests.caps_of(self.manifest))
         return resolve(manifests.schedules(self.manifest), sizes)
 

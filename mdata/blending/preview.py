@@ -15,8 +15,8 @@ from msgspec import UnsetType
 
 from mdata import manifest as manifests
 from mdata.blend.phases import PhasedBlend
-from mdata.blend.resolve import Sizes, blend_error, phase_starts
-from mdata.blend.schedule import Schedule
+from mdata.blend.resolve import Sizes, phase_starts
+from mdata.blend.schedule import Schedule, blend_error
 from mdata.blending.opening import OpenBlend
 from mdata.errors import UsageError
 from mdata.manifest import BlendManifest

@@ -15,8 +15,8 @@ import msgspec
 from msgspec import UNSET
 
 from mdata import manifest as manifests
-from mdata.blend.resolve import Sizes, blend_error, length_of, phase_counts, samples_of
-from mdata.blend.schedule import WEIGHT, Ask, AskedPhase, Schedule
+from mdata.blend.resolve import Sizes, length_of, phase_counts, samples_of
+from mdata.blend.schedule import WEIGHT, Ask, AskedPhase, Schedule, blend_error
 from mdata.blending.opening import OpenBlend
 from mdata.blending.preview import samples_per_epoch
 from mdata.errors import UsageError

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdata.manifest.structs import Level, TokenizerFacts
-from mdata.tokenizers.folder import folder_name
 
 if TYPE_CHECKING:
     from mdata.tokenizers import Tokenizer
@@ -32,6 +31,8 @@ def hashes_path(prefix: Path) -> Path:
 
 def tokenizer_facts(tokenizer: Tokenizer) -> TokenizerFacts:
     """What a manifest keeps, so that the tokenizer can be built again from the folder beside the corpus."""
+    from mdata.tokenizers.folder import folder_name
+
     return TokenizerFacts(
         type=tokenizer.name,
         fingerprint=tokenizer.fingerprint,

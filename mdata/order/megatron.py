@@ -22,7 +22,6 @@ import numpy.typing as npt
 from mdata._core import Mersenne, fill_sample_index
 from mdata.errors import UsageError
 
-NAME = "megatron"
 # A last epoch of which less than this part is needed is shuffled apart.
 _SEPARATE_BELOW = 0.80
 _MOST_TOKENS = 1 << 62

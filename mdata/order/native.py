@@ -122,9 +122,9 @@ class NativeOrder:
             return numbers * self.sequence_length
         epochs = numbers // self.samples_per_epoch
         starts = np.empty_like(numbers)
-        for epoch in np.unique(epochs):
+        for epoch in set(epochs.tolist()):  # np.unique would import numpy.ma
             chosen = epochs == epoch
-            offset, permutation = self._epoch(int(epoch))
+            offset, permutation = self._epoch(epoch)
             places = numbers[chosen] - epoch * self.samples_per_epoch
             starts[chosen] = offset + self.sequence_length * permutation.forward(places)
         return starts

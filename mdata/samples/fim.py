@@ -10,9 +10,9 @@ tokenized anew: Megatron's way) or between tokens (in C++, no tokenizer). Slow t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,66 +21,14 @@ from mdata._core import FimRule, KeyedStream, fim_rows
 from mdata.errors import UsageError
 from mdata.indexed.gather import Int64s
 from mdata.keys import derive_key
+from mdata.samples.fim_options import CHARACTER, ROLES, VERSION, FimOptions, Name
 from mdata.samples.rows import Gathered, RowKind, RowOptions, Sample, sample_of
 from mdata.samples.traced import Piece, Traceable
 from mdata.tokenizers import TextRefused, Tokenizer
 from mdata.tokenizers.named import named_id
 
-CHARACTER, TOKEN = "character", "token"
-LEVELS = (CHARACTER, TOKEN)
-VERSION = 1
 PURPOSE = f"fim sample v{VERSION}"
-# Megatron's defaults: prefix, middle, suffix.
-NAMES = ("<fim_prefix>", "<fim_middle>", "<fim_suffix>")
 PAD_NAME = "<fim_pad>"
-_ROLES = ("prefix", "middle", "suffix", "pad", "eod")
-_MOST_TOKENS = len(_ROLES)
-
-Name = int | str
-
-
-@dataclass(frozen=True, kw_only=True)
-class FimOptions:
-    """How documents are rearranged.
-
-    Args:
-        rate: share of documents.
-        spm_rate: share of these that begin with the suffix.
-        level: places are drawn between characters or between tokens.
-        tokens: prefix, middle, suffix; then pad and eod, if they are not "<fim_pad>" (where the tokenizer has it) and
-            the corpus' end of a document. Ids or texts.
-        split_sample: the token between parts of a document that are rearranged each by itself.
-        fragment_rate: share of these, of a document that is chosen.
-        no_prefix: what begins so stays as it is.
-    """
-
-    rate: float
-    spm_rate: float = 0.5
-    level: str = CHARACTER
-    tokens: tuple[Name, ...] = NAMES
-    split_sample: Name | None = None
-    fragment_rate: float | None = None
-    no_prefix: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.level not in LEVELS:
-            raise UsageError(f"no fim_level {self.level!r}", expected=" or ".join(LEVELS))
-        rates = {"fim_rate": self.rate, "fim_spm_rate": self.spm_rate, "fim_fragment_rate": self.fragment_rate or 0.0}
-        for name, rate in rates.items():
-            if not 0.0 <= rate <= 1.0:
-                raise UsageError(f"{name} is not a share", found=str(rate), expected="0 to 1")
-        if not len(NAMES) <= len(self.tokens) <= _MOST_TOKENS:
-            raise UsageError(
-                "fim_tokens are not prefix, middle and suffix, with pad and eod if need be", found=str(self.tokens)
-            )
-        if (self.split_sample is None) != (self.fragment_rate is None):
-            raise UsageError("fim_split_sample and fim_fragment_rate go together", fix="give both, or neither")
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """All of it, as JSON types without floats: part of a data id."""
-        found: dict[str, Any] = {**asdict(self), "version": VERSION, "tokens": list(self.tokens)}
-        return {name: repr(value) if isinstance(value, float) else value for name, value in found.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,7 +273,7 @@ def _resolve(fim: FimOptions, tokenizer: Tokenizer | None, *, eod: int | None) -
     Raises:
         UsageError: one is not known, or stands for two things.
     """
-    given: dict[str, Name] = dict(zip(_ROLES, fim.tokens, strict=False))
+    given: dict[str, Name] = dict(zip(ROLES, fim.tokens, strict=False))
     found = {role: _id_of(name, tokenizer, option=f"the {role} of fim_tokens") for role, name in given.items()}
     ends = found.get("eod", eod)
     if ends is None:
@@ -334,7 +282,7 @@ def _resolve(fim: FimOptions, tokenizer: Tokenizer | None, *, eod: int | None) -
             fix="set eod, or `mdata adopt --tokenizer-type` gives the corpus a tokenizer",
         )
     split = None if fim.split_sample is None else _id_of(fim.split_sample, tokenizer, option="fim_split_sample")
-    prefix, middle, suffix = (found[role] for role in _ROLES[:3])
+    prefix, middle, suffix = (found[role] for role in ROLES[:3])
     single = [prefix, middle, suffix, ends, *([] if split is None else [split])]
     if len(set(single)) < len(single):
         raise UsageError("two tokens of fill-in-the-middle are one", found=f"ids {', '.join(map(str, single))}")

@@ -19,10 +19,9 @@ from mdata.arrays import Arrays
 from mdata.cache import Cache
 from mdata.indexed.gather import Cuts, Gatherer, Int64s
 from mdata.order.megatron import MegatronIndices, MegatronRequest, build, plan
-from mdata.samples.rows import Gathered, RowOptions, Sample, sample_of
+from mdata.samples.rows import NO_PAD, Gathered, RowOptions, Sample, sample_of
 from mdata.samples.traced import Piece
 
-NO_PAD = -1
 VERSION = 1  # of the construction of the arrays
 
 
@@ -195,10 +194,3 @@ def _rebuild(
     corpus: SequenceStream, request: MegatronRequest, options: RowOptions, threads: int, cache: Cache | None
 ) -> MegatronGptSamples:
     return MegatronGptSamples(corpus, request, options=options, threads=threads, cache=cache)
-
-
-def effective_pad(pad: int | None, eod: int | None, *, allow_ambiguous: bool = False) -> int:
-    """The id that Megatron pads with and takes for padding: -1 where there is none, or where it is also the eod."""
-    if pad is None or (pad == eod and not allow_ambiguous):
-        return NO_PAD
-    return pad

@@ -16,19 +16,16 @@ from mdata.blend.megatron import SURPLUS
 from mdata.blend.split import split_edges
 from mdata.errors import UsageError
 from mdata.indexed.reader import MODES, Mode
-from mdata.order import megatron as megatron_order
 from mdata.order import native as native_order
-from mdata.samples import packing
-from mdata.samples.fim import CHARACTER, NAMES, FimOptions
-from mdata.samples.gpt_megatron import effective_pad
-from mdata.samples.rows import RowOptions
+from mdata.samples.fim_options import CHARACTER, NAMES, FimOptions
+from mdata.samples.rows import RowOptions, effective_pad
 
 if TYPE_CHECKING:
     from mdata.samples.masked import MaskingOptions
     from mdata.samples.vocabulary import MaskedVocabulary
 
 WHOLE = "whole"
-NATIVE, MEGATRON = native_order.NAME, megatron_order.NAME
+NATIVE, MEGATRON = native_order.NAME, "megatron"
 ORDERS = (NATIVE, MEGATRON)
 LARGEST_BLOCK = 1 << 20  # of shuffle_block; mdata_cpp/block_shuffle.hpp
 GPT, DOCUMENT, PACKED, CHAT, BERT, T5 = "gpt", "document", "packed", "chat", "bert", "t5"
@@ -238,6 +235,8 @@ class DatasetOptions:
         if self.kind in _WHOLE_DOCUMENTS:
             found["longer"] = self.longer
         if self.kind in _PACKED:
+            from mdata.samples import packing
+
             found["packing"] = f"best fit {packing.VERSION}"
         if self.kind in MASKED:
             from mdata.samples.masked_kinds import identity_of

@@ -21,6 +21,7 @@ from mdata.indexed.gather import Cuts, Int64s
 from mdata.order.native import NativeOrder
 
 Sample = dict[str, npt.NDArray[Any]]
+NO_PAD = -1  # Megatron's: no id is padding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,13 @@ class RowOptions:
     def rules(self) -> RowRules:
         """The part that C++ follows."""
         return RowRules(self.pad, self.eod, self.mask_eod, self.reset_position_ids, self.apart)
+
+
+def effective_pad(pad: int | None, eod: int | None, *, allow_ambiguous: bool = False) -> int:
+    """The id that Megatron pads with and takes for padding: -1 where there is none, or where it is also the eod."""
+    if pad is None or (pad == eod and not allow_ambiguous):
+        return NO_PAD
+    return pad
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,9 @@ from mdata.order.megatron import MegatronRequest, build
 from mdata.reference.gpt_samples import Native, document_sample, megatron_samples, native_sample, packed_sample
 from mdata.reference.megatron_order import indices
 from mdata.reference.native_order import native_start
-from mdata.samples import DocumentSamples, GptSamples, MegatronGptSamples
+from mdata.samples.documents import DocumentSamples
+from mdata.samples.gpt import GptSamples
+from mdata.samples.gpt_megatron import MegatronGptSamples
 from mdata.samples.packed import PackedSamples
 from mdata.samples.packing import PackingRule
 from mdata.samples.rows import RowKind, empty_rows, finish

@@ -13,7 +13,7 @@ from random import Random
 import numpy as np
 
 from mdata import UsageError
-from mdata.samples import RowOptions
+from mdata.samples.rows import RowOptions
 
 EOD = 2
 LENGTHS = (1, 1, 2, 3, 4, 5, 8, 12)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import mdata
 from mdata import UsageError
 from mdata.reference import chat as twin
-from mdata.samples import PackingRule, RowOptions
 from mdata.samples.chat import ChatSamples
+from mdata.samples.packing import PackingRule
+from mdata.samples.rows import RowOptions
 from mdata.samples.sentences import SentenceText
 from tests.helpers.corpora import FileStream, write_pair
 from tests.helpers.examples import examples

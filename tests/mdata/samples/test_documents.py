@@ -8,8 +8,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mdata import UsageError
-from mdata.samples import DocumentSamples, RowOptions
 from mdata.samples import documents as room
+from mdata.samples.documents import DocumentSamples
+from mdata.samples.rows import RowOptions
 from tests.helpers.corpora import FileStream, write_pair
 from tests.helpers.examples import examples
 

@@ -17,7 +17,8 @@ from mdata import UsageError, _core
 from mdata.keys import derive_key
 from mdata.reference import fim as twin
 from mdata.reference.masking import KeyedDraws
-from mdata.samples.fim import CHARACTER, TOKEN, FimOptions, FimSamples
+from mdata.samples.fim import FimSamples
+from mdata.samples.fim_options import CHARACTER, TOKEN, FimOptions
 from mdata.samples.rows import Gathered, RowOptions
 from mdata.tokenizers.byte import ByteTokenizer
 from tests.helpers.corpora import write_pair

@@ -6,8 +6,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mdata.errors import UsageError
-from mdata.samples import GptSamples, RowOptions
-from mdata.samples.rows import empty_rows
+from mdata.samples.gpt import GptSamples
+from mdata.samples.rows import RowOptions, empty_rows
 from tests.helpers.corpora import FileStream, write_pair
 from tests.helpers.examples import examples
 

@@ -14,7 +14,9 @@ import mdata
 from mdata import UsageError
 from mdata.order.megatron import MegatronRequest
 from mdata.reference.gpt_samples import megatron_samples
-from mdata.samples import MegatronGptSamples, RowOptions, effective_pad, gpt_megatron
+from mdata.samples import gpt_megatron
+from mdata.samples.gpt_megatron import MegatronGptSamples
+from mdata.samples.rows import RowOptions, effective_pad
 from tests.conftest import oracle_folder
 from tests.helpers.corpora import FileStream, write_pair
 from tests.helpers.examples import examples

@@ -15,7 +15,9 @@ from mdata import UsageError
 from mdata.cache import Cache
 from mdata.progress import Silent
 from mdata.reference.packing import pack
-from mdata.samples import PackedSamples, PackingRule, RowOptions
+from mdata.samples.packed import PackedSamples
+from mdata.samples.packing import PackingRule
+from mdata.samples.rows import RowOptions
 from tests.helpers.corpora import FileStream, write_pair
 from tests.helpers.examples import examples
 

@@ -15,8 +15,8 @@ from mdata.errors import DamageError, UsageError
 from mdata.indexed import IndexedReader
 from mdata.indexed.gather import Blocks, Gatherer
 from mdata.reference.native_order import block_order, block_stream
-from mdata.samples import GptSamples, RowOptions
-from mdata.samples.rows import empty_rows
+from mdata.samples.gpt import GptSamples
+from mdata.samples.rows import RowOptions, empty_rows
 from tests.helpers.corpora import FileStream, write_pair
 from tests.helpers.examples import examples
 
