@@ -5,10 +5,11 @@
 Samples of 4,096 + 1 uint16 tokens of random ids, written once in the form of each library, then read in random order
 by one process with one thread, page cache warm: megatron-core's GPTDataset, litdata (StreamingDataset, TokensLoader, by
 number and shuffled), MosaicML streaming (MDS, by number and shuffled), HF datasets (a column of lists, numpy format), a
-nanoGPT-style loop (a slice of a memmap for x and one for y, eight stacked), and mdata's `dataset[k]` and `read`. Each
-library runs in an environment of its own that is made under FOLDER with pip when it is not there; where it cannot be
-made, or megatron-core has no PYTHON, a line says so and the table goes on. Rates are samples a processor second, the
-median of rounds; what a library does beside reading (torch tensors, masks) is its own.
+nanoGPT-style loop (a slice of a memmap for x and one for y, eight stacked), a loop that copies eight samples into one
+buffer, and mdata's `dataset[k]` and `read`. Each library runs in an environment of its own that is made under FOLDER
+with pip when it is not there; where it cannot be made, or megatron-core has no PYTHON, a line says so and the table
+goes on. Rates are samples a processor second, the median of rounds; what a library does beside reading (torch tensors,
+masks) is its own.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-LENGTH, ROUNDS, ROUND_S = 4096, 5, 0.3
-Reader = Callable[[int], Any]
+LENGTH, BATCH, ROUNDS, ROUND_S = 4096, 8, 5, 0.3
+Numbers = Any  # int64[8]
+Reader = Callable[[Numbers], Iterable[Any]]
 
 
 def tokens_of(folder: Path) -> np.ndarray:
@@ -44,47 +48,59 @@ def rows_of(folder: Path) -> np.ndarray:
 
 
 def rate(read: Reader, num_samples: int) -> float:
-    """Samples a processor second of random numbers; `read` gives one sample's tokens, or a list of samples'."""
+    """Samples a processor second; `read` gives the tokens of eight samples by their numbers, which are drawn here."""
     random = np.random.default_rng(3)
     found = []
     for _ in range(ROUNDS + 1):
         count, ran = 0, time.process_time()
         while time.process_time() - ran < ROUND_S:
-            for number in random.integers(0, num_samples, 64).tolist():
-                many = read(number)
-                for one in many if isinstance(many, list) else [many]:
-                    assert len(one) in (LENGTH, LENGTH + 1), f"a sample of {len(one)} tokens"
+            for numbers in random.integers(0, num_samples, (8, BATCH)):
+                for tokens in read(numbers):
+                    assert len(tokens) in (LENGTH, LENGTH + 1), f"a sample of {len(tokens)} tokens"
                     count += 1
         found.append(count / (time.process_time() - ran))
     return statistics.median(found[1:])  # the first round fills caches
 
 
-def endless(make: Callable[[], Iterator[Any]], tokens: Callable[[Any], Any]) -> Reader:
-    """The next sample of an iterator that begins again, whatever number is asked for."""
-    state = {"now": make()}
+def by_number(tokens: Callable[[int], Any]) -> Reader:
+    """One sample after another, each by its number."""
+    return lambda numbers: map(tokens, numbers.tolist())
 
-    def read(_: int) -> Any:
-        try:
-            return tokens(next(state["now"]))
-        except StopIteration:
-            state["now"] = make()
-            return tokens(next(state["now"]))
 
-    return read
+def in_its_order(make: Callable[[], Iterator[Any]], tokens: Callable[[Any], Any]) -> Reader:
+    """The next samples of an iterator that begins again, whatever numbers are asked for."""
+
+    def endless() -> Iterator[Any]:
+        while True:
+            yield from make()
+
+    samples = endless()
+    return lambda numbers: (tokens(next(samples)) for _ in numbers)
 
 
 def nanogpt(folder: Path) -> dict[str, float]:
     """As get_batch of nanoGPT, with numpy in the place of torch: two slices a sample, each converted, then stacked."""
     tokens = tokens_of(folder)
-    random = np.random.default_rng(4)
 
-    def batch(_: int) -> Any:
-        starts = random.integers(0, len(tokens) - LENGTH - 1, 8)
+    def batch(starts: Numbers) -> Any:
         x = np.stack([tokens[i : i + LENGTH].astype(np.int64) for i in starts])
         np.stack([tokens[i + 1 : i + 1 + LENGTH].astype(np.int64) for i in starts])
-        return list(x)
+        return x
 
-    return {"nanoGPT-style loop": rate(batch, 1)}
+    return {"nanoGPT-style loop": rate(batch, len(tokens) - LENGTH)}
+
+
+def copies(folder: Path) -> dict[str, float]:
+    """What numpy can do: one copy a sample, with its conversion, into a buffer that is used again."""
+    tokens = tokens_of(folder)
+    out = np.zeros((BATCH, LENGTH + 1), np.int64)
+
+    def batch(starts: Numbers) -> Any:
+        for row, start in enumerate(starts.tolist()):
+            out[row] = tokens[start : start + LENGTH + 1]
+        return out
+
+    return {"numpy, one copy a sample": rate(batch, len(tokens) - LENGTH)}
 
 
 def mdata(folder: Path) -> dict[str, float]:
@@ -93,12 +109,11 @@ def mdata(folder: Path) -> dict[str, float]:
     import mdata as ours
 
     data = ours.open(folder / "a", sequence_length=LENGTH)
-    rows = data.empty_rows(8)
-    random = np.random.default_rng(4)
+    rows = ours.Rows(np.zeros((BATCH, LENGTH + 1), np.int64))
     epoch = data.components[0].samples.samples_per_epoch
     return {
-        "mdata, dataset[k]": rate(lambda k: data[k]["tokens"], epoch),
-        "mdata, read of 8": rate(lambda _: list(data.read(random.integers(0, epoch, 8), out=rows).tokens), epoch),
+        "mdata, dataset[k]": rate(by_number(lambda k: data[k]["tokens"]), epoch),
+        "mdata, read of 8": rate(lambda numbers: data.read(numbers, out=rows).text, epoch),
     }
 
 
@@ -109,7 +124,7 @@ def megatron(folder: Path) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory(dir=folder) as cache:
         data = samples_build.peer_maker(folder / "a", Path(cache))(None)
-        return {"megatron-core": rate(lambda k: data[k]["tokens"], len(data))}
+        return {"megatron-core": rate(by_number(lambda k: data[k]["tokens"]), len(data))}
 
 
 def litdata(folder: Path) -> dict[str, float]:
@@ -126,17 +141,24 @@ def litdata(folder: Path) -> dict[str, float]:
             writer[number] = torch.from_numpy(row.astype(np.int64)).to(torch.uint16)
         writer.done()
         writer.merge()
-    ways = {}
-    for name, shuffle in (("litdata, by number", False), ("litdata, shuffled", True)):
-        data = StreamingDataset(str(out), item_loader=TokensLoader(LENGTH + 1), shuffle=shuffle)
-        by_number = data.__getitem__
-        read = endless(lambda data=data: iter(data), lambda sample: sample) if shuffle else by_number
-        ways[name] = rate(read, len(data))
-    return ways
+    data = StreamingDataset(str(out), item_loader=TokensLoader(LENGTH + 1))
+    found = {"litdata, by number": rate(by_number(data.__getitem__), len(data))}
+    mixed = StreamingDataset(str(out), item_loader=TokensLoader(LENGTH + 1), shuffle=True)
+    return found | {"litdata, shuffled": rate(in_its_order(lambda: iter(mixed), lambda tokens: tokens), len(mixed))}
+
+
+def stand_in(*modules: str, **names: Any) -> None:
+    """Put modules that have these names, and nothing else, where others look for them."""
+    for module in modules:
+        sys.modules[module] = module_from_spec(ModuleSpec(module, None))
+        vars(sys.modules[module]).update(names)
 
 
 def mosaicml(folder: Path) -> dict[str, float]:
     """MosaicML's: MDS shards of one array a sample."""
+    stand_in("torchvision", "torchvision.transforms")  # for its pictures; loads only beside the torch it was built for
+    stand_in("torchvision.datasets", VisionDataset=object)
+    stand_in("torchvision.transforms.functional", to_tensor=None)
     from streaming import MDSWriter, StreamingDataset
 
     out = folder / "mds"
@@ -145,9 +167,9 @@ def mosaicml(folder: Path) -> dict[str, float]:
             for row in rows_of(folder):
                 writer.write({"tokens": np.array(row)})
     data = StreamingDataset(local=str(out), shuffle=False, batch_size=8)
-    found = {"MosaicML MDS, by number": rate(lambda k: data[k]["tokens"].astype(np.int64), len(data))}
+    found = {"MosaicML MDS, by number": rate(by_number(lambda k: data[k]["tokens"].astype(np.int64)), len(data))}
     mixed = StreamingDataset(local=str(out), shuffle=True, batch_size=8)
-    read = endless(lambda: iter(mixed), lambda sample: sample["tokens"].astype(np.int64))
+    read = in_its_order(lambda: iter(mixed), lambda sample: sample["tokens"].astype(np.int64))
     return found | {"MosaicML MDS, shuffled": rate(read, len(mixed))}
 
 
@@ -164,17 +186,20 @@ def huggingface(folder: Path) -> dict[str, float]:
         )
         made.save_to_disk(str(out))
     data = datasets.load_from_disk(str(out)).with_format("numpy")
-    return {"HF datasets": rate(lambda k: data[k]["tokens"].astype(np.int64), len(data))}
+    return {"HF datasets": rate(by_number(lambda k: data[k]["tokens"].astype(np.int64)), len(data))}
 
 
-# Name -> (what pip installs; None: no environment of its own, the reader)
-PEERS: dict[str, tuple[str | None, Callable[[Path], dict[str, float]]]] = {
-    "nanogpt": (None, nanogpt),
-    "megatron": (None, megatron),
-    "litdata": ("litdata", litdata),
-    "mosaicml-streaming": ("mosaicml-streaming", mosaicml),
-    "datasets": ("datasets", huggingface),
-    "mdata": (None, mdata),
+# torch is named with the libraries that want it, or pip takes its newest, and gigabytes of CUDA with that.
+TORCH = "torch==2.13.0"
+# Name -> (what pip installs; nothing: no environment of its own, the reader)
+PEERS: dict[str, tuple[list[str], Callable[[Path], dict[str, float]]]] = {
+    "copies": ([], copies),
+    "nanogpt": ([], nanogpt),
+    "megatron": ([], megatron),
+    "litdata": ([TORCH, "litdata==0.2.76"], litdata),
+    "mosaicml-streaming": ([TORCH, "mosaicml-streaming==0.13.0"], mosaicml),
+    "datasets": (["datasets==5.2.0"], huggingface),
+    "mdata": ([], mdata),
 }
 
 
@@ -184,12 +209,12 @@ def python_of(name: str, arguments: argparse.Namespace) -> str:
     Raises:
         RuntimeError: it cannot be had; says why.
     """
-    package = PEERS[name][0]
+    packages = PEERS[name][0]
     if name == "megatron":
         if not arguments.megatron_python:
             raise RuntimeError("no --megatron-python")
         return str(arguments.megatron_python)
-    if package is None:
+    if not packages:
         return sys.executable
     if not arguments.cache:
         raise RuntimeError("no --cache for its environment")
@@ -198,7 +223,7 @@ def python_of(name: str, arguments: argparse.Namespace) -> str:
     if not (home / "complete").exists():
         for command in (
             [sys.executable, "-m", "venv", str(home)],
-            [str(python), "-m", "pip", "install", "-q", package],
+            [str(python), "-m", "pip", "install", "-q", *packages],
         ):
             done = subprocess.run(command, check=False, capture_output=True, text=True)
             if done.returncode:
