@@ -41,7 +41,7 @@ void gathered(Input& input) {
         bytes.resize(input.byte() % 80);
         for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(stream.size() + i);
         for (const std::byte value : bytes) stream.push_back(static_cast<std::int64_t>(value));
-        files.push_back({bytes.data(), -1, static_cast<std::int64_t>(bytes.size())});
+        files.push_back({bytes.data(), nullptr, static_cast<std::int64_t>(bytes.size())});
     }
     const mdata::TokenStore store(mdata::TokenType::uint8, files);
     const std::size_t width = input.byte() % 70;

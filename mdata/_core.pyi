@@ -47,8 +47,39 @@ class BlendTree:
     def counts(self, num_samples: int) -> list[int]:
         """How many of the blend's first `num_samples` samples each component gives."""
 
-def map_file(path: bytes) -> NDArray[np.uint8]:
-    """A file's bytes as a read-only map that holds no descriptor; empty for an empty file. OSError."""
+def map_file(path: bytes, identity: tuple[int, int, int, int] | None = None) -> NDArray[np.uint8]:
+    """A file's bytes as a read-only map that holds no descriptor; empty for an empty file.
+
+    Raises:
+        OSError: it cannot be mapped; ESTALE: it is not the file of this identity, as of `PooledFile`.
+    """
+
+class FilePool:
+    """Files of which so many are open at once (0: a quarter of the limit of descriptors). mdata_cpp/file_pool.hpp."""
+
+    def __init__(self, most: int = 0) -> None: ...
+    def most(self) -> int:
+        """How many may be open now."""
+
+    def num_open(self) -> int:
+        """How many are."""
+
+class PooledFile:
+    """A file that is opened when it is read, and closed when its pool is full of others that were read since.
+
+    Args:
+        pool: the pool.
+        path: its name.
+        identity: (device, inode, size, time of change in ns), of which it must be whenever it is opened.
+    """
+
+    def __init__(self, pool: FilePool, path: bytes, identity: tuple[int, int, int, int]) -> None: ...
+    def read(self, start: int, count: int) -> bytes:
+        """`count` bytes from `start` on; fewer at the end of the file. The GIL is released.
+
+        Raises:
+            OSError: it cannot be read; ESTALE: another file lies there. ValueError: a start before the file.
+        """
 
 def pointers_from_lengths(lengths: NDArray[np.int32], item_size: int, start: int) -> tuple[NDArray[np.int64], int]:
     """Byte offsets of int32[k] sequences that follow each other from byte `start`, and the end of the last.
@@ -464,15 +495,14 @@ class TokenStore:
 
     Args:
         dtype: "uint8", "int8", "uint16", "int16", "int32" or "int64".
-        shards: (the bytes of a .bin or None, an open file where there are no bytes, number of tokens); bytes are kept
-            alive, files are the caller's.
+        shards: (the bytes of a .bin or None, its file where there are no bytes, number of tokens).
 
     Raises:
         ValueError: another type, fewer bytes than tokens, neither bytes nor a file.
         OverflowError: more than 2^60 tokens.
     """
 
-    def __init__(self, dtype: str, shards: list[tuple[NDArray[np.uint8] | None, int, int]]) -> None: ...
+    def __init__(self, dtype: str, shards: list[tuple[NDArray[np.uint8] | None, PooledFile | None, int]]) -> None: ...
     def gather(
         self,
         first: NDArray[np.int64],

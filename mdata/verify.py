@@ -19,7 +19,7 @@ from mdata.corpus import Corpus, manifest_of, open_corpus
 from mdata.errors import DamageError, MdataError, ResourceError, os_errors_named
 from mdata.indexed.blocks import BlockFile, hash_file
 from mdata.indexed.format import BLOCK_BYTES, bin_path, idx_path
-from mdata.indexed.reader import IndexTables, read_tables
+from mdata.indexed.tables import IndexTables, read_tables
 from mdata.manifest import BlendManifest, CorpusManifest, Shard
 from mdata.origins import open_origins
 from mdata.progress import SILENT, Progress

@@ -38,21 +38,23 @@ TokenType type_of(const std::string& name) {
 
 const std::byte* bytes_of(const Bytes& array) { return reinterpret_cast<const std::byte*>(array.data()); }
 
+using Shard = std::tuple<std::optional<Bytes>, std::shared_ptr<mdata::PooledFile>, std::int64_t>;
+
 // A store and the buffers it reads from.
 struct KeptStore {
     std::vector<std::optional<Bytes>> kept;
     TokenStore store;
 };
 
-KeptStore make_store(const std::string& dtype, const std::vector<std::tuple<std::optional<Bytes>, int, std::int64_t>>& shards) {
+KeptStore make_store(const std::string& dtype, const std::vector<Shard>& shards) {
     const auto size = static_cast<std::int64_t>(mdata::size_of(type_of(dtype)));
     std::vector<std::optional<Bytes>> kept;
     std::vector<mdata::TokenFile> files;
     for (const auto& [bytes, file, tokens] : shards) {
         if (bytes && (tokens < 0 || tokens > bytes->size() / size)) throw std::invalid_argument("more tokens than bytes");
-        if (!bytes && file < 0) throw std::invalid_argument("neither bytes nor a file");
+        if (!bytes && !file) throw std::invalid_argument("neither bytes nor a file");
         // Data of an empty array may be null, which would mean a file.
-        files.push_back({bytes && tokens > 0 ? bytes_of(*bytes) : nullptr, bytes ? -1 : file, tokens});
+        files.push_back({bytes && tokens > 0 ? bytes_of(*bytes) : nullptr, bytes ? nullptr : file, tokens});
         kept.push_back(bytes);
     }
     return {std::move(kept), TokenStore(type_of(dtype), std::move(files))};

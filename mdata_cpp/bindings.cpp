@@ -7,14 +7,12 @@
 
 #include <pybind11/stl.h>
 
-#include <cerrno>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "blend.hpp"
-#include "file_map.hpp"
 #include "index.hpp"
 #include "permutation.hpp"
 #include "philox.hpp"
@@ -158,26 +156,7 @@ py::tuple check_boundaries(const Int64s& boundaries, std::int64_t num_sequences,
     return py::make_tuple(fault_name(result.fault), result.entry);
 }
 
-mdata::Array<std::uint8_t> map_file(const py::bytes& path) {
-    const std::string name = path;
-    std::unique_ptr<mdata::FileMap> map;
-    try {
-        const py::gil_scoped_release unlocked;
-        map = std::make_unique<mdata::FileMap>(name.c_str());
-    } catch (const std::system_error& error) {
-        errno = error.code().value();
-        PyErr_SetFromErrnoWithFilename(PyExc_OSError, name.c_str());
-        throw py::error_already_set();
-    }
-    const auto bytes = map->bytes();
-    const py::capsule owner(map.release(), [](void* held) { delete static_cast<mdata::FileMap*>(held); });
-    mdata::Array<std::uint8_t> array(bytes.size(), bytes.data(), owner);
-    array.attr("setflags")(py::arg("write") = false);
-    return array;
-}
-
 void bind_index(py::module_& module) {
-    module.def("map_file", &map_file, py::arg("path"));
     module.def("pointers_from_lengths", &pointers_from_lengths, py::arg("lengths").noconvert(),
                py::arg("item_size"), py::arg("start"));
     module.def("check_sequences", &check_sequences, py::arg("lengths").noconvert(),
@@ -195,6 +174,7 @@ PYBIND11_MODULE(_core, module) {
     bind_blend(module);
     bind_index(module);
     mdata::bind_megatron_blend(module);
+    mdata::bind_files(module);
     mdata::bind_fim(module);
     mdata::bind_gather(module);
     mdata::bind_masked(module);

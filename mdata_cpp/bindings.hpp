@@ -57,6 +57,7 @@ inline std::vector<std::string_view> utf8_of(const pybind11::list& texts) {
 }
 
 void bind_megatron_blend(pybind11::module_& module);
+void bind_files(pybind11::module_& module);
 void bind_fim(pybind11::module_& module);
 void bind_gather(pybind11::module_& module);
 void bind_masked(pybind11::module_& module);

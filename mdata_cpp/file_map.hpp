@@ -13,19 +13,24 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <system_error>
+
+#include "file_identity.hpp"
 
 namespace mdata {
 
 class FileMap {
 public:
-    // Throws std::system_error with the errno of what failed.
-    explicit FileMap(const char* path) {
+    // Throws std::system_error with the errno of what failed; ESTALE: it is not the file that is expected.
+    explicit FileMap(const char* path, const std::optional<FileIdentity>& expected = std::nullopt) {
         const int file = ::open(path, O_RDONLY | O_CLOEXEC);
         if (file < 0) fail(errno);
         struct stat facts {};
-        const int error = ::fstat(file, &facts) != 0 ? errno : map(file, facts);
+        int error = ::fstat(file, &facts) != 0 ? errno : 0;
+        if (error == 0 && expected && *expected != identity_of(facts)) error = ESTALE;
+        if (error == 0) error = map(file, facts);
         ::close(file);
         if (error != 0) fail(error);
     }

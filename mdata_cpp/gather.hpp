@@ -1,4 +1,4 @@
-// Many samples at once: runs of tokens from mapped or open files, widened to int64, into the rows of one buffer.
+// Many samples at once: runs of tokens from mapped files or by pread, widened to int64, into the rows of one buffer.
 //
 // A store is the shards of one corpus; token t of the store is token t - (those of the shards before) of a shard's
 // .bin. A row is made of one or more runs (first token, count), one behind the other; what the runs leave of a row is
@@ -7,33 +7,34 @@
 // and one that ends too early is reported, not read past. Rows are dealt to threads in blocks.
 #pragma once
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <span>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "file_pool.hpp"
 #include "widen.hpp"
 
 namespace mdata {
 
-// The tokens of one .bin: mapped bytes, or an open file where `bytes` is null.
+// The tokens of one .bin: mapped bytes, or a file where `bytes` is null.
 struct TokenFile {
     const std::byte* bytes = nullptr;
-    int file = -1;
+    std::shared_ptr<PooledFile> file;
     std::int64_t num_tokens = 0;
 };
 
-// What a file did not give: its shard, the byte asked for, the system's error (0: the file ends there).
+// What a file did not give: its shard, the byte asked for, the system's error (0: the file ends there; ESTALE: another
+// file lies there).
 struct ReadFault {
     std::size_t shard;
     std::int64_t byte;
@@ -208,17 +209,19 @@ private:
     std::optional<ReadFault> read(const TokenFile& file, const Piece& piece) const {
         alignas(8) std::array<std::byte, kPieceBytes> bytes;
         const std::size_t item = static_cast<std::size_t>(size_);
-        for (std::size_t done = 0; done < piece.count;) {
-            const std::size_t wanted = std::min(piece.count - done, kPieceBytes / item) * item;
-            const std::int64_t at = piece.byte + static_cast<std::int64_t>(done * item);
-            for (std::size_t got = 0; got < wanted;) {
-                const ssize_t part = ::pread(file.file, bytes.data() + got, wanted - got, at + static_cast<std::int64_t>(got));
-                if (part < 0 && errno == EINTR) continue;
-                if (part <= 0) return ReadFault{piece.shard, at + static_cast<std::int64_t>(got), part < 0 ? errno : 0};
-                got += static_cast<std::size_t>(part);
+        std::int64_t at = piece.byte;
+        try {
+            const auto open = file.file->use();
+            for (std::size_t done = 0; done < piece.count;) {
+                const std::size_t wanted = std::min(piece.count - done, kPieceBytes / item) * item;
+                const std::size_t got = open->read({bytes.data(), wanted}, at);
+                if (got < wanted) return ReadFault{piece.shard, at + static_cast<std::int64_t>(got), 0};
+                widen_(bytes.data(), piece.to + done, wanted / item, bytes.data());
+                done += wanted / item;
+                at += static_cast<std::int64_t>(wanted);
             }
-            widen_(bytes.data(), piece.to + done, wanted / item, bytes.data());
-            done += wanted / item;
+        } catch (const std::system_error& error) {
+            return ReadFault{piece.shard, at, error.code().value()};
         }
         return std::nullopt;
     }

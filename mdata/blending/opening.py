@@ -7,6 +7,7 @@ depends on the run (its sequence length and split): `OpenBlend.deal`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -179,7 +180,8 @@ def open_blend(path: str | Path | Sequence[str], *, mode: Mode = "mmap", checked
         UsageError: nothing there, two tokenizers.
         DamageError: something that is not what its manifest says.
     """
-    if isinstance(path, str) and not Path(path).exists() and len(path.split()) > 1:
+    # Of os.path, as words of many corpora are longer than a name may be, and Path.exists then raises.
+    if isinstance(path, str) and len(path.split()) > 1 and not os.path.exists(path):  # noqa: PTH110
         path = path.split()
     if not isinstance(path, str | Path):
         return plan_blend(path, Path.cwd(), mode=mode, checked=checked)

@@ -8,7 +8,6 @@ mdata/reference/gather.py.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata._core import BlockShuffle, Permutation, RowRules, SequenceIndex, TokenStore, read_native
-from mdata.errors import DamageError, MdataError, explain_os_error
+from mdata.errors import DamageError, MdataError
 from mdata.indexed.reader import IndexedReader
 
 Int64s = npt.NDArray[np.int64]
@@ -57,7 +56,7 @@ class Gatherer:
 
     @cached_property
     def _store(self) -> TokenStore:
-        shards = [(r.data, r.file.fileno() if r.file else -1, r.num_tokens) for r in self._readers]
+        shards = [(r.data, r.file, r.num_tokens) for r in self._readers]
         return TokenStore(self._readers[0].dtype.name, shards)
 
     @cached_property
@@ -199,10 +198,7 @@ class Gatherer:
         return cu_seqlens, longest
 
     def _read_fault(self, shard: int, byte: int, error: int) -> MdataError:
-        reader = self._readers[shard]
-        if error == 0:
-            return reader.ends_at(byte)
-        return explain_os_error(OSError(error, os.strerror(error), str(reader.bin_path)), "reading")
+        return self._readers[shard].read_fault(byte, error)
 
     def _index_fault(self, error: LookupError) -> Exception:
         if isinstance(error, IndexError):

@@ -4,40 +4,26 @@ The .idx is read once, in blocks, and what would give wrong tokens is refused: e
 one sequence and every sequence to exactly one document (docs/formats.md lists each check). That is done at opening,
 or, where a manifest has said already what the pair holds, when a table is first used: a stream of tokens needs none,
 so a corpus of any size opens at once. The .bin is not read. Maps are not copied; they die with SIGBUS if a file is
-cut under them, which no program can prevent. Mode "pread" maps nothing: tokens are read when they are asked for, and
-tables, once used, lie in memory. Unusual: the tables are not aligned (they begin at byte 34), so blocks are copied
-before C++ checks them. Not done here: hashes (see the manifest), multimodal files, object stores.
+cut under them, which no program can prevent. Mode "pread" maps nothing: tokens are read when they are asked for, by a
+few open files, and tables, once used, lie in memory. Unusual: the tables are not aligned (they begin at byte 34), so
+blocks are copied before C++ checks them; `facts` let another process go on without opening or reading anything first.
+Not done here: hashes (see the manifest), multimodal files, object stores.
 """
 
 from __future__ import annotations
 
-import errno
-import os
-from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mdata import _core
-from mdata.errors import DamageError, ResourceError, UsageError, explain_os_error, os_errors_named
-from mdata.indexed.format import (
-    DTYPES,
-    HEADER_BYTES,
-    LEGACY_HEAD_BYTES,
-    LENGTH_DTYPE,
-    MAGIC,
-    POINTER_DTYPE,
-    VERSION,
-    Header,
-    bin_path,
-    idx_path,
-    legacy_form,
-    unpack_header,
-)
+from mdata.errors import DamageError, MdataError, UsageError
+from mdata.indexed.files import Identity, explain, look_at, map_bytes, pooled
+from mdata.indexed.format import DTYPES, HEADER_BYTES, LENGTH_DTYPE, POINTER_DTYPE, bin_path, idx_path
+from mdata.indexed.tables import IndexTables, damaged_field, read_header, read_tables
 
 Mode = Literal["mmap", "pread"]
 MODES: tuple[str, ...] = get_args(Mode)
@@ -55,38 +41,15 @@ _FAULTS = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class IndexTables:
-    """What an .idx says, as views of its map; only header and size are checked. See `IndexedReader`."""
+class PairFacts(NamedTuple):
+    """What opening a pair finds out: all that another process needs to open the same two files when it reads them."""
 
-    dtype: np.dtype[np.generic]
-    lengths: NDArray[np.int32]
-    pointers: NDArray[np.int64]
-    boundaries: NDArray[np.int64]
-
-    def documents_touching(self, start: int, stop: int, *, contiguous: bool) -> list[tuple[int, int]]:
-        """The documents with a token in bytes [start, stop) of .bin, as runs (first, last).
-
-        Args:
-            start, stop: 0 <= start < stop <= the size of .bin.
-            contiguous: whether the sequences follow each other, so that they can be found without reading all.
-        """
-        size = self.dtype.itemsize
-        if contiguous:
-            sequences = range(len(self.lengths))
-            first = bisect_right(sequences, start, key=lambda i: int(self.pointers[i]) + int(self.lengths[i]) * size)
-            last = bisect_left(sequences, stop, key=lambda i: int(self.pointers[i])) - 1
-            return [(self._document_of(first), self._document_of(last))] if first <= last else []
-        found: set[int] = set()
-        for at in range(0, len(self.lengths), _ENTRIES_AT_ONCE):
-            starts = self.pointers[at : at + _ENTRIES_AT_ONCE]
-            ends = starts + self.lengths[at : at + _ENTRIES_AT_ONCE] * np.int64(size)
-            hits = np.flatnonzero((starts < stop) & (ends > start) & (starts < ends))
-            found.update(self._document_of(at + int(hit)) for hit in hits)
-        return _runs(sorted(found))
-
-    def _document_of(self, sequence: int) -> int:
-        return bisect_right(self.boundaries, sequence) - 1
+    dtype_code: int
+    num_sequences: int
+    num_documents: int
+    contiguous: bool
+    idx: Identity
+    bin: Identity
 
 
 class IndexedReader:
@@ -96,8 +59,10 @@ class IndexedReader:
         prefix: the two names without their endings.
         mode: "mmap", or "pread" for file systems and memory limits that maps do not suit.
         contiguous: what a manifest says of the pair; its tables are then checked when they are first used.
+        known: of the same pair, opened before: nothing is looked at or opened until it is read.
 
     Attributes:
+        facts: what `known` is for another process.
         dtype: the token type.
         contiguous: whether the sequences follow each other in .bin, so that it is one stream of tokens.
         num_sequences: sequences in the pair. num_documents: documents, empty ones included.
@@ -110,60 +75,89 @@ class IndexedReader:
     Slow twin: mdata/reference/indexed.py.
     """
 
-    def __init__(self, prefix: Path, *, mode: Mode = "mmap", contiguous: bool | None = None) -> None:
+    def __init__(
+        self, prefix: Path, *, mode: Mode = "mmap", contiguous: bool | None = None, known: PairFacts | None = None
+    ) -> None:
         if mode not in MODES:
             raise UsageError(f"no way to read called {mode!r}", expected=" or ".join(MODES))
         self.mode = mode
         self.idx_path = idx_path(Path(prefix))
         self.bin_path = bin_path(Path(prefix))
-        header = read_header(self.idx_path)
-        # Held from here on, so that a file of the same name that comes later is not taken for this one.
-        self.data: NDArray[np.uint8] | None = _map(self.bin_path) if mode == "mmap" else None
-        self.file = _open(self.bin_path) if mode == "pread" else None
-        self.dtype = DTYPES[header.code]
-        self.num_sequences = header.num_sequences
-        self.num_documents = header.num_boundaries - 1
-        self.bin_bytes = (
-            os.fstat(self.file.fileno()).st_size if self.file else 0 if self.data is None else len(self.data)
-        )
+        facts = self._look(contiguous) if known is None else known
+        self.facts = facts
+        self.dtype = DTYPES[facts.dtype_code]
+        self.num_sequences = facts.num_sequences
+        self.num_documents = facts.num_documents
+        self.bin_bytes = facts.bin[2]
         self.num_tokens = self.bin_bytes // self.dtype.itemsize
-        self._said = contiguous
-        self.contiguous: bool = self._checked[1] if contiguous is None else contiguous
+        self.contiguous = facts.contiguous
+        if known is not None:
+            return
+        self._hold()
+        if contiguous is None:
+            self.contiguous = self._check(self.tables)
+            self.facts = facts._replace(contiguous=self.contiguous)
         if self.num_tokens * self.dtype.itemsize != self.bin_bytes:
-            raise _damage(self.bin_path, "size", f"{self.bin_bytes} bytes", f"whole tokens of {self.dtype.name}")
+            raise damaged_field(
+                self.bin_path, "size", found=f"{self.bin_bytes} bytes", expected=f"whole tokens of {self.dtype.name}"
+            )
+
+    def _look(self, contiguous: bool | None) -> PairFacts:
+        header, idx = read_header(self.idx_path)
+        sizes = header.num_sequences, header.num_boundaries - 1
+        return PairFacts(header.code, *sizes, bool(contiguous), idx, look_at(self.bin_path))
+
+    def _hold(self) -> None:
+        """Map or open the .bin, so that what cannot be is said now, and a later file of its name not taken for it."""
+        if self.file is None:
+            assert self.data is not None, "neither a map nor a file"
+        else:
+            self._read(self.file, 0, 0)
+
+    @cached_property
+    def data(self) -> NDArray[np.uint8] | None:
+        """The bytes of .bin; None in mode "pread"."""
+        return map_bytes(self.bin_path, self.facts.bin) if self.mode == "mmap" else None
+
+    @cached_property
+    def file(self) -> _core.PooledFile | None:
+        """The .bin in mode "pread"."""
+        return pooled(self.bin_path, self.facts.bin) if self.mode == "pread" else None
 
     @cached_property
     def tables(self) -> IndexTables:
         """The tables as they stand in the file, their content not judged."""
-        return read_tables(self.idx_path, mapped=self.mode == "mmap")
+        return read_tables(self.idx_path, mapped=self.mode == "mmap", identity=self.facts.idx)
 
     @cached_property
-    def _checked(self) -> tuple[IndexTables, bool]:
-        """The tables, found sound, and whether the sequences follow each other."""
-        tables = self.tables
-        if (len(tables.lengths), len(tables.boundaries)) != (self.num_sequences, self.num_documents + 1):
-            raise DamageError(f"{self.idx_path} was replaced while it was in use")
+    def _checked(self) -> IndexTables:
+        """The tables, found sound."""
+        contiguous = self._check(self.tables)
+        if contiguous != self.contiguous:
+            what = f"{self.idx_path}: the sequences do not lie as its manifest says"
+            raise DamageError(what, found=f"contiguous: {contiguous}", expected=str(self.contiguous))
+        return self.tables
+
+    def _check(self, tables: IndexTables) -> bool:
+        """Whether the sequences follow each other; what would give wrong tokens is refused."""
         contiguous = self._check_sequences(tables)
         self._check_boundaries(tables)
-        if self._said not in (None, contiguous):
-            what = f"{self.idx_path}: the sequences do not lie as its manifest says"
-            raise DamageError(what, found=f"contiguous: {contiguous}", expected=str(self._said))
-        return tables, contiguous
+        return contiguous
 
     @property
     def lengths(self) -> NDArray[np.int32]:
         """int32[S], tokens of each sequence."""
-        return self._checked[0].lengths
+        return self._checked.lengths
 
     @property
     def pointers(self) -> NDArray[np.int64]:
         """int64[S], byte offset of each sequence in .bin."""
-        return self._checked[0].pointers
+        return self._checked.pointers
 
     @property
     def boundaries(self) -> NDArray[np.int64]:
         """int64[D+1], the first sequence of each document, then S."""
-        return self._checked[0].boundaries
+        return self._checked.boundaries
 
     def first_token(self, sequence: int) -> int:
         """The token of the stream with which a sequence begins; for the number of sequences, the number of tokens.
@@ -181,7 +175,12 @@ class IndexedReader:
         size = self.dtype.itemsize
         if before < 0 or length < 0 or start > self.bin_bytes or before + length * size != start or start % size:
             found = f"{start}, behind pointer {before} and length {length}"
-            raise _damage(self.idx_path, f"pointer of sequence {sequence}", found, "the end of the sequence before it")
+            raise damaged_field(
+                self.idx_path,
+                f"pointer of sequence {sequence}",
+                found=found,
+                expected="the end of the sequence before it",
+            )
         return start // size
 
     def _entries(self, sequence: int) -> tuple[int, int, int]:
@@ -190,10 +189,10 @@ class IndexedReader:
             tables = self.tables
             length, pointers = tables.lengths[sequence - 1], tables.pointers[sequence - 1 : sequence + 1]
         else:
-            offset = HEADER_BYTES + 4 * self.num_sequences + 8 * (sequence - 1)
-            with os_errors_named("reading"):
-                (length,) = np.fromfile(self.idx_path, LENGTH_DTYPE, 1, offset=HEADER_BYTES + 4 * (sequence - 1))
-                pointers = np.fromfile(self.idx_path, POINTER_DTYPE, 2, offset=offset)
+            index = pooled(self.idx_path, self.facts.idx)
+            of_lengths, of_pointers = HEADER_BYTES, HEADER_BYTES + 4 * self.num_sequences
+            (length,) = self._read(index, of_lengths + 4 * (sequence - 1), 4).view(LENGTH_DTYPE)
+            pointers = self._read(index, of_pointers + 8 * (sequence - 1), 16).view(POINTER_DTYPE)
         return int(length), int(pointers[0]), int(pointers[1])
 
     def sequence(self, i: int) -> NDArray[Any]:
@@ -215,17 +214,21 @@ class IndexedReader:
         if self.data is not None:
             return self.data[start:stop]
         assert self.file is not None, "neither a map nor a file"
-        found = bytearray()
-        while len(found) < stop - start:
-            with os_errors_named(f"reading {self.bin_path}"):
-                part = os.pread(self.file.fileno(), stop - start - len(found), start + len(found))
-            if not part:
-                raise self.ends_at(start + len(found))
-            found += part
-        return np.frombuffer(bytes(found), np.uint8)
+        found = self._read(self.file, start, stop - start)
+        if len(found) < stop - start:
+            raise self.read_fault(start + len(found), 0)
+        return found
 
-    def ends_at(self, byte: int) -> DamageError:
-        """That the .bin ends here, earlier than when it was opened."""
+    def _read(self, file: _core.PooledFile, start: int, count: int) -> NDArray[np.uint8]:
+        try:
+            return np.frombuffer(file.read(start, count), np.uint8)
+        except OSError as error:
+            raise explain(error, self.bin_path if file is self.file else self.idx_path) from error
+
+    def read_fault(self, byte: int, error: int) -> MdataError:
+        """Why the .bin did not give this byte: by the system's error, or 0 where the file ends there."""
+        if error:
+            return explain(OSError(error, ""), self.bin_path)
         return DamageError(
             f"{self.bin_path}: it is shorter than when it was opened",
             found=f"its end at byte {byte}",
@@ -245,7 +248,7 @@ class IndexedReader:
             if fault:
                 found = f"length {lengths[entry]}, pointer {pointers[entry]}, .bin of {self.bin_bytes} bytes"
                 field, wanted = _FAULTS[fault]
-                raise _damage(self.idx_path, f"{field} of sequence {first + entry}", found, wanted)
+                raise damaged_field(self.idx_path, f"{field} of sequence {first + entry}", found=found, expected=wanted)
             contiguous = contiguous and block_contiguous
             total += block_bytes
         if not contiguous:
@@ -269,11 +272,11 @@ class IndexedReader:
         if wrong.size:
             first = int(wrong[0])
             kind = "overlaps another sequence" if starts[first] < expected[first] else "leaves a hole before it"
-            raise _damage(
+            raise damaged_field(
                 self.idx_path,
                 f"pointer of sequence {order[first]}",
-                f"{starts[first]}, which {kind}",
-                f"{expected[first]}: every byte of .bin belongs to one sequence",
+                found=f"{starts[first]}, which {kind}",
+                expected=f"{expected[first]}: every byte of .bin belongs to one sequence",
             )
 
     def _check_boundaries(self, tables: IndexTables) -> None:
@@ -283,109 +286,14 @@ class IndexedReader:
             fault, entry = _core.check_boundaries(block, self.num_sequences, previous)
             if fault:
                 field, wanted = _FAULTS[fault]
-                raise _damage(self.idx_path, f"document {field} {first + entry}", int(block[entry]), wanted)
+                raise damaged_field(
+                    self.idx_path, f"document {field} {first + entry}", found=int(block[entry]), expected=wanted
+                )
             previous = int(block[-1])
         if previous != self.num_sequences:
-            raise _damage(
-                self.idx_path, "last document boundary", previous, f"{self.num_sequences}, the sequence count"
+            raise damaged_field(
+                self.idx_path,
+                "last document boundary",
+                found=previous,
+                expected=f"{self.num_sequences}, the sequence count",
             )
-
-
-def read_tables(path: Path, *, mapped: bool = True) -> IndexTables:
-    """The tables of an .idx whose header and size are sound; their content is not judged here.
-
-    Raises:
-        UsageError: it cannot be read.
-        DamageError: truncated, or in another format; names the field.
-    """
-    index = _map(path) if mapped else _read(path)
-    header = _check_header(path, index[:LEGACY_HEAD_BYTES].tobytes(), len(index))
-    num_sequences = header.num_sequences
-    return IndexTables(
-        DTYPES[header.code],
-        lengths=index[HEADER_BYTES:][: 4 * num_sequences].view(LENGTH_DTYPE),
-        pointers=index[HEADER_BYTES + 4 * num_sequences :][: 8 * num_sequences].view(POINTER_DTYPE),
-        boundaries=index[HEADER_BYTES + 12 * num_sequences :].view(POINTER_DTYPE),
-    )
-
-
-def read_header(path: Path) -> Header:
-    """The header of an .idx of the right size.
-
-    Raises:
-        UsageError, DamageError: as `read_tables`.
-    """
-    with os_errors_named("reading"), path.open("rb", buffering=0) as file:
-        return _check_header(path, file.read(LEGACY_HEAD_BYTES) or b"", os.fstat(file.fileno()).st_size)
-
-
-def _check_header(path: Path, head: bytes, size: int) -> Header:
-    magic = head[: len(MAGIC)]
-    if form := legacy_form(head, size):
-        raise DamageError(
-            f"{path}: bad {'magic' if form.endswith('TNTIDX') else 'size'}",
-            found=f"{form}, an older format",
-            expected="MMIDIDX with a table of documents",
-            fix=f"mdata adopt {path.with_suffix('')} --convert NEWPREFIX",
-        )
-    if magic != MAGIC:
-        raise _damage(path, "magic", repr(magic), repr(MAGIC))
-    if size < HEADER_BYTES:
-        raise _damage(path, "size", f"{size} bytes", f"at least the {HEADER_BYTES} bytes of a header")
-    header = unpack_header(head[:HEADER_BYTES])
-    if header.version != VERSION:
-        raise _damage(path, "version", header.version, f"{VERSION}, little endian")
-    if header.code not in DTYPES:
-        raise _damage(path, "dtype code", header.code, "1 to 8")
-    if header.num_boundaries == 0:
-        raise _damage(path, "boundary count", 0, "documents + 1, so at least 1")
-    _check_size(path, size, header)
-    return header
-
-
-def _check_size(path: Path, size: int, header: Header) -> None:
-    wanted = header.index_bytes
-    counts = f"{header.num_sequences} sequences and {header.num_boundaries} boundaries"
-    if header.num_sequences and size == wanted + header.num_sequences:
-        raise _damage(path, "size", f"{size} bytes: one mode for each sequence", "no multimodal file")
-    if size != wanted:
-        raise _damage(path, "size", f"{size} bytes", f"{wanted} bytes for {counts}")
-
-
-def _damage(path: Path, field: str, found: object, expected: str) -> DamageError:
-    return DamageError(
-        f"{path}: bad {field}",
-        found=str(found),
-        expected=expected,
-        fix="make the pair again, or fetch both files of it again",
-    )
-
-
-def _runs(numbers: list[int]) -> list[tuple[int, int]]:
-    """[1, 2, 3, 7] -> [(1, 3), (7, 7)]."""
-    starts = [n for i, n in enumerate(numbers) if i == 0 or numbers[i - 1] != n - 1]
-    ends = [n for i, n in enumerate(numbers) if i + 1 == len(numbers) or numbers[i + 1] != n + 1]
-    return list(zip(starts, ends, strict=True))
-
-
-def _map(path: Path) -> NDArray[np.uint8]:
-    """The bytes of a file as a read-only map, which holds no descriptor."""
-    try:
-        return _core.map_file(os.fsencode(path))
-    except OSError as error:
-        if error.errno != errno.ENOMEM:
-            raise explain_os_error(error, "reading") from error
-        raise ResourceError(
-            f"reading: {path}: no more maps, or no more address space",
-            fix='mode "pread", a larger vm.max_map_count, or corpora merged into fewer shards',
-        ) from error
-
-
-def _read(path: Path) -> NDArray[np.uint8]:
-    with os_errors_named(f"reading {path}"):
-        return np.fromfile(path, np.uint8)
-
-
-def _open(path: Path) -> BinaryIO:
-    with os_errors_named("reading"):
-        return path.open("rb", buffering=0)

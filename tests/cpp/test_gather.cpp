@@ -1,11 +1,15 @@
 // The batched read: rows from maps and files, documents inside rows, and everything that is wrong refused.
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "block_shuffle.hpp"
@@ -37,7 +41,7 @@ void widens(TokenType type) {
     for (auto& token : tokens) token = static_cast<T>(random());
     for (const std::size_t shift : {0U, 1U, 3U}) {
         const auto bytes = bytes_of(tokens, shift);
-        const TokenStore store(type, {{bytes.data() + shift, -1, 300}});
+        const TokenStore store(type, {{bytes.data() + shift, nullptr, 300}});
         for (const std::int64_t count : {0, 1, 7, 8, 31, 32, 33, 64, 299, 300}) {
             const Numbers first{300 - count};
             const Numbers counts{count};
@@ -61,15 +65,20 @@ public:
             std::fwrite(&token, sizeof(token), 1, file_);
         }
         std::fflush(file_);
+        struct stat facts {};
+        CHECK(::fstat(fileno(file_), &facts) == 0);
+        const std::string path = "/proc/self/fd/" + std::to_string(fileno(file_));
+        pooled_ = std::make_shared<mdata::PooledFile>(std::make_shared<mdata::FilePool>(), path, mdata::identity_of(facts));
     }
     ~Temporary() { std::fclose(file_); }
     Temporary(const Temporary&) = delete;
     Temporary& operator=(const Temporary&) = delete;
-    int number() const { return fileno(file_); }
-    void cut(int bytes) const { CHECK(::ftruncate(number(), bytes) == 0); }
+    const std::shared_ptr<mdata::PooledFile>& pooled() const { return pooled_; }
+    void cut(int bytes) const { CHECK(::ftruncate(fileno(file_), bytes) == 0); }
 
 private:
     std::FILE* file_;
+    std::shared_ptr<mdata::PooledFile> pooled_;
 };
 
 void runs_cross_shards_of_both_kinds_and_threads_change_nothing() {
@@ -77,7 +86,7 @@ void runs_cross_shards_of_both_kinds_and_threads_change_nothing() {
     std::vector<std::uint16_t> mapped(1000);
     for (std::size_t i = 0; i < mapped.size(); ++i) mapped[i] = static_cast<std::uint16_t>(50000 + i);
     const auto bytes = bytes_of(mapped);
-    const TokenStore store(TokenType::uint16, {{nullptr, file.number(), 50000}, {nullptr, -1, 0}, {bytes.data(), -1, 1000}});
+    const TokenStore store(TokenType::uint16, {{nullptr, file.pooled(), 50000}, {nullptr, nullptr, 0}, {bytes.data(), nullptr, 1000}});
     std::mt19937 random(3);
     const std::size_t rows = 100;
     const std::size_t width = 4097;
@@ -109,20 +118,23 @@ void runs_cross_shards_of_both_kinds_and_threads_change_nothing() {
 
 void a_file_that_was_cut_is_told() {
     const Temporary file(1000);
-    const TokenStore store(TokenType::uint16, {{nullptr, file.number(), 1000}});
+    const TokenStore store(TokenType::uint16, {{nullptr, file.pooled(), 1000}});
+    (void)file.pooled()->use();
     file.cut(1001);
     Numbers out(2 * 600, 0);
     const Numbers first{0, 450}, count{500, 150};
     const auto fault = store.gather({first, count, {}, {}}, {out, 600, 0}, 2);
     CHECK(fault && fault->shard == 0 && fault->byte == 1001 && fault->error == 0);
-    const TokenStore closed(TokenType::uint16, {{nullptr, 1 << 20, 1000}});
-    const auto no_file = closed.gather({first, count, {}, {}}, {out, 600, 0}, 1);
-    CHECK(no_file && no_file->error == EBADF);
+    const Temporary other(1000);
+    other.cut(1001);
+    const TokenStore changed(TokenType::uint16, {{nullptr, other.pooled(), 1000}});
+    const auto stale = changed.gather({first, count, {}, {}}, {out, 600, 0}, 1);
+    CHECK(stale && stale->byte == 0 && stale->error == ESTALE);
 }
 
 void what_does_not_fit_is_refused() {
     const std::vector<std::byte> bytes(100);
-    const TokenStore store(TokenType::uint8, {{bytes.data(), -1, 100}});
+    const TokenStore store(TokenType::uint8, {{bytes.data(), nullptr, 100}});
     Numbers out(10 * 10);
     const auto read = [&](Numbers first, Numbers count, Numbers ends, Numbers places, std::size_t width = 10) {
         return store.gather({first, count, ends, places}, {out, width, 0}, 1);
@@ -142,8 +154,8 @@ void what_does_not_fit_is_refused() {
     CHECK_THROWS(std::invalid_argument, read({0}, {1}, {}, {0, 1}));
     CHECK_THROWS(std::invalid_argument, read(Numbers(11), Numbers(11), {}, {}));
     CHECK_THROWS(std::invalid_argument, read({0}, {0}, {}, {}, 0));
-    CHECK_THROWS(std::overflow_error, TokenStore(TokenType::uint8, {{nullptr, 0, INT64_MAX}}));
-    CHECK_THROWS(std::overflow_error, TokenStore(TokenType::uint8, {{nullptr, 0, -1}}));
+    CHECK_THROWS(std::overflow_error, TokenStore(TokenType::uint8, {{nullptr, nullptr, INT64_MAX}}));
+    CHECK_THROWS(std::overflow_error, TokenStore(TokenType::uint8, {{nullptr, nullptr, -1}}));
 }
 
 // Tables of documents of one sequence each, empty ones among them, in two shards.
@@ -341,7 +353,7 @@ void a_batch_of_the_native_order_is_its_parts() {
     std::vector<std::uint16_t> tokens(static_cast<std::size_t>(index.num_tokens()));
     for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::uint16_t>(i);
     const auto bytes = bytes_of(tokens);
-    const TokenStore store(TokenType::uint16, {{bytes.data(), -1, index.num_tokens()}});
+    const TokenStore store(TokenType::uint16, {{bytes.data(), nullptr, index.num_tokens()}});
     const std::int64_t inputs = 7;
     const mdata::Permutation permutation(static_cast<std::uint64_t>((index.num_tokens() - 3 - 1) / inputs), {1, 2});
     const Numbers samples{100, 103, 101, 105, 102};

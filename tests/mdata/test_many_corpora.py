@@ -19,9 +19,9 @@ import mdata
 DESCRIPTORS = 256
 SEQUENCE = 32
 
-def main(mix, method):
+def main(mix, mode, method):
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
-    data = mdata.open(mix, sequence_length=SEQUENCE)
+    data = mdata.open(mix, sequence_length=SEQUENCE, mode=mode)
     check(data, np.arange(0, 9000, 3))
     if method:
         context = multiprocessing.get_context(method)
@@ -41,7 +41,7 @@ def check(data, samples):
         start, stop = data.components[component].samples.token_range(sample)
         expected = (31 * component + np.arange(start, stop)) % 50_000
         assert (row == expected).all(), (component, sample)
-    assert len(os.listdir("/proc/self/fd")) < 64
+    assert len(os.listdir("/proc/self/fd")) < 64 + (DESCRIPTORS // 4 if data.options.mode == "pread" else 0)
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
@@ -53,11 +53,12 @@ def mix(tmp_path_factory):
     return write_corpora(tmp_path_factory.mktemp("many"), COUNT)
 
 
+@pytest.mark.parametrize("mode", ["mmap", "pread"])
 @pytest.mark.parametrize("method", ["", "fork", "spawn"])
-def test_two_thousand_corpora_and_256_descriptors(tmp_path, mix, method):
+def test_two_thousand_corpora_and_256_descriptors(tmp_path, mix, mode, method):
     script = tmp_path / "reading.py"
     script.write_text(READING)
-    command = [sys.executable, str(script), str(mix), method]
+    command = [sys.executable, str(script), str(mix), mode, method]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split() == [str(COUNT)]

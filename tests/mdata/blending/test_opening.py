@@ -46,6 +46,14 @@ def test_the_same_mixture_has_the_same_id_however_it_is_named(corpora, monkeypat
     assert mdata.open_blend("3 a_text_document 7 ../b/b_text_document").manifest.id != made.manifest.id
 
 
+def test_words_in_one_string_may_be_longer_than_a_name(corpora, monkeypatch):
+    monkeypatch.chdir(corpora)
+    for number in range(200):
+        write_pair(corpora / f"pair_{number:025}", [[1 + number]])
+    spoken = mdata.open_blend(" ".join(f"pair_{number:025}" for number in range(200)))
+    assert len(spoken.corpora) == 200
+
+
 def test_corpora_alone_count_by_their_tokens(corpora):
     made = mdata.make_blend(words(corpora, "a", "b", "c"), corpora / "mix.json")
     assert [part.share for part in made.manifest.components] == ["5", "6", "7"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mdata.errors import DamageError, UsageError
 from mdata.indexed import IndexedReader
-from mdata.indexed.reader import IndexTables, read_tables
+from mdata.indexed.tables import IndexTables, read_tables
 from mdata.reference.indexed import read_pair
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples

@@ -66,5 +66,5 @@ def test_nothing_is_read_for_it(tmp_path):
     dataset = mdata.open(tmp_path / "a", sequence_length=8, mode="pread")
     for end in (".bin", ".idx"):
         (tmp_path / f"a{end}").unlink()
-    dataset.components[0].corpus.readers[0].file.close()
+    dataset.components[0].corpus.readers[0].file = None
     assert "a.bin at byte " in describe_places(dataset, np.arange(4))
