@@ -3,9 +3,11 @@
 
 PYTHON ?= python3
 TORCH_INDEX ?=
-CTEST_JOBS ?= 2
+JOBS ?= 2
 INSTALL = $(PYTHON) scripts/install.py $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 IN_VENV = PATH="$(CURDIR)/.venv/bin:$$PATH"
+# A file's tests stay in one process, which makes what they share once.
+PYTEST = python -m pytest -n $(JOBS) --dist loadfile
 SOURCES = mdata trainer cli tests benchmarks scripts fuzz
 
 MAKEFLAGS += --no-print-directory
@@ -14,18 +16,18 @@ MAKEFLAGS += --no-print-directory
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  variables: PYTHON=python3.12, TORCH_INDEX=<package index that torch comes from>, SOAK=20, SECONDS=600"
+	@echo "  variables: PYTHON=python3.12, TORCH_INDEX=<package index that torch comes from>, JOBS=2, SOAK=20, SECONDS=600"
 
 quickstart: ## install, then text -> tokens -> blend -> training -> report.html, under 4 minutes
 	@$(INSTALL) train report
 	@$(IN_VENV) python -m cli.quickstart
 
 test: install lint types cpp ## everything but the soak tests, under 15 minutes on 2 cores
-	$(IN_VENV) python -m pytest
-	$(IN_VENV) python fuzz/run.py --replay
+	$(IN_VENV) $(PYTEST)
+	$(IN_VENV) python fuzz/run.py --replay --jobs $(JOBS)
 
 check: install lint types cpp-plain ## the quick part of make test, under 2 minutes
-	$(IN_VENV) python -m pytest -m "not slow and not soak"
+	$(IN_VENV) $(PYTEST) -m "not slow and not soak"
 
 SOAK ?= 20
 soak: install ## the property and kill tests with SOAK times as many cases, then the fuzzers
@@ -35,7 +37,7 @@ soak: install ## the property and kill tests with SOAK times as many cases, then
 SECONDS ?= 600
 fuzz: install ## fuzz each reader of foreign bytes for SECONDS
 	$(IN_VENV) pip install --quiet -c constraints.txt atheris
-	$(IN_VENV) python fuzz/run.py --seconds $(SECONDS) --jobs 2
+	$(IN_VENV) python fuzz/run.py --seconds $(SECONDS) --jobs $(JOBS)
 
 wheel: install ## a wheel in dist/
 	$(IN_VENV) python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
@@ -65,6 +67,6 @@ cpp-sanitized:
 
 define build_and_run
 	@$(IN_VENV) cmake -S . -B $(1) -DMDATA_BUILD_TESTS=ON -DMDATA_BUILD_MODULE=OFF $(2) --log-level=WARNING
-	@$(IN_VENV) cmake --build $(1) --parallel $(CTEST_JOBS)
-	@$(IN_VENV) ctest --test-dir $(1) --output-on-failure
+	@$(IN_VENV) cmake --build $(1) --parallel $(JOBS)
+	@$(IN_VENV) ctest --test-dir $(1) --parallel $(JOBS) --output-on-failure
 endef

@@ -17,7 +17,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,13 +43,13 @@ def main() -> int:
     targets = (*PYTHON_TARGETS, *CPP_TARGETS)
     parser.add_argument("--targets", nargs="+", choices=targets, default=targets)
     parser.add_argument("--seconds", type=int, default=60, help="for each target; default 60")
-    parser.add_argument("--jobs", type=int, default=1, help="targets at the same time; default 1")
+    parser.add_argument("--jobs", type=int, default=1, help="targets, or --replay's compilers, at once; default 1")
     parser.add_argument("--seed", type=int, default=0, help="of the mutations; default: another one each time")
     parser.add_argument("--replay", action="store_true", help="run every kept input once, without atheris")
     parser.add_argument("--keep", action="store_true", help="add new inputs that reach new code to the corpus")
     arguments = parser.parse_args()
     if arguments.replay:
-        return max([replay(target) for target in arguments.targets])
+        return replay_all(arguments.targets, arguments.jobs)
     FAILURES.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(arguments.jobs) as threads:
         codes = list(threads.map(lambda target: fuzz(target, arguments), arguments.targets))
@@ -102,17 +103,25 @@ def build(target: str) -> Path:
     return program
 
 
-def replay(target: str) -> int:
-    """Every kept input once; 1 when one breaks a rule."""
+def replay_all(targets: Sequence[str], jobs: int) -> int:
+    """Every kept input once; `jobs` C++ targets are compiled at a time, beside the Python ones that run meanwhile."""
+    with ThreadPoolExecutor(jobs) as threads:
+        programs = {target: threads.submit(build, target) for target in targets if target in CPP_TARGETS}
+        return max([replay(target, programs.get(target)) for target in targets])
+
+
+def replay(target: str, program: Future[Path] | None) -> int:
+    """Every kept input of a target, in its program or by its Python `check`; 1 when one breaks a rule."""
     inputs = sorted(path for path in (CORPUS / target).iterdir() if path.is_file())
-    if target in CPP_TARGETS:
-        code = subprocess.run([str(build(target)), *map(str, inputs)], cwd=ROOT, stderr=subprocess.DEVNULL).returncode
+    code = 0
+    if program is not None:
+        words = [program.result(), *inputs]
+        code = subprocess.run(words, cwd=ROOT, stderr=subprocess.DEVNULL).returncode
     else:
         check = importlib.import_module(f"fuzz.{target}").check
         for path in inputs:
             check(path.read_bytes())
-        code = 0
-    print(f"{target}: {len(inputs)} inputs, {'nothing found' if code == 0 else 'FAILED'}")
+    print(f"{target}: {len(inputs)} inputs, {'nothing found' if code == 0 else 'FAILED'}", flush=True)
     return 1 if code else 0
 
 

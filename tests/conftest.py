@@ -8,14 +8,14 @@ those tests are skipped with the reason, and the closing line says how many.
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
-ORACLE_TESTS = pytest.StashKey[dict[str, str]]()  # test -> "run" or "skipped"
-
+ORACLE_USE = "oracle data"  # property of a test, "run" or "skipped"; reports carry it from the processes of -n
 
 # A property test without @examples; `make soak` raises all counts by the same factor (tests/helpers/examples.py).
 settings.register_profile("ours", max_examples=100 * int(os.environ.get("MDATA_SOAK", "1")), deadline=None)
@@ -32,14 +32,16 @@ def oracles(request: pytest.FixtureRequest) -> Path:
     """The folder with oracle data; the test is skipped where there is none."""
     folder = oracle_folder()
     there = folder.is_dir()
-    request.config.stash[ORACLE_TESTS][request.node.nodeid] = "run" if there else "skipped"
+    request.node.user_properties.append((ORACLE_USE, "run" if there else "skipped"))
     if not there:
         pytest.skip(f"no oracle data in {folder}; set MDATA_ORACLES")
     return folder
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[ORACLE_TESTS] = {}
+    # A shell starts background jobs with interrupts ignored, and what they start would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -51,7 +53,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(asleep)]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    outcomes = list(config.stash[ORACLE_TESTS].values())
-    run, skipped = outcomes.count("run"), outcomes.count("skipped")
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [report for kind in terminalreporter.stats.values() for report in kind]
+    use = {r.nodeid: how for r in reports for name, how in getattr(r, "user_properties", ()) if name == ORACLE_USE}
+    run, skipped = (list(use.values()).count(how) for how in ("run", "skipped"))
     terminalreporter.write_line(f"oracle data: {run} tests used it, {skipped} skipped without it")

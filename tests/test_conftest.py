@@ -10,6 +10,8 @@ import pytest
 
 CONFTEST = Path(__file__).with_name("conftest.py")
 TESTS = """
+import signal
+
 import pytest
 
 def test_reads(oracles):
@@ -17,7 +19,12 @@ def test_reads(oracles):
 
 @pytest.mark.soak
 def test_long():
-    pass
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+"""
+IN_BACKGROUND = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
 
@@ -31,7 +38,7 @@ def nested(tmp_path):
 
     def run(folder, *words):
         answer = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words],
+            [sys.executable, "-c", IN_BACKGROUND, "-m", "pytest", "-p", "no:cacheprovider", *words],
             cwd=tmp_path,
             env={"MDATA_ORACLES": str(tmp_path / folder), "PATH": ""},
             capture_output=True,
@@ -45,6 +52,10 @@ def nested(tmp_path):
 def test_oracle_tests_run_where_there_is_data(nested):
     out = nested("data")
     assert "1 passed, 1 deselected" in out and "oracle data: 1 tests used it, 0 skipped" in out
+
+
+def test_two_processes_count_together(nested):
+    assert "1 passed" in (out := nested("data", "-n", "2")) and "oracle data: 1 tests used it, 0 skipped" in out
 
 
 def test_oracle_tests_are_skipped_and_counted(nested):
