@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Plan the blend, show it, and write it."""
     if arguments.output is None and not arguments.dry_run:
-        raise mdata.UsageError("where to is missing", expected="-o MIX.json, or --dry-run")
+        raise mdata.UsageError("the blend needs a file to be written to", expected="-o MIX.json, or --dry-run")
     if arguments.samples is not None and (arguments.tokens is not None or arguments.sequence_length is None):
         raise mdata.UsageError("--samples goes with --sequence-length and without --tokens")
     folder = Path(arguments.output).parent if arguments.output else Path.cwd()

@@ -92,7 +92,7 @@ def test_a_change_in_mid_run(corpora, capsys):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["web"], "where to is missing"),
+        (["web"], "needs a file to be written to"),
         (["--dry-run"], "no data is named"),
         (["web", "--train-data-path", "web", "--dry-run"], "named in two ways"),
         (["web", "--tokens", "1.5", "--dry-run"], "'1.5' is no whole number"),

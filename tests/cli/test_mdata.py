@@ -92,7 +92,7 @@ WRONG = [
     (["preprocess", "--inptu", "x"], 2, "the following arguments are required: --input"),
     (["preprocess"], 2, "the following arguments are required: --input, --output-prefix, --tokenizer-type"),
     (["blend", "-o", "x.json"], 2, "no data is named"),
-    (["blend", "1", "a"], 2, "where to is missing"),
+    (["blend", "1", "a"], 2, "needs a file to be written to"),
     (["blend", "1", "a", "-o", "x.json", "--samples", "3"], 2, "--samples goes with --sequence-length"),
     (["inspect", "nothing-there"], 2, "nothing-there: neither a manifest nor a .bin/.idx pair is there"),
     (["verify", "nothing-there"], 2, "nothing-there: neither a manifest nor a .bin/.idx pair is there"),
