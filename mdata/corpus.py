@@ -6,17 +6,19 @@ manifest `x.json` is used if it is there. Of a bare pair only the .idx is read: 
 and the size of .bin, and what the pair cannot say (tokenizer, end of document, largest id) stays None.
 Opening checks that counts fit the manifest, and the tables of each .idx; a dataset leaves the latter until a table is
 used, so that it opens in the same time for any number of documents. Hashes of the content are `mdata verify`'s
-business. A corpus can be pickled: the path travels, and the id must be the same where it is opened again; its tables
-are then checked when they are used.
+business. A corpus can be pickled: path and id travel, and what opening found out, so that a process which sees the same
+unchanged files opens none before it reads; any other opens the path, and the id must be the same.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
@@ -25,7 +27,7 @@ from mdata import manifest as manifests
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed.format import bin_path, idx_path
 from mdata.indexed.gather import Gatherer
-from mdata.indexed.reader import IndexedReader, Mode
+from mdata.indexed.reader import IndexedReader, Mode, PairFacts
 from mdata.manifest import CorpusManifest, Shard, TokenizerFacts
 from mdata.manifest.facts import level_named
 from mdata.manifest.structs import TokenDtype
@@ -99,26 +101,38 @@ class Corpus:
         path: the manifest, or the prefix of a bare pair.
         manifest: what is known of the content.
         readers: one per shard.
+        complete: false: the manifest stands without its provenance, to be read from the file when it is asked for.
 
     Attributes:
         id: identity of the content. name: what people call it, from the path.
         dtype: of the tokens on disk. eod, largest_id, tokenizer_fingerprint: None where not known.
     """
 
-    def __init__(self, path: Path, manifest: CorpusManifest, *, readers: list[IndexedReader]) -> None:
+    def __init__(
+        self, path: Path, manifest: CorpusManifest, *, readers: list[IndexedReader], complete: bool = True
+    ) -> None:
         self.path = path
-        self.manifest = manifest
+        self._known, self._complete = manifest, complete
         self.readers = tuple(readers)
         self.id = manifest.id
         self.name = _name(path)
         self.dtype: np.dtype[np.generic] = np.dtype(manifest.dtype)
         self.num_documents = sum(reader.num_documents for reader in readers)
-        self._sequence_ends = np.cumsum([reader.num_sequences for reader in readers], dtype=np.int64)
-        self._token_ends = np.cumsum([reader.num_tokens for reader in readers], dtype=np.int64)
-        self.num_sequences = int(self._sequence_ends[-1])
-        self.num_tokens = int(self._token_ends[-1])
+        self._sequence_ends = list(accumulate(reader.num_sequences for reader in readers))
+        self._token_ends = list(accumulate(reader.num_tokens for reader in readers))
+        self.num_sequences = self._sequence_ends[-1]
+        self.num_tokens = self._token_ends[-1]
         self.contiguous = all(reader.contiguous for reader in readers)
         self.mode = self.readers[0].mode
+
+    @cached_property
+    def manifest(self) -> CorpusManifest:
+        """All that is known of the content.
+
+        Raises:
+            DamageError: another one lies there than when the corpus was opened.
+        """
+        return self._known if self._complete else _load(self.path, self.id)
 
     @cached_property
     def gatherer(self) -> Gatherer:
@@ -138,7 +152,7 @@ class Corpus:
     @property
     def tokenizer(self) -> TokenizerFacts | None:
         """What is known of the tokenizer."""
-        return self.manifest.tokenizer
+        return self._known.tokenizer
 
     @property
     def tokenizer_fingerprint(self) -> str | None:
@@ -153,13 +167,13 @@ class Corpus:
     @property
     def largest_id(self) -> int | None:
         """The largest token id; None where not known or without tokens."""
-        known = [shard.largest_id for shard in self.manifest.shards if shard.largest_id is not None]
+        known = [shard.largest_id for shard in self._known.shards if shard.largest_id is not None]
         return max(known, default=None)
 
     @property
     def text_bytes(self) -> int | None:
         """Size of all texts in UTF-8."""
-        return self.manifest.statistics.text_bytes if self.manifest.statistics else None
+        return self._known.statistics.text_bytes if self._known.statistics else None
 
     def tokenizer_files(self) -> dict[str, bytes]:
         """The tokenizer's files that are kept beside the corpus; none where the tokenizer is not known.
@@ -221,8 +235,8 @@ class Corpus:
     def place_of(self, token: int) -> tuple[Path, int]:
         """The .bin that holds a token of the stream, and the token's byte there; nothing is read for it."""
         assert 0 <= token < self.num_tokens, f"token {token} of {self.num_tokens}"
-        shard = int(np.searchsorted(self._token_ends, token, side="right"))
-        before = int(self._token_ends[shard - 1]) if shard else 0
+        shard = bisect_right(self._token_ends, token)
+        before = self._token_ends[shard - 1] if shard else 0
         return self.readers[shard].bin_path, (token - before) * self.dtype.itemsize
 
     def read(self, start: int, count: int, *, out: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
@@ -253,8 +267,8 @@ class Corpus:
     def locate_sequence(self, sequence: int) -> tuple[int, int]:
         """(number of the shard, sequence inside it)."""
         assert 0 <= sequence < self.num_sequences, f"sequence {sequence} of {self.num_sequences}"
-        shard = int(np.searchsorted(self._sequence_ends, sequence, side="right"))
-        return shard, sequence - int(self._sequence_ends[shard]) + self.readers[shard].num_sequences
+        shard = bisect_right(self._sequence_ends, sequence)
+        return shard, sequence - self._sequence_ends[shard] + self.readers[shard].num_sequences
 
     def document_of(self, sequence: int) -> int:
         """The document that a sequence belongs to; entries of the index are used as they stand."""
@@ -281,23 +295,42 @@ class Corpus:
 
     def _token_of_sequence(self, sequence: int) -> int:
         """The first token of a sequence; for the number of sequences, the number of tokens."""
-        shard = int(np.searchsorted(self._sequence_ends, sequence, side="right"))
+        shard = bisect_right(self._sequence_ends, sequence)
         if shard == len(self.readers):
             return self.num_tokens
-        before = shard - 1
-        inside = sequence - (int(self._sequence_ends[before]) if shard else 0)
         reader = self.readers[shard]
-        return (int(self._token_ends[before]) if shard else 0) + reader.first_token(inside)
+        inside = sequence - (self._sequence_ends[shard] - reader.num_sequences)
+        return self._token_ends[shard] - reader.num_tokens + reader.first_token(inside)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _reopen, (self.path.resolve(), self.id, self.mode)
+        # Provenance may list more files than there are documents, and no reader needs it.
+        known = msgspec.structs.replace(self._known, provenance=None)
+        complete = self._complete and self._known.provenance is None
+        facts = tuple(reader.facts for reader in self.readers)
+        return _reopen, (self.path.absolute(), self.mode, (known, complete), facts)
 
 
-def _reopen(path: Path, id: str, mode: Mode) -> Corpus:
+def _reopen(path: Path, mode: Mode, manifest: tuple[CorpusManifest, bool], facts: tuple[PairFacts, ...]) -> Corpus:
+    known, complete = manifest
+    pairs = zip(known.shards, facts, strict=True)
+    readers = [IndexedReader(path.parent / shard.path, mode=mode, known=one) for shard, one in pairs]
+    if all(reader.unchanged() for reader in readers):
+        return Corpus(path, known, readers=readers, complete=complete)
     corpus = open_corpus(path, mode=mode, checked=False)
-    if corpus.id != id:
-        raise DamageError(f"{path} was replaced while it was in use", found=corpus.id, expected=id)
+    _check_id(path, corpus.id, expected=known.id)
     return corpus
+
+
+def _load(path: Path, id: str) -> CorpusManifest:
+    content = manifests.load(path)
+    _check_id(path, content.id, expected=id)
+    assert isinstance(content, CorpusManifest), f"{path} has the id of a corpus"
+    return content
+
+
+def _check_id(path: Path, found: str, *, expected: str) -> None:
+    if found != expected:
+        raise DamageError(f"{path} was replaced while it was in use", found=found, expected=expected)
 
 
 def _open_bare(prefix: Path, mode: Mode) -> Corpus:

@@ -10,6 +10,7 @@ its hash: a checkpoint keeps both, so that a mismatch can name its field. Draws 
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from mdata.blending.opening import OpenBlend, open_blend
 from mdata.cache import Cache
 from mdata.corpus import Corpus
 from mdata.errors import UsageError
+from mdata.garbage import garbage_left
 from mdata.indexed.gather import Cuts, Int64s
 from mdata.kinds import bounds_of, open_samples, tokens_in
 from mdata.manifest import TokenizerFacts, hash_of
@@ -63,7 +65,8 @@ def open_dataset(path: str | Path, options: DatasetOptions, *, progress: Progres
     """
     options.check()
     cache = Cache(options.cache, mapped=options.mode == "mmap", progress=progress)
-    return Dataset(open_blend(path, mode=options.mode, checked=False), options, cache=cache)
+    with garbage_left():
+        return Dataset(open_blend(path, mode=options.mode, checked=False), options, cache=cache)
 
 
 def open(path: str | Path, *, sequence_length: int, **options: Any) -> Dataset:
@@ -341,7 +344,13 @@ class Dataset:
         return self._opened.corpora
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Dataset, (self._opened, self.options)
+        # Packed apart, so that garbage can be left while it is unpacked.
+        return _unpacked, (pickle.dumps((self._opened, self.options), pickle.HIGHEST_PROTOCOL),)
+
+
+def _unpacked(packed: bytes) -> Dataset:
+    with garbage_left():
+        return Dataset(*pickle.loads(packed))
 
 
 def parse_split(shares: str) -> tuple[float, float, float]:

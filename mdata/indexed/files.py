@@ -40,6 +40,14 @@ def look_at(path: Path) -> Identity:
         raise explain_os_error(error, "reading") from error
 
 
+def lies_at(path: Path, identity: Identity) -> bool:
+    """Whether this very file lies there now."""
+    try:
+        return identity_of(path.stat()) == identity
+    except OSError:
+        return False
+
+
 def map_bytes(path: Path, identity: Identity | None = None) -> NDArray[np.uint8]:
     """The bytes of a file as a read-only map, which holds no descriptor.
 

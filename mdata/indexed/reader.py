@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from mdata import _core
 from mdata.errors import DamageError, MdataError, UsageError
-from mdata.indexed.files import Identity, explain, look_at, map_bytes, pooled
+from mdata.indexed.files import Identity, explain, lies_at, look_at, map_bytes, pooled
 from mdata.indexed.format import DTYPES, HEADER_BYTES, LENGTH_DTYPE, POINTER_DTYPE, bin_path, idx_path
 from mdata.indexed.tables import IndexTables, damaged_field, read_header, read_tables
 
@@ -113,6 +113,10 @@ class IndexedReader:
             assert self.data is not None, "neither a map nor a file"
         else:
             self._read(self.file, 0, 0)
+
+    def unchanged(self) -> bool:
+        """Whether both files are still, or are here, the ones that the facts speak of."""
+        return lies_at(self.idx_path, self.facts.idx) and lies_at(self.bin_path, self.facts.bin)
 
     @cached_property
     def data(self) -> NDArray[np.uint8] | None:

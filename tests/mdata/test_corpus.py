@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata import DamageError, UsageError, manifest
+from mdata.manifest import InputFile, Provenance
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
 from tests.helpers.manifests import corpus_of_pairs, some_blend, some_corpus
@@ -77,12 +78,57 @@ def test_pickling_opens_again_and_checks_the_id(tmp_path, monkeypatch):
     write_pair(tmp_path / "a", [[5]])
     monkeypatch.chdir(tmp_path)
     data = pickle.dumps(mdata.open_corpus("a"))
-    assert len(data) < 1000
+    assert len(data) < 1200
     monkeypatch.chdir("/")
     assert pickle.loads(data).read(1, 3).tolist() == [1, 2, 3]
     write_pair(tmp_path / "a", [[6]])
     with pytest.raises(DamageError, match="was replaced while it was in use"):
         pickle.loads(data)
+
+
+@pytest.mark.parametrize("mode", ["mmap", "pread"])
+def test_a_process_that_sees_the_same_files_opens_none_before_it_reads(tmp_path, monkeypatch, mode):
+    write_pair(tmp_path / "a", [[5], [4]])
+    corpus_of_pairs(tmp_path / "a.json", ["a"])
+    corpus = mdata.open_corpus(tmp_path / "a", mode=mode, checked=False)
+    data = pickle.dumps(corpus)
+    with monkeypatch.context() as patched:
+        patched.setattr("mdata.corpus.open_corpus", None)
+        patched.setattr("mdata.manifest.load", None)
+        twin = pickle.loads(data)
+    assert (twin.num_tokens, twin.num_documents, twin.largest_id) == (9, 2, corpus.largest_id)
+    assert not {"data", "tables"} & set(vars(twin.readers[0]))
+    assert twin.read(4, 3).tolist() == corpus.read(4, 3).tolist()
+    assert twin.manifest == corpus.manifest
+    assert pickle.loads(pickle.dumps(twin)).id == corpus.id
+
+
+def test_copies_of_the_files_are_opened_by_the_path(tmp_path):
+    """As where another machine has its own: the same content, other files."""
+    write_pair(tmp_path / "a", [[5]])
+    data = pickle.dumps(mdata.open_corpus(tmp_path / "a"))
+    for end in (".idx", ".bin"):
+        shutil.copy(tmp_path / f"a{end}", tmp_path / "copy")
+        (tmp_path / "copy").replace(tmp_path / f"a{end}")
+        assert pickle.loads(data).read(1, 3).tolist() == [1, 2, 3]
+
+
+def test_provenance_is_read_where_it_is_asked_for(tmp_path):
+    write_pair(tmp_path / "a", [[5]])
+    plain = mdata.open_corpus(tmp_path / "a").manifest
+    inputs = [InputFile(path="x" * 5000, bytes=1, modified_ns=0, hash="0" * 64, block_bytes=1, rows=1)]
+    provenance = Provenance(
+        program="p", options={}, inputs=inputs, records=1, skipped={}, special_in_text=None, origins=None
+    )
+    manifest.save(msgspec.structs.replace(plain, provenance=provenance), tmp_path / "a.json")
+    data = pickle.dumps(mdata.open_corpus(tmp_path / "a.json"))
+    assert len(data) < 2000
+    twin = pickle.loads(data)
+    assert twin.manifest.provenance == provenance
+    late = pickle.loads(data)
+    manifest.save(msgspec.structs.replace(plain, level="sentence"), tmp_path / "a.json")
+    with pytest.raises(DamageError, match=r"a\.json was replaced while it was in use"):
+        _ = late.manifest
 
 
 @pytest.mark.parametrize("change", [{"documents": 9}, {"sequences": 9}, {"tokens": 9}, {"contiguous": False}])
