@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,31 @@ class Told:
     threads: int = 1
 
 
+class _Faults:
+    """Turns a fault of an index, as C++ tells it, into a DamageError; errors of the caller's numbers pass.
+
+    Args:
+        readers: the pairs of a corpus.
+    """
+
+    def __init__(self, readers: tuple[IndexedReader, ...]) -> None:
+        self._readers = readers
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        # An IndexError is a LookupError too. Raised again "from" itself it would keep the rows until a collection.
+        if kind is LookupError and error is not None:
+            shard, table, entry = error.args
+            of = "document" if table == "boundary" else "sequence"
+            raise DamageError(
+                f"{self._readers[shard].idx_path}: bad {table} of {of} {entry}",
+                expected="a place inside of .bin that follows the one before it",
+                fix="mdata verify tells what else is wrong; make the pair again, or fetch both files of it again",
+            ) from error
+
+
 class Gatherer:
     """Reads rows from pairs that share one token type.
 
@@ -53,6 +79,7 @@ class Gatherer:
 
     def __init__(self, readers: Sequence[IndexedReader]) -> None:
         self._readers = tuple(readers)
+        self._faults = _Faults(self._readers)
 
     @cached_property
     def _store(self) -> TokenStore:
@@ -95,10 +122,8 @@ class Gatherer:
         Raises:
             DamageError: an entry of an index that cannot be.
         """
-        try:
+        with self._faults:
             return self._index.cuts(starts, counts)
-        except LookupError as error:
-            raise self._index_fault(error) from error
 
     def pieces(self, order: npt.NDArray[Any], spans: Int64s, *, extra: int) -> tuple[Int64s, Int64s, Int64s]:
         """Runs of samples of Megatron's order: (ends, first, count); see `mdata._core.SequenceIndex.pieces`.
@@ -106,10 +131,8 @@ class Gatherer:
         Raises:
             DamageError: an entry of an index that cannot be.
         """
-        try:
+        with self._faults:
             return self._index.pieces(order, spans, extra)
-        except LookupError as error:
-            raise self._index_fault(error) from error
 
     def documents(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
         """First token and number of tokens of each document.
@@ -117,10 +140,8 @@ class Gatherer:
         Raises:
             DamageError: an entry of an index that cannot be.
         """
-        try:
+        with self._faults:
             return self._index.documents(numbers)
-        except LookupError as error:
-            raise self._index_fault(error) from error
 
     def odd_sequences(self, starts: Int64s, counts: Int64s) -> npt.NDArray[np.uint8]:
         """For each token of runs, one run after another: 1 where its sequence has an odd number in its document.
@@ -128,10 +149,8 @@ class Gatherer:
         Raises:
             DamageError: an entry of an index that cannot be.
         """
-        try:
+        with self._faults:
             return self._index.odd_sequences(starts, counts)
-        except LookupError as error:
-            raise self._index_fault(error) from error
 
     def block_shuffle(self, sequences: tuple[int, int], block: int) -> BlockShuffle:
         """Sequences [first, last), to be permuted inside of blocks of so many; see `mdata._core.BlockShuffle`.
@@ -139,10 +158,8 @@ class Gatherer:
         Raises:
             DamageError: an entry of an index that cannot be.
         """
-        try:
+        with self._faults:
             return BlockShuffle(self._index, *sequences, block)
-        except LookupError as error:
-            raise self._index_fault(error) from error
 
     def block_pieces(
         self, blocks: Blocks, starts: Int64s, *, counts: Int64s, inputs: int, threads: int = 1
@@ -152,10 +169,8 @@ class Gatherer:
         Raises:
             IndexError: tokens outside of the range. DamageError: an entry of an index that cannot be.
         """
-        try:
+        with self._faults:
             found = blocks.core.pieces(*blocks.key, starts, counts, inputs, threads)
-        except LookupError as error:
-            raise self._index_fault(error) from error
         ends, first, count, cut_ends, cut_places = found
         return ends, first, count, (cut_ends, cut_places)
 
@@ -165,10 +180,8 @@ class Gatherer:
         Raises:
             IndexError: a sequence outside of the range. DamageError: an entry of an index that cannot be.
         """
-        try:
+        with self._faults:
             return blocks.core.place(*blocks.key, sequence)
-        except LookupError as error:
-            raise self._index_fault(error) from error
 
     def read_native(
         self,
@@ -187,26 +200,13 @@ class Gatherer:
         """
         index = self._index if told.cuts else None
         core, key = (blocks.core, blocks.key) if blocks else (None, (0, 0))
-        try:
+        with self._faults:
             fault, cu_seqlens, longest = read_native(
                 self._store, index, permutation, samples, epoch, rows, told.rules, told.threads, core, key
             )
-        except LookupError as error:
-            raise self._index_fault(error) from error
         if fault is not None:
             raise self._read_fault(*fault)
         return cu_seqlens, longest
 
     def _read_fault(self, shard: int, byte: int, error: int) -> MdataError:
         return self._readers[shard].read_fault(byte, error)
-
-    def _index_fault(self, error: LookupError) -> Exception:
-        if isinstance(error, IndexError):
-            return error
-        shard, table, entry = error.args
-        of = "document" if table == "boundary" else "sequence"
-        return DamageError(
-            f"{self._readers[shard].idx_path}: bad {table} of {of} {entry}",
-            expected="a place inside of .bin that follows the one before it",
-            fix="mdata verify tells what else is wrong; make the pair again, or fetch both files of it again",
-        )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -70,6 +72,42 @@ def test_many_at_once_are_what_single_ones_are(folder, options):
     buffer = np.full((count, 17), -5, np.int64)
     assert dataset.read(samples, out=buffer).text is buffer
     assert np.array_equal(buffer, rows.text)
+
+
+BATCHED = [
+    *KINDS,
+    {"name": "a"},
+    {"name": "mix.json", "extra_token": False},
+    {"name": "b", "create_attention_mask": True},
+    {"name": "mix.json", "order": "megatron", "num_samples": 60},
+]
+
+
+@pytest.mark.parametrize("options", BATCHED, ids=str)
+def test_a_batch_of_a_data_loader_is_what_single_samples_are(folder, options):
+    dataset = opened(folder, **options)
+    samples = np.random.default_rng(2).permutation(min(40, dataset.num_samples or 40)).tolist()
+    batch = dataset.__getitems__(samples)
+    assert len(batch) == len(samples)
+    for k, sample in zip(samples, batch, strict=True):
+        assert list(sample) == list(dataset[k])
+        for name, array in dataset[k].items():
+            assert (sample[name].dtype, sample[name].shape) == (array.dtype, array.shape), name
+            assert np.array_equal(sample[name], array), name
+    with pytest.raises(IndexError):
+        dataset.__getitems__([0, -1])
+
+
+def test_rows_that_span_epochs_are_freed_when_they_are_dropped(folder):
+    """Not at the next collection: a reader that keeps some batches for a while needs new memory for the others."""
+    dataset = opened(folder, "b")
+    per_epoch = dataset.components[0].samples.samples_per_epoch
+    gc.disable()
+    try:
+        text = weakref.ref(dataset.read([per_epoch - 1, per_epoch]).text)
+        assert text() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("options", [{}, {"document_masks": True}, {"eod_mask_loss": True, "mode": "pread"}], ids=str)
