@@ -6,8 +6,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <optional>
 #include <span>
@@ -53,12 +55,24 @@ inline void restart(const RowRules& rules, const RowFields& row) {
     }
 }
 
+// memcpy takes the widest stores that the processor has, twice what a loop compiled for any x86-64 writes.
+inline void fill_ones(std::span<float> loss) {
+    static constexpr auto kOnes = [] {
+        std::array<float, 1024> ones{};
+        ones.fill(1.0F);
+        return ones;
+    }();
+    for (; !loss.empty(); loss = loss.subspan(std::min(loss.size(), kOnes.size()))) {
+        std::memcpy(loss.data(), kOnes.data(), std::min(loss.size_bytes(), sizeof kOnes));
+    }
+}
+
 inline void finish_row(const RowRules& rules, const RowFields& row) {
     const std::size_t inputs = row.text.size() - 1;
     if (!row.positions.empty()) restart(rules, row);
     if (!row.loss.empty()) {
         const auto real = static_cast<std::size_t>(std::clamp<std::int64_t>(row.count - 1, 0, static_cast<std::int64_t>(inputs)));
-        std::fill(row.loss.begin(), row.loss.begin() + static_cast<std::ptrdiff_t>(real), 1.0F);
+        fill_ones(row.loss.first(real));
         std::fill(row.loss.begin() + static_cast<std::ptrdiff_t>(real), row.loss.end(), 0.0F);
         for (const std::int32_t cut : rules.apart ? row.cuts : std::span<const std::int32_t>()) {
             if (cut > 0 && static_cast<std::size_t>(cut) <= inputs) row.loss[static_cast<std::size_t>(cut) - 1] = 0.0F;

@@ -104,6 +104,17 @@ def test_rows_are_finished_as_by_the_twin(data):
     assert longest == max(np.diff(starts), default=0)
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 1024, 1025, 1026, 2048, 2049, 2500, 2501])
+def test_long_rows_have_loss_up_to_their_last_label(count):
+    """Ones are written by the kibi: the edges of its blocks, and nothing behind the row."""
+    loss = np.full((3, 2500), 7, np.float32)
+    text = np.zeros((1, 2501), np.int64)
+    finish_rows(text, int64s([count]), None, loss[1:2], None, RowRules(None, None, False, False))
+    labels = max(0, count - 1)
+    assert (loss[1] == np.repeat([1, 0], [labels, 2500 - labels])).all()
+    assert (loss[[0, 2]] == 7).all()
+
+
 def read_all(readers, mode="one thread") -> np.ndarray:
     total = sum(reader.num_tokens for reader in readers)
     out = np.zeros((1, total), np.int64)
