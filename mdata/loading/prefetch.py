@@ -44,9 +44,15 @@ class Reading(Generic[Part, Read]):
 
 @dataclass
 class _Shared(Generic[Part, Read]):
-    """What the thread and the iterator both hold; the thread must not hold the iterator, or it is never collected."""
+    """What the thread and the iterator both hold; the thread must not hold the iterator, or it is never collected.
 
-    queue: queue.Queue[list[Read] | Exception]
+    Args:
+        waiting: steps that were read, in order, then what ended the walk.
+        room: one None for each step that may still be put there; a queue, as these are in C and a semaphore is not.
+    """
+
+    waiting: queue.SimpleQueue[list[Read] | Exception] = field(default_factory=queue.SimpleQueue)
+    room: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
     closed: threading.Event = field(default_factory=threading.Event)
     part: Part | None = None
 
@@ -69,7 +75,9 @@ class Prefetched(Iterator[list[Read]], Generic[Part, Read]):
     def __init__(
         self, reading: Reading[Part, Read], *, ahead: int, patience_s: float = 30.0, progress: Progress = SILENT
     ) -> None:
-        self._shared = _Shared[Part, Read](queue.Queue(ahead))
+        self._shared = _Shared[Part, Read]()
+        for _ in range(ahead):
+            self._shared.room.put(None)
         self._place, self._patience_s, self._progress = reading.place, patience_s, progress
         work = threading.Thread(target=_walk, args=(reading, self._shared), name="mdata-prefetch", daemon=False)
         work.start()
@@ -97,11 +105,12 @@ class Prefetched(Iterator[list[Read]], Generic[Part, Read]):
         began, pause = time.monotonic(), self._patience_s
         while True:
             try:
-                item = self._shared.queue.get(timeout=pause)
+                item = self._shared.waiting.get(timeout=pause)
             except queue.Empty:
                 self._progress.note(f"waiting for data since {time.monotonic() - began:.0f} s: {self._where()}")
                 pause = min(2 * pause, _RAREST_S)
                 continue
+            self._shared.room.put(None)
             if pause > self._patience_s:
                 self._progress.note(f"the data came after {time.monotonic() - began:.0f} s")
             return item
@@ -140,8 +149,9 @@ def _put(item: list[Read] | Exception, shared: _Shared[Part, Read]) -> bool:
     """Wait for room; False when the iterator was closed meanwhile, or nobody is left to ask for more."""
     while shared.heard:
         try:
-            shared.queue.put(item, timeout=_POLL_S)
-        except queue.Full:
+            shared.room.get(timeout=_POLL_S)
+        except queue.Empty:
             continue
+        shared.waiting.put(item)
         return True
     return False

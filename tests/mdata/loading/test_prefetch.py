@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import queue
 import random
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import threading
 import time
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -103,6 +105,18 @@ def test_live_batches_of_a_loader_are_counted(blend, monkeypatch):
     until(lambda: gc.collect() >= 0 and not alive)
 
 
+@pytest.mark.parametrize("prefetch", [1, 2, 8])
+def test_a_batch_that_is_kept_never_changes(blend, prefetch):
+    steps = iter(Loader(blend, BatchPlan(8, 2), prefetch=prefetch))
+    kept = [batch for _ in range(30) for batch in next(steps)]
+    steps.close()
+    for batch in kept:
+        again = blend.read(batch.samples)
+        assert np.array_equal(batch.tokens, again.tokens)
+        assert np.array_equal(batch.labels, again.labels)
+        assert np.array_equal(batch.loss_mask, again.loss_mask)
+
+
 def test_a_stalled_disk_is_told_by_component_shard_and_byte_and_rarely(blend, monkeypatch):
     disk = threading.Event()
     read = mdata.Dataset.read
@@ -125,18 +139,16 @@ def test_a_stalled_disk_is_told_by_component_shard_and_byte_and_rarely(blend, mo
 
 def test_the_pauses_between_notes_double_up_to_a_limit(monkeypatch):
     """Waits are counted by the timeouts that the queue is given; no clock runs."""
-    import queue
-
     pauses: list[float] = []
 
-    def never(self, block=True, timeout=None):
+    def never(block=True, timeout=None):
         pauses.append(timeout)
         if len(pauses) == 8:
             return ["came"]
         raise queue.Empty
 
     steps = Prefetched(Reading(iter([]), str), ahead=1)
-    monkeypatch.setattr(queue.Queue, "get", never)
+    monkeypatch.setattr(steps._shared, "waiting", SimpleNamespace(get=never, put=lambda step: None))
     assert next(steps) == ["came"]
     assert pauses == [30, 60, 120, 240, 480, 600, 600, 600]
 
