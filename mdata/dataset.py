@@ -194,6 +194,21 @@ class Dataset:
             return {"dataset_id": np.array(component, self.deal.components.dtype), **found}
         return found
 
+    def __getitems__(self, samples: Sequence[int]) -> list[Sample]:
+        """Several samples, each as `self[k]` gives it, but read at once: what a torch DataLoader asks for.
+
+        Raises:
+            IndexError: a number below 0 or past the end.
+        """
+        if self.row_options.document_masks or self.row_options.attention_mask:
+            return [self[k] for k in samples]  # rows know the lengths of all their documents, and no dense masks
+        rows = self.read(samples)
+        fields = rows.fields if isinstance(rows, Rows) else rows
+        if isinstance(self.deal, MegatronBlend):
+            components, _ = self.locate(samples)
+            fields = {"dataset_id": components.astype(self.deal.components.dtype), **fields}
+        return [{name: array[row, ...] for name, array in fields.items()} for row in range(len(samples))]
+
     def empty_rows(self, num_rows: int) -> Rows | Sample:
         """Room for `read`, to be used again and again; a dict for the kinds bert and t5."""
         if self.options.kind in MASKED:

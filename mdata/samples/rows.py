@@ -112,6 +112,13 @@ class Rows:
         """The token after each input."""
         return self.text[:, 1:]
 
+    @property
+    def fields(self) -> Sample:
+        """Those of its arrays that have a row for each sample, by the names that a sample has them under."""
+        found = {"tokens": self.tokens, "labels": self.labels}
+        more = {"loss_mask": self.loss_mask, "position_ids": self.position_ids}
+        return found | {name: array for name, array in more.items() if array is not None}
+
 
 class SampleKind(Protocol):
     """A kind of sample."""

@@ -66,6 +66,8 @@ def test_a_mixture_deals_the_samples_of_its_corpora(folder, kind):
     assert dataset.read(numbers, out=room) is room
     for fields in (whole, room, pickle.loads(pickle.dumps(dataset)).read(numbers)):
         assert all(same({n: a[i] for n, a in fields.items()}, singles[k]) for i, k in enumerate(numbers))
+    batch = dataset.__getitems__(numbers)
+    assert all(same(sample, singles[k]) for sample, k in zip(batch, numbers, strict=True))
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
@@ -102,6 +104,7 @@ def test_megatrons_order_of_a_mixture(folder):
     for k in range(100):
         expected = dataset.components[components[k]].samples.sample(int(inside[k]))
         sample = dataset[k]
+        assert same(dataset.__getitems__([0, k])[1], sample)
         assert sample.pop("dataset_id") == components[k]
         assert same(sample, expected) and same({n: a[k] for n, a in whole.items()}, expected)
 
