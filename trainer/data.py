@@ -120,16 +120,17 @@ def to_device(batch: mdata.Batch, device: torch.device, *, vocab_size: int) -> M
     Raises:
         UsageError: an id lies outside the model's vocabulary (only a foreign corpus can bring one).
     """
-    largest = max(int(batch.tokens.max()), int(batch.labels.max()))
-    if largest >= vocab_size or min(int(batch.tokens.min()), int(batch.labels.min())) < 0:
+    text = batch.rows.text  # tokens and labels are views of it: one look, and one copy
+    largest = int(text.max())
+    if largest >= vocab_size or int(text.min()) < 0:
         raise UsageError(
             f"a batch holds a token id outside the model's vocabulary (samples {batch.samples.tolist()[:8]})",
             found=f"largest id {largest}",
             expected=f"0 to {vocab_size - 1}",
             fix="set model.vocab_size to the vocabulary that the corpus was made with",
         )
-    parts = (batch.tokens, batch.labels, batch.loss_mask)
-    return Microbatch(*(torch.from_numpy(part).to(device, non_blocking=True) for part in parts))
+    moved, mask = (torch.from_numpy(part).to(device, non_blocking=True) for part in (text, batch.loss_mask))
+    return Microbatch(moved[:, :-1], moved[:, 1:], mask)
 
 
 def _open(config: RunConfig, path: str, *, split: str, progress: mdata.Progress = mdata.SILENT) -> mdata.Dataset:

@@ -167,11 +167,10 @@ def _throughput(run: Run) -> str:
     rates = _curve(run, "tokens_per_s", run.config.train.sequence_length / 1e6)
     if not rates:
         return ""
-    middle = sorted(y for _, y in rates)[len(rates) // 2]
-    return (
-        f'<div><h2>Throughput</h2><p class="lead">{middle:,.0f} tokens per second in the median line of metrics</p>'
-        f"{report_plots.throughput(rates)}</div>"
-    )
+    told = f"{_median(rates):,.0f} tokens per second in the median line of metrics"
+    if waits := _curve(run, "data_wait", 1):
+        told += f", {100 * _median(waits):.2f} % of the time waiting for data"
+    return f'<div><h2>Throughput</h2><p class="lead">{told}</p>{report_plots.throughput(rates)}</div>'
 
 
 def _read(corpora: Corpora) -> str:
@@ -232,6 +231,10 @@ def _curve(run: Run, key: str, scale: float) -> list[tuple[float, float]]:
     """(consumed samples x scale, value) of the lines that have the value."""
     lines = ((line["consumed_samples"] * scale, line.get(key)) for line in run.metrics)
     return [(x, float(y)) for x, y in lines if y is not None]
+
+
+def _median(curve: Sequence[tuple[float, float]]) -> float:
+    return sorted(y for _, y in curve)[len(curve) // 2]
 
 
 def _baselines(corpus: ValidCorpus) -> list[tuple[str, float, bool]]:

@@ -143,9 +143,8 @@ class _Loop:
         )
         while done.steps < plan.steps:
             with rate:
-                microbatches = [
-                    to_device(batch, engine.world.device, vocab_size=plan.vocab_size) for batch in next(batches)
-                ]
+                read = rate.wait_for(batches)
+                microbatches = [to_device(batch, engine.world.device, vocab_size=plan.vocab_size) for batch in read]
                 lr = learning_rate(done.steps, self.config.optimizer, steps=plan.steps)
                 report = engine.step(microbatches, lr)
             size = sizes.at(done.samples)
@@ -168,12 +167,14 @@ class _Loop:
     def _record(self, now: Done, report: StepReport, rate: _Rate, valid: dict[str, float]) -> None:
         if self.log is None:
             return
+        tokens_per_s, data_wait = rate.take()
         values: dict[str, Any] = {
             "consumed_samples": now.samples,
             "loss": report.loss,
             "grad_norm": report.grad_norm,
             "lr": learning_rate(now.steps - 1, self.config.optimizer, steps=self.plan.steps),
-            "tokens_per_s": rate.take(),
+            "tokens_per_s": tokens_per_s,
+            "data_wait": data_wait,
             "time_s": time.time(),
         }
         self.log.step(now.steps, values | ({"valid": valid} if valid else {}))
@@ -208,22 +209,31 @@ class _Loop:
 
 
 class _Rate:
-    """Tokens per second over the steps since it was last asked; what lies between steps does not count."""
+    """Tokens per second, and the share of the time that went into waiting for data, over the steps since it was last
+    asked; what lies between steps does not count.
+    """
 
     def __init__(self) -> None:
-        self.tokens, self.seconds, self._began = 0, 0.0, 0.0
+        self.tokens, self._seconds, self._waited, self._began = 0, 0.0, 0.0, 0.0
 
     def __enter__(self) -> None:
         self._began = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self.seconds += time.perf_counter() - self._began
+        self._seconds += time.perf_counter() - self._began
 
-    def take(self) -> float:
-        """The rate; counting starts anew."""
-        rate = self.tokens / self.seconds if self.seconds else 0.0
-        self.tokens, self.seconds = 0, 0.0
-        return rate
+    def wait_for(self, batches: Iterator[list[mdata.Batch]]) -> list[mdata.Batch]:
+        """The next of them."""
+        began = time.perf_counter()
+        batch = next(batches)
+        self._waited += time.perf_counter() - began
+        return batch
+
+    def take(self) -> tuple[float, float]:
+        """(tokens per second, share of waiting); counting starts anew."""
+        found = (self.tokens / self._seconds, self._waited / self._seconds) if self._seconds else (0.0, 0.0)
+        self.tokens, self._seconds, self._waited = 0, 0.0, 0.0
+        return found
 
 
 def _due(step: int, interval: int) -> bool:

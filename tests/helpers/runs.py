@@ -101,6 +101,7 @@ def write_run(config: RunConfig, *, steps: int, eval_interval: int = 10) -> Path
             "grad_norm": 1.0,
             "lr": 1e-3,
             "tokens_per_s": 9000 + draw.gauss(0, 200),
+            "data_wait": 0.00125,
             "time_s": 1000.0 + step,
         }
         if names and (step % eval_interval == 0 or step == steps):

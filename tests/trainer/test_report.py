@@ -68,8 +68,9 @@ def test_the_page_says_what_happened(config):
     (folder / "generated.jsonl").write_text('{"prompt": "time <b>", "text": " of<|endoftext|>", "step": 40}\n')
     page = page_of(folder)
     text = str(page)
-    for part in ("a-valid", "b-valid", "Witten-Bell bigram", "bits per byte", "tokens per second", "5,120 tokens read",
-                 "123,456 parameters", "60,000", "time <b>", "num_layers = 2", "What it wrote at step 40"):  # fmt: skip
+    for part in ("a-valid", "b-valid", "Witten-Bell bigram", "bits per byte", "tokens per second", "0.12 % of the time",
+                 "5,120 tokens read", "123,456 parameters", "60,000", "time <b>", "num_layers = 2",
+                 "What it wrote at step 40"):  # fmt: skip
         assert part in text
     assert text.count("<|endoftext|>") >= 1
     assert [attrs for tag, attrs in page.tags if tag == "mark"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -210,6 +211,17 @@ def test_the_learning_rate_that_is_recorded_is_the_one_that_was_used(corpora, tm
     train(config, join_world(Mesh(1), placement=Placement()))
     assert used[:2] == [0.5e-2, 1e-2], "a warmup of two steps"
     assert [line["lr"] for line in read_metrics(tmp_path / "run")] == used
+
+
+def test_waiting_for_data_is_told_as_a_share_of_the_steps(corpora, tmp_path, monkeypatch):
+    """A clock that ticks when it is looked at: a step begins, asks for data, has them, and ends."""
+    ticks = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)), time=lambda: 0.0)
+    monkeypatch.setattr("trainer.train.time", clock)
+    train(_config(corpora, tmp_path / "run", steps=3), join_world(Mesh(1), placement=Placement()))
+    lines = read_metrics(tmp_path / "run")
+    assert [line["data_wait"] for line in lines] == [pytest.approx(1 / 3)] * 3
+    assert [line["tokens_per_s"] for line in lines] == [pytest.approx(4 * 32 / 3)] * 3
 
 
 def test_another_global_batch_goes_on_at_the_next_sample(corpora, tmp_path, monkeypatch):
