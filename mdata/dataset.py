@@ -29,13 +29,13 @@ from mdata.cache import Cache
 from mdata.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.garbage import garbage_left
-from mdata.indexed.gather import Cuts, Int64s
+from mdata.indexed.gather import Int64s
 from mdata.kinds import bounds_of, open_samples, tokens_in
 from mdata.manifest import TokenizerFacts, hash_of
 from mdata.progress import SILENT, Progress
 from mdata.samples.gpt import GptSamples
 from mdata.samples.options import MASKED, MEGATRON, NATIVE, DatasetOptions
-from mdata.samples.rows import Gathered, RowKind, Rows, Sample, SampleKind, empty_rows, finish
+from mdata.samples.rows import Gathered, RowKind, Rows, Sample, SampleKind, empty_rows, finish, in_order
 
 if TYPE_CHECKING:
     from mdata.samples.masked import MaskedSamples
@@ -283,7 +283,7 @@ class Dataset:
             places = np.flatnonzero(components == number)
             part = kinds[number].gather(inside[places], text, places=places, threads=threads)
             parts.append((places, part))
-        return _in_order(parts, len(numbers))
+        return in_order(parts, len(numbers))
 
     @property
     def continues(self) -> tuple[str, int] | None:
@@ -381,23 +381,3 @@ def parse_split(shares: str) -> tuple[float, float, float]:
 def _eod_of(corpora: Sequence[Corpus]) -> int | None:
     """The end-of-document id; None where no corpus says."""
     return next((corpus.eod for corpus in corpora if corpus.eod is not None), None)
-
-
-def _in_order(parts: list[tuple[Int64s, Gathered]], num_rows: int) -> Gathered:
-    """What is known of all rows, from parts that know it of the rows at some places."""
-    counts = np.zeros(num_rows, np.int64)
-    of_row: list[npt.NDArray[np.int32]] = [np.empty(0, np.int32)] * num_rows
-    trained = None
-    for places, part in parts:
-        counts[places] = part.counts
-        if part.trained is not None:
-            trained = np.zeros((num_rows, part.trained.shape[1]), np.uint8) if trained is None else trained
-            trained[places] = part.trained
-        if part.cuts is not None:
-            ends, cuts = part.cuts
-            for place, found in zip(places.tolist(), np.split(cuts, ends[:-1]), strict=True):
-                of_row[place] = found
-    if not parts or parts[0][1].cuts is None:
-        return Gathered(counts, trained=trained)
-    joined: Cuts = np.cumsum([len(found) for found in of_row]), np.concatenate(of_row)
-    return Gathered(counts, joined, trained)

@@ -200,6 +200,26 @@ def finish(rows: Rows, gathered: Gathered, *, options: RowOptions) -> Rows:
     return replace(rows, cu_seqlens=cu_seqlens, max_seqlen=longest)
 
 
+def in_order(parts: list[tuple[Int64s, Gathered]], num_rows: int) -> Gathered:
+    """What is known of all rows, from parts that know it of the rows at some places."""
+    counts = np.zeros(num_rows, np.int64)
+    of_row: list[npt.NDArray[np.int32]] = [np.empty(0, np.int32)] * num_rows
+    trained = None
+    for places, part in parts:
+        counts[places] = part.counts
+        if part.trained is not None:
+            trained = np.zeros((num_rows, part.trained.shape[1]), np.uint8) if trained is None else trained
+            trained[places] = part.trained
+        if part.cuts is not None:
+            ends, cuts = part.cuts
+            for place, found in zip(places.tolist(), np.split(cuts, ends[:-1]), strict=True):
+                of_row[place] = found
+    if not parts or parts[0][1].cuts is None:
+        return Gathered(counts, trained=trained)
+    joined: Cuts = np.cumsum([len(found) for found in of_row]), np.concatenate(of_row)
+    return Gathered(counts, joined, trained)
+
+
 def sample_of(kind: RowKind, k: int) -> Sample:
     """Sample k of a kind as {tokens int64[S], labels int64[S], loss_mask float32[S]}, and what its options ask for.
 
