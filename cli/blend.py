@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mix.add_argument("--alpha", metavar="A", help="corpora alone count by tokens^A: 1 by tokens, 0 all alike")
     mix.add_argument("--exhaustive", action="store_true", help="every corpus once, then the blend ends")
     mix.add_argument("--redistribute", action="store_true", help="give what a max_epochs leaves over to the others")
+    mix.add_argument("--merge-same", action="store_true", help="a corpus named twice has the sum of its shares")
     theirs = parser.add_argument_group("Megatron's lists per split, in place of words")
     for split, what in (("train", "the blend"), ("valid", "validation sets"), ("test", "test sets")):
         theirs.add_argument(f"--{split}-data-path", nargs="+", metavar="WORD", help=f"words of {what}")
@@ -61,8 +62,12 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     if not arguments.dry_run:
         blend = mdata.save_blend(blend, Path(arguments.output))
     where = "nothing was written" if arguments.dry_run else arguments.output
+    merged = blend.manifest.notes.get("merged", {})
+    lines = [*(f"{name} is one corpus for entries with the shares {given}" for name, given in merged.items()), *lines]
     text = "\n".join([*_text(preview), *lines, f"{where}: blend {blend.manifest.id[:16]}"])
-    console.result(text, {**_facts(preview), **facts, "manifest": arguments.output, "id": blend.manifest.id})
+    console.result(
+        text, {**_facts(preview), **facts, "merged": merged, "manifest": arguments.output, "id": blend.manifest.id}
+    )
 
 
 def _run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -96,8 +101,7 @@ def _spec(arguments: argparse.Namespace) -> mdata.BlendSpec | None:
         changes["alpha"] = mdata.spec_of_mapping(
             {"component": [{"path": "-"}], "alpha": arguments.alpha}, "--alpha"
         ).alpha
-    if arguments.exhaustive:
-        changes["exhaustive"] = True
+    changes |= {flag: True for flag in ("exhaustive", "merge_same") if getattr(arguments, flag)}
     arguments.redistribute = arguments.redistribute or spec.redistribute
     return replace(spec, redistribute=False, **changes)
 

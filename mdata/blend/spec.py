@@ -73,6 +73,7 @@ class BlendSpec:
         entries: corpora and shares. groups: shares of groups. phases: none: one, with the entries' shares.
         alpha: entries without a share count by tokens to this power (1: by tokens, 0: all alike).
         exhaustive: every corpus once. redistribute: what a cap leaves over goes to the others.
+        merge_same: one corpus that several entries name is one component with all of their shares, not an error.
         samples, tokens: length of the one phase, where amounts and weights are mixed.
         valid, test: name -> path of a finite set.
     """
@@ -83,6 +84,7 @@ class BlendSpec:
     alpha: str | None = None
     exhaustive: bool = False
     redistribute: bool = False
+    merge_same: bool = False
     samples: int | None = None
     tokens: int | None = None
     valid: Mapping[str, str] = field(default_factory=dict)
@@ -178,7 +180,7 @@ class _Reader:
         self.problems: list[str] = []
 
     def spec(self, tables: Mapping[str, Any]) -> BlendSpec:
-        known = ("component", "group", "phase", "valid", "test", "alpha", "exhaustive", "redistribute", *_LENGTHS)
+        known = ("component", "group", "phase", "valid", "test", "alpha", *_FLAGS, *_LENGTHS)
         self.keys(tables, known, "")
         entries = [self.entry(t, f"component {i + 1}") for i, t in enumerate(self.tables(tables, "component"))]
         if not entries:
@@ -196,6 +198,7 @@ class _Reader:
             alpha=self.number(tables["alpha"], "alpha", zero=True) if "alpha" in tables else None,
             exhaustive=self.flag(tables, "exhaustive", ""),
             redistribute=self.flag(tables, "redistribute", ""),
+            merge_same=self.flag(tables, "merge_same", ""),
             samples=self.whole(tables, "samples", ""),
             tokens=self.whole(tables, "tokens", ""),
             **sets,
@@ -293,6 +296,7 @@ class _Reader:
                 self.problems.append(f"{_joined(where, key)} is not known" + (f"; meant {close}?" if close else ""))
 
 
+_FLAGS = ("exhaustive", "redistribute", "merge_same")
 _LENGTHS = ("samples", "tokens")
 
 

@@ -23,6 +23,7 @@ from mdata import manifest as manifests
 from mdata.blend.schedule import WEIGHT, blend_error
 from mdata.blend.shares import integer_weights
 from mdata.blend.spec import Amount, BlendEntry, BlendSpec, PhaseSpec
+from mdata.blending.merging import merge_same
 from mdata.blending.paths import blend_at, corpora_at, is_many
 from mdata.corpus import Corpus
 from mdata.errors import MdataError, UsageError, nearest
@@ -68,8 +69,15 @@ def compose(spec: BlendSpec, folder: Path, *, open_one: Opener) -> tuple[BlendMa
         raise blend_error(problems)
     parts = [part for one in found for part in one.parts]
     _name_all(found)
-    _check_distinct(parts)
+    if not spec.merge_same:
+        _check_distinct(parts)
     groups = _share_out(found, spec)
+    merged: dict[str, str] = {}
+    if spec.merge_same:
+        parts, merged = merge_same(parts, groups, spec=spec, problems=problems)
+        if problems:
+            raise blend_error(problems)
+    _check_kept(parts, groups)
     components = [_component(part, folder) for part in parts]
     whole = PhaseSpec(samples=spec.samples, tokens=spec.tokens)
     asked = spec.phases or ((whole,) if whole != PhaseSpec() else ())
@@ -88,7 +96,7 @@ def compose(spec: BlendSpec, folder: Path, *, open_one: Opener) -> tuple[BlendMa
         groups=_group_shares(groups) or UNSET,
         valid=_sets(spec.valid, folder, open_one, problems=problems) or UNSET,
         test=_sets(spec.test, folder, open_one, problems=problems) or UNSET,
-        notes={"alpha": spec.alpha} if spec.alpha is not None else {},
+        notes={key: note for key, note in (("alpha", spec.alpha), ("merged", merged)) if note},
     )
     if problems:
         raise blend_error(problems)
@@ -146,22 +154,23 @@ def _name_all(found: Sequence[Found]) -> None:
             own = one.entry.name if not one.many else None
             part.name = own or part.name or part.corpus.name
     parts = [part for one in found for part in one.parts]
-    times = Counter(part.name for part in parts)
+    times = Counter(name for name, _ in {(part.name, part.corpus.id) for part in parts})
     for part in parts:
         if times[part.name] > 1:
             part.name = str(part.corpus.path)
 
 
 def _check_distinct(parts: Sequence[Part]) -> None:
-    first: dict[str, str] = {}
+    first: dict[str, Part] = {}
     problems = []
     for part in parts:
-        if part.corpus.id in first:
-            both = f"{part.name} and {first[part.corpus.id]} are the same corpus (id {part.corpus.id[:16]})"
-            problems.append(f"{both}; name it once, with the sum of both shares")
-        first.setdefault(part.corpus.id, part.name)
+        other = first.setdefault(part.corpus.id, part)
+        if other is not part:
+            both = f"{part.corpus.path} and {other.corpus.path}"
+            problems.append(f"{both} are the same corpus (id {part.corpus.id[:16]})")
     if problems:
-        raise blend_error(problems)
+        fix = "name it once, with the sum of its shares; merge_same = true (--merge-same) does that"
+        raise blend_error(problems, fix=fix)
 
 
 def _share_out(found: Sequence[Found], spec: BlendSpec) -> dict[str, Amount]:
@@ -188,7 +197,6 @@ def _share_out(found: Sequence[Found], spec: BlendSpec) -> dict[str, Amount]:
             part.group = name
             divided = Amount(str(Fraction(whole.share) * Fraction(part.weight) / total), whole.unit) if total else whole
             part.share = Amount(part.weight) if entry.group is None else divided
-    _check_kept([part for one in found for part in one.parts], groups)
     return groups
 
 

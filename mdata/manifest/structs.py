@@ -3,8 +3,8 @@
 Two kinds share one envelope: a corpus (what `preprocess` wrote) and a blend (which corpora in which
 shares). Counts are integers of 64 bits, hashes are BLAKE3 in lower-case hex, paths are relative to the
 manifest's folder with `/`. There are no floating-point numbers anywhere: a share is kept as the text that
-was given. Unknown fields are refused, except under `notes`, which neither the id nor any code of ours
-reads. What was added after the first manifests were written is left out where it is not used (UNSET), so that those
+was given. Unknown fields are refused, except under `notes`, which are for people: no id covers them. What
+was added after the first manifests were written is left out where it is not used (UNSET), so that those
 keep their checksums and ids.
 """
 

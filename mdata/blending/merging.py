@@ -1,0 +1,87 @@
+"""One corpus that several entries name, where that is asked for: one component with the sum of their shares.
+
+Two components of one corpus would read the same texts at the same pace, since the order inside a corpus depends on
+nothing but the corpus: each text would come twice in every pass. One component has one cursor, so nothing comes again
+before all of it was read; random access, inverse and the bound of a share are those of any component. A share is a sum
+only of shares that count alike. A member of a group with a share, named once more outside of it, leaves the group with
+its part of that share; what the others get does not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from mdata.blend.spec import Amount, BlendSpec
+
+if TYPE_CHECKING:
+    from mdata.blending.compose import Part
+
+
+def merge_same(
+    parts: Sequence[Part], groups: dict[str, Amount], *, spec: BlendSpec, problems: list[str]
+) -> tuple[list[Part], dict[str, str]]:
+    """The parts with every corpus once, under its first name; `groups` loses what its members take along.
+
+    Returns:
+        The parts, and for each that was merged the shares that it was given, as text.
+    """
+    of_corpus: dict[str, list[Part]] = {}
+    for part in parts:
+        of_corpus.setdefault(part.corpus.id, []).append(part)
+    given = {}
+    for same in of_corpus.values():
+        if len(same) > 1:
+            given[same[0].name] = _merge(same, parts, groups, spec=spec, problems=problems)
+    merged = [same[0] for same in of_corpus.values()]
+    for name in groups.keys() - {part.group for part in merged}:
+        del groups[name]
+    return merged, given
+
+
+def _merge(
+    same: list[Part], parts: Sequence[Part], groups: dict[str, Amount], *, spec: BlendSpec, problems: list[str]
+) -> str:
+    """Make the first of these all of them; their shares in words."""
+    first = same[0]
+    caps = [part.cap for part in same if part.cap is not None]
+    first.cap = min(caps, key=Fraction) if caps else None
+    if spec.exhaustive:
+        return "once, as every corpus"
+    if len({part.group if part.group in groups else None for part in same}) > 1:
+        if any(phase.shares is not None for phase in spec.phases):
+            what = f"{first.name} is named inside of a group and outside of it"
+            problems.append(f"{what}; phases with shares of their own need every corpus in one place")
+            return ""
+        for part in same:
+            if part.group in groups:
+                _leave_group(part, parts, groups)
+    units = {part.share.unit for part in same}
+    if len(units) > 1:
+        problems.append(
+            f"{first.name} is asked for in {' and in '.join(sorted(units))}; only what counts alike is merged"
+        )
+        return ""
+    shares = [part.share for part in same]
+    first.share = Amount(_text(sum((Fraction(share.share) for share in shares), Fraction(0))), first.share.unit)
+    for part in same[1:]:
+        part.share = Amount("0")
+    return " + ".join(map(str, shares))
+
+
+def _leave_group(part: Part, parts: Sequence[Part], groups: dict[str, Amount]) -> None:
+    """Take a member out of its group, with its part of the group's share."""
+    assert part.group is not None, "no member"
+    whole = groups[part.group]
+    weights = sum(Fraction(other.share.share) for other in parts if other.group == part.group)
+    taken = Fraction(whole.share) * Fraction(part.share.share) / weights
+    groups[part.group] = Amount(_text(Fraction(whole.share) - taken), whole.unit)
+    part.group, part.share = None, Amount(_text(taken), whole.unit)
+
+
+def _text(value: Fraction) -> str:
+    """A decimal where it is one."""
+    text = format(Decimal(value.numerator) / Decimal(value.denominator), "f")
+    return text if Fraction(text) == value else str(value)
