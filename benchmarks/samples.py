@@ -3,11 +3,13 @@
     python benchmarks/samples.py reading [--gb 1]         random samples of 4,096 uint16 tokens into one reused buffer
     python benchmarks/samples.py start [--documents 1e7]  import, open, first sample, in fresh processes
 
-`reading` gives each way random samples of its own in turns, page cache warm, and takes medians of processor time,
-which a shared machine disturbs least; two threads are judged by wall time, which needs a quiet one. The loop is what
-one would write: `out[i] = tokens[a : a + S + 1]`. `start` writes a shard of so many documents with numpy (its .bin is
-sparse) and a manifest that lists it once and one that lists it 100 times; private memory is what the process does not
-share with the page cache. `--json FILE` keeps the numbers.
+`reading` gives each way random samples of its own in turns, page cache warm and all pages in the process' tables, and
+takes medians of processor time, which a shared machine disturbs least. The loop is what one would write: `out[i] =
+tokens[a : a + S + 1]`. Two threads are judged by wall time, which needs a quiet machine: "2 threads" is one read that
+two share, "2 callers" are two threads with a buffer each. Root can take a busy machine's cores for as long as it runs:
+`chrt --fifo 1 python benchmarks/samples.py reading`. `start` writes a shard of so many documents with numpy (its .bin
+is sparse) and a manifest that lists it once and one that lists it 100 times; private memory is what the process does
+not share with the page cache. `--json FILE` keeps the numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -71,19 +76,30 @@ def some_lengths(random: np.random.Generator, documents: int) -> np.ndarray:
     return np.clip(random.lognormal(6.5, 1.0, documents), 2, 60_000).astype(np.int32)
 
 
+def each(read: Callable, batches: Iterable[np.ndarray]) -> None:
+    """Batch after batch."""
+    deque(map(read, batches), maxlen=0)
+
+
 def ways(dataset: mdata.Dataset, masked: mdata.Dataset, two: mdata.Dataset, *, rows: int) -> dict[str, Callable]:
-    """Name -> what reads samples by their numbers; the loop is given where they begin."""
+    """Name -> what reads batches of samples by their numbers; the loop is given where they begin."""
     kind = dataset.components[0].samples
     tokens = dataset.components[0].corpus.readers[0].tokens(0, dataset.num_corpus_tokens)
     out = np.zeros((rows, LENGTH + 1), np.int64)
     pool = np.ones((POOL_ROWS, LENGTH + 1), np.int64)  # zeros would all be one page
     room = masked.empty_rows(rows)
     no_loss = mdata.Rows(room.text, position_ids=room.position_ids)
-    only_text, only_lengths = mdata.Rows(out), mdata.Rows(room.text)
+    only_text, only_lengths, others = mdata.Rows(out), mdata.Rows(room.text), mdata.Rows(out.copy())
+    caller = ThreadPoolExecutor(1)
 
     def loop(samples: np.ndarray) -> None:
         for row, start in enumerate(loop.starts[samples.tobytes()]):
             out[row] = tokens[start : start + LENGTH + 1]
+
+    def callers(batches: list[np.ndarray]) -> None:
+        other = caller.submit(each, lambda samples: dataset.read(samples, out=others), batches[::2])
+        each(lambda samples: dataset.read(samples, out=only_text), batches[1::2])
+        other.result()
 
     loop.prepare = lambda found: setattr(
         loop, "starts", {s.tobytes(): [kind.token_range(int(k))[0] for k in s] for s in found}
@@ -93,7 +109,7 @@ def ways(dataset: mdata.Dataset, masked: mdata.Dataset, two: mdata.Dataset, *, r
         for row, number in enumerate((samples % POOL_ROWS).tolist()):
             out[row] = pool[number]
 
-    return {
+    one_by_one = {
         "numpy loop": loop,
         "limit: copies of int64 rows": copy,
         "read": lambda samples: dataset.read(samples, out=only_text),
@@ -103,6 +119,14 @@ def ways(dataset: mdata.Dataset, masked: mdata.Dataset, two: mdata.Dataset, *, r
         "read, all fields": lambda samples: masked.read(samples, out=room),
         "single samples": lambda samples: [dataset[k] for k in samples.tolist()],
     }
+    found = {name: partial(each, read) for name, read in one_by_one.items()}
+    found["numpy loop"].prepare = loop.prepare
+    return found | {"read, 2 callers": callers}
+
+
+def touch(dataset: mdata.Dataset) -> None:
+    """Have every page of its tokens in the tables of this process, so that no read is the first to want one."""
+    dataset.components[0].corpus.readers[0].tokens(0, dataset.num_corpus_tokens)[::1024].max()
 
 
 def reading(gigabytes: float) -> list[dict[str, object]]:
@@ -119,6 +143,7 @@ def reading(gigabytes: float) -> list[dict[str, object]]:
         plain = mdata.open(Path(folder) / "a", **options)
         masked = mdata.open(Path(folder) / "a", **options, document_masks=True)
         two = mdata.open(Path(folder) / "a", **options, threads=2)
+        each(touch, (plain, masked, two))
         for rows in (8, 512):
             found += compare(ways(plain, masked, two, rows=rows), random, rows)
     return found
@@ -136,8 +161,7 @@ def compare(readers: dict[str, Callable], random: np.random.Generator, rows: int
             batches = [random.integers(0, 100_000, rows) for _ in range(max(1, SAMPLES_A_ROUND // rows))]
             readers["numpy loop"].prepare(batches)
             began, ran = time.perf_counter(), time.process_time()
-            for samples in batches:
-                read(samples)
+            read(batches)
             cpu[name].append((time.process_time() - ran) / rows / len(batches))
             wall[name].append((time.perf_counter() - began) / rows / len(batches))
     base_cpu, base_wall = statistics.median(cpu["numpy loop"]), min(wall["numpy loop"])

@@ -17,10 +17,10 @@
 #include <optional>
 #include <span>
 #include <stdexcept>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "helpers.hpp"
 #include "permutation.hpp"
 #include "sequences.hpp"
 
@@ -83,7 +83,7 @@ public:
         const std::size_t parts = std::max<std::size_t>(1, std::min({threads, kMostThreads, work_for, rows}));
         std::vector<Runs> found(parts);
         std::vector<std::exception_ptr> raised(parts);
-        const auto work = [&](std::size_t part) {
+        Helpers::shared().share(parts, parts - 1, [&](std::size_t part) noexcept {
             try {
                 for (std::size_t row = rows * part / parts; row < rows * (part + 1) / parts; ++row) {
                     add_row(epoch, starts[row], counts[row], found[part]);
@@ -91,12 +91,7 @@ public:
             } catch (...) {
                 raised[part] = std::current_exception();
             }
-        };
-        {
-            std::vector<std::jthread> others;
-            for (std::size_t part = 1; part < parts; ++part) others.emplace_back(work, part);
-            work(0);
-        }
+        });
         for (const auto& problem : raised) {
             if (problem) std::rethrow_exception(problem);
         }

@@ -4,7 +4,7 @@
 // .bin. A row is made of one or more runs (first token, count), one behind the other; what the runs leave of a row is
 // filled with one value. Every run is held against the bounds of store and row before a byte is read, and a run may
 // cross shards. Mapped bytes are read with the next run's bytes asked for ahead; a file is read in pieces of 64 KiB,
-// and one that ends too early is reported, not read past. Rows are dealt to threads in blocks.
+// and one that ends too early is reported, not read past. Rows are dealt to threads in parts.
 #pragma once
 
 #include <algorithm>
@@ -17,11 +17,11 @@
 #include <span>
 #include <stdexcept>
 #include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "file_pool.hpp"
+#include "helpers.hpp"
 #include "widen.hpp"
 
 namespace mdata {
@@ -86,18 +86,15 @@ public:
     std::optional<ReadFault> gather(const RowRuns& runs, const RowBuffer& out, std::size_t threads) const {
         check(runs, out);
         const std::size_t rows = runs.rows();
-        // A thread costs some 20 us to start: it must have more than that to do.
-        const std::size_t blocks = std::max<std::size_t>(
-            1, std::min({threads, rows, rows * out.width / kLeastCellsForThread, kMostThreads}));
-        std::vector<std::optional<ReadFault>> faults(blocks);
-        const auto edge = [&](std::size_t block) { return rows * block / blocks; };
-        {
-            std::vector<std::jthread> others;
-            for (std::size_t block = 1; block < blocks; ++block) {
-                others.emplace_back([&, block] { faults[block] = fill(runs, out, edge(block), edge(block + 1)); });
-            }
-            faults[0] = fill(runs, out, 0, edge(1));
-        }
+        const std::size_t worth = std::min(rows, rows * out.width / kLeastCellsForPart);
+        // More parts than threads where there is much to do: who begins late, or is interrupted, does fewer.
+        const std::size_t most = kMostPartsForThread * std::min(threads, Helpers::kMost + 1);
+        const std::size_t parts = threads < 2 || worth < 2 ? 1 : std::min(worth, most);
+        std::vector<std::optional<ReadFault>> faults(parts);
+        const auto edge = [&](std::size_t part) { return rows * part / parts; };
+        Helpers::shared().share(parts, threads - 1, [&](std::size_t part) noexcept {
+            faults[part] = fill(runs, out, edge(part), edge(part + 1));
+        });
         for (const auto& fault : faults) {
             if (fault) return fault;
         }
@@ -106,8 +103,8 @@ public:
 
 private:
     static constexpr std::int64_t kMostTokens = std::int64_t{1} << 60;
-    static constexpr std::size_t kLeastCellsForThread = 1 << 16;
-    static constexpr std::size_t kMostThreads = 64;
+    static constexpr std::size_t kLeastCellsForPart = 1 << 14;
+    static constexpr std::size_t kMostPartsForThread = 4;
     static constexpr std::size_t kPieceBytes = 1 << 16;
 
     // A part of a run that lies in one shard.
