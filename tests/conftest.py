@@ -39,6 +39,8 @@ def oracles(request: pytest.FixtureRequest) -> Path:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:  # the threads of torch would wait for cores that other tests have
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     # A shell starts background jobs with interrupts ignored, and what they start would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,6 +12,7 @@ from mdata import BadInputError
 from tests.mdata.preprocess.test_preprocess import contents
 from tests.mdata.sources.test_page import STATED, hostile
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
 REFERENCE = re.compile(
     r"\| (?:jsonl|compressed)/(\S+) \|.*?\| accepted, exit 0: (\d+) documents, \d+ sequences, (\d+) tokens"
 )

@@ -12,6 +12,8 @@ import pytest
 from cli.mdata import main
 from tests.conftest import oracle_folder
 
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
 # The reference takes the files of a pattern as the file system gives them; ours are sorted, and then differ.
 UNSORTED = {"part2-glob", "part2-glob-seq"}
 

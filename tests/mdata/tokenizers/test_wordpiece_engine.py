@@ -103,7 +103,10 @@ def test_code_points_in_company(treatment):
 @pytest.mark.slow
 @pytest.mark.parametrize("treatment", [LOWER, CASED])
 def test_every_code_point_in_company(treatment):
-    compare_code_points(treatment, code_points(1))
+    """Of the planes that have no characters every 61st; `make soak` takes them all."""
+    compare_code_points(
+        treatment, [c for c in code_points(1) if ord(c) < 0x32400 or ord(c) >> 12 == 0xE0 or ord(c) % 61 == 0]
+    )
 
 
 @pytest.mark.soak
