@@ -189,6 +189,7 @@ def _blend_facts(blend: mdata.OpenBlend) -> dict[str, Any]:
         ],
         "phases": to_builtins(blend.manifest.phases),
         "valid": {name: str(path) for name, (path, _) in blend.valid_sets.items()},
+        "test": {name: str(path) for name, (path, _) in blend.test_sets.items()},
     }
 
 

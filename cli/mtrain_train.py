@@ -74,6 +74,7 @@ def result_text(result: TrainResult, folder: str) -> str:
     else:
         lines = [f"step {result.step}, training loss {result.loss:.4f} nats per token"]
     lines += [f"validation loss {name}: {loss:.4f}" for name, loss in result.valid.items()]
+    lines += [f"test loss {name}: {loss:.4f}" for name, loss in result.test.items()]
     return "\n".join([*lines, f"checkpoint: {result.checkpoint}", f"next: mtrain generate {folder}"])
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         nearest,
         os_errors_named,
     )
+    from mdata.evaluation import evaluated_samples, evaluation_sets
     from mdata.indexed import IndexedReader, IndexedWriter, ShardFacts
     from mdata.keys import Key, derive_key
     from mdata.loading.batch_sizes import BatchSizes, read_ramp
@@ -73,6 +74,7 @@ attach(
         "mdata.convert": "convert",
         "mdata.corpus": "Corpus open_corpus",
         "mdata.dataset": "Component Dataset open open_dataset parse_split",
+        "mdata.evaluation": "evaluated_samples evaluation_sets",
         "mdata.indexed": "IndexedReader IndexedWriter ShardFacts",
         "mdata.keys": "Key derive_key",
         "mdata.loading.loader": "Batch BatchPlan Loader collate",
@@ -166,6 +168,8 @@ __all__ = [
     "durable",
     "errors",
     "estimate",
+    "evaluated_samples",
+    "evaluation_sets",
     "explain_os_error",
     "global_batch",
     "is_run",

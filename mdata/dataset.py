@@ -64,9 +64,9 @@ def open_dataset(path: str | Path, options: DatasetOptions, *, progress: Progres
         DamageError: something that is not what its manifest says.
     """
     options.check()
-    cache = Cache(options.cache, mapped=options.mode == "mmap", progress=progress)
     with garbage_left():
-        return Dataset(open_blend(path, mode=options.mode, checked=False), options, cache=cache)
+        opened = open_blend(path, mode=options.mode, checked=False)
+        return Dataset(opened, options, cache=_cache_of(options, progress))
 
 
 def open(path: str | Path, *, sequence_length: int, **options: Any) -> Dataset:
@@ -106,7 +106,7 @@ class Dataset:
                 expected='a blend of weights, or order "native"',
             )
         self.row_options = options.row_options(_eod_of(blend.corpora))
-        cache = cache or Cache(options.cache, mapped=options.mode == "mmap")
+        cache = cache or _cache_of(options)
         # Where no share was given each corpus counts by its tokens.
         pairs = zip(blend.manifest.components, blend.corpora, strict=True)
         self._by_size = all(part.share == str(corpus.num_tokens) for part, corpus in pairs)
@@ -296,6 +296,19 @@ class Dataset:
         return self._opened.valid_sets
 
     @property
+    def test_sets(self) -> Mapping[str, tuple[Path, str]]:
+        """The blend's named test sets, likewise; `mdata.evaluation_sets` opens both."""
+        return self._opened.test_sets
+
+    def read_as(self, options: DatasetOptions, *, progress: Progress = SILENT) -> Dataset:
+        """The same corpora by other options; nothing is opened again.
+
+        Raises:
+            UsageError: options that do not fit, or an empty split.
+        """
+        return Dataset(self._opened, options, cache=_cache_of(options, progress))
+
+    @property
     def corpus_ids(self) -> tuple[str, ...]:
         """Ids of all corpora."""
         return tuple(corpus.id for corpus in self._corpora)
@@ -361,6 +374,10 @@ class Dataset:
     def __reduce__(self) -> tuple[object, ...]:
         # Packed apart, so that garbage can be left while it is unpacked.
         return _unpacked, (pickle.dumps((self._opened, self.options), pickle.HIGHEST_PROTOCOL),)
+
+
+def _cache_of(options: DatasetOptions, progress: Progress = SILENT) -> Cache:
+    return Cache(options.cache, mapped=options.mode == "mmap", progress=progress)
 
 
 def _unpacked(packed: bytes) -> Dataset:

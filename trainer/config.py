@@ -79,6 +79,7 @@ class DataSection:
     blend: str  # blend or corpus manifest, a prefix, or Megatron's "0.7 a 0.3 b"
     split: str = "100,0,0"  # shares of training, validation and test
     valid: tuple[str, ...] = ()  # validation corpora; their names are those of the files
+    test: tuple[str, ...] = ()  # test corpora, read once, when the last step is done
     prefetch: Positive = 2  # steps that the loader reads ahead
     order: Literal["native", "megatron"] = (
         "native"  # the rule that gives sample k; megatron: Megatron-LM's, of this run
@@ -106,7 +107,7 @@ class TrainSection:
     micro_batch: Positive  # samples of one forward pass of a rank
     steps: Positive  # optimizer updates of the whole run
     eval_interval: Count = 0  # steps between validations; 0: only at the end
-    eval_samples: Count = 0  # validation samples per corpus; 0: all
+    eval_samples: Count = 0  # validation or test samples per corpus; 0: all
     log_interval: Positive = 1  # steps between lines of metrics.jsonl
 
 

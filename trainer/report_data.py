@@ -22,7 +22,7 @@ import mdata
 from mdata import MdataError, UsageError, durable
 from trainer.baselines import Baselines, count_pairs, evaluate
 from trainer.config import RunConfig, load_config
-from trainer.data import RunData, open_data, validation_samples
+from trainer.data import RunData, open_data
 from trainer.metrics import RANKS, read_events, read_metrics
 
 MOST_TOKENS = 200_000_000  # training tokens up to which baselines are counted: about two minutes
@@ -161,7 +161,7 @@ def baselines_of(run: Run, data: RunData) -> tuple[dict[str, Baselines], list[st
         return {name: Baselines(**values) for name, values in kept["valid"].items()}, []
     counts = count_pairs(_rows(data.train, np.arange(run.consumed, dtype=np.int64)), vocab_size)
     found = {
-        name: evaluate(counts, _rows(valid, validation_samples(valid, run.config.train.eval_samples)))
+        name: evaluate(counts, _rows(valid, mdata.evaluated_samples(valid, run.config.train.eval_samples)))
         for name, valid in data.valid.items()
     }
     values = {name: dataclasses.asdict(baselines) for name, baselines in found.items()}

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +25,10 @@ from trainer.collectives import gather_objects
 from trainer.config import RunConfig, dump_config, parse_config
 from trainer.data import (
     RunData,
+    evaluation_batches,
     open_data,
     to_device,
     training_batches,
-    validation_batches,
-    validation_samples,
 )
 from trainer.engine import Engine, StepReport, held_parameters
 from trainer.metrics import MetricsWriter, write_ranks
@@ -53,13 +52,14 @@ class TrainResult:
     """How a run stands when `train` returns.
 
     Args:
-        step: finished steps. loss: of the last one; None if none was left to do. valid: losses by corpus at the end.
-        checkpoint: the newest.
+        step: finished steps. loss: of the last one; None if none was left to do. valid, test: losses by corpus at the
+            end. checkpoint: the newest.
     """
 
     step: int
     loss: float | None
     valid: dict[str, float]
+    test: dict[str, float]
     checkpoint: Path
 
 
@@ -81,7 +81,7 @@ def _train(config: RunConfig, world: World, progress: Progress) -> TrainResult:
     done = _check_resume(config, data, newest) if newest else Done(0, 0)
     _check_agreed(done, config, world)
     if newest and done.steps >= plan.steps:
-        return TrainResult(done.steps, None, {}, newest)
+        return TrainResult(done.steps, None, {}, {}, newest)
     engine = Engine(config, plan, world=world, fresh=newest is None)
     if newest:
         engine.load(newest)
@@ -119,20 +119,21 @@ class _Loop:
         """The steps after those that are done."""
         settings, total = self.config.train, self.plan.steps
         progress.begin("train", total - done.steps, unit="steps")
-        rate, skipped, valid = _Rate(), 0, dict[str, float]()
+        rate, skipped, valid, test = _Rate(), 0, dict[str, float](), dict[str, float]()
         for now, report in self._reports(done, rate, progress):
             step = now.steps
             skipped = 0 if report.applied else skipped + 1
             self._check_skipped(step, report, skipped)
             last = step == total
-            valid = self._validate() if last or _due(step, settings.eval_interval) else {}
+            valid = self._evaluate(self.data.valid) if last or _due(step, settings.eval_interval) else {}
+            test = self._evaluate(self.data.test) if last else {}
             if last or valid or _due(step, settings.log_interval):
-                self._record(now, report, rate, valid)
+                self._record(now, report, rate, {"valid": valid, "test": test})
             if last or _due(step, self.config.checkpoint.interval):
                 self._save(now)
             progress.advance(1, loss=report.loss)
         progress.end()
-        return TrainResult(total, report.loss, valid, _root(self.config) / checkpoint.folder_name(total))
+        return TrainResult(total, report.loss, valid, test, _root(self.config) / checkpoint.folder_name(total))
 
     def _reports(self, done: Done, rate: _Rate, progress: Progress) -> Iterator[tuple[Done, StepReport]]:
         """(what is done, what the last step did); the time between them is the consumer's."""
@@ -152,19 +153,19 @@ class _Loop:
             done = Done(done.steps + 1, done.samples + size)
             yield done, report
 
-    def _validate(self) -> dict[str, float]:
-        """Mean loss of each validation set, nats per token."""
+    def _evaluate(self, sets: Mapping[str, mdata.Dataset]) -> dict[str, float]:
+        """Mean loss of each set, nats per token."""
         plan, engine = self.plan, self.engine
         losses = {}
-        for name, dataset in self.data.valid.items():
-            samples = validation_samples(dataset, self.config.train.eval_samples)
-            batches = validation_batches(dataset, samples, micro_batch=plan.micro_batch, dp=engine.dp)
+        for name, dataset in sets.items():
+            samples = mdata.evaluated_samples(dataset, self.config.train.eval_samples)
+            batches = evaluation_batches(dataset, samples, micro_batch=plan.micro_batch, dp=engine.dp)
             losses[name] = engine.evaluate(
                 to_device(batch, engine.world.device, vocab_size=plan.vocab_size) for batch in batches
             )
         return losses
 
-    def _record(self, now: Done, report: StepReport, rate: _Rate, valid: dict[str, float]) -> None:
+    def _record(self, now: Done, report: StepReport, rate: _Rate, losses: Mapping[str, dict[str, float]]) -> None:
         if self.log is None:
             return
         tokens_per_s, data_wait = rate.take()
@@ -177,7 +178,7 @@ class _Loop:
             "data_wait": data_wait,
             "time_s": time.time(),
         }
-        self.log.step(now.steps, values | ({"valid": valid} if valid else {}))
+        self.log.step(now.steps, values | {name: found for name, found in losses.items() if found})
 
     def _save(self, now: Done) -> None:
         run = checkpoint.RunState(

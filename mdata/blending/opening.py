@@ -26,6 +26,7 @@ from mdata.corpus import Corpus, open_corpus
 from mdata.errors import DamageError, MdataError, UsageError, os_errors_named
 from mdata.indexed.reader import Mode
 from mdata.manifest import BlendManifest, CorpusManifest
+from mdata.manifest.structs import NamedSet
 
 if TYPE_CHECKING:
     from mdata.blend.phases import PhasedBlend
@@ -67,7 +68,14 @@ class OpenBlend:
     @property
     def valid_sets(self) -> dict[str, tuple[Path, str]]:
         """The named validation sets: name -> (path, id of the corpus or blend there)."""
-        sets = self.manifest.valid
+        return self._named(self.manifest.valid)
+
+    @property
+    def test_sets(self) -> dict[str, tuple[Path, str]]:
+        """The named test sets, likewise."""
+        return self._named(self.manifest.test)
+
+    def _named(self, sets: list[NamedSet] | UnsetType) -> dict[str, tuple[Path, str]]:
         return {} if isinstance(sets, UnsetType) else {one.name: (self.folder / one.path, one.id) for one in sets}
 
     @property

@@ -24,7 +24,7 @@ from mdata.tracing.steps import Steps, StepSpan
 from mdata.tracing.trace import Tracer
 
 # Keys that this version knows: those of [data] that are no options of a dataset, and those of [train].
-_OTHER_DATA = ("blend", "split", "valid", "prefetch")
+_OTHER_DATA = ("blend", "split", "valid", "test", "prefetch")
 _STEPS = ("sequence_length", "global_batch", "batch_ramp", "micro_batch", "steps")
 _TRAIN = (*_STEPS, "eval_interval", "eval_samples", "log_interval")
 _CHECKPOINT = "mtrain-checkpoint", 1

@@ -137,14 +137,15 @@ def test_generate_and_report_want_a_run(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_the_result_says_what_to_do_next(tmp_path: Path) -> None:
     checkpoint = tmp_path / "step-9"
-    text = result_text(TrainResult(9, 1.23456, {"prose": 2.0}, checkpoint), "runs/a")
+    text = result_text(TrainResult(9, 1.23456, {"prose": 2.0}, {"late": 3.0}, checkpoint), "runs/a")
     assert text.splitlines() == [
         "step 9, training loss 1.2346 nats per token",
         "validation loss prose: 2.0000",
+        "test loss late: 3.0000",
         f"checkpoint: {checkpoint}",
         "next: mtrain generate runs/a",
     ]
-    again = result_text(TrainResult(9, None, {}, checkpoint), "runs/a")
+    again = result_text(TrainResult(9, None, {}, {}, checkpoint), "runs/a")
     assert again.splitlines()[0] == "step 9 was reached before; raise train.steps to train on"
 
 

@@ -74,7 +74,7 @@ def reads(monkeypatch):
         return real(batch, *arguments, **options)
 
     monkeypatch.setattr(module, "to_device", noted)
-    monkeypatch.setattr(module._Loop, "_validate", lambda self: {"none": 0.0})
+    monkeypatch.setattr(module._Loop, "_evaluate", lambda self, sets: {"none": 0.0})
     return seen
 
 
@@ -193,6 +193,26 @@ def test_a_training_to_the_very_end_of_a_blend_and_no_further(corpora, tmp_path)
         make_plan(config, 1, facts=open_data(config).facts)
 
 
+def test_test_sets_are_read_once_when_the_last_step_is_done(corpora, tmp_path):
+    made = corpora.made
+    sets = {"valid": {"code": str(made["c"])}, "test": {"kept": str(made["held"]), "other": str(made["b"])}}
+    mdata.make_blend({"component": [{"path": str(made["a"])}], **sets}, corpora.folder / "tested.json")
+    config = config_of(tmp_path / "run", corpora.folder / "tested.json", steps=4)
+    config = replace(config, train=replace(config.train, eval_interval=2))
+    result = run(config)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "valid" in line] == [2, 4]
+    assert [(line["step"], line["test"]) for line in lines if "test" in line] == [(4, result.test)]
+    assert list(result.test) == ["kept", "other"]
+    again = replace(config, run=replace(config.run, folder=str(tmp_path / "again")))
+    as_valid = replace(
+        again, data=replace(again.data, valid=(str(made["held"]), str(made["b"])), test=(str(made["c"]),))
+    )
+    other = run(as_valid)
+    assert list(other.valid.values()) == list(result.test.values())
+    assert list(other.test.values()) == list(result.valid.values())
+
+
 def test_named_validation_sets_of_the_manifest(corpora, tmp_path):
     made = corpora.made
     spec = {"component": [{"path": str(made["a"])}], "valid": {"kept": str(made["held"]), "code": str(made["c"])}}
@@ -203,5 +223,5 @@ def test_named_validation_sets_of_the_manifest(corpora, tmp_path):
     assert list(open_data(given).valid) == ["b"]
     made["c"].rename(corpora.folder / "elsewhere.json")
     made["b"].rename(made["c"])
-    with pytest.raises(mdata.DamageError, match=r"validation set code .* is not the one that was named"):
+    with pytest.raises(mdata.DamageError, match=r"validation set code is not the one that was named"):
         open_data(config)

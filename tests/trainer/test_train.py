@@ -335,9 +335,7 @@ def test_two_validation_sets_of_one_name_are_refused(corpora, tmp_path):
 
 @pytest.mark.parametrize(("limit", "samples"), [(0, range(10)), (4, [0, 2, 5, 7]), (10, range(10)), (99, range(10))])
 def test_validation_samples_are_spread_over_the_set(limit, samples):
-    from trainer.data import validation_samples
-
-    assert validation_samples(SimpleNamespace(num_samples=10), limit).tolist() == list(samples)
+    assert mdata.evaluated_samples(SimpleNamespace(num_samples=10), limit).tolist() == list(samples)
 
 
 def test_a_vocabulary_that_is_too_small_is_refused(corpora, tmp_path):

@@ -1,0 +1,100 @@
+"""The finite sets that a training is measured on: which there are, what they are called, which samples are read.
+
+Validation and test sets are found the same way: corpora that are named, else the sets that the blend's manifest names,
+else the blend's own part in the split, if it has one. A corpus of its own is read whole, in file order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata.dataset import Dataset, open_dataset, parse_split
+from mdata.errors import DamageError, UsageError
+from mdata.progress import SILENT, Progress
+
+EvaluationSplit = Literal["valid", "test"]
+_SPLITS: tuple[str, ...] = get_args(EvaluationSplit)
+
+
+def evaluation_sets(
+    train: Dataset,
+    split: EvaluationSplit,
+    *,
+    paths: Sequence[str | Path] = (),
+    num_samples: int | None = None,
+    progress: Progress = SILENT,
+) -> dict[str, Dataset]:
+    """Name -> set, read as the training reads.
+
+    Args:
+        train: the data of the training.
+        split: "valid" or "test".
+        paths: corpora in place of those that the blend names; called as their files are, a blend by its manifest.
+        num_samples: in Megatron's order: how many are asked for.
+        progress: hears what is built.
+
+    Raises:
+        UsageError: one that cannot be read as the training is, or was made with another tokenizer; a name twice.
+        DamageError: a named set that is not what the blend named.
+    """
+    asked = num_samples if train.options.order == "megatron" else None
+    whole = replace(train.options, split="whole", num_samples=asked)
+    if paths:
+        sets = _by_path([(Path(path), open_dataset(path, whole, progress=progress)) for path in paths], split)
+    else:
+        named = train.valid_sets if split == "valid" else train.test_sets
+        sets = {name: open_dataset(path, whole, progress=progress) for name, (path, _) in named.items()}
+        _check_ids(sets, named, split=split)
+    if not sets and parse_split(train.options.split_shares)[1 + _SPLITS.index(split)] > 0:
+        sets = {split: train.read_as(replace(whole, split=split), progress=progress)}
+    for name, one in sets.items():
+        if None not in (one.fingerprint, train.fingerprint) and one.fingerprint != train.fingerprint:
+            raise UsageError(
+                f"{_KINDS[split]} corpus {name} was made with another tokenizer than the training data",
+                found=f"tokenizer {one.fingerprint}",
+                expected=f"tokenizer {train.fingerprint}",
+                fix="preprocess it again with the tokenizer of the training data",
+            )
+    return sets
+
+
+_KINDS = {"valid": "validation", "test": "test"}
+
+
+def evaluated_samples(dataset: Dataset, limit: int) -> npt.NDArray[np.int64]:
+    """The samples of a set that an evaluation reads: all (0), or `limit` of them spread evenly over it: int64[n]."""
+    total = dataset.num_samples
+    assert total is not None, "sets to be evaluated are finite"
+    count = min(limit, total) if limit else total
+    return np.arange(count, dtype=np.int64) * total // count
+
+
+def _by_path(found: Sequence[tuple[Path, Dataset]], split: str) -> dict[str, Dataset]:
+    sets: dict[str, Dataset] = {}
+    for path, dataset in found:
+        name = dataset.components[0].name if len(dataset.components) == 1 else path.stem
+        if name in sets:
+            raise UsageError(
+                f"data.{split} holds two sets called {name}",
+                found=", ".join(str(path) for path, _ in found),
+                fix="name each once, or rename the files of one",
+            )
+        sets[name] = dataset
+    return sets
+
+
+def _check_ids(sets: Mapping[str, Dataset], named: Mapping[str, tuple[Path, str]], *, split: str) -> None:
+    for name, (path, known) in named.items():
+        if known not in (sets[name].blend_id, *sets[name].corpus_ids):
+            raise DamageError(
+                f"{_KINDS[split]} set {name} is not the one that was named ({path})",
+                found=f"id {sets[name].corpus_ids[0]}",
+                expected=f"id {known}",
+                fix=f"put it back, or name the sets in data.{split}",
+            )
