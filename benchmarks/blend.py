@@ -3,7 +3,7 @@
     python benchmarks/blend.py --peer /path/to/an/environment/with/megatron-core/bin/python --samples 1000000
 
 The peer's build_blending_indices (in its own interpreter) and ours fill the same arrays, which are compared by hash;
-processor time, the median of three. Without --peer only ours is measured. The reading part reads random ids.
+processor time, the median of five, in turn. Without --peer only ours is measured. The reading part reads random ids.
 """
 
 from __future__ import annotations
@@ -29,26 +29,33 @@ PEER = """
 import hashlib, json, sys, time
 import numpy as np
 from megatron.core.datasets import helpers_cpp
-cases, size = json.loads(sys.stdin.read())
-for case in cases:
+for line in sys.stdin:
+    case, size = json.loads(line)
     weights = np.array([float.fromhex(weight) for weight in case])
-    times = []
-    for _ in range(3):
-        components, samples = np.zeros(size, np.int16), np.zeros(size, np.int64)
-        start = time.process_time()
-        helpers_cpp.build_blending_indices(components, samples, weights, len(weights), size, False)
-        times.append(time.process_time() - start)
+    components, samples = np.zeros(size, np.int16), np.zeros(size, np.int64)
+    components[:] = samples[:] = 1
+    start = time.process_time()
+    helpers_cpp.build_blending_indices(components, samples, weights, len(weights), size, False)
+    spent = time.process_time() - start
     found = hashlib.sha256(components.tobytes() + samples.tobytes()).hexdigest()
-    print("result", json.dumps([sorted(times)[1], found]))
+    print("result", json.dumps([spent, found]), flush=True)
 """
-CASES = tuple((count, kind) for count in (10, 100, 1000) for kind in ("random", "zipf", "equal"))
+KINDS = ("random", "zipf", "square", "mixed", "near", "equal")
+ROUNDS = 5
 
 
 def shares(kind: str, count: int) -> np.ndarray:
     """float64[count], summing to 1."""
     ranks = np.arange(1, count + 1)
     drawn = np.random.RandomState(count).rand(count)
-    weights = {"random": drawn + 1e-6, "zipf": 1 / ranks, "equal": np.ones(count)}[kind]
+    weights = {
+        "random": drawn + 1e-6,
+        "zipf": 1 / ranks,
+        "square": 1 / ranks**2,
+        "mixed": np.where(ranks <= 3, 100 + drawn, 0.01 * (0.5 + drawn)),
+        "near": 1 + 1e-9 * drawn,
+        "equal": np.ones(count),
+    }[kind]
     return weights / weights.sum()
 
 
@@ -62,31 +69,42 @@ def timed(work: Callable[[], object], rounds: int = 3) -> float:
     return statistics.median(times)
 
 
-def of_peer(peer: str, size: int) -> list[tuple[float, str]]:
-    """Median time and hash of the arrays of each case."""
-    words = json.dumps([[[weight.hex() for weight in shares(kind, count).tolist()] for count, kind in CASES], size])
-    done = subprocess.run([peer, "-c", PEER], input=words, capture_output=True, text=True, check=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("result ")]
-    return [tuple(json.loads(line.removeprefix("result "))) for line in lines]
-
-
-def megatron_part(peer: str | None, size: int) -> None:
-    """Ours and theirs, case by case."""
+def ours_once(weights: np.ndarray, size: int) -> tuple[float, str]:
+    """Processor time and hash of the arrays."""
     from mdata import _core
 
-    print(f"Megatron's fill, {size:,} samples, processor time")
-    theirs = of_peer(peer, size) if peer else [None] * len(CASES)
-    for (count, kind), found in zip(CASES, theirs, strict=True):
-        weights = shares(kind, count)
-        components, samples = np.zeros(size, np.int16), np.zeros(size, np.int64)
-        ours = timed(lambda w=weights, c=components, s=samples: _core.fill_blend(w, c, s))
-        line = f"{count:5} {kind:7} ours {ours:7.3f} s"
-        if found is not None:
-            same = hashlib.sha256(components.tobytes() + samples.tobytes()).hexdigest() == found[1]
-            line += (
-                f"  theirs {found[0]:7.3f} s  {found[0] / ours:5.1f} times, {'equal' if same else 'DIFFERENT'} arrays"
-            )
-        print(line, flush=True)
+    components, samples = np.ones(size, np.int16), np.ones(size, np.int64)
+    spent = timed(lambda: _core.fill_blend(weights, components, samples), 1)
+    return spent, hashlib.sha256(components.tobytes() + samples.tobytes()).hexdigest()
+
+
+def peer_once(peer: subprocess.Popen[str], weights: np.ndarray, size: int) -> tuple[float, str]:
+    """The same of the peer's."""
+    assert peer.stdin is not None and peer.stdout is not None
+    peer.stdin.write(json.dumps([[weight.hex() for weight in weights.tolist()], size]) + "\n")
+    peer.stdin.flush()
+    line = next(line for line in peer.stdout if line.startswith("result "))
+    spent, found = json.loads(line.removeprefix("result "))
+    return spent, found
+
+
+def megatron_part(python: str | None, size: int) -> None:
+    """Ours and theirs in turn, case by case."""
+    print(f"Megatron's fill, {size:,} samples, processor time, median of {ROUNDS}")
+    peer = python and subprocess.Popen([python, "-c", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    for count in (10, 100, 1000):
+        for kind in KINDS:
+            weights = shares(kind, count)
+            rounds = [(ours_once(weights, size), peer and peer_once(peer, weights, size)) for _ in range(ROUNDS)]
+            ours = statistics.median(mine[0] for mine, _ in rounds)
+            line = f"{count:5} {kind:7} ours {ours:7.3f} s {ours / size * 1e9:6.1f} ns a sample"
+            if peer:
+                theirs = statistics.median(other[0] for _, other in rounds)
+                same = "equal" if all(mine[1] == other[1] for mine, other in rounds) else "DIFFERENT"
+                line += f"  theirs {theirs:7.3f} s  {theirs / ours:5.1f} times, {same} arrays"
+            print(line, flush=True)
+    if peer:
+        peer.communicate()
 
 
 def native_part() -> None:

@@ -3,13 +3,12 @@
 // subtraction (no fused multiply-add: this is compiled with -ffp-contract=off).
 //
 // The original looks at every component for every sample. Here most are ruled out for many samples at once, exactly:
-// an error that is not drawn never falls (weights are not negative, and rounding is monotone). So if K components have
-// an error of at least L now, then the largest one is at least L for K samples; a component whose error, undrawn, is
-// still below L at the last of them is out of the race. The rest is a smaller race of the same kind. A race of few is
-// narrowed at once to those whose counts find room in registers, without counting to K: samples are drawn from them for
-// as long as the largest error is not below L. L is guessed from the race before; a bad guess costs time and nothing
-// else. Components of equal weight take turns, so that they are one entry here. Slow twin:
-// mdata/reference/megatron_blend.py.
+// an error that is not drawn never falls (weights are not negative, and rounding is monotone). So let L be a level and
+// take those components whose error, undrawn, is at least L at the last of the next b samples. For as long as the
+// largest error of these is at least L, it is the largest of all. When it is not, L is set anew, below the largest.
+// L climbs slowly towards the largest error, so that few components are taken (about b + sqrt(n)); whatever it is, it
+// costs time and nothing else. Of many components some are taken for long, and of these a few for short.
+// Components of equal weight take turns, so that they are one entry here. Slow twin: mdata/reference/megatron_blend.py.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +17,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <deque>
 #include <limits>
 #include <numeric>
 #include <span>
@@ -35,32 +32,80 @@ namespace mdata {
 
 namespace greedy {
 
-constexpr std::size_t kPadding = 16;  // races are filled up to a multiple of this by entries that never win
+constexpr std::size_t kPadding = 8;  // fields are filled up to a multiple of this by entries that never win
 constexpr double kSpent = std::numeric_limits<double>::infinity();
 constexpr double kNever = -kSpent;
 
 inline double target(std::int64_t t) { return static_cast<double>(std::max<std::int64_t>(t, 1)); }
 
-// Some entries: components of one weight that take turns. An entry's count goes up when its last one had its turn.
-struct Race {
-    const double* weights;
-    double* counts;        // samples of the entry's next component so far; kSpent when it has no more
-    const double* limits;  // where a count becomes kSpent
-    std::uint32_t* left;   // components whose turn is still to come
-    const std::uint32_t* members;
-    std::size_t padded;
-    std::uint32_t unusual;  // of a race of few, a bit for each entry whose count may do anything but go up by one
+// A component, or some of one weight and limit that take turns: of these the one whose turn it is.
+struct Entry {
+    std::int64_t samples;  // so far
+    std::int64_t limit;    // of samples; never reached where there is none
+    std::int32_t component;
+    std::uint32_t first_member;
+    std::uint32_t num_members;
+    std::uint32_t turn;
 };
 
-// The samples of a sprint, and what it writes: errors of all entries where it stopped; each winner's place.
+// The numbers by which entries are compared; `places` are those in the wider field from which they were taken.
+struct Field {
+    std::vector<double> weights;
+    std::vector<double> counts;  // samples so far; kSpent at the limit
+    std::vector<std::uint32_t> places;
+    std::size_t size = 0;
+
+    // Writing goes on for up to kPadding numbers behind the last.
+    explicit Field(std::size_t room) : weights(room + 2 * kPadding), counts(weights.size()), places(weights.size()) {}
+
+    std::size_t padded() const { return (size + kPadding - 1) / kPadding * kPadding; }
+
+    void pad() {
+        for (std::size_t i = size; i < size + kPadding; ++i) {
+            weights[i] = 0.0;
+            counts[i] = kSpent;
+            places[i] = 0;
+        }
+    }
+};
+
+// The few out of the middle field, which was taken out of all; a count stands in each of the three.
+struct Race {
+    Field& few;
+    Field& middle;
+    Field& all;
+    std::span<Entry> entries;
+    std::span<const std::int32_t> members;
+    std::span<double> room;  // for half as many as the few
+
+    Entry& entry_at(std::size_t place) const { return entries[middle.places[few.places[place]]]; }
+
+    void set_count(std::size_t place, double count) const {
+        const std::uint32_t in_middle = few.places[place];
+        middle.counts[in_middle] = count;
+        all.counts[middle.places[in_middle]] = count;
+    }
+};
+
+// The samples of a sprint and where they are written.
+template <typename Component>
 struct Track {
     std::int64_t first;
     std::size_t steps;
     double level;  // it stops where the largest error is below
-    double* errors;
-    std::uint32_t* places;
+    Component* components;
+    std::int64_t* samples;
 
     double target_of(std::size_t step) const { return target(first + static_cast<std::int64_t>(step)); }
+
+    void write(std::size_t step, const Entry& entry) const {
+        components[step] = static_cast<Component>(entry.component);
+        samples[step] = entry.samples;
+    }
+
+    Track from(std::size_t step, std::size_t num_steps) const {
+        return {first + static_cast<std::int64_t>(step), num_steps, level, components + step, samples + step};
+    }
 };
 
 // How many samples were drawn, and the largest error that was seen last.
@@ -69,66 +114,112 @@ struct Sprint {
     double largest;
 };
 
-// After a sample of an entry: what is to be added to its count.
-inline double count_up(const Race& race, std::size_t place) {
-    if (--race.left[place] > 0) return 0.0;
-    race.left[place] = race.members[place];
-    return race.counts[place] + 1.0 == race.limits[place] ? kSpent : 1.0;
+// Whether a sample does nothing but add one to the count.
+inline bool is_plain(const Entry& entry) { return entry.num_members == 1 && entry.samples + 1 != entry.limit; }
+
+// A sample of a plain entry whose own count has gone up.
+template <typename Component>
+inline void draw_plain(const Race& race, const Track<Component>& track, std::size_t step, std::size_t place) {
+    Entry& entry = race.entry_at(place);
+    track.write(step, entry);
+    race.set_count(place, static_cast<double>(++entry.samples));
 }
 
-// Four functions for any processor, and the same for one with vectors of four numbers.
-struct Vectors {
-    // All errors at m into `errors`; the largest one.
-    double (*measure)(const Race&, double m, double* errors);
-    // How many of the errors reach the level.
-    std::size_t (*count)(const double* errors, std::size_t padded, double level);
-    // The places whose errors reach the level at m, ascending; `places` has room for all and four more.
-    std::size_t (*select)(const Race&, double m, double level, std::uint32_t* places);
-    // The next samples, one after another, until two errors are equal or all are below the level.
-    Sprint (*sprint)(const Race&, const Track&);
-};
-
-inline double measure_plain(const Race& race, double m, double* errors) {
-    double largest = kNever;
-    for (std::size_t i = 0; i < race.padded; ++i) {
-        errors[i] = race.weights[i] * m - race.counts[i];
-        largest = std::max(largest, errors[i]);
+// A sample of any entry.
+template <typename Component>
+inline void draw(const Race& race, const Track<Component>& track, std::size_t step, std::size_t place) {
+    Entry& entry = race.entry_at(place);
+    track.write(step, entry);
+    if (++entry.turn == entry.num_members) {
+        entry.turn = 0;
+        race.few.counts[place] = ++entry.samples == entry.limit ? kSpent : static_cast<double>(entry.samples);
+        race.set_count(place, race.few.counts[place]);
     }
-    return largest;
+    entry.component = race.members[entry.first_member + entry.turn];
 }
 
-inline std::size_t count_plain(const double* errors, std::size_t padded, double level) {
-    return static_cast<std::size_t>(std::count_if(errors, errors + padded, [&](double error) { return error >= level; }));
-}
-
-inline std::size_t select_plain(const Race& race, double m, double level, std::uint32_t* places) {
+// The entries whose errors reach the level at m.
+inline void select_plain(const Field& wide, double m, double level, Field& small) {
     std::size_t found = 0;
-    for (std::size_t i = 0; i < race.padded; ++i) {
-        places[found] = static_cast<std::uint32_t>(i);
-        found += race.weights[i] * m - race.counts[i] >= level ? 1 : 0;
+    for (std::size_t i = 0; i < wide.size; ++i) {
+        small.weights[found] = wide.weights[i];
+        small.counts[found] = wide.counts[i];
+        small.places[found] = static_cast<std::uint32_t>(i);
+        found += wide.weights[i] * m - wide.counts[i] >= level ? 1 : 0;
     }
-    return found;
+    small.size = found;
 }
 
-inline Sprint sprint_plain(const Race& race, const Track& track) {
+// The next samples, one after another, until the largest error is below the level.
+template <typename Component>
+inline Sprint sprint_plain(const Race& race, const Track<Component>& track) {
     double largest = kNever;
     for (std::size_t step = 0; step < track.steps; ++step) {
-        largest = measure_plain(race, track.target_of(step), track.errors);
-        if (largest < track.level || count_plain(track.errors, race.padded, largest) != 1) return {step, largest};
-        const auto place = static_cast<std::size_t>(std::find(track.errors, track.errors + race.padded, largest) - track.errors);
-        track.places[step] = static_cast<std::uint32_t>(place);
-        race.counts[place] += count_up(race, place);
+        const double m = track.target_of(step);
+        largest = kNever;
+        std::size_t best = 0;
+        for (std::size_t i = 0; i < race.few.size; ++i) {
+            const double error = race.few.weights[i] * m - race.few.counts[i];
+            if (error < largest) continue;
+            if (error == largest && race.entry_at(i).component > race.entry_at(best).component) continue;
+            largest = error;
+            best = i;
+        }
+        if (largest < track.level) return {step, largest};
+        draw(race, track, step, best);
     }
     return {track.steps, largest};
 }
 
-constexpr Vectors kPlain = {measure_plain, count_plain, select_plain, sprint_plain};
-
 #if defined(__x86_64__)
 
-MDATA_FOR_AVX2 inline __m256d errors_at(const Race& race, std::size_t i, __m256d m) {
-    const __m256d product = _mm256_mul_pd(_mm256_loadu_pd(race.weights + i), m);
-    return _mm256_sub_pd(product, _mm256_loadu_pd(race.counts + i));
+// For each set of four lanes the shuffle of 32-bit numbers that moves numbers of 64 bits to the front.
+constexpr auto kFronts = [] {
+    std::array<std::array<std::uint32_t, 8>, 16> fronts{};
+    for (std::uint32_t lanes = 0; lanes < 16; ++lanes) {
+        std::size_t to = 0;
+        for (std::uint32_t half = 0; half < 8; ++half) {
+            if ((lanes >> half / 2 & 1) != 0) fronts[lanes][to++] = half;
+        }
+    }
+    return fronts;
+}();
+
+MDATA_FOR_AVX2 inline __m256d to_front(__m256d numbers, __m256i front) {
+    return _mm256_castsi256_pd(_mm256_permutevar8x32_epi32(_mm256_castpd_si256(numbers), front));
+}
+
+MDATA_FOR_AVX2 inline void select_wide(const Field& wide, double m, double level, Field& small) {
+    // Read once: for all the compiler knows, what is stored below changes these pointers.
+    const double* const weights = wide.weights.data();
+    const double* const counts = wide.counts.data();
+    double* const to_weights = small.weights.data();
+    double* const to_counts = small.counts.data();
+    std::uint32_t* const to_places = small.places.data();
+    const std::size_t padded = wide.padded();
+    const __m256d ms = _mm256_set1_pd(m);
+    const __m256d levels = _mm256_set1_pd(level);
+    const __m256i evens = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
+    __m256i at = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+    std::size_t found = 0;
+    for (std::size_t i = 0; i < padded; i += 4, at = _mm256_add_epi32(at, _mm256_set1_epi32(4))) {
+        const __m256d weight = _mm256_loadu_pd(weights + i);
+        const __m256d count = _mm256_loadu_pd(counts + i);
+        const __m256d errors = _mm256_sub_pd(_mm256_mul_pd(weight, ms), count);
+        const auto lanes = static_cast<unsigned>(_mm256_movemask_pd(_mm256_cmp_pd(errors, levels, _CMP_GE_OQ)));
+        const __m256i front = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kFronts[lanes].data()));
+        const __m256i places = _mm256_permutevar8x32_epi32(_mm256_permutevar8x32_epi32(at, front), evens);
+        _mm256_storeu_pd(to_weights + found, to_front(weight, front));
+        _mm256_storeu_pd(to_counts + found, to_front(count, front));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to_places + found), _mm256_castsi256_si128(places));
+        found += static_cast<std::size_t>(std::popcount(lanes));
+    }
+    small.size = found;
+}
+
+MDATA_FOR_AVX2 inline __m256d errors_at(const Field& field, std::size_t i, __m256d m) {
+    const __m256d product = _mm256_mul_pd(_mm256_loadu_pd(field.weights.data() + i), m);
+    return _mm256_sub_pd(product, _mm256_loadu_pd(field.counts.data() + i));
 }
 
 // The largest of four numbers, in all lanes.
@@ -137,182 +228,123 @@ MDATA_FOR_AVX2 inline __m256d largest_of(__m256d numbers) {
     return _mm256_max_pd(numbers, _mm256_permute_pd(numbers, 5));
 }
 
-MDATA_FOR_AVX2 inline __m256d measure_lanes(const Race& race, double m, double* errors) {
-    const __m256d ms = _mm256_set1_pd(m);
-    __m256d best[4] = {_mm256_set1_pd(kNever), _mm256_set1_pd(kNever), _mm256_set1_pd(kNever), _mm256_set1_pd(kNever)};
-    for (std::size_t i = 0; i < race.padded; i += kPadding) {
-        for (std::size_t k = 0; k < 4; ++k) {
-            const __m256d error = errors_at(race, i + 4 * k, ms);
-            _mm256_storeu_pd(errors + i + 4 * k, error);
-            best[k] = _mm256_max_pd(best[k], error);
-        }
+// Of the places in a set that of the lowest component.
+inline std::size_t lowest(const Race& race, std::uint64_t places) {
+    auto best = static_cast<std::size_t>(std::countr_zero(places));
+    while ((places &= places - 1) != 0) {
+        const auto other = static_cast<std::size_t>(std::countr_zero(places));
+        if (race.entry_at(other).component < race.entry_at(best).component) best = other;
     }
-    return largest_of(_mm256_max_pd(_mm256_max_pd(best[0], best[1]), _mm256_max_pd(best[2], best[3])));
+    return best;
 }
 
-MDATA_FOR_AVX2 inline double measure_wide(const Race& race, double m, double* errors) {
-    return _mm256_cvtsd_f64(measure_lanes(race, m, errors));
-}
-
-MDATA_FOR_AVX2 inline std::size_t count_wide(const double* errors, std::size_t padded, double level) {
-    const __m256d levels = _mm256_set1_pd(level);
-    __m256i count = _mm256_setzero_si256();
-    for (std::size_t i = 0; i < padded; i += 4) {
-        const __m256d reach = _mm256_cmp_pd(_mm256_loadu_pd(errors + i), levels, _CMP_GE_OQ);
-        count = _mm256_sub_epi64(count, _mm256_castpd_si256(reach));
-    }
-    std::int64_t lanes[4];
-    std::memcpy(lanes, &count, sizeof lanes);
-    return static_cast<std::size_t>(lanes[0] + lanes[1] + lanes[2] + lanes[3]);
-}
-
-// For each set of four lanes the shuffle of 32-bit numbers that moves them to the front.
-constexpr auto kFronts = [] {
-    std::array<std::array<std::uint8_t, 16>, 16> fronts{};
-    for (std::size_t lanes = 0; lanes < 16; ++lanes) {
-        std::size_t to = 0;
-        for (std::size_t lane = 0; lane < 4; ++lane) {
-            for (std::size_t byte = 0; byte < 4 && (lanes >> lane & 1) != 0; ++byte) {
-                fronts[lanes][to++] = static_cast<std::uint8_t>(4 * lane + byte);
-            }
-        }
-    }
-    return fronts;
-}();
-
-MDATA_FOR_AVX2 inline std::size_t select_wide(const Race& race, double m, double level, std::uint32_t* places) {
-    const __m256d ms = _mm256_set1_pd(m);
-    const __m256d levels = _mm256_set1_pd(level);
-    __m128i at = _mm_setr_epi32(0, 1, 2, 3);
-    std::size_t found = 0;
-    for (std::size_t i = 0; i < race.padded; i += 4, at = _mm_add_epi32(at, _mm_set1_epi32(4))) {
-        const __m256d reach = _mm256_cmp_pd(errors_at(race, i, ms), levels, _CMP_GE_OQ);
-        const auto lanes = static_cast<unsigned>(_mm256_movemask_pd(reach));
-        __m128i front;
-        std::memcpy(&front, kFronts[lanes].data(), sizeof front);
-        front = _mm_shuffle_epi8(at, front);
-        std::memcpy(places + found, &front, sizeof front);
-        found += static_cast<std::size_t>(std::popcount(lanes));
-    }
-    return found;
-}
-
-// Where errors equal the largest one. No branch: which lanes these are cannot be foreseen.
-struct Hits {
-    std::size_t place = 0;
-    std::size_t number = 0;
-
-    void add(std::size_t first, unsigned lanes) {
-        const std::size_t here = lanes != 0 ? ~std::size_t{0} : 0;
-        place |= here & (first + static_cast<std::size_t>(std::countr_zero(lanes | 1U << kPadding)));
-        number += static_cast<std::size_t>(std::popcount(lanes));
-    }
-};
-
-// The counts at all hits went up by one, whole vectors at a time, since a number that is written alone is waited for
-// when it is read with its neighbours. Here that is put right where it was too much; false where errors were equal.
-inline bool settle(const Race& race, const Hits& hits, double largest, const Track& track, std::size_t step) {
-    if (hits.number != 1) {
-        for (std::size_t i = 0; i < race.padded; ++i) race.counts[i] -= track.errors[i] == largest ? 1.0 : 0.0;
-        return false;
-    }
-    track.places[step] = static_cast<std::uint32_t>(hits.place);
-    if (race.members[hits.place] > 1 || race.counts[hits.place] == race.limits[hits.place]) {
-        race.counts[hits.place] -= 1.0;
-        race.counts[hits.place] += count_up(race, hits.place);
-    }
-    return true;
-}
-
-MDATA_FOR_AVX2 inline Sprint sprint_many(const Race& race, const Track& track) {
+// A sprint of as many vectors as there are. Counts stay in registers (of up to 8 vectors): a number that is written
+// alone is waited for when it is read with its neighbours. What else is written is not waited for.
+template <std::size_t kNumVectors, typename Component>
+MDATA_FOR_AVX2 inline Sprint sprint_few(const Race& race, const Track<Component>& track) {
+    const double* const weights = race.few.weights.data();
+    double* const kept = race.few.counts.data();
     const __m256d ones = _mm256_set1_pd(1.0);
-    double top = kNever;
-    for (std::size_t step = 0; step < track.steps; ++step) {
-        const __m256d largest = measure_lanes(race, track.target_of(step), track.errors);
-        top = _mm256_cvtsd_f64(largest);
-        if (top < track.level) return {step, top};
-        Hits hits;
-        for (std::size_t i = 0; i < race.padded; i += kPadding) {
-            unsigned lanes = 0;
-            for (std::size_t k = 0; k < 4; ++k) {
-                const __m256d equal = _mm256_cmp_pd(_mm256_loadu_pd(track.errors + i + 4 * k), largest, _CMP_EQ_OQ);
-                double* counts = race.counts + i + 4 * k;
-                _mm256_storeu_pd(counts, _mm256_add_pd(_mm256_loadu_pd(counts), _mm256_and_pd(equal, ones)));
-                lanes |= static_cast<unsigned>(_mm256_movemask_pd(equal)) << (4 * k);
-            }
-            hits.add(i, lanes);
-        }
-        if (!settle(race, hits, top, track, step)) return {step, top};
-    }
-    return {track.steps, top};
-}
-
-// The same for as many vectors as find room in registers: from one sample to the next no count goes through memory.
-template <std::size_t kNumVectors>
-MDATA_FOR_AVX2 inline Sprint sprint_few(const Race& race, const Track& track) {
-    const __m256d ones = _mm256_set1_pd(1.0);
-    __m256d best = _mm256_set1_pd(kNever);
+    __m256d best = ones;
     __m256d counts[kNumVectors];
-    __m256d errors[kNumVectors];
-    for (std::size_t k = 0; k < kNumVectors; ++k) {
-        counts[k] = _mm256_loadu_pd(race.counts + 4 * k);
-        errors[k] = best;
-    }
-    std::size_t step = 0;
-    for (; step < track.steps; ++step) {
+#pragma GCC unroll 16  // else it is compiled to a copy by half vectors, which stalls the loads of whole ones
+    for (std::size_t k = 0; k < kNumVectors; ++k) counts[k] = _mm256_loadu_pd(kept + 4 * k);
+    for (std::size_t step = 0; step < track.steps; ++step) {
         const __m256d m = _mm256_set1_pd(track.target_of(step));
+        __m256d errors[kNumVectors];
+        __m256d tops[kNumVectors];
         for (std::size_t k = 0; k < kNumVectors; ++k) {
-            errors[k] = _mm256_sub_pd(_mm256_mul_pd(_mm256_loadu_pd(race.weights + 4 * k), m), counts[k]);
+            tops[k] = errors[k] = _mm256_sub_pd(_mm256_mul_pd(_mm256_loadu_pd(weights + 4 * k), m), counts[k]);
         }
-        __m256d halves[kNumVectors / 2];
-        for (std::size_t k = 0; k < kNumVectors / 2; ++k) halves[k] = _mm256_max_pd(errors[2 * k], errors[2 * k + 1]);
-        best = halves[0];
-        for (std::size_t k = 1; k < kNumVectors / 2; ++k) best = _mm256_max_pd(best, halves[k]);
-        best = largest_of(best);
-        unsigned lanes = 0;
+        for (std::size_t n = kNumVectors; n > 1; n = (n + 1) / 2) {
+            for (std::size_t k = 0; k < n / 2; ++k) tops[k] = _mm256_max_pd(tops[k], tops[k + (n + 1) / 2]);
+        }
+        best = largest_of(tops[0]);
+        if (_mm256_cvtsd_f64(best) < track.level) return {step, _mm256_cvtsd_f64(best)};
+        std::uint64_t places = 0;
         for (std::size_t k = 0; k < kNumVectors; ++k) {
-            const __m256d equal = _mm256_cmp_pd(errors[k], best, _CMP_EQ_OQ);
-            lanes |= static_cast<unsigned>(_mm256_movemask_pd(equal)) << (4 * k);
+            const auto equal = _mm256_movemask_pd(_mm256_cmp_pd(errors[k], best, _CMP_EQ_OQ));
+            places |= static_cast<std::uint64_t>(equal) << (4 * k);
         }
-        if ((lanes & (lanes - 1)) != 0 || _mm256_cvtsd_f64(best) < track.level) break;
-        const auto place = static_cast<std::size_t>(std::countr_zero(lanes));
-        track.places[step] = static_cast<std::uint32_t>(place);
-        if ((lanes & race.unusual) == 0) {
+        const auto place = static_cast<std::size_t>(std::countr_zero(places));
+        if ((places & (places - 1)) == 0 && is_plain(race.entry_at(place))) {
             for (std::size_t k = 0; k < kNumVectors; ++k) {
                 const __m256d equal = _mm256_cmp_pd(errors[k], best, _CMP_EQ_OQ);
                 counts[k] = _mm256_add_pd(counts[k], _mm256_and_pd(equal, ones));
             }
+            draw_plain(race, track, step, place);
         } else {
-            for (std::size_t k = 0; k < kNumVectors; ++k) _mm256_storeu_pd(race.counts + 4 * k, counts[k]);
-            race.counts[place] += count_up(race, place);
-            for (std::size_t k = 0; k < kNumVectors; ++k) counts[k] = _mm256_loadu_pd(race.counts + 4 * k);
+            for (std::size_t k = 0; k < kNumVectors; ++k) _mm256_storeu_pd(kept + 4 * k, counts[k]);
+            draw(race, track, step, lowest(race, places));
+            for (std::size_t k = 0; k < kNumVectors; ++k) counts[k] = _mm256_loadu_pd(kept + 4 * k);
         }
     }
-    for (std::size_t k = 0; k < kNumVectors; ++k) {
-        _mm256_storeu_pd(race.counts + 4 * k, counts[k]);
-        _mm256_storeu_pd(track.errors + 4 * k, errors[k]);
+    return {track.steps, _mm256_cvtsd_f64(best)};
+}
+
+// A sprint of any number, by blocks of two vectors: the largest error, the block in which it is, its place in the block.
+template <typename Component>
+MDATA_FOR_AVX2 inline Sprint sprint_many(const Race& race, const Track<Component>& track) {
+    const Field& few = race.few;
+    const __m256d ones = _mm256_set1_pd(1.0);
+    __m256d best = ones;
+    for (std::size_t step = 0; step < track.steps; ++step) {
+        const __m256d m = _mm256_set1_pd(track.target_of(step));
+        best = _mm256_set1_pd(kNever);
+        for (std::size_t i = 0; i < few.padded(); i += 8) {
+            const __m256d top = _mm256_max_pd(errors_at(few, i, m), errors_at(few, i + 4, m));
+            _mm256_storeu_pd(race.room.data() + i / 2, top);
+            best = _mm256_max_pd(best, top);
+        }
+        best = largest_of(best);
+        if (_mm256_cvtsd_f64(best) < track.level) return {step, _mm256_cvtsd_f64(best)};
+        std::size_t block = 0, num_blocks = 0;
+        for (std::size_t i = 0; i < few.padded(); i += 8) {
+            const __m256d equal = _mm256_cmp_pd(_mm256_loadu_pd(race.room.data() + i / 2), best, _CMP_EQ_OQ);
+            const bool here = _mm256_movemask_pd(equal) != 0;
+            block = here ? i : block;
+            num_blocks += here ? 1 : 0;
+        }
+        const __m256d one = _mm256_cmp_pd(errors_at(few, block, m), best, _CMP_EQ_OQ);
+        const __m256d two = _mm256_cmp_pd(errors_at(few, block + 4, m), best, _CMP_EQ_OQ);
+        const auto places = static_cast<unsigned>(_mm256_movemask_pd(one) | _mm256_movemask_pd(two) << 4);
+        const std::size_t place = block + static_cast<std::size_t>(std::countr_zero(places));
+        if (num_blocks == 1 && (places & (places - 1)) == 0 && is_plain(race.entry_at(place))) {
+            double* const counts = race.few.counts.data() + block;
+            _mm256_storeu_pd(counts, _mm256_add_pd(_mm256_loadu_pd(counts), _mm256_and_pd(one, ones)));
+            _mm256_storeu_pd(counts + 4, _mm256_add_pd(_mm256_loadu_pd(counts + 4), _mm256_and_pd(two, ones)));
+            draw_plain(race, track, step, place);
+        } else {
+            sprint_plain(race, track.from(step, 1));
+        }
     }
-    return {step, _mm256_cvtsd_f64(best)};
+    return {track.steps, _mm256_cvtsd_f64(best)};
 }
 
-MDATA_FOR_AVX2 inline Sprint sprint_wide(const Race& race, const Track& track) {
-    if (race.padded == 16) return sprint_few<4>(race, track);
-    if (race.padded == 32) return sprint_few<8>(race, track);
-    return sprint_many(race, track);
+template <std::size_t kNumVectors = 2, typename Component>
+inline Sprint sprint_wide(const Race& race, const Track<Component>& track) {
+    if constexpr (kNumVectors > 16) {
+        return sprint_many(race, track);
+    } else {
+        if (race.few.size <= 4 * kNumVectors) return sprint_few<kNumVectors>(race, track);
+        return sprint_wide<kNumVectors + 2>(race, track);
+    }
 }
 
-constexpr Vectors kWide = {measure_wide, count_wide, select_wide, sprint_wide};
+inline bool has_wide_vectors() { return __builtin_cpu_supports("avx2") != 0; }
+
 #else
-constexpr Vectors kWide = kPlain;
-#endif
 
-inline bool has_wide_vectors() {
-#if defined(__x86_64__)
-    return __builtin_cpu_supports("avx2") != 0;
-#else
-    return false;
-#endif
+constexpr auto select_wide = select_plain;
+
+template <typename Component>
+inline Sprint sprint_wide(const Race& race, const Track<Component>& track) {
+    return sprint_plain(race, track);
 }
+
+inline bool has_wide_vectors() { return false; }
+
+#endif
 
 }  // namespace greedy
 
@@ -321,109 +353,65 @@ class GreedyFill {
 public:
     GreedyFill(std::span<const double> weights, std::span<const std::int64_t> limits, std::int64_t num_samples,
                bool wide = greedy::has_wide_vectors())
-        : vectors_(wide ? greedy::kWide : greedy::kPlain), end_(num_samples) {
+        : wide_(wide), end_(num_samples), all_(weights.size()), middle_(weights.size()), few_(weights.size()) {
         check(weights, limits, num_samples);
+        const bool fast = orderly(weights);
+        const auto limit = [&](std::size_t i) { return limits.empty() ? kNoLimit : limits[i]; };
         std::vector<std::size_t> order(weights.size());
         std::iota(order.begin(), order.end(), std::size_t{0});
-        const bool fast = orderly(weights);
-        const auto limit = [&](std::size_t i) { return limits.empty() ? end_ : limits[i]; };
-        const auto equal = [&](std::size_t a, std::size_t b) {
-            return fast && weights[a] == weights[b] && limit(a) == limit(b);
-        };
         if (fast) {
             std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
                 return weights[a] != weights[b] ? weights[a] < weights[b] : limit(a) < limit(b);
             });
         }
         for (std::size_t i = 0; i < order.size(); ++i) {
-            members_.push_back(static_cast<std::int64_t>(order[i]));
-            if (i > 0 && equal(order[i - 1], order[i])) {
+            const std::size_t component = order[i];
+            members_.push_back(static_cast<std::int32_t>(component));
+            if (fast && i > 0 && weights[order[i - 1]] == weights[component] && limit(order[i - 1]) == limit(component)) {
                 ++entries_.back().num_members;
-            } else {
-                entries_.push_back({i, 1, limit(order[i])});
+                continue;
             }
+            const auto place = static_cast<std::uint32_t>(entries_.size());
+            entries_.push_back({0, limit(component), members_.back(), static_cast<std::uint32_t>(i), 1, 0});
+            all_.weights[place] = weights[component];
+            all_.counts[place] = limit(component) == 0 ? greedy::kSpent : 0.0;
+            all_.places[place] = place;
         }
-        Race& all = races_.emplace_back();
-        unusual_ = !limits.empty() || entries_.size() < order.size();
-        all.resize(entries_.size());
-        for (std::size_t i = 0; i < entries_.size(); ++i) {
-            const Entry& entry = entries_[i];
-            all.weights[i] = weights[order[entry.first_member]];
-            all.counts[i] = entry.limit == 0 ? greedy::kSpent : 0.0;
-            all.limits[i] = static_cast<double>(entry.limit);
-            all.left[i] = all.members[i] = entry.num_members;
-        }
-        narrowing_ = fast;
+        all_.size = entries_.size();
+        all_.pad();
+        room_.resize(all_.padded() / 2);
+        narrowing_ = fast && all_.size > kFewEnough;
     }
 
     // All samples of the blend in their order; both spans have room for num_samples.
     template <typename Component>
     void run(std::span<Component> components, std::span<std::int64_t> samples) {
-        next_ = 0;
-        const auto out = [&](std::int64_t t, std::int64_t component, std::int64_t sample) {
-            components[static_cast<std::size_t>(t)] = static_cast<Component>(component);
-            samples[static_cast<std::size_t>(t)] = sample;
-        };
-        if (entries_.size() > 1) return race(0, end_, out);
-        while (next_ < end_) write(races_[0], 0, out);  // all take turns
+        if (entries_.size() == 1) return deal_in_turn(components, samples);
+        const auto size = static_cast<double>(all_.size);
+        const std::int64_t steps = narrowing_ ? static_cast<std::int64_t>(4 * std::sqrt(size)) : end_;
+        const bool direct = !narrowing_ || all_.size <= kFewToSelect;
+        for (next_ = 0; next_ < end_;) {
+            if (narrowing_ && short_) lower_level();
+            stop_ = std::min(end_, next_ + steps);
+            if (!direct) select(all_, stop_, middle_);
+            const double largest = race(direct ? all_ : middle_, components.data(), samples.data());
+            short_ = next_ < stop_;
+            if (narrowing_ && !short_) level_ += (largest - level_) / kRise;
+            ++held_;
+        }
     }
 
 private:
     // Below this the product and the counts are so small that counts that differ have errors that differ.
     static constexpr double kLargestProduct = 1e15;
-    static constexpr std::size_t kFewest = 32;  // entries whose counts find room in registers
-    static constexpr std::size_t kFew = 256;    // entries that are narrowed down to the fewest at once (measured)
-    static constexpr std::int64_t kSprint = 256;
+    static constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
+    static constexpr std::size_t kFewEnough = 32;     // entries that are not worth narrowing
+    static constexpr std::size_t kFewToSelect = 192;  // entries out of which the few are taken at once
+    static constexpr std::size_t kWanted = 24;        // few as they should be: most steps with least work (measured)
+    static constexpr std::int64_t kMostSteps = 64;
+    static constexpr double kRise = 12.0;
+    static constexpr int kHold = 4;  // batches for which a level should hold
     static constexpr double kLeastGap = 1e-14;
-    static constexpr std::size_t kRounds = 8;  // a race of n entries is narrowed for about n / kRounds samples
-
-    struct Entry {
-        std::size_t first_member;
-        std::uint32_t num_members;
-        std::int64_t limit;
-        std::uint32_t turn = 0;   // whose it is
-        std::int64_t count = 0;   // samples of each member so far, one more for those before the turn
-    };
-
-    // Entries that may win; `wider` is their place in the race `from` which they were taken.
-    struct Race {
-        std::vector<double> weights;
-        std::vector<double> counts;
-        std::vector<double> limits;
-        std::vector<std::uint32_t> left;
-        std::vector<std::uint32_t> members;
-        std::vector<std::uint32_t> wider;
-        std::vector<double> errors;
-        Race* from = nullptr;
-        std::size_t size = 0;
-        double gap = 0.1;        // from the largest error down to the level chosen last
-        std::int64_t reach = 8;  // samples for which it was narrowed to the fewest last
-        std::uint32_t unusual = 0;
-
-        void resize(std::size_t num_entries) {
-            size = num_entries;
-            const std::size_t padded = (size + greedy::kPadding - 1) / greedy::kPadding * greedy::kPadding;
-            for (std::vector<double>* values : {&weights, &counts, &errors}) values->resize(padded);
-            for (std::vector<std::uint32_t>* values : {&left, &members}) values->resize(padded, 1);
-            limits.resize(padded, greedy::kSpent);
-            std::fill(weights.begin() + static_cast<std::ptrdiff_t>(size), weights.end(), 0.0);
-            std::fill(counts.begin() + static_cast<std::ptrdiff_t>(size), counts.end(), greedy::kSpent);
-        }
-
-        greedy::Race view() {
-            return {weights.data(), counts.data(), limits.data(), left.data(), members.data(),
-                    weights.size(), unusual};
-        }
-
-        // Of few entries those whose counts may do anything but go up by one during some samples.
-        void find_unusual(std::size_t steps) {
-            unusual = 0;
-            for (std::size_t i = 0; i < size && size <= kFewest; ++i) {
-                const bool is = members[i] > 1 || counts[i] + static_cast<double>(steps) >= limits[i];
-                unusual |= static_cast<std::uint32_t>(is) << i;
-            }
-        }
-    };
 
     static void check(std::span<const double> weights, std::span<const std::int64_t> limits, std::int64_t num_samples) {
         if (weights.empty()) throw std::invalid_argument("a blend needs at least one component");
@@ -432,6 +420,9 @@ private:
         for (const double weight : weights) {
             if (!std::isfinite(weight * static_cast<double>(num_samples))) throw std::invalid_argument("a weight is not finite");
         }
+        std::int64_t missing = limits.empty() ? 0 : num_samples;
+        for (const std::int64_t limit : limits) missing -= std::min(missing, limit);
+        if (missing > 0) throw std::invalid_argument("more samples than the limits allow");
     }
 
     // Whether the rules by which components are ruled out hold: errors grow, and equal weights take turns.
@@ -442,158 +433,74 @@ private:
         });
     }
 
-    template <typename Out>
-    void race(std::size_t depth, std::int64_t steps, const Out& out) {
-        if (!narrowing_ || races_[depth].size <= kFewest) {
-            return one_by_one(depth, steps, out, greedy::kNever);
-        }
-        if (races_[depth].size <= kFew) return dash(depth, steps, out);
-        if (races_.size() == depth + 1) races_.emplace_back();
-        for (const std::int64_t stop = next_ + steps; next_ < stop;) {
-            const Level level = choose_level(races_[depth]);
-            const std::int64_t some = std::min(stop - next_, static_cast<std::int64_t>(level.reached));
-            if (narrow(depth, level.value, greedy::target(next_ + some - 1), races_[depth].size / 4 * 3)) {
-                race(depth + 1, some, out);
-            } else {
-                one_by_one(depth, some, out, greedy::kNever);
+    // The fill of equal weights and limits.
+    template <typename Component>
+    void deal_in_turn(std::span<Component> components, std::span<std::int64_t> samples) const {
+        std::size_t t = 0;
+        for (std::int64_t sample = 0;; ++sample) {
+            for (const std::int32_t member : members_) {
+                if (t == samples.size()) return;
+                components[t] = static_cast<Component>(member);
+                samples[t++] = sample;
             }
         }
     }
 
-    struct Level {
-        double value;
-        std::size_t reached;  // how many errors reach it now, at least one
-    };
-
-    // A level that about size / kRounds errors reach.
-    Level choose_level(Race& race) {
-        const std::size_t wanted = std::max<std::size_t>(4, race.size / kRounds);
-        const double largest = vectors_.measure(race.view(), greedy::target(next_), race.errors.data());
-        std::size_t reached = 0;
-        double value = largest;
-        for (int tries = 0; tries < 4; ++tries) {
-            value = largest - race.gap;
-            reached = vectors_.count(race.errors.data(), race.errors.size(), value);
-            const double ratio = static_cast<double>(wanted) / static_cast<double>(reached);
-            race.gap = std::clamp(race.gap * std::clamp(ratio, 0.25, 4.0), kLeastGap, 1.0);
-            if (reached >= wanted / 2 && reached <= 2 * wanted) break;
-        }
-        return {value, reached};
+    // The entries that may win before the sample `stop`.
+    void select(const greedy::Field& wide, std::int64_t stop, greedy::Field& small) const {
+        (wide_ ? greedy::select_wide : greedy::select_plain)(wide, greedy::target(stop - 1), level_, small);
+        small.pad();
     }
 
-    // The entries that can win up to the last sample's target become the race below, if they are not too many.
-    bool narrow(std::size_t depth, double level, double last, std::size_t most) {
-        Race& wide = races_[depth];
-        Race& small = races_[depth + 1];
-        small.wider.resize(wide.weights.size() + 4);
-        const std::size_t found = vectors_.select(wide.view(), last, level, small.wider.data());
-        if (found > most) return false;
-        small.resize(found);
-        small.from = &wide;
-        for (std::size_t i = 0; i < found; ++i) {
-            const std::uint32_t place = small.wider[i];
-            small.weights[i] = wide.weights[place];
-            small.counts[i] = wide.counts[place];
-        }
-        for (std::size_t i = 0; i < found && unusual_; ++i) {
-            const std::uint32_t place = small.wider[i];
-            small.limits[i] = wide.limits[place];
-            small.left[i] = wide.left[place];
-            small.members[i] = wide.members[place];
-        }
-        return true;
-    }
-
-    // Samples of a race of few: again and again the fewest that reach a level soon, for as long as one is above it now.
-    template <typename Out>
-    void dash(std::size_t depth, std::int64_t steps, const Out& out) {
-        if (races_.size() == depth + 1) races_.emplace_back();
-        Race& wide = races_[depth];
-        for (const std::int64_t stop = next_ + steps; next_ < stop;) {
-            const double largest = vectors_.measure(wide.view(), greedy::target(next_), wide.errors.data());
-            const double level = largest - wide.gap;
-            const std::int64_t some = std::min(stop - next_, wide.reach);
-            if (narrow(depth, level, greedy::target(next_ + some - 1), kFewest)) {
-                const std::int64_t end = next_ + some;
-                one_by_one(depth + 1, some, out, level);
-                const bool enough = next_ == end;
-                wide.gap = std::min(1.0, wide.gap * (enough ? 0.9 : 1.25));
-                wide.reach += enough && races_[depth + 1].size + 4 < kFewest ? 1 : 0;
-            } else if (wide.gap > kLeastGap) {
-                wide.gap *= 0.75;
-                wide.reach -= wide.reach / 4;
-            } else {
-                one_by_one(depth, std::min(stop - next_, kSprint), out, greedy::kNever);
-                wide.gap = 16 * kLeastGap;
-            }
+    // Samples until stop_, or until all errors are below the level; the largest error that was seen last.
+    template <typename Component>
+    double race(greedy::Field& middle, Component* components, std::int64_t* samples) {
+        const greedy::Race race{few_, middle, all_, entries_, members_, room_};
+        for (;;) {
+            const std::int64_t steps = std::min(stop_ - next_, narrowing_ ? steps_ : stop_);
+            select(middle, next_ + steps, few_);
+            choose_steps();
+            const greedy::Track<Component> track{next_, static_cast<std::size_t>(steps), level_, components + next_,
+                                                 samples + next_};
+            const auto [done, largest] = wide_ ? greedy::sprint_wide(race, track) : greedy::sprint_plain(race, track);
+            next_ += static_cast<std::int64_t>(done);
+            if (done < track.steps || next_ == stop_) return largest;
         }
     }
 
-    // At most so many samples, one after another, until all errors are below the level.
-    template <typename Out>
-    void one_by_one(std::size_t depth, std::int64_t steps, const Out& out, double level) {
-        Race& race = races_[depth];
-        for (const std::int64_t stop = next_ + steps; next_ < stop;) {
-            const auto some = static_cast<std::size_t>(std::min<std::int64_t>(stop - next_, kSprint));
-            if (unusual_) race.find_unusual(some);
-            const auto [done, largest] = vectors_.sprint(race.view(), {next_, some, level, race.errors.data(), winners_.data()});
-            for (std::size_t i = 0; i < done; ++i) write(race, winners_[i], out);
-            if (done == some) continue;
-            if (largest < level) return;
-            const std::size_t place = lowest(depth);
-            race.counts[place] += greedy::count_up(race.view(), place);
-            write(race, place, out);
+    // How long the next few shall be enough: the longer, the more of them.
+    void choose_steps() {
+        if (few_.size > kWanted) {
+            steps_ = std::max({steps_ - steps_ / 4, std::int64_t{4}, static_cast<std::int64_t>(few_.size / 4)});
+        } else if (few_.size + 4 <= kWanted) {
+            steps_ = std::min(steps_ + 1, kMostSteps);
         }
     }
 
-    // One sample of an entry whose own race has counted it.
-    template <typename Out>
-    void write(const Race& own, std::size_t place, const Out& out) {
-        for (const Race* race = &own; race->from != nullptr; race = race->from) {
-            const std::size_t wider = race->wider[place];
-            race->from->counts[wider] = race->counts[place];
-            if (unusual_) race->from->left[wider] = race->left[place];
-            place = wider;
-        }
-        Entry& entry = entries_[place];
-        out(next_++, members_[entry.first_member + entry.turn], entry.count);
-        if (++entry.turn == entry.num_members) {
-            entry.turn = 0;
-            ++entry.count;
-        }
+    // A level below the largest error: further below it than last time if that did not hold for long.
+    void lower_level() {
+        const double m = greedy::target(next_);
+        double largest = greedy::kNever;
+        for (std::size_t i = 0; i < all_.size; ++i) largest = std::max(largest, all_.weights[i] * m - all_.counts[i]);
+        gap_ = std::clamp(gap_ * (held_ < kHold ? 1.25 : 0.8), kLeastGap, 1.0);
+        level_ = largest - gap_;
+        held_ = 0;
     }
 
-    std::int64_t component_of(std::size_t depth, std::size_t place) const {
-        for (; depth > 0; --depth) place = races_[depth].wider[place];
-        return members_[entries_[place].first_member + entries_[place].turn];
-    }
-
-    // Of the largest errors that of the lowest component.
-    std::size_t lowest(std::size_t depth) const {
-        const Race& race = races_[depth];
-        const double largest = *std::max_element(race.errors.begin(), race.errors.end());
-        std::size_t best = 0;
-        std::int64_t component = std::numeric_limits<std::int64_t>::max();
-        for (std::size_t i = 0; i < race.size; ++i) {
-            if (race.errors[i] != largest) continue;
-            const std::int64_t other = component_of(depth, i);
-            if (other < component) {
-                best = i;
-                component = other;
-            }
-        }
-        return best;
-    }
-
-    greedy::Vectors vectors_;
+    bool wide_;
     std::int64_t end_;
     std::int64_t next_ = 0;
+    std::int64_t stop_ = 0;
+    std::int64_t steps_ = 8;  // for which the few are taken
     bool narrowing_ = false;
-    bool unusual_ = false;  // whether a count may do anything but go up by one
-    std::vector<std::int64_t> members_;
-    std::vector<Entry> entries_;
-    std::deque<Race> races_;
-    std::vector<std::uint32_t> winners_ = std::vector<std::uint32_t>(kSprint);
+    bool short_ = true;  // all errors fell below the level
+    double level_ = std::numeric_limits<double>::lowest();
+    double gap_ = 0.1;  // from the largest error down to a new level
+    int held_ = kHold;  // batches since then
+    std::vector<std::int32_t> members_;
+    std::vector<greedy::Entry> entries_;
+    greedy::Field all_, middle_, few_;
+    std::vector<double> room_;
 };
 
 }  // namespace mdata

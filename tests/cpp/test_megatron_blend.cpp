@@ -60,12 +60,13 @@ double real(std::uint64_t& state) {
 int main() {
     std::uint64_t state = 7;
     for (const std::size_t n : {1U, 2U, 5U, 16U, 17U, 63U, 65U, 130U, 300U, 700U}) {
-        for (int kind = 0; kind < 7; ++kind) {
+        for (int kind = 0; kind < 8; ++kind) {
             Doubles weights;
             for (std::size_t i = 0; i < n; ++i) {
                 const auto rank = static_cast<double>(i + 1);
                 const double u = real(state);
-                const Doubles kinds = {u, 1.0, 1.0 / rank, 1.0 / (rank * rank), 1.0 + 1e-12 * u, std::floor(1 + 5 * u), 1e-300 * u};
+                const Doubles kinds = {u, 1.0, 1.0 / rank, 1.0 / (rank * rank), 1.0 + 1e-12 * u, std::floor(1 + 5 * u), 1e-300 * u,
+                                       i < 3 ? 100 + u : 0.01 * (0.5 + u)};
                 weights.push_back(kinds[static_cast<std::size_t>(kind)]);
             }
             double sum = 0;
@@ -76,15 +77,21 @@ int main() {
             check_equal(weights, {}, 500);
         }
         Counts sizes;
-        for (std::size_t i = 0; i < n; ++i) sizes.push_back(static_cast<std::int64_t>(9 * real(state)) * (i % 3 == 0 ? 1 : 3));
+        for (std::size_t i = 0; i < n; ++i) sizes.push_back(static_cast<std::int64_t>(90 * real(state)) * (i % 3 == 0 ? 1 : 3));
         std::int64_t total = 0;
         for (const std::int64_t size : sizes) total += size;
         Doubles shares;
         for (const std::int64_t size : sizes) shares.push_back(static_cast<double>(size) / static_cast<double>(total));
         if (total > 0) check_equal(shares, sizes, total);
+        // Limits that have nothing to do with the weights.
+        Doubles others;
+        for (std::size_t i = 0; i < n; ++i) others.push_back(real(state) * 2 / static_cast<double>(n));
+        if (total > 0) check_equal(others, sizes, total);
     }
     check_equal({-0.5, 1.5}, {}, 100);
     check_equal({0.0, 1.0, 0.0}, {}, 100);
     check_equal({1e300, 1e300, 2.0}, {}, 100);
+    check_equal({-1.7e308, -1.7e308}, {}, 1);
+    CHECK_THROWS(std::invalid_argument, mdata::GreedyFill(Doubles{0.5, 0.5}, Counts{1, 1}, 3));
     return check::finish("megatron_blend");
 }

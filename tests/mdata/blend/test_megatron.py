@@ -50,11 +50,17 @@ def test_the_exhaustive_fill_equals_the_twin(sizes):
 
 
 @examples(20)
-@given(st.sampled_from(["zipf", "near", "random"]), st.integers(100, 400), st.integers(0, 99))
+@given(st.sampled_from(["random", "zipf", "square", "mixed", "near"]), st.integers(33, 400), st.integers(0, 99))
 def test_many_components_equal_the_twin(kind, count, seed):
     drawn = np.random.RandomState(seed).rand(count)
     ranks = np.arange(1, count + 1)
-    weights = {"zipf": 1 / ranks, "near": 1 + 1e-9 * drawn, "random": drawn + 1e-6}[kind]
+    weights = {
+        "random": drawn + 1e-6,
+        "zipf": 1 / ranks,
+        "square": 1 / ranks**2,
+        "mixed": np.where(ranks <= 3, 100 + drawn, 0.5 + drawn),
+        "near": 1 + 1e-9 * drawn,
+    }[kind]
     shares = normalise(weights.tolist())
     components, samples = raw(shares, 600)
     assert (components.tolist(), samples.tolist()) == twin.weighted(shares, 600)
