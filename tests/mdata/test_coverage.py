@@ -16,12 +16,16 @@ import numpy as np
 import pytest
 
 import mdata
+from mdata._core import KeyedStream
+from mdata.keys import derive_key
+from mdata.reference import fim as fim_twin
 from mdata.samples.bert import BertOptions, BertSamples
 from mdata.samples.t5 import T5Options, T5Samples
 from mdata.samples.vocabulary import MaskedVocabulary
 from tests.helpers.corpora import write_pair
 
 BASE = 100  # the first token; smaller ids are special, and padding
+P, M, S, EOD = 1, 2, 3, 4  # of fill-in-the-middle
 LENGTH = 8
 # Documents of sequences: empty ones at both ends and between, one longer than a row, one of a token, exact fits.
 GPT = [[], [9], [5, 3], [], [1], [9, 2, 4], [16], [8], [0], [7], [2], [30], [9, 0, 3], [4], [6], [5], [0, 0]]
@@ -34,9 +38,11 @@ def texts(documents: list[list[int]]) -> list[list[int]]:
     return [list(range(*ends)) for ends in pairwise(ends.tolist())]
 
 
-def corpus(folder: Path, documents: list[list[int]], *, name: str = "x") -> Path:
-    """Written, each token its place."""
+def corpus(folder: Path, documents: list[list[int]], *, name: str = "x", ended: bool = False) -> Path:
+    """Written, each token its place; or the last one of a document EOD."""
     tokens = np.arange(sum(map(sum, documents))) + BASE
+    if ended:
+        tokens[[text[-1] - BASE for text in texts(documents) if text]] = EOD
     write_pair(folder / name, documents, tokens=tokens)
     return folder / name
 
@@ -60,6 +66,26 @@ def whole(data: mdata.Dataset, k: int) -> list[int]:
     """All tokens of a row, the last label as well."""
     row = data.read([k]).text[0]
     return [token for token in row.tolist() if token >= BASE]
+
+
+def trained(data: mdata.Dataset, k: int) -> list[int]:
+    """The labels of a sample that have loss."""
+    row = data[k]
+    assert np.array_equal(row["labels"][row["loss_mask"] == 1], row["tokens"][row["loss_mask"] == 1] + 1)
+    return row["labels"][row["loss_mask"] == 1].tolist()
+
+
+def put_back(data: mdata.Dataset, k: int) -> list[int]:
+    """The tokens of a row that was rearranged, what its length cut off included: its twin tells them."""
+    samples, rows = data.components[0].samples, np.zeros((1, LENGTH + 1), np.int64)
+    count = samples.kind.gather(np.array([k]), rows).counts[0]
+    key = derive_key("fim sample v1", data.options.seed, data.corpus_ids[0])
+    rule = fim_twin.Rule(prefix=P, middle=M, suffix=S, eod=EOD, rate=RATE)
+    found = fim_twin.row(
+        rows[0, :count].tolist(), rule, parts=fim_twin.Tokens(), draws=KeyedStream(key.low, key.high, k)
+    )
+    assert data[k]["tokens"].tolist() == [*found, *[0] * LENGTH][:LENGTH]
+    return [token for token in found if token >= BASE]
 
 
 def unmasked(samples: BertSamples | T5Samples, k: int) -> list[int]:
@@ -96,8 +122,13 @@ class Kind:
     never: int = 0
 
 
-def opened(documents: list[list[int]], **options: Any) -> Callable[[Path], mdata.Dataset]:
-    return lambda folder: mdata.open(corpus(folder, documents), sequence_length=LENGTH, **options)
+def opened(documents: list[list[int]], *, name: str = "x", **options: Any) -> Callable[[Path], mdata.Dataset]:
+    return lambda folder: mdata.open(corpus(folder, documents, name=name), sequence_length=LENGTH, **options)
+
+
+def rearranged(**options: Any) -> Callable[[Path], mdata.Dataset]:
+    fim = {"fim_rate": RATE, "fim_level": "token", "fim_tokens": (P, M, S, 0, EOD), "extra_token": False}
+    return lambda folder: mdata.open(corpus(folder, GPT, ended=True), sequence_length=LENGTH, **fim, **options)
 
 
 def masked(kind: type, options: Any, **more: Any) -> Callable[[Path], Any]:
@@ -128,6 +159,17 @@ FITTING = [token for text in texts(GPT) if 2 <= len(text) <= LENGTH + 1 for toke
 FITTING_LABELS = [token for text in texts(GPT) if len(text) <= LENGTH + 1 for token in text[:-1]]
 HAVE_LABELS = [token for text in texts(GPT) for token in text[:-1]]
 CUT = [token for text in texts(GPT) for token in text[: LENGTH + 1]]
+# Trained are a conversation's sequences of odd number; its first token has no label.
+LABELS = [
+    [token for token in range(start, stop) if turn % 2 and token > text[0]]
+    for document, text in zip(GPT, texts(GPT), strict=True)
+    for turn, (start, stop) in enumerate(pairwise(np.cumsum([text[0] if text else 0, *document]).tolist()))
+]
+TRAINED = [token for labels in LABELS for token in labels]
+TRAINED_FITTING = [token for token in TRAINED if any(token in text and len(text) <= LENGTH + 1 for text in texts(GPT))]
+RATE = 0.7
+LAST = {text[-1] for text in texts(GPT) if text}
+NOT_ENDS = [token for token in ALL if token not in LAST]
 BERT = BertOptions(sequence_length=200, short_probability=0.0)
 T5 = T5Options(encoder_length=200, decoder_length=200, short_probability=0.0)
 
@@ -160,6 +202,18 @@ KINDS = {
     "packed": Kind(opened(GPT, kind="packed"), inputs, HAVE_LABELS),
     "packed, longer left out": Kind(opened(GPT, kind="packed", longer="drop"), inputs, FITTING_LABELS),
     "packed, one pass": Kind(opened(GPT, kind="packed", split="whole"), inputs, HAVE_LABELS, epochs=None),
+    "chat": Kind(opened(GPT, name="x_chat", kind="chat"), trained, TRAINED),
+    "chat, longer left out": Kind(opened(GPT, name="x_chat", kind="chat", longer="drop"), trained, TRAINED_FITTING),
+    "chat, one pass": Kind(opened(GPT, name="x_chat", kind="chat", split="whole"), trained, TRAINED, epochs=None),
+    "fill in the middle": Kind(
+        rearranged(),
+        put_back,
+        NOT_ENDS,
+        skipped=2 * LENGTH - 2,
+        never=sum(token not in LAST for token in ALL[-BEHIND - 1 :]),
+    ),
+    "fill in the middle, one pass": Kind(rearranged(split="whole"), put_back, NOT_ENDS, epochs=None),
+    "fill in the middle, megatron": Kind(rearranged(order="megatron"), put_back, NOT_ENDS, skipped=LENGTH, epochs=None),
     "bert": Kind(masked(BertSamples, BERT), unmasked, PAIRS),
     "bert, one pass": Kind(masked(BertSamples, BERT, order="file"), unmasked, PAIRS, epochs=None),
     "bert, megatron": Kind(masked(BertSamples, BERT, order="megatron"), unmasked, PAIRS, epochs=None),
