@@ -8,14 +8,16 @@ takes medians of processor time, which a shared machine disturbs least. The loop
 tokens[a : a + S + 1]`. Two threads are judged by wall time, which needs a quiet machine: "2 threads" is one read that
 two share, "2 callers" are two threads with a buffer each. Root can take a busy machine's cores for as long as it runs:
 `chrt --fifo 1 python benchmarks/samples.py reading`. `start` writes a shard of so many documents with numpy (its .bin
-is sparse) and a manifest that lists it once and one that lists it 100 times; private memory is what the process does
-not share with the page cache. `--json FILE` keeps the numbers.
+is sparse) and a manifest that lists it once and one that lists it 100 times; modules are compiled before, as those of
+an installed package are; private memory is what the process does not share with the page cache. `--json FILE` keeps the
+numbers.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -194,18 +196,18 @@ def start(documents: int) -> list[dict[str, object]]:
             path = str(manifest_of(prefix, times))
             cases[f"{documents * times:.0e} documents in {times} shard{'s' * (times > 1)}"] = [path]
         cases["the last, with document masks"] = [path, "masks"]
-        seen: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
-        for _ in range(START_RUNS):
+        variables = {**os.environ, "PYTHONPYCACHEPREFIX": folder, "PYTHONDONTWRITEBYTECODE": ""}
+        seen: dict[str, list[tuple[float, ...]]] = {name: [] for name in cases}
+        for _ in range(START_RUNS + 1):
             for name, words in cases.items():
-                done = subprocess.run(
-                    [sys.executable, "-c", START, *words], cwd=ROOT, check=True, capture_output=True, text=True
-                )
+                command = [sys.executable, "-c", START, *words]
+                done = subprocess.run(command, cwd=ROOT, env=variables, check=True, capture_output=True, text=True)
                 seen[name].append(tuple(map(float, done.stdout.split())))
     print(f"\n{'first sample':<36}{'s over numpy':>14}{'best':>8}{'private MiB':>13}")
     table = []
     for name, runs in seen.items():
-        seconds, best = statistics.median(run[0] for run in runs), min(run[0] for run in runs)
-        private = statistics.median(run[1] for run in runs)
+        times, memory = zip(*runs[1:], strict=True)  # the first run compiles
+        seconds, best, private = statistics.median(times), min(times), statistics.median(memory)
         print(f"{name:<36}{seconds:>14.3f}{best:>8.3f}{private:>13.1f}")
         table.append({"case": name, "over_numpy_s": seconds, "best_s": best, "private_mib": private})
     return table

@@ -92,7 +92,7 @@ def nanogpt(folder: Path) -> dict[str, float]:
 
 def copies(folder: Path) -> dict[str, float]:
     """What numpy can do: one copy a sample, with its conversion, into a buffer that is used again."""
-    tokens = tokens_of(folder)
+    tokens = np.asarray(tokens_of(folder))  # a slice of a memmap is one too, which costs as much as a copy
     out = np.zeros((BATCH, LENGTH + 1), np.int64)
 
     def batch(starts: Numbers) -> Any:
