@@ -7,7 +7,8 @@ take turns, so that a busy moment of the machine meets each of them; times are m
 cache and samples PSS, and its times do not count; slow peers have --slow-runs turns, which do. After each run the
 hashes of .bin and .idx are compared with ours. Tables: `whole` (all programs), `start` (a corpus of one line),
 `engines` (each engine alone in memory against our run with it), `scaling` (--workers beside the engine's own scaling
-with as many processes). Ratios hold within one run of this file only. benchmarks/README.md tells how to prepare.
+with as many processes, and beside one worker while the other cores do something else). Ratios hold within one run of
+this file only. benchmarks/README.md tells how to prepare.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from busy_cores import busy_cores
 from engines_alone import ENGINES
 from engines_alone import command as alone_command
 from measured import machine, measure
@@ -141,7 +143,7 @@ class Bench:
         """Ours with each number of workers, and the engine alone with as many processes."""
         engine = self.options.engine or "gigatoken"
         counts = self.options.workers
-        subjects = {f"{kind}-{n}": False for n in counts for kind in ("mdata", "alone")}
+        subjects = {f"{kind}-{n}": False for n in counts for kind in ("mdata", "alone", "busy")}
         with tempfile.TemporaryDirectory(dir=self.options.cache) as folder:
             _, line = beginning(corpus, Path(folder), 1)
             found = self.take_turns(
@@ -152,6 +154,7 @@ class Bench:
         rows, bars = [], []
         for n in counts:
             ours = size / (wall(found[f"mdata-{n}"]) - started)
+            busy = size / (wall(found[f"busy-{n}"]) - started)
             alone = statistics.median(run["rate"] for run in found[f"alone-{n}"])
             if n == counts[0]:
                 ours_first, alone_first = ours / n, alone / n
@@ -161,12 +164,15 @@ class Bench:
                     "wall s": round(wall(found[f"mdata-{n}"]), 2),
                     "ours MB/s": round(ours, 1),
                     "efficiency": round(ours / n / ours_first, 3),
+                    "busy core MB/s": round(busy, 1),
+                    "of busy cores": round(ours / n / busy, 3),
                     f"{engine} alone MB/s": round(alone, 1),
                     "its efficiency": round(alone / n / alone_first, 3),
                     "RSS MB": rss(found[f"mdata-{n}"]),
                 }
             )
             bars.append(bar("efficiency", ours / n / ours_first, "at least", f"{n} workers: "))
+            bars.append(bar("efficiency", ours / n / busy, "at least", f"{n} workers, of busy cores: "))
         return rows, bars
 
     def take_turns(self, subjects: dict[str, bool], run) -> dict[str, list[dict[str, Any]]]:
@@ -187,8 +193,12 @@ class Bench:
         return found
 
     def run_engine(self, name: str, engine: str, corpus: Path) -> dict[str, Any]:
-        """`alone-N`: the engine with N processes; `start` and `mdata-N`: ours with this engine."""
+        """`alone-N`: the engine with N processes; `start` and `mdata-N`: ours with this engine; `busy-N`: ours with one
+        worker beside others who leave it, and what it writes, two of N cores."""
         kind, _, count = name.partition("-")
+        if kind == "busy":
+            with busy_cores(max(0, int(count) - 2)):
+                return self.run("mdata-1", corpus, engine=engine)
         if kind != "alone":
             return self.run(f"mdata-{count or 1}", corpus, engine=engine)
         words = [sys.executable, *alone_command(engine, int(count), corpus=corpus, vocab=self.vocab)]
