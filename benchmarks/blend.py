@@ -1,9 +1,9 @@
-"""Blends and samplers against the clock: Megatron's fill, the native blend, and reading by a sampler.
+"""Blends against the clock: Megatron's fill, and the native blend.
 
     python benchmarks/blend.py --peer /path/to/an/environment/with/megatron-core/bin/python --samples 1000000
 
 The peer's build_blending_indices (in its own interpreter) and ours fill the same arrays, which are compared by hash;
-processor time, the median of five, in turn. Without --peer only ours is measured. The reading part reads random ids.
+processor time, the median of five, in turn. Without --peer only ours is measured.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ import resource
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -123,48 +121,17 @@ def native_part() -> None:
         print(f"  ids {name}: {len(ids) / timed(lambda ids=ids: blend.locate(ids)):,.0f} a second")
 
 
-def reading_part() -> None:
-    """Batches by a sampler beside the batched read alone."""
-    import mdata
-    from mdata.indexed import IndexedWriter
-    from mdata.loading.batch_sizes import constant
-    from mdata.loading.loader import collate
-    from mdata.loading.sampler import Sampler
-
-    with tempfile.TemporaryDirectory() as folder:
-        for name, count in (("a", 8000), ("b", 7999)):
-            with IndexedWriter(Path(folder) / name, np.dtype(np.uint16)) as writer:
-                text = np.random.RandomState(count).randint(0, 50_000, count * 1000).astype(np.uint16)
-                writer.append(text, np.full(count, 1000), document_ends=np.arange(1, count + 1))
-                writer.finish()
-        data = mdata.open(f"0.3 {folder}/a 0.7 {folder}/b", sequence_length=4096)
-        out = data.empty_rows(32)
-        numbers = np.random.RandomState(2).randint(0, 3000, 32 * 40).reshape(40, 32)
-        rate = numbers.size / timed(lambda: [data.read(part, out=out) for part in numbers], 5)
-        fresh = numbers.size / timed(lambda: [data.read(part) for part in numbers], 5)
-        sampler = Sampler(data_id=data.data_id, sizes=constant(128), micro_batch=32, dp_size=2)
-        steps = 20
-        rows = steps * 2 * 32
-        through = rows / timed(lambda: [collate(data, r) for step in islice(sampler, steps) for r in step], 5)
-        print(f"reading 4,096 tokens: read into one buffer {rate:,.0f} samples a second, into new rows {fresh:,.0f}")
-        print(
-            f"  sampler and collate (new rows) {through:,.0f}: {through / fresh:.0%} and {through / rate:.0%} of these"
-        )
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", help="a Python that can import megatron.core")
     parser.add_argument("--samples", type=int, default=1_000_000)
-    parser.add_argument("--parts", nargs="+", default=["megatron", "native", "reading"])
+    parser.add_argument("--parts", nargs="+", default=["megatron", "native"])
     arguments = parser.parse_args()
     if "megatron" in arguments.parts:
         megatron_part(arguments.peer, arguments.samples)
     if "native" in arguments.parts:
         native_part()
-    if "reading" in arguments.parts:
-        reading_part()
 
 
 if __name__ == "__main__":

@@ -19,12 +19,13 @@ import numpy.typing as npt
 from mdata.dataset import Dataset
 from mdata.errors import UsageError
 from mdata.loading.batch_sizes import BatchSizes, constant
+from mdata.loading.buffers import Buffers
 from mdata.loading.places import describe_places
 from mdata.loading.prefetch import Prefetched, Reading
 from mdata.loading.sampler import Sampler
 from mdata.progress import SILENT, Progress
-from mdata.samples.options import MEGATRON
-from mdata.samples.rows import Rows
+from mdata.samples.options import MASKED, MEGATRON
+from mdata.samples.rows import Empty, Rows, empty_rows
 
 PATIENCE_S = 30.0
 
@@ -71,33 +72,49 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of a forward pass: samples int64[b], tokens and labels int64[b, S], loss_mask float32[b, S].
+    """Rows of a forward pass.
 
-    Tokens and labels are views of one array, `rows.text`; `rows` has what else the dataset tells (see `Rows`).
+    Attributes:
+        samples: int64[b], their numbers.
+        rows: all that the dataset tells of them (see `Rows`). tokens and labels, int64[b, S], are views of `rows.text`;
+            loss_mask is float32[b, S].
     """
 
     samples: npt.NDArray[np.int64]
-    tokens: npt.NDArray[np.int64]
-    labels: npt.NDArray[np.int64]
-    loss_mask: npt.NDArray[np.float32]
     rows: Rows
 
+    @property
+    def tokens(self) -> npt.NDArray[np.int64]:
+        """The inputs."""
+        return self.rows.tokens
 
-def collate(dataset: Dataset, samples: npt.ArrayLike) -> Batch:
-    """The rows of some samples, integer[b], in their order.
+    @property
+    def labels(self) -> npt.NDArray[np.int64]:
+        """The token after each input."""
+        return self.rows.labels
+
+    @property
+    def loss_mask(self) -> npt.NDArray[np.float32]:
+        """1 where a label counts."""
+        assert self.rows.loss_mask is not None, "collate asks for it"
+        return self.rows.loss_mask
+
+
+def collate(dataset: Dataset, samples: npt.ArrayLike, *, empty: Empty = np.empty) -> Batch:
+    """The rows of some samples, integer[b], in their order; `empty` makes their arrays.
 
     Raises:
         IndexError: a sample the dataset does not have. UsageError: a kind whose samples are no rows of text.
     """
-    numbers = np.ascontiguousarray(samples, np.int64)
-    rows = dataset.read(numbers)
-    if not isinstance(rows, Rows):
+    if dataset.options.kind in MASKED:
         raise UsageError(
             f"samples of kind {dataset.options.kind!r} are no rows of tokens and labels",
             fix="read them with Dataset.read, or a torch DataLoader",
         )
-    assert rows.loss_mask is not None, "new rows have a loss mask"
-    return Batch(numbers, rows.tokens, rows.labels, rows.loss_mask, rows)
+    numbers = np.ascontiguousarray(samples, np.int64)
+    rows = dataset.read(numbers, out=empty_rows(len(numbers), dataset.row_options, empty=empty))
+    assert isinstance(rows, Rows), "a kind whose samples are rows"
+    return Batch(numbers, rows)
 
 
 class Loader:
@@ -110,7 +127,8 @@ class Loader:
         dataset: what is read.
         batches: sizes and rank.
         consumed: samples that all ranks together have read before.
-        prefetch: steps read ahead; two more are in memory, one that is being read and the consumer's.
+        prefetch: steps read ahead; two more are in memory, one that is being read and the consumer's. Memory of
+            batches that nobody holds any more is used again, of so many steps at most.
         progress: hears what is waited for once a step has not come for `patience_s` seconds, and rarely after that.
 
     Raises:
@@ -137,5 +155,9 @@ class Loader:
         self._sampler = batches.sampler(dataset, consumed)  # sizes that do not fit are refused here, not in the thread
 
     def __iter__(self) -> Iterator[list[Batch]]:
-        reading = Reading(self._sampler, partial(collate, self._dataset), partial(describe_places, self._dataset))
+        # As many as are alive where the consumer keeps none: then no memory is made after the first steps.
+        most = max(self._sampler.sizes.sizes) // (self._sampler.dp_size * self._sampler.micro_batch)
+        buffers = Buffers((self._prefetch + 2) * most)
+        read = partial(collate, self._dataset, empty=buffers.empty)
+        reading = Reading(self._sampler, read, partial(describe_places, self._dataset))
         return Prefetched(reading, ahead=self._prefetch, patience_s=self._patience_s, progress=self._progress)

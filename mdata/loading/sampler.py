@@ -139,6 +139,5 @@ class Sampler:
         return replace(self, consumed=consumed)
 
     def _rows(self, first: int, size: int) -> NDArray[np.int64]:
-        ordered = np.arange(first, first + size, dtype=np.int64)
-        batch = ordered if self.in_order else global_batch(first, size, seed=self.seed)
+        batch = np.arange(first, first + size) if self.in_order else global_batch(first, size, seed=self.seed)
         return rank_rows(batch, dp_rank=self.dp_rank, dp_size=self.dp_size, micro_batch=self.micro_batch)

@@ -9,6 +9,7 @@ where they are asked for. Slow twin: mdata/reference/gather.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
@@ -21,6 +22,8 @@ from mdata.indexed.gather import Cuts, Int64s
 from mdata.order.native import NativeOrder
 
 Sample = dict[str, npt.NDArray[Any]]
+Empty = Callable[[tuple[int, int], type[Any]], npt.NDArray[Any]]
+"""Makes an array of a shape and a type, of any content, as np.empty does."""
 NO_PAD = -1  # Megatron's: no id is padding
 
 
@@ -179,13 +182,13 @@ class NativelyOrdered:
         return num_samples / self.order.samples_per_epoch
 
 
-def empty_rows(num_rows: int, options: RowOptions) -> Rows:
-    """Room for rows, to be filled again and again."""
+def empty_rows(num_rows: int, options: RowOptions, *, empty: Empty = np.empty) -> Rows:
+    """Room for rows, to be filled again and again; `empty` makes the arrays."""
     shape = (num_rows, options.sequence_length)
     return Rows(
-        np.empty((num_rows, options.sequence_length + 1), np.int64),
-        np.empty(shape, np.float32),
-        np.empty(shape, np.int64) if options.with_positions else None,
+        empty((num_rows, options.sequence_length + 1), np.int64),
+        empty(shape, np.float32),
+        empty(shape, np.int64) if options.with_positions else None,
     )
 
 

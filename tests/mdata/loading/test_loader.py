@@ -54,11 +54,11 @@ def test_an_error_of_the_thread_is_raised_in_its_place(dataset, monkeypatch):
     read = mdata.Dataset.read
     calls = []
 
-    def failing(self, samples):
+    def failing(self, samples, **options):
         calls.append(samples)
         if len(calls) > 4:
             raise OSError(5, "Input/output error", "a.bin")
-        return read(self, samples)
+        return read(self, samples, **options)
 
     monkeypatch.setattr(mdata.Dataset, "read", failing)
     steps = iter(Loader(dataset, BatchPlan(2, 1), prefetch=4))
@@ -74,7 +74,7 @@ def test_an_error_of_the_thread_is_raised_in_its_place(dataset, monkeypatch):
 def test_at_most_prefetch_steps_are_read_ahead(dataset, monkeypatch):
     read = mdata.Dataset.read
     calls = []
-    monkeypatch.setattr(mdata.Dataset, "read", lambda self, samples: (calls.append(samples), read(self, samples))[1])
+    monkeypatch.setattr(mdata.Dataset, "read", lambda *words, **named: (calls.append(words), read(*words, **named))[1])
     steps = iter(Loader(dataset, BatchPlan(2, 2), prefetch=2))
     next(steps)
     time.sleep(0.3)

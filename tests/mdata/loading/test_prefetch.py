@@ -106,10 +106,27 @@ def test_live_batches_of_a_loader_are_counted(blend, monkeypatch):
 
 
 @pytest.mark.parametrize("prefetch", [1, 2, 8])
+def test_memory_of_steps_that_are_gone_is_used_again(blend, prefetch, monkeypatch):
+    made: list[tuple[int, ...]] = []
+    counting = SimpleNamespace(empty=lambda *words: (made.append(words[0]), np.empty(*words))[1], asarray=np.asarray)
+    monkeypatch.setattr("mdata.loading.buffers.np", counting)
+    steps = iter(Loader(blend, BatchPlan(8, 2), prefetch=prefetch))
+    for _ in range(50):
+        next(steps)
+    steps.close()
+    assert 4 * 2 <= len(made) <= 4 * 2 * (prefetch + 2)  # text and mask of each microbatch
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 8])
 def test_a_batch_that_is_kept_never_changes(blend, prefetch):
     steps = iter(Loader(blend, BatchPlan(8, 2), prefetch=prefetch))
-    kept = [batch for _ in range(30) for batch in next(steps)]
+    kept = [batch for number in range(30) for batch in next(steps) if number % 3]
+    labels = [batch.labels for batch in next(steps)]  # an array outlives its batch
+    last = labels[0].copy()
+    for _ in range(30):
+        next(steps)
     steps.close()
+    assert np.array_equal(labels[0], last)
     for batch in kept:
         again = blend.read(batch.samples)
         assert np.array_equal(batch.tokens, again.tokens)
@@ -120,7 +137,7 @@ def test_a_batch_that_is_kept_never_changes(blend, prefetch):
 def test_a_stalled_disk_is_told_by_component_shard_and_byte_and_rarely(blend, monkeypatch):
     disk = threading.Event()
     read = mdata.Dataset.read
-    monkeypatch.setattr(mdata.Dataset, "read", lambda self, samples: (disk.wait(), read(self, samples))[1])
+    monkeypatch.setattr(mdata.Dataset, "read", lambda *words, **named: (disk.wait(), read(*words, **named))[1])
     notes = Notes(3, disk)
     steps = iter(Loader(blend, BatchPlan(4, 4), progress=notes, patience_s=0.02))
     (batch,) = next(steps)
@@ -269,7 +286,7 @@ def test_ctrl_c_ends_a_process_whose_disk_stands_still_once_the_read_is_over(tmp
     """The main thread waits for data that does not come; what it gets is a KeyboardInterrupt, and the process ends."""
     code = (
         "import sys, time, threading, mdata\n"
-        "mdata.Dataset.read = lambda self, samples: (print('reading', flush=True), time.sleep(1))\n"
+        "mdata.Dataset.read = lambda self, samples, out: (print('reading', flush=True), time.sleep(1))\n"
         "data = mdata.open(sys.argv[1], sequence_length=8)\n"
         "next(iter(mdata.Loader(data, mdata.BatchPlan(4096, 1))))\n"
     )
