@@ -117,7 +117,8 @@ def to_device(batch: mdata.Batch, device: torch.device, *, vocab_size: int) -> M
             expected=f"0 to {vocab_size - 1}",
             fix="set model.vocab_size to the vocabulary that the corpus was made with",
         )
-    moved, mask = (torch.from_numpy(part).to(device, non_blocking=True) for part in (text, batch.loss_mask))
+    # Waits for the copy: the batch's memory may be read into as soon as the batch is gone.
+    moved, mask = (torch.from_numpy(part).to(device) for part in (text, batch.loss_mask))
     return Microbatch(moved[:, :-1], moved[:, 1:], mask)
 
 
