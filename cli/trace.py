@@ -28,7 +28,9 @@ from cli.trace_text import Shown, reader_facts, reader_table, sample_facts, samp
 from mdata.loading.batch_sizes import BatchSizes, constant, ramp_up
 
 _READ = ("seed", "order", "kind", "split", "split_shares", "num_samples")
-_BY_HAND = ("sequence_length", *_READ, "option", "global_batch", "rampup_batch_size", "micro_batch", "dp")
+_SAMPLER = ("global_batch", "rampup_batch_size", "micro_batch", "dp", "dataloader_type", "no_data_sharding")
+_BY_HAND = ("sequence_length", *_READ, "option", *_SAMPLER)
+_OF_RUN = ("blend", "validation", "test")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     data = parser.add_argument_group("a run folder whose data has moved, or data by hand")
     data.add_argument("--blend", metavar="PATH", help="of a run folder: where its data is now")
+    data.add_argument("--validation", metavar="NAME", help="of a run folder: a validation set, not the training")
+    data.add_argument("--test", metavar="NAME", help="of a run folder: a test set, not the training")
     data.add_argument("--sequence-length", type=int, metavar="S")
     data.add_argument("--seed", type=int)
     data.add_argument("--order", help="native or megatron")
@@ -71,6 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--rampup-batch-size", type=int, nargs=3, metavar=("START", "INCREMENT", "SAMPLES"))
     data.add_argument("--micro-batch", type=int, metavar="N")
     data.add_argument("--dp", type=int, metavar="N", help="data-parallel ranks")
+    data.add_argument(
+        "--dataloader-type", choices=["single", "cyclic"], help="Megatron's; cyclic: each epoch is shuffled"
+    )
+    data.add_argument(
+        "--no-data-sharding", action="store_true", default=None, help="cyclic: all ranks shuffle together"
+    )
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
@@ -101,12 +111,16 @@ def _open(arguments: argparse.Namespace, console: Console) -> mdata.Tracer:
                     f"{arguments.path} is a run folder: it says itself how data is read",
                     found=", ".join("--" + name.replace("_", "-") for name in by_hand),
                 )
-            return mdata.trace_run(arguments.path, blend=arguments.blend, progress=progress)
-        if arguments.blend is not None:
-            raise mdata.UsageError(f"{arguments.path} is no run folder, so --blend says nothing")
+            of_run = {name: getattr(arguments, name) for name in _OF_RUN}
+            return mdata.trace_run(arguments.path, **of_run, progress=progress)
+        for name in _OF_RUN:
+            if getattr(arguments, name) is not None:
+                raise mdata.UsageError(f"{arguments.path} is no run folder, so --{name} says nothing")
         options = _options(arguments)
         dataset = mdata.open_dataset(arguments.path, options, progress=progress)
     sizes = _sizes(arguments)
+    if arguments.dataloader_type == "cyclic":
+        return mdata.Tracer(dataset, _shuffled(arguments, dataset, sizes))
     if sizes is None:
         return mdata.Tracer(dataset)
     if dataset.num_samples is None and arguments.num_samples is not None:
@@ -148,6 +162,17 @@ def _sizes(arguments: argparse.Namespace) -> BatchSizes | None:
     return ramp_up(ramp[0], ramp[1], samples=ramp[2], size=size) if ramp else constant(size)
 
 
+def _shuffled(arguments: argparse.Namespace, dataset: mdata.Dataset, sizes: BatchSizes | None) -> mdata.ShuffledSteps:
+    """The steps of Megatron's random sampler."""
+    if sizes is None or arguments.micro_batch is None or arguments.dp is None:
+        raise mdata.UsageError("a shuffled epoch is dealt to ranks", fix="--global-batch, --micro-batch and --dp")
+    if dataset.num_samples is None:
+        fix = "--order megatron --num-samples N, or a validation set (--split)"
+        raise mdata.UsageError("the native order has no end, and no epochs to shuffle", fix=fix)
+    span = mdata.StepSpan(sizes=sizes, micro_batch=arguments.micro_batch, dp_size=arguments.dp)
+    return mdata.ShuffledSteps(span, num_samples=dataset.num_samples, sharded=not arguments.no_data_sharding)
+
+
 def _sample(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Console, *, shown: Shown) -> None:
     place = None
     if arguments.token is None:
@@ -173,7 +198,8 @@ def _sample(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Consol
 def _step(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Console, *, shown: Shown) -> None:
     samples = tracer.step(arguments.step, dp_rank=arguments.rank)
     counts = tracer.counts(samples)
-    traced = [tracer.sample(number) for number in samples[: max(arguments.rows, 0)].tolist()]
+    rows = tracer.rows(arguments.step, dp_rank=arguments.rank)[: max(arguments.rows, 0)]
+    traced = [tracer.row(arguments.step, row) for row in rows.tolist()]
     _note_missing(tracer, sorted({one.component for one in traced}), console)
     if not console.json:
         console.write(
@@ -193,15 +219,16 @@ def _document(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Cons
     places = list(_documents(tracer, arguments))
     _note_missing(tracer, sorted({component for component, _ in places}), console)
     until, rows = arguments.until_sample, max(arguments.rows, 1)
-    if arguments.until_step is not None:
-        if tracer.steps is None:
-            raise mdata.UsageError("--until-step: steps are not known", fix="a run folder, or --global-batch")
+    if arguments.until_step is not None and tracer.steps is None:
+        raise mdata.UsageError("--until-step: steps are not known", fix="a run folder, or --global-batch")
+    if arguments.until_step is not None and isinstance(tracer.steps, mdata.Steps):
         end = sum(tracer.steps.bounds(arguments.until_step))
         until = end if until is None else min(until, end)
-    bounded = until is not None or tracer.num_samples is not None
+    bounded = until is not None or arguments.until_step is not None or _bounded(tracer)
     for component, number in places:
         # One more than is shown tells whether there are more.
-        found = list(islice(tracer.readers(component, number, until=until), rows + 1))
+        readers = tracer.readers(component, number, until=until, until_step=arguments.until_step)
+        found = list(islice(readers, rows + 1))
         kept, more = found[:rows], len(found) > rows
         if console.json:
             for one in kept:
@@ -213,6 +240,13 @@ def _document(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Cons
         console.write(
             reader_table(tracer, component, document=number, readers=kept, more=more, bounded=bounded, shown=shown)
         )
+
+
+def _bounded(tracer: mdata.Tracer) -> bool:
+    """Whether the training has an end by itself."""
+    if isinstance(tracer.steps, mdata.ShuffledSteps):
+        return tracer.steps.total is not None
+    return tracer.num_samples is not None
 
 
 def _documents(tracer: mdata.Tracer, arguments: argparse.Namespace) -> Iterator[tuple[int, int]]:

@@ -38,7 +38,7 @@ def reader_facts(tracer: mdata.Tracer, traced: mdata.TracedSample, *, document: 
 
 def sample_text(tracer: mdata.Tracer, traced: mdata.TracedSample, *, shown: Shown, place: int | None = None) -> str:
     """A sample for people; with a place: the token there alone."""
-    parts, lines = traced.parts, [_sentence(traced)]
+    parts, lines = traced.parts, [_sentence(tracer, traced)]
     if place is not None:
         part = traced.part_at(place)
         if part is None:
@@ -66,10 +66,15 @@ def step_table(
     rank: int | None,
 ) -> str:
     """A step for people: how many samples of each component, then the first rows."""
-    assert tracer.steps is not None, "a step was found"
-    first, size = tracer.steps.bounds(step)
+    steps = tracer.steps
+    assert steps is not None, "a step was found"
     whose = "" if rank is None else f"; {len(samples):,} of them are rank {rank}'s"
-    lines = [f"step {step:,}: samples {first:,} to {first + size - 1:,}{whose}"]
+    if isinstance(steps, mdata.Steps):
+        first, size = steps.bounds(step)
+        what = f"samples {first:,} to {first + size - 1:,}"
+    else:
+        what = f"{len(steps.rows(step)):,} samples"
+    lines = [f"{steps.verb} {step:,}: {what}{whose}"]
     lines.append(table(["component", "samples", "share"], [[n, c, c / len(samples)] for n, c in counts.items()]))
     if traced:
         header = ["row", "sample", "rank", "microbatch", "component", "its sample", "epoch", "documents", "origin"]
@@ -94,7 +99,8 @@ def reader_table(
     origin = tracer.documents(component).origin(document)
     size = sum(map(part.corpus.length_of, range(*part.corpus.sequences_of(document))))
     place = f", {origin.path}:{origin.row}" if origin else ""
-    far = "" if bounded else ", in the first 3 epochs of its component (--until-sample looks further)"
+    whose, further = ("", "step") if isinstance(tracer.steps, mdata.ShuffledSteps) else (" of its component", "sample")
+    far = "" if bounded else f", in the first 3 epochs{whose} (--until-{further} looks further)"
     lines = [f"document {document:,} of {part.name}{place}: {size:,} tokens{far}"]
     header = ["step", "sample", "rank", "microbatch", "its sample", "epoch", "tokens of it", "in the sample"]
     rows = [_reader_row(one) for one in readers]
@@ -115,6 +121,7 @@ def _head_facts(traced: mdata.TracedSample) -> dict[str, Any]:
         "row": place.row if place else None,
         "rank": place.dp_rank if place else None,
         "microbatch": place.microbatch if place else None,
+        "again": [p.step for p in traced.again],
         "component": traced.name,
         "inside": traced.inside,
         "epoch": traced.epoch,
@@ -140,13 +147,19 @@ def _part_facts(tracer: mdata.Tracer, component: int, part: mdata.TracedPart, *,
     return facts
 
 
-def _sentence(traced: mdata.TracedSample) -> str:
-    place = traced.place
+def _sentence(tracer: mdata.Tracer, traced: mdata.TracedSample) -> str:
+    place, steps = traced.place, tracer.steps
     words = [f"sample {traced.sample:,}: sample {traced.inside:,} of {traced.name}"]
     words += [f"epoch {traced.epoch:,}"] if traced.epoch is not None else []
-    words += [f"step {place.step:,}, row {place.row:,} of its global batch"] if place else []
+    words += [f"{steps.verb} {place.step:,}, row {place.row:,} of {steps.whole}"] if place and steps else []
     if place and place.dp_rank is not None:
         words.append(f"rank {place.dp_rank}, microbatch {place.microbatch}")
+    if steps and not place:
+        shuffled = isinstance(steps, mdata.ShuffledSteps)
+        words.append("not read in the epochs that were looked at" if shuffled else "no evaluation reads it")
+    if traced.again:
+        more = f" and {len(traced.again) - 8} more" if len(traced.again) > 8 else ""
+        words.append(f"again {steps.verb if steps else ''} {', '.join(f'{p.step:,}' for p in traced.again[:8])}{more}")
     return ", ".join(words)
 
 

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from mdata.tokenizers.train import Learnt, learn_tokenizer, train_tokenizer
     from mdata.tokenizers.train_options import TrainOptions
     from mdata.tracing.run import is_run, trace_run
+    from mdata.tracing.shuffled import ShuffledSteps
     from mdata.tracing.steps import Place, Steps, StepSpan
     from mdata.tracing.trace import TracedPart, TracedSample, Tracer
     from mdata.verify import Verified, verify
@@ -96,6 +97,7 @@ attach(
         "mdata.tokenizers.train_options": "TrainOptions",
         "mdata.tracing.trace": "TracedPart TracedSample Tracer",
         "mdata.tracing.run": "is_run trace_run",
+        "mdata.tracing.shuffled": "ShuffledSteps",
         "mdata.tracing.steps": "Place StepSpan Steps",
         "mdata.verify": "Verified verify",
     },
@@ -144,6 +146,7 @@ __all__ = [
     "Rows",
     "Sampler",
     "ShardFacts",
+    "ShuffledSteps",
     "StepSpan",
     "Steps",
     "StoppedError",

@@ -17,9 +17,11 @@ from typing import Any
 
 from mdata.dataset import Dataset, open_dataset
 from mdata.errors import DamageError, UsageError, nearest, os_errors_named
+from mdata.evaluation import EvaluationSplit, evaluated_samples, evaluation_sets
 from mdata.loading.batch_sizes import constant, read_ramp
 from mdata.progress import SILENT, Progress
 from mdata.samples.options import MEGATRON, DatasetOptions
+from mdata.tracing.evaluations import Evaluations
 from mdata.tracing.steps import Steps, StepSpan
 from mdata.tracing.trace import Tracer
 
@@ -52,16 +54,24 @@ def is_run(path: str | Path) -> bool:
     return (Path(path) / "config.toml").is_file()
 
 
-def trace_run(folder: str | Path, *, blend: str | None = None, progress: Progress = SILENT) -> Tracer:
-    """Open the training data of a run as the run did.
+def trace_run(
+    folder: str | Path,
+    *,
+    blend: str | None = None,
+    validation: str | None = None,
+    test: str | None = None,
+    progress: Progress = SILENT,
+) -> Tracer:
+    """Open the data of a run as the run did: of its training, or one of its validation or test sets.
 
     Args:
         folder: the run folder.
         blend: the data, where it has moved.
+        validation, test: the name of a set, in place of the training; at most one of them.
         progress: hears what is built.
 
     Raises:
-        UsageError: no run folder, one of a version that is not known, or data that is not the run's.
+        UsageError: no run folder, one of a version that is not known, no such set, or data that is not the run's.
         DamageError: a file that cannot be read.
     """
     folder = Path(folder)
@@ -82,7 +92,33 @@ def trace_run(folder: str | Path, *, blend: str | None = None, progress: Progres
     _check_data(run, dataset)
     total = run.number("train", "steps")
     steps = Steps(_spans(run), seed=options.seed, in_order=options.order == MEGATRON, total=total)
+    if validation is not None and test is not None:
+        raise UsageError("a validation set and a test set are named", expected="one of them")
+    if validation is not None:
+        return _trace_set(run, dataset, steps, split="valid", name=validation, progress=progress)
+    if test is not None:
+        return _trace_set(run, dataset, steps, split="test", name=test, progress=progress)
     return Tracer(dataset, steps)
+
+
+def _trace_set(
+    run: _Run, train: Dataset, steps: Steps, *, split: EvaluationSplit, name: str, progress: Progress
+) -> Tracer:
+    settings, total = run.config["train"], run.number("train", "steps")
+    limit, interval = settings.get("eval_samples", 0), settings.get("eval_interval", 0) if split == "valid" else 0
+    paths = run.config["data"].get(split, ())
+    asked = (total // interval + 1 if interval else 1) * limit
+    sets = evaluation_sets(train, split, paths=paths, num_samples=asked or None, progress=progress)
+    if name not in sets:
+        kind = "validation" if split == "valid" else "test"
+        close = nearest(name, sets)
+        raise UsageError(
+            f"the run has no {kind} set called {name}",
+            expected=", ".join(sets) or f"the run has no {kind} set",
+            fix=f"{close}?" if close else None,
+        )
+    evaluated = evaluated_samples(sets[name], limit)
+    return Tracer(sets[name], Evaluations(evaluated, steps, interval=interval))
 
 
 def _options(run: _Run) -> DatasetOptions:

@@ -1,16 +1,18 @@
 """Which step, rank and microbatch reads a sample: the sampler's arithmetic, backwards.
 
 Steps are counted from 1, as in metrics.jsonl: step s is the s-th update. A run whose global batch or number of ranks
-was changed between two starts is a row of spans, each with its own sizes. Not done here: reading what a run folder says
-of them (mdata/tracing/run.py), and Megatron's random sampler.
+was changed between two starts is a row of spans, each with its own sizes. `Readings` is what a tracer asks: `Steps`
+answers it for samples that are read one after another, `ShuffledSteps` for Megatron's random sampler, `Evaluations` for
+validation and test sets. Not done here: reading what a run folder says of them (mdata/tracing/run.py).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +49,51 @@ class Place:
     microbatch: int | None = None
 
 
+class Readings(Protocol):
+    """When samples are read, and by whom.
+
+    Attributes:
+        total: the last step; None: without end. consecutive: whether samples are read once each, in their order.
+        verb, whole: how a step and all of its rows are called: "step", "its global batch".
+    """
+
+    total: int | None
+    consecutive: bool
+    verb: str
+    whole: str
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples that can be read at all; None: all that there are."""
+
+    def dealt(self, step: int) -> tuple[int | None, int | None]:
+        """(rows of a microbatch, data-parallel ranks) of a step; None where they are not known."""
+
+    def rows(self, step: int) -> npt.NDArray[np.int64]:
+        """The samples of a step in the order of its rows: int64[n]."""
+
+    def rank_rows(self, step: int, dp_rank: int) -> npt.NDArray[np.int64]:
+        """The rows of one rank, where ranks are known: int64[n]."""
+
+    def place_at(self, step: int, row: int) -> Place:
+        """Who has a row of a step."""
+
+    def sample_at(self, position: int) -> int:
+        """The sample that is read as number `position`."""
+
+    def places(self, sample: int, until_step: int | None = None) -> Iterator[Place]:
+        """All places of a sample up to a step, in ascending order."""
+
+
+def no_step(step: int, total: int | None) -> UsageError:
+    """That a run has no such step."""
+    return UsageError(
+        f"the run has no step {step}",
+        found=f"{total} steps" if total is not None else None,
+        expected="steps from 1 on, as metrics.jsonl counts them",
+    )
+
+
 class Steps:
     """The steps of a run.
 
@@ -56,6 +103,10 @@ class Steps:
         in_order: rows are in the order of the samples (Megatron's order), not permuted.
         total: steps of the whole run; None: without end.
     """
+
+    consecutive = True
+    verb = "step"
+    whole = "its global batch"
 
     def __init__(
         self, spans: Sequence[StepSpan], *, seed: int, in_order: bool = False, total: int | None = None
@@ -78,11 +129,7 @@ class Steps:
             UsageError: the run has no such step.
         """
         if step < 1 or (self.total is not None and step > self.total):
-            raise UsageError(
-                f"the run has no step {step}",
-                found=f"{self.total} steps" if self.total is not None else None,
-                expected="steps from 1 on, as metrics.jsonl counts them",
-            )
+            raise no_step(step, self.total)
         return self._bounds(step)
 
     def step_of(self, sample: int) -> int:
@@ -98,11 +145,41 @@ class Steps:
         """The samples of a step in the order of the global batch's rows: int64[n]."""
         return self._rows(*self.bounds(step))
 
+    def rank_rows(self, step: int, dp_rank: int) -> npt.NDArray[np.int64]:
+        """The rows of one rank, where ranks are known: of each microbatch it has a run of them.
+
+        Raises:
+            UsageError: the rows are no whole microbatches.
+        """
+        (_, size), (micro_batch, dp_size) = self.bounds(step), self.dealt(step)
+        assert micro_batch is not None and dp_size is not None, "ranks are not known"
+        if size % (micro_batch * dp_size):
+            raise UsageError(
+                f"no rank {dp_rank} has rows of step {step}",
+                found=f"{size} rows, {dp_size} data-parallel ranks, microbatches of {micro_batch}",
+            )
+        found: npt.NDArray[np.int64] = np.arange(size).reshape(-1, dp_size, micro_batch)[:, dp_rank].reshape(-1)
+        return found
+
+    def sample_at(self, position: int) -> int:
+        """Samples are read in the order of their numbers, but for the rows of a step."""
+        return position
+
+    def places(self, sample: int, until_step: int | None = None) -> Iterator[Place]:
+        """The one place of a sample."""
+        place = self.place(sample)
+        if until_step is None or place.step <= until_step:
+            yield place
+
     def place(self, sample: int) -> Place:
         """Who reads a sample, and when."""
         step = self.step_of(sample)
         first, size = self._bounds(step)
         row = sample - first if self._in_order else int(np.flatnonzero(self._rows(first, size) == sample)[0])
+        return self.place_at(step, row)
+
+    def place_at(self, step: int, row: int) -> Place:
+        """Who has a row of a step."""
         micro_batch, dp_size = self.dealt(step)
         if micro_batch is None or dp_size is None:
             return Place(step=step, row=row)

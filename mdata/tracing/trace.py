@@ -3,13 +3,13 @@
 `Tracer(dataset)` is given an open dataset and, where steps are asked for, the `Steps` of a run. Both ways are
 arithmetic where the order is: no pass over the run. Megatron's order and packed rows are searched in their arrays. What
 a sample reads is told before fill-in-the-middle or masking changes it. Not done here: run folders
-(mdata/tracing/run.py), and validation sets of a run.
+(mdata/tracing/run.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from mdata.documents import Documents, Origin
 from mdata.errors import MdataError, UsageError, nearest
 from mdata.samples.traced import Piece, Traceable
 from mdata.tokenizers import Tokenizer
-from mdata.tracing.steps import Place, Steps
+from mdata.tracing.steps import Place, Readings
 
 _EPOCHS_LOOKED_AT = 3
 _MASKED = ("bert", "t5")
@@ -52,13 +52,14 @@ class TracedPart:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedSample:
-    """A sample of training and all that it reads.
+    """A sample and all that it reads.
 
     Attributes:
         sample: its number. component: number of its corpus in the dataset; name: what that is called.
         inside: which of the component's samples it is. epoch: of the component; None where epochs are mixed.
         parts: in the order of the sample.
-        place: step, row and rank, where the steps are known.
+        place: step, row and rank, where the steps are known and one reads it.
+        again: later places, where a sampler or an evaluation reads a sample more than once.
     """
 
     sample: int
@@ -67,7 +68,8 @@ class TracedSample:
     inside: int
     epoch: int | None
     parts: tuple[TracedPart, ...]
-    place: Place | None
+    place: Place | None = None
+    again: tuple[Place, ...] = ()
 
     def part_at(self, place: int) -> TracedPart | None:
         """The part that has the token at a place of the sample; None for padding."""
@@ -79,10 +81,10 @@ class Tracer:
 
     Args:
         dataset: what is read in training.
-        steps: of the run; None: samples have no steps.
+        steps: when they are read; None: samples have no steps.
     """
 
-    def __init__(self, dataset: Dataset, steps: Steps | None = None) -> None:
+    def __init__(self, dataset: Dataset, steps: Readings | None = None) -> None:
         self.dataset, self.steps = dataset, steps
         self.documents = lru_cache(maxsize=64)(self._open_documents)
         self._tokenizers: dict[str, Tokenizer | None] = {}
@@ -106,24 +108,25 @@ class Tracer:
         """
         self._check(number)
         (component,), (inside,) = (found.tolist() for found in self.dataset.locate([number]))
-        return self._traced(number, component, inside)
+        place, *again = [*(self.steps.places(number) if self.steps else ())] or [None]
+        return replace(self._traced(number, component, inside), place=place, again=tuple(again))
 
     def token(self, number: int) -> tuple[TracedSample, int]:
         """The sample that has token `number` of the training as an input, and its place there.
 
-        Tokens are counted sample after sample: token t is place t mod S of sample t div S.
+        Tokens are counted as they are read, sample after sample: token t is place t mod S of the sample number t div S.
 
         Raises:
             UsageError: there is no such token.
         """
-        sample, place = divmod(number, self.dataset.options.sequence_length)
-        end = self.num_samples
-        if number < 0 or (end is not None and sample >= end):
+        position, place = divmod(number, self.dataset.options.sequence_length)
+        end = self.num_samples if self.steps is None or self.steps.consecutive else None
+        if number < 0 or (end is not None and position >= end):
             tokens = None if end is None else end * self.dataset.options.sequence_length
             raise UsageError(
                 f"there is no token {number}", expected="0 or more" if tokens is None else f"0 to {tokens - 1:,}"
             )
-        return self.sample(sample), place
+        return self.sample(position if self.steps is None else self.steps.sample_at(position)), place
 
     def step(self, step: int, *, dp_rank: int | None = None) -> npt.NDArray[np.int64]:
         """The samples of a step, of all ranks or of one, in the order of the rows: int64[n].
@@ -131,22 +134,41 @@ class Tracer:
         Raises:
             UsageError: no such step or rank, or steps or ranks are not known.
         """
-        if self.steps is None:
-            raise UsageError("steps are not known", fix="a run folder, or --global-batch")
-        rows = self.steps.rows(step)
-        self._check(int(rows.max()))
+        samples = self._known_steps.rows(step)
+        self._check(int(samples.max()))
+        return samples[self.rows(step, dp_rank=dp_rank)]
+
+    def rows(self, step: int, *, dp_rank: int | None = None) -> npt.NDArray[np.int64]:
+        """The numbers of the rows of `step`: int64[n].
+
+        Raises:
+            UsageError: as `step`.
+        """
+        steps = self._known_steps
         if dp_rank is None:
-            return rows
-        micro_batch, dp_size = self.steps.dealt(step)
+            return np.arange(len(steps.rows(step)))
+        micro_batch, dp_size = steps.dealt(step)
         if micro_batch is None or dp_size is None:
             raise UsageError("which rank reads a sample is not known", fix="--micro-batch and --dp")
-        if not 0 <= dp_rank < dp_size or len(rows) % (micro_batch * dp_size):
-            raise UsageError(
-                f"no rank {dp_rank} has rows of step {step}",
-                found=f"{len(rows)} rows, {dp_size} data-parallel ranks, microbatches of {micro_batch}",
-            )
-        found: npt.NDArray[np.int64] = rows.reshape(-1, dp_size, micro_batch)[:, dp_rank].reshape(-1)
-        return found
+        if not 0 <= dp_rank < dp_size:
+            raise UsageError(f"no rank {dp_rank} has rows of step {step}", found=f"{dp_size} data-parallel ranks")
+        return steps.rank_rows(step, dp_rank)
+
+    def row(self, step: int, row: int) -> TracedSample:
+        """The sample in a row of a step, as it is read there.
+
+        Raises:
+            UsageError: no such step, or steps are not known.
+        """
+        steps = self._known_steps
+        sample = int(steps.rows(step)[row])
+        return replace(self.sample(sample), place=steps.place_at(step, row), again=())
+
+    @property
+    def _known_steps(self) -> Readings:
+        if self.steps is None:
+            raise UsageError("steps are not known", fix="a run folder, or --global-batch")
+        return self.steps
 
     def counts(self, samples: npt.ArrayLike) -> dict[str, int]:
         """How many of some samples each component gives; those that give none are left out."""
@@ -173,13 +195,18 @@ class Tracer:
             fix="--component NAME" if name is None else f"{close}?" if close else None,
         )
 
-    def readers(self, component: int, document: int, *, until: int | None = None) -> Iterator[TracedSample]:
-        """The samples that read a token of a document, in ascending order; parts are those of the document alone.
+    def readers(
+        self, component: int, document: int, *, until: int | None = None, until_step: int | None = None
+    ) -> Iterator[TracedSample]:
+        """The samples that read a token of a document, each time they are read; parts are those of the document alone.
+
+        In ascending order: of samples, or of steps where samples are not read in their order.
 
         Args:
             component: number of the corpus in the dataset.
             document: its number in the corpus.
             until: samples below this one; None: all, of a training without end its component's first three epochs.
+            until_step: up to this step, where steps are known.
 
         Raises:
             UsageError: no such document, or it is not in the split.
@@ -189,12 +216,24 @@ class Tracer:
             raise UsageError(
                 f"{part.name} has no document {document}", expected=f"one of the {part.corpus.num_documents}, from 0"
             )
-        for inside in self._inside(part, document, stop=self._stop(component, until)):
+        found = self._reading(component, document, stop=self._stop(component, until))
+        if self.steps is None:
+            yield from found
+            return
+        steps = self.steps
+        each = (replace(one, place=place) for one in found for place in steps.places(one.sample, until_step))
+        yield from each if steps.consecutive else sorted(each, key=_when)
+
+    def _reading(self, component: int, document: int, *, stop: int) -> Iterator[TracedSample]:
+        """The samples that read a document, in ascending order, without their places."""
+        part = self.dataset.components[component]
+        sequences = range(*part.corpus.sequences_of(document))
+        for inside in self._inside(part, document, stop=stop):
             try:
                 number = int(self.dataset.deal.inverse([component], [inside])[0])
             except IndexError:  # the mixture never comes so far
                 return
-            yield self._traced(number, component, inside, sequences=range(*part.corpus.sequences_of(document)))
+            yield self._traced(number, component, inside, sequences=sequences)
 
     def tokens(self, component: int, part: TracedPart) -> npt.NDArray[np.int64]:
         """The ids of a part: int64[count]."""
@@ -229,13 +268,13 @@ class Tracer:
             inside=inside,
             epoch=self._epoch(part, inside),
             parts=tuple(self._parts(component, _kind(part).pieces(inside), sequences)),
-            place=self.steps.place(number) if self.steps else None,
         )
 
     def _check(self, number: int) -> None:
         end = self.num_samples
         if number < 0 or (end is not None and number >= end):
-            whose = "the run" if self.steps and self.steps.total is not None else "the dataset"
+            run = self.steps is not None and self.steps.consecutive and self.steps.total is not None
+            whose = "the run" if run else "the dataset"
             raise UsageError(
                 f"{whose} has no sample {number}",
                 found=None if end is None else f"{end} samples, counted from 0",
@@ -319,6 +358,11 @@ class Tracer:
 
     def _open_documents(self, component: int) -> Documents:
         return Documents(self.dataset.components[component].corpus)
+
+
+def _when(one: TracedSample) -> tuple[int, int]:
+    assert one.place is not None, "it is read"
+    return one.place.step, one.place.row
 
 
 def _kind(part: Component) -> Traceable:

@@ -132,6 +132,78 @@ def test_a_run_that_went_on_with_other_ranks_another_batch_and_another_mixture(m
     assert tracer.counts(np.arange(48, 84))["code"] > tracer.counts(np.arange(36))["code"]
 
 
+def evaluated(context, config):
+    """Train; what this rank reads of each set after each step: (set, samples, texts) of every microbatch."""
+    seen, evaluate, batches = [], trainer.train._Loop._evaluate, trainer.train.evaluation_batches
+
+    def noted(dataset, samples, **options):
+        for batch in batches(dataset, samples, **options):
+            seen[-1].append((dataset.components[0].name, batch.samples.tolist(), batch.rows.text.tolist()))
+            yield batch
+
+    def each(self, sets):
+        seen.append([])
+        return evaluate(self, sets)
+
+    trainer.train._Loop._evaluate, trainer.train.evaluation_batches = each, noted
+    try:
+        trainer.train.train(config, context.join(Mesh(context.world, 1)))
+    finally:
+        trainer.train._Loop._evaluate, trainer.train.evaluation_batches = evaluate, batches
+    return seen
+
+
+@pytest.mark.parametrize("order", ["native", "megatron"])
+def test_every_evaluation_is_traced_as_it_was_read(made, tmp_path, capsys, order):
+    """Validation after steps 2 and 4 and after the last; the test set after the last."""
+    data = {
+        "valid": (str(made / "web_text_document"), str(made / "code_text_document")),
+        "split": "80,0,20",
+        "order": order,
+    }
+    config = config_of(made, tmp_path / "run", data=data, steps=5, eval_interval=2, eval_samples=7)
+    ranks = run_ranks(evaluated, 2, config)
+    tracers = {name: mdata.trace_run(tmp_path / "run", validation=name) for name in ("web", "code")}
+    test = mdata.trace_run(tmp_path / "run", test="test")
+    read: dict[tuple[str, int], set[tuple[int, int]]] = {}
+    for rank, evaluations in enumerate(ranks):
+        *validations, tested = evaluations
+        for step, evaluation in zip((2, 4, 5), validations, strict=True):
+            for name, tracer in tracers.items():
+                mine = [
+                    (k, text)
+                    for set_, ks, texts in evaluation
+                    if set_ == name
+                    for k, text in zip(ks, texts, strict=True)
+                ]
+                assert tracer.step(step, dp_rank=rank).tolist() == [k for k, _ in mine]
+                for number, (sample, text) in enumerate(mine):
+                    traced = tracer.sample(sample)
+                    assert [(p.step, p.dp_rank, p.microbatch) for p in (traced.place, *traced.again)] == [
+                        (s, rank, number // 2) for s in (2, 4, 5)
+                    ]
+                    ids = [i for part in traced.parts for i in tracer.tokens(traced.component, part).tolist()]
+                    assert ids == text[: len(ids)]
+                    for part in traced.parts:
+                        read.setdefault((name, part.document), set()).add((step, sample))
+        assert [k for _, ks, _ in tested for k in ks] == test.step(5, dp_rank=rank).tolist()
+    for name, tracer in tracers.items():
+        for document in range(tracer.dataset.components[0].corpus.num_documents):
+            told = [(one.place.step, one.sample) for one in tracer.readers(0, document)]
+            assert sorted(told) == sorted(read.get((name, document), set()))
+    with pytest.raises(
+        UsageError, match=r"nothing is evaluated after step 3\n  expected: each 2 steps and after step 5"
+    ):
+        tracers["web"].step(3)
+    with pytest.raises(UsageError, match=r"no validation set called wep\n  expected: web, code\n  try: web\?"):
+        mdata.trace_run(tmp_path / "run", validation="wep")
+    assert main(["trace", str(tmp_path / "run"), "--validation", "web", "--step", "2", "--rows", "1"]) == 0
+    assert capsys.readouterr().out.startswith("evaluation after step 2: 7 samples\n")
+    assert main(["trace", str(tmp_path / "run"), "--validation", "web", "--sample", "1"]) == 0
+    assert capsys.readouterr().out.startswith("sample 1: sample 1 of web, ")
+    assert main(["trace", str(tmp_path / "run"), "--validation", "web", "--test", "test", "--step", "2"]) == 2
+
+
 @pytest.fixture(scope="module")
 def run(made, tmp_path_factory) -> Path:
     """A finished run of one rank."""
