@@ -77,7 +77,7 @@ def render(run: Run, corpora: Corpora) -> str:
         _head(run),
         _notes(corpora.notes),
         _losses(run, corpora.valid),
-        f'<div class="row">{_loss_table(corpora.valid)}{_throughput(run)}</div>',
+        f'<div class="row">{_loss_table(corpora.valid)}{_test_losses(run)}{_throughput(run)}</div>',
         _read(corpora),
         _texts(run, corpora),
         _ranks(run),
@@ -148,6 +148,12 @@ def _loss_table(valid: Sequence[ValidCorpus]) -> str:
             rows.append([name, *_pairs(valid, values, final)])
     note = '<p class="lead">Green: the model is below it. Red: it is not.</p>'
     return f"<div><h2>Against counting</h2>{note}{_table(header, rows)}</div>"
+
+
+def _test_losses(run: Run) -> str:
+    """The test sets' losses, which are there once the last step is done."""
+    rows = [[name, f"{loss:.3f}"] for name, loss in (run.metrics[-1].get("test") or {}).items()]
+    return f"<div><h2>Test sets</h2>{_table(['at the end', 'nats per token'], rows)}</div>" if rows else ""
 
 
 def _pairs(

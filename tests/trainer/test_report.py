@@ -173,6 +173,16 @@ def test_lines_without_values_are_left_out(config):
     assert "1,408 tokens read" in str(page_of(folder))
 
 
+def test_test_sets_are_shown_once_they_were_read(config):
+    folder = runs.write_run(config, steps=10)
+    assert "Test sets" not in str(page_of(folder))
+    line = {"step": 11, "consumed_samples": 44, "loss": 2.0, "test": {"c-<test>": 1.23456}}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    text = str(page_of(folder))
+    assert "Test sets" in text and "c-<test>" in text and "1.235" in text
+
+
 def test_nothing_to_report_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"nothing to report in .*no line in metrics.jsonl"):
         write_report(tmp_path)
