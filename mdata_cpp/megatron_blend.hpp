@@ -5,9 +5,9 @@
 // The original looks at every component for every sample. Here most are ruled out for many samples at once, exactly:
 // an error that is not drawn never falls (weights are not negative, and rounding is monotone). So let L be a level and
 // take those components whose error, undrawn, is at least L at the last of the next b samples. For as long as the
-// largest error of these is at least L, it is the largest of all. When it is not, L is set anew, below the largest.
-// L climbs slowly towards the largest error, so that few components are taken (about b + sqrt(n)); whatever it is, it
-// costs time and nothing else. Of many components some are taken for long, and of these a few for short.
+// largest error of these is at least L, it is the largest of all. When it is not, L goes down and others are taken.
+// Else L climbs slowly towards the largest error, so that few are taken (about b + sqrt(n)); whatever it is, it costs
+// time and nothing else. Of many components some are taken for long, and of these a few for short.
 // Components of equal weight take turns, so that they are one entry here. Slow twin: mdata/reference/megatron_blend.py.
 #pragma once
 
@@ -69,21 +69,33 @@ struct Field {
     }
 };
 
-// The few out of the middle field, which was taken out of all; a count stands in each of the three.
+// The few out of the middle field, which was taken out of all; a count stands in each of the three. Bare pointers, since
+// one more look at a vector for each sample would be seen on the clock.
 struct Race {
-    Field& few;
-    Field& middle;
-    Field& all;
-    std::span<Entry> entries;
-    std::span<const std::int32_t> members;
-    std::span<double> room;  // for half as many as the few
+    const double* weights;
+    double* counts;
+    const std::uint32_t* places;
+    std::size_t size;
+    const std::uint32_t* middle_places;
+    double* middle_counts;
+    double* all_counts;
+    Entry* entries;
+    const std::int32_t* members;
+    double* room;  // for half as many as the few
 
-    Entry& entry_at(std::size_t place) const { return entries[middle.places[few.places[place]]]; }
+    Race(Field& few, Field& middle, Field& all, std::vector<Entry>& all_entries,
+         const std::vector<std::int32_t>& all_members, std::vector<double>& all_room)
+        : weights(few.weights.data()), counts(few.counts.data()), places(few.places.data()), size(few.size),
+          middle_places(middle.places.data()), middle_counts(middle.counts.data()), all_counts(all.counts.data()),
+          entries(all_entries.data()), members(all_members.data()), room(all_room.data()) {}
+
+    std::size_t padded() const { return (size + kPadding - 1) / kPadding * kPadding; }
+    Entry& entry_at(std::size_t place) const { return entries[middle_places[places[place]]]; }
 
     void set_count(std::size_t place, double count) const {
-        const std::uint32_t in_middle = few.places[place];
-        middle.counts[in_middle] = count;
-        all.counts[middle.places[in_middle]] = count;
+        const std::uint32_t in_middle = places[place];
+        middle_counts[in_middle] = count;
+        all_counts[middle_places[in_middle]] = count;
     }
 };
 
@@ -132,8 +144,8 @@ inline void draw(const Race& race, const Track<Component>& track, std::size_t st
     track.write(step, entry);
     if (++entry.turn == entry.num_members) {
         entry.turn = 0;
-        race.few.counts[place] = ++entry.samples == entry.limit ? kSpent : static_cast<double>(entry.samples);
-        race.set_count(place, race.few.counts[place]);
+        race.counts[place] = ++entry.samples == entry.limit ? kSpent : static_cast<double>(entry.samples);
+        race.set_count(place, race.counts[place]);
     }
     entry.component = race.members[entry.first_member + entry.turn];
 }
@@ -158,8 +170,8 @@ inline Sprint sprint_plain(const Race& race, const Track<Component>& track) {
         const double m = track.target_of(step);
         largest = kNever;
         std::size_t best = 0;
-        for (std::size_t i = 0; i < race.few.size; ++i) {
-            const double error = race.few.weights[i] * m - race.few.counts[i];
+        for (std::size_t i = 0; i < race.size; ++i) {
+            const double error = race.weights[i] * m - race.counts[i];
             if (error < largest) continue;
             if (error == largest && race.entry_at(i).component > race.entry_at(best).component) continue;
             largest = error;
@@ -217,9 +229,9 @@ MDATA_FOR_AVX2 inline void select_wide(const Field& wide, double m, double level
     small.size = found;
 }
 
-MDATA_FOR_AVX2 inline __m256d errors_at(const Field& field, std::size_t i, __m256d m) {
-    const __m256d product = _mm256_mul_pd(_mm256_loadu_pd(field.weights.data() + i), m);
-    return _mm256_sub_pd(product, _mm256_loadu_pd(field.counts.data() + i));
+MDATA_FOR_AVX2 inline __m256d errors_at(const Race& race, std::size_t i, __m256d m) {
+    const __m256d product = _mm256_mul_pd(_mm256_loadu_pd(race.weights + i), m);
+    return _mm256_sub_pd(product, _mm256_loadu_pd(race.counts + i));
 }
 
 // The largest of four numbers, in all lanes.
@@ -242,8 +254,8 @@ inline std::size_t lowest(const Race& race, std::uint64_t places) {
 // alone is waited for when it is read with its neighbours. What else is written is not waited for.
 template <std::size_t kNumVectors, typename Component>
 MDATA_FOR_AVX2 inline Sprint sprint_few(const Race& race, const Track<Component>& track) {
-    const double* const weights = race.few.weights.data();
-    double* const kept = race.few.counts.data();
+    const double* const weights = race.weights;
+    double* const kept = race.counts;
     const __m256d ones = _mm256_set1_pd(1.0);
     __m256d best = ones;
     __m256d counts[kNumVectors];
@@ -270,7 +282,8 @@ MDATA_FOR_AVX2 inline Sprint sprint_few(const Race& race, const Track<Component>
         if ((places & (places - 1)) == 0 && is_plain(race.entry_at(place))) {
             for (std::size_t k = 0; k < kNumVectors; ++k) {
                 const __m256d equal = _mm256_cmp_pd(errors[k], best, _CMP_EQ_OQ);
-                counts[k] = _mm256_add_pd(counts[k], _mm256_and_pd(equal, ones));
+                // The sum does not wait for the winner to be known.
+                counts[k] = _mm256_blendv_pd(counts[k], _mm256_add_pd(counts[k], ones), equal);
             }
             draw_plain(race, track, step, place);
         } else {
@@ -285,32 +298,31 @@ MDATA_FOR_AVX2 inline Sprint sprint_few(const Race& race, const Track<Component>
 // A sprint of any number, by blocks of two vectors: the largest error, the block in which it is, its place in the block.
 template <typename Component>
 MDATA_FOR_AVX2 inline Sprint sprint_many(const Race& race, const Track<Component>& track) {
-    const Field& few = race.few;
     const __m256d ones = _mm256_set1_pd(1.0);
     __m256d best = ones;
     for (std::size_t step = 0; step < track.steps; ++step) {
         const __m256d m = _mm256_set1_pd(track.target_of(step));
         best = _mm256_set1_pd(kNever);
-        for (std::size_t i = 0; i < few.padded(); i += 8) {
-            const __m256d top = _mm256_max_pd(errors_at(few, i, m), errors_at(few, i + 4, m));
-            _mm256_storeu_pd(race.room.data() + i / 2, top);
+        for (std::size_t i = 0; i < race.padded(); i += 8) {
+            const __m256d top = _mm256_max_pd(errors_at(race, i, m), errors_at(race, i + 4, m));
+            _mm256_storeu_pd(race.room + i / 2, top);
             best = _mm256_max_pd(best, top);
         }
         best = largest_of(best);
         if (_mm256_cvtsd_f64(best) < track.level) return {step, _mm256_cvtsd_f64(best)};
         std::size_t block = 0, num_blocks = 0;
-        for (std::size_t i = 0; i < few.padded(); i += 8) {
-            const __m256d equal = _mm256_cmp_pd(_mm256_loadu_pd(race.room.data() + i / 2), best, _CMP_EQ_OQ);
+        for (std::size_t i = 0; i < race.padded(); i += 8) {
+            const __m256d equal = _mm256_cmp_pd(_mm256_loadu_pd(race.room + i / 2), best, _CMP_EQ_OQ);
             const bool here = _mm256_movemask_pd(equal) != 0;
             block = here ? i : block;
             num_blocks += here ? 1 : 0;
         }
-        const __m256d one = _mm256_cmp_pd(errors_at(few, block, m), best, _CMP_EQ_OQ);
-        const __m256d two = _mm256_cmp_pd(errors_at(few, block + 4, m), best, _CMP_EQ_OQ);
+        const __m256d one = _mm256_cmp_pd(errors_at(race, block, m), best, _CMP_EQ_OQ);
+        const __m256d two = _mm256_cmp_pd(errors_at(race, block + 4, m), best, _CMP_EQ_OQ);
         const auto places = static_cast<unsigned>(_mm256_movemask_pd(one) | _mm256_movemask_pd(two) << 4);
         const std::size_t place = block + static_cast<std::size_t>(std::countr_zero(places));
         if (num_blocks == 1 && (places & (places - 1)) == 0 && is_plain(race.entry_at(place))) {
-            double* const counts = race.few.counts.data() + block;
+            double* const counts = race.counts + block;
             _mm256_storeu_pd(counts, _mm256_add_pd(_mm256_loadu_pd(counts), _mm256_and_pd(one, ones)));
             _mm256_storeu_pd(counts + 4, _mm256_add_pd(_mm256_loadu_pd(counts + 4), _mm256_and_pd(two, ones)));
             draw_plain(race, track, step, place);
@@ -326,7 +338,7 @@ inline Sprint sprint_wide(const Race& race, const Track<Component>& track) {
     if constexpr (kNumVectors > 16) {
         return sprint_many(race, track);
     } else {
-        if (race.few.size <= 4 * kNumVectors) return sprint_few<kNumVectors>(race, track);
+        if (race.size <= 4 * kNumVectors) return sprint_few<kNumVectors>(race, track);
         return sprint_wide<kNumVectors + 2>(race, track);
     }
 }
@@ -381,6 +393,7 @@ public:
         all_.pad();
         room_.resize(all_.padded() / 2);
         narrowing_ = fast && all_.size > kFewEnough;
+        if (narrowing_) level_ = *std::max_element(weights.begin(), weights.end());
     }
 
     // All samples of the blend in their order; both spans have room for num_samples.
@@ -391,13 +404,15 @@ public:
         const std::int64_t steps = narrowing_ ? static_cast<std::int64_t>(4 * std::sqrt(size)) : end_;
         const bool direct = !narrowing_ || all_.size <= kFewToSelect;
         for (next_ = 0; next_ < end_;) {
-            if (narrowing_ && short_) lower_level();
             stop_ = std::min(end_, next_ + steps);
             if (!direct) select(all_, stop_, middle_);
             const double largest = race(direct ? all_ : middle_, components.data(), samples.data());
-            short_ = next_ < stop_;
-            if (narrowing_ && !short_) level_ += (largest - level_) / kRise;
-            ++held_;
+            if (next_ < stop_) {
+                lower_level();
+            } else if (narrowing_) {
+                level_ += (largest - level_) / kRise;
+                ++held_;
+            }
         }
     }
 
@@ -409,8 +424,8 @@ private:
     static constexpr std::size_t kFewToSelect = 192;  // entries out of which the few are taken at once
     static constexpr std::size_t kWanted = 24;        // few as they should be: most steps with least work (measured)
     static constexpr std::int64_t kMostSteps = 64;
-    static constexpr double kRise = 12.0;
-    static constexpr int kHold = 4;  // batches for which a level should hold
+    static constexpr double kRise = 16.0;  // a level climbs by this part of the way to the largest error
+    static constexpr int kHold = 2;  // batches for which a level should hold
     static constexpr double kLeastGap = 1e-14;
 
     static void check(std::span<const double> weights, std::span<const std::int64_t> limits, std::int64_t num_samples) {
@@ -455,11 +470,11 @@ private:
     // Samples until stop_, or until all errors are below the level; the largest error that was seen last.
     template <typename Component>
     double race(greedy::Field& middle, Component* components, std::int64_t* samples) {
-        const greedy::Race race{few_, middle, all_, entries_, members_, room_};
         for (;;) {
             const std::int64_t steps = std::min(stop_ - next_, narrowing_ ? steps_ : stop_);
             select(middle, next_ + steps, few_);
             choose_steps();
+            const greedy::Race race(few_, middle, all_, entries_, members_, room_);
             const greedy::Track<Component> track{next_, static_cast<std::size_t>(steps), level_, components + next_,
                                                  samples + next_};
             const auto [done, largest] = wide_ ? greedy::sprint_wide(race, track) : greedy::sprint_plain(race, track);
@@ -477,13 +492,10 @@ private:
         }
     }
 
-    // A level below the largest error: further below it than last time if that did not hold for long.
+    // All errors are below the level: it goes down, further than last time if that did not hold for long.
     void lower_level() {
-        const double m = greedy::target(next_);
-        double largest = greedy::kNever;
-        for (std::size_t i = 0; i < all_.size; ++i) largest = std::max(largest, all_.weights[i] * m - all_.counts[i]);
         gap_ = std::clamp(gap_ * (held_ < kHold ? 1.25 : 0.8), kLeastGap, 1.0);
-        level_ = largest - gap_;
+        level_ -= gap_;
         held_ = 0;
     }
 
@@ -493,10 +505,9 @@ private:
     std::int64_t stop_ = 0;
     std::int64_t steps_ = 8;  // for which the few are taken
     bool narrowing_ = false;
-    bool short_ = true;  // all errors fell below the level
     double level_ = std::numeric_limits<double>::lowest();
-    double gap_ = 0.1;  // from the largest error down to a new level
-    int held_ = kHold;  // batches since then
+    double gap_ = 0.1;  // by which it went down last
+    int held_ = 0;      // batches since then
     std::vector<std::int32_t> members_;
     std::vector<greedy::Entry> entries_;
     greedy::Field all_, middle_, few_;
