@@ -15,7 +15,7 @@ from fuzz.record_lines import check_message
 from mdata.errors import UsageError
 from mdata.tokenizers.bytelevel import ALPHABET
 from mdata.tokenizers.engines import EXACT
-from mdata.tokenizers.gpt2 import MERGE_FILE, VOCAB_FILE, GPT2BPETokenizer, build, check_merges, check_vocabulary
+from mdata.tokenizers.gpt2 import MERGE_FILE, VOCAB_FILE, GPT2BPETokenizer, check_merges, check_vocabulary
 
 TEXTS = ["hello he\n  lo <|endoftext|> \xe9\u4f60[X]", "", " 'll aaaa\x00"]
 FRIENDLY = json.dumps({symbol: id for id, symbol in enumerate(ALPHABET)})[:-1].encode() + b", "
@@ -35,7 +35,7 @@ def check(data: bytes) -> None:
     except UsageError as error:
         check_message(str(error))
         return
-    again = build(tokenizer.files, tokenizer.options)
+    again = GPT2BPETokenizer.build(tokenizer.files, tokenizer.options, engine=EXACT)
     assert again.fingerprint == tokenizer.fingerprint
     for ours, theirs in zip(tokenizer.encode_batch(TEXTS), again.encode_batch(TEXTS), strict=True):
         assert np.array_equal(ours, theirs)
@@ -45,7 +45,7 @@ def check(data: bytes) -> None:
 
 
 def load(vocabulary: bytes, merges: bytes, options: dict[str, object]) -> GPT2BPETokenizer:
-    """As `mdata.tokenizers.gpt2.load`, without a file system."""
+    """As `GPT2BPETokenizer.load`, without a file system."""
     entries = check_vocabulary(vocabulary, "vocab.json")
     parts = (entries, check_merges(merges, entries, name="merges.txt"))
     files = {VOCAB_FILE: vocabulary, MERGE_FILE: merges}

@@ -19,7 +19,7 @@ from fuzz.record_lines import check_message
 from mdata.errors import UsageError
 from mdata.tokenizers.bytelevel import ALPHABET
 from mdata.tokenizers.engines import EXACT
-from mdata.tokenizers.huggingface import HuggingFaceTokenizer, build
+from mdata.tokenizers.huggingface import HuggingFaceTokenizer
 from mdata.tokenizers.protocol import TextRefused
 
 TEXTS = ["hello he\n  lo <s>[X]</s> \xe9\u4f60", "", " 'll aaaa\x00"]
@@ -126,7 +126,7 @@ def check(data: bytes) -> None:
     assert dict(tokenizer.special_ids) == special
     expected = [id for text in TEXTS for id in library.encode(text).ids]
     assert ids.tolist() == expected
-    again = build(tokenizer.files, tokenizer.options, engine=tokenizer.engine)
+    again = HuggingFaceTokenizer.build(tokenizer.files, tokenizer.options, engine=tokenizer.engine)
     assert again.fingerprint == tokenizer.fingerprint
     assert np.array_equal(again.encode_batch(TEXTS)[0], ids)
     tokenizer.special_in_text(ids, len(TEXTS))

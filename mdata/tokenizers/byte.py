@@ -6,7 +6,7 @@ Ours, not Megatron's: no file, no training, nothing that a text could spell by a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from blake3 import blake3
@@ -15,30 +15,30 @@ from mdata.tokenizers.defined import check_special_in_text
 from mdata.tokenizers.protocol import IdArray, LengthArray, TextRefused, TokenizerSpec
 
 NAME = "ByteTokenizer"
-OPTIONS = ("special_in_text",)
 END_OF_DOCUMENT = 256
-
-
-def load(spec: TokenizerSpec, options: Mapping[str, Any]) -> ByteTokenizer:
-    """The same as `build`: there are no files."""
-    return build({}, options)
-
-
-def build(files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str = NAME) -> ByteTokenizer:
-    """The tokenizer; no text can spell its one special token, so `special_in_text` changes nothing."""
-    check_special_in_text(options.get("special_in_text", "special"))
-    return ByteTokenizer()
 
 
 class ByteTokenizer:
     """See `mdata.tokenizers.protocol.Tokenizer`."""
 
     name = NAME
+    OPTIONS = ("special_in_text",)
     engine = "none"
     notes: tuple[str, ...] = ()
     vocab_size = 257
     eod = END_OF_DOCUMENT
     fingerprint = blake3(NAME.encode()).hexdigest()
+
+    @classmethod
+    def load(cls, spec: TokenizerSpec, options: Mapping[str, Any]) -> Self:
+        """The same as `build`: there are no files."""
+        return cls.build({}, options, engine=spec.engine)
+
+    @classmethod
+    def build(cls, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> Self:
+        """The tokenizer; no text can spell its one special token, so `special_in_text` changes nothing."""
+        check_special_in_text(options.get("special_in_text", "special"))
+        return cls()
 
     def __init__(self) -> None:
         self.files: Mapping[str, bytes] = {}

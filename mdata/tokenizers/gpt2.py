@@ -25,34 +25,11 @@ from mdata.tokenizers.engines import EXACT
 from mdata.tokenizers.protocol import TokenizerSpec
 
 NAME = "GPT2BPETokenizer"
-OPTIONS = ("special_tokens", "special_in_text", "compat")
 VOCAB_FILE, MERGE_FILE = "vocab.json", "merges.txt"
 _LARGEST_ID = 2**31 - 1
 
 # The vocabulary and the merges.
 Parts = tuple[dict[str, int], list[str]]
-
-
-def load(spec: TokenizerSpec, options: Mapping[str, Any]) -> GPT2BPETokenizer:
-    """The tokenizer of two files, with its best engine.
-
-    Raises:
-        UsageError: a file was not named or cannot be read, or its content is not what it should be.
-    """
-    if spec.vocab_file is None or spec.merge_file is None:
-        raise UsageError(f"{NAME} needs two files", fix="--vocab-file vocab.json --merge-file merges.txt")
-    try:
-        files = {VOCAB_FILE: Path(spec.vocab_file).read_bytes(), MERGE_FILE: Path(spec.merge_file).read_bytes()}
-    except OSError as error:
-        raise explain_os_error(error, f"loading a {NAME}") from error
-    vocabulary = check_vocabulary(files[VOCAB_FILE], spec.vocab_file)
-    merges = check_merges(files[MERGE_FILE], vocabulary, name=spec.merge_file)
-    if wants_fork(options):
-        _check_fork(files[MERGE_FILE], vocabulary, spec=spec, options=options)
-    try:
-        return GPT2BPETokenizer(files, options, engine=EXACT, parts=(vocabulary, merges)).checked(spec.engine)
-    except UsageError as error:
-        raise UsageError(f"{spec.vocab_file}: {error}") from error
 
 
 def check_vocabulary(content: bytes, name: str) -> dict[str, int]:
@@ -134,21 +111,44 @@ def _check_fork(
         raise UsageError(f"{FORK} has no further special tokens", fix="leave out one of the two options")
 
 
-def build(files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str = EXACT) -> GPT2BPETokenizer:
-    """A tokenizer from the content of its files, which `load` has checked once.
-
-    Args:
-        files: as a tokenizer has them.
-        options: `special_tokens`: more of them; `special_in_text`, `compat`: see TokenizerSpec.
-        engine: the library that gives the ids; not compared with the exact one here.
-    """
-    return GPT2BPETokenizer(files, options, engine=engine)
-
-
 class GPT2BPETokenizer(DefinedTokenizer):
     """See `mdata.tokenizers.protocol.Tokenizer`."""
 
     name = NAME
+    OPTIONS = ("special_tokens", "special_in_text", "compat")
+
+    @classmethod
+    def load(cls, spec: TokenizerSpec, options: Mapping[str, Any]) -> Self:
+        """The tokenizer of two files, with its best engine.
+
+        Raises:
+            UsageError: a file was not named or cannot be read, or its content is not what it should be.
+        """
+        if spec.vocab_file is None or spec.merge_file is None:
+            raise UsageError(f"{NAME} needs two files", fix="--vocab-file vocab.json --merge-file merges.txt")
+        try:
+            files = {VOCAB_FILE: Path(spec.vocab_file).read_bytes(), MERGE_FILE: Path(spec.merge_file).read_bytes()}
+        except OSError as error:
+            raise explain_os_error(error, f"loading a {NAME}") from error
+        vocabulary = check_vocabulary(files[VOCAB_FILE], spec.vocab_file)
+        merges = check_merges(files[MERGE_FILE], vocabulary, name=spec.merge_file)
+        if wants_fork(options):
+            _check_fork(files[MERGE_FILE], vocabulary, spec=spec, options=options)
+        try:
+            return cls(files, options, engine=EXACT, parts=(vocabulary, merges)).checked(spec.engine)
+        except UsageError as error:
+            raise UsageError(f"{spec.vocab_file}: {error}") from error
+
+    @classmethod
+    def build(cls, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> Self:
+        """A tokenizer from the content of its files, which `load` has checked once.
+
+        Args:
+            files: as a tokenizer has them.
+            options: `special_tokens`: more of them; `special_in_text`, `compat`: see TokenizerSpec.
+            engine: the library that gives the ids; not compared with the exact one here.
+        """
+        return cls(files, options, engine=engine)
 
     def __init__(
         self, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str, parts: Parts | None = None

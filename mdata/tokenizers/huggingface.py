@@ -25,47 +25,47 @@ from mdata.tokenizers.protocol import TokenizerSpec
 from mdata.tokenizers.transformers5 import departures, named_token
 
 NAME = "HuggingFaceTokenizer"
-OPTIONS = ("include_special_tokens", "special_tokens", "special_in_text")
 _LARGEST_ID = 2**31 - 1
 _NOT_DECIDING = ("decoder", "padding", "truncation", "version")
-
-
-def load(spec: TokenizerSpec, options: Mapping[str, Any]) -> HuggingFaceTokenizer:
-    """The tokenizer of a folder, or of the folder around a tokenizer.json, with its best engine.
-
-    Raises:
-        UsageError: no tokenizer.json there, or files that are not what their names say.
-    """
-    if spec.model is None:
-        raise UsageError(f"{NAME} needs a folder", fix="--tokenizer-model FOLDER, one with tokenizer.json")
-    files = read_folder(spec.model, NAME)
-    try:
-        added = _json_object(files, ADDED_FILE) if ADDED_FILE in files else {}
-        files.pop(ADDED_FILE, None)
-        return HuggingFaceTokenizer(files, options, engine=EXACT).explained(added).checked(spec.engine)
-    except UsageError as error:
-        raise UsageError(f"{spec.model}: {error}") from error
-
-
-def build(files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str = EXACT) -> HuggingFaceTokenizer:
-    """A tokenizer from the content of its files.
-
-    Args:
-        files: as a tokenizer has them.
-        options: `include_special_tokens`: whether what the post-processor adds (BOS, CLS ...) is kept;
-            `special_tokens`: more of them, put at the end; `special_in_text`: see TokenizerSpec.
-        engine: the library that gives the ids; not compared with the exact one here.
-
-    Raises:
-        UsageError: a file is not what its name says, or a special token is not in the vocabulary.
-    """
-    return HuggingFaceTokenizer(files, options, engine=engine)
 
 
 class HuggingFaceTokenizer(DefinedTokenizer):
     """See `mdata.tokenizers.protocol.Tokenizer`."""
 
     name = NAME
+    OPTIONS = ("include_special_tokens", "special_tokens", "special_in_text")
+
+    @classmethod
+    def load(cls, spec: TokenizerSpec, options: Mapping[str, Any]) -> Self:
+        """The tokenizer of a folder, or of the folder around a tokenizer.json, with its best engine.
+
+        Raises:
+            UsageError: no tokenizer.json there, or files that are not what their names say.
+        """
+        if spec.model is None:
+            raise UsageError(f"{NAME} needs a folder", fix="--tokenizer-model FOLDER, one with tokenizer.json")
+        files = read_folder(spec.model, NAME)
+        try:
+            added = _json_object(files, ADDED_FILE) if ADDED_FILE in files else {}
+            files.pop(ADDED_FILE, None)
+            return cls(files, options, engine=EXACT).explained(added).checked(spec.engine)
+        except UsageError as error:
+            raise UsageError(f"{spec.model}: {error}") from error
+
+    @classmethod
+    def build(cls, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> Self:
+        """A tokenizer from the content of its files.
+
+        Args:
+            files: as a tokenizer has them.
+            options: `include_special_tokens`: whether what the post-processor adds (BOS, CLS ...) is kept;
+                `special_tokens`: more of them, put at the end; `special_in_text`: see TokenizerSpec.
+            engine: the library that gives the ids; not compared with the exact one here.
+
+        Raises:
+            UsageError: a file is not what its name says, or a special token is not in the vocabulary.
+        """
+        return cls(files, options, engine=engine)
 
     def __init__(self, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> None:
         definition = _json_object(files, MODEL_FILE)

@@ -8,7 +8,7 @@ not compared with the size of the vocabulary, only with what 32 bits hold (and l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from blake3 import blake3
@@ -18,35 +18,35 @@ from mdata.tokenizers.compat import FORK, wants_fork
 from mdata.tokenizers.protocol import IdArray, LengthArray, TextRefused, TokenizerSpec
 
 NAME = "NullTokenizer"
-OPTIONS = ("vocab_size", "eod_id", "special_in_text", "compat")
 _LIMIT = 2**31
-
-
-def load(spec: TokenizerSpec, options: Mapping[str, Any]) -> NullTokenizer:
-    """The same as `build`: there are no files."""
-    return build({}, options)
-
-
-def build(files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str = NAME) -> NullTokenizer:
-    """A tokenizer of that many ids.
-
-    Args:
-        files: none.
-        options: `vocab_size`, and `eod_id` where it is not the last one; `compat`: see TokenizerSpec.
-        engine: there is one.
-
-    Raises:
-        UsageError: no vocabulary size, or numbers out of range.
-    """
-    return NullTokenizer(options)
 
 
 class NullTokenizer:
     """See `mdata.tokenizers.protocol.Tokenizer`."""
 
     name = NAME
+    OPTIONS = ("vocab_size", "eod_id", "special_in_text", "compat")
     engine = "none"
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def load(cls, spec: TokenizerSpec, options: Mapping[str, Any]) -> Self:
+        """The same as `build`: there are no files."""
+        return cls(options)
+
+    @classmethod
+    def build(cls, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> Self:
+        """A tokenizer of that many ids.
+
+        Args:
+            files: none.
+            options: `vocab_size`, and `eod_id` where it is not the last one; `compat`: see TokenizerSpec.
+            engine: there is one.
+
+        Raises:
+            UsageError: no vocabulary size, or numbers out of range.
+        """
+        return cls(options)
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         if options.get("vocab_size") is None:

@@ -65,6 +65,18 @@ def numbered(numbers: Sequence[int]) -> Iterator[None]:
         raise TextRefused(numbers[refused.index], refused.reason) from refused
 
 
+class TokenizerType(Protocol):
+    """The class of one type. It has the type's name, by which the registry finds it in its module."""
+
+    OPTIONS: tuple[str, ...]
+
+    def load(self, spec: TokenizerSpec, options: Mapping[str, Any]) -> Tokenizer:
+        """The tokenizer of the files that a user names, with its best engine."""
+
+    def build(self, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> Tokenizer:
+        """The same from what a tokenizer keeps, without a file system; its engine is not compared again."""
+
+
 class Tokenizer(Protocol):
     """Text to ids. All ids are decided by `files` and `options`, so two machines with the same ones agree."""
 

@@ -1,8 +1,7 @@
 """Megatron's names of tokenizer types, and which of them this version can load.
 
-To add one: write a module with OPTIONS, `load(spec, options) -> Tokenizer` and `build(files, options, *,
-engine) -> Tokenizer`, and put it into `_LOADERS`. Libraries are imported by those modules only, so a name costs nothing
-until it is used.
+To add one: write a class of that name (protocol.py: `TokenizerType`) and put its module into `_MODULES`. Libraries are
+imported by those modules only, so a name costs nothing until it is used.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from mdata.errors import UsageError, nearest
-from mdata.tokenizers.protocol import Tokenizer, TokenizerSpec
+from mdata.tokenizers.protocol import Tokenizer, TokenizerSpec, TokenizerType
 
-_LOADERS = MappingProxyType(
+_MODULES = MappingProxyType(
     {
         "GPT2BPETokenizer": "mdata.tokenizers.gpt2",
         "HuggingFaceTokenizer": "mdata.tokenizers.huggingface",
-        "BertWordPieceLowerCase": "mdata.tokenizers.wordpiece_lower",
-        "BertWordPieceCase": "mdata.tokenizers.wordpiece_case",
+        "BertWordPieceLowerCase": "mdata.tokenizers.wordpiece",
+        "BertWordPieceCase": "mdata.tokenizers.wordpiece",
         "TikTokenizer": "mdata.tokenizers.tik",
         "SentencePieceTokenizer": "mdata.tokenizers.sentencepiece",
-        "GPTSentencePieceTokenizer": "mdata.tokenizers.sentencepiece_gpt",
-        "Llama2Tokenizer": "mdata.tokenizers.sentencepiece_llama2",
+        "GPTSentencePieceTokenizer": "mdata.tokenizers.sentencepiece",
+        "Llama2Tokenizer": "mdata.tokenizers.sentencepiece",
         "NullTokenizer": "mdata.tokenizers.null",
         "ByteTokenizer": "mdata.tokenizers.byte",
     }
@@ -55,7 +54,7 @@ _KNOWN_BUT_NOT_HERE = (
 
 def available() -> tuple[str, ...]:
     """The names of types that `load_tokenizer` takes."""
-    return tuple(_LOADERS)
+    return tuple(_MODULES)
 
 
 def load_tokenizer(spec: TokenizerSpec | str, model: str | Path | None = None, **options: Any) -> Tokenizer:
@@ -72,9 +71,8 @@ def load_tokenizer(spec: TokenizerSpec | str, model: str | Path | None = None, *
     """
     if isinstance(spec, str):
         spec = TokenizerSpec(type=spec, model=None if model is None else str(model), options=tuple(options.items()))
-    module = _module(spec.type)
-    chosen = _checked_options(spec.type, module.OPTIONS, dict(spec.options))
-    return cast(Tokenizer, module.load(spec, chosen))
+    kind = _type(spec.type)
+    return kind.load(spec, _checked_options(spec.type, kind.OPTIONS, dict(spec.options)))
 
 
 def build_tokenizer(
@@ -89,7 +87,7 @@ def build_tokenizer(
         engine: as a Tokenizer has it: one that `load_tokenizer` found equal is not compared again.
         options: as a Tokenizer has them; `more` are options too.
     """
-    return cast(Tokenizer, _module(name).build(files, {**(options or {}), **more}, engine=engine))
+    return _type(name).build(files, {**(options or {}), **more}, engine=engine)
 
 
 def _checked_options(name: str, known: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
@@ -106,17 +104,17 @@ def _checked_options(name: str, known: tuple[str, ...], options: dict[str, Any])
     }
 
 
-def _module(name: str) -> Any:
-    if name in _LOADERS:
-        return import_module(_LOADERS[name])
+def _type(name: str) -> TokenizerType:
+    if name in _MODULES:
+        return cast(TokenizerType, getattr(import_module(_MODULES[name]), name))
     if name in _KNOWN_BUT_NOT_HERE:
         what = (
             f"tokenizer type {name} needs options that Megatron's preprocess_data.py does not have: it fails there too"
         )
-        raise UsageError(what, expected=f"one of {', '.join(_LOADERS)}")
-    close = nearest(name, (*_LOADERS, *_KNOWN_BUT_NOT_HERE))
+        raise UsageError(what, expected=f"one of {', '.join(_MODULES)}")
+    close = nearest(name, (*_MODULES, *_KNOWN_BUT_NOT_HERE))
     raise UsageError(
         f"no tokenizer type {name!r}",
-        expected=f"one of {', '.join(_LOADERS)}",
+        expected=f"one of {', '.join(_MODULES)}",
         fix=f"{close}?" if close else None,
     )

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from blake3 import blake3
@@ -29,7 +29,6 @@ from mdata.tokenizers.tikengine import PATTERNS, TikEngine, as_definition
 from mdata.tokenizers.tikfile import SINGLE_BYTES, Ranks, is_list, read_lines, read_list
 
 NAME = "TikTokenizer"
-OPTIONS = ("vocab_size", "num_special_tokens", "pattern", "special_tokens", "special_in_text")
 EXACT = "tiktoken"
 ENGINES = ("gigatoken", EXACT)
 LIST_FILE, LINES_FILE = "ranks.json", "ranks.tiktoken"
@@ -39,38 +38,39 @@ VOCAB_SIZE, NUM_SPECIAL, PATTERN = 131072, 1000, "v2"
 _LARGEST = 2**31 - 1
 
 
-def load(spec: TokenizerSpec, options: Mapping[str, Any]) -> TikTokenizer:
-    """The tokenizer of a file of ranks, with its best engine.
-
-    Raises:
-        UsageError: no file was named, it is not one of ranks, or the numbers do not fit it.
-    """
-    if spec.model is None:
-        raise UsageError(f"{NAME} needs a file of ranks", fix="--tokenizer-model RANKS.json (or RANKS.tiktoken)")
-    try:
-        content = Path(spec.model).read_bytes()
-    except OSError as error:
-        raise explain_os_error(error, f"loading a {NAME}") from error
-    files = {LIST_FILE if is_list(content) else LINES_FILE: content}
-    return TikTokenizer(files, options, engine=EXACT, name=spec.model).checked(spec.engine)
-
-
-def build(files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str = EXACT) -> TikTokenizer:
-    """A tokenizer from the content of its file.
-
-    Args:
-        files: as a tokenizer has them.
-        options: `vocab_size` (special tokens included), `num_special_tokens`, `pattern` ("v1" or "v2"),
-            `special_tokens` (the first ones, in place of the usual seven), `special_in_text`: see TokenizerSpec.
-        engine: the library that gives the ids; not compared with the exact one here.
-    """
-    return TikTokenizer(files, options, engine=engine)
-
-
 class TikTokenizer:
     """See `mdata.tokenizers.protocol.Tokenizer`."""
 
     name = NAME
+    OPTIONS = ("vocab_size", "num_special_tokens", "pattern", "special_tokens", "special_in_text")
+
+    @classmethod
+    def load(cls, spec: TokenizerSpec, options: Mapping[str, Any]) -> Self:
+        """The tokenizer of a file of ranks, with its best engine.
+
+        Raises:
+            UsageError: no file was named, it is not one of ranks, or the numbers do not fit it.
+        """
+        if spec.model is None:
+            raise UsageError(f"{NAME} needs a file of ranks", fix="--tokenizer-model RANKS.json (or RANKS.tiktoken)")
+        try:
+            content = Path(spec.model).read_bytes()
+        except OSError as error:
+            raise explain_os_error(error, f"loading a {NAME}") from error
+        files = {LIST_FILE if is_list(content) else LINES_FILE: content}
+        return cls(files, options, engine=EXACT, name=spec.model).checked(spec.engine)
+
+    @classmethod
+    def build(cls, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> Self:
+        """A tokenizer from the content of its file.
+
+        Args:
+            files: as a tokenizer has them.
+            options: `vocab_size` (special tokens included), `num_special_tokens`, `pattern` ("v1" or "v2"),
+                `special_tokens` (the first ones, in place of the usual seven), `special_in_text`: see TokenizerSpec.
+            engine: the library that gives the ids; not compared with the exact one here.
+        """
+        return cls(files, options, engine=engine)
 
     def __init__(
         self, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str, name: str | None = None
@@ -105,7 +105,7 @@ class TikTokenizer:
             how = f"ids are its ranks + {num_special}, as Megatron numbers the same list in .json"
         return f"{name}: {how}; words are cut by pattern {self._pattern}"
 
-    def checked(self, wanted: str) -> TikTokenizer:
+    def checked(self, wanted: str) -> Self:
         """This tokenizer with the engine that is best or wanted, once that was found equal.
 
         Raises:

@@ -24,59 +24,58 @@ from mdata.tokenizers.protocol import Tokenizer, TokenizerSpec
 from mdata.tokenizers.wordpiece_2023 import BertWordPiece2023, is_2023
 from mdata.tokenizers.wordpiece_vocabulary import CLS, NAMED, SEP, as_definition, read_vocabulary
 
-OPTIONS = ("special_tokens", "special_in_text", "include_special_tokens", "compat")
 VOCAB_FILE = "vocab.txt"
 LOWER, CASE = "BertWordPieceLowerCase", "BertWordPieceCase"
 _EXTRA = tuple(f"<extra_id_{number}>" for number in range(100))
 
 
-def load_named(name: str, spec: TokenizerSpec, *, options: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer of a vocabulary file, with its best engine.
-
-    Raises:
-        UsageError: no file was named or it cannot be read, or its content is not what it should be.
-    """
-    if spec.vocab_file is None:
-        raise UsageError(f"{name} needs a vocabulary", fix="--vocab-file vocab.txt")
-    try:
-        files = {VOCAB_FILE: Path(spec.vocab_file).read_bytes()}
-    except OSError as error:
-        raise explain_os_error(error, f"loading a {name}") from error
-    read_vocabulary(files[VOCAB_FILE], spec.vocab_file)
-    if is_2023(options):
-        return BertWordPiece2023(name, files, options=options, engine=spec.engine)
-    try:
-        return BertWordPiece(name, files, options=options, engine=EXACT).checked(spec.engine)
-    except UsageError as error:
-        raise UsageError(f"{spec.vocab_file}: {error}") from error
-
-
-def build_named(name: str, files: Mapping[str, bytes], *, options: Mapping[str, Any], engine: str) -> Tokenizer:
-    """A tokenizer from the content of its file, which `load_named` has checked once.
-
-    Args:
-        name: LOWER or CASE.
-        files: as a tokenizer has them.
-        options: see TokenizerSpec; one of OPTIONS.
-        engine: the library that gives the ids; not compared with the exact one here.
-    """
-    if is_2023(options):
-        # It has one engine; the exact one is what a caller names who does not care.
-        return BertWordPiece2023(name, files, options=options, engine="auto" if engine == EXACT else engine)
-    return BertWordPiece(name, files, options=options, engine=engine)
-
-
 class BertWordPiece(DefinedTokenizer):
     """See `mdata.tokenizers.protocol.Tokenizer`."""
 
-    def __init__(self, name: str, files: Mapping[str, bytes], *, options: Mapping[str, Any], engine: str) -> None:
-        self.name = name
+    OPTIONS = ("special_tokens", "special_in_text", "include_special_tokens", "compat")
+
+    @classmethod
+    def load(cls, spec: TokenizerSpec, options: Mapping[str, Any]) -> Tokenizer:
+        """The tokenizer of a vocabulary file, with its best engine.
+
+        Raises:
+            UsageError: no file was named or it cannot be read, or its content is not what it should be.
+        """
+        if spec.vocab_file is None:
+            raise UsageError(f"{cls.name} needs a vocabulary", fix="--vocab-file vocab.txt")
+        try:
+            files = {VOCAB_FILE: Path(spec.vocab_file).read_bytes()}
+        except OSError as error:
+            raise explain_os_error(error, f"loading a {cls.name}") from error
+        read_vocabulary(files[VOCAB_FILE], spec.vocab_file)
+        if is_2023(options):
+            return BertWordPiece2023(cls.name, files, options=options, engine=spec.engine)
+        try:
+            return cls(files, options, engine=EXACT).checked(spec.engine)
+        except UsageError as error:
+            raise UsageError(f"{spec.vocab_file}: {error}") from error
+
+    @classmethod
+    def build(cls, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> Tokenizer:
+        """A tokenizer from the content of its file, which `load` has checked once.
+
+        Args:
+            files: as a tokenizer has them.
+            options: of OPTIONS.
+            engine: the library that gives the ids; not compared with the exact one here.
+        """
+        if is_2023(options):
+            # It has one engine; the exact one is what a caller names who does not care.
+            return BertWordPiece2023(cls.name, files, options=options, engine="auto" if engine == EXACT else engine)
+        return cls(files, options, engine=engine)
+
+    def __init__(self, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> None:
         self._vocabulary = read_vocabulary(files[VOCAB_FILE], VOCAB_FILE)
         kept = {key: value for key, value in options.items() if (key, value) != ("include_special_tokens", True)}
-        self._ignored = kept.pop("special_tokens", []) if name == CASE else []
+        self._ignored = kept.pop("special_tokens", []) if self.name == CASE else []
         named = _named_ids(self._vocabulary)
-        definition = as_definition(self._vocabulary, lower=name == LOWER, around=(named[CLS], named[SEP]))
-        further = _EXTRA if name == CASE else kept.get("special_tokens", ())
+        definition = as_definition(self._vocabulary, lower=self.name == LOWER, around=(named[CLS], named[SEP]))
+        further = _EXTRA if self.name == CASE else kept.get("special_tokens", ())
         super().__init__(files, definition, options={**kept, "special_tokens": [*NAMED, *further]}, engine=engine)
         self.options = kept
         self.eod = named[SEP]
@@ -99,6 +98,18 @@ class BertWordPiece(DefinedTokenizer):
         content = {"type": self.name, "vocabulary": self._vocabulary, "special": self.special_ids}
         content |= {key: value for key, value in self.options.items() if key != "special_tokens"}
         return blake3(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+class BertWordPieceLowerCase(BertWordPiece):
+    """Letters lose their case and their accents."""
+
+    name = LOWER
+
+
+class BertWordPieceCase(BertWordPiece):
+    """Letters stay as they are."""
+
+    name = CASE
 
 
 def _named_ids(vocabulary: Mapping[str, int]) -> dict[str, int]:

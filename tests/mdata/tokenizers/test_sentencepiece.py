@@ -199,7 +199,7 @@ def test_texts_that_are_refused(monkeypatch, options):
     tokenizer = build(**options)
     with pytest.raises(TextRefused, match="text 1: a lone surrogate at character 4"):
         tokenizer.encode_batch(["a[X]b", "[X]b\ud800[X]"])
-    monkeypatch.setattr("mdata.tokenizers.sentencepiece_base.LONGEST_WHOLE_CHARS", 3)
+    monkeypatch.setattr("mdata.tokenizers.sentencepiece.LONGEST_WHOLE_CHARS", 3)
     with pytest.raises(TextRefused, match="text 1: a text of 4 characters; this tokenizer takes 3 at most"):
         tokenizer.encode_batch(["aaa", "aaaa"])
 
