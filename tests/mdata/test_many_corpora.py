@@ -9,6 +9,7 @@ import pytest
 
 from tests.helpers.many_corpora import write_corpora
 
+pytestmark = pytest.mark.slow  # it starts many processes
 COUNT = 2000
 
 READING = """

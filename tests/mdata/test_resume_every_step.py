@@ -19,6 +19,7 @@ from mdata import BatchPlan, Loader
 from mdata.loading.batch_sizes import BatchSizes, by_steps, ramp_up
 from tests.helpers.corpora import write_pair
 
+pytestmark = pytest.mark.slow  # it opens its data some hundred times
 RANKS = (1, 2, 3, 8)
 SIZES = ramp_up(24, 24, samples=2000, size=96)
 LENGTH, SEED = 8, 7

@@ -15,6 +15,7 @@ torch_data = pytest.importorskip("torch.utils.data")
 
 from tests.helpers.loops import BATCH, KINDS, STEPS, Resumed, loader_of, opened, write_corpora  # noqa: E402 - torch
 
+pytestmark = pytest.mark.slow  # it starts many processes
 SAMPLES = BATCH * STEPS
 
 

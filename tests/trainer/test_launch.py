@@ -26,6 +26,7 @@ from trainer.launch import (
     write_report,
 )
 
+pytestmark = pytest.mark.slow  # it starts many processes
 ROOT = Path(__file__).parents[2]
 RANK = """
 import os, signal, sys, time

@@ -14,7 +14,7 @@ from mdata import MdataError, ResourceError, durable
 from tests.helpers.failures import durable_calls, removals
 from tests.mdata.preprocess.test_preprocess import contents, options, run
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("loaded_once")]
 NAMES = ("out_text_document.bin", "out_text_document.idx", "out_text_document.json")
 
 

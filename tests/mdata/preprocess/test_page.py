@@ -16,6 +16,7 @@ import mdata
 from mdata import errors
 from tests.mdata.preprocess.test_preprocess import GOLDEN
 
+pytestmark = pytest.mark.slow  # it starts many processes
 PAGE = (GOLDEN.parents[1] / "docs" / "preprocess.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 # The console script's own code: what is installed may be elsewhere.

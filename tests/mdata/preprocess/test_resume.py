@@ -29,7 +29,7 @@ from tests.helpers.examples import SOAK
 from tests.helpers.failures import crash_at, durable_calls
 from tests.mdata.preprocess.test_preprocess import GOLDEN, contents, options
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("loaded_once")]
 
 
 @pytest.fixture

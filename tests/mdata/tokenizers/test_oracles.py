@@ -50,6 +50,7 @@ def documents(path):
         yield [value] if isinstance(value, str) else value
 
 
+@pytest.mark.slow
 def test_ids_are_those_of_the_reference(oracles):
     loaded = {}
     done = 0
@@ -68,6 +69,7 @@ def test_ids_are_those_of_the_reference(oracles):
     assert done == 45
 
 
+@pytest.mark.slow
 def test_ids_are_those_of_the_fork_of_2023(oracles):
     """With the words of the same command; BERT's end of document failed there, so there is no file to compare."""
     known = {case["id"]: case for case in cases_of(oracles, "cases")}
