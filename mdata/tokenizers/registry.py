@@ -76,18 +76,17 @@ def load_tokenizer(spec: TokenizerSpec | str, model: str | Path | None = None, *
 
 
 def build_tokenizer(
-    name: str, files: Mapping[str, bytes], *, engine: str = "tokenizers", options: Mapping[str, Any] | None = None,
-    **more: Any,
-) -> Tokenizer:  # fmt: skip
+    name: str, files: Mapping[str, bytes], *, engine: str = "tokenizers", options: Mapping[str, Any] | None = None
+) -> Tokenizer:
     """The tokenizer whose `files` and `options` these are; needs no file system.
 
     Args:
         name: Megatron's name of the type.
         files: as a Tokenizer has them.
         engine: as a Tokenizer has it: one that `load_tokenizer` found equal is not compared again.
-        options: as a Tokenizer has them; `more` are options too.
+        options: as a Tokenizer has them.
     """
-    return _type(name).build(files, {**(options or {}), **more}, engine=engine)
+    return _type(name).build(files, options or {}, engine=engine)
 
 
 def _checked_options(name: str, known: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:

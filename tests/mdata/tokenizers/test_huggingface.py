@@ -342,7 +342,7 @@ def test_classes_that_transformers_builds_by_its_own_rules(tmp_path, config, par
 
 def test_split_special_tokens_is_our_plain(tmp_path):
     files = {"tokenizer.json": json.dumps(definition()).encode()}
-    plain = build_tokenizer("HuggingFaceTokenizer", files, special_in_text="plain")
+    plain = build_tokenizer("HuggingFaceTokenizer", files, options={"special_in_text": "plain"})
     split = build_tokenizer(
         "HuggingFaceTokenizer", {**files, "tokenizer_config.json": b'{"split_special_tokens": true}'}
     )

@@ -92,9 +92,9 @@ def test_the_post_processor_adds_unless_told_not_to():
     template = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": special}
     adding = changed(post_processor=template)
     assert adding.encode_batch([""])[0].tolist() == [0]
-    bare = build_tokenizer(NAME, adding.files, include_special_tokens=False)
+    bare = build_tokenizer(NAME, adding.files, options={"include_special_tokens": False})
     assert bare.encode_batch([""])[0].tolist() == []
-    assert build_tokenizer(NAME, bare.files, **bare.options).fingerprint == bare.fingerprint
+    assert build_tokenizer(NAME, bare.files, options=bare.options).fingerprint == bare.fingerprint
 
 
 @pytest.mark.parametrize(
