@@ -26,7 +26,7 @@ test: install lint types cpp ## everything but the soak tests, under 15 minutes 
 	$(IN_VENV) $(PYTEST)
 	$(IN_VENV) python fuzz/run.py --replay --jobs $(JOBS)
 
-check: install lint types cpp-plain ## the quick part of make test, in half its time
+check: install lint types cpp-plain ## the quick part of make test, in 60 % of its time
 	$(IN_VENV) $(PYTEST) -m "not slow and not soak"
 
 SOAK ?= 20
