@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from mdata.errors import DamageError, os_errors_named
 from mdata.indexed.format import (
+    DTYPES,
     LEGACY_HEAD_BYTES,
     MMAP_HEADER,
     OLD_HEADER,
@@ -36,18 +37,8 @@ from mdata.indexed.format import (
     legacy_form,
 )
 
-LEGACY_DTYPES: dict[int, np.dtype[np.generic]] = {
-    1: np.dtype("u1"),
-    2: np.dtype("i1"),
-    3: np.dtype("<i2"),
-    4: np.dtype("<i4"),
-    5: np.dtype("<i8"),
-    6: np.dtype("<f8"),
-    7: np.dtype("<f8"),
-    8: np.dtype("<u2"),
-    9: np.dtype("<u4"),  # 9 and 10 are fairseq's
-    10: np.dtype("<u8"),
-}
+# Where the codes of older formats mean something else than today's; 9 and 10 are fairseq's.
+LEGACY_DTYPES = {**DTYPES, 7: np.dtype("<f8"), 9: np.dtype("<u4"), 10: np.dtype("<u8")}
 _INT64 = np.dtype("<i8")
 _ENTRIES_AT_ONCE = 1 << 16
 _DOCUMENTS_AT_ONCE = 1 << 12

@@ -10,7 +10,7 @@ import pytest
 
 import mdata
 from cli.mdata import main
-from tests.helpers.runs import make_corpora, write_jsonl
+from tests.helpers.runs import make_mix
 
 READ = ["--sequence-length", "32"]
 STEPS = [*READ, "--global-batch", "8", "--micro-batch", "2", "--dp", "2"]
@@ -20,8 +20,7 @@ STEPS = [*READ, "--global-batch", "8", "--micro-batch", "2", "--dp", "2"]
 def made(tmp_path_factory) -> Path:
     """A folder with the corpora web and code, and mix.json of both."""
     folder = tmp_path_factory.mktemp("traced")
-    made = make_corpora(folder, {n: write_jsonl(folder / f"{n}.jsonl", i) for i, n in enumerate(["web", "code"])})
-    mdata.make_blend(["0.7", str(made["web"]), "0.3", str(made["code"])], folder / "mix.json")
+    make_mix(folder, ["web", "code"])
     return folder
 
 

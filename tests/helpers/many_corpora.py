@@ -10,13 +10,15 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
 from mdata import manifest as manifests
-from mdata.manifest import BlendComponent, BlendManifest, CorpusManifest, Shard
+from mdata.manifest import BlendComponent, CorpusManifest, Shard
 from mdata.manifest.identity import text_of
+from tests.helpers.manifests import some_blend, some_corpus
 
 SEQUENCES = 8
 
@@ -43,16 +45,7 @@ def write_corpora(folder: Path, count: int, *, length: int = 64) -> Path:
                 cap=None,
             )
         )
-    blend = BlendManifest(
-        format=manifests.FORMAT,
-        version=manifests.VERSION,
-        id="",
-        checksum="",
-        algorithm="native",
-        components=components,
-        phases=[],
-        parent=None,
-    )
+    blend = msgspec.structs.replace(some_blend(), components=components)
     path = folder / "mix.json"
     path.write_bytes(text_of(manifests.sealed(blend)))
     return path
@@ -79,19 +72,7 @@ def _write_one(prefix: Path, number: int, length: int) -> CorpusManifest:
         idx_hash=blake3(index + content).hexdigest(),
         blocks=None,
     )
-    corpus = CorpusManifest(
-        format=manifests.FORMAT,
-        version=manifests.VERSION,
-        id="",
-        checksum="",
-        dtype="uint16",
-        level="document",
-        verified=True,
-        tokenizer=None,
-        shards=[shard],
-        provenance=None,
-        statistics=None,
-    )
+    corpus = msgspec.structs.replace(some_corpus(), tokenizer=None, shards=[shard], provenance=None, statistics=None)
     done = manifests.sealed(corpus)
     prefix.with_suffix(".json").write_bytes(text_of(done))
     return done

@@ -62,6 +62,13 @@ def make_corpora(folder: Path, texts: dict[str, Path], *, vocab_size: int = 300)
     return {name: folder / f"{name}_text_document.json" for name in texts}
 
 
+def make_mix(folder: Path, names: Sequence[str]) -> dict[str, Path]:
+    """Corpora of these names, and mix.json beside them: 0.7 of the first, 0.3 of the second; name -> manifest."""
+    made = make_corpora(folder, {name: write_jsonl(folder / f"{name}.jsonl", seed) for seed, name in enumerate(names)})
+    mdata.make_blend(["0.7", str(made[names[0]]), "0.3", str(made[names[1]])], folder / "mix.json")
+    return made
+
+
 def make_config(folder: Path, *, blend: Path | str, valid: Sequence[Path], **train: int) -> RunConfig:
     """A small run over these corpora."""
     tables = {

@@ -10,7 +10,7 @@ import pytest
 
 import mdata
 from tests.helpers.ranks import run_ranks
-from tests.helpers.runs import make_corpora, write_jsonl
+from tests.helpers.runs import make_mix
 from trainer.config import DataSection, ModelSection, OptimizerSection, RunConfig, RunSection, TrainSection
 from trainer.data import open_data, training_batches
 from trainer.mesh import Mesh
@@ -22,9 +22,7 @@ from trainer.train import train
 @pytest.fixture(scope="module")
 def blend(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("corpora")
-    texts = {name: write_jsonl(folder / f"{name}.jsonl", seed) for seed, name in enumerate(["first", "second"])}
-    made = make_corpora(folder, texts)
-    mdata.make_blend(["0.7", str(made["first"]), "0.3", str(made["second"])], folder / "mix.json")
+    make_mix(folder, ["first", "second"])
     return folder / "mix.json"
 
 

@@ -20,11 +20,8 @@ from trainer.report import write_report
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpora")
-    names = ("a-train", "b-train", "a-valid", "b-valid")
-    texts = {name: runs.write_jsonl(folder / f"{name}.jsonl", seed) for seed, name in enumerate(names)}
-    made = runs.make_corpora(folder, texts)
-    mdata.make_blend(["0.7", str(made["a-train"]), "0.3", str(made["b-train"])], folder / "blend.json")
-    return {**made, "blend": folder / "blend.json", "folder": folder}
+    made = runs.make_mix(folder, ("a-train", "b-train", "a-valid", "b-valid"))
+    return {**made, "blend": folder / "mix.json", "folder": folder}
 
 
 @pytest.fixture
@@ -160,7 +157,7 @@ def test_a_large_run_says_that_baselines_are_left_out(config, monkeypatch):
 def test_data_that_has_moved_leaves_a_note(config):
     folder = runs.write_run(config, steps=10)
     text = (folder / "config.toml").read_text()
-    (folder / "config.toml").write_text(text.replace("blend.json", "gone.json"))
+    (folder / "config.toml").write_text(text.replace("mix.json", "gone.json"))
     text = str(page_of(folder))
     assert "The data could not be opened" in text and "a-valid" in text and "What was read" not in text
 

@@ -17,7 +17,7 @@ from cli.mdata import main
 from mdata import DamageError, DatasetOptions, UsageError
 from mdata.tracing.run import _OTHER_DATA, _TRAIN
 from tests.helpers.ranks import run_ranks
-from tests.helpers.runs import make_corpora, write_jsonl
+from tests.helpers.runs import make_mix
 from trainer.config import (
     CheckpointSection,
     DataSection,
@@ -35,8 +35,7 @@ LENGTH = 16
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("traced")
-    made = make_corpora(folder, {n: write_jsonl(folder / f"{n}.jsonl", i) for i, n in enumerate(["web", "code"])})
-    mdata.make_blend(["0.7", str(made["web"]), "0.3", str(made["code"])], folder / "mix.json")
+    make_mix(folder, ["web", "code"])
     return folder
 
 

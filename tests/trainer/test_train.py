@@ -20,7 +20,7 @@ import pytest
 import mdata
 from tests.helpers.examples import SOAK
 from tests.helpers.ranks import run_ranks
-from tests.helpers.runs import make_corpora, write_jsonl
+from tests.helpers.runs import make_corpora, make_mix, write_jsonl
 from trainer import checkpoint
 from trainer.config import (
     CheckpointSection,
@@ -55,9 +55,7 @@ class Corpora:
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory) -> Corpora:
     folder = tmp_path_factory.mktemp("corpora")
-    texts = {name: write_jsonl(folder / f"{name}.jsonl", seed) for seed, name in enumerate(["first", "second", "held"])}
-    made = make_corpora(folder, texts)
-    mdata.make_blend(["0.7", str(made["first"]), "0.3", str(made["second"])], folder / "mix.json")
+    made = make_mix(folder, ["first", "second", "held"])
     return Corpora(folder, folder / "mix.json", made["held"])
 
 
