@@ -1,17 +1,21 @@
 """Megatron's words for a blend: `0.7 a 0.3 b`, or prefixes alone.
 
 An odd number of words: all are prefixes. An even number: if words 0, 2, 4 ... are all numbers (as Python's
-float reads them) they are the weights of the words that follow; if none is, all are prefixes. What differs
-from Megatron: a mixture of both is always refused (Megatron lets some through as prefixes), and weights
-stay the text that was given, so that nothing is lost before `shares` makes them exact.
+float reads them, or 1/3) they are the weights of the words that follow; if none is, all are prefixes. What differs
+from Megatron: a mixture of both is always refused (Megatron lets some through as prefixes), also where a weight or
+its prefix was forgotten and the number of words is odd; and weights stay the text that was given, so that nothing
+is lost before `shares` makes them exact.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from mdata.errors import UsageError
+
+_FRACTION = re.compile(r"[0-9]+/[0-9]+")
 
 
 class Word(NamedTuple):
@@ -34,13 +38,14 @@ def parse_data_path(words: Sequence[str]) -> tuple[Word, ...]:
         raise UsageError("no data is named", expected="a prefix, or pairs of weight and prefix")
     firsts = words[::2]
     numbers = [word for word in firsts if _is_number(word)]
-    if len(words) % 2 or not numbers:
+    if not numbers or (len(words) % 2 and all(map(_is_number, words))):
         return tuple(Word(word.strip(), None) for word in words)
-    if len(numbers) < len(firsts):
-        other = next(word for word in firsts if not _is_number(word))
+    if len(words) % 2 or len(numbers) < len(firsts):
+        other = next(word for word in (*firsts, *words) if not _is_number(word))
         raise UsageError(
             "weights and prefixes are mixed",
-            found=f"{numbers[0]!r} is a number and {other!r} is none, both in a weight's place",
+            found=f"{numbers[0]!r} is a number and {other!r} is none"
+            + (f"; {len(words)} words are no pairs" if len(words) % 2 else ", both in a weight's place"),
             expected="WEIGHT PREFIX WEIGHT PREFIX ..., or prefixes alone",
             fix=f"give a weight for every prefix (or write ./{numbers[0]} if that is a prefix)",
         )
@@ -48,6 +53,8 @@ def parse_data_path(words: Sequence[str]) -> tuple[Word, ...]:
 
 
 def _is_number(word: str) -> bool:
+    if _FRACTION.fullmatch(word):
+        return True
     try:
         float(word)
     except ValueError:

@@ -156,7 +156,9 @@ def spec_of_csv(text: str, name: str) -> BlendSpec:
     """
     import csv
 
-    rows = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+    text = text.removeprefix("\ufeff")  # spreadsheets put it there
+    semicolons = ";" in text.partition("\n")[0]
+    rows = csv.DictReader(io.StringIO(text), skipinitialspace=True, delimiter=";" if semicolons else ",")
     read, entries = _Reader(), []
     for row in rows:
         extra = [value for key, value in row.items() if key is None]
@@ -252,7 +254,7 @@ class _Reader:
         if not right:
             least = "a number of at least 0" if zero else "a number above 0"
             hint = '; write it as text, such as "0.1"' if isinstance(value, float) else ""
-            self.problems.append(f"{where} is {value!r}, no number; expected {least}{hint}")
+            self.problems.append(f"{where} is {value!r}; expected {least}{hint}")
             return "1"
         return text
 

@@ -60,9 +60,7 @@ def test_toml_keeps_numbers_as_they_stand():
 
 def test_a_mapping_is_the_same_and_floats_are_refused():
     assert spec_of_mapping({"component": [{"path": "a", "weight": 3}]}).entries[0].share == Amount("3")
-    with pytest.raises(
-        UsageError, match=r'component 1: weight is 0\.1, no number; .* write it as text, such as "0\.1"'
-    ):
+    with pytest.raises(UsageError, match=r'component 1: weight is 0\.1; .* write it as text, such as "0\.1"'):
         spec_of_mapping({"component": [{"path": "a", "weight": 0.1}]})
 
 
@@ -73,7 +71,10 @@ def test_a_mapping_is_the_same_and_floats_are_refused():
         ("component = 3", ["component is no list of tables"]),
         ("[[component]]\npth = 'x'", ["component 1: pth is not known; meant path?", "component 1 has no path"]),
         ("[[component]]\npath = 'x'\nweight = 1\nepochs = 2", ["found weight and epochs"]),
-        ("[[component]]\npath = 3\nweight = -1", ["path is 3; expected a text", "weight is -1, no number"]),
+        (
+            "[[component]]\npath = 3\nweight = -1",
+            ["path is 3; expected a text", "weight is -1; expected a number"],
+        ),
         ("[[component]]\npath = 'x'\n[group]\nweb = {}", ["group web has one share", "found none"]),
         (
             "[[component]]\npath = 'x'\n[[phase]]\nsamples = 1.5\nramp = 1",
@@ -81,7 +82,7 @@ def test_a_mapping_is_the_same_and_floats_are_refused():
         ),
         ("alpha = 'x'\nexhaustive = 1\n[[component]]\npath = 'x'", ["alpha is 'x'", "exhaustive is 1; expected true"]),
         ("valid = 3\n[[component]]\npath = 'x'", ["valid is 3; expected a table"]),
-        ("[[component]]\npath = 'x'\nweight = true", ["weight is True, no number"]),
+        ("[[component]]\npath = 'x'\nweight = true", ["weight is True; expected a number"]),
     ],
 )
 def test_all_problems_of_a_file_at_once(text, problems):
@@ -109,6 +110,8 @@ def test_csv():
         assert problem in str(caught.value)
     with pytest.raises(UsageError, match="no row names a corpus"):
         spec_of_csv("path,weight\n", "x.csv")
+    for text in ("\ufeffpath,weight\na,1\n", "path;weight\r\na;1\r\n"):  # as spreadsheets write it
+        assert spec_of_csv(text, "x.csv").entries == (BlendEntry(path="a", share=Amount("1")),)
 
 
 def test_words_and_lists_per_split():
