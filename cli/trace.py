@@ -69,7 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--split-shares", metavar="A,B,C")
     data.add_argument("--num-samples", type=int, metavar="N", help="megatron: samples that were asked for")
     data.add_argument(
-        "--option", action="append", metavar="NAME=VALUE", help="any other option of mdata.DatasetOptions"
+        "--option",
+        action="append",
+        metavar="NAME=VALUE",
+        help="any other option of mdata.DatasetOptions; VALUE as in TOML: 8, true, [5, 6, 7]",
     )
     data.add_argument("--global-batch", type=int, metavar="N", help="samples of a step")
     data.add_argument("--rampup-batch-size", type=int, nargs=3, metavar=("START", "INCREMENT", "SAMPLES"))
@@ -132,7 +135,10 @@ def _open(arguments: argparse.Namespace, console: Console) -> mdata.Tracer:
 def _options(arguments: argparse.Namespace) -> mdata.DatasetOptions:
     """The options given by hand."""
     if arguments.sequence_length is None:
-        raise mdata.UsageError(f"how is {arguments.path} read?", expected="a run folder, or at least --sequence-length")
+        raise mdata.UsageError(
+            f"{arguments.path} is no run folder, and nothing says how it is read",
+            expected="the folder of a run (it has a config.toml), or data by hand with --sequence-length at least",
+        )
     given: dict[str, Any] = {name: getattr(arguments, name) for name in _READ if getattr(arguments, name) is not None}
     known = [field.name for field in fields(mdata.DatasetOptions)]
     for word in arguments.option or ():

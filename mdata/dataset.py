@@ -11,8 +11,9 @@ its hash: a checkpoint keeps both, so that a mismatch can name its field. Draws 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -164,6 +165,10 @@ class Dataset:
             raise TypeError("a training dataset has no end; take samples by their number, or set num_samples")
         return length
 
+    def __iter__(self) -> Iterator[Sample]:
+        endless = self.num_samples is None and self.options.num_samples is None
+        return map(self.__getitem__, count() if endless else range(len(self)))
+
     def locate(self, samples: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Integer[n] sample numbers -> (number of the component, sample inside it), int64[n] each.
 
@@ -177,7 +182,7 @@ class Dataset:
     def _check_range(self, numbers: Int64s) -> None:
         end = self.num_samples
         if numbers.size and (numbers.min() < 0 or (end is not None and numbers.max() >= end)):
-            raise IndexError(f"samples {numbers.min()} to {numbers.max()} of {end}")
+            raise IndexError(f"samples {numbers.min()} to {numbers.max()} of {'no end' if end is None else end}")
 
     def __getitem__(self, sample: int) -> Sample:
         """One sample: tokens int64[S], labels int64[S], loss_mask float32[S], and what the options ask for.
@@ -188,18 +193,13 @@ class Dataset:
             IndexError: a number below 0 or past the end.
         """
         (component,), (inside,) = self.locate([sample])
-        kind = self.components[component].samples
-        found: Sample = kind.sample(int(inside))
+        found: Sample = self.components[component].samples.sample(int(inside))
         if isinstance(self.deal, MegatronBlend):
             return {"dataset_id": np.array(component, self.deal.components.dtype), **found}
         return found
 
     def __getitems__(self, samples: Sequence[int]) -> list[Sample]:
-        """Several samples, each as `self[k]` gives it, but read at once: what a torch DataLoader asks for.
-
-        Raises:
-            IndexError: a number below 0 or past the end.
-        """
+        """Several samples, each as `self[k]` gives it, but read at once: what a torch DataLoader asks for."""
         if self.row_options.document_masks or self.row_options.attention_mask:
             return [self[k] for k in samples]  # rows know the lengths of all their documents, and no dense masks
         rows = self.read(samples)
@@ -275,8 +275,7 @@ class Dataset:
         threads = self.options.threads
         kinds = cast("list[RowKind]", [component.samples for component in self.components])
         if self._alone:
-            # A single component's numbers are the dataset's own.
-            return kinds[0].gather(numbers, text, threads=threads)
+            return kinds[0].gather(numbers, text, threads=threads)  # its numbers are the dataset's own
         components, inside = self.locate(numbers)
         parts = []
         for number in np.unique(components).tolist():

@@ -160,7 +160,7 @@ def test_gone_origins_are_said_and_documents_stay(trace, made, tmp_path):
     [
         (["mix.json"], "takes one of --step, --sample, --token, --document, --origin\n  found: none of them"),
         (["mix.json", "--sample", "1", "--step", "1"], "found: --step, --sample"),
-        (["mix.json", "--sample", "1"], "how is mix.json read?\n  expected: a run folder, or at least"),
+        (["mix.json", "--sample", "1"], "mix.json is no run folder, and nothing says how it is read"),
         (["mix.json", *READ, "--step", "1"], "steps are not known\n  try: a run folder, or --global-batch"),
         (["mix.json", *READ, "--micro-batch", "1", "--sample", "1"], "steps need --global-batch"),
         (["mix.json", *STEPS, "--step", "0"], "the run has no step 0"),

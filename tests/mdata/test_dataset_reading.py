@@ -185,6 +185,10 @@ def test_a_native_training_set_has_the_length_that_was_asked_for(folder):
     assert len(opened(folder, num_samples=55)) == 55
     assert opened(folder, num_samples=55).num_samples is None
     assert np.array_equal(opened(folder, num_samples=5)[100]["tokens"], opened(folder)[100]["tokens"])
+    assert (
+        len(list(itertools.islice(opened(folder, num_samples=5), 9))) == 5
+    )  # a loop ends there, whatever may be indexed
+    assert len(list(itertools.islice(opened(folder), 9))) == 9
 
 
 def test_megatron_deals_its_samples_in_their_order(folder):
