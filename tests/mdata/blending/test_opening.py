@@ -105,6 +105,24 @@ def test_mixtures_that_make_no_sense(corpora, parts, text):
     assert not (corpora / "m.json").exists()
 
 
+def test_bare_pairs_whose_idx_are_alike_are_told_apart_by_adopting_them(corpora):
+    for name in ("x", "y"):
+        write_pair(corpora / name, [[5]])
+    (corpora / "y.bin").write_bytes((corpora / "x.bin").read_bytes()[::-1])  # other tokens, the same lengths
+    parts = ["1", str(corpora / "x"), "1", str(corpora / "y")]
+    with pytest.raises(UsageError, match=r"where only the \.idx are alike, mdata adopt --full each pair first"):
+        mdata.plan_blend(parts, corpora)
+    entries = [{"path": path, "weight": 1} for path in parts[1::2]]
+    with pytest.raises(UsageError, match="may hold different tokens; mdata adopt --full each"):
+        mdata.plan_blend({"component": entries, "merge_same": True}, corpora)
+
+
+def test_an_empty_path_is_refused(corpora, monkeypatch):
+    monkeypatch.chdir(corpora)
+    with pytest.raises(UsageError, match="'' names no corpus"):
+        mdata.plan_blend([""], corpora)
+
+
 def test_output_must_be_json(corpora):
     with pytest.raises(UsageError, match=r"try: .*mix\.json"):
         mdata.make_blend(words(corpora, "a"), corpora / "mix")
