@@ -168,13 +168,11 @@ def _check_distinct(parts: Sequence[Part]) -> None:
         if other is not part:
             both = f"{part.corpus.path} and {other.corpus.path}"
             problems.append(f"{both} are the same corpus (id {part.corpus.id[:16]})")
-            bare |= part.corpus.path.suffix != ".json" and part.corpus.path != other.corpus.path
+            bare |= not part.corpus.manifest.verified and part.corpus.path != other.corpus.path
     if problems:
         fix = "name it once, with the sum of its shares; merge_same = true (--merge-same) does that"
         if bare:  # documents of one length each make such files
-            fix += (
-                "\n  a bare pair is told by its .idx: where only the .idx are alike, mdata adopt --full each pair first"
-            )
+            fix += "\n  where only the .idx are alike, and no .bin was read: mdata adopt --full each pair first"
         raise blend_error(problems, fix=fix)
 
 

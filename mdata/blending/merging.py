@@ -34,11 +34,10 @@ def merge_same(
     given = {}
     for same in of_corpus.values():
         if len(same) > 1:
-            if len({part.corpus.path.resolve() for part in same}) > 1 and same[0].corpus.path.suffix != ".json":
+            unread = not all(part.corpus.manifest.verified for part in same)
+            if unread and len({part.corpus.path.resolve() for part in same}) > 1:
                 both = " and ".join(str(part.corpus.path) for part in same[:2])
-                problems.append(
-                    f"{both}: bare pairs whose .idx are alike may hold different tokens; mdata adopt --full each"
-                )
+                problems.append(f"{both}: where only the .idx are alike tokens may differ; mdata adopt --full each")
             given[same[0].name] = _merge(same, parts, groups, spec=spec, problems=problems)
     merged = [same[0] for same in of_corpus.values()]
     for name in groups.keys() - {part.group for part in merged}:

@@ -105,16 +105,24 @@ def test_mixtures_that_make_no_sense(corpora, parts, text):
     assert not (corpora / "m.json").exists()
 
 
-def test_bare_pairs_whose_idx_are_alike_are_told_apart_by_adopting_them(corpora):
+@pytest.mark.parametrize("adopted", [False, True])
+def test_pairs_whose_idx_are_alike_are_told_apart_by_adopting_them_whole(corpora, adopted):
     for name in ("x", "y"):
-        write_pair(corpora / name, [[5]])
+        write_pair(corpora / name, [[5, 6]])
     (corpora / "y.bin").write_bytes((corpora / "x.bin").read_bytes()[::-1])  # other tokens, the same lengths
-    parts = ["1", str(corpora / "x"), "1", str(corpora / "y")]
-    with pytest.raises(UsageError, match=r"where only the \.idx are alike, mdata adopt --full each pair first"):
-        mdata.plan_blend(parts, corpora)
-    entries = [{"path": path, "weight": 1} for path in parts[1::2]]
-    with pytest.raises(UsageError, match="may hold different tokens; mdata adopt --full each"):
-        mdata.plan_blend({"component": entries, "merge_same": True}, corpora)
+    if adopted:
+        for name in ("x", "y"):
+            mdata.adopt(corpora / name, None)
+    paths = [str(corpora / f"{name}{'.json' if adopted else ''}") for name in ("x", "y")]
+    with pytest.raises(UsageError, match=r"where only the \.idx are alike.*: mdata adopt --full each pair first"):
+        mdata.plan_blend(["1", paths[0], "1", paths[1]], corpora)
+    merged = {"component": [{"path": path, "weight": 1} for path in paths], "merge_same": True}
+    with pytest.raises(UsageError, match="tokens may differ; mdata adopt --full each"):
+        mdata.plan_blend(merged, corpora)
+    for name in ("x", "y"):
+        mdata.adopt(corpora / name, None, full=True)
+    whole = mdata.plan_blend(["1", str(corpora / "x.json"), "1", str(corpora / "y.json")], corpora)
+    assert len(whole.manifest.components) == 2
 
 
 def test_an_empty_path_is_refused(corpora, monkeypatch):
