@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from cli.console import Console
 from cli.mtrain_options import add_run_arguments, read_run_arguments
+from mdata.errors import StoppedError
 
 if TYPE_CHECKING:
     from trainer.config import RunConfig
@@ -40,11 +41,27 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     config, world_size = read_run_arguments(arguments)
     with console.progress() as progress:
         preflight(config, world_size, where=arguments.config, progress=progress)
-    if world_size == 1 or find_placement(os.environ) is not None:
-        train_here(config, console)
-    else:
-        _train_on_ranks(config, world_size, console)
+    try:
+        if world_size == 1 or find_placement(os.environ) is not None:
+            train_here(config, console)
+        else:
+            _train_on_ranks(config, world_size, console)
+    except (KeyboardInterrupt, StoppedError):
+        console.note(_where_it_goes_on(config))
+        raise
     return 0
+
+
+def _where_it_goes_on(config: RunConfig) -> str:
+    """What the same command will do, for who has stopped it."""
+    from trainer import checkpoint
+
+    newest = checkpoint.latest(Path(config.run.folder, "checkpoints"))
+    if newest is not None:
+        return f"the same command goes on from {newest}"
+    interval = config.checkpoint.interval
+    often = f"every {interval:,} steps" if interval else "at the end only"
+    return f"no checkpoint was written yet (checkpoint.interval: {often}); the same command begins at step 1"
 
 
 def train_here(config: RunConfig, console: Console) -> None:

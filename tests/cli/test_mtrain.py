@@ -193,6 +193,22 @@ def test_a_failing_rank_says_why_once(real_run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_who_stops_a_run_hears_where_it_goes_on(real_run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = mtrain(
+        "train", str(real_run / "run.toml"), f"run.folder={folder}", "train.steps=99999", "checkpoint.interval=2"
+    )
+    while not (folder / "checkpoints" / "latest").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.terminate()
+    out, err = process.communicate(timeout=60)
+    newest = (folder / "checkpoints" / "latest").read_text().strip()
+    assert (process.returncode, out) == (75, "")
+    assert err.startswith(f"the same command goes on from {folder}/checkpoints/{newest}\nmtrain: error: stopped by")
+
+
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_rank_and_nothing_finished(real_run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = mtrain("train", str(real_run / "run.toml"), "--nproc", "2", f"run.folder={folder}", "train.steps=99999")
@@ -203,7 +219,8 @@ def test_ctrl_c_leaves_no_rank_and_nothing_finished(real_run: Path, tmp_path: Pa
     assert len(children) >= 2
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "", "mtrain: interrupted\n")
+    begins = "no checkpoint was written yet (checkpoint.interval: at the end only); the same command begins at step 1\n"
+    assert (process.returncode, out, err) == (130, "", f"{begins}mtrain: interrupted\n")
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
     assert not (folder / "checkpoints" / "latest").exists()
     assert not list(folder.rglob("*.partial"))
