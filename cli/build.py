@@ -89,7 +89,7 @@ def _told(result: BuildResult) -> str:
     last = f"samples: {samples}; {result.peak_bytes / 2**20:,.0f} MiB of memory at most"
     if not result.arrays:
         return f"nothing to build: this order is computed\n{last}"
-    header = ["split", "what", "of", "rows", "bytes", "seconds", "", "where"]
+    header = ["split", "what", "of", "entries", "bytes", "seconds", "", "where"]
     rows = [
         [a.split, a.name, a.component, a.rows, a.num_bytes, a.seconds, "built" if a.built else "found", a.path]
         for a in result.arrays

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from mdata.blend import Deal, InTurn
+from mdata.blend import Deal, InTurn, sample_numbers
 from mdata.blend import megatron as megatron_blend
 from mdata.blend.megatron import MegatronBlend
 from mdata.blend.split import split_edges
@@ -175,7 +175,7 @@ class Dataset:
         Raises:
             IndexError: a number below 0 or past the end.
         """
-        numbers = np.ascontiguousarray(samples, np.int64)
+        numbers = sample_numbers(samples)
         self._check_range(numbers)
         return self.deal.locate(numbers)
 
@@ -228,7 +228,7 @@ class Dataset:
             IndexError: a number below 0 or past the end. ValueError: `out` has another shape.
             DamageError: a file is not what it was when it was opened.
         """
-        numbers = np.ascontiguousarray(samples, np.int64)
+        numbers = sample_numbers(samples)
         if self.options.kind in MASKED:
             return self._read_fields(numbers, out)
         if isinstance(out, dict):

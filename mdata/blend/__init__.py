@@ -4,10 +4,20 @@
 given, `deal` says what any way of dealing samples to components offers, and `native` deals by shares. All pure.
 """
 
-from mdata.blend.deal import Deal, InTurn
+from mdata.blend.deal import Deal, InTurn, sample_numbers
 from mdata.blend.grammar import Word, parse_data_path
 from mdata.blend.native import NativeBlend
 from mdata.blend.shares import integer_weights
 from mdata.blend.split import SPLITS, split_range
 
-__all__ = ["SPLITS", "Deal", "InTurn", "NativeBlend", "Word", "integer_weights", "parse_data_path", "split_range"]
+__all__ = [
+    "SPLITS",
+    "Deal",
+    "InTurn",
+    "NativeBlend",
+    "Word",
+    "integer_weights",
+    "parse_data_path",
+    "sample_numbers",
+    "split_range",
+]

@@ -16,6 +16,18 @@ from numpy.typing import ArrayLike, NDArray
 Int64s = NDArray[np.int64]
 
 
+def sample_numbers(samples: ArrayLike) -> Int64s:
+    """int64[n], contiguous.
+
+    Raises:
+        TypeError: they are no integers.
+    """
+    found = np.asarray(samples)
+    if found.dtype.kind not in "iu" and found.size:
+        raise TypeError(f"sample numbers are integers, not {found.dtype}")
+    return np.ascontiguousarray(found, np.int64)
+
+
 class Deal(Protocol):
     """Global sample number <-> (component, sample inside it)."""
 

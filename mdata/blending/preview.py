@@ -97,6 +97,8 @@ def preview_blend(
     )
     dealt = blend.phased(sizes.samples_per_epoch, length)
     asked = samples if samples is not None else -(-tokens // length) if tokens is not None else None
+    if asked is not None and asked < 0:
+        raise UsageError(f"a training of {asked:,} samples", expected="0 or more")
     run = _run_length(asked, dealt, sizes)
     starts = tuple(start for start in phase_starts(schedules, sizes) if run is None or start < run)
     rows = _rows(blend, dealt, sizes, run=run, starts=starts, in_samples=sequence_length is not None)

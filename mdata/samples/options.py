@@ -8,6 +8,7 @@ native order, how many samples are asked for.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from mdata.blend import SPLITS
@@ -126,8 +127,8 @@ class DatasetOptions:
         _one_of("mode", self.mode, MODES)
         _one_of("kind of samples", self.kind, KINDS)
         _one_of("way with longer documents", self.longer, ("cut", "drop"))
-        if self.threads < 1 or (self.num_samples is not None and self.num_samples < 0):
-            raise UsageError(f"threads {self.threads}, num_samples {self.num_samples}", expected="1 or more, 0 or more")
+        for name, least in (("sequence_length", 1), ("threads", 1), ("num_samples", 0), ("seed", None)):
+            _is_integer(name, getattr(self, name), least=least)
         if not 0 <= self.shuffle_block <= LARGEST_BLOCK or (self.shuffle_block and self.kind != GPT):
             raise UsageError(
                 f"shuffle_block {self.shuffle_block}" + f" with samples of kind {self.kind!r}" * (self.kind != GPT),
@@ -249,6 +250,15 @@ class DatasetOptions:
             theirs = ("num_samples", "keep_partial", "pad", "allow_ambiguous_pad")
             found |= {name: getattr(self, name) for name in theirs}
         return found
+
+
+def _is_integer(name: str, value: object, *, least: int | None) -> None:
+    if name == "num_samples" and value is None:
+        return
+    if not isinstance(value, Integral) or isinstance(value, bool) or (least is not None and int(value) < least):
+        raise UsageError(
+            f"{name} is {value!r}", expected="an integer" + ("" if least is None else f", {least} or more")
+        )
 
 
 def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:

@@ -31,7 +31,7 @@ def test_packed_rows_are_built_once_and_found_by_a_run(folder, capsys, monkeypat
     words = ["a", "-S", "8", "--kind", "packed", "--split", "80,20"]
     assert main(["build", *words]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert told[0].split() == ["split", "what", "of", "rows", "bytes", "seconds", "where"]
+    assert told[0].split() == ["split", "what", "of", "entries", "bytes", "seconds", "where"]
     assert [line.split()[:3] for line in told[1:3]] == [["train", "packed", "a"], ["valid", "packed", "a"]]
     assert [line.split()[6] for line in told[1:3]] == ["built", "built"]
     assert told[3].startswith("samples: train without end, valid ") and "MiB of memory at most" in told[3]

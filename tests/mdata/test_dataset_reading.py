@@ -215,7 +215,11 @@ def test_a_file_cut_while_it_is_open_is_named(folder, tmp_path):
         ({"pad": 3}, ["the native order knows no pad"]),
         ({"order": "megatron", "kind": "document"}, ["the megatron order knows no samples of kind 'document'"]),
         ({"eod_mask_loss": True, "eod": None}, ["eod_mask_loss needs the id that ends a document", "set eod"]),
-        ({"threads": 0}, ["threads 0"]),
+        ({"threads": 0}, ["threads is 0", "1 or more"]),
+        ({"num_samples": -3}, ["num_samples is -3", "0 or more"]),
+        ({"sequence_length": 0}, ["sequence_length is 0"]),
+        ({"sequence_length": "64"}, ["sequence_length is '64'", "an integer"]),
+        ({"seed": "x"}, ["seed is 'x'", "an integer"]),
         ({"order": "megatron", "name": "a", "seed": -1}, ["seed -1"]),
         ({"order": "megatron", "name": "a", "split_shares": "0,1"}, ["the split 'train' is empty"]),
     ],
@@ -238,3 +242,11 @@ def test_rows_of_another_shape_and_samples_that_are_not_there_are_refused(folder
             opened(folder, "a").read(wrong)
     assert DatasetOptions(sequence_length=4) == DatasetOptions(sequence_length=4)
     assert dataset.read([]).text.shape == (0, 17)
+    for call in (
+        lambda: dataset[3.0],
+        lambda: dataset["3"],
+        lambda: dataset.read([1.5]),
+        lambda: dataset.locate([True]),
+    ):
+        with pytest.raises(TypeError, match="sample numbers are integers"):
+            call()

@@ -74,6 +74,12 @@ def test_a_blend_that_ends_is_told_to_its_end(corpora):
             read([preview.num_samples])
 
 
+@pytest.mark.parametrize("length", [{"samples": -1}, {"tokens": -9}])
+def test_a_training_of_less_than_nothing_is_refused(corpora, length):
+    with pytest.raises(UsageError, match="a training of -1 samples"):
+        mdata.preview_blend(made(*THREE), sequence_length=8, **length)
+
+
 def test_one_corpus_read_once_ends_too(corpora):
     made({"path": "c_text_document"}, exhaustive=True)
     data = mdata.open("mix.json", sequence_length=8)
