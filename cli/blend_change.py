@@ -21,7 +21,7 @@ def add_change_arguments(parser: argparse.ArgumentParser) -> None:
     add = change.add_argument
     add("--from", dest="from_blend", metavar="OLD.json", help="the run's blend")
     add("--at-sample", type=int, metavar="N", help="samples that the run reads before the change")
-    add("--set", action="append", default=[], metavar="NAME=WEIGHT", help="another weight for a component (of a group: its part of all)")
+    add("--set", action="append", default=[], metavar="NAME=WEIGHT", help="another weight, of the whole mixture")
     add("--add", action="append", default=[], nargs=2, metavar=("WEIGHT", "CORPUS"), help="one more corpus")
     add("--remove", action="append", default=[], metavar="NAME", help="a component is not read any more")
     add("--replace", action="append", default=[], metavar="NAME=CORPUS", help="a corpus takes a component's share")
