@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         nearest,
         os_errors_named,
     )
-    from mdata.evaluation import evaluated_samples, evaluation_sets
+    from mdata.evaluation import evaluated_samples, evaluation_sets, samples_asked
     from mdata.indexed import IndexedReader, IndexedWriter, ShardFacts
     from mdata.keys import Key, derive_key
     from mdata.loading.batch_sizes import BatchSizes, read_ramp
@@ -75,7 +75,7 @@ attach(
         "mdata.convert": "convert",
         "mdata.corpus": "Corpus open_corpus",
         "mdata.dataset": "Component Dataset open open_dataset parse_split",
-        "mdata.evaluation": "evaluated_samples evaluation_sets",
+        "mdata.evaluation": "evaluated_samples evaluation_sets samples_asked",
         "mdata.indexed": "IndexedReader IndexedWriter ShardFacts",
         "mdata.keys": "Key derive_key",
         "mdata.loading.loader": "Batch BatchPlan Loader collate",
@@ -195,6 +195,7 @@ __all__ = [
     "read_spec",
     "redistribute_blend",
     "report",
+    "samples_asked",
     "save_blend",
     "spec_of_mapping",
     "spec_of_splits",

@@ -67,6 +67,16 @@ def evaluation_sets(
 _KINDS = {"valid": "validation", "test": "test"}
 
 
+def samples_asked(limit: int, *, steps: int, interval: int = 0) -> int | None:
+    """How many samples of a set Megatron's order is made for: `limit` for each evaluation, or None, one epoch.
+
+    Args:
+        limit: samples of an evaluation; 0: all.
+        steps: of the training. interval: steps between evaluations; 0: one, at the end.
+    """
+    return (steps // interval + 1 if interval else 1) * limit or None
+
+
 def evaluated_samples(dataset: Dataset, limit: int) -> npt.NDArray[np.int64]:
     """The samples of a set that an evaluation reads: all (0), or `limit` of them spread evenly over it: int64[n]."""
     total = dataset.num_samples

@@ -49,13 +49,11 @@ def open_data(config: RunConfig, *, progress: mdata.Progress = mdata.SILENT) -> 
         UsageError: a file is missing, a corpus is too short, or two corpora have different tokenizers.
     """
     train = _open_training(config, progress)
-    # In Megatron's order as many samples are asked for as all evaluations read; None: one epoch.
-    steps, interval, asked = config.train.steps, config.train.eval_interval, config.train.eval_samples
-    all_asked = (steps // interval + 1 if interval else 1) * asked
-    valid = mdata.evaluation_sets(
-        train, "valid", paths=config.data.valid, num_samples=all_asked or None, progress=progress
-    )
-    test = mdata.evaluation_sets(train, "test", paths=config.data.test, num_samples=asked or None, progress=progress)
+    steps, limit = config.train.steps, config.train.eval_samples
+    valid_asked = mdata.samples_asked(limit, steps=steps, interval=config.train.eval_interval)
+    test_asked = mdata.samples_asked(limit, steps=steps)
+    valid = mdata.evaluation_sets(train, "valid", paths=config.data.valid, num_samples=valid_asked, progress=progress)
+    test = mdata.evaluation_sets(train, "test", paths=config.data.test, num_samples=test_asked, progress=progress)
     facts = DataFacts(
         vocab_size=train.vocab_size,
         largest_id=_largest([train, *valid.values(), *test.values()]),

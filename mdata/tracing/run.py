@@ -17,7 +17,7 @@ from typing import Any
 
 from mdata.dataset import Dataset, open_dataset
 from mdata.errors import DamageError, UsageError, nearest, os_errors_named
-from mdata.evaluation import EvaluationSplit, evaluated_samples, evaluation_sets
+from mdata.evaluation import EvaluationSplit, evaluated_samples, evaluation_sets, samples_asked
 from mdata.loading.batch_sizes import constant, read_ramp
 from mdata.progress import SILENT, Progress
 from mdata.samples.options import MEGATRON, DatasetOptions
@@ -107,8 +107,8 @@ def _trace_set(
     settings, total = run.config["train"], run.number("train", "steps")
     limit, interval = settings.get("eval_samples", 0), settings.get("eval_interval", 0) if split == "valid" else 0
     paths = run.config["data"].get(split, ())
-    asked = (total // interval + 1 if interval else 1) * limit
-    sets = evaluation_sets(train, split, paths=paths, num_samples=asked or None, progress=progress)
+    asked = samples_asked(limit, steps=total, interval=interval)
+    sets = evaluation_sets(train, split, paths=paths, num_samples=asked, progress=progress)
     if name not in sets:
         kind = "validation" if split == "valid" else "test"
         close = nearest(name, sets)
