@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -71,11 +71,8 @@ def test_four_threads_by_two_open_files(numbered):
             if fault is not None or (out != tokens // 3000 + tokens % 3000).any():
                 wrong.append(seed)
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(read, range(4)))  # raises what one of them raised
     assert not wrong
     assert pool.num_open() == 2
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -91,9 +91,6 @@ def test_memory_may_come_back_in_another_thread():
             if not all((array == number).all() for array in arrays):
                 wrong.append(number)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))  # raises what one of them raised
     assert not wrong
