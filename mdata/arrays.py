@@ -174,9 +174,7 @@ def _alone(entry: Path) -> Iterator[None]:
     """One builder of an entry; what killed ones left is cleared away."""
     import shutil
 
-    lock = entry.with_name(f".{entry.name}.lock")
-    lock.mkdir(exist_ok=True)
-    with durable.waited_for(lock):
+    with durable.waited_for(entry.with_name(f".{entry.name}.lock"), remove=True):
         for left in entry.parent.glob(f".{entry.name}.[0-9]*"):
             if not Path(f"/proc/{left.suffix[1:]}").exists():
                 shutil.rmtree(left, ignore_errors=True)

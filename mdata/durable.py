@@ -135,15 +135,43 @@ def held(path: Path, *, remove: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def waited_for(folder: Path) -> Iterator[None]:
-    """Alone among the processes (and threads) that ask for this folder; where it cannot be locked, not alone."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def waited_for(folder: Path, *, remove: bool = False) -> Iterator[None]:
+    """Alone among the processes (and threads) that ask for this folder; where it cannot be locked, not alone.
+
+    Args:
+        folder: the folder.
+        remove: it is there for this alone: made here, and gone when the block ends, with an error or without.
+    """
+    fd = _locked(folder, make=remove)
     try:
-        with suppress(OSError):  # NFS locks no folders
-            fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
+        if remove:
+            with suppress(OSError):
+                folder.rmdir()
         os.close(fd)
+
+
+def _locked(folder: Path, *, make: bool) -> int:
+    while True:
+        if make:
+            with suppress(FileExistsError):  # exist_ok would look whether it is still there
+                folder.mkdir()
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if make:
+                continue  # its owner took it away between our two calls
+            raise
+        try:
+            with suppress(OSError):  # NFS locks no folders
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            if not make or _is_still(fd, folder):
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)  # its owner finished between our open and our lock
 
 
 @contextmanager

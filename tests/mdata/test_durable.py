@@ -170,3 +170,43 @@ def test_many_at_once_hold_one_after_another(tmp_path):
     for thread in threads:
         thread.join()
     assert set(most) == {1} and taken
+
+
+def test_a_folder_that_its_holder_removes_meanwhile_is_made_anew(tmp_path, monkeypatch):
+    """Before our open, and between our open and our lock."""
+    folder, opening, locking, left = tmp_path / "lock", os.open, fcntl.flock, ["open", "flock"]
+
+    def once(name, call):
+        def gone_before(*args):
+            if left[:1] == [name]:
+                left.pop(0)
+                folder.rmdir()
+            return call(*args)
+
+        return gone_before
+
+    monkeypatch.setattr(durable.os, "open", once("open", opening))
+    monkeypatch.setattr(durable.fcntl, "flock", once("flock", locking))
+    with durable.waited_for(folder, remove=True):
+        assert folder.is_dir() and not left
+    assert not folder.exists()
+    with pytest.raises(FileNotFoundError), durable.waited_for(folder):
+        raise AssertionError("it is there")
+
+
+def test_many_wait_for_a_folder_one_after_another(tmp_path):
+    inside, most = [], []
+
+    def work() -> None:
+        for _ in range(30):
+            with durable.waited_for(tmp_path / "l", remove=True):
+                inside.append(1)
+                most.append(len(inside))
+                inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 120 and list(tmp_path.iterdir()) == []
