@@ -58,11 +58,12 @@ def open_corpus(path: str | Path, *, mode: Mode = "mmap", checked: bool = True) 
     if not isinstance(content, CorpusManifest):
         raise UsageError(f"{found} is a blend", expected="one corpus")
     readers = [
-        IndexedReader(found.parent / shard.path, mode=mode, contiguous=None if checked else shard.contiguous)
-        for shard in content.shards
+        IndexedReader(found.parent / shard.path, mode=mode, contiguous=shard.contiguous) for shard in content.shards
     ]
     for shard, reader in zip(content.shards, readers, strict=True):
         _check_pair(found, content.dtype, shard=shard, reader=reader)
+        if checked:
+            reader.check()
     return Corpus(found, content, readers=readers)
 
 
@@ -369,22 +370,26 @@ def _open_bare(prefix: Path, mode: Mode) -> Corpus:
 
 
 def _check_pair(path: Path, dtype: str, *, shard: Shard, reader: IndexedReader) -> None:
-    """Refuse a pair that is not the one its manifest speaks of."""
-    facts: dict[str, tuple[object, object]] = {
-        "token type": (reader.dtype.name, dtype),
-        "documents": (reader.num_documents, shard.documents),
-        "sequences": (reader.num_sequences, shard.sequences),
-        "tokens": (reader.num_tokens, shard.tokens),
-        "contiguous": (reader.contiguous, shard.contiguous),
-    }
-    for name, (found, expected) in facts.items():
-        if found != expected:
-            raise DamageError(
-                f"{path.parent / shard.path}.idx is not the one that {path.name} describes",
-                found=f"{name}: {found}",
-                expected=str(expected),
-                fix=f"fetch the pair again, or remove {path.name} to use the pair as it is",
-            )
+    """Refuse a pair that is not the one its manifest speaks of, by the file that is another."""
+    facts: list[tuple[Path, str, object, object]] = [
+        (reader.idx_path, "token type", reader.dtype.name, dtype),
+        (reader.idx_path, "documents", reader.num_documents, shard.documents),
+        (reader.idx_path, "sequences", reader.num_sequences, shard.sequences),
+        (reader.bin_path, "bytes", reader.bin_bytes, shard.bytes),
+        (reader.bin_path, "tokens", reader.bin_bytes // np.dtype(dtype).itemsize, shard.tokens),
+    ]
+    wrong = [fact for fact in facts if fact[2] != fact[3]]
+    if not wrong:
+        return
+    files = list(dict.fromkeys(str(file) for file, *_ in wrong))
+    one = f"fetch {files[0]} again, or make the pair again"
+    both = f"fetch the pair again, or remove {path.name} to use the pair as it is"
+    raise DamageError(
+        f"{' and '.join(files)} {'is not the one' if len(files) == 1 else 'are not those'} that {path.name} describes",
+        found=", ".join(f"{name}: {found}" for _, name, found, _ in wrong),
+        expected=", ".join(f"{name}: {expected}" for _, name, _, expected in wrong),
+        fix=one if len(files) == 1 else both,
+    )
 
 
 def _name(path: Path) -> str:

@@ -97,10 +97,6 @@ class IndexedReader:
         if contiguous is None:
             self.contiguous = self._check(self.tables)
             self.facts = facts._replace(contiguous=self.contiguous)
-        if self.num_tokens * self.dtype.itemsize != self.bin_bytes:
-            raise damaged_field(
-                self.bin_path, "size", found=f"{self.bin_bytes} bytes", expected=f"whole tokens of {self.dtype.name}"
-            )
 
     def _look(self, contiguous: bool | None) -> PairFacts:
         header, idx = read_header(self.idx_path)
@@ -141,6 +137,14 @@ class IndexedReader:
             what = f"{self.idx_path}: the sequences do not lie as its manifest says"
             raise DamageError(what, found=f"contiguous: {contiguous}", expected=str(self.contiguous))
         return self.tables
+
+    def check(self) -> None:
+        """Judge the tables now, not when one is first used.
+
+        Raises:
+            DamageError: as at opening.
+        """
+        _ = self._checked
 
     def _check(self, tables: IndexTables) -> bool:
         """Whether the sequences follow each other; what would give wrong tokens is refused."""

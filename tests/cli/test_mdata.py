@@ -125,7 +125,7 @@ def test_damage_is_code_4(tmp_path, capsys):
     capsys.readouterr()
     assert main(["verify", str(tmp_path / "out_text_document.json")]) == 4
     out, err = capsys.readouterr()
-    assert "1 problem;" in out and "a sequence that ends within .bin" in err
+    assert "1 problem;" in out and "out_text_document.bin is not the one that" in err
     assert main(["inspect", str(tmp_path / "out_text_document")]) == 4
 
 

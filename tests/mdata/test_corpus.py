@@ -131,15 +131,35 @@ def test_provenance_is_read_where_it_is_asked_for(tmp_path):
         _ = late.manifest
 
 
-@pytest.mark.parametrize("change", [{"documents": 9}, {"sequences": 9}, {"tokens": 9}, {"contiguous": False}])
+@pytest.mark.parametrize("change", [{"documents": 9}, {"sequences": 9}, {"tokens": 9}, {"bytes": 9}])
 def test_a_pair_that_is_not_the_manifests_is_damage(tmp_path, change):
     write_pair(tmp_path / "a", [[3], [2]])
     shard = msgspec.structs.replace(mdata.open_corpus(tmp_path / "a").manifest.shards[0], **change)
     made = msgspec.structs.replace(some_corpus(), dtype="int32", shards=[shard], tokenizer=None)
     manifest.save(made, tmp_path / "m.json")
     (name,) = change
-    with pytest.raises(DamageError, match=rf"a\.idx is not the one that m\.json describes\n  found: {name}: "):
+    file = "idx" if name in ("documents", "sequences") else "bin"
+    with pytest.raises(DamageError, match=rf"a\.{file} is not the one that m\.json describes\n  found: {name}: "):
         mdata.open_corpus(tmp_path / "m.json")
+
+
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("files", [[".bin"], [".idx"], [".idx", ".bin"]])
+@pytest.mark.parametrize("sizes", [[[2]], [[3], [2, 4]]])
+def test_a_file_of_another_corpus_is_named(tmp_path, checked, files, sizes):
+    write_pair(tmp_path / "a", [[3], [2]])
+    corpus_of_pairs(tmp_path / "m.json", ["a"])
+    write_pair(tmp_path / "b", sizes)
+    index = bytearray((tmp_path / "b.idx").read_bytes())
+    index[17] = 5  # int64: twice the size of a token
+    (tmp_path / "b.idx").write_bytes(index)
+    for end in files:
+        shutil.copy(tmp_path / f"b{end}", tmp_path / f"a{end}")
+    named = " and ".join(str(tmp_path / f"a{end}") for end in files)
+    with pytest.raises(DamageError) as error:
+        mdata.open_corpus(tmp_path / "m.json", checked=checked)
+    assert str(error.value).split(" that ")[0] == f"{named} {'is not the one' if len(files) == 1 else 'are not those'}"
+    assert ("fetch the pair again, or remove m.json" in str(error.value)) is (len(files) == 2)
 
 
 def test_what_is_no_corpus(tmp_path):

@@ -163,7 +163,7 @@ def test_a_cut_bin_names_the_blocks_that_are_gone(large):
     found = mdata.verify(large, full=True)
     path.write_bytes(data)
     assert [(run.first, run.last) for run in found.damaged] == [(2, len(data) // BLOCK)]
-    assert any("a sequence that ends within .bin" in str(problem) for problem in found.problems)
+    assert any("x.bin is not the one that x.json describes" in str(problem) for problem in found.problems)
     assert problems(large) == []
 
 
