@@ -123,7 +123,7 @@ def _json(path: str) -> dict[str, Any]:
 
 def _text(preview: mdata.BlendPreview) -> list[str]:
     """The table: groups as subtotals above their members; phases as further columns; what runs out first."""
-    in_samples = preview.sequence_length is not None
+    in_samples = None not in (preview.sequence_length, preview.num_samples)
     header = ["component", "share", "achieved", "tokens", "documents"]
     header += ["samples"] if in_samples else []
     header += ["read", "epochs"] if preview.num_samples is not None else []

@@ -45,13 +45,9 @@ def changed(
     given = edits if edits != mdata.BlendEdits(remove=[], add=[]) else None
     blend = mdata.change_blend(old, arguments.at_sample, folder=folder, spec=spec, edits=given, **run)
     rows = mdata.change_table(old, blend, run=_samples(arguments), **run)
-    header = ["component", "read before", "epochs", "part before", "part after", "never read", "read again from"]
-    cells = [
-        [row.name, row.samples, row.epochs, row.part_before, row.part_after, row.unread, row.again_at] for row in rows
-    ]
     lines = [
         f"\nthe change at sample {arguments.at_sample:,} of blend {old.manifest.id[:16]}, in samples:",
-        table(header, cells),
+        _table(rows),
         "nothing is repeated by the change: each corpus goes on behind what it has read",
     ]
     return (
@@ -59,6 +55,17 @@ def changed(
         lines,
         {"parent": old.manifest.id, "at_sample": arguments.at_sample, "change": [asdict(r) for r in rows]},
     )
+
+
+def _table(rows: list[mdata.ChangeRow]) -> str:
+    """What happens to each component; without the last column where nothing is read again."""
+    header = ["component", "read before", "epochs", "part before", "part after", "never read", "read again from"]
+    cells = [
+        [row.name, row.samples, row.epochs, row.part_before, row.part_after, row.unread, row.again_at] for row in rows
+    ]
+    if any(row.again_at is not None for row in rows):
+        return table(header, cells)
+    return table(header[:-1], [line[:-1] for line in cells])
 
 
 def _dest(option: str) -> str:

@@ -85,6 +85,12 @@ def test_a_change_in_mid_run(corpora, capsys):
     out = run(capsys, *words, "--remove", "web", "--set", "c=2")
     assert "the change at sample 40 of blend" in out and "never read" in out
     assert open_blend("new.json").continues == (open_blend("old.json").manifest.id, 40)
+    assert "never read  read again from" in out
+    short = [*words[:-4], *words[-2:]]
+    out = run(capsys, *short, "--set", "c=2")
+    assert "share  achieved  tokens  documents  phase 1" in out and "read again from" in out
+    out = run(capsys, *short, "--samples", "50", "--set", "c=2")
+    assert "documents  samples  read  epochs" in out and "never read\n" in out
     facts = json.loads(run(capsys, *words, "--json", "1", "web/a_text_document"))
     assert facts["at_sample"] == 40 and [row["part_after"] for row in facts["change"]] == [1, 0, 0]
 
