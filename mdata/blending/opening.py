@@ -107,7 +107,7 @@ def make_blend(spec: SpecLike, output: str | Path, **run: Any) -> OpenBlend:
 
     Args:
         spec: Megatron's grammar, `["0.7", "code.json", "0.3", "prose.json"]`, or corpora alone; a .toml or .csv file;
-            a `BlendSpec`, or the content of a TOML file as a mapping.
+            a `BlendSpec`, or the content of a TOML file as a mapping. Words may stand in one string.
         output: the manifest; corpora are named relative to its folder, so that both can move together.
         run: of `redistribute_blend`, for a spec that asks for it: sequence_length, samples or tokens, split.
 
@@ -167,7 +167,7 @@ def read_spec(spec: SpecLike) -> BlendSpec:
     if isinstance(spec, Mapping):
         return spec_of_mapping(spec)
     if isinstance(spec, str | Path):
-        spec = [str(spec)]
+        spec = _words(spec)
     if len(spec) != 1 or Path(spec[0]).suffix not in (".toml", ".csv"):
         return spec_of_words(spec)
     with os_errors_named("reading a blend's description"):
@@ -179,6 +179,14 @@ def read_spec(spec: SpecLike) -> BlendSpec:
     return spec_of_toml(text, spec[0]) if spec[0].endswith(".toml") else spec_of_csv(text, spec[0])
 
 
+def _words(path: str | Path) -> list[str]:
+    """Megatron's words that stand in one string; a path of something that is there is one word, blanks or not."""
+    whole = str(path)
+    # Of os.path, as words of many corpora are longer than a name may be, and Path.exists then raises.
+    there = any(os.path.exists(whole + end) for end in ("", ".json", ".idx"))  # noqa: PTH110
+    return [whole] if isinstance(path, Path) or there or len(whole.split()) < 2 else whole.split()
+
+
 def open_blend(path: str | Path | Sequence[str], *, mode: Mode = "mmap", checked: bool = True) -> OpenBlend:
     """Open a blend manifest, a corpus manifest, a bare prefix, or Megatron's words (also in one string).
 
@@ -188,11 +196,9 @@ def open_blend(path: str | Path | Sequence[str], *, mode: Mode = "mmap", checked
         UsageError: nothing there, two tokenizers.
         DamageError: something that is not what its manifest says.
     """
-    # Of os.path, as words of many corpora are longer than a name may be, and Path.exists then raises.
-    if isinstance(path, str) and len(path.split()) > 1 and not os.path.exists(path):  # noqa: PTH110
-        path = path.split()
-    if not isinstance(path, str | Path):
-        return plan_blend(path, Path.cwd(), mode=mode, checked=checked)
+    words = _words(path) if isinstance(path, str | Path) else path
+    if len(words) != 1 or not isinstance(path, str | Path):
+        return plan_blend(words, Path.cwd(), mode=mode, checked=checked)
     path = Path(path)
     content = manifests.load(path) if path.suffix == ".json" else None
     if not isinstance(content, BlendManifest):

@@ -46,6 +46,25 @@ def test_the_same_mixture_has_the_same_id_however_it_is_named(corpora, monkeypat
     assert mdata.open_blend("3 a_text_document 7 ../b/b_text_document").manifest.id != made.manifest.id
 
 
+def test_a_blend_is_made_of_words_in_one_string(corpora, monkeypatch):
+    monkeypatch.chdir(corpora)
+    made = mdata.make_blend("0.7 a/a_text_document 0.3 b/b_text_document", "mix.json")
+    assert mdata.open_blend("mix.json").manifest.id == made.manifest.id
+    assert mdata.open_blend("7 a/a_text_document 3 b/b_text_document").manifest.id == made.manifest.id
+
+
+@pytest.mark.parametrize("name", ["two words", "two words.json"])
+def test_a_path_with_a_blank_is_no_two_words(corpora, monkeypatch, name):
+    monkeypatch.chdir(corpora)
+    write_pair(corpora / "two words", [[3]])
+    mdata.adopt("two words", None)
+    for way in (name, corpora / name):
+        assert mdata.open_blend(way).corpora[0].num_tokens == 3
+        assert mdata.make_blend(way, "mix.json").corpora[0].num_tokens == 3
+    with pytest.raises(UsageError, match="no words: neither a manifest"):
+        mdata.make_blend(corpora / "no words", "mix.json")
+
+
 def test_words_in_one_string_may_be_longer_than_a_name(corpora, monkeypatch):
     monkeypatch.chdir(corpora)
     for number in range(200):
