@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import mdata
+from cli.blend_change import add_change_arguments, changed, refuse_without_from
 from cli.console import Console
 from cli.text import add_training, table
 
@@ -35,8 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         theirs.add_argument(f"--{split}-data-path", nargs="+", metavar="WORD", help=f"words of {what}")
     theirs.add_argument("--per-split-data-args-path", metavar="FILE.json", help="a file with train, valid and test")
     theirs.add_argument("--data-args-path", metavar="FILE", help="a file with the words")
-    from cli.blend_change import add_change_arguments
-
     add_change_arguments(parser)
 
 
@@ -48,10 +47,9 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         raise mdata.UsageError("--samples goes with --sequence-length and without --tokens")
     folder = Path(arguments.output).parent if arguments.output else Path.cwd()
     if arguments.from_blend is not None:
-        from cli.blend_change import changed
-
         blend, lines, facts = changed(arguments, folder, spec=_spec(arguments))
     else:
+        refuse_without_from(arguments)
         spec = _spec(arguments)
         if spec is None:
             raise mdata.UsageError("no data is named", expected="a prefix, or pairs of weight and prefix")

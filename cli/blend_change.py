@@ -27,6 +27,14 @@ def add_change_arguments(parser: argparse.ArgumentParser) -> None:
     add("--replace", action="append", default=[], metavar="NAME=CORPUS", help="a corpus takes a component's share")
 
 
+def refuse_without_from(arguments: argparse.Namespace) -> None:
+    """No option of a change is passed over where nothing is said to change."""
+    options = ("--at-sample", "--set", "--add", "--remove", "--replace")
+    given = [option for option in options if getattr(arguments, _dest(option)) not in (None, [])]
+    if given:
+        raise mdata.UsageError(f"{' and '.join(given)} without --from", expected="--from OLD.json, the run's blend")
+
+
 def changed(
     arguments: argparse.Namespace, folder: Path, *, spec: mdata.BlendSpec | None
 ) -> tuple[mdata.OpenBlend, list[str], dict[str, Any]]:

@@ -3,8 +3,8 @@
 An odd number of words: all are prefixes. An even number: if words 0, 2, 4 ... are all numbers (as Python's
 float reads them, or 1/3) they are the weights of the words that follow; if none is, all are prefixes. What differs
 from Megatron: a mixture of both is always refused (Megatron lets some through as prefixes), also where a weight or
-its prefix was forgotten and the number of words is odd; and weights stay the text that was given, so that nothing
-is lost before `shares` makes them exact.
+its prefix was forgotten and the number of words is odd, and where every weight stands behind its prefix; and weights
+stay the text that was given, so that nothing is lost before `shares` makes them exact.
 """
 
 from __future__ import annotations
@@ -32,12 +32,19 @@ def parse_data_path(words: Sequence[str]) -> tuple[Word, ...]:
         words: as the shell gives them; prefixes are stripped of blanks.
 
     Raises:
-        UsageError: no words, or some of the words in a weight's place are numbers and some are not.
+        UsageError: no words, or numbers where prefixes stand.
     """
     if not words:
         raise UsageError("no data is named", expected="a prefix, or pairs of weight and prefix")
     firsts = words[::2]
     numbers = [word for word in firsts if _is_number(word)]
+    if not numbers and len(words) % 2 == 0 and all(map(_is_number, words[1::2])):
+        raise UsageError(
+            "a weight stands before its prefix",
+            found=" ".join(words[:2]),
+            expected="WEIGHT PREFIX WEIGHT PREFIX ..., or prefixes alone",
+            fix=f"{words[1]} {words[0]} (or write ./{words[1]} if that is a prefix)",
+        )
     if not numbers or (len(words) % 2 and all(map(_is_number, words))):
         return tuple(Word(word.strip(), None) for word in words)
     if len(words) % 2 or len(numbers) < len(firsts):

@@ -225,12 +225,11 @@ class _Union:
         gone = {number for name in edits.remove for number in self._members(name, problems)}
         given = {number: _weight(share, self.components[number].name, problems) for number, share in weights.items()}
         swaps = {number: path for name, path in edits.replace.items() for number in self._one(name, problems)}
+        more = [(_weight(share, path, problems), path) for share, path in edits.add]
         if problems:
             raise blend_error(problems)
-        given |= {self._added(path): _weight(share, path, problems) for share, path in edits.add}
+        given |= {self._added(path): weight for weight, path in more}
         moved = {number: self._added(path) for number, path in swaps.items()}
-        if problems:
-            raise blend_error(problems)
         count = len(self.corpora)
         return _flat([_edited(phase, given, gone=gone, moved=moved, count=count) for phase in phases], count)
 
@@ -265,13 +264,19 @@ class _Union:
 
 
 def _weight(share: str, name: str, problems: list[str]) -> Fraction:
-    try:
-        weight = exact(share)
-    except UsageError:
-        weight = Fraction(-1)
-    if weight < 0:
+    weight = _number(share)
+    if weight is None and _number(name) is not None:
+        problems.append(f"a weight stands before its corpus; found {share} {name}; meant {name} {share}?")
+    elif weight is None or weight < 0:
         problems.append(f"the share of {name} is {share!r}; expected a number of at least 0")
-    return weight
+    return weight or Fraction(0)
+
+
+def _number(text: str) -> Fraction | None:
+    try:
+        return exact(text)
+    except UsageError:
+        return None
 
 
 def _edited(

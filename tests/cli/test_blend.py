@@ -107,6 +107,8 @@ def test_a_change_in_mid_run(corpora, capsys):
         (["--per-split-data-args-path", "none.json", "--dry-run"], "none.json: No such file"),
         (["--from", "old.json", "--dry-run"], "--from goes with --at-sample and --sequence-length"),
         (["--from", "old.json", "--at-sample", "3", "--sequence-length", "8", "--set", "x", "--dry-run"], "NAME=VALUE"),
+        (["web", "--add", "1", "books", "--at-sample", "3", "--dry-run"], "--at-sample and --add without --from"),
+        (["web", "0.7", "books", "0.3", "--dry-run"], "a weight stands before its prefix"),
         (["web", "--sequence-length", "5000", "--dry-run"], "the blend has 2 problems"),
     ],
 )

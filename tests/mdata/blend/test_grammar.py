@@ -45,6 +45,13 @@ def test_a_forgotten_weight_or_prefix_is_refused(words):
     assert parse_data_path(["1", "2", "3"]) == (Word("1", None), Word("2", None), Word("3", None))
 
 
+@pytest.mark.parametrize("words", [["a", "0.7"], ["a", "0.7", "b", "1/3"]])
+def test_weights_behind_their_prefixes_are_refused(words):
+    with pytest.raises(UsageError, match=r"a weight stands before its prefix(.|\n)*found: a 0\.7(.|\n)*try: 0\.7 a"):
+        parse_data_path(words)
+    assert parse_data_path(["a", "0.7", "b", "c"])[1] == Word("0.7", None)
+
+
 def test_fractions_are_weights():
     assert parse_data_path(["1/3", "a", "2/3", "b"]) == (Word("a", "1/3"), Word("b", "2/3"))
     assert parse_data_path(["./1/3", "a"]) == (Word("./1/3", None), Word("a", None))

@@ -192,6 +192,8 @@ def test_the_table_of_a_change(corpora):
         ({"add": [("1", "none")]}, "none: neither a manifest"),
         ({"add": [("1", ".")]}, "names 4 corpora"),
         ({"add": [("x", "c/c_text_document")]}, "share of c/c_text_document is 'x'"),
+        ({"add": [("c/c_text_document", "0.3")]}, r"before its corpus; .*; meant 0\.3 c/c_text_document\?"),
+        ({"add": [("-1", "none"), ("x", "none")]}, r"2 problems:\n.*is '-1'.*\n.*is 'x'"),
     ],
 )
 def test_edits_that_cannot_be(corpora, edits, text):
