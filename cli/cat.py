@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="CORPUS", help="a manifest, or the prefix of a .bin/.idx pair")
     add("--documents", metavar="N,A:B", help="numbers and ranges, such as 0:10,42; default: all")
-    add("--origin", action="append", metavar="FILE:ROW", help="the document that this row gave; may be repeated")
+    add("--origin", action="append", metavar="FILE:ROW", help="what row ROW of an input gave, from 1; may be repeated")
     add("--ids", action="store_true", help="token ids instead of text")
 
 

@@ -25,6 +25,7 @@ import numpy as np
 import mdata
 from cli.console import Console
 from cli.trace_text import Shown, reader_facts, reader_table, sample_facts, sample_text, step_table
+from mdata.documents import parse_origin
 from mdata.loading.batch_sizes import BatchSizes, constant, ramp_up
 
 _READ = ("seed", "order", "kind", "split", "split_shares", "num_samples")
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--token", type=int, metavar="N", help="one token of the training: place N mod S of sample N div S"
     )
     what.add_argument("--document", type=int, metavar="N", help="a document of a corpus: the samples that read it")
-    what.add_argument("--origin", metavar="FILE:ROW", help="the same for the documents that this row gave")
+    what.add_argument("--origin", metavar="FILE:ROW", help="the same for what row ROW of an input gave, from 1")
     shown = parser.add_argument_group("how much is shown")
     shown.add_argument("--component", metavar="NAME", help="which corpus has the document, if there are several")
     shown.add_argument("--rank", type=int, metavar="R", help="of a step: rows of this data-parallel rank alone")
@@ -95,6 +96,8 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
             f"mdata trace takes one of {', '.join('--' + way for way in ways)}",
             found=", ".join("--" + way for way in asked) or "none of them",
         )
+    if arguments.origin is not None:
+        parse_origin(arguments.origin)  # a slip is told before anything is opened, and not by each component
     tracer = _open(arguments, console)
     shown = Shown(arguments.text, arguments.tokens, arguments.length or None)
     if arguments.step is not None:

@@ -85,11 +85,9 @@ class Documents:
                 found=f"{self.missing} is gone" if self.missing else "no origins sidecar",
                 fix="choose documents by number",
             )
-        path, _, row = place.rpartition(":")
-        if not path or not row.isdecimal() or int(row) < 1:
-            raise UsageError(f"origin {place!r}", expected="FILE:ROW, rows counted from 1")
+        path, row = parse_origin(place)
         file = self._input(path)
-        numbers = self.origins.documents_of(file, int(row))
+        numbers = self.origins.documents_of(file, row)
         numbers = [number for number in numbers if number < self.corpus.num_documents]
         if not numbers:
             raise UsageError(
@@ -114,9 +112,23 @@ class Documents:
         close = nearest(Path(path).name, names)
         raise UsageError(
             f"{path} is no input of {self.corpus.name}",
-            found=f"{len(self._inputs)} inputs",
+            found=f"{len(self._inputs)} inputs" if len(self._inputs) > 3 else ", ".join(self._inputs),
             fix=f"{names[close]}?" if close else None,
         )
+
+
+def parse_origin(place: str) -> tuple[str, int]:
+    """File and row of "FILE:ROW".
+
+    Raises:
+        UsageError: not such a text.
+    """
+    path, _, row = place.rpartition(":")
+    if not path or not row.isdecimal() or int(row) < 1:
+        raise UsageError(
+            f"origin {place!r} names no row of a file", expected="FILE:ROW, such as a.jsonl:17; rows count from 1"
+        )
+    return path, int(row)
 
 
 def select(text: str, num_documents: int) -> Iterator[int]:

@@ -170,6 +170,7 @@ def test_gone_origins_are_said_and_documents_stay(trace, made, tmp_path):
         (["mix.json", *READ, "--component", "wob", "--document", "1"], "called wob\n  expected: web, code\n"),
         (["mix.json", *READ, "--component", "web", "--document", "40"], "web has no document 40"),
         (["mix.json", *READ, "--component", "web", "--origin", "x.jsonl:1"], "x.jsonl is no input of web"),
+        (["mix.json", *READ, "--origin", "web.jsonl"], "error: origin 'web.jsonl' names no row of"),
         (["mix.json", *READ, "--option", "longr=drop", "--sample", "1"], "--option longr=drop"),
         (["mix.json", *READ, "--blend", "x", "--sample", "1"], "mix.json is no run folder, so --blend says nothing"),
         (["nothing.json", *READ, "--sample", "1"], "nothing.json"),
