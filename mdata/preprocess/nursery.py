@@ -92,7 +92,7 @@ def _live(connection: Connection, pipes: list[Connection], slots: list[list[Sent
     """The life of the nursery: until the pipe ends."""
     children: dict[int, int] = {}
     try:
-        setup = connection.recv()
+        setup = _receive(connection)
         tokenizer = build_tokenizer(
             setup.tokenizer_type, setup.tokenizer_files, engine=setup.engine, options=setup.tokenizer_options
         )
@@ -108,7 +108,7 @@ def _live(connection: Connection, pipes: list[Connection], slots: list[list[Sent
         for pipe in pipes:
             pipe.close()
         while True:
-            number = connection.recv()
+            number = _receive(connection)
             # Once waited for, its number may become another process'.
             connection.send(os.waitstatus_to_exitcode(os.waitpid(children.pop(number), 0)[1]))
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -143,8 +143,22 @@ def _serve(connection: Connection, slots: Sequence[Sent], tokenizer: Tokenizer, 
     """The life of a worker: until the pipe ends."""
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
-            number, slot, piece = connection.recv()
+            number, slot, piece = _receive(connection)
             connection.send((number, slot, _attempt(piece, tokenizer, spec, slots[slot].fd)))
+
+
+def _receive(connection: Connection) -> Any:
+    """The next message; one that its sender, killed, could not finish is an end like one between two.
+
+    Raises:
+        EOFError: the pipe ended.
+    """
+    try:
+        return connection.recv()
+    except OSError as error:
+        if error.errno is None:  # "got end of file during message"
+            raise EOFError from error
+        raise
 
 
 def _attempt(piece: Piece, tokenizer: Tokenizer, spec: EncodeSpec, slot: int) -> Packed | Exception:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from mdata.preprocess.encode import EncodeSpec
+from mdata.preprocess.nursery import _live, _serve
 from mdata.preprocess.workers import Pool
 from mdata.sources import ReadSpec, find_files, pieces
 from mdata.tokenizers import TokenizerSpec, load_tokenizer
@@ -84,6 +85,20 @@ def test_nothing_is_left_when_the_owner_is_killed():
     while any(map(is_alive, pids)) and time.monotonic() < end:
         time.sleep(0.01)
     assert not any(map(is_alive, pids)) and said == ""
+
+
+@pytest.mark.parametrize("life", ["nursery", "worker"])
+def test_a_message_that_its_killed_owner_could_not_finish_is_the_end(life):
+    """A vocabulary, or a piece with its text, is longer than what a pipe holds."""
+    ours, theirs = multiprocessing.Pipe()
+    os.write(ours.fileno(), (100).to_bytes(4, "big") + b"the first of 100 bytes")
+    ours.close()
+    if life == "nursery":
+        _live(theirs, [], [])
+    else:
+        _serve(theirs, [], load_tokenizer(TokenizerSpec(type="ByteTokenizer")), SPEC)
+    with pytest.raises(EOFError):
+        theirs.recv()
 
 
 def is_alive(pid: int) -> bool:
