@@ -21,20 +21,11 @@ from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
 from tests.helpers.failures import durable_calls
 from tests.helpers.manifests import assert_valid
+from tests.helpers.notes import Notes
 from tests.mdata.preprocess.test_preprocess import run
 
 TOKENIZER = load_tokenizer("HuggingFaceTokenizer", ROOT / "tests/golden/tokenizer")
 OTHER = load_tokenizer("ByteTokenizer")
-
-
-class Notes(type(mdata.SILENT)):
-    """Keeps the notes."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
 
 
 @pytest.fixture

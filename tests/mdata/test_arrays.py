@@ -12,8 +12,8 @@ import pytest
 
 from mdata import ResourceError
 from mdata.arrays import FACTS, entry_path, find, kept
-from mdata.progress import Silent
 from tests.helpers.failures import crash_at, durable_calls
+from tests.helpers.notes import Notes
 
 KEY = {"name": "numbers", "corpus": "abc", "length": 7}
 
@@ -24,14 +24,6 @@ def make():
 
 def never():
     raise AssertionError("built again")
-
-
-class Heard(Silent):
-    def __init__(self):
-        self.notes = []
-
-    def note(self, text):
-        self.notes.append(text)
 
 
 def check(found):
@@ -83,9 +75,9 @@ def test_every_changed_or_missing_byte_is_noticed(tmp_path, file):
     good = path.read_bytes()
     for place in range(len(good)):
         path.write_bytes(good[:place] + bytes([good[place] ^ 16]) + good[place + 1 :])
-        heard = Heard()
+        heard = Notes()
         check(kept(tmp_path, KEY, make=make, progress=heard))
-        assert heard.notes and all("is built anew" in note for note in heard.notes)
+        assert heard.lines and all("is built anew" in note for note in heard.lines)
     for damage in (path.unlink, lambda: path.write_bytes(good[:-1]), lambda: path.write_bytes(b"")):
         damage()
         check(kept(tmp_path, KEY, make=make))

@@ -20,20 +20,11 @@ from tests.helpers.examples import examples
 from tests.helpers.failures import crash_at, durable_calls
 from tests.helpers.legacy_pairs import FORMS, write_legacy
 from tests.helpers.manifests import assert_valid
+from tests.helpers.notes import Notes
 
 DOCUMENTS = [[[1, 2, 3], [4]], [], [[5]], [[6, 7], [300, 9]]]
 FLAT = [[sequence] for document in DOCUMENTS for sequence in document]
 BYTES = load_tokenizer("ByteTokenizer")
-
-
-class Notes(type(mdata.SILENT)):
-    """Keeps the notes."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
 
 
 @pytest.fixture

@@ -14,19 +14,16 @@ from hypothesis import strategies as st
 import mdata
 from mdata import BadInputError, UsageError
 from mdata.preprocess.problems import ProblemPolicy
-from mdata.progress import Silent
 from mdata.sources import Problem
 from tests.helpers.examples import examples
+from tests.helpers.notes import Notes
 from tests.mdata.preprocess.test_preprocess import options
 
 
-class Notes(Silent):
-    def __init__(self, stop_at: int = 0) -> None:
-        self.lines: list[str] = []
+class Stopping(Notes):
+    def __init__(self, stop_at: int) -> None:
+        super().__init__()
         self._left = stop_at
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
 
     def stages(self, **seconds: float) -> None:
         self._left -= 1
@@ -218,7 +215,7 @@ def test_another_policy_after_bad_rows_begins_anew(tmp_path):
     for first, then in (({}, a), (a, b), (a, {}), (a, {"on_error": "stop"})):
         folder = tmp_path / "out"
         with pytest.raises(KeyboardInterrupt):
-            mdata.preprocess(job(folder, rows, **first), Notes(stop_at=5))
+            mdata.preprocess(job(folder, rows, **first), Stopping(stop_at=5))
         notes = Notes()
         try:
             assert not mdata.preprocess(job(folder, rows, **then), notes).resumed

@@ -27,6 +27,7 @@ from mdata import BadInputError, MdataError, ResourceError, UsageError, durable
 from mdata.progress import Silent
 from tests.helpers.examples import SOAK
 from tests.helpers.failures import crash_at, durable_calls
+from tests.helpers.notes import Notes
 from tests.mdata.preprocess.test_preprocess import GOLDEN, contents, options
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("loaded_once")]
@@ -38,14 +39,6 @@ def memory() -> Iterator[Path]:
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shm if os.access(shm, os.W_OK) else None) as folder:
         yield Path(folder)
-
-
-class Notes(Silent):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
 
 
 def corpus(folder: Path) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from mdata.keys import derive_key
 from mdata.sources import ReadSpec, find_files, pieces
 from mdata.tokenizers.sample import take_sample
 from tests.helpers.examples import examples
+from tests.helpers.notes import Notes
 
 SPEC = ReadSpec()
 
@@ -142,14 +143,10 @@ def test_a_bad_row_is_named_by_its_row_in_the_file(tmp_path, packed):
     with pytest.raises(mdata.BadInputError, match=rf"x\.jsonl:{row + 1}: no key 'text'"):
         texts_of([path], sample_bytes=2000)
 
-    class Notes(type(mdata.SILENT)):
-        def note(self, text: str) -> None:
-            heard.append(text)
-
-    heard: list[str] = []
-    found = texts_of([path], sample_bytes=2000, on_error="skip", progress=Notes())
+    heard = Notes()
+    found = texts_of([path], sample_bytes=2000, on_error="skip", progress=heard)
     assert found == [text for text in sampled if text != texts[row]]
-    (line,) = heard
+    (line,) = heard.lines
     assert line.startswith(f"passed over 1 rows that cannot be taken; the first: {path}:{row + 1}: no key")
 
 
