@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,8 @@ def shares(kind: str, count: int) -> np.ndarray:
         "near": 1 + 1e-9 * drawn,
         "equal": np.ones(count),
     }[kind]
-    return weights / weights.sum()
+    whole: np.ndarray = weights / weights.sum()
+    return whole
 
 
 def timed(work: Callable[[], object], rounds: int = 3) -> float:
@@ -89,16 +91,20 @@ def peer_once(peer: subprocess.Popen[str], weights: np.ndarray, size: int) -> tu
 def megatron_part(python: str | None, size: int) -> None:
     """Ours and theirs in turn, case by case."""
     print(f"Megatron's fill, {size:,} samples, processor time, median of {ROUNDS}")
-    peer = python and subprocess.Popen([python, "-c", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    peer = subprocess.Popen([python, "-c", PEER], stdin=pipe, stdout=pipe, text=True) if python else None
     for count in (10, 100, 1000):
         for kind in KINDS:
             weights = shares(kind, count)
-            rounds = [(ours_once(weights, size), peer and peer_once(peer, weights, size)) for _ in range(ROUNDS)]
-            ours = statistics.median(mine[0] for mine, _ in rounds)
+            mine, other = [], []
+            for _ in range(ROUNDS):
+                mine.append(ours_once(weights, size))
+                other += [peer_once(peer, weights, size)] if peer else []
+            ours = statistics.median(spent for spent, _ in mine)
             line = f"{count:5} {kind:7} ours {ours:7.3f} s {ours / size * 1e9:6.1f} ns a sample"
             if peer:
-                theirs = statistics.median(other[0] for _, other in rounds)
-                same = "equal" if all(mine[1] == other[1] for mine, other in rounds) else "DIFFERENT"
+                theirs = statistics.median(spent for spent, _ in other)
+                same = "equal" if [found for _, found in mine] == [found for _, found in other] else "DIFFERENT"
                 line += f"  theirs {theirs:7.3f} s  {theirs / ours:5.1f} times, {same} arrays"
             print(line, flush=True)
     if peer:
@@ -118,7 +124,7 @@ def native_part() -> None:
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     print(f"native blend, 1,000 components x 1e9 samples: open {opened:.4f} s, {grown:.1f} MiB more")
     for name, ids in (("sequential", np.arange(10**6)), ("random", np.random.RandomState(0).randint(0, 10**9, 10**6))):
-        print(f"  ids {name}: {len(ids) / timed(lambda ids=ids: blend.locate(ids)):,.0f} a second")
+        print(f"  ids {name}: {len(ids) / timed(partial(blend.locate, ids)):,.0f} a second")
 
 
 def main() -> None:
