@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -50,8 +51,11 @@ struct Cuts {
 
 class SequenceIndex {
 public:
-    SequenceIndex(std::int64_t item_size, std::vector<ShardTables> shards) : item_(item_size), shards_(std::move(shards)) {
-        if (item_ < 1 || item_ > 8) throw std::invalid_argument("tokens of 1 to 8 bytes");
+    SequenceIndex(std::int64_t item_size, std::vector<ShardTables> shards) : shards_(std::move(shards)) {
+        if (item_size < 1 || item_size > 8 || !std::has_single_bit(static_cast<std::uint64_t>(item_size))) {
+            throw std::invalid_argument("tokens of 1, 2, 4 or 8 bytes");
+        }
+        item_bits_ = std::countr_zero(static_cast<std::uint64_t>(item_size));
         std::int64_t tokens = 0, sequences = 0, documents = 0;
         for (const ShardTables& shard : shards_) {
             constexpr std::int64_t kMost = std::int64_t{1} << 60;
@@ -196,8 +200,9 @@ private:
 
     std::int64_t pointer(std::size_t shard, std::int64_t sequence) const {
         const std::int64_t byte = entry<std::int64_t>(shards_[shard].pointers, sequence);
-        if (byte < 0 || byte % item_ != 0 || byte / item_ > shards_[shard].num_tokens) throw IndexFault(shard, "pointer", sequence);
-        return byte / item_;
+        const std::int64_t token = byte >> item_bits_;
+        if (byte < 0 || token << item_bits_ != byte || token > shards_[shard].num_tokens) throw IndexFault(shard, "pointer", sequence);
+        return token;
     }
 
     // (first token in the store, length)
@@ -307,7 +312,7 @@ private:
         }
     }
 
-    std::int64_t item_;
+    int item_bits_ = 0;  // a division for each entry would cost more than finding it
     std::vector<ShardTables> shards_;
     std::vector<std::int64_t> token_ends_, sequence_ends_, document_ends_;  // running sums
 };
