@@ -27,6 +27,9 @@ class Permutation:
     def inverse(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """int64[k] values in [0, n) -> the int64[k] places that `forward` sends there. IndexError outside."""
 
+def shuffled_range(first: int, n: int, key_low: int, key_high: int) -> NDArray[np.int64]:
+    """[first, first + n) in the order of a Permutation of n, int64[n]. ValueError: n is below 1."""
+
 class BlendTree:
     """A Huffman tree over integer weights that deals samples to components. See mdata_cpp/blend.hpp.
 
@@ -613,12 +616,12 @@ def read_native(
     threads: int,
     blocks: BlockShuffle | None = None,
     blocks_key: tuple[int, int] = (0, 0),
-) -> tuple[tuple[int, int, int] | None, NDArray[np.int32] | None, int]:
+) -> tuple[tuple[int, int, int] | None, tuple[NDArray[np.int32], int] | None]:
     """Samples of one epoch of the native order into rows (text, loss, positions): all of the above in one call.
 
     epoch: (its first sample, the token at which places begin, tokens a sample). blocks: permute sequences by the key of
-    the epoch; documents told apart are then sequences. (fault as of `gather`, cu_seqlens and the longest document as of
-    `cumulative_lengths`, if there is an index).
+    the epoch; documents told apart are then sequences. (fault as of `gather`, what `cumulative_lengths` gives if
+    there is an index).
 
     Raises:
         IndexError: a sample of another epoch, or tokens outside. LookupError: as `SequenceIndex`.

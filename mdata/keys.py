@@ -14,15 +14,16 @@ integers: 0 to 7 `low`, 8 to 15 `high`, 16 to 31 `draw`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import struct
+from typing import NamedTuple
 
 import blake3
 
 CONTEXT = "mdata 2026 random keys v1"
+_WORDS = struct.Struct("<4Q")
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """128 bits of key for a permutation or a counter-based generator, and one 128-bit draw beside them.
 
     Attributes:
@@ -46,13 +47,26 @@ class Key:
 
 def derive_key(purpose: str, *parts: int | str | bytes) -> Key:
     """Derive the key of one use: other purposes, parts, kinds or orders of parts give unrelated keys."""
-    material = b"".join(_encode(part) for part in (purpose, *parts))
-    derived = blake3.blake3(material, derive_key_context=CONTEXT).digest(length=32)
-    return Key(
-        low=int.from_bytes(derived[:8], "little"),
-        high=int.from_bytes(derived[8:16], "little"),
-        draw=int.from_bytes(derived[16:], "little"),
-    )
+    return KeyStem(purpose, *parts).key()
+
+
+class KeyStem:
+    """The keys of one purpose whose first parts are the same, which are hashed once.
+
+    Args:
+        purpose, parts: as of `derive_key`.
+    """
+
+    def __init__(self, purpose: str, *parts: int | str | bytes) -> None:
+        self._hasher = blake3.blake3(b"".join(map(_encode, (purpose, *parts))), derive_key_context=CONTEXT)
+
+    def key(self, *parts: int | str | bytes) -> Key:
+        """What `derive_key` gives with these parts behind the others."""
+        hasher = self._hasher.copy()
+        for part in parts:
+            hasher.update(_encode(part))
+        low, high, draw, more = _WORDS.unpack(hasher.digest(length=32))
+        return Key(low, high, draw | more << 64)
 
 
 def _encode(part: int | str | bytes) -> bytes:

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,19 @@ Int64s map_places(const mdata::Permutation& permutation, const Int64s& from, boo
     return to;
 }
 
+// [first, first + n) in the order of a permutation.
+Int64s shuffled_range(std::int64_t first, std::int64_t n, std::uint64_t key_low, std::uint64_t key_high) {
+    if (n < 1) throw std::invalid_argument("n is below 1");
+    Int64s to(static_cast<py::ssize_t>(n));
+    const auto out = mutable_view(to);
+    const py::gil_scoped_release unlocked;
+    const mdata::Permutation permutation(out.size(), {key_low, key_high});
+    std::vector<std::int64_t> places(out.size());
+    std::iota(places.begin(), places.end(), std::int64_t{0});
+    permutation.spread(places, 0, first, 1, out);
+    return to;
+}
+
 void bind_philox(py::module_& module) {
     module.def(
         "philox4x32",
@@ -64,6 +78,7 @@ void bind_permutation(py::module_& module) {
                 return Permutation(state[0].cast<std::uint64_t>(),
                                    {state[1].cast<std::uint64_t>(), state[2].cast<std::uint64_t>()});
             }));
+    module.def("shuffled_range", &shuffled_range, py::arg("first"), py::arg("n"), py::arg("key_low"), py::arg("key_high"));
 }
 
 py::tuple locate(const mdata::BlendTree& tree, const Int64s& samples) {

@@ -36,6 +36,8 @@ class BatchSizes:
 
     def at(self, consumed: int) -> int:
         """Samples of the step that begins behind `consumed` samples."""
+        if len(self.table) == 1:
+            return self.table[0][1]
         if self.until is not None and self.per is not None:
             place = len(self.table) - 1 if consumed > self.until else int(consumed / self.per)
             return self.table[min(place, len(self.table) - 1)][1]

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mdata.errors import UsageError
-from mdata.keys import derive_key
+from mdata.keys import KeyStem
 from mdata.loading.batch_sizes import BatchSizes
-from mdata.order.permutation import Permutation
+from mdata.order.permutation import shuffled_range
 
 
 def global_batch(first_sample: int, size: int, *, seed: int) -> NDArray[np.int64]:
@@ -36,8 +37,12 @@ def global_batch(first_sample: int, size: int, *, seed: int) -> NDArray[np.int64
             "a global batch has at least one row and starts at sample 0 or later",
             found=f"size {size}, first sample {first_sample}",
         )
-    rows = Permutation(size, derive_key("batch rows v1", seed, first_sample))
-    return first_sample + rows.forward(np.arange(size))
+    return shuffled_range(first_sample, size, key=_keys(seed).key(first_sample))
+
+
+@lru_cache(maxsize=4)
+def _keys(seed: int) -> KeyStem:
+    return KeyStem("batch rows v1", seed)
 
 
 def rank_rows(batch: NDArray[np.int64], *, dp_rank: int, dp_size: int, micro_batch: int) -> NDArray[np.int64]:

@@ -36,3 +36,8 @@ class Permutation:
     def inverse(self, values: ArrayLike) -> NDArray[np.int64]:
         """Integer[k] values in [0, n) -> the int64[k] places that hold them. IndexError outside."""
         return self.core.inverse(np.ascontiguousarray(values, np.int64))
+
+
+def shuffled_range(first: int, n: int, *, key: Key) -> NDArray[np.int64]:
+    """[first, first + n) in the order of the permutation of [0, n) that belongs to a key, int64[n]; n is 1 or more."""
+    return _core.shuffled_range(first, n, key.low, key.high)

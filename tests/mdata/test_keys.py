@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdata.keys import Key, derive_key
+from mdata.keys import Key, KeyStem, derive_key
 
 PARTS = st.lists(st.integers() | st.text() | st.binary(), max_size=4)
 
@@ -26,6 +26,12 @@ def test_the_encoding_is_the_documented_one():
     key = derive_key("test", -7)
     assert key.low.to_bytes(8, "little") + key.high.to_bytes(8, "little") == derived[:16]
     assert key.draw.to_bytes(16, "little") == derived[16:]
+
+
+@given(PARTS, PARTS)
+def test_a_stem_gives_the_keys_that_begin_with_it(first, rest):
+    stem = KeyStem("p", *first)
+    assert stem.key(*rest) == stem.key(*rest) == derive_key("p", *first, *rest)
 
 
 @given(PARTS, PARTS)

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from mdata.blend import NativeBlend
 from mdata.errors import UsageError
+from mdata.keys import derive_key
 from mdata.loading.batch_sizes import by_steps, constant, ramp_up
 from mdata.loading.sampler import Sampler, global_batch, rank_rows
+from mdata.order import Permutation
 from tests.helpers.examples import examples
 
 SIZES = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
@@ -23,6 +25,13 @@ def test_a_batch_is_its_samples_in_another_order(first, size, seed):
     batch = global_batch(first, size, seed=seed)
     assert np.sort(batch).tolist() == list(range(first, first + size))
     assert (batch == global_batch(first, size, seed=seed)).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 4096, 4097, 70_000])  # a table, and above 4,096 computed
+def test_the_order_of_a_batch_is_a_permutation_of_its_own(size):
+    key = derive_key("batch rows v1", 3, 100)
+    expected = [100 + value for value in Permutation(size, key).forward(range(size)).tolist()]
+    assert global_batch(100, size, seed=3).tolist() == expected
 
 
 def test_known_answer():
