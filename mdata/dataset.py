@@ -35,8 +35,9 @@ from mdata.kinds import bounds_of, open_samples, tokens_in
 from mdata.manifest import TokenizerFacts, hash_of
 from mdata.progress import SILENT, Progress
 from mdata.samples.gpt import GptSamples
+from mdata.samples.kind import RowKind, SampleKind
 from mdata.samples.options import MASKED, MEGATRON, NATIVE, DatasetOptions
-from mdata.samples.rows import Gathered, RowKind, Rows, Sample, SampleKind, empty_rows, finish, in_order
+from mdata.samples.rows import Gathered, Rows, Sample, empty_rows, finish, in_order, room_in
 
 if TYPE_CHECKING:
     from mdata.samples.masked import MaskedSamples
@@ -220,8 +221,8 @@ class Dataset:
 
         Args:
             samples: their numbers.
-            out: rows that are filled in (of a Rows the fields it has; of int64[n, S + 1] the text alone); None: new
-                ones. The fields are those of `Rows`; dense attention masks are made for single samples only.
+            out: rows of `empty_rows`, or int64[n, S + 1], that are filled in; None: new ones. What is told of the text
+                is in the rows that are returned; dense attention masks are made for single samples only.
                 Of the kinds bert and t5: a dict of the fields of a sample, each with a dimension more in front.
 
         Raises:
@@ -235,8 +236,8 @@ class Dataset:
             raise UsageError(
                 "a dict of fields for rows of text", found=", ".join(out), expected="what empty_rows gives"
             )
-        rows = empty_rows(len(numbers), self.row_options) if out is None else out
-        rows = rows if isinstance(rows, Rows) else Rows(rows)
+        options = self.row_options
+        rows = empty_rows(len(numbers), options) if out is None else room_in(out, options)
         if rows.text.shape != (len(numbers), self.options.sequence_length + 1):
             raise ValueError(f"rows of shape {rows.text.shape} for {len(numbers)} samples")
         if self.num_samples is not None:
@@ -247,11 +248,7 @@ class Dataset:
             if found is not None:
                 return found
         self._check_range(numbers)  # not before: of eight rows it costs a tenth, and C++ looks at each number anyway
-        gathered = self._gather(numbers, rows.text)
-        by_value = self.row_options.pad is not None
-        if rows.loss_mask is None and rows.position_ids is None and gathered.cuts is None and not by_value:
-            return rows
-        return finish(rows, gathered, options=self.row_options)
+        return finish(rows, self._gather(numbers, rows.text), options=options)
 
     def _read_fields(self, numbers: Int64s, out: Rows | Int64s | Sample | None) -> Sample:
         """`read` of samples that are fields, not rows of text."""

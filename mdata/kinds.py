@@ -18,8 +18,9 @@ from mdata.cache import Cache
 from mdata.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.samples.gpt import GptSamples
+from mdata.samples.kind import RowKind, SampleKind
 from mdata.samples.options import CHAT, DOCUMENT, MASKED, MEGATRON, WHOLE, DatasetOptions
-from mdata.samples.rows import RowKind, RowOptions, SampleKind
+from mdata.samples.rows import RowOptions
 
 if TYPE_CHECKING:
     from mdata.samples.packed import PackedSamples

@@ -207,6 +207,10 @@ void finish_rows(Int64s& text, const Int64s& counts, const std::optional<std::tu
     mdata::finish_rows(rules, arrays, many, ends, places);
 }
 
+py::tuple told(mdata::CumulativeLengths&& found) {
+    return py::make_tuple(as_array(std::move(found.starts)), found.longest);
+}
+
 // Null for None. As an argument of its class None costs as much as reading a row: pybind11 first looks, through an
 // exception of Python, for another module that knows it, and then tries all arguments again.
 template <typename T>
@@ -234,13 +238,12 @@ py::tuple read_native(const KeptStore& store, const py::object& index_or_none, c
                                    arrays, threads);
     }
     const Fault fault = told(found.fault);
-    if (index == nullptr) return py::make_tuple(fault, py::none(), 0);
-    return py::make_tuple(fault, as_array(std::move(found.documents.starts)), found.documents.longest);
+    if (index == nullptr) return py::make_tuple(fault, py::none());
+    return py::make_tuple(fault, told(std::move(found.documents)));
 }
 
 py::tuple cumulative_lengths(const Int64s& ends, const mdata::Int32s& places, std::int64_t inputs) {
-    auto found = mdata::cumulative_lengths(view(ends), view(places), inputs);
-    return py::make_tuple(as_array(std::move(found.starts)), found.longest);
+    return told(mdata::cumulative_lengths(view(ends), view(places), inputs));
 }
 
 void bind_store(py::module_& module) {

@@ -115,9 +115,12 @@ def to_device(batch: mdata.Batch, device: torch.device, *, vocab_size: int) -> M
             expected=f"0 to {vocab_size - 1}",
             fix="set model.vocab_size to the vocabulary that the corpus was made with",
         )
-    # Waits for the copy: the batch's memory may be read into as soon as the batch is gone.
-    moved, mask = (torch.from_numpy(part).to(device) for part in (text, batch.loss_mask))
-    return Microbatch(moved[:, :-1], moved[:, 1:], mask)
+    # Waits for the copies: the batch's memory may be read into as soon as the batch is gone.
+    moved = torch.from_numpy(text).to(device)
+    tokens, labels = moved[:, :-1], moved[:, 1:]
+    if batch.rows.unmasked:
+        return Microbatch(tokens, labels, torch.ones(tokens.shape, device=device))
+    return Microbatch(tokens, labels, torch.from_numpy(batch.loss_mask).to(device))
 
 
 def _open_training(config: RunConfig, progress: mdata.Progress) -> mdata.Dataset:

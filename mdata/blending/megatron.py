@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from mdata.blend.megatron import Keeper, MegatronBlend, exhaustive, requests, weighted
 from mdata.errors import UsageError
-from mdata.samples.rows import SampleKind
+from mdata.samples.kind import SampleKind
 
 Open = Callable[[int, int | None], SampleKind | None]
 """Opens the samples of component i for so many samples (None: one epoch); None where its split is empty."""

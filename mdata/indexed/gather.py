@@ -192,7 +192,7 @@ class Gatherer:
         rows: Rows,
         told: Told,
         blocks: Blocks | None = None,
-    ) -> tuple[npt.NDArray[np.int32] | None, int]:
+    ) -> tuple[npt.NDArray[np.int32], int] | None:
         """Samples of one epoch of the native order, of the file or of the permuted stream; see `mdata._core`.
 
         Raises:
@@ -201,12 +201,12 @@ class Gatherer:
         index = self._index if told.cuts else None
         core, key = (blocks.core, blocks.key) if blocks else (None, (0, 0))
         with self._faults:
-            fault, cu_seqlens, longest = read_native(
+            fault, documents = read_native(
                 self._store, index, permutation, samples, epoch, rows, told.rules, told.threads, core, key
             )
         if fault is not None:
             raise self._read_fault(*fault)
-        return cu_seqlens, longest
+        return documents
 
     def _read_fault(self, shard: int, byte: int, error: int) -> MdataError:
         return self._readers[shard].read_fault(byte, error)

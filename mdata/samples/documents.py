@@ -16,8 +16,9 @@ import numpy as np
 from mdata.errors import UsageError
 from mdata.indexed.gather import Gatherer, Int64s
 from mdata.order.native import NativeOrder, OrderKey
+from mdata.samples.kind import NativelyOrdered, sample_of
 from mdata.samples.packing import Longer
-from mdata.samples.rows import Gathered, NativelyOrdered, RowOptions, Sample, sample_of
+from mdata.samples.rows import Gathered, RowOptions, Sample
 from mdata.samples.traced import Piece, SequenceTable, pieces_of_runs, samples_at
 
 _BLOCK = 512

@@ -22,7 +22,8 @@ from mdata.errors import UsageError
 from mdata.indexed.gather import Int64s
 from mdata.keys import derive_key
 from mdata.samples.fim_options import CHARACTER, ROLES, VERSION, FimOptions, Name
-from mdata.samples.rows import Gathered, RowKind, RowOptions, Sample, sample_of
+from mdata.samples.kind import RowKind, sample_of
+from mdata.samples.rows import Gathered, RowOptions, Sample
 from mdata.samples.traced import Piece, Traceable
 from mdata.tokenizers import TextRefused, Tokenizer
 from mdata.tokenizers.named import named_id

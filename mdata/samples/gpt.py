@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from mdata._core import BlockShuffle
 from mdata.indexed.gather import Blocks, Cuts, Gatherer, Int64s, Told
 from mdata.order.native import NativeOrder, OrderKey
-from mdata.samples.rows import Gathered, NativelyOrdered, RowOptions, Rows, Sample, sample_of
+from mdata.samples.kind import NativelyOrdered, sample_of
+from mdata.samples.rows import Gathered, RowOptions, Rows, Sample
 from mdata.samples.traced import Piece, pieces_of_runs
 
 
@@ -81,7 +82,7 @@ class GptSamples(NativelyOrdered):
         )
         self._length = options.sequence_length + int(extra_token)
         self._told = Told(options.document_masks, options.rules)
-        self._full: NDArray[np.int64] = np.full(1, self._length, np.int64)
+        self._full = Gathered(np.full(1, self._length, np.int64))
 
     def token_range(self, sample: int) -> tuple[int, int]:
         """The tokens [start, stop) of its epoch's stream that a sample reads, the last label included.
@@ -190,26 +191,28 @@ class GptSamples(NativelyOrdered):
         if threads != self._told.threads:
             self._told = Told(self.options.document_masks, self.options.rules, threads)
         try:
-            cu_seqlens, longest = self.corpus.gatherer.read_native(
+            documents = self.corpus.gatherer.read_native(
                 permutation.core,
                 samples,
                 epoch=(before, offset + self.first_token, self._length),
-                rows=(rows.text, rows.loss_mask, rows.position_ids),
+                rows=(rows.text, *rows.by_value),
                 told=self._told,
                 blocks=blocks,
             )
         except IndexError:
             return None
-        if cu_seqlens is None:
-            return rows
-        return Rows(rows.text, rows.loss_mask, rows.position_ids, cu_seqlens=cu_seqlens, max_seqlen=longest)
+        return Rows(rows.text, rows.by_value, self.options, self._full_rows(len(samples)), documents)
 
     def _counts(self, starts: Int64s) -> Int64s:
         """Real tokens of each sample."""
         if not self.order.shuffle:
             return np.minimum(self._length, self.last_token - starts)
-        if len(self._full) != len(starts):
-            self._full = np.full(len(starts), self._length, np.int64)
+        return self._full_rows(len(starts)).counts
+
+    def _full_rows(self, num_rows: int) -> Gathered:
+        """What is known of so many rows without padding."""
+        if len(self._full.counts) != num_rows:
+            self._full = Gathered(np.full(num_rows, self._length, np.int64))
         return self._full
 
     def sample(self, k: int) -> Sample:

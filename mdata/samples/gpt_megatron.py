@@ -19,7 +19,8 @@ from mdata.arrays import Arrays
 from mdata.cache import Cache
 from mdata.indexed.gather import Cuts, Gatherer, Int64s
 from mdata.order.megatron import MegatronIndices, MegatronRequest, build, plan
-from mdata.samples.rows import NO_PAD, Gathered, RowOptions, Sample, sample_of
+from mdata.samples.kind import sample_of
+from mdata.samples.rows import NO_PAD, Gathered, RowOptions, Sample
 from mdata.samples.traced import Piece
 
 VERSION = 1  # of the construction of the arrays

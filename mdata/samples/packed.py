@@ -19,8 +19,9 @@ from mdata.errors import UsageError
 from mdata.indexed.gather import Int64s
 from mdata.order.native import NativeOrder, OrderKey
 from mdata.progress import SILENT
+from mdata.samples.kind import NativelyOrdered, sample_of
 from mdata.samples.packing import PackedStream, PackingRule, key_of, packed
-from mdata.samples.rows import Gathered, NativelyOrdered, RowOptions, Sample, sample_of
+from mdata.samples.rows import Gathered, RowOptions, Sample
 from mdata.samples.traced import Piece, pieces_of_runs, samples_at
 
 

@@ -1,25 +1,26 @@
 """Rows: the tokens of many samples and what a model is told beside them.
 
-A kind of sample gathers text, S + 1 tokens a row whose inputs and labels overlap; here rows become loss masks,
-positions and lengths of documents, all by C++ on whole batches. Native samples know padding by place. Megatron's know
-it by value, so that a real token equal to its pad id loses its loss and becomes 0, as there; but no sample depends on
-which was read first (Megatron's share one loss mask that is changed in place). Dense attention masks are made only
-where they are asked for. Slow twin: mdata/reference/gather.py.
+A kind of sample gathers text, S + 1 tokens a row whose inputs and labels overlap; here rows get loss masks, positions
+and lengths of documents, by C++ on whole batches. What follows from places alone (how much of a row is text, where
+documents begin) is written when it is asked for: masks of ones and positions are more bytes than the tokens that they
+go with. What follows from values is written when rows are read, as their text may be replaced. Native samples know
+padding by place. Megatron's know it by value, so that a real token equal to its pad id loses its loss and becomes 0, as
+there; but no sample depends on which was read first (Megatron's share one loss mask that is changed in place). Slow
+twin: mdata/reference/gather.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mdata._core import RowRules, cumulative_lengths, finish_rows
 from mdata.indexed.gather import Cuts, Int64s
-from mdata.order.native import NativeOrder
 
 Sample = dict[str, npt.NDArray[Any]]
 Empty = Callable[[tuple[int, int], type[Any]], npt.NDArray[Any]]
@@ -60,6 +61,11 @@ class RowOptions:
         return self.position_ids or self.document_masks or self.reset_position_ids
 
     @property
+    def loss_by_value(self) -> bool:
+        """Whether loss depends on which ids a row has."""
+        return self.pad is not None or self.mask_eod
+
+    @property
     def rules(self) -> RowRules:
         """The part that C++ follows."""
         return RowRules(self.pad, self.eod, self.mask_eod, self.reset_position_ids, self.apart)
@@ -72,7 +78,7 @@ def effective_pad(pad: int | None, eod: int | None, *, allow_ambiguous: bool = F
     return pad
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Gathered:
     """What is known of rows whose text was read.
 
@@ -86,121 +92,175 @@ class Gathered:
     cuts: Cuts | None = None
     trained: npt.NDArray[np.uint8] | None = None
 
+    @property
+    def only_counts(self) -> bool:
+        """Whether nothing else is known."""
+        return self.cuts is None and self.trained is None
 
-@dataclass(frozen=True)
+    def part(self, rows: slice) -> Gathered:
+        """What is known of some of the rows."""
+        cuts, trained = self.cuts, self.trained
+        if cuts is not None:
+            ends, places = cuts
+            before = int(ends[rows.start - 1]) if rows.start else 0
+            cuts = ends[rows] - before, places[before : int(ends[rows.stop - 1])]
+        return Gathered(self.counts[rows], cuts, None if trained is None else trained[rows])
+
+
+class ByValue(NamedTuple):
+    """Fields whose rules look at ids, loss_mask float32[n, S] and position_ids int64[n, S]; None: by no such rule."""
+
+    loss_mask: npt.NDArray[np.float32] | None = None
+    position_ids: Int64s | None = None
+
+    def part(self, rows: slice) -> ByValue:
+        """Those of some rows."""
+        loss, positions = self
+        return ByValue(None if loss is None else loss[rows], None if positions is None else positions[rows])
+
+
+_NONE_BY_VALUE = ByValue()
+
+
+@dataclass(eq=False)  # frozen would cost a twentieth of reading eight rows
 class Rows:
-    """Arrays of n rows; what is None was not asked for.
+    """n rows: their text, and what is told of it; `Rows(text)` is room to read into. Not to be changed.
 
-    Attributes:
-        text: int64[n, S + 1]. tokens, labels: int64[n, S], views of it.
-        loss_mask: float32[n, S], 1 where a label counts.
-        position_ids: int64[n, S].
-        cu_seqlens: int32[m + 1], the rows laid end to end: where each document begins, then n S.
-        max_seqlen: tokens of the longest document.
+    Args:
+        text: int64[n, S + 1], inputs and labels.
+        by_value: room for fields that reading fills.
+        options: what is told; gathered: what was learned by reading. None: nothing was read.
+        documents: (cu_seqlens, max_seqlen), where they are told.
     """
 
     text: Int64s
-    loss_mask: npt.NDArray[np.float32] | None = None
-    position_ids: Int64s | None = None
-    cu_seqlens: npt.NDArray[np.int32] | None = None
-    max_seqlen: int | None = None
+    by_value: ByValue = _NONE_BY_VALUE
+    options: RowOptions | None = None
+    gathered: Gathered | None = None
+    documents: tuple[npt.NDArray[np.int32], int] | None = None
 
     @property
     def tokens(self) -> Int64s:
-        """The inputs."""
+        """The inputs, int64[n, S], a view of the text."""
         return self.text[:, :-1]
 
     @property
     def labels(self) -> Int64s:
-        """The token after each input."""
+        """The token after each input, int64[n, S], a view of the text."""
         return self.text[:, 1:]
+
+    @property
+    def cu_seqlens(self) -> npt.NDArray[np.int32] | None:
+        """int32[m + 1], the rows laid end to end: where each document begins, then n S; None: not told."""
+        return None if self.documents is None else self.documents[0]
+
+    @property
+    def max_seqlen(self) -> int | None:
+        """Tokens of the longest document; None: not told."""
+        return None if self.documents is None else self.documents[1]
+
+    @property
+    def unmasked(self) -> bool:
+        """Whether it is known from places alone that every label has loss, so that a mask would be all ones."""
+        options, gathered = self._read
+        if options.loss_by_value or options.apart or gathered.trained is not None:
+            return False
+        return bool((gathered.counts > options.sequence_length).all())
+
+    @cached_property
+    def loss_mask(self) -> npt.NDArray[np.float32]:
+        """float32[n, S], 1 where a label counts."""
+        options, gathered = self._read
+        if self.by_value.loss_mask is not None:
+            return self.by_value.loss_mask
+        loss = np.empty(self.tokens.shape, np.float32)
+        finish_rows(self.text, gathered.counts, gathered.cuts, loss, None, options.rules)
+        return loss if gathered.trained is None else np.multiply(loss, gathered.trained, out=loss)
+
+    @cached_property
+    def position_ids(self) -> Int64s | None:
+        """int64[n, S], each token's place in its row, or in its document; None: not told."""
+        options, gathered = self._read
+        if self.by_value.position_ids is not None or not options.with_positions:
+            return self.by_value.position_ids
+        positions = np.empty(self.tokens.shape, np.int64)
+        finish_rows(self.text, gathered.counts, self._cuts, None, positions, options.rules)
+        return positions
 
     @property
     def fields(self) -> Sample:
         """Those of its arrays that have a row for each sample, by the names that a sample has them under."""
-        found = {"tokens": self.tokens, "labels": self.labels}
-        more = {"loss_mask": self.loss_mask, "position_ids": self.position_ids}
-        return found | {name: array for name, array in more.items() if array is not None}
+        found: Sample = {"tokens": self.tokens, "labels": self.labels, "loss_mask": self.loss_mask}
+        return found if self.position_ids is None else found | {"position_ids": self.position_ids}
 
-
-class SampleKind(Protocol):
-    """A kind of sample."""
-
-    @property
-    def num_samples(self) -> int | None:
-        """How many samples there are; None without end."""
-
-    @property
-    def samples_per_epoch(self) -> int:
-        """How many samples read the corpus once."""
-
-    def epochs(self, num_samples: int) -> float:
-        """How many times so many samples read the corpus."""
-
-    def sample(self, k: int) -> Sample:
-        """One sample; of text as `sample_of` gives it."""
-
-
-class RowKind(SampleKind, Protocol):
-    """A kind of sample whose rows are text.
-
-    Attributes:
-        options: what is told of its rows.
-    """
-
-    options: RowOptions
-
-    def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
-        """Fill rows of text[m, S + 1] with samples int64[n], row places[i] (None: i) with sample i.
-
-        Raises:
-            IndexError: a number below 0 or past the end.
-        """
-
-
-class NativelyOrdered:
-    """What kinds of samples in native order have in common.
-
-    Attributes:
-        order: which of them is sample k.
-    """
-
-    order: NativeOrder
+    def split(self, num_parts: int) -> list[Rows]:
+        """Its rows in so many parts of one size, which see the same memory."""
+        options, gathered = self._read
+        size = len(self.text) // num_parts
+        places = [slice(first, first + size) for first in range(0, size * num_parts, size)]
+        text, by_value, counts = self.text, self.by_value, gathered.counts
+        if gathered.only_counts and self.documents is None and by_value is _NONE_BY_VALUE:
+            return [Rows(text[rows], by_value, options, Gathered(counts[rows])) for rows in places]
+        known = replace(gathered, cuts=self._cuts)
+        return [_told(Rows(text[rows], by_value.part(rows)), known.part(rows), options) for rows in places]
 
     @property
-    def num_samples(self) -> int | None:
-        """How many samples there are; None without end."""
-        return self.order.num_samples
+    def _read(self) -> tuple[RowOptions, Gathered]:
+        if self.options is None or self.gathered is None:
+            raise ValueError("rows that nothing was read into")
+        return self.options, self.gathered
 
-    @property
-    def samples_per_epoch(self) -> int:
-        """How many samples read the corpus once."""
-        return self.order.samples_per_epoch
-
-    def epochs(self, num_samples: int) -> float:
-        """How many times so many samples read the corpus."""
-        return num_samples / self.order.samples_per_epoch
+    @cached_property
+    def _cuts(self) -> Cuts | None:
+        """Where documents begin inside of each row."""
+        _, gathered = self._read
+        if gathered.cuts is not None or self.documents is None:
+            return gathered.cuts
+        rows, places = np.divmod(self.documents[0][:-1], self.text.shape[1] - 1)
+        inside = places > 0
+        return np.cumsum(np.bincount(rows[inside], minlength=len(self.text))), places[inside]
 
 
 def empty_rows(num_rows: int, options: RowOptions, *, empty: Empty = np.empty) -> Rows:
     """Room for rows, to be filled again and again; `empty` makes the arrays."""
+    text = empty((num_rows, options.sequence_length + 1), np.int64)
+    return Rows(text, _room_by_value(num_rows, options, empty=empty))
+
+
+def room_in(out: Rows | Int64s, options: RowOptions) -> Rows:
+    """Room over the caller's arrays, with new ones for the fields whose rules look at ids, where it has none."""
+    rows = out if isinstance(out, Rows) else Rows(out)
+    loss, positions = rows.by_value
+    if (loss is None and options.loss_by_value) or (positions is None and options.reset_position_ids):
+        return Rows(rows.text, _room_by_value(len(rows.text), options, empty=np.empty))
+    return rows
+
+
+def _room_by_value(num_rows: int, options: RowOptions, *, empty: Empty) -> ByValue:
+    if not options.loss_by_value and not options.reset_position_ids:
+        return _NONE_BY_VALUE
     shape = (num_rows, options.sequence_length)
-    return Rows(
-        empty((num_rows, options.sequence_length + 1), np.int64),
-        empty(shape, np.float32),
-        empty(shape, np.int64) if options.with_positions else None,
+    return ByValue(
+        empty(shape, np.float32) if options.loss_by_value else None,
+        empty(shape, np.int64) if options.reset_position_ids else None,
     )
 
 
 def finish(rows: Rows, gathered: Gathered, *, options: RowOptions) -> Rows:
-    """The rows with their fields filled in; text was gathered."""
-    finish_rows(rows.text, gathered.counts, gathered.cuts, rows.loss_mask, rows.position_ids, options.rules)
-    if gathered.trained is not None and rows.loss_mask is not None:
-        np.multiply(rows.loss_mask, gathered.trained, out=rows.loss_mask)
+    """The rows with what is told of them; text was gathered."""
+    loss, positions = rows.by_value
+    if options.loss_by_value or options.reset_position_ids:
+        finish_rows(rows.text, gathered.counts, gathered.cuts, loss, positions, options.rules)
+    if gathered.trained is not None and loss is not None:
+        np.multiply(loss, gathered.trained, out=loss)
+    return _told(rows, gathered, options)
+
+
+def _told(rows: Rows, gathered: Gathered, options: RowOptions) -> Rows:
     if gathered.cuts is None or not options.document_masks:
-        return rows
-    cu_seqlens, longest = cumulative_lengths(*gathered.cuts, options.sequence_length)
-    return replace(rows, cu_seqlens=cu_seqlens, max_seqlen=longest)
+        return Rows(rows.text, rows.by_value, options, gathered)
+    documents = cumulative_lengths(*gathered.cuts, options.sequence_length)
+    return Rows(rows.text, rows.by_value, options, gathered, documents)
 
 
 def in_order(parts: list[tuple[Int64s, Gathered]], num_rows: int) -> Gathered:
@@ -221,50 +281,3 @@ def in_order(parts: list[tuple[Int64s, Gathered]], num_rows: int) -> Gathered:
         return Gathered(counts, trained=trained)
     joined: Cuts = np.cumsum([len(found) for found in of_row]), np.concatenate(of_row)
     return Gathered(counts, joined, trained)
-
-
-def sample_of(kind: RowKind, k: int) -> Sample:
-    """Sample k of a kind as {tokens int64[S], labels int64[S], loss_mask float32[S]}, and what its options ask for.
-
-    `labels[i]` is the token after `tokens[i]`; where there is none the mask is 0 and the label 0. Also, in this order:
-    attention_mask bool[1, S, S], position_ids int64[S], cu_seqlens int32[S + 1] (running lengths of documents from 0,
-    filled up with S) and max_seqlen int32[].
-    """
-    options = kind.options
-    rows = empty_rows(1, options)
-    gathered = kind.gather(np.array([k], np.int64), rows.text)
-    length = options.sequence_length
-    cuts = [] if gathered.cuts is None else gathered.cuts[1].tolist()
-    found: Sample = {"tokens": rows.text[0, :-1], "labels": rows.text[0, 1:]}
-    if options.attention_mask:
-        found["attention_mask"] = attention_mask(
-            rows.text[0, :-1], options, cuts=cuts
-        )  # before padding loses its value
-    finish(rows, gathered, options=options)
-    if rows.loss_mask is not None:
-        found["loss_mask"] = rows.loss_mask[0]
-    if rows.position_ids is not None:
-        found["position_ids"] = rows.position_ids[0]
-    if options.document_masks:
-        found |= _lengths_of_documents(cuts, length)
-    return found
-
-
-def attention_mask(tokens: Int64s, options: RowOptions, *, cuts: list[int]) -> npt.NDArray[np.bool_]:
-    """bool[1, S, S]: true where row i must not attend to column j: later tokens, and earlier documents if asked."""
-    mask = ~np.tri(len(tokens), dtype=np.bool_)
-    starts = list(cuts) if options.document_masks else []
-    if options.reset_attention_mask and options.eod is not None:
-        starts += (np.flatnonzero(tokens == options.eod) + 1).tolist()
-    for start in starts:
-        mask[start:, :start] = True
-    return mask[None]
-
-
-def _lengths_of_documents(cuts: list[int], length: int) -> Sample:
-    starts = [0, *cuts, length]
-    if len(starts) > length + 1:
-        starts = sorted(set(starts))  # so many of them empty that they have no place
-    filled = starts + [length] * (length + 1 - len(starts))
-    longest = max(stop - start for start, stop in pairwise(starts))
-    return {"cu_seqlens": np.array(filled, np.int32), "max_seqlen": np.array(longest, np.int32)}

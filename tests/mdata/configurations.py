@@ -26,9 +26,10 @@ from mdata.reference.native_order import native_start
 from mdata.samples.documents import DocumentSamples
 from mdata.samples.gpt import GptSamples
 from mdata.samples.gpt_megatron import MegatronGptSamples
+from mdata.samples.kind import RowKind
 from mdata.samples.packed import PackedSamples
 from mdata.samples.packing import PackingRule
-from mdata.samples.rows import RowKind, empty_rows, finish
+from mdata.samples.rows import empty_rows, finish
 from tests.helpers.corpora import FileStream, write_pair
 from tests.mdata import layouts
 from tests.mdata.layouts import Refused

@@ -74,6 +74,58 @@ def test_many_at_once_are_what_single_ones_are(folder, options):
     assert np.array_equal(buffer, rows.text)
 
 
+def told(rows: mdata.Rows) -> dict[str, object]:
+    """Everything that rows tell, as lists."""
+    found = {name: array.tolist() for name, array in rows.fields.items()}
+    return found | {
+        "max_seqlen": rows.max_seqlen,
+        "cu_seqlens": None if rows.cu_seqlens is None else rows.cu_seqlens.tolist(),
+    }
+
+
+@pytest.mark.parametrize("options", [{"name": "a"}, *KINDS], ids=str)
+@pytest.mark.parametrize("together", [1, 3, 6])
+def test_microbatches_of_a_step_are_what_each_is_by_itself(folder, options, together, monkeypatch):
+    monkeypatch.setattr("mdata.loading.loader._TOKENS_TOGETHER", together * 5 * 16)
+    dataset = opened(folder, **options)
+    step = np.random.default_rng(3).permutation(min(20, dataset.num_samples or 20) // 5 * 5).reshape(-1, 5)
+    batches = list(mdata.collate_step(dataset, step))
+    assert len(batches) == len(step)
+    for samples, batch in zip(step, batches, strict=True):
+        assert batch.samples.tolist() == samples.tolist()
+        assert told(batch.rows) == told(mdata.collate(dataset, samples).rows)
+
+
+@pytest.mark.parametrize(
+    "options", [{"name": "a"}, {"name": "a", "extra_token": False}, {"name": "mix.json"}, *KINDS], ids=str
+)
+def test_rows_that_need_no_mask_say_so(folder, options):
+    """They may be silent where a rule by value might have masked something; they must not say it of others."""
+    dataset = opened(folder, **options)
+    count = min(60, dataset.num_samples or 60)
+    rows = dataset.read(np.arange(count))
+    if rows.unmasked:
+        assert (rows.loss_mask == 1).all()
+    by_place = "order" not in options and not options.get("eod_mask_loss") and options.get("kind") != "packed"
+    assert rows.unmasked == (by_place and bool((rows.loss_mask == 1).all()))
+
+
+@pytest.mark.parametrize("options", [{}, {"document_masks": True}, {"split": "whole", "document_masks": True}], ids=str)
+def test_what_rows_tell_is_of_their_own_reading_though_their_memory_is_read_into_again(folder, options):
+    dataset = opened(folder, "a", **options)
+    room = dataset.empty_rows(5)
+    last = (dataset.num_samples or 60) - 5
+    expected = [told(dataset.read(np.arange(first, first + 5))) for first in (0, last)]
+    rows = [dataset.read(np.arange(first, first + 5), out=room) for first in (0, last)]  # the last one may be padded
+    for row, wanted in zip(rows, expected, strict=True):
+        assert told(row) | {"tokens": 0, "labels": 0} == wanted | {"tokens": 0, "labels": 0}
+
+
+def test_room_that_nothing_was_read_into_tells_nothing(folder):
+    with pytest.raises(ValueError, match="nothing was read"):
+        opened(folder, "a").empty_rows(2).loss_mask  # noqa: B018
+
+
 BATCHED = [
     *KINDS,
     {"name": "a"},

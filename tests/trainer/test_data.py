@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import mdata
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_mix
 from trainer.config import DataSection, ModelSection, OptimizerSection, RunConfig, RunSection, TrainSection
-from trainer.data import open_data, training_batches
+from trainer.data import open_data, to_device, training_batches
 from trainer.mesh import Mesh
 from trainer.metrics import read_metrics
 from trainer.plan import check, make_plan
@@ -95,3 +96,17 @@ def test_what_does_not_go_together_is_told(blend, tmp_path):
     assert problems[1].startswith("data.shuffle_block=8 is of")
     short = open_data(replace(config_of(blend, tmp_path, kind="packed"))).facts
     assert check(config_of(blend, tmp_path, kind="packed"), 1, facts=short) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"extra_token": False}, {"kind": "packed"}, {"split": "whole"}], ids=str)
+def test_a_device_gets_the_loss_mask_whether_or_not_it_has_to_be_sent(blend, options):
+    dataset = mdata.open(blend, sequence_length=32, **options)
+    last = (dataset.num_samples or 8) - 4
+    batches = [mdata.collate(dataset, np.arange(first, first + 4)) for first in (0, last)]
+    for batch in batches:
+        moved = to_device(batch, torch.device("cpu"), vocab_size=dataset.vocab_size)
+        assert np.array_equal(moved.loss_mask_BS.numpy(), batch.loss_mask)
+        assert moved.loss_mask_BS.dtype == torch.float32
+        assert np.array_equal(moved.tokens_BS.numpy(), batch.tokens)
+    sent = [not batch.rows.unmasked for batch in batches]
+    assert sent == [bool(options) and "split" not in options, bool(options)]
