@@ -1,4 +1,4 @@
-"""Batches against the batched read they are made by: the sampler, `collate` and the prefetching Loader.
+"""Batches against the batched read they are made by: the sampler, `collate_step` and the prefetching Loader.
 
     python benchmarks/batches.py --gb 0.5
 
@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -32,7 +33,7 @@ PREFETCH = 2
 SHAPES = ((8, 4), (32, 4), (64, 8))  # rows of a microbatch, microbatches of a step
 ROUNDS = 11
 SAMPLES_A_ROUND = 8192
-TEXT, ROWS = "read, text alone into one buffer", "read into one buffer"
+READ = "read into one buffer"
 WAITS = ("Loader",)
 
 
@@ -54,10 +55,9 @@ def ways(data: mdata.Dataset, rows: int, parts: int) -> dict[str, Callable[[int]
         take.prepare = numbers.prepare
         return take
 
-    def collate(count: int) -> None:
-        for step in itertools.islice(collate.steps, count):
-            for part in step:
-                mdata.collate(data, part)
+    def collate(count: int, use: Callable[[mdata.Batch], object]) -> None:
+        batches = (mdata.collate_step(data, step) for step in itertools.islice(collate.steps, count))
+        deque(map(use, itertools.chain.from_iterable(batches)), maxlen=0)  # keeps none
 
     def load(count: int) -> None:
         for _ in itertools.islice(load.steps, count):
@@ -66,11 +66,11 @@ def ways(data: mdata.Dataset, rows: int, parts: int) -> dict[str, Callable[[int]
     collate.steps = iter(steps)
     load.steps = iter(mdata.Loader(data, plan, prefetch=PREFETCH))
     return {
-        TEXT: read(itertools.repeat(mdata.Rows(one.text))),
-        ROWS: read(itertools.repeat(one)),
+        READ: read(itertools.repeat(one)),
         "read into as many as a Loader holds": read(itertools.cycle(many)),
         "read into new rows": read(itertools.repeat(None)),
-        "sampler and collate": collate,
+        "sampler and collate_step": lambda count: collate(count, lambda _: None),
+        "the same, loss masks asked for": lambda count: collate(count, lambda batch: batch.loss_mask),
         WAITS[0]: load,
     }
 
@@ -115,15 +115,12 @@ def table(title: str, cpu: dict[str, list[float]], wall: dict[str, list[float]])
     """Print; the first round is not counted."""
     middle = {name: statistics.median(times[1:]) for name, times in cpu.items()}
     best = {name: min(times[1:]) for name, times in wall.items()}
-    print(f"\n{title:<38}{'CPU ns':>8}{'of text':>9}{'of rows':>9}{'clock ns':>10}{'of text':>9}{'of rows':>9}")
+    print(f"\n{title:<38}{'CPU ns':>8}{'of read':>9}{'clock ns':>10}{'of read':>9}")
     found = []
     for name, each in middle.items():
-        shares = [base[of] / mine for base, mine in ((middle, each), (best, best[name])) for of in (TEXT, ROWS)]
-        print(
-            f"{name:<38}{each * 1e9:>8.0f}{shares[0]:>9.0%}{shares[1]:>9.0%}"
-            f"{best[name] * 1e9:>10.0f}{shares[2]:>9.0%}{shares[3]:>9.0%}",
-            flush=True,
-        )
+        shares = middle[READ] / each, best[READ] / best[name]
+        rates = f"{each * 1e9:>8.0f}{shares[0]:>9.0%}{best[name] * 1e9:>10.0f}{shares[1]:>9.0%}"
+        print(f"{name:<38}{rates}", flush=True)
         found.append({"case": title, "way": name, "cpu_s": each, "clock_s": best[name], "shares": shares})
     return found
 

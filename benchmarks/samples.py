@@ -89,9 +89,7 @@ def ways(dataset: mdata.Dataset, masked: mdata.Dataset, two: mdata.Dataset, *, r
     tokens = dataset.components[0].corpus.readers[0].tokens(0, dataset.num_corpus_tokens)
     out = np.zeros((rows, LENGTH + 1), np.int64)
     pool = np.ones((POOL_ROWS, LENGTH + 1), np.int64)  # zeros would all be one page
-    room = masked.empty_rows(rows)
-    no_loss = mdata.Rows(room.text, position_ids=room.position_ids)
-    only_text, only_lengths, others = mdata.Rows(out), mdata.Rows(room.text), mdata.Rows(out.copy())
+    room, others = mdata.Rows(out), mdata.Rows(out.copy())
     caller = ThreadPoolExecutor(1)
 
     def loop(samples: np.ndarray) -> None:
@@ -100,7 +98,7 @@ def ways(dataset: mdata.Dataset, masked: mdata.Dataset, two: mdata.Dataset, *, r
 
     def callers(batches: list[np.ndarray]) -> None:
         other = caller.submit(each, lambda samples: dataset.read(samples, out=others), batches[::2])
-        each(lambda samples: dataset.read(samples, out=only_text), batches[1::2])
+        each(lambda samples: dataset.read(samples, out=room), batches[1::2])
         other.result()
 
     loop.prepare = lambda found: setattr(
@@ -114,11 +112,11 @@ def ways(dataset: mdata.Dataset, masked: mdata.Dataset, two: mdata.Dataset, *, r
     one_by_one = {
         "numpy loop": loop,
         "limit: copies of int64 rows": copy,
-        "read": lambda samples: dataset.read(samples, out=only_text),
-        "read, 2 threads": lambda samples: two.read(samples, out=only_text),
-        "read, cu_seqlens": lambda samples: masked.read(samples, out=only_lengths),
-        "read, cu_seqlens and positions": lambda samples: masked.read(samples, out=no_loss),
-        "read, all fields": lambda samples: masked.read(samples, out=room),
+        "read": lambda samples: dataset.read(samples, out=room),
+        "read, 2 threads": lambda samples: two.read(samples, out=room),
+        "read, document masks": lambda samples: masked.read(samples, out=room),
+        "the same, positions asked for": lambda samples: masked.read(samples, out=room).position_ids,
+        "all fields asked for": lambda samples: masked.read(samples, out=room).fields,
         "single samples": lambda samples: [dataset[k] for k in samples.tolist()],
     }
     found = {name: partial(each, read) for name, read in one_by_one.items()}

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mdata.indexed import IndexedReader, IndexedWriter, ShardFacts
     from mdata.keys import Key, derive_key
     from mdata.loading.batch_sizes import BatchSizes, read_ramp
-    from mdata.loading.loader import Batch, BatchPlan, Loader, collate
+    from mdata.loading.loader import Batch, BatchPlan, Loader, collate, collate_step
     from mdata.loading.sampler import Sampler, global_batch, rank_rows
     from mdata.manifest import BlendManifest, CorpusManifest
     from mdata.manifest import load as load_manifest
@@ -78,7 +78,7 @@ attach(
         "mdata.evaluation": "evaluated_samples evaluation_sets samples_asked",
         "mdata.indexed": "IndexedReader IndexedWriter ShardFacts",
         "mdata.keys": "Key derive_key",
-        "mdata.loading.loader": "Batch BatchPlan Loader collate",
+        "mdata.loading.loader": "Batch BatchPlan Loader collate collate_step",
         "mdata.manifest": "BlendManifest CorpusManifest load_manifest=load",
         "mdata.preprocess.estimate": "Estimate estimate",
         "mdata.preprocess.options": "PreprocessOptions",
@@ -166,6 +166,7 @@ __all__ = [
     "change_blend",
     "change_table",
     "collate",
+    "collate_step",
     "convert",
     "derive_key",
     "durable",

@@ -28,6 +28,8 @@ from mdata.samples.options import MASKED, MEGATRON
 from mdata.samples.rows import Empty, Rows, empty_rows
 
 PATIENCE_S = 30.0
+# 2 MiB of text: a second-level cache holds it, and what a read costs beside its tokens is hardly seen.
+_TOKENS_TOGETHER = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class BatchPlan:
         return found
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)  # not frozen, as Rows
 class Batch:
     """Rows of a forward pass.
 
@@ -95,8 +97,7 @@ class Batch:
 
     @property
     def loss_mask(self) -> npt.NDArray[np.float32]:
-        """1 where a label counts."""
-        assert self.rows.loss_mask is not None, "collate asks for it"
+        """1 where a label counts; made when it is first asked for, so look at `rows.unmasked` before."""
         return self.rows.loss_mask
 
 
@@ -115,6 +116,32 @@ def collate(dataset: Dataset, samples: npt.ArrayLike, *, empty: Empty = np.empty
     rows = dataset.read(numbers, out=empty_rows(len(numbers), dataset.row_options, empty=empty))
     assert isinstance(rows, Rows), "a kind whose samples are rows"
     return Batch(numbers, rows)
+
+
+def collate_step(dataset: Dataset, samples: npt.NDArray[np.int64], *, empty: Empty = np.empty) -> Iterator[Batch]:
+    """The microbatches of a step, int64[m, b], as `collate` makes each, by fewer reads: some share their memory.
+
+    Raises:
+        IndexError, UsageError: as `collate`.
+    """
+    for part in parts_of(samples, dataset.options.sequence_length):
+        yield from _read_together(dataset, part, empty=empty)
+
+
+def parts_of(step: npt.NDArray[np.int64], sequence_length: int) -> list[npt.NDArray[np.int64]]:
+    """The microbatches of a step, int64[m, b], in groups that are worth a read: int64[g, b] each."""
+    together = _microbatches_together(step.shape[1], sequence_length)
+    return [step[first : first + together] for first in range(0, len(step), together)]
+
+
+def _microbatches_together(micro_batch: int, sequence_length: int) -> int:
+    return max(1, _TOKENS_TOGETHER // (micro_batch * sequence_length))
+
+
+def _read_together(dataset: Dataset, samples: npt.NDArray[np.int64], *, empty: Empty) -> list[Batch]:
+    """Microbatches int64[g, b] by one read."""
+    whole = collate(dataset, samples.reshape(-1), empty=empty)
+    return list(map(Batch, whole.samples.reshape(samples.shape), whole.rows.split(len(samples))))
 
 
 class Loader:
@@ -156,8 +183,11 @@ class Loader:
 
     def __iter__(self) -> Iterator[list[Batch]]:
         # As many as are alive where the consumer keeps none: then no memory is made after the first steps.
-        most = max(self._sampler.sizes.sizes) // (self._sampler.dp_size * self._sampler.micro_batch)
-        buffers = Buffers((self._prefetch + 2) * most)
-        read = partial(collate, self._dataset, empty=buffers.empty)
-        reading = Reading(self._sampler, read, partial(describe_places, self._dataset))
+        sampler, length = self._sampler, self._dataset.options.sequence_length
+        most = max(sampler.sizes.sizes) // (sampler.dp_size * sampler.micro_batch)
+        reads = -(-most // _microbatches_together(sampler.micro_batch, length))
+        buffers = Buffers((self._prefetch + 2) * reads)
+        read = partial(_read_together, self._dataset, empty=buffers.empty)
+        steps = (parts_of(step, length) for step in sampler)
+        reading = Reading(steps, read, lambda part: describe_places(self._dataset, part.reshape(-1)))
         return Prefetched(reading, ahead=self._prefetch, patience_s=self._patience_s, progress=self._progress)

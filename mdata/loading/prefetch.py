@@ -33,12 +33,12 @@ class Reading(Generic[Part, Read]):
 
     Args:
         steps: the parts of each step.
-        read: reads one part.
+        read: reads one part: what it adds to the step.
         place: says in words where a part lies, without touching the disk.
     """
 
     steps: Iterable[Iterable[Part]]
-    read: Callable[[Part], Read]
+    read: Callable[[Part], list[Read]]
     place: Callable[[Part], str] = str
 
 
@@ -134,14 +134,16 @@ def _walk(reading: Reading[Part, Read], shared: _Shared[Part, Read]) -> None:
     _put(ending, shared)
 
 
-def _read_step(parts: Iterable[Part], read: Callable[[Part], Read], shared: _Shared[Part, Read]) -> list[Read] | None:
+def _read_step(
+    parts: Iterable[Part], read: Callable[[Part], list[Read]], shared: _Shared[Part, Read]
+) -> list[Read] | None:
     """None when nobody listens any more."""
-    step = []
+    step: list[Read] = []
     for part in parts:
         if not shared.heard:
             return None
         shared.part = part
-        step.append(read(part))
+        step += read(part)
     return step
 
 

@@ -56,7 +56,7 @@ def test_an_error_of_the_thread_is_raised_in_its_place(dataset, monkeypatch):
 
     def failing(self, samples, **options):
         calls.append(samples)
-        if len(calls) > 4:
+        if len(calls) > 2:
             raise OSError(5, "Input/output error", "a.bin")
         return read(self, samples, **options)
 
