@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "fork_lock.hpp"
 #include "helpers.hpp"
 #include "permutation.hpp"
 #include "sequences.hpp"
@@ -185,12 +186,13 @@ private:
         if (number >= blocks_) throw std::out_of_range("tokens outside of the blocks");
         auto& place = kept_[static_cast<std::size_t>(number) % kept_.size()];
         {
-            const std::lock_guard held(lock_);
+            const std::lock_guard held(fork_lock<BlockShuffle>());
             if (place && place->number == number && place->epoch.low == epoch.low && place->epoch.high == epoch.high) return place;
         }
-        auto made = make(epoch, number);
-        const std::lock_guard held(lock_);
-        place = made;
+        const auto made = make(epoch, number);
+        auto kept = made;
+        const std::lock_guard held(fork_lock<BlockShuffle>());
+        place.swap(kept);  // what it was goes when the lock is free again
         return made;
     }
 
@@ -231,7 +233,6 @@ private:
     const SequenceIndex& index_;
     std::int64_t first_, last_, block_;
     std::int64_t blocks_ = 0, begin_ = 0, end_ = 0;
-    mutable std::mutex lock_;
     mutable std::vector<std::shared_ptr<const Block>> kept_;
 };
 

@@ -4,12 +4,11 @@
 // of the descriptor, which is closed with the last share: no thread loses a file that it is reading, and the pool is
 // passed by at most one descriptor for each of them. A file that is opened must be the one it was when it was first
 // seen (device, inode, size, time of change), else the error is ESTALE. One lock for all pools, held for a few
-// instructions and over no system call; fork takes it, so that a child finds it free whatever the threads of its parent
-// did. A child shares its parent's descriptors, which is harmless: pread moves no position.
+// instructions and over no system call, and taken by fork. A child shares its parent's descriptors, which is harmless:
+// pread moves no position.
 #pragma once
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -27,6 +26,7 @@
 #include <utility>
 
 #include "file_identity.hpp"
+#include "fork_lock.hpp"
 
 namespace mdata {
 
@@ -91,12 +91,7 @@ private:
     friend class PooledFile;
     using Shares = std::list<std::shared_ptr<const OpenFile>>;
 
-    static std::mutex& lock() {
-        static std::mutex mutex;
-        [[maybe_unused]] static const int registered =
-            ::pthread_atfork([] { lock().lock(); }, [] { lock().unlock(); }, [] { lock().unlock(); });
-        return mutex;
-    }
+    static std::mutex& lock() { return fork_lock<FilePool>(); }
 
     // Let go of all but the `most` files used last; under the lock. What is returned is closed outside of it.
     Shares shrink(std::size_t most);

@@ -1,8 +1,10 @@
 // The batched read: rows from maps and files, documents inside rows, and everything that is wrong refused.
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
@@ -10,6 +12,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "block_shuffle.hpp"
@@ -414,6 +417,30 @@ void blocks_permute_their_sequences() {
     }
 }
 
+// As of a loader's thread that reads while another loader forks its workers.
+void a_child_permutes_whatever_its_parents_threads_did() {
+    std::mt19937 random(14);
+    Tables tables(random, 12);
+    const auto index = tables.index();
+    const mdata::BlockShuffle blocks(index, 0, index.num_sequences(), 1);
+    const Numbers starts(100, 0), ones(100, 1);
+    const mdata::Key128 key{1, 2};
+    const auto expected = blocks.runs(key, starts, ones, 1).first;
+    std::atomic<bool> done = false;
+    std::jthread reader([&] { while (!done) (void)blocks.runs(key, starts, ones, 1); });
+    for (int round = 0; round < 300; ++round) {
+        const pid_t child = ::fork();
+        if (child == 0) {
+            ::alarm(20);
+            ::_exit(blocks.runs(key, starts, ones, 1).first == expected ? 0 : 1);
+        }
+        int status = 1;
+        CHECK(::waitpid(child, &status, 0) == child && status == 0);
+        if (status != 0) break;
+    }
+    done = true;
+}
+
 }  // namespace
 
 int main() {
@@ -434,5 +461,6 @@ int main() {
     rows_end_to_end_are_one_list_of_documents();
     a_batch_of_the_native_order_is_its_parts();
     blocks_permute_their_sequences();
+    a_child_permutes_whatever_its_parents_threads_did();
     return check::finish("gather");
 }
