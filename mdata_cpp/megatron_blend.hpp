@@ -23,10 +23,7 @@
 #include <stdexcept>
 #include <vector>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define MDATA_FOR_AVX2 __attribute__((target("avx2")))
-#endif
+#include "wide.hpp"
 
 namespace mdata {
 
@@ -343,8 +340,6 @@ inline Sprint sprint_wide(const Race& race, const Track<Component>& track) {
     }
 }
 
-inline bool has_wide_vectors() { return __builtin_cpu_supports("avx2") != 0; }
-
 #else
 
 constexpr auto select_wide = select_plain;
@@ -354,8 +349,6 @@ inline Sprint sprint_wide(const Race& race, const Track<Component>& track) {
     return sprint_plain(race, track);
 }
 
-inline bool has_wide_vectors() { return false; }
-
 #endif
 
 }  // namespace greedy
@@ -364,7 +357,7 @@ inline bool has_wide_vectors() { return false; }
 class GreedyFill {
 public:
     GreedyFill(std::span<const double> weights, std::span<const std::int64_t> limits, std::int64_t num_samples,
-               bool wide = greedy::has_wide_vectors())
+               bool wide = has_wide_vectors())
         : wide_(wide), end_(num_samples), all_(weights.size()), middle_(weights.size()), few_(weights.size()) {
         check(weights, limits, num_samples);
         const bool fast = orderly(weights);

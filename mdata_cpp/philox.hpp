@@ -12,21 +12,20 @@ namespace mdata {
 using Counter = std::array<std::uint32_t, 4>;
 using PhiloxKey = std::array<std::uint32_t, 2>;
 
+inline constexpr std::array<std::uint64_t, 2> kPhiloxMultipliers{0xD2511F53, 0xCD9E8D57};
+inline constexpr PhiloxKey kPhiloxKeySteps{0x9E3779B9, 0xBB67AE85};  // of the golden ratio and of sqrt(3) - 1
+
 // Ten rounds over one counter; every bit of the result depends on every bit of key and counter.
 constexpr Counter philox4x32(Counter counter, PhiloxKey key) {
-    constexpr std::uint64_t multiplier0 = 0xD2511F53;
-    constexpr std::uint64_t multiplier1 = 0xCD9E8D57;
-    constexpr std::uint32_t golden_ratio = 0x9E3779B9;
-    constexpr std::uint32_t sqrt3_minus_1 = 0xBB67AE85;
     for (int round = 0; round < 10; ++round) {
-        const std::uint64_t product0 = multiplier0 * counter[0];
-        const std::uint64_t product1 = multiplier1 * counter[2];
+        const std::uint64_t product0 = kPhiloxMultipliers[0] * counter[0];
+        const std::uint64_t product1 = kPhiloxMultipliers[1] * counter[2];
         counter = {static_cast<std::uint32_t>(product1 >> 32) ^ counter[1] ^ key[0],
                    static_cast<std::uint32_t>(product1),
                    static_cast<std::uint32_t>(product0 >> 32) ^ counter[3] ^ key[1],
                    static_cast<std::uint32_t>(product0)};
-        key[0] += golden_ratio;
-        key[1] += sqrt3_minus_1;
+        key[0] += kPhiloxKeySteps[0];
+        key[1] += kPhiloxKeySteps[1];
     }
     return counter;
 }

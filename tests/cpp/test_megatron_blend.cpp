@@ -41,7 +41,7 @@ Blend loop(const Doubles& weights, const Counts& limits, std::int64_t num_sample
 
 void check_equal(const Doubles& weights, const Counts& limits, std::int64_t num_samples) {
     const Blend expected = loop(weights, limits, num_samples);
-    for (const bool wide : {false, mdata::greedy::has_wide_vectors()}) {
+    for (const bool wide : {false, mdata::has_wide_vectors()}) {
         const auto size = static_cast<std::size_t>(num_samples);
         Blend found{Counts(size), Counts(size)};
         mdata::GreedyFill fill(weights, limits, num_samples, wide);

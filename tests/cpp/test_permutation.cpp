@@ -1,6 +1,7 @@
 // Known answers, bijection by brute force, inverse, ranges. The known answers freeze version 1 of the native order.
 #include <array>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "check.hpp"
@@ -69,10 +70,30 @@ void spreads() {
     }
 }
 
+// Places side by side are what single ones are, whatever their number and the processor.
+void together() {
+    const std::uint64_t huge = (std::uint64_t{1} << 63) - 25;
+    for (const std::uint64_t n : {std::uint64_t{1}, std::uint64_t{3}, std::uint64_t{4097}, std::uint64_t{65537}, (std::uint64_t{1} << 32) + 1, huge}) {
+        for (const bool wide : {false, mdata::has_wide_vectors()}) {
+            const mdata::Feistel feistel(n, kKey, mdata::kFeistelRounds, wide);
+            for (std::size_t count = 0; count < 150; ++count) {
+                std::vector<std::uint64_t> places(count), expected(count);
+                for (std::size_t i = 0; i < count; ++i) {
+                    places[i] = i * 9007199254740881 % n;
+                    expected[i] = feistel.forward(places[i]);
+                }
+                feistel.forward(std::span(places));
+                CHECK(places == expected);
+            }
+        }
+    }
+}
+
 }  // namespace
 
 int main() {
     known_answers();
+    together();
     spreads();
     refuses_what_is_outside();
     for (std::uint64_t n = 1; n <= 40; ++n) check_bijection(n, {n, 7});
