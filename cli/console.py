@@ -42,9 +42,15 @@ class Parser(argparse.ArgumentParser):
 
     Attributes:
         second_choice: options (by `dest`) that a shortened name means only where it fits no other.
+        no_option: what to do instead of an option that there is not, and that is near to none.
     """
 
     second_choice: frozenset[str] = frozenset()
+    no_option: str | None = None
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.register("type", int, _whole_number)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         found: list[Any] = super()._get_option_tuples(option_string)
@@ -54,10 +60,19 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the whole usage."""
         _, _, unknown = message.partition("unrecognized arguments: ")
-        options = [option for action in self._actions for option in action.option_strings]
+        options = [option for action in self._actions if action.dest != "help" for option in action.option_strings]
         close = nearest(unknown.split("=")[0].split(" ")[0], options) if unknown else None
         help_hint = f"{self.prog} --help"
-        raise UsageError(message, fix=f"{close}? See {help_hint}" if close else help_hint)
+        fix = f"{close}? See {help_hint}" if close else (unknown and self.no_option) or help_hint
+        raise UsageError(message, fix=fix)
+
+
+def _whole_number(text: str) -> int:
+    """What `type=int` means: every count and number of ours has 64 bits."""
+    value = int(text)
+    if not -(1 << 63) <= value < 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text} is no number of 64 bits")
+    return value
 
 
 class Console:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import argparse
 
-from cli.console import Console
+from cli.console import Console, Parser
 from cli.mtrain_options import add_run_arguments, read_run_arguments
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """See `mtrain check --help`."""
     add_run_arguments(parser)
 

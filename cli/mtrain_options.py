@@ -8,14 +8,18 @@ from __future__ import annotations
 import argparse
 import os
 
+from cli.console import Parser
 from mdata import UsageError
 from trainer.config import RunConfig, load_config
 
 
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+def add_run_arguments(parser: Parser) -> None:
     """The configuration, its overrides, and the number of ranks."""
-    parser.add_argument("config", help="the run's TOML file")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings that win over it")
+    parser.no_option = "section.key=value for a setting, such as train.steps=100"
+    parser.add_argument("config", metavar="run.toml", help="the run's TOML file")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="section.key=value", help="settings that win over it"
+    )
     parser.add_argument(
         "--nproc",
         type=int,

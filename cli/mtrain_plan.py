@@ -9,7 +9,7 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING
 
-from cli.console import Console
+from cli.console import Console, Parser
 from cli.mtrain_options import add_run_arguments, read_run_arguments
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trainer.plan import DataFacts, Plan
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """See `mtrain plan --help`."""
     add_run_arguments(parser)
 

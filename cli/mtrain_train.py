@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.console import Console
+from cli.console import Console, Parser
 from cli.mtrain_options import add_run_arguments, read_run_arguments
 from mdata.errors import StoppedError
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trainer.train import TrainResult
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """See `mtrain train --help`."""
     add_run_arguments(parser)
 

@@ -91,6 +91,11 @@ def test_debug_adds_the_traceback_before_the_message(command, capsys):
     [
         (["wrok"], "prog: error: no command 'wrok'\n  try: work? See prog --help\n"),
         (["work", "--sise", "3"], "unrecognized arguments: --sise 3\n  try: --size? See prog work --help\n"),
+        (["work", "--hemp"], "unrecognized arguments: --hemp\n  try: prog work --help\n"),
+        (
+            ["work", "--size", str(1 << 63)],
+            "argument --size: 9223372036854775808 is no number of 64 bits\n  try: prog work --help\n",
+        ),
         (["work", "--size", "many"], "argument --size: invalid int value: 'many'\n  try: prog work --help\n"),
     ],
 )

@@ -84,6 +84,7 @@ def test_check_as_json(run_file: str, capsys: pytest.CaptureFixture[str]) -> Non
         (["steps=3"], "'steps=3' is not an override"),
         (["--nproc", "0"], "--nproc is too small\n  found: 0"),
         (["--nrpoc", "2"], "--nproc?"),
+        (["--steps", "3"], "unrecognized arguments: --steps 3\n  try: section.key=value for a setting"),
     ],
 )
 def test_a_wrong_word_is_told_in_a_few_lines(
@@ -92,6 +93,12 @@ def test_a_wrong_word_is_told_in_a_few_lines(
     assert main([command, run_file, *words]) == 2
     out, err = capsys.readouterr()
     assert out == "" and text in err and len(err.splitlines()) <= 4
+
+
+@pytest.mark.parametrize("command", ["check", "plan", "train"])
+def test_the_configuration_alone_is_required(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert main([command]) == 2
+    assert "error: the following arguments are required: run.toml\n" in capsys.readouterr().err
 
 
 def test_a_missing_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
