@@ -124,7 +124,7 @@ def parse_origin(place: str) -> tuple[str, int]:
         UsageError: not such a text.
     """
     path, _, row = place.rpartition(":")
-    if not path or not row.isdecimal() or int(row) < 1:
+    if not path or not row.isdecimal() or not 1 <= int(row) < 1 << 63:
         raise UsageError(
             f"origin {place!r} names no row of a file", expected="FILE:ROW, such as a.jsonl:17; rows count from 1"
         )

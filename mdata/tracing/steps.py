@@ -21,6 +21,8 @@ from mdata.errors import UsageError
 from mdata.loading.batch_sizes import BatchSizes
 from mdata.loading.sampler import global_batch
 
+_LARGEST_SAMPLE = 1 << 62
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepSpan:
@@ -130,7 +132,10 @@ class Steps:
         """
         if step < 1 or (self.total is not None and step > self.total):
             raise no_step(step, self.total)
-        return self._bounds(step)
+        first, size = self._bounds(step)
+        if first + size >= _LARGEST_SAMPLE:
+            raise UsageError(f"the run has no step {step}", found=f"sample {first}", expected="samples below 2^62")
+        return first, size
 
     def step_of(self, sample: int) -> int:
         """The step that reads a sample."""
