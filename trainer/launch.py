@@ -86,14 +86,25 @@ def preflight(config: RunConfig, world_size: int, *, where: str, progress: Progr
 
 
 def run_problems(config: RunConfig, world_size: int, *, progress: Progress = SILENT) -> list[str]:
-    """All problems of a configuration with its mesh and its data, one text each."""
+    """All problems of a configuration with its mesh, its data and the place of its folder, one text each."""
     from trainer.data import open_data
 
+    folder = list(_folder_problems(config.run.folder))
     try:
         facts = open_data(config, progress=progress).facts
     except UsageError as error:
-        return [*check(config, world_size, facts=None), str(error)]
-    return check(config, world_size, facts=facts)
+        return [*check(config, world_size, facts=None), *folder, str(error)]
+    return [*check(config, world_size, facts=facts), *folder]
+
+
+def _folder_problems(folder: str) -> Iterator[str]:
+    """Why a run folder cannot be made or written, if that can be seen; nothing is made."""
+    place = Path(folder).absolute()
+    there = next(path for path in (place, *place.parents) if path.exists())
+    if not there.is_dir():
+        yield f"run.folder={folder!r} cannot be made: {there} is a file; name another folder"
+    elif not os.access(there, os.W_OK | os.X_OK):
+        yield f"run.folder={folder!r} cannot be written: no permission for {there}; name another folder"
 
 
 def launch(command: Sequence[str], *, nproc: int, reports: Path) -> None:

@@ -70,6 +70,17 @@ def test_check_prints_every_problem_at_once(run_file: str, capsys: pytest.Captur
         assert any(line.startswith("  - ") and text in line for line in lines), text
 
 
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_a_run_folder_that_cannot_be_made_is_told_before(
+    run_file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    assert main([command, run_file, f"run.folder={run_file}/deeper"]) == 2
+    assert f"run.folder='{run_file}/deeper' cannot be made: {run_file} is a file; name" in capsys.readouterr().err
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    assert main([command, run_file]) == 2
+    assert "run' cannot be written: no permission for" in capsys.readouterr().err
+
+
 def test_check_as_json(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", run_file, "--json", "mesh.tp=3", "--nproc", "3"]) == 2
     facts = json.loads(capsys.readouterr().out)
@@ -190,12 +201,12 @@ def test_train_generate_report(real_run: Path) -> None:
 
 @pytest.mark.slow
 def test_a_failing_rank_says_why_once(real_run: Path, tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    process = mtrain("train", str(real_run / "run.toml"), "--nproc", "2", f"run.folder={blocked}/run")
+    blocked = tmp_path / "run" / ".lock"
+    blocked.mkdir(parents=True)
+    process = mtrain("train", str(real_run / "run.toml"), "--nproc", "2", f"run.folder={blocked.parent}")
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (2, "")
-    assert err.startswith(f"mtrain: error: making the run folder: {blocked}/run: Not a directory")
+    assert err.startswith(f"mtrain: error: {blocked}: Is a directory")
     assert len(err.splitlines()) <= 4
 
 
