@@ -42,7 +42,8 @@ def mix_by_share(
         raise UsageError(
             "a blend with shares in Megatron's order needs the number of samples: it decides how much of each is built",
             found=", ".join(name for name, _ in shares[:4]),
-            fix="set num_samples, or leave the shares out: each corpus then counts by its size",
+            fix="set num_samples (mdata build: --train-samples), or leave the shares out: each corpus then counts by "
+            "its size",
         )
     names = [name for name, _ in shares]
     normalised, targets, wanted = requests([_number(share) for _, share in shares], num_samples, surplus=surplus)

@@ -77,7 +77,8 @@ class Problem:
         return BadInputError(
             f"{path}:{rows_before + self.row}: {self.reason}",
             found=self.excerpt,
-            fix="correct or remove this record, or pass over such records (--on-error skip)",
+            fix=("another key (--json-keys); or " if self.kind == "no-key" else "")
+            + "correct or remove this record, or pass over such records (--on-error skip)",
         )
 
 

@@ -81,7 +81,7 @@ def test_a_blend_of_one_has_its_surplus_and_its_end(corpora):
 
 
 def test_what_cannot_be_mixed_is_refused_by_name(corpora):
-    with pytest.raises(UsageError, match=r"needs the number of samples(.|\n)*set num_samples"):
+    with pytest.raises(UsageError, match=r"needs the number of samples(.|\n)*set num_samples (.|\n)*--train-samples"):
         opened("0.5 a 0.5 b")
     with pytest.raises(UsageError, match="c has a share of the blend and no sample in the split"):
         opened("0.5 a 0.5 c", num_samples=0)

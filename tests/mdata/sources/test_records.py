@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mdata.errors import BadInputError
 from mdata.reference import records as twin
-from mdata.sources import Column, ReadSpec, find_files, parse, read_records, read_texts
+from mdata.sources import Column, Problem, ReadSpec, find_files, parse, read_records, read_texts
 from mdata.sources.records import DEEPEST_OUTSIDE_ORJSON
 from tests.helpers.examples import examples
 from tests.mdata.sources.inputs import batch, packed, write
@@ -214,3 +214,9 @@ def test_paragraphs_end_at_empty_lines():
 
 def test_packed_helper_makes_two_members():
     assert packed(b"ab", "gzip", 1).count(b"\x1f\x8b") == 2
+
+
+@pytest.mark.parametrize("kind", ["no-key", "not-json"])
+def test_the_error_of_a_row_without_the_key_names_the_option(kind):
+    error = str(Problem(3, kind, "why", "{}").as_error("x.jsonl"))
+    assert error.startswith("x.jsonl:3: why\n") and ("another key (--json-keys)" in error) is (kind == "no-key")
