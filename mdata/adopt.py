@@ -19,7 +19,6 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from mdata import durable, manifest
-from mdata.corpus import prefix_of
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed import IndexedReader, ShardFacts, smallest_dtype
 from mdata.indexed.blocks import BlockFile, hash_file
@@ -27,6 +26,7 @@ from mdata.indexed.format import bin_path, idx_path
 from mdata.manifest import BlockHashes, CorpusManifest, Shard, Statistics, TokenizerFacts
 from mdata.manifest.facts import hashes_path, level_named, manifest_path, tokenizer_facts
 from mdata.manifest.structs import Level, TokenDtype
+from mdata.naming import prefix_of
 from mdata.progress import SILENT, Progress
 from mdata.tokenizers import Tokenizer
 from mdata.tokenizers.folder import folder_name, write_folder

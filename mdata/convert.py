@@ -15,13 +15,13 @@ import numpy as np
 
 from mdata import durable
 from mdata.adopt import Adopted, adopt, adopt_written, check_largest_id
-from mdata.corpus import prefix_of
 from mdata.errors import UsageError, os_errors_named
 from mdata.indexed import IndexedReader, IndexedWriter
 from mdata.indexed.format import DTYPES, bin_path, idx_path
 from mdata.indexed.legacy import Group, LegacyReader, legacy_form_of
 from mdata.manifest.facts import hashes_path, level_named, manifest_path, tokenizer_facts
 from mdata.manifest.structs import Level
+from mdata.naming import prefix_of
 from mdata.progress import SILENT, Progress
 from mdata.tokenizers import Tokenizer
 

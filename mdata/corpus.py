@@ -31,11 +31,10 @@ from mdata.indexed.reader import IndexedReader, Mode, PairFacts
 from mdata.manifest import CorpusManifest, Shard, TokenizerFacts
 from mdata.manifest.facts import level_named
 from mdata.manifest.structs import TokenDtype
+from mdata.naming import manifest_of, prefix_of
 
 if TYPE_CHECKING:
     from mdata.tokenizers import Tokenizer
-
-_BARE_ENDINGS = (".bin", ".idx")
 
 
 def open_corpus(path: str | Path, *, mode: Mode = "mmap", checked: bool = True) -> Corpus:
@@ -65,34 +64,6 @@ def open_corpus(path: str | Path, *, mode: Mode = "mmap", checked: bool = True) 
         if checked:
             reader.check()
     return Corpus(found, content, readers=readers)
-
-
-def prefix_of(path: Path) -> Path:
-    """`x` of `x`, `x.bin` or `x.idx`."""
-    return path.with_suffix("") if path.suffix in _BARE_ENDINGS else path
-
-
-def manifest_of(path: Path) -> Path | None:
-    """The manifest that a path means, or None for a bare pair.
-
-    Raises:
-        UsageError: neither a manifest nor a pair is there.
-    """
-    if path.suffix == ".json":
-        return path
-    if path.name in ("", ".."):
-        raise UsageError(f"{str(path)!r} names no corpus", expected="a manifest, or the prefix of a .bin/.idx pair")
-    prefix = prefix_of(path)
-    beside = prefix.with_name(prefix.name + ".json")
-    if beside.is_file():
-        return beside
-    if not idx_path(prefix).is_file():
-        raise UsageError(
-            f"{path}: neither a manifest nor a .bin/.idx pair is there",
-            expected=f"{beside.name} or {idx_path(prefix).name}",
-            fix="check the path; a prefix is a path without .bin",
-        )
-    return None
 
 
 class Corpus:

@@ -15,12 +15,13 @@ from pathlib import Path
 from blake3 import blake3
 
 from mdata import manifest as manifests
-from mdata.corpus import Corpus, manifest_of, open_corpus
+from mdata.corpus import Corpus, open_corpus
 from mdata.errors import DamageError, MdataError, ResourceError, os_errors_named
 from mdata.indexed.blocks import BlockFile, hash_file
 from mdata.indexed.format import BLOCK_BYTES, bin_path, idx_path
 from mdata.indexed.tables import IndexTables, read_tables
 from mdata.manifest import BlendManifest, CorpusManifest, Shard
+from mdata.naming import manifest_of
 from mdata.origins import open_origins
 from mdata.progress import SILENT, Progress
 

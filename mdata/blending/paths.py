@@ -13,9 +13,9 @@ from glob import glob, has_magic
 from pathlib import Path
 
 from mdata import manifest as manifests
-from mdata.corpus import prefix_of
 from mdata.errors import UsageError, explain_os_error
 from mdata.manifest import BlendManifest, CorpusManifest
+from mdata.naming import prefix_of
 
 _MARK = manifests.FORMAT.encode()
 

@@ -178,6 +178,25 @@ def test_what_is_no_corpus(tmp_path):
         mdata.open_corpus(tmp_path / "f")
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("web", "web_text_document?"),
+        ("web.idx", "check the path"),
+        ("wbe_text_documnt", "web_text_document?"),
+        ("web.jsonl", "mdata preprocess --input {}/web.jsonl makes a corpus of text"),
+        ("other.jsonl", "check the path"),
+        ("none/web", "check the path"),
+    ],
+)
+def test_a_path_that_names_no_corpus_is_told_what_is_meant(tmp_path, name, meant):
+    write_pair(tmp_path / "web_text_document", [[1]])
+    (tmp_path / "web.jsonl").write_text("")
+    with pytest.raises(UsageError) as error:
+        mdata.open_corpus(tmp_path / name)
+    assert f"\n  try: {meant.format(tmp_path)}".replace("try: web", f"try: {tmp_path}/web") in str(error.value)
+
+
 def test_scattered_sequences_are_refused_as_a_stream(tmp_path):
     write_pair(tmp_path / "a", [[2], [2]])
     index = bytearray((tmp_path / "a.idx").read_bytes())
