@@ -15,7 +15,7 @@ from mdata.preprocess.journal import Journal, read_records
 from tests.helpers.examples import examples
 from tests.helpers.failures import durable_calls
 from tests.mdata.preprocess.test_preprocess import contents, options
-from tests.mdata.preprocess.test_problems import Notes
+from tests.mdata.preprocess.test_problems import Stopping
 
 VALUES = st.one_of(st.none(), st.integers(), st.booleans(), st.text(max_size=8), st.lists(st.integers(), max_size=3))
 RECORDS = st.lists(st.dictionaries(st.text(max_size=5), VALUES, max_size=3), max_size=5)
@@ -125,8 +125,8 @@ def test_a_run_of_other_keys_onto_the_same_files_ends_the_one_before(tmp_path, e
     """It takes over their files in the making, which the first run's journal still speaks of."""
     mdata.preprocess(job(tmp_path / "whole", "one"))
     with pytest.raises(KeyboardInterrupt):
-        mdata.preprocess(job(tmp_path, "one"), Notes(stop_at=3))
-    notes = Notes(stop_at=20 if ends == "killed" else 0)
+        mdata.preprocess(job(tmp_path, "one"), Stopping(stop_at=3))
+    notes = Stopping(stop_at=20 if ends == "killed" else 0)
     try:
         mdata.preprocess(job(tmp_path, "another", json_keys=("text", "b")), notes)
     except KeyboardInterrupt:
@@ -142,7 +142,7 @@ def test_a_run_of_other_keys_onto_the_same_files_ends_the_one_before(tmp_path, e
 
 def test_runs_of_other_keys_onto_other_files_are_left_alone(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        mdata.preprocess(job(tmp_path, "one"), Notes(stop_at=3))
+        mdata.preprocess(job(tmp_path, "one"), Stopping(stop_at=3))
     mdata.preprocess(job(tmp_path, "one", json_keys=("b",)))
     assert mdata.preprocess(job(tmp_path, "one")).resumed
 
@@ -155,7 +155,7 @@ def _hold(path, ready, go) -> None:
 
 def test_a_run_of_other_keys_that_is_at_work_is_named(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        mdata.preprocess(job(tmp_path, "one"), Notes(stop_at=3))
+        mdata.preprocess(job(tmp_path, "one"), Stopping(stop_at=3))
     before = contents(tmp_path / "out")
     context = multiprocessing.get_context("fork")
     ready, go = context.Event(), context.Event()
