@@ -26,7 +26,7 @@ from mdata.indexed.format import bin_path, idx_path
 from mdata.manifest import BlockHashes, CorpusManifest, Shard, Statistics, TokenizerFacts
 from mdata.manifest.facts import hashes_path, level_named, manifest_path, tokenizer_facts
 from mdata.manifest.structs import Level, TokenDtype
-from mdata.naming import prefix_of
+from mdata.naming import manifest_of, prefix_of
 from mdata.progress import SILENT, Progress
 from mdata.tokenizers import Tokenizer
 from mdata.tokenizers.folder import folder_name, write_folder
@@ -76,6 +76,7 @@ def adopt(
         DamageError: the pair is not sound.
     """
     prefix = prefix_of(Path(prefix))
+    manifest_of(prefix)
     reader = IndexedReader(prefix)
     if reader.dtype.kind not in "iu":
         raise UsageError(f"{prefix} holds {reader.dtype.name} values", expected="token ids, which are integers")

@@ -249,7 +249,7 @@ def test_an_unsound_pair_is_refused(oracles, tmp_path):
         (tmp_path / f"x.{ending}").write_bytes((oracles / f"hostile/binidx/idx_pointer_back.{ending}").read_bytes())
     with pytest.raises(mdata.DamageError, match="bad pointer of sequence 2"):
         adopt(tmp_path / "x", None)
-    with pytest.raises(mdata.UsageError, match="No such file"):
+    with pytest.raises(mdata.UsageError, match="neither a manifest nor a"):
         adopt(tmp_path / "nothing", None)
 
 
