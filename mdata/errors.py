@@ -107,7 +107,7 @@ def explain_os_error(error: OSError, doing: str | None = None) -> MdataError:
             what, fix=_RESOURCE_FIXES.get(error.errno, "see the system's log; the device may be failing")
         )
     if error.errno in _NOT_USABLE:
-        return UsageError(what, fix="check the path and its permissions")
+        return UsageError(what, fix=_PATH_FIXES.get(error.errno, "check the path and its permissions"))
     return MdataError(what)
 
 
@@ -119,6 +119,13 @@ _RESOURCE_FIXES = {
     errno.ENFILE: "close other programs; the system is out of open files",
     errno.ENOMEM: "use fewer workers, or a machine with more memory",
     errno.EAGAIN: "use fewer workers; the limit of processes is reached",
+}
+
+
+_PATH_FIXES = {
+    errno.EEXIST: "another path: a file stands where a folder is to be",
+    errno.ENOTDIR: "another path: a file stands where a folder is to be",
+    errno.EISDIR: "another path: a folder stands where a file is to be",
 }
 
 

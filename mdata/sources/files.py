@@ -131,7 +131,12 @@ def _expand(name: str, format: Literal["auto"] | Format) -> Iterator[Path]:
         endings = tuple(e for kind, known in ENDINGS.items() if format in ("auto", kind) for e in known)
         inside = sorted(p for p in _files_below(path) if p.name.endswith(endings) and not _is_result(p))
         if not inside:
-            raise UsageError(f"{name}: no input in this folder", expected=f"files named *{', *'.join(endings)}")
+            plain = [ending for ending in endings if not ending.endswith(_PACKED_ENDINGS[1:])]
+            packed = f"; but for .parquet also {', '.join(_PACKED_ENDINGS[1:])} behind it"
+            raise UsageError(
+                f"{name}: no input in this folder",
+                expected=f"files named *{', *'.join(plain)}" + packed * (len(plain) < len(endings)),
+            )
         yield from inside
     elif path.exists() or not glob.has_magic(name):
         yield path

@@ -141,6 +141,13 @@ def test_os_errors_become_our_kinds(number, kind):
     assert str(error).startswith(f"moving: a -> b: {os.strerror(number)}")
 
 
+@pytest.mark.parametrize(
+    ("number", "stands"), [(errno.EEXIST, "file"), (errno.ENOTDIR, "file"), (errno.EISDIR, "folder")]
+)
+def test_what_stands_in_the_way_is_told(number, stands):
+    assert f"try: another path: a {stands} stands" in str(errors.explain_os_error(OSError(number, "", "a")))
+
+
 def test_nearest_name():
     assert errors.nearest("--inptu", ["--input", "--output"]) == "--input"
     assert errors.nearest("zebra", ["--input"]) is None

@@ -84,7 +84,7 @@ def test_parquet_is_known_by_its_first_bytes(tmp_path):
     [
         ("none.jsonl", "none.jsonl: No such file or directory"),
         ("*.csv", "no file fits this pattern"),
-        ("empty", "no input in this folder"),
+        ("empty", r"in this folder\n  expected: files named \*.jsonl, \*.json, \*.parquet, .*; but for .parquet"),
         ("pipe", "is not a regular file"),
         ("x.zip", "holds a zip archive, which is not read"),
         ("twice", "is named twice"),
