@@ -16,6 +16,8 @@ from mdata.sources.files import Format
 from mdata.tokenizers.learners import BERT_TOKENS, Kind
 
 SMALLEST_VOCABULARY = 257
+# Learners take memory for so many entries before they look at the text; no vocabulary in use has a tenth of it.
+_LARGEST_VOCABULARY = 1 << 24
 DEFAULT_SAMPLE_BYTES = MappingProxyType(
     # sentencepiece holds all sentences, and unigram takes about twenty times their size.
     {"byte-bpe": 1 << 30, "wordpiece": 1 << 30, "sentencepiece-bpe": 256 << 20, "sentencepiece-unigram": 64 << 20}
@@ -103,6 +105,8 @@ def check_options(kind: str, vocab_size: int, *, options: TrainOptions) -> None:
     if vocab_size < fixed:
         what = "the 256 bytes and <|endoftext|>" if kind == "byte-bpe" else "special tokens and bytes alone"
         raise UsageError(f"a vocabulary of {vocab_size} is too small", expected=f"at least {fixed}: {what}")
+    if vocab_size > _LARGEST_VOCABULARY:
+        raise UsageError(f"a vocabulary of {vocab_size} is too large", expected=f"at most {_LARGEST_VOCABULARY}")
     if options.sample_bytes is not None and options.sample_bytes < 1:
         raise UsageError(f"sample_bytes={options.sample_bytes}", expected="at least 1")
     if options.character_coverage is not None and not 0.5 <= options.character_coverage <= 1:

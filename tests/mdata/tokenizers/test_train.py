@@ -162,6 +162,7 @@ def test_options_of_sentencepiece(text, tmp_path):
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("kind", "options", "message"), [
+    ("wordpiece", {"vocab_size": 10**9}, r"a vocabulary of 1000000000 is too large(.|\n)*at most 16777216"),
     ("byte-bpe", {"vocab_size": 256}, r"a vocabulary of 256 is too small(.|\n)*at least 257"),
     ("byte-bpe", {"vocab_size": 258, "special_tokens": ("<a>", "<b>")}, "at least 259"),
     ("wordpiece", {"vocab_size": 4}, "at least 5"),
