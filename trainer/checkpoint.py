@@ -167,17 +167,28 @@ def read_index(folder: Path) -> dict[str, Any]:
     try:
         index: dict[str, Any] = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        raise UsageError(f"there is no checkpoint at {folder}", fix="give a folder with index.json") from error
+        fix = _instead(folder) if folder.is_dir() else "give a folder with index.json"
+        raise UsageError(f"there is no checkpoint at {folder}", expected="index.json in it", fix=fix) from error
     except ValueError as error:
-        raise DamageError(f"{path} is not JSON", found=str(error)) from error
+        raise DamageError(f"{path} is not JSON", found=str(error), fix=_instead(folder)) from error
     if (index.get("format"), index.get("version")) != (FORMAT, VERSION):
         found = f"{index.get('format')} version {index.get('version')}"
         raise DamageError(f"{path} is of another kind", found=found, expected=f"{FORMAT} version {VERSION}")
     for name, size in index["files"].items():
-        actual = (folder / name).stat().st_size if (folder / name).exists() else None
-        if actual != size:
-            raise DamageError(f"{folder / name} is damaged", found=f"{actual} bytes", expected=f"{size} bytes")
+        found = f"{(folder / name).stat().st_size} bytes" if (folder / name).exists() else "no such file"
+        if found != f"{size} bytes":
+            what = f"{folder / name} is damaged"
+            raise DamageError(what, found=found, expected=f"{size} bytes", fix=_instead(folder))
     return index
+
+
+def _instead(folder: Path) -> str:
+    """What to do without a checkpoint that was there."""
+    others = [path for path in folder.parent.glob("step-*") if path != folder and (path / "index.json").is_file()]
+    if not others:
+        return "restore it from a copy; there is no other checkpoint beside it"
+    newest = max(others, key=lambda path: int(path.name.removeprefix("step-")))
+    return f"restore it from a copy; or write {newest.name} into {folder.parent / 'latest'} to go on from there"
 
 
 def run_state(folder: Path) -> RunState:

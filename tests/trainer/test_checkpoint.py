@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -183,10 +184,14 @@ def saved(tmp_path) -> Path:
 def test_damage_is_named(saved):
     path = saved / "rank-00000.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(mdata.DamageError, match=r"rank-00000\.safetensors is damaged"):
+    with pytest.raises(mdata.DamageError, match=r"is damaged(.|\n)*; there is no other checkpoint beside it"):
+        checkpoint.read_index(saved)
+    shutil.copytree(saved, saved.with_name("step-1"))
+    instead = f"restore it from a copy; or write step-1 into {saved.parent / 'latest'} to go on from there"
+    with pytest.raises(mdata.DamageError, match=rf"rank-00000\.safetensors is damaged(.|\n)*{instead}"):
         checkpoint.read_index(saved)
     path.unlink()
-    with pytest.raises(mdata.DamageError, match="found: None bytes"):
+    with pytest.raises(mdata.DamageError, match="found: no such file"):
         checkpoint.read_index(saved)
 
 
@@ -218,8 +223,10 @@ def test_a_full_disk_is_told_with_the_files_name(tmp_path, monkeypatch):
 
 
 def test_another_format_or_no_checkpoint_is_refused(tmp_path):
-    with pytest.raises(mdata.UsageError, match="no checkpoint at"):
+    with pytest.raises(mdata.UsageError, match=r"no checkpoint at(.|\n)*try: restore it from a copy"):
         checkpoint.read_index(tmp_path)
+    with pytest.raises(mdata.UsageError, match=r"no checkpoint at(.|\n)*try: give a folder with index\.json"):
+        checkpoint.read_index(tmp_path / "none")
     (tmp_path / "index.json").write_text('{"format": "mtrain-checkpoint", "version": 2}')
     with pytest.raises(mdata.DamageError, match="expected: mtrain-checkpoint version 1"):
         checkpoint.read_index(tmp_path)
