@@ -1,9 +1,9 @@
 """Long texts cut where the ids cannot notice, and the length of a word beyond which a text is refused.
 
-Between a letter and a blank that is followed by a letter (all ASCII) every pattern we know ends a word, and
-byte-level BPE never looks beyond a word. So a text of any length can be encoded in pieces of bounded memory.
-What cannot be cut is one word: engines need up to 64 bytes of memory for each of its bytes, so a text with
-a longer one than LONGEST_WORD_CHARS is refused by name.
+Between a letter and a blank that is followed by a letter, and between a line that ends with no blank and one that
+begins with a letter (all ASCII), every pattern we know ends a word, and byte-level BPE never looks beyond a word. So a
+text of any length can be encoded in pieces of bounded memory. What cannot be cut is one word: engines need up to 64
+bytes of memory for each of its bytes, so a text with a longer one than LONGEST_WORD_CHARS is refused by name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LONGEST_WORD_CHARS = 4 << 20
 LONGEST_WHOLE_CHARS = 16 << 20
 
 _BLANK = re.compile("[ \t\n\r]")
-_CUT = re.compile(r"[A-Za-z](?= [A-Za-z])")
+_CUT = re.compile(r"[A-Za-z](?= [A-Za-z])|[!-~]\n(?=[A-Za-z])")
 
 
 def can_cut(tokens: Sequence[AddedToken]) -> bool:
@@ -37,8 +37,8 @@ def can_cut(tokens: Sequence[AddedToken]) -> bool:
 
 def _looks_around(token: AddedToken) -> bool:
     edges = token.content[0] + token.content[-1]
-    at_a_cut = re.search("[A-Za-z ]", edges) is not None
-    return at_a_cut and (token.lstrip or token.rstrip or token.single_word or " " in edges)
+    at_a_cut = re.search("[A-Za-z \n]", edges) is not None
+    return at_a_cut and (token.lstrip or token.rstrip or token.single_word or " " in edges or "\n" in edges)
 
 
 def cut(text: str, piece_chars: int = PIECE_CHARS) -> list[str]:

@@ -2,7 +2,9 @@
 
 Such texts are rare: those with characters newer than what every edition of Unicode in use knows
 (mdata/tokenizers/assigned.py), with an added token that counts as a whole word only, or, where the tokenizer
-composes texts (NFC), those that are not composed already. So the fast engine needs none of these rules.
+composes texts (NFC), those that are not composed already. So the fast engine needs none of these rules. The exact
+engine takes a hundred times as long, so of a long text it gets no more than the part that is odd, where texts may be
+cut (mdata/tokenizers/cut.py).
 """
 
 from __future__ import annotations
@@ -10,11 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from unicodedata import is_normalized
 
+import numpy as np
+
 from mdata.tokenizers.assigned import newer_texts
-from mdata.tokenizers.definition import Definition, added_tokens, is_composed_only
+from mdata.tokenizers.cut import can_cut, cut
+from mdata.tokenizers.definition import Definition, added_tokens, is_composed_only, split_pattern
 from mdata.tokenizers.engines import WORDPIECE, Engine, Ids, make_engine
 from mdata.tokenizers.protocol import numbered
 from mdata.tokenizers.wordpiece_engine import WordPieceEngine
+
+_PART_CHARS = 1 << 10
 
 
 def routed(name: str, definition: Definition, *, plain: bool, exact: Callable[[], Engine]) -> Engine:
@@ -39,7 +46,9 @@ class RoutedEngine:
         composing = is_composed_only(definition)
         self._fast = make_engine(name, {**definition, "normalizer": None} if composing else definition, plain=plain)
         self._exact = exact
-        self._awkward = [token.content for token in added_tokens(definition) if token.single_word]
+        added = added_tokens(definition)
+        self._awkward = [token.content for token in added if token.single_word]
+        self._cuttable = composing and split_pattern(definition) is not None and can_cut(added)
         self._composes = composing and definition.get("normalizer") is not None
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
@@ -51,13 +60,23 @@ class RoutedEngine:
             odd.update(number for number, text in enumerate(texts) if not is_normalized("NFC", text))
         if not odd:
             return self._encode_fast(texts)
-        numbers = sorted(odd)
-        with numbered(numbers):
-            exact = dict(zip(numbers, self._exact().encode([texts[number] for number in numbers]), strict=True))
-        others = [number for number in range(len(texts)) if number not in odd]
-        with numbered(others):
-            fast = iter(self._encode_fast([texts[number] for number in others]))
-        return [exact[number] if number in odd else next(fast) for number in range(len(texts))]
+        long = {number: parts for number in odd if len(parts := self._parts(texts[number])) > 1}
+        found = {number: self._encode_parts(number, parts) for number, parts in sorted(long.items())}
+        for encode, numbers in (
+            (self._exact().encode, sorted(odd - long.keys())),
+            (self._encode_fast, [number for number in range(len(texts)) if number not in odd]),
+        ):
+            with numbered(numbers):
+                found.update(zip(numbers, encode([texts[number] for number in numbers]), strict=True))
+        return [found[number] for number in range(len(texts))]
+
+    def _parts(self, text: str) -> list[str]:
+        return cut(text, _PART_CHARS) if self._cuttable else [text]
+
+    def _encode_parts(self, number: int, parts: Sequence[str]) -> Ids:
+        """Most parts are not odd; one that cannot be cut any more is the exact engine's."""
+        with numbered([number] * len(parts)):
+            return np.concatenate(self.encode(parts))
 
     def _encode_fast(self, texts: Sequence[str]) -> list[Ids]:
         try:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mdata import UsageError
 from mdata.reference.bpe import encode as twin
-from mdata.tokenizers import TextRefused, build_tokenizer, choice
+from mdata.tokenizers import TextRefused, build_tokenizer, choice, routed
 from mdata.tokenizers.assigned import newer_texts, unassigned
 from mdata.tokenizers.bytelevel import ALPHABET
 from mdata.tokenizers.choice import first_difference, try_engine
@@ -317,6 +317,41 @@ def test_composition_is_left_to_the_exact_engine():
     assert not isinstance(found, str)
     assert_equal(["e\u0301 \xe9", "\u1100\u1161", "A\u030a's"], exact, found)
     assert found.encode(["e\u0301"])[0].tolist() == found.encode(["\xe9"])[0].tolist()
+
+
+class Watching:
+    """The exact engine, and how much it is asked for."""
+
+    name = EXACT
+
+    def __init__(self, known: dict) -> None:
+        self.engine, self.chars = ExactEngine(known, plain=False), 0
+
+    def encode(self, texts):
+        self.chars += sum(map(len, texts))
+        return self.engine.encode(texts)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_the_exact_engine_gets_the_odd_part_of_a_long_text(name):
+    watching = Watching(definition())
+    engine = RoutedEngine(name, definition(), plain=False, exact=lambda: watching)
+    text = "some words " * 1000
+    assert_equal([text, text + "\U0001fae8 " + text, "b"], watching.engine, engine)
+    assert 0 < watching.chars < 3000
+
+
+@pytest.mark.parametrize("pattern", [pattern for pattern in FOR_TIKTOKEN if pattern != CL100K])
+@given(texts=st.lists(st.lists(st.sampled_from([*PIECES, "a b", "b c d", "d;\ne", " ", "\U0001fae8"])).map("".join)))
+@examples(50)
+def test_odd_texts_are_cut_where_no_id_can_notice(pattern, texts):
+    exact = ExactEngine(definition(pattern, normalizer={"type": "NFC"}), plain=False)
+    engine = RoutedEngine(
+        "gigatoken", definition(pattern, normalizer={"type": "NFC"}), plain=False, exact=lambda: exact
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(routed, "_PART_CHARS", 2)
+        assert_equal(texts, exact, engine)
 
 
 def test_a_worker_builds_the_engine_that_it_is_told():

@@ -342,7 +342,9 @@ def test_special_tokens_of_a_folder(tmp_path):
 
 
 @given(
-    st.lists(st.sampled_from(["a", "Zz", " a", " ", "\n", "'s", "1", "e\u0301", END, "\u4e2d", " b c"])).map("".join)
+    st.lists(st.sampled_from(["a", "Zz", " a", " ", "\n", ";\nb", "'s", "1", "e\u0301", END, "\u4e2d", " b c"])).map(
+        "".join
+    )
 )
 @examples(150)
 def test_long_texts_are_cut_where_no_id_can_notice(text):
@@ -379,6 +381,8 @@ def test_a_long_text_keeps_its_surroundings_once(monkeypatch):
         ({"content": "<end>", "lstrip": True}, True),
         ({"content": "word", "single_word": True}, False),
         ({"content": " <x>"}, False),
+        ({"content": "\nab"}, False),
+        ({"content": "<a>\nb"}, False),
         ({"content": "word"}, True),
     ],
 )
