@@ -8,6 +8,7 @@ because on most file systems the new name is otherwise not on disk when the call
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -30,6 +31,15 @@ def write(fd: int, data: Buffer) -> int:
 def sync(fd: int) -> None:
     """Wait until the file's content is on the device."""
     os.fsync(fd)
+
+
+def sync_soon(fd: int, start: int, *, count: int) -> None:
+    """Let the system begin to put these bytes on the device, so that a later `sync` has less to wait for.
+
+    A hint: what comes of it, only `sync` says. Without it Linux keeps up to a tenth of the memory unwritten.
+    """
+    offset, length, begin_only = ctypes.c_longlong(start), ctypes.c_longlong(count), 2  # SYNC_FILE_RANGE_WRITE
+    ctypes.CDLL(None).sync_file_range(fd, offset, length, begin_only)
 
 
 def rename(source: Path, target: Path) -> None:

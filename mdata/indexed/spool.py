@@ -19,6 +19,7 @@ from mdata import durable
 from mdata.errors import os_errors_named
 
 _ENTRIES_AT_ONCE = 1 << 18  # of an array that is read back: 2 MB of int64
+_SYNC_SOON_BYTES = 1 << 24  # often enough that the last sync is short, seldom enough to be free
 
 
 class Spool:
@@ -37,7 +38,7 @@ class Spool:
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
         self.path = path
         self.partial = durable.partial_path(path)
-        self.size = keep_bytes
+        self.size = self._begun = keep_bytes
         with os_errors_named(f"creating {path}"):
             if keep_bytes and not self.partial.exists() and path.exists():
                 durable.rename(path, self.partial)
@@ -49,6 +50,9 @@ class Spool:
         with os_errors_named(f"writing {self.path}"):
             durable.write_all(self._fd, raw)
         self.size += len(raw)
+        if self.size - self._begun >= _SYNC_SOON_BYTES:
+            durable.sync_soon(self._fd, self._begun, count=self.size - self._begun)
+            self._begun = self.size
 
     def sync(self) -> None:
         """Wait until everything appended is on the device."""

@@ -152,3 +152,24 @@ def feed(hasher, data, cuts):
     places = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
     for start, stop in itertools.pairwise(places):
         hasher.update(memoryview(data)[start:stop])
+
+
+def test_writing_to_the_device_begins_before_the_sync(tmp_path, monkeypatch):
+    """Every byte once, but for the last, which `sync` waits for anyway."""
+    begun = []
+    real = durable.sync_soon
+    monkeypatch.setattr(spool, "_SYNC_SOON_BYTES", 10)
+
+    def noted(fd, start, *, count):
+        real(fd, start, count=count)
+        begun.append((start, count))
+
+    monkeypatch.setattr(durable, "sync_soon", noted)
+    file = Spool(tmp_path / "x")
+    for data in (b"123456", b"7890ab", b"c", b"0123456789", b"last"):
+        file.append(data)
+    assert begun == [(0, 12), (12, 11)]
+    file.sync()
+    file.close()
+    Spool(tmp_path / "x", 20).append(b"0123456789")
+    assert begun[2:] == [(20, 10)]
