@@ -29,7 +29,7 @@ from mdata.sources import STDIN, Piece, check_unchanged, piece_digest, pieces
 # An fsync may be slow on shared storage: at most a tenth of the time goes there, but a record is never
 # older than this.
 _LONGEST_INTERVAL_S = 25.0
-_RESULTS_AHEAD = 2
+_LEAST_RESULTS_AHEAD = 2
 
 
 class Filling:
@@ -77,7 +77,8 @@ class Filling:
         total = None if any(file.path == STDIN for file in job.files) else job.input_bytes
         job.progress.begin("tokenizing", total, unit="B", done=done)
         self._due = time.monotonic() + job.options.checkpoint_s
-        with Behind(self._append, ahead=_RESULTS_AHEAD) as writer:
+        # After a slow piece many come at once, and who hands out work should not wait until they are written.
+        with Behind(self._append, ahead=max(_LEAST_RESULTS_AHEAD, pool.num_processes)) as writer:
             for result in pool.encode(self._wanted(), job.tokenizer, spec=job.spec):
                 writer.give(result)
         self._open_inputs(len(job.files))

@@ -23,9 +23,11 @@ from mdata.preprocess.slots import Sent, Slot
 from mdata.sources import Piece
 from mdata.tokenizers import Tokenizer
 
-# Results of a worker that may wait for an earlier one, or for the writer: enough that a long piece does not idle
-# the other workers.
-_SLOTS_PER_WORKER = 4
+# Results of a worker that may wait for an earlier one, or for the writer: enough that a piece which takes several times
+# as long as others does not idle the other workers. Each is an open file, of which a process may have 1024.
+_SLOTS_PER_WORKER, _LEAST_SLOTS, _SLOTS = 8, 4, 512
+# What a worker does and what it does next, so that it need not wait for us, who may be busy with others' results.
+_TASKS_PER_WORKER = 2
 
 
 class Result(NamedTuple):
@@ -58,7 +60,7 @@ class Pool:
         try:
             with os_errors_named("starting worker processes"):
                 for _ in range(num_workers):
-                    self._workers.append(_Worker())
+                    self._workers.append(_Worker(_slots_of_each(num_workers)))
                 theirs = [worker.theirs for worker in self._workers]
                 slots = [[Sent(slot.fd) for slot in worker.slots] for worker in self._workers]
                 self._nursery = Nursery(theirs, slots)
@@ -67,6 +69,11 @@ class Pool:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def num_processes(self) -> int:
+        """How many work beside this process."""
+        return len(self._workers)
 
     def encode(self, pieces: Iterable[Piece], tokenizer: Tokenizer, *, spec: EncodeSpec) -> Iterator[Result]:
         """Encode the pieces; results come in the order of the pieces.
@@ -89,7 +96,7 @@ class Pool:
             yield from self._in_order(pieces)
         except _PipeEndedError as ended:
             number = self._workers.index(ended.worker)
-            raise _died(ended.worker.task, self._nursery.how_it_ended(number)) from ended
+            raise _died(next(iter(ended.worker.tasks), None), self._nursery.how_it_ended(number)) from ended
 
     def _in_order(self, pieces: Iterable[Piece]) -> Iterator[Result]:
         """What an error stops, and which, does not depend on who is faster: each waits for its turn."""
@@ -99,12 +106,14 @@ class Pool:
         wanted = number = 0
         following = next(source)
         while True:
-            for worker in self._workers:
-                if worker.is_free and isinstance(following, Piece):
-                    worker.give(number, following)
-                    # Its text, if it carried any, is the worker's now.
-                    out[number] = replace(following, data=None)
-                    number, following = number + 1, next(source)
+            # All have something to do before any has more.
+            for before in range(_TASKS_PER_WORKER):
+                for worker in self._workers:
+                    if isinstance(following, Piece) and worker.takes(following, before=before):
+                        worker.give(number, following)
+                        # Its text, if it carried any, is the worker's now.
+                        out[number] = replace(following, data=None)
+                        number, following = number + 1, next(source)
             if not out and isinstance(following, Exception):
                 raise following
             if not out:
@@ -117,7 +126,7 @@ class Pool:
                 yield Result(out.pop(wanted), encoded, release)
                 wanted += 1
                 continue
-            for worker in _ready([worker for worker in self._workers if worker.task is not None]):
+            for worker in _ready([worker for worker in self._workers if worker.tasks]):
                 finished, encoded, release = worker.take()
                 done[finished] = (encoded, release)
 
@@ -141,26 +150,29 @@ class _Worker:
     """Our end of one worker's pipe, and the slots through which its arrays come.
 
     Attributes:
-        task: what it is doing.
+        tasks: what it is doing, then what it does next.
         theirs: its end of the pipe, to be closed here when the worker has it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_slots: int) -> None:
         self.connection, self.theirs = multiprocessing.Pipe()
-        self.task: tuple[int, Piece] | None = None
-        self.slots = [Slot() for _ in range(_SLOTS_PER_WORKER)]
-        # Taken here, given back by whoever was the last to look at a result, in its own thread.
-        self._free = deque(range(_SLOTS_PER_WORKER))
+        self.tasks: deque[tuple[int, Piece]] = deque()
+        self.slots = [Slot() for _ in range(num_slots)]
+        # Taken here, given back by whoever was the last to look at a result, in its own thread. The last one back is
+        # taken first, so that memory is touched only when it is needed.
+        self._free = deque(range(num_slots))
 
-    @property
-    def is_free(self) -> bool:
-        """Whether it can take a piece now."""
-        return self.task is None and bool(self._free)
+    def takes(self, piece: Piece, *, before: int) -> bool:
+        """Whether it can be given a piece now, when it has that many.
+
+        What is given in advance lies in the pipe, so it must be small: to send a text there would wait for the worker.
+        """
+        return len(self.tasks) == before and bool(self._free) and (before == 0 or piece.data is None)
 
     def give(self, number: int, piece: Piece) -> None:
-        self.task = (number, piece)
+        self.tasks.append((number, piece))
         try:
-            self.connection.send((number, self._free.popleft(), piece))
+            self.connection.send((number, self._free.pop(), piece))
         except OSError as error:
             raise _PipeEndedError(self) from error
 
@@ -169,7 +181,7 @@ class _Worker:
             number, slot, packed = self.connection.recv()
         except (EOFError, OSError) as error:
             raise _PipeEndedError(self) from error
-        self.task = None
+        self.tasks.popleft()
         result = packed if isinstance(packed, Exception) else self.slots[slot].unpack(packed)
         return number, result, partial(self._free.append, slot)
 
@@ -186,6 +198,10 @@ class _PipeEndedError(Exception):
     def __init__(self, worker: _Worker) -> None:
         super().__init__()
         self.worker = worker
+
+
+def _slots_of_each(num_workers: int) -> int:
+    return max(_LEAST_SLOTS, min(_SLOTS_PER_WORKER, _SLOTS // num_workers))
 
 
 def _died(task: tuple[int, Piece] | None, code: int | None) -> ResourceError:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+import mdata
 from mdata.preprocess.encode import EncodeSpec
 from mdata.preprocess.nursery import _live, _serve
-from mdata.preprocess.workers import Pool
+from mdata.preprocess.workers import Pool, _slots_of_each, _Worker
 from mdata.sources import ReadSpec, find_files, pieces
 from mdata.tokenizers import TokenizerSpec, load_tokenizer
-from tests.mdata.preprocess.test_preprocess import GOLDEN, children_of
+from tests.mdata.preprocess.test_preprocess import GOLDEN, children_of, options
 
 SPEC = EncodeSpec(ReadSpec(), None, "uint16")
 
@@ -41,6 +44,49 @@ def test_it_has_one_thread_when_it_forks(engine):
         for result in pool.encode(work(), load_tokenizer(spec), spec=SPEC):
             assert len(list(Path(f"/proc/{pool._nursery.process.pid}/task").iterdir())) == 1
             result.release()
+
+
+@pytest.mark.parametrize(("name", "each"), [("corpus.jsonl", 2), ("corpus.jsonl.gz", 1)])
+def test_workers_have_their_next_piece_while_they_work(tmp_path, name, each):
+    """Not one that carries its text, for which there is no room in a pipe."""
+    (tmp_path / "corpus.jsonl").write_bytes(b'{"text": "ab"}\n' * 100)
+    (tmp_path / "corpus.jsonl.gz").write_bytes(gzip.compress(b'{"text": "ab"}\n' * 100))
+    found = pieces(find_files((str(tmp_path / name),)), 100, spec=ReadSpec())
+    tokenizer = load_tokenizer(TokenizerSpec(type="ByteTokenizer"))
+    with Pool(3) as pool:
+        for count, result in enumerate(pool.encode(found, tokenizer, spec=SPEC)):
+            if count == 0:
+                assert [len(worker.tasks) for worker in pool._workers] == [each] * 3
+            result.release()
+    assert count == 14
+
+
+def test_slots_are_many_where_workers_are_few():
+    assert [_slots_of_each(workers) for workers in (2, 64, 100, 500)] == [8, 8, 5, 4]
+
+
+def test_the_slot_that_came_back_last_is_used_first():
+    (piece, *_) = work()
+    worker = _Worker(8)
+    used = set()
+    for number in range(20):
+        worker.give(number, piece)
+        _, slot, _ = worker.theirs.recv()
+        used.add(slot)
+        worker.theirs.send((number, slot, ValueError("no arrays")))
+        worker.take()[2]()
+    assert len(used) == 1
+    worker.close()
+
+
+@pytest.mark.parametrize(("workers", "ahead"), [(1, 2), (3, 3)])
+def test_as_many_results_wait_for_the_writer_as_there_are_workers(tmp_path, monkeypatch, workers, ahead):
+    filling = import_module("mdata.preprocess.filling")
+    seen = []
+    real = filling.Behind
+    monkeypatch.setattr(filling, "Behind", lambda work, *, ahead: (seen.append(ahead), real(work, ahead=ahead))[1])
+    mdata.preprocess(options(tmp_path, workers=workers, piece_bytes=100))
+    assert seen == [ahead]
 
 
 def test_a_worker_ends_at_once_when_the_pool_is_left():
