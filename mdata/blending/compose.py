@@ -230,12 +230,8 @@ def _check_shares(found: Sequence[Found], spec: BlendSpec) -> None:
 
 def _check_kept(parts: Sequence[Part], groups: Mapping[str, Amount]) -> None:
     """Shares that are numbers above 0 and can be kept as text."""
-    problems = [
-        f"{part.name} has no tokens to count by; leave it out"
-        for part in parts
-        if part.share.share == "0" and not part.corpus.num_tokens
-    ]
-    named = [(part.name, part.share) for part in parts if part.share.share != "0" or part.corpus.num_tokens]
+    problems = [f"{part.name} has no tokens; leave it out" for part in parts if not part.corpus.num_tokens]
+    named = [(part.name, part.share) for part in parts if part.corpus.num_tokens]
     named += [(f"group {name}", share) for name, share in groups.items()]
     for name, share in named:
         try:

@@ -206,8 +206,9 @@ def test_all_bad_shares_and_doubles_at_once(folder):
 def test_empty_corpora_in_a_folder_are_passed_by(folder):
     write_pair(folder / "web" / "empty_text_document", [[]])
     assert mdata.make_blend(["web"], "mix.json").names == ("a", "b")
-    with pytest.raises(UsageError, match="empty has no tokens to count by"):
-        mdata.make_blend(["web/empty_text_document"], "mix.json")
+    for words in (["web/empty_text_document"], ["0.5", "web/empty_text_document", "0.5", "web/a_text_document"]):
+        with pytest.raises(UsageError, match="empty has no tokens; leave it out"):
+            mdata.make_blend(words, "mix.json")
 
 
 def test_specs_from_files(folder):
