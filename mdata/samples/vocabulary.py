@@ -22,6 +22,14 @@ from mdata.errors import UsageError
 
 _LARGEST_ID = 1 << 31
 _CONTINUES = "##"
+_ENTRIES = {
+    "cls": "[CLS]",
+    "sep": "[SEP]",
+    "mask": "[MASK]",
+    "bos": "[BOS] or [CLS]",
+    "eos": "[EOS] or [SEP]",
+    "sentinels": "<extra_id_0>, <extra_id_1> ...",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +87,9 @@ class MaskedVocabulary:
         if missing:
             raise UsageError(
                 f"the vocabulary names no {' and no '.join(missing)}",
-                fix=f"MaskedVocabulary({', '.join(f'{name}=...' for name in missing)})",
+                expected=f"{' and '.join(_ENTRIES[name] for name in missing)} in the vocab.txt of the tokenizer",
+                fix="add them and preprocess again; or, in Python, give a "
+                f"MaskedVocabulary({', '.join(f'{name}=...' for name in missing)})",
             )
 
     def as_core(self) -> _core.MaskVocabulary:
@@ -103,7 +113,8 @@ def vocabulary_of(corpus: Corpus) -> MaskedVocabulary:
             f"{corpus.name}: its tokenizer does not say which tokens begin, end and mask a text",
             found="no tokenizer beside the corpus" if tokenizer is None else tokenizer.name,
             expected="a WordPiece tokenizer",
-            fix="give a MaskedVocabulary",
+            fix="preprocess again with --tokenizer-type BertWordPieceLowerCase or BertWordPieceCase; or, in Python, "
+            "give a MaskedVocabulary",
         )
     return vocabulary_from(entries)
 
