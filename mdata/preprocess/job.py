@@ -7,9 +7,9 @@ a journal tells whether an earlier run was of this same job.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
@@ -28,7 +28,7 @@ from mdata.progress import Progress
 from mdata.sentences import Splitter, load_splitter
 from mdata.sources import ReadSpec, SourceFile, parse, pieces, read_piece
 from mdata.sources.files import STDIN
-from mdata.tokenizers import TextRefused, Tokenizer, TokenizerSpec, load_tokenizer
+from mdata.tokenizers import Recipe, TextRefused, Tokenizer, TokenizerSpec, load_tokenizer
 
 # Where a user can name an end-of-document token.
 _EOD_PLACES = MappingProxyType(
@@ -106,13 +106,25 @@ def useful_workers(options: PreprocessOptions, files: Sequence[SourceFile]) -> i
     return min(options.workers, -(-sum(file.size_bytes for file in files) // options.piece_bytes))
 
 
-def plan_job(options: PreprocessOptions, files: Sequence[SourceFile], *, progress: Progress) -> Job:
+def plan_job(
+    options: PreprocessOptions,
+    files: Sequence[SourceFile],
+    *,
+    progress: Progress,
+    announce: Callable[[Recipe], None] | None = None,
+) -> Job:
     """Load the tokenizer, decide the routes.
+
+    Args:
+        options: what is asked for.
+        files: the inputs.
+        progress: hears what is to be told of the tokenizer.
+        announce: see `TokenizerSpec`.
 
     Raises:
         UsageError: options or a tokenizer that cannot be used.
     """
-    tokenizer = load_tokenizer(tokenizer_spec(options))
+    tokenizer = load_tokenizer(replace(tokenizer_spec(options), announce=announce))
     for note in tokenizer.notes:
         progress.note(note)
     read = ReadSpec(

@@ -13,7 +13,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +27,7 @@ from typing import Any
 from mdata.preprocess.encode import EncodeSpec, encode_piece
 from mdata.preprocess.slots import Packed, Sent, pack
 from mdata.sources import Piece
-from mdata.tokenizers import TextRefused, Tokenizer, build_tokenizer
+from mdata.tokenizers import Recipe, TextRefused, Tokenizer, build_tokenizer
 
 _GRACE_S = 5.0
 
@@ -37,12 +38,9 @@ _FIRST_TEXTS = ("text", "\U0001fae8")
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What is built before the first task."""
+    """What is built before the first task, and what is done then."""
 
-    tokenizer_type: str
-    tokenizer_files: Mapping[str, bytes]
-    tokenizer_options: Mapping[str, Any]
-    engine: str
+    recipe: Recipe
     spec: EncodeSpec
 
 
@@ -61,14 +59,24 @@ class Nursery:
         with _interrupts_held_back(), environment(**_ONE_THREAD), _main_left_out():
             self.process.start()
         theirs.close()
+        # The process may not listen yet, and a vocabulary is more than a pipe holds.
+        self._sender = ThreadPoolExecutor(1, "nursery")
+
+    def expect(self, recipe: Recipe) -> None:
+        """Let it build this tokenizer, which is likely the one of `prepare`."""
+        self._sender.submit(self._send, recipe)
 
     def prepare(self, setup: WorkerSetup) -> None:
         """Let the workers begin; one that cannot is noticed by its pipe."""
+        self._sender.submit(self._send, setup)
+
+    def _send(self, message: object) -> None:
         with suppress(OSError):
-            self._connection.send(setup)
+            self._connection.send(message)
 
     def how_it_ended(self, number: int) -> int | None:
         """The exit code of a worker whose pipe ended, a negative one for a signal; None if it is not known."""
+        self._sender.shutdown()  # it listens, as it has forked, or has ended
         with suppress(EOFError, OSError):
             self._connection.send(number)
             if self._connection.poll(_GRACE_S):
@@ -92,19 +100,13 @@ def _live(connection: Connection, pipes: list[Connection], slots: list[list[Sent
     """The life of the nursery: until the pipe ends."""
     children: dict[int, int] = {}
     try:
-        setup = _receive(connection)
-        tokenizer = build_tokenizer(
-            setup.tokenizer_type, setup.tokenizer_files, engine=setup.engine, options=setup.tokenizer_options
-        )
-        for text in _FIRST_TEXTS:
-            with suppress(TextRefused):
-                tokenizer.encode_batch([text])
+        tokenizer, spec = _prepared(connection)
         # What is there now is not looked at again, so that its pages stay shared.
         gc.collect()
         gc.freeze()
         for number, (pipe, own) in enumerate(zip(pipes, slots, strict=True)):
             others = [other for other in (*pipes, connection) if other is not pipe]
-            children[number] = _fork(partial(_serve, pipe, own, tokenizer, setup.spec), without=others)
+            children[number] = _fork(partial(_serve, pipe, own, tokenizer, spec), without=others)
         for pipe in pipes:
             pipe.close()
         while True:
@@ -119,6 +121,28 @@ def _live(connection: Connection, pipes: list[Connection], slots: list[list[Sent
         # Waited for, their processor time counts as ours.
         for child in children.values():
             os.waitpid(child, 0)
+
+
+def _prepared(connection: Connection) -> tuple[Tokenizer, EncodeSpec]:
+    """What workers need. A recipe that comes first is likely the one, so it is built while its sender compares."""
+    likely, tokenizer = None, None
+    message = _receive(connection)
+    if isinstance(message, Recipe):
+        likely = message
+        with suppress(Exception):  # its sender meets the same, and takes another engine
+            tokenizer = _built(likely)
+        message = _receive(connection)
+    if tokenizer is None or message.recipe != likely:
+        tokenizer = _built(message.recipe)
+    return tokenizer, message.spec
+
+
+def _built(recipe: Recipe) -> Tokenizer:
+    tokenizer = build_tokenizer(recipe.name, recipe.files, engine=recipe.engine, options=recipe.options)
+    for text in _FIRST_TEXTS:
+        with suppress(TextRefused):
+            tokenizer.encode_batch([text])
+    return tokenizer
 
 
 def _fork(work: Callable[[], None], *, without: Sequence[Connection]) -> int:

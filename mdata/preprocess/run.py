@@ -42,7 +42,7 @@ def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> Prepr
     with os_errors_named(f"writing {options.output_prefix}"), ExitStack() as stack:
         # Processes start first: they import while the tokenizer is loaded here.
         pool = stack.enter_context(Pool(useful_workers(options, files)))
-        job = plan_job(options, files, progress=progress)
+        job = plan_job(options, files, progress=progress, announce=pool.expect)
         # Nothing is written where nothing is to do, not even a lock: the folder may be read-only. What a run left
         # that died in its last moments is cleared away under the lock.
         found = finished_before(job)

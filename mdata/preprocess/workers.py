@@ -21,7 +21,7 @@ from mdata.preprocess.encode import EncodedPiece, EncodeSpec, encode_piece
 from mdata.preprocess.nursery import Nursery, WorkerSetup, environment
 from mdata.preprocess.slots import Sent, Slot
 from mdata.sources import Piece
-from mdata.tokenizers import Tokenizer
+from mdata.tokenizers import Recipe, Tokenizer
 
 # Results of a worker that may wait for an earlier one, or for the writer: enough that a piece which takes several times
 # as long as others does not idle the other workers. Each is an open file, of which a process may have 1024.
@@ -70,6 +70,11 @@ class Pool:
             self.close()
             raise
 
+    def expect(self, recipe: Recipe) -> None:
+        """Let the processes be made with this tokenizer, which `encode` is likely to be given."""
+        if self._nursery is not None:
+            self._nursery.expect(recipe)
+
     @property
     def num_processes(self) -> int:
         """How many work beside this process."""
@@ -90,8 +95,8 @@ class Pool:
                     encoded = encode_piece(piece, tokenizer, spec=spec)
                 yield Result(piece, encoded, _nothing)
             return
-        setup = WorkerSetup(tokenizer.name, tokenizer.files, tokenizer.options, tokenizer.engine, spec)
-        self._nursery.prepare(setup)
+        recipe = Recipe(tokenizer.name, dict(tokenizer.files), dict(tokenizer.options), tokenizer.engine)
+        self._nursery.prepare(WorkerSetup(recipe, spec))
         try:
             yield from self._in_order(pieces)
         except _PipeEndedError as ended:

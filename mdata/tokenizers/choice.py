@@ -108,6 +108,11 @@ def choose(definition: Definition, exact: ExactEngine, *, wanted: str, plain: bo
     return Choice(exact, _notes([common] if common else reasons, EXACT))
 
 
+def likely_engine(definition: Definition, wanted: str) -> str:
+    """The one that `choose` tries first; no promise that it is taken."""
+    return form_of(definition).engines[0] if wanted == AUTO else wanted
+
+
 def check_name(wanted: str) -> None:
     """Raise UsageError unless this is "auto" or the name of an engine."""
     if wanted not in (AUTO, *ENGINES):

@@ -6,14 +6,14 @@ definition is not of the common byte-level kind, so that a worker process with a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 
 from mdata.errors import UsageError
-from mdata.tokenizers.choice import choose, form_of
+from mdata.tokenizers.choice import choose, form_of, likely_engine
 from mdata.tokenizers.cut import (
     PIECE_CHARS,
     can_cut,
@@ -35,7 +35,7 @@ from mdata.tokenizers.definition import (
     with_special_tokens,
 )
 from mdata.tokenizers.engines import EXACT, WORDPIECE, Engine, ExactEngine, FlatEngine, Ids
-from mdata.tokenizers.protocol import IdArray, LengthArray, TextRefused
+from mdata.tokenizers.protocol import IdArray, LengthArray, Recipe, TextRefused
 from mdata.tokenizers.routed import routed
 
 SPECIAL_IN_TEXT = ("special", "plain")
@@ -75,12 +75,19 @@ class DefinedTokenizer:
         unknown = unknown_id(self._definition)
         self._special_runs = _runs([token.id for token in self._added if token.special and token.id != unknown])
 
-    def checked(self, wanted: str) -> Self:
+    def checked(self, wanted: str, announce: Callable[[Recipe], None] | None = None) -> Self:
         """This tokenizer, with the engine that is best or wanted; equality is shown before it is taken.
+
+        Args:
+            wanted: the name of an engine, or "auto".
+            announce: see TokenizerSpec.
 
         Raises:
             UsageError: the exact library cannot read the definition, or the wanted engine cannot be had.
         """
+        if announce is not None:
+            likely = likely_engine(self._definition, wanted)
+            announce(Recipe(self.name, dict(self.files), dict(self.options), likely))
         self._check_added()
         choice = choose(self._definition, self._exact, wanted=wanted, plain=self._plain)
         self._engine, self.notes = choice.engine, choice.notes

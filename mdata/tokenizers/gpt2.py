@@ -9,7 +9,7 @@ special tokens in a text are ordinary text, and files that the fork read otherwi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -22,7 +22,7 @@ from mdata.tokenizers.compat import FORK, wants_fork
 from mdata.tokenizers.defined import DefinedTokenizer
 from mdata.tokenizers.definition import merge_parts
 from mdata.tokenizers.engines import EXACT
-from mdata.tokenizers.protocol import TokenizerSpec
+from mdata.tokenizers.protocol import Recipe, TokenizerSpec
 
 NAME = "GPT2BPETokenizer"
 VOCAB_FILE, MERGE_FILE = "vocab.json", "merges.txt"
@@ -135,7 +135,7 @@ class GPT2BPETokenizer(DefinedTokenizer):
         if wants_fork(options):
             _check_fork(files[MERGE_FILE], vocabulary, spec=spec, options=options)
         try:
-            return cls(files, options, engine=EXACT, parts=(vocabulary, merges)).checked(spec.engine)
+            return cls(files, options, engine=EXACT, parts=(vocabulary, merges)).checked(spec.engine, spec.announce)
         except UsageError as error:
             raise UsageError(f"{spec.vocab_file}: {error}") from error
 
@@ -165,9 +165,9 @@ class GPT2BPETokenizer(DefinedTokenizer):
         self.options = dict(options)
         self.eod = self.special_ids[END_OF_TEXT]
 
-    def checked(self, wanted: str) -> Self:
+    def checked(self, wanted: str, announce: Callable[[Recipe], None] | None = None) -> Self:
         """See DefinedTokenizer."""
-        super().checked(wanted)
+        super().checked(wanted, announce)
         dropped = [bytes([byte]) for byte, symbol in enumerate(ALPHABET) if symbol not in self._vocabulary]
         if dropped:
             shown = " ".join(map(repr, dropped[:8])) + (f" and {len(dropped) - 8} more" if len(dropped) > 8 else "")

@@ -6,10 +6,10 @@ and stays so until it is written. A tokenizer never depends on the texts that it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ class TokenizerSpec:
             `special_in_text` ("special" or "plain"), `compat` ("megatron-2023"), and what single types have
             (docs/tokenizers.md): `include_special_tokens`, `vocab_size`, `eod_id`, `pattern`, `legacy` ...
         engine: the library that gives the ids, or "auto" for the fastest that is equal to the exact one.
+        announce: hears what is likely to be taken, before engines are compared; not by all types.
     """
 
     type: str
@@ -38,6 +39,16 @@ class TokenizerSpec:
     merge_file: str | None = None
     options: tuple[tuple[str, Any], ...] = ()
     engine: str = "auto"
+    announce: Callable[[Recipe], None] | None = field(default=None, compare=False, repr=False)
+
+
+class Recipe(NamedTuple):
+    """What `build_tokenizer` makes a tokenizer of: its name, files, options and engine."""
+
+    name: str
+    files: Mapping[str, bytes]
+    options: Mapping[str, Any]
+    engine: str
 
 
 class TextRefused(Exception):

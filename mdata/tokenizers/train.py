@@ -207,8 +207,9 @@ def _specs(kind: Kind, output: Path, options: TrainOptions) -> tuple[TokenizerSp
     folder = TokenizerSpec(type="HuggingFaceTokenizer", model=str(output))
     more = (("special_tokens", list(options.special_tokens)),) if options.special_tokens else ()
     if kind == "byte-bpe":
-        files = {"vocab_file": str(output / "vocab.json"), "merge_file": str(output / "merges.txt")}
-        return TokenizerSpec(type="GPT2BPETokenizer", options=more, **files), folder
+        vocabulary, merges = str(output / "vocab.json"), str(output / "merges.txt")
+        given = TokenizerSpec(type="GPT2BPETokenizer", vocab_file=vocabulary, merge_file=merges, options=more)
+        return given, folder
     if kind == "wordpiece":
         vocabulary = str(output / "vocab.txt")
         if options.lower_case:

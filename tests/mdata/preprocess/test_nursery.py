@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import multiprocessing
 import os
 import signal
@@ -16,13 +17,14 @@ import pytest
 
 import mdata
 from mdata.preprocess.encode import EncodeSpec
-from mdata.preprocess.nursery import _live, _serve
+from mdata.preprocess.nursery import WorkerSetup, _live, _serve
 from mdata.preprocess.workers import Pool, _slots_of_each, _Worker
 from mdata.sources import ReadSpec, find_files, pieces
-from mdata.tokenizers import TokenizerSpec, load_tokenizer
+from mdata.tokenizers import Recipe, TokenizerSpec, load_tokenizer
 from tests.mdata.preprocess.test_preprocess import GOLDEN, children_of, options
 
 SPEC = EncodeSpec(ReadSpec(), None, "uint16")
+NURSERY = import_module("mdata.preprocess.nursery")  # mdata.preprocess is the function, too
 
 
 def work(piece_bytes: int = 100):
@@ -46,19 +48,84 @@ def test_it_has_one_thread_when_it_forks(engine):
             result.release()
 
 
-@pytest.mark.parametrize(("name", "each"), [("corpus.jsonl", 2), ("corpus.jsonl.gz", 1)])
-def test_workers_have_their_next_piece_while_they_work(tmp_path, name, each):
-    """Not one that carries its text, for which there is no room in a pipe."""
+class Messages:
+    """A connection through which these come."""
+
+    def __init__(self, *messages: object) -> None:
+        self._messages = list(messages)
+
+    def recv(self) -> object:
+        return self._messages.pop(0)
+
+
+def recipe_of(tokenizer) -> Recipe:
+    return Recipe(tokenizer.name, dict(tokenizer.files), dict(tokenizer.options), tokenizer.engine)
+
+
+BYTES = Recipe("ByteTokenizer", {}, {}, "byte")
+NO_TOKENIZER = Recipe("HuggingFaceTokenizer", {}, {}, "gigatoken")
+
+
+@pytest.mark.parametrize(("expected", "built"), [([], 1), ("the same", 1), ([BYTES], 2), ([NO_TOKENIZER], 2)], ids=str)
+def test_a_tokenizer_that_was_expected_is_built_once_and_any_other_is_left(monkeypatch, expected, built):
+    tokenizer = load_tokenizer("HuggingFaceTokenizer", GOLDEN / "tokenizer")
+    setup = WorkerSetup(recipe_of(tokenizer), SPEC)
+    made = []
+    real = NURSERY.build_tokenizer
+    monkeypatch.setattr(NURSERY, "build_tokenizer", lambda name, *w, **k: (made.append(name), real(name, *w, **k))[1])
+    found, spec = NURSERY._prepared(Messages(*([setup.recipe] if expected == "the same" else expected), setup))
+    assert (len(made), spec) == (built, SPEC)
+    assert recipe_of(found) == setup.recipe
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "huggingface", "huggingface, tiktoken"])
+def test_what_is_announced_is_what_is_taken(tmp_path, kind):
+    announced: list[Recipe] = []
+    if kind == "gpt2":
+        model = json.loads((GOLDEN / "tokenizer" / "tokenizer.json").read_text())["model"]
+        (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+        merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
+        (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
+        vocabulary, merges = str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")
+        spec = TokenizerSpec(
+            type="GPT2BPETokenizer", vocab_file=vocabulary, merge_file=merges, announce=announced.append
+        )
+    else:
+        folder, engine = str(GOLDEN / "tokenizer"), kind.partition(", ")[2] or "auto"
+        spec = TokenizerSpec(type="HuggingFaceTokenizer", model=folder, engine=engine, announce=announced.append)
+    taken = recipe_of(load_tokenizer(spec))
+    assert announced == [taken]
+
+
+def test_a_wrong_expectation_changes_nothing():
+    tokenizer = load_tokenizer("HuggingFaceTokenizer", GOLDEN / "tokenizer")
+
+    def ids(*expected: Recipe) -> list[list[int]]:
+        found = []
+        with Pool(2) as pool:
+            for recipe in expected:
+                pool.expect(recipe)
+            for result in pool.encode(work(), tokenizer, spec=SPEC):
+                found.append(result.encoded.parts[0].tokens.tolist())
+                result.release()
+        return found
+
+    assert ids() == ids(recipe_of(tokenizer)) == ids(BYTES) == ids(NO_TOKENIZER)
+
+
+@pytest.mark.parametrize(("name", "first"), [("corpus.jsonl", [0, 0, 0, 1, 1, 1]), ("corpus.jsonl.gz", [0] * 6)])
+def test_workers_have_their_next_piece_while_they_work(tmp_path, monkeypatch, name, first):
+    """Not one that carries its text, for which there is no room in a pipe. All have something before any has more."""
     (tmp_path / "corpus.jsonl").write_bytes(b'{"text": "ab"}\n' * 100)
     (tmp_path / "corpus.jsonl.gz").write_bytes(gzip.compress(b'{"text": "ab"}\n' * 100))
     found = pieces(find_files((str(tmp_path / name),)), 100, spec=ReadSpec())
     tokenizer = load_tokenizer(TokenizerSpec(type="ByteTokenizer"))
+    had, give = [], _Worker.give
+    monkeypatch.setattr(_Worker, "give", lambda self, *words: (had.append(len(self.tasks)), give(self, *words)))
     with Pool(3) as pool:
-        for count, result in enumerate(pool.encode(found, tokenizer, spec=SPEC)):
-            if count == 0:
-                assert [len(worker.tasks) for worker in pool._workers] == [each] * 3
+        for result in pool.encode(found, tokenizer, spec=SPEC):
             result.release()
-    assert count == 14
+    assert had[: len(first)] == first
 
 
 def test_slots_are_many_where_workers_are_few():
