@@ -150,6 +150,14 @@ def test_a_lock_that_its_holder_removes_meanwhile_is_made_anew(tmp_path, monkeyp
     assert not path.exists() and not left
 
 
+def by_four_threads(work) -> None:
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def test_many_at_once_hold_one_after_another(tmp_path):
     """Threads have descriptors of their own, so the lock tells them apart as it does processes."""
     inside, most, taken = [], [], []
@@ -164,11 +172,7 @@ def test_many_at_once_hold_one_after_another(tmp_path):
                 taken.append(1)
                 inside.pop()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    by_four_threads(work)
     assert set(most) == {1} and taken
 
 
@@ -204,9 +208,5 @@ def test_many_wait_for_a_folder_one_after_another(tmp_path):
                 most.append(len(inside))
                 inside.pop()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    by_four_threads(work)
     assert most == [1] * 120 and list(tmp_path.iterdir()) == []
