@@ -4,6 +4,8 @@ called.
 
 from __future__ import annotations
 
+import os
+
 from cli.start import Command, start
 
 TYPE_CHECKING = False  # see cli/start.py: nothing is imported before Ctrl-C is taken care of
@@ -27,6 +29,8 @@ COMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `mdata` and return its exit code (see cli/console.py)."""
+    # No command multiplies matrices, and for that numpy starts a thread on each core when it is imported.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     return start(
         "mdata",
         COMMANDS,

@@ -29,6 +29,18 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
+@pytest.mark.parametrize("given", [None, "3"])
+def test_numpy_starts_no_threads_for_matrices_that_nobody_multiplies(given):
+    """On 16 cores they cost 2 s of processor time at each start. What the user says of them holds."""
+    code = (
+        "import cli.mdata, os\ntry: cli.mdata.main(['--version'])\nfinally: print(os.environ['OPENBLAS_NUM_THREADS'])"
+    )
+    variables = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    variables |= {} if given is None else {"OPENBLAS_NUM_THREADS": given}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=variables, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == (given or "1")
+
+
 def test_from_text_to_a_blend(tmp_path, capsys, monkeypatch):
     """Tokenizer, two corpora, a blend, a look inside, a verification: each command takes what the one before made."""
     monkeypatch.chdir(tmp_path)
