@@ -115,7 +115,7 @@ _RESOURCE_FIXES = {
     errno.ENOSPC: "free some disk space, or write to another file system",
     errno.EDQUOT: "free some of your disk quota, or write to another file system",
     errno.EFBIG: "write to a file system that takes larger files",
-    errno.EMFILE: "raise the limit of open files (ulimit -n), or use fewer workers",
+    errno.EMFILE: "raise the limit of open files (ulimit -n), or use fewer workers or partitions",
     errno.ENFILE: "close other programs; the system is out of open files",
     errno.ENOMEM: "use fewer workers, or a machine with more memory",
     errno.EAGAIN: "use fewer workers; the limit of processes is reached",
