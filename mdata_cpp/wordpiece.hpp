@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "fork_lock.hpp"
 #include "wordpiece_characters.hpp"
 #include "wordpiece_trie.hpp"
 
@@ -344,7 +345,7 @@ private:
     }
 
     std::unique_ptr<Memo> take_memo() const {
-        const std::scoped_lock lock(memos_mutex_);
+        const std::lock_guard held(fork_lock<Encoder>());
         if (memos_.empty()) return std::make_unique<Memo>();
         std::unique_ptr<Memo> memo = std::move(memos_.back());
         memos_.pop_back();
@@ -352,7 +353,7 @@ private:
     }
 
     void give_back(std::unique_ptr<Memo> memo) const {
-        const std::scoped_lock lock(memos_mutex_);
+        const std::lock_guard held(fork_lock<Encoder>());
         memos_.push_back(std::move(memo));
     }
 
@@ -362,7 +363,6 @@ private:
     Trie begins_, goes_on_, added_;
     std::vector<unsigned char> added_begins_;
     // As many as there were calls at the same time.
-    mutable std::mutex memos_mutex_;
     mutable std::vector<std::unique_ptr<Memo>> memos_;
 };
 

@@ -1,10 +1,8 @@
 // The batched read: rows from maps and files, documents inside rows, and everything that is wrong refused.
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
@@ -12,11 +10,11 @@
 #include <memory>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "block_shuffle.hpp"
 #include "check.hpp"
+#include "forks.hpp"
 #include "gather.hpp"
 #include "native_rows.hpp"
 #include "rows.hpp"
@@ -426,19 +424,8 @@ void a_child_permutes_whatever_its_parents_threads_did() {
     const Numbers starts(100, 0), ones(100, 1);
     const mdata::Key128 key{1, 2};
     const auto expected = blocks.runs(key, starts, ones, 1).first;
-    std::atomic<bool> done = false;
-    std::jthread reader([&] { while (!done) (void)blocks.runs(key, starts, ones, 1); });
-    for (int round = 0; round < 300; ++round) {
-        const pid_t child = ::fork();
-        if (child == 0) {
-            ::alarm(20);
-            ::_exit(blocks.runs(key, starts, ones, 1).first == expected ? 0 : 1);
-        }
-        int status = 1;
-        CHECK(::waitpid(child, &status, 0) == child && status == 0);
-        if (status != 0) break;
-    }
-    done = true;
+    const auto run = [&] { return blocks.runs(key, starts, ones, 1).first; };
+    CHECK(check::in_children(300, run, [&] { return run() == expected; }));
 }
 
 }  // namespace

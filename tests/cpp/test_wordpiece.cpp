@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "forks.hpp"
 #include "wordpiece.hpp"
 
 namespace {
@@ -152,6 +153,17 @@ void memo() {
     CHECK(!memo.find(data, 1).known());
 }
 
+// As of a training process that tokenizes in a thread while a loader forks its workers.
+void a_child_encodes_whatever_its_parents_threads_did() {
+    const std::vector<Item> vocabulary{{"[UNK]", 0}, {"a", 1}, {"##b", 2}};
+    const Encoder encoder(vocabulary, {}, Settings{"##", 100, 0, {}});
+    const std::vector<std::string_view> texts(2, "ab a");
+    const auto expected = encoder.encode(texts, {}, {}).ids;
+    CHECK(expected.size() > 1);
+    const auto encode = [&] { return encoder.encode(texts, {}, {}).ids; };
+    CHECK(check::in_children(300, encode, [&] { return encode() == expected; }));
+}
+
 }  // namespace
 
 int main() {
@@ -163,5 +175,6 @@ int main() {
     any_bytes();
     tables();
     memo();
+    a_child_encodes_whatever_its_parents_threads_did();
     return check::finish("wordpiece");
 }
