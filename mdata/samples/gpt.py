@@ -211,9 +211,10 @@ class GptSamples(NativelyOrdered):
 
     def _full_rows(self, num_rows: int) -> Gathered:
         """What is known of so many rows without padding."""
-        if len(self._full.counts) != num_rows:
-            self._full = Gathered(np.full(num_rows, self._length, np.int64))
-        return self._full
+        full = self._full  # another thread may put its own there meanwhile
+        if len(full.counts) != num_rows:
+            full = self._full = Gathered(np.full(num_rows, self._length, np.int64))
+        return full
 
     def sample(self, k: int) -> Sample:
         """Sample k; see `sample_of`. Without the extra token no last place of a sample has loss."""
