@@ -76,9 +76,8 @@ class Nursery:
 
     def how_it_ended(self, number: int) -> int | None:
         """The exit code of a worker whose pipe ended, a negative one for a signal; None if it is not known."""
-        self._sender.shutdown()  # it listens, as it has forked, or has ended
+        self._sender.submit(self._send, number).result()
         with suppress(EOFError, OSError):
-            self._connection.send(number)
             if self._connection.poll(_GRACE_S):
                 code: int = self._connection.recv()
                 return code
@@ -88,11 +87,12 @@ class Nursery:
 
     def end(self) -> None:
         """End every process."""
-        self._connection.close()
+        self._sender.submit(self._connection.close)  # not while something is being sent
         self.process.join(_GRACE_S)
         if self.process.exitcode is None:
             self.process.kill()
             self.process.join()
+        self._sender.shutdown()
         self.process.close()
 
 

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from importlib import import_module
 from pathlib import Path
@@ -95,6 +96,17 @@ def test_what_is_announced_is_what_is_taken(tmp_path, kind):
         spec = TokenizerSpec(type="HuggingFaceTokenizer", model=folder, engine=engine, announce=announced.append)
     taken = recipe_of(load_tokenizer(spec))
     assert announced == [taken]
+
+
+def test_who_leaves_while_a_vocabulary_is_sent_leaves_nothing_behind(monkeypatch):
+    """The pipe is not closed under the thread that sends through it."""
+    sent, send = [], NURSERY.Nursery._send
+    monkeypatch.setattr(NURSERY.Nursery, "_send", lambda self, message: (send(self, message), sent.append(message)))
+    with Pool(2) as pool:
+        pool.expect(BYTES._replace(files={"large": bytes(64 << 20)}))
+    assert len(sent) == 1
+    assert not multiprocessing.active_children()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("nursery")]
 
 
 def test_a_wrong_expectation_changes_nothing():
