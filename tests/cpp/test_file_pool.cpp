@@ -2,7 +2,6 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -21,6 +20,7 @@
 
 #include "check.hpp"
 #include "file_pool.hpp"
+#include "forks.hpp"
 
 namespace {
 
@@ -151,18 +151,8 @@ void another_file_of_the_name_is_refused() {
 
 void a_child_reads_whatever_its_parents_threads_did() {
     const Folder folder(20, 2);
-    std::atomic<bool> done = false;
-    std::jthread reader([&] { while (!done) (void)folder.wrong(9, 50); });
-    for (unsigned round = 0; round < 30; ++round) {
-        const pid_t child = ::fork();
-        if (child == 0) {
-            ::alarm(20);
-            ::_exit(folder.wrong(round, 50) == 0 ? 0 : 1);
-        }
-        int status = 1;
-        CHECK(::waitpid(child, &status, 0) == child && status == 0);
-    }
-    done = true;
+    const auto reads_right = [&] { return folder.wrong(9, 50) == 0; };
+    CHECK(check::in_children(60, reads_right, reads_right));
 }
 
 void where_descriptors_run_out_the_pool_gives_up_its_own() {
