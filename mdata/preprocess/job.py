@@ -7,7 +7,7 @@ a journal tells whether an earlier run was of this same job.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -28,7 +28,7 @@ from mdata.progress import Progress
 from mdata.sentences import Splitter, load_splitter
 from mdata.sources import ReadSpec, SourceFile, parse, pieces, read_piece
 from mdata.sources.files import STDIN
-from mdata.tokenizers import Recipe, TextRefused, Tokenizer, TokenizerSpec, load_tokenizer
+from mdata.tokenizers import Announce, TextRefused, Tokenizer, TokenizerSpec, load_tokenizer
 
 # Where a user can name an end-of-document token.
 _EOD_PLACES = MappingProxyType(
@@ -111,7 +111,7 @@ def plan_job(
     files: Sequence[SourceFile],
     *,
     progress: Progress,
-    announce: Callable[[Recipe], None] | None = None,
+    announce: Announce | None = None,
 ) -> Job:
     """Load the tokenizer, decide the routes.
 

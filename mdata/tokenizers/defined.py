@@ -6,7 +6,7 @@ definition is not of the common byte-level kind, so that a worker process with a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 
@@ -35,7 +35,7 @@ from mdata.tokenizers.definition import (
     with_special_tokens,
 )
 from mdata.tokenizers.engines import EXACT, WORDPIECE, Engine, ExactEngine, FlatEngine, Ids
-from mdata.tokenizers.protocol import IdArray, LengthArray, Recipe, TextRefused
+from mdata.tokenizers.protocol import Announce, IdArray, LengthArray, Recipe, TextRefused
 from mdata.tokenizers.routed import routed
 
 SPECIAL_IN_TEXT = ("special", "plain")
@@ -75,7 +75,7 @@ class DefinedTokenizer:
         unknown = unknown_id(self._definition)
         self._special_runs = _runs([token.id for token in self._added if token.special and token.id != unknown])
 
-    def checked(self, wanted: str, announce: Callable[[Recipe], None] | None = None) -> Self:
+    def checked(self, wanted: str, announce: Announce | None = None) -> Self:
         """This tokenizer, with the engine that is best or wanted; equality is shown before it is taken.
 
         Args:

@@ -9,7 +9,7 @@ special tokens in a text are ordinary text, and files that the fork read otherwi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -22,7 +22,7 @@ from mdata.tokenizers.compat import FORK, wants_fork
 from mdata.tokenizers.defined import DefinedTokenizer
 from mdata.tokenizers.definition import merge_parts
 from mdata.tokenizers.engines import EXACT
-from mdata.tokenizers.protocol import Recipe, TokenizerSpec
+from mdata.tokenizers.protocol import Announce, TokenizerSpec
 
 NAME = "GPT2BPETokenizer"
 VOCAB_FILE, MERGE_FILE = "vocab.json", "merges.txt"
@@ -165,7 +165,7 @@ class GPT2BPETokenizer(DefinedTokenizer):
         self.options = dict(options)
         self.eod = self.special_ids[END_OF_TEXT]
 
-    def checked(self, wanted: str, announce: Callable[[Recipe], None] | None = None) -> Self:
+    def checked(self, wanted: str, announce: Announce | None = None) -> Self:
         """See DefinedTokenizer."""
         super().checked(wanted, announce)
         dropped = [bytes([byte]) for byte, symbol in enumerate(ALPHABET) if symbol not in self._vocabulary]

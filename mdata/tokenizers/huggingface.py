@@ -10,7 +10,7 @@ that reformatting the file or exchanging its decoder keeps a corpus compatible.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Self
 
@@ -21,7 +21,7 @@ from mdata.tokenizers.defined import DefinedTokenizer
 from mdata.tokenizers.definition import Definition, model_vocabulary
 from mdata.tokenizers.engines import EXACT, ExactEngine, library_failed
 from mdata.tokenizers.huggingface_folder import ADDED_FILE, CONFIG_FILES, MODEL_FILE, read_folder
-from mdata.tokenizers.protocol import Recipe, TokenizerSpec
+from mdata.tokenizers.protocol import Announce, TokenizerSpec
 from mdata.tokenizers.transformers5 import departures, named_token
 
 NAME = "HuggingFaceTokenizer"
@@ -95,7 +95,7 @@ class HuggingFaceTokenizer(DefinedTokenizer):
         self._departures = departures(self._definition, self._config, special_map=self._special_map, added=added)
         return self
 
-    def checked(self, wanted: str, announce: Callable[[Recipe], None] | None = None) -> Self:
+    def checked(self, wanted: str, announce: Announce | None = None) -> Self:
         """See DefinedTokenizer."""
         super().checked(wanted, announce)
         self.notes = (*self._departures, *self.notes)

@@ -18,6 +18,18 @@ IdArray = npt.NDArray[np.int32]
 LengthArray = npt.NDArray[np.int64]
 
 
+class Recipe(NamedTuple):
+    """What `build_tokenizer` makes a tokenizer of: its name, files, options and engine."""
+
+    name: str
+    files: Mapping[str, bytes]
+    options: Mapping[str, Any]
+    engine: str
+
+
+Announce = Callable[[Recipe], None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSpec:
     """Which tokenizer a user asks for.
@@ -39,16 +51,7 @@ class TokenizerSpec:
     merge_file: str | None = None
     options: tuple[tuple[str, Any], ...] = ()
     engine: str = "auto"
-    announce: Callable[[Recipe], None] | None = field(default=None, compare=False, repr=False)
-
-
-class Recipe(NamedTuple):
-    """What `build_tokenizer` makes a tokenizer of: its name, files, options and engine."""
-
-    name: str
-    files: Mapping[str, bytes]
-    options: Mapping[str, Any]
-    engine: str
+    announce: Announce | None = field(default=None, compare=False, repr=False)
 
 
 class TextRefused(Exception):

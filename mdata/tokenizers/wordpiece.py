@@ -9,7 +9,7 @@ documents. As in Megatron, LowerCase takes further special tokens and Case does 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +20,7 @@ from mdata.errors import UsageError, explain_os_error
 from mdata.tokenizers.defined import DefinedTokenizer
 from mdata.tokenizers.definition import added_tokens, with_special_tokens
 from mdata.tokenizers.engines import EXACT
-from mdata.tokenizers.protocol import Recipe, Tokenizer, TokenizerSpec
+from mdata.tokenizers.protocol import Announce, Tokenizer, TokenizerSpec
 from mdata.tokenizers.wordpiece_2023 import BertWordPiece2023, is_2023
 from mdata.tokenizers.wordpiece_vocabulary import CLS, NAMED, SEP, as_definition, read_vocabulary
 
@@ -80,7 +80,7 @@ class BertWordPiece(DefinedTokenizer):
         self.options = kept
         self.eod = named[SEP]
 
-    def checked(self, wanted: str, announce: Callable[[Recipe], None] | None = None) -> Self:
+    def checked(self, wanted: str, announce: Announce | None = None) -> Self:
         """See DefinedTokenizer."""
         super().checked(wanted, announce)
         missing = [f"{name} gets id {self.special_ids[name]}" for name in NAMED if name not in self._vocabulary]
