@@ -28,7 +28,7 @@ from mdata.samples.options import MASKED, MEGATRON
 from mdata.samples.rows import Empty, Rows, empty_rows
 
 PATIENCE_S = 30.0
-# 2 MiB of text: a second-level cache holds it, and what a read costs beside its tokens is hardly seen.
+# Of 2 MiB of text what a read costs beside its tokens is hardly seen (docs/design/loader.md).
 _TOKENS_TOGETHER = 1 << 18
 
 
