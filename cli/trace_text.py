@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 import mdata
 from cli.text import table
+from mdata.errors import few
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,7 @@ def _sentence(tracer: mdata.Tracer, traced: mdata.TracedSample) -> str:
         shuffled = isinstance(steps, mdata.ShuffledSteps)
         words.append("not read in the epochs that were looked at" if shuffled else "no evaluation reads it")
     if traced.again:
-        more = f" and {len(traced.again) - 8} more" if len(traced.again) > 8 else ""
-        words.append(f"again {steps.verb if steps else ''} {', '.join(f'{p.step:,}' for p in traced.again[:8])}{more}")
+        words.append(f"again {steps.verb if steps else ''} {few([f'{place.step:,}' for place in traced.again])}")
     return ", ".join(words)
 
 
@@ -187,7 +187,7 @@ def _step_row(traced: mdata.TracedSample) -> list[object]:
         traced.name,
         traced.inside,
         traced.epoch,
-        ", ".join(numbers[:3]) + (f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""),
+        few(numbers, 3),
         f"{first.origin.path}:{first.origin.row}" if first and first.origin else None,
     ]
 

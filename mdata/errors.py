@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -144,3 +144,8 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
     found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
     return found[0] if found else None
+
+
+def few(names: Sequence[str], most: int = 8) -> str:
+    """Names in a row, the first of them and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

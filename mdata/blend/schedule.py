@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
@@ -18,6 +19,7 @@ from mdata.errors import UsageError
 
 Unit = Literal["weight", "tokens", "samples", "epochs"]
 WEIGHT: Unit = "weight"
+_SHORT = 20  # characters of a decimal that people still read
 NO_LENGTH = "weights beside amounts, or before another phase, need the length of the phase in samples or tokens"
 
 
@@ -38,6 +40,12 @@ def exact(share: str) -> Fraction:
         return Fraction(share)
     except (ValueError, ZeroDivisionError) as error:
         raise UsageError("a share is no number", found=repr(share), expected='0.7, 3, 1e9 or "1/3"') from error
+
+
+def as_text(share: Fraction) -> str:
+    """A share as a manifest has it: a decimal where it is a short one, else a fraction."""
+    decimal = format(Decimal(share.numerator) / Decimal(share.denominator), "f")
+    return decimal if len(decimal) <= _SHORT and Fraction(decimal) == share else str(share)
 
 
 NOTHING = Ask(WEIGHT, Fraction(0))

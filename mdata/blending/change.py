@@ -20,12 +20,12 @@ from msgspec import UNSET, UnsetType
 from mdata import manifest as manifests
 from mdata.blend.phases import PhasedBlend
 from mdata.blend.resolve import Sizes, phase_starts
-from mdata.blend.schedule import NOTHING, WEIGHT, Ask, AskedPhase, Schedule, blend_error, exact
+from mdata.blend.schedule import NOTHING, WEIGHT, Ask, AskedPhase, Schedule, as_text, blend_error, exact
 from mdata.blending.compose import relative_path
 from mdata.blending.opening import OpenBlend, SpecLike, check_one_tokenizer, plan_blend
 from mdata.blending.preview import samples_per_epoch
 from mdata.corpus import Corpus
-from mdata.errors import UsageError, nearest
+from mdata.errors import UsageError, few, nearest
 from mdata.manifest import BlendComponent, EarlierPhases, NamedSet, Phase
 
 
@@ -237,8 +237,10 @@ class _Union:
         """The component of a name, as a list; none, and a problem, where there is none."""
         found = [i for i, part in enumerate(self.components) if part.name == name]
         if not found:
-            close = nearest(name, [part.name for part in self.components])
-            problems.append(f"no component is called {name}" + (f"; meant {close}?" if close else ""))
+            names = [part.name for part in self.components]
+            close = nearest(name, names)
+            instead = f"meant {close}?" if close else f"there are {few(names)}"
+            problems.append(f"no component is called {name}; {instead}")
         return found
 
     def _members(self, name: str, problems: list[str]) -> list[int]:
@@ -298,7 +300,7 @@ def _flat(phases: Sequence[AskedPhase], count: int) -> list[Phase]:
     for phase in phases:
         asks = [*phase.asks, *[NOTHING] * (count - len(phase.asks))]
         units = [ask.unit for ask in asks]
-        shares = [str(ask.amount) for ask in asks]
+        shares = [as_text(ask.amount) for ask in asks]
         made.append(
             Phase(
                 samples=phase.samples,

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import UNSET
 
 from mdata import manifest as manifests
-from mdata.blend.schedule import WEIGHT, blend_error
+from mdata.blend.schedule import WEIGHT, as_text, blend_error
 from mdata.blend.shares import integer_weights
 from mdata.blend.spec import Amount, BlendEntry, BlendSpec, PhaseSpec
 from mdata.blending.merging import merge_same
@@ -198,8 +198,8 @@ def _share_out(found: Sequence[Found], spec: BlendSpec) -> dict[str, Amount]:
             groups[name] = whole
         for part in one.parts:
             part.group = name
-            divided = Amount(str(Fraction(whole.share) * Fraction(part.weight) / total), whole.unit) if total else whole
-            part.share = Amount(part.weight) if entry.group is None else divided
+            divided = Fraction(whole.share) * (Fraction(part.weight) / total if total else 1)
+            part.share = Amount(part.weight) if entry.group is None else Amount(as_text(divided), whole.unit)
     return groups
 
 

@@ -10,10 +10,10 @@ its part of that share; what the others get does not change.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from mdata.blend.schedule import as_text
 from mdata.blend.spec import Amount, BlendSpec
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _merge(
         )
         return ""
     shares = [part.share for part in same]
-    first.share = Amount(_text(sum((Fraction(share.share) for share in shares), Fraction(0))), first.share.unit)
+    first.share = Amount(as_text(sum((Fraction(share.share) for share in shares), Fraction(0))), first.share.unit)
     for part in same[1:]:
         part.share = Amount("0")
     return " + ".join(map(str, shares))
@@ -81,11 +81,5 @@ def _leave_group(part: Part, parts: Sequence[Part], groups: dict[str, Amount]) -
     whole = groups[part.group]
     weights = sum(Fraction(other.share.share) for other in parts if other.group == part.group)
     taken = Fraction(whole.share) * Fraction(part.share.share) / weights
-    groups[part.group] = Amount(_text(Fraction(whole.share) - taken), whole.unit)
-    part.group, part.share = None, Amount(_text(taken), whole.unit)
-
-
-def _text(value: Fraction) -> str:
-    """A decimal where it is one."""
-    text = format(Decimal(value.numerator) / Decimal(value.denominator), "f")
-    return text if Fraction(text) == value else str(value)
+    groups[part.group] = Amount(as_text(Fraction(whole.share) - taken), whole.unit)
+    part.group, part.share = None, Amount(as_text(taken), whole.unit)

@@ -16,7 +16,7 @@ from mdata import manifest as manifests
 from mdata.blending.opening import OpenBlend, open_blend
 from mdata.blending.preview import BlendPreview, BlendRow, blend_table, preview_blend
 from mdata.corpus import Corpus, open_corpus
-from mdata.errors import UsageError
+from mdata.errors import UsageError, few
 from mdata.manifest import BlendManifest
 from mdata.reporting.counts import Lengths, document_lengths
 from mdata.reporting.curves import Curves, curves_of
@@ -196,14 +196,10 @@ def _notes(corpora: tuple[Corpus, ...] | list[Corpus]) -> tuple[str, ...]:
     for what, field in asked:
         names = [corpus.name for corpus in corpora if getattr(corpus.manifest, field) is None]
         if names:
-            all_of = f"all {len(corpora):,} components" if len(names) == len(corpora) else _few(names)
+            all_of = f"all {len(corpora):,} components" if len(names) == len(corpora) else few(names, 5)
             whose = "its" if len(corpora) == 1 else f"of {all_of} the"
             found.append(f"{whose} {what}")
     odd = [corpus.name for corpus in corpora if not corpus.contiguous]
     if odd:
-        found.append(f"sequences do not follow each other on disk: {_few(odd)}")
+        found.append(f"sequences do not follow each other on disk: {few(odd, 5)}")
     return tuple(note[0].upper() + note[1:] + "." for note in found)
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

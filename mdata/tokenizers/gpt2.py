@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from blake3 import blake3
 
-from mdata.errors import UsageError, explain_os_error
+from mdata.errors import UsageError, explain_os_error, few
 from mdata.tokenizers.bytelevel import ALPHABET, END_OF_TEXT
 from mdata.tokenizers.compat import FORK, wants_fork
 from mdata.tokenizers.defined import DefinedTokenizer
@@ -170,7 +170,7 @@ class GPT2BPETokenizer(DefinedTokenizer):
         super().checked(wanted, announce)
         dropped = [bytes([byte]) for byte, symbol in enumerate(ALPHABET) if symbol not in self._vocabulary]
         if dropped:
-            shown = " ".join(map(repr, dropped[:8])) + (f" and {len(dropped) - 8} more" if len(dropped) > 8 else "")
+            shown = few([repr(byte) for byte in dropped])
             self.notes += (f"bytes without an entry are dropped from every text, as in Megatron: {shown}",)
         return self
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mdata.errors import UsageError, explain_os_error
+from mdata.errors import UsageError, explain_os_error, few
 
 MODEL_FILE = "tokenizer.json"
 CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json")
@@ -70,7 +70,7 @@ def _missing(name: str) -> str:
 
 def _listed(folder: Path) -> str:
     names = sorted(path.name for path in folder.iterdir())
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "") if names else "nothing"
+    return few(names) or "nothing"
 
 
 def _other_type(folder: Path) -> str | None:

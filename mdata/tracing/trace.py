@@ -19,7 +19,7 @@ import numpy.typing as npt
 from mdata.corpus import Corpus
 from mdata.dataset import Component, Dataset
 from mdata.documents import Documents, Origin
-from mdata.errors import MdataError, UsageError, nearest
+from mdata.errors import MdataError, UsageError, few, nearest
 from mdata.samples.traced import Piece, Traceable
 from mdata.tokenizers import Tokenizer
 from mdata.tracing.steps import Place, Readings
@@ -191,7 +191,7 @@ class Tracer:
         close = nearest(name, names) if name else None
         raise UsageError(
             "the document is of one of several corpora" if name is None else f"no component is called {name}",
-            expected=", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else ""),
+            expected=few(names),
             fix="--component NAME" if name is None else f"{close}?" if close else None,
         )
 

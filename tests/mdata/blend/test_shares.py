@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.blend import integer_weights
+from mdata.blend.schedule import as_text, exact
 from mdata.blend.shares import LARGEST_SUM
 from mdata.errors import UsageError
 
@@ -31,6 +32,16 @@ POSITIVE = st.fractions(min_value=Fraction(1, 10**6), max_value=10**6, max_denom
 )
 def test_shares_become_exact_integers(shares, weights):
     assert integer_weights(shares) == weights
+
+
+@pytest.mark.parametrize("text", ["0.7", "1/3", "100", "0.000001", "0", "1/34359738368"])
+def test_a_share_is_written_as_people_would(text):
+    assert as_text(Fraction(text)) == text
+
+
+@given(st.fractions(min_value=0))
+def test_a_written_share_is_the_share(share):
+    assert exact(as_text(share)) == share
 
 
 @given(st.lists(POSITIVE, min_size=1, max_size=4))

@@ -185,8 +185,8 @@ def test_the_table_of_a_change(corpora):
 @pytest.mark.parametrize(
     ("edits", "text"),
     [
-        ({"remove": ["x"]}, "no component is called x"),
-        ({"shares": {"aa": "1"}}, "no component is called aa"),
+        ({"remove": ["a_text_document"]}, "no component is called a_text_document; there are a, b"),
+        ({"shares": {"aa": "1"}}, "no component is called aa; meant a?"),
         ({"shares": {"a": "-1", "b": "x"}}, r"2 problems:\n.*share of a is '-1'.*\n.*share of b is 'x'"),
         ({"shares": {"a": "1"}, "remove": ["a"]}, "a is changed twice"),
         ({"add": [("1", "none")]}, "none: neither a manifest"),
