@@ -3,17 +3,20 @@
 An entry is a folder named by the hash of its key, with one .npy for each array and `arrays.json`: the key, and
 size and hash of every file. All of it is compared when it is opened, so an array that is opened is the one that
 was built; what does not agree is built anew. An entry is made under another name and renamed as a whole. Whoever
-comes while it is being built waits; where a file system knows no locks both build, and the first one's stays.
+comes while it is being built waits; nodes whose file system shares no locks each build it, and the first one's stays.
 Nothing here speaks to other nodes.
 """
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ from mdata.progress import SILENT, Progress
 
 FORMAT, VERSION = "mdata-arrays", 1
 FACTS = "arrays.json"
+_REST_S = 86_400.0
 
 Arrays = dict[str, npt.NDArray[Any]]
 Make = Callable[[], Iterable[Arrays]]
@@ -59,8 +63,7 @@ def kept(
             # Somebody else may have built it while we waited.
             found = _opened(entry, key, mapped=mapped) if entry.is_dir() else None
             if found is None:
-                facts = _write(entry, key, parts=make())
-                found = _loaded(entry, facts["files"], mapped=mapped)
+                found = _build(entry, key, parts=make(), mapped=mapped)
     return found
 
 
@@ -114,26 +117,42 @@ def _difference(entry: Path, facts: dict[str, Any], *, key: Mapping[str, Any]) -
     return None
 
 
-def _write(entry: Path, key: Mapping[str, Any], *, parts: Iterable[Arrays]) -> dict[str, Any]:
-    """Make the entry under another name, then give it its own."""
+def _build(entry: Path, key: Mapping[str, Any], *, parts: Iterable[Arrays], mapped: bool) -> Arrays:
+    """Make the entry under another name, then give it its own, unless another node was faster."""
     import shutil  # takes compression libraries along
 
-    making = entry.with_name(f".{entry.name}.{os.getpid()}")
-    shutil.rmtree(making, ignore_errors=True)
+    making = _hidden(entry)
     making.mkdir()
     try:
         names = _write_parts(making, parts)
         files = {name: _file_facts(making / f"{name}.npy") for name in names}
         facts = {"format": FORMAT, "version": VERSION, "key": dict(key), "files": files}
         durable.atomic_write(making / FACTS, json.dumps(facts, indent=1, sort_keys=True).encode() + b"\n")
-        if entry.is_dir():
-            # What stood there was looked at and is damaged.
-            shutil.rmtree(entry)
-        durable.rename(making, entry)
-        durable.sync_folder(entry.parent)
-        return facts
+        found = _loaded(making, files, mapped=mapped)  # its own name may be gone again at once
+        return _placed(making, entry, key, mapped=mapped) or found
     finally:
         shutil.rmtree(making, ignore_errors=True)
+
+
+def _placed(making: Path, entry: Path, key: Mapping[str, Any], *, mapped: bool) -> Arrays | None:
+    """Give what is made its name; a whole entry that has it already stays, and is returned."""
+    import shutil
+
+    while True:
+        try:
+            durable.rename(making, entry)
+            durable.sync_folder(entry.parent)
+            return None
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        theirs = _opened(entry, key, mapped=mapped)
+        if theirs is not None:
+            return theirs
+        damaged = _hidden(entry)
+        with suppress(FileNotFoundError):
+            durable.rename(entry, damaged)
+        shutil.rmtree(damaged, ignore_errors=True)
 
 
 def _write_parts(folder: Path, parts: Iterable[Arrays]) -> list[str]:
@@ -171,11 +190,35 @@ def _file_facts(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _alone(entry: Path) -> Iterator[None]:
-    """One builder of an entry; what killed ones left is cleared away."""
+    """One builder of an entry on this node, or of all nodes if they share locks; what killed ones left is cleared."""
     import shutil
 
-    with durable.waited_for(entry.with_name(f".{entry.name}.lock"), remove=True):
-        for left in entry.parent.glob(f".{entry.name}.[0-9]*"):
-            if not Path(f"/proc/{left.suffix[1:]}").exists():
+    with durable.waited_for(entry.with_name(f".{entry.name}.building")):
+        for left in entry.parent.glob(f".{entry.name}.*-*-*"):
+            if _is_dead(left):
                 shutil.rmtree(left, ignore_errors=True)
         yield
+
+
+def _hidden(entry: Path) -> Path:
+    """A name that nobody else takes; it tells whose it is."""
+    return entry.with_name(f".{entry.name}.{_machine()}-{os.getpid()}-{os.urandom(4).hex()}")
+
+
+def _is_dead(left: Path) -> bool:
+    """Whether the builder of a folder is gone: a process of this machine that is no more, or one that rested a day."""
+    machine, process, _ = left.name.rpartition(".")[2].split("-")
+    if machine == _machine() and not Path(f"/proc/{process}").exists():
+        return True
+    with suppress(OSError):  # what is gone meanwhile was somebody's
+        return max(path.stat().st_mtime for path in (left, *left.iterdir())) < time.time() - _REST_S
+    return False
+
+
+@cache
+def _machine() -> str:
+    """The same in processes whose numbers can be compared: in one start of one host, seen from one container."""
+    facts = [os.uname().nodename]
+    with suppress(OSError):
+        facts += [Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").readlink())]
+    return blake3(" ".join(facts).encode()).hexdigest(length=4)

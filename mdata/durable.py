@@ -14,8 +14,10 @@ import fcntl
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+
+from blake3 import blake3
 
 from mdata.errors import DamageError, UsageError
 
@@ -79,27 +81,19 @@ def open_alone(partial: Path, keep_bytes: int | None = 0) -> int:
         UsageError: another process is writing it. OSError: what the file system said.
         DamageError: it holds less than what was to be kept.
     """
-    while True:
-        fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
-            if _is_still(fd, partial):
-                if keep_bytes is not None:
-                    _cut(fd, partial, keep_bytes)
-                return fd
-        except BlockingIOError as error:
-            os.close(fd)
-            raise UsageError(
-                f"another process is writing {partial}", fix="wait for it or end it, or give another output"
-            ) from error
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)  # its owner finished between our open and our lock
+    try:
+        fd = _locked(partial, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UsageError(
+            f"another process is writing {partial}", fix="wait for it or end it, or give another output"
+        ) from error
+    try:
+        if keep_bytes is not None:
+            _cut(fd, partial, keep_bytes)
+        return fd
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def _cut(fd: int, path: Path, keep_bytes: int) -> None:
@@ -127,7 +121,7 @@ def held(path: Path, *, remove: bool = False) -> Iterator[None]:
     except UsageError as error:
         raise _held_by(path) from error
     try:
-        if not _locks_work(fd) and not _is_stale(path, me):
+        if not _lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB) and not _is_stale(path, me):
             raise _held_by(path)
         with _of(path):
             os.ftruncate(fd, 0)
@@ -145,43 +139,53 @@ def held(path: Path, *, remove: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def waited_for(folder: Path, *, remove: bool = False) -> Iterator[None]:
-    """Alone among the processes (and threads) that ask for this folder; where it cannot be locked, not alone.
+def waited_for(path: Path) -> Iterator[None]:
+    """Alone among the processes (and threads) that ask for this lock file, which is gone when the block ends.
 
-    Args:
-        folder: the folder.
-        remove: it is there for this alone: made here, and gone when the block ends, with an error or without.
+    Where the file system knows no locks (Lustre without `flock`), alone on this node, by a lock among its temporary
+    files; where locks are each node's own, the same. A folder would be locked nowhere on NFS.
     """
-    fd = _locked(folder, make=remove)
+    fd = _locked(path, fcntl.LOCK_EX)
     try:
-        yield
+        here = _on_this_node(path)
+        with nullcontext() if _lock(fd, fcntl.LOCK_EX) or path.parent == here.parent else waited_for(here):
+            yield
     finally:
-        if remove:
-            with suppress(OSError):
-                folder.rmdir()
+        with suppress(OSError):
+            path.unlink()
         os.close(fd)
 
 
-def _locked(folder: Path, *, make: bool) -> int:
+def _on_this_node(path: Path) -> Path:
+    import tempfile  # random, too: what starts fast does without
+
+    name = blake3(os.fsencode(path.absolute())).hexdigest(length=8)
+    return Path(tempfile.gettempdir(), f"mdata-{os.getuid()}-{name}.lock")
+
+
+def _locked(path: Path, how: int) -> int:
+    """The file, open and locked, made where it is not there; where the file system knows no locks it is open."""
     while True:
-        if make:
-            with suppress(FileExistsError):  # exist_ok would look whether it is still there
-                folder.mkdir()
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            if make:
-                continue  # its owner took it away between our two calls
-            raise
-        try:
-            with suppress(OSError):  # NFS locks no folders
-                fcntl.flock(fd, fcntl.LOCK_EX)
-            if not make or _is_still(fd, folder):
+            _lock(fd, how)
+            if _is_still(fd, path):
                 return fd
         except BaseException:
             os.close(fd)
             raise
         os.close(fd)  # its owner finished between our open and our lock
+
+
+def _lock(fd: int, how: int) -> bool:
+    """Whether the file is locked now; false: its file system knows no locks. Raises BlockingIOError: by another."""
+    try:
+        fcntl.flock(fd, how)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return False
+        raise
+    return True
 
 
 @contextmanager
@@ -202,16 +206,6 @@ def _held_by(path: Path) -> UsageError:
         found=holder,
         fix="wait for it or end it, or give another output",
     )
-
-
-def _locks_work(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
-            return False
-        raise
-    return True
 
 
 def _is_stale(path: Path, me: str) -> bool:

@@ -30,7 +30,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Runs that end at the same time share the folder: one writes, the others wait and find it there.
-    with durable.waited_for(folder.parent):
+    with durable.waited_for(folder.with_name(f".{folder.name}.lock")):
         made = not folder.exists()
         folder.mkdir(exist_ok=True)
         try:

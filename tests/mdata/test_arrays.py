@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import multiprocessing
 import os
@@ -10,11 +12,12 @@ import time
 import numpy as np
 import pytest
 
-from mdata import ResourceError
+from mdata import ResourceError, arrays, durable
 from mdata.arrays import FACTS, entry_path, find, kept
 from tests.helpers.failures import crash_at, durable_calls
 from tests.helpers.notes import Notes
 
+FORK = multiprocessing.get_context("fork")
 KEY = {"name": "numbers", "corpus": "abc", "length": 7}
 
 
@@ -103,7 +106,7 @@ def test_no_death_leaves_half_an_entry(tmp_path):
     while crash_at(number, lambda folder=tmp_path / f"c{number}": kept(folder, KEY, make=make)):
         folder = tmp_path / f"c{number}"
         check(kept(folder, KEY, make=make))
-        left = [path.name for path in folder.iterdir() if not path.name.endswith(".lock")]
+        left = [path.name for path in folder.iterdir() if not path.name.endswith(".building")]
         assert left == [entry_path(folder, KEY).name]
         number += 1
     assert number > 10
@@ -119,9 +122,8 @@ def build_slowly(folder, built):
 
 
 def test_those_who_come_meanwhile_wait(tmp_path):
-    context = multiprocessing.get_context("fork")
-    built = context.SimpleQueue()
-    processes = [context.Process(target=build_slowly, args=(tmp_path, built)) for _ in range(4)]
+    built = FORK.SimpleQueue()
+    processes = [FORK.Process(target=build_slowly, args=(tmp_path, built)) for _ in range(4)]
     for process in processes:
         process.start()
     for process in processes:
@@ -129,6 +131,68 @@ def test_those_who_come_meanwhile_wait(tmp_path):
         assert process.exitcode == 0
     built.get()
     assert built.empty()
+
+
+def test_nodes_without_a_lock_in_common_each_build_and_the_first_stays(tmp_path, monkeypatch):
+    """Locks are each node's own, and so are the numbers of processes."""
+    node = ["11111111", 1 << 30]  # of no process here
+    monkeypatch.setattr(durable, "waited_for", lambda path: contextlib.nullcontext())
+    monkeypatch.setattr(arrays, "_machine", lambda: node[0])
+    monkeypatch.setattr(arrays.os, "getpid", lambda: node[1])
+    entry, built = entry_path(tmp_path, KEY), []
+
+    def slowly():
+        for row in range(7):
+            yield {"small": np.full((1, 1), row, np.int32), "empty": np.zeros((0, 2), np.uint32)}
+            if row == 3:
+                node[:] = ["22222222", 1 << 29]
+                check(kept(tmp_path, KEY, make=make))
+                built.append(entry.stat().st_ino)
+                node[:] = ["11111111", 1 << 30]
+
+    check(kept(tmp_path, KEY, make=slowly))
+    assert list(tmp_path.iterdir()) == [entry] and built == [entry.stat().st_ino]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_many_processes_without_any_lock_all_get_the_arrays(tmp_path, monkeypatch, damaged):
+    def refused(fd, how):
+        raise OSError(errno.ENOSYS, "no locks")
+
+    monkeypatch.setattr(durable.fcntl, "flock", refused)
+    keys = [{**KEY, "length": length} for length in range(12)]
+    start = FORK.Barrier(4, timeout=60)
+
+    def build():
+        for key in keys:
+            start.wait()
+            check(kept(tmp_path, key, make=make))
+
+    for key in keys if damaged else ():
+        kept(tmp_path, key, make=make)
+        (entry_path(tmp_path, key) / "small.npy").write_bytes(b"damage")
+    processes = [FORK.Process(target=build) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    for key in keys:
+        check(kept(tmp_path, key, make=never))
+    assert sorted(tmp_path.iterdir()) == sorted(entry_path(tmp_path, key) for key in keys)
+
+
+def test_what_killed_builders_left_is_cleared_away_and_nothing_else(tmp_path):
+    ours, others = arrays._machine(), "12345678"
+    names = [f"{ours}-{1 << 30}-aa", f"{ours}-{os.getpid()}-bb", f"{others}-{1 << 30}-cc", f"{others}-{1 << 30}-dd"]
+    left = [tmp_path / f".{entry_path(tmp_path, KEY).name}.{name}" for name in names]
+    for folder in left:
+        folder.mkdir()
+        (folder / ".small.npy.partial").touch()
+        os.utime(folder / ".small.npy.partial", (0, 0))
+    os.utime(left[3], (0, 0))  # nobody has written there for long
+    check(kept(tmp_path, KEY, make=make))
+    assert [folder.exists() for folder in left] == [False, True, True, False]
 
 
 def test_a_read_only_folder_serves_what_it_has(tmp_path):

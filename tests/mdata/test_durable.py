@@ -7,7 +7,9 @@ import errno
 import fcntl
 import multiprocessing
 import os
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -176,37 +178,48 @@ def test_many_at_once_hold_one_after_another(tmp_path):
     assert set(most) == {1} and taken
 
 
-def test_a_folder_that_its_holder_removes_meanwhile_is_made_anew(tmp_path, monkeypatch):
-    """Before our open, and between our open and our lock."""
-    folder, opening, locking, left = tmp_path / "lock", os.open, fcntl.flock, ["open", "flock"]
+def test_a_lock_to_wait_for_that_its_holder_removes_meanwhile_is_made_anew(tmp_path, monkeypatch):
+    """Between our open and our lock."""
+    path, locking, removed = tmp_path / "lock", fcntl.flock, []
 
-    def once(name, call):
-        def gone_before(*args):
-            if left[:1] == [name]:
-                left.pop(0)
-                folder.rmdir()
-            return call(*args)
+    def gone_before(*args):
+        if not removed:
+            removed.append(path.unlink())
+        return locking(*args)
 
-        return gone_before
-
-    monkeypatch.setattr(durable.os, "open", once("open", opening))
-    monkeypatch.setattr(durable.fcntl, "flock", once("flock", locking))
-    with durable.waited_for(folder, remove=True):
-        assert folder.is_dir() and not left
-    assert not folder.exists()
-    with pytest.raises(FileNotFoundError), durable.waited_for(folder):
+    monkeypatch.setattr(durable.fcntl, "flock", gone_before)
+    with durable.waited_for(path):
+        assert path.is_file() and removed
+    assert not path.exists()
+    with pytest.raises(FileNotFoundError), durable.waited_for(tmp_path / "none" / "lock"):
         raise AssertionError("it is there")
 
 
-def test_many_wait_for_a_folder_one_after_another(tmp_path):
+@pytest.mark.parametrize("locks", ["everywhere", "not there", "nowhere"])
+def test_many_wait_one_after_another(tmp_path, monkeypatch, locks):
+    """Where the file system knows no locks, the node's temporary files do; where nothing does, nobody waits."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    here.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(here))
+    locking = fcntl.flock
+
+    def flock(fd, how):
+        of = Path(f"/proc/self/fd/{fd}").readlink().parent
+        if locks == "nowhere" or (locks == "not there" and of == there):
+            raise OSError(errno.ENOSYS, "no locks")
+        locking(fd, how)
+
+    monkeypatch.setattr(durable.fcntl, "flock", flock)
     inside, most = [], []
 
     def work() -> None:
         for _ in range(30):
-            with durable.waited_for(tmp_path / "l", remove=True):
+            with durable.waited_for(there / "l"):
                 inside.append(1)
                 most.append(len(inside))
                 inside.pop()
 
     by_four_threads(work)
-    assert most == [1] * 120 and list(tmp_path.iterdir()) == []
+    assert len(most) == 120 and list(there.iterdir()) == list(here.iterdir()) == []
+    assert locks == "nowhere" or set(most) == {1}

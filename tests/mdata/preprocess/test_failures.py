@@ -81,6 +81,11 @@ def interrupted(folder: Path) -> None:
         mdata.preprocess(options(folder, append_eod=True))
 
 
+def lock_of(folder: Path) -> str:
+    (tokenizer,) = folder.glob("tokenizer-*")
+    return f".{tokenizer.name}.lock"
+
+
 BEFORE = {"fresh": lambda folder: None, "older": run, "interrupted": interrupted}
 
 
@@ -105,12 +110,11 @@ def test_every_deletion_and_cut_may_fail(tmp_path, monkeypatch, before, code):
         if (folder / NAMES[2]).exists():
             assert mdata.verify(folder / NAMES[2], full=True).problems == (), (n, calls.seen)
         mdata.preprocess(options(folder, append_eod=True))
-        assert {name: text for name, text in contents(folder).items() if not name.startswith("dry")} == expected, (
-            n,
-            calls.seen[-1],
-        )
+        found = {name: text for name, text in contents(folder).items() if not name.startswith("dry")}
+        # Where just its removal failed, the lock of the tokenizer's folder stays, empty and held by nobody.
+        assert found in (expected, expected | {lock_of(folder): b""}), (n, calls.seen[-1])
         n += 1
-    assert n > 12 and failed == n - 3  # all but the last, which finds no call to fail, and those at the end of the lock
+    assert n > 12 and failed == n - 4  # all but the last, which finds no call to fail, and those at the end of a lock
 
 
 def test_short_writes_change_nothing(tmp_path, monkeypatch):
