@@ -2,7 +2,7 @@
 //
 // The descriptor is closed once the map stands (Python's mmap keeps a copy of it). An empty file, which cannot be
 // mapped, is an empty map. What is cut off a file while it is mapped is gone from the map, too: reading there ends the
-// program with SIGBUS, which no program can prevent.
+// program with SIGBUS, unless it is done under a guard (map_guard.hpp).
 #pragma once
 
 #include <fcntl.h>

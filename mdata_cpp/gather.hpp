@@ -3,12 +3,14 @@
 // A store is the shards of one corpus; token t of the store is token t - (those of the shards before) of a shard's
 // .bin. A row is made of one or more runs (first token, count), one behind the other; what the runs leave of a row is
 // filled with one value. Every run is held against the bounds of store and row before a byte is read, and a run may
-// cross shards. Mapped bytes are read with the next run's bytes asked for ahead; a file is read in pieces of 64 KiB,
-// and one that ends too early is reported, not read past. Rows are dealt to threads in parts.
+// cross shards. Mapped bytes are read with the next run's bytes asked for ahead; a file is read in pieces of 64 KiB.
+// One that ends too early is reported, not read past, and so is a mapped one that was cut. Rows are dealt to threads
+// in parts.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -22,6 +24,7 @@
 
 #include "file_pool.hpp"
 #include "helpers.hpp"
+#include "map_guard.hpp"
 #include "widen.hpp"
 
 namespace mdata {
@@ -34,7 +37,7 @@ struct TokenFile {
 };
 
 // What a file did not give: its shard, the byte asked for, the system's error (0: the file ends there; ESTALE: another
-// file lies there).
+// file lies there; EIO of mapped bytes: it was cut, or its device fails).
 struct ReadFault {
     std::size_t shard;
     std::int64_t byte;
@@ -177,15 +180,22 @@ private:
     }
 
     std::optional<ReadFault> copy(std::span<const Piece> pieces) const {
+        MapGuard guard;
+        if (sigsetjmp(guard.back, 0) != 0) {
+            const std::size_t shard = pieces[guard.item()].shard;
+            return ReadFault{shard, guard.stopped() - files_[shard].bytes, EIO};
+        }
         if (!pieces.empty()) ask_for(pieces.front());
         for (std::size_t i = 0; i < pieces.size(); ++i) {
             const Piece& piece = pieces[i];
             const TokenFile& file = files_[piece.shard];
             if (file.bytes == nullptr) {
+                guard.reads(i, nullptr, 0);
                 if (const auto fault = read(file, piece)) return fault;
                 continue;
             }
             const std::byte* from = file.bytes + piece.byte;
+            guard.reads(i, from, piece.count * static_cast<std::size_t>(size_));
             widen_(from, piece.to, piece.count, i + 1 < pieces.size() ? mapped(pieces[i + 1], from) : from);
         }
         return std::nullopt;

@@ -3,15 +3,17 @@
 The .idx is read once, in blocks, and what would give wrong tokens is refused: every byte of .bin belongs to exactly
 one sequence and every sequence to exactly one document (docs/formats.md lists each check). That is done at opening,
 or, where a manifest has said already what the pair holds, when a table is first used: a stream of tokens needs none,
-so a corpus of any size opens at once. The .bin is not read. Maps are not copied; they die with SIGBUS if a file is
-cut under them, which no program can prevent. Mode "pread" maps nothing: tokens are read when they are asked for, by a
-few open files, and tables, once used, lie in memory. Unusual: the tables are not aligned (they begin at byte 34), so
-blocks are copied before C++ checks them; `facts` let another process go on without opening or reading anything first.
-Not done here: hashes (see the manifest), multimodal files, object stores.
+so a corpus of any size opens at once. The .bin is not read. Maps are not copied; if a file is cut under them, who reads
+by C++ has an error, and who reads their arrays dies with SIGBUS. Mode "pread" maps nothing: tokens are read when they
+are asked for, by a few open files, and tables, once used, lie in memory. Unusual: the tables are not aligned (they
+begin at byte 34), so blocks are copied before C++ checks them; `facts` let another process go on without opening or
+reading anything first. Not done here: hashes (see the manifest), multimodal files, object stores.
 """
 
 from __future__ import annotations
 
+import errno
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -235,11 +237,15 @@ class IndexedReader:
 
     def read_fault(self, byte: int, error: int) -> MdataError:
         """Why the .bin did not give this byte: by the system's error, or 0 where the file ends there."""
-        if error:
+        end = byte
+        with suppress(OSError):
+            end = min(byte, self.bin_path.stat().st_size)
+        # Mapped bytes behind the end are the same error as those of a failing disk.
+        if error and (error != errno.EIO or end == byte):
             return explain(OSError(error, ""), self.bin_path)
         return DamageError(
             f"{self.bin_path}: it is shorter than when it was opened",
-            found=f"its end at byte {byte}",
+            found=f"its end at byte {end}",
             expected=f"{self.bin_bytes} bytes",
             fix="do not change a corpus while it is read; fetch the pair again",
         )

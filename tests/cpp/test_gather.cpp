@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -14,6 +15,7 @@
 
 #include "block_shuffle.hpp"
 #include "check.hpp"
+#include "file_map.hpp"
 #include "forks.hpp"
 #include "gather.hpp"
 #include "native_rows.hpp"
@@ -68,12 +70,12 @@ public:
         std::fflush(file_);
         struct stat facts {};
         CHECK(::fstat(fileno(file_), &facts) == 0);
-        const std::string path = "/proc/self/fd/" + std::to_string(fileno(file_));
-        pooled_ = std::make_shared<mdata::PooledFile>(std::make_shared<mdata::FilePool>(), path, mdata::identity_of(facts));
+        pooled_ = std::make_shared<mdata::PooledFile>(std::make_shared<mdata::FilePool>(), path(), mdata::identity_of(facts));
     }
     ~Temporary() { std::fclose(file_); }
     Temporary(const Temporary&) = delete;
     Temporary& operator=(const Temporary&) = delete;
+    std::string path() const { return "/proc/self/fd/" + std::to_string(fileno(file_)); }
     const std::shared_ptr<mdata::PooledFile>& pooled() const { return pooled_; }
     void cut(int bytes) const { CHECK(::ftruncate(fileno(file_), bytes) == 0); }
 
@@ -131,6 +133,40 @@ void a_file_that_was_cut_is_told() {
     const TokenStore changed(TokenType::uint16, {{nullptr, other.pooled(), 1000}});
     const auto stale = changed.gather({first, count, {}, {}}, {out, 600, 0}, 1);
     CHECK(stale && stale->byte == 0 && stale->error == ESTALE);
+}
+
+// Of four pages a cut takes the last two from under the map.
+void a_mapped_file_that_was_cut_is_told() {
+    const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+    const auto tokens = static_cast<std::int64_t>(2 * page);
+    const Temporary file(static_cast<int>(tokens));
+    const mdata::FileMap map(file.path().c_str());
+    const auto* const bytes = reinterpret_cast<const std::byte*>(map.bytes().data());
+    const std::vector<std::uint16_t> whole(100, 7);
+    const TokenStore store(TokenType::uint16, {{reinterpret_cast<const std::byte*>(whole.data()), nullptr, 100}, {bytes, nullptr, tokens}});
+    Numbers out(64 * 700, 0);
+    const Numbers good{0, 100}, bad{0, 100 + tokens - 600}, counts{100, 600};
+    CHECK(!store.gather({bad, counts, {}, {}}, {out, 700, 0}, 1));
+    file.cut(static_cast<int>(2 * page));
+    for (int again = 0; again < 3; ++again) {
+        const auto fault = store.gather({bad, counts, {}, {}}, {out, 700, 0}, 1);
+        CHECK(fault && fault->shard == 1 && fault->error == EIO);
+        CHECK(fault && fault->byte >= 2 * tokens - 1200 && fault->byte < 2 * tokens);
+        CHECK(!store.gather({good, counts, {}, {}}, {out, 700, 0}, 1));
+        CHECK(out[0] == 7 && out[700] == 0 && out[701] == 1);
+    }
+    Numbers first(64, 100), count(64, 600);
+    first[50] = bad[1];
+    const auto fault = store.gather({first, count, {}, {}}, {out, 700, 0}, 3);
+    CHECK(fault && fault->shard == 1 && fault->error == EIO);
+    if (!check::kForks) return;  // a sanitizer has a handler of its own
+    const pid_t child = ::fork();
+    if (child == 0) {
+        volatile const std::byte* const gone = bytes + 3 * page;
+        ::_exit(static_cast<int>(*gone));  // nobody told a guard
+    }
+    int status = 0;
+    CHECK(::waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
 }
 
 void what_does_not_fit_is_refused() {
@@ -439,6 +475,7 @@ int main() {
     widens<std::int64_t>(TokenType::int64);
     runs_cross_shards_of_both_kinds_and_threads_change_nothing();
     a_file_that_was_cut_is_told();
+    a_mapped_file_that_was_cut_is_told();
     what_does_not_fit_is_refused();
     odd_sequences_are_counted_inside_of_their_document();
     cuts_are_the_starts_of_documents();

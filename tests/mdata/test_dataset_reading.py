@@ -249,12 +249,17 @@ def test_megatron_deals_its_samples_in_their_order(folder):
     assert [[batch.samples.tolist() for batch in step] for step in steps] == [[[2, 3], [6, 7]], [[10, 11], [14, 15]]]
 
 
-def test_a_file_cut_while_it_is_open_is_named(folder, tmp_path):
-    write_pair(tmp_path / "c", [[1000]])
-    dataset = mdata.open(tmp_path / "c", sequence_length=16, mode="pread")
+@pytest.mark.parametrize("mode", ["mmap", "pread"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_file_cut_while_it_is_open_is_named(tmp_path, mode, threads):
+    write_pair(tmp_path / "c", [[40000]])
+    dataset = mdata.open(tmp_path / "c", sequence_length=16, mode=mode, threads=threads)
+    dataset.read(range(2000))
     os.truncate(tmp_path / "c.bin", 10)
-    with pytest.raises(DamageError, match=r"c\.bin: it is shorter than when it was opened"):
-        dataset.read(range(50))
+    told = r"c\.bin: it is shorter than when it was opened\n  found: its end at byte 10\n"
+    for _ in range(2):
+        with pytest.raises(DamageError, match=told):
+            dataset.read(range(2000))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,73 @@
+// Mapped bytes that the system cannot give: those of a file that was cut, or whose disk or server fails. The system
+// then sends SIGBUS, which ends the program without a word about which file it was.
+//
+// Who copies from maps tells a guard what is read next. A SIGBUS that the system sends for just these bytes, to the
+// thread that reads them, jumps back to where the guard was made; any other goes where it would have gone without us.
+// Nothing may be owned by the functions between. Where somebody replaces the handler later, as a worker of a torch
+// DataLoader does, all is as without a guard. The jump out of a handler is what POSIX allows for a signal that the
+// thread's own instruction raised (siglongjmp), if that instruction is not inside of a function that may not be left.
+#pragma once
+
+#include <csetjmp>
+#include <csignal>
+#include <cstddef>
+
+namespace mdata {
+
+// MapGuard guard;
+// if (sigsetjmp(guard.back, 0) != 0) ...  // the bytes that were told last end at guard.stopped()
+class MapGuard {
+public:
+    MapGuard() {
+        static const bool installed = install();
+        (void)installed;
+        current_ = this;
+    }
+    MapGuard(const MapGuard&) = delete;
+    MapGuard& operator=(const MapGuard&) = delete;
+    ~MapGuard() { current_ = nullptr; }
+
+    // These bytes are read next, for the caller's item of this number; none: nothing mapped is read.
+    void reads(std::size_t item, const std::byte* begin, std::size_t size) {
+        item_ = item;
+        begin_ = begin;
+        end_ = begin + size;
+    }
+
+    std::size_t item() const { return item_; }
+    const std::byte* stopped() const { return stopped_; }
+
+    sigjmp_buf back;
+
+private:
+    static bool install() {
+        struct sigaction action {};
+        action.sa_sigaction = caught;
+        action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;  // it is left by a jump, which unblocks no signal
+        ::sigemptyset(&action.sa_mask);
+        return ::sigaction(SIGBUS, &action, &before_) == 0;
+    }
+
+    static void caught(int signal, siginfo_t* facts, void* context) {
+        MapGuard* const guard = current_;
+        const auto* const at = static_cast<const std::byte*>(facts->si_addr);
+        if (guard != nullptr && facts->si_code > 0 && at >= guard->begin_ && at < guard->end_) {
+            guard->stopped_ = at;
+            ::siglongjmp(guard->back, 1);
+        }
+        if ((before_.sa_flags & SA_SIGINFO) != 0) return before_.sa_sigaction(signal, facts, context);
+        if (before_.sa_handler != SIG_DFL && before_.sa_handler != SIG_IGN) return before_.sa_handler(signal);
+        ::sigaction(SIGBUS, &before_, nullptr);  // sent again when we return
+    }
+
+    static inline thread_local MapGuard* volatile current_ = nullptr;
+    static inline struct sigaction before_ {};
+
+    // Volatile, as they are read behind a jump.
+    volatile std::size_t item_ = 0;
+    const std::byte* volatile begin_ = nullptr;
+    const std::byte* volatile end_ = nullptr;
+    const std::byte* volatile stopped_ = nullptr;
+};
+
+}  // namespace mdata
