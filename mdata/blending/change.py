@@ -134,7 +134,7 @@ def change_table(
     rows = []
     for i, (name, size, given) in enumerate(zip(new.names, sizes, dealt.counts(at), strict=True)):
         goes_on = any(part.weights[i] for part in dealt.segments[segments:])
-        again = _again_at(dealt, i, max(given, size)) if goes_on and given else None
+        again = _again_at(dealt, i, max(given, size)) if goes_on else None
         rows.append(
             ChangeRow(
                 name=name,
