@@ -222,6 +222,8 @@ def _step(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Console,
     console.write(json.dumps({**head, "components": counts}, ensure_ascii=False) + "\n")
     for one in traced:
         console.write(json.dumps(sample_facts(tracer, one, shown=shown), ensure_ascii=False) + "\n")
+    if 0 < len(traced) < len(samples):  # --rows 0 asks for counts alone
+        console.note(f"mdata: {len(traced)} of {len(samples)} samples of step {arguments.step} are shown (--rows)")
 
 
 def _document(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Console, *, shown: Shown) -> None:

@@ -97,8 +97,12 @@ def test_a_step_is_counted_then_listed(trace, made):
     assert sum(head["components"].values()) == 4
     assert [one["sample"] for one in samples] == expected[2:4] + expected[6:]
     assert {one["rank"] for one in samples} == {1} and {one["microbatch"] for one in samples} == {0, 1}
+    _, out, err = trace("mix.json", *STEPS, "--step", "3", "--rows", "3", "--json")
+    assert len(out.splitlines()) == 1 + 3 and "3 of 8 samples of step 3 are shown (--rows)" in err
     _, out, _ = trace("mix.json", *STEPS, "--step", "3", "--rows", "0")
     assert out.endswith("0.25\nand 8 more (--rows)\n")
+    _, out, err = trace("mix.json", *STEPS, "--step", "3", "--rows", "0", "--json")
+    assert len(out.splitlines()) == 1 and "(--rows)" not in err
 
 
 def test_a_document_by_number_and_by_origin(trace):
