@@ -4,18 +4,23 @@ An odd number of words: all are prefixes. An even number: if words 0, 2, 4 ... a
 float reads them, or 1/3) they are the weights of the words that follow; if none is, all are prefixes. What differs
 from Megatron: a mixture of both is always refused (Megatron lets some through as prefixes), also where a weight or
 its prefix was forgotten and the number of words is odd, and where every weight stands behind its prefix; and weights
-stay the text that was given, so that nothing is lost before `shares` makes them exact.
+stay the text that was given, so that nothing is lost before `shares` makes them exact. In Python and JSON numbers stand
+among the words too: a float is its shortest text there, 0.7 and not the 53 bits of it.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
+from numbers import Real
 from typing import NamedTuple
 
 from mdata.errors import UsageError
 
 _FRACTION = re.compile(r"[0-9]+/[0-9]+")
+
+WordLike = str | float | Real | os.PathLike[str]
 
 
 class Word(NamedTuple):
@@ -23,6 +28,29 @@ class Word(NamedTuple):
 
     prefix: str
     share: str | None
+
+
+def as_words(words: object, name: str = "the blend") -> list[str]:
+    """Words as a shell would give them.
+
+    Args:
+        words: one string, or a list of texts, numbers and paths.
+        name: of what they are, for messages.
+
+    Raises:
+        UsageError: anything else.
+    """
+    if isinstance(words, str):
+        return words.split()
+    if not isinstance(words, Sequence):
+        raise UsageError(f"{name} is no list of words", found=repr(words), expected='such as ["0.7", "a", "0.3", "b"]')
+    found = []
+    for number, word in enumerate(words):
+        if not isinstance(word, str | Real | os.PathLike) or isinstance(word, bool):
+            what = f"word {number + 1} of {name} is neither a weight nor a corpus"
+            raise UsageError(what, found=repr(word), expected="a number or a text")
+        found.append(str(word))
+    return found
 
 
 def parse_data_path(words: Sequence[str]) -> tuple[Word, ...]:

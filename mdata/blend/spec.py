@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple, get_args
 
-from mdata.blend.grammar import parse_data_path
+from mdata.blend.grammar import WordLike, as_words, parse_data_path
 from mdata.blend.schedule import WEIGHT, Unit, blend_error
 from mdata.errors import UsageError, nearest
 
@@ -91,9 +91,9 @@ class BlendSpec:
     test: Mapping[str, str] = field(default_factory=dict)
 
 
-def spec_of_words(words: Sequence[str]) -> BlendSpec:
+def spec_of_words(words: Sequence[WordLike]) -> BlendSpec:
     """Megatron's grammar: `0.7 a 0.3 b`, or corpora alone."""
-    parts = parse_data_path(words)
+    parts = parse_data_path(as_words(words))
     return BlendSpec(
         entries=tuple(
             BlendEntry(path=part.prefix, share=None if part.share is None else Amount(part.share)) for part in parts
@@ -101,16 +101,17 @@ def spec_of_words(words: Sequence[str]) -> BlendSpec:
     )
 
 
-def spec_of_splits(lists: Mapping[str, Sequence[str] | str]) -> BlendSpec:
+def spec_of_splits(lists: Mapping[str, Sequence[WordLike] | str | None]) -> BlendSpec:
     """Megatron's lists per split: train is the blend; each corpus of valid and test becomes a set of its own.
 
     Args:
-        lists: "train", "valid", "test" -> words, or one string of them.
+        lists: "train", "valid", "test" -> words, or one string of them; an empty list is none.
 
     Raises:
-        UsageError: another key, or nothing to train on.
+        UsageError: another key, what is no list of words, or nothing to train on.
     """
-    words = {key: value.split() if isinstance(value, str) else list(value) for key, value in lists.items() if value}
+    given = {key: as_words(value, f'"{key}"') for key, value in lists.items() if value is not None}
+    words = {key: value for key, value in given.items() if value}
     unknown = [key for key in lists if key not in ("train", "valid", "test")]
     if unknown or "train" not in words:
         found = f"keys {', '.join(lists)}" if lists else "nothing"

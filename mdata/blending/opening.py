@@ -19,6 +19,7 @@ from msgspec import UnsetType
 from mdata import manifest as manifests
 from mdata.blend import NativeBlend, integer_weights
 from mdata.blend.deal import Deal
+from mdata.blend.grammar import WordLike, as_words
 from mdata.blend.schedule import WEIGHT, blend_error, missing_lengths
 from mdata.blend.spec import BlendSpec, spec_of_csv, spec_of_mapping, spec_of_toml, spec_of_words
 from mdata.blending.compose import compose
@@ -31,7 +32,7 @@ from mdata.manifest.structs import NamedSet
 if TYPE_CHECKING:
     from mdata.blend.phases import PhasedBlend
 
-SpecLike = Sequence[str] | Mapping[str, Any] | BlendSpec | str | Path
+SpecLike = Sequence[WordLike] | Mapping[str, Any] | BlendSpec | str | Path
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,8 @@ def make_blend(spec: SpecLike, output: str | Path, **run: Any) -> OpenBlend:
 
     Args:
         spec: Megatron's grammar, `["0.7", "code.json", "0.3", "prose.json"]`, or corpora alone; a .toml or .csv file;
-            a `BlendSpec`, or the content of a TOML file as a mapping. Words may stand in one string.
+            a `BlendSpec`, or the content of a TOML file as a mapping. Words may stand in one string; weights among
+            them may be numbers.
         output: the manifest; corpora are named relative to its folder, so that both can move together.
         run: of `redistribute_blend`, for a spec that asks for it: sequence_length, samples or tokens, split.
 
@@ -166,17 +168,25 @@ def read_spec(spec: SpecLike) -> BlendSpec:
         return spec
     if isinstance(spec, Mapping):
         return spec_of_mapping(spec)
-    if isinstance(spec, str | Path):
-        spec = _words(spec)
-    if len(spec) != 1 or Path(spec[0]).suffix not in (".toml", ".csv"):
-        return spec_of_words(spec)
+    words = _words(spec) if isinstance(spec, str | Path) else as_words(spec)
+    files = [word for word in words if Path(word).suffix in (".toml", ".csv")]
+    if len(words) > 1 and any(Path(word).is_file() for word in files):
+        raise UsageError(
+            f"{files[0]} is a whole blend, and stands alone",
+            found=" ".join(words[:8]) + (" ..." if len(words) > 8 else ""),
+            expected="one .toml or .csv file, or weights and corpora",
+            fix="write what stands beside it into the file",
+        )
+    if len(words) != 1 or not files:
+        return spec_of_words(words)
+    (name,) = files
     with os_errors_named("reading a blend's description"):
-        content = Path(spec[0]).read_bytes()
+        content = Path(name).read_bytes()
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise UsageError(f"{spec[0]} is not UTF-8", found=str(error)) from error
-    return spec_of_toml(text, spec[0]) if spec[0].endswith(".toml") else spec_of_csv(text, spec[0])
+        raise UsageError(f"{name} is not UTF-8", found=str(error)) from error
+    return spec_of_toml(text, name) if name.endswith(".toml") else spec_of_csv(text, name)
 
 
 def _words(path: str | Path) -> list[str]:
@@ -187,7 +197,7 @@ def _words(path: str | Path) -> list[str]:
     return [whole] if isinstance(path, Path) or there or len(whole.split()) < 2 else whole.split()
 
 
-def open_blend(path: str | Path | Sequence[str], *, mode: Mode = "mmap", checked: bool = True) -> OpenBlend:
+def open_blend(path: str | Path | Sequence[WordLike], *, mode: Mode = "mmap", checked: bool = True) -> OpenBlend:
     """Open a blend manifest, a corpus manifest, a bare prefix, or Megatron's words (also in one string).
 
     `mode` and `checked` are those of `open_corpus`. A folder, a pattern, and a .toml or .csv file are taken too.

@@ -73,7 +73,7 @@ def blend_id(blend: BlendManifest) -> str:
             "blend",
             algorithm=blend.algorithm,
             components=[[part.id, part.group, part.cap] for part in blend.components],
-            shares=integer_weights([part.share for part in blend.components]),
+            shares=integer_weights([p.share for p in blend.components], [p.name for p in blend.components]),
             phases=[],
         )
     return _identity(

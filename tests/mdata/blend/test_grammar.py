@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mdata.blend import Word, parse_data_path
+from mdata.blend.grammar import as_words
 from mdata.errors import UsageError
 
 
@@ -50,6 +54,26 @@ def test_weights_behind_their_prefixes_are_refused(words):
     with pytest.raises(UsageError, match=r"a weight stands before its prefix(.|\n)*found: a 0\.7(.|\n)*try: 0\.7 a"):
         parse_data_path(words)
     assert parse_data_path(["a", "0.7", "b", "c"])[1] == Word("0.7", None)
+
+
+def test_words_of_python_and_json_are_those_of_a_shell():
+    given = [0.7, Path("a"), Fraction(1, 3), "b", np.float32(0.1), "c", 2, "d"]
+    assert as_words(given) == ["0.7", "a", "1/3", "b", "0.1", "c", "2", "d"]
+    assert as_words(" 0.7 a\n") == ["0.7", "a"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (5, '"valid" is no list of words\n  found: 5'),
+        ({"a": 1}, '"valid" is no list'),
+        ([None], 'word 1 of "valid" is neither'),
+        (["1", True], r'word 2 of "valid" is neither a weight nor a corpus\n  found: True'),
+    ],
+)
+def test_what_is_no_word_is_named(words, text):
+    with pytest.raises(UsageError, match=text):
+        as_words(words, '"valid"')
 
 
 def test_fractions_are_weights():

@@ -122,3 +122,7 @@ def test_words_and_lists_per_split():
     for lists in ({}, {"valid": ["a"]}, {"train": ["a"], "validation": ["b"]}):
         with pytest.raises(UsageError, match="lists per split cannot be used"):
             spec_of_splits(lists)
+    assert spec_of_splits({"train": [0.7, "a", 0.3, "b"], "test": None}).entries == spec.entries  # as JSON has it
+    for valid in (5, [None], {"a": 1}, False):
+        with pytest.raises(UsageError, match=r'(of )?"valid" is n'):
+            spec_of_splits({"train": ["a"], "valid": valid})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -51,6 +52,17 @@ def test_a_blend_is_made_of_words_in_one_string(corpora, monkeypatch):
     made = mdata.make_blend("0.7 a/a_text_document 0.3 b/b_text_document", "mix.json")
     assert mdata.open_blend("mix.json").manifest.id == made.manifest.id
     assert mdata.open_blend("7 a/a_text_document 3 b/b_text_document").manifest.id == made.manifest.id
+
+
+def test_words_may_be_numbers_and_paths(corpora, monkeypatch):
+    monkeypatch.chdir(corpora)
+    made = mdata.make_blend(words(corpora, "0.7", "a", "0.3", "b"), "mix.json")
+    a, b = Path("a/a_text_document"), "b/b_text_document"
+    assert mdata.make_blend([0.7, a, 0.3, b], "numbers.json").manifest.id == made.manifest.id
+    assert mdata.open_blend([7, a, 3, b]).manifest.id == made.manifest.id
+    for wrong in (5, [None, a]):
+        with pytest.raises(UsageError, match=r"is no list of words|is neither a weight nor a corpus"):
+            mdata.make_blend(wrong, "no.json")
 
 
 @pytest.mark.parametrize("name", ["two words", "two words.json"])
@@ -116,6 +128,7 @@ def test_table(corpora):
         (("1", "a", "1", "a"), "are the same corpus"),
         (("1", "z", "1", "a"), r"z_text_document: neither a manifest nor a \.bin/\.idx pair"),
         (("1_0", "a", "1", "b"), "the share of a cannot be kept exactly"),
+        (("1e-3", "a", "1e30", "b"), "the share of a is too small"),
     ],
 )
 def test_mixtures_that_make_no_sense(corpora, parts, text):
