@@ -48,11 +48,19 @@ def changed(
         remove=arguments.remove,
         replace=_pairs(arguments.replace, "--replace"),
     )
+    length = _samples(arguments)
+    if length is not None and arguments.at_sample >= length:
+        raise mdata.UsageError(
+            "the change lies behind the end of the training, which would not see it",
+            found=f"--at-sample {arguments.at_sample:,} of {length:,} samples",
+            expected=f"a sample before {length:,}",
+            fix="the length of the whole training in --samples or --tokens",
+        )
     old = mdata.open_blend(arguments.from_blend)
     run = {"sequence_length": arguments.sequence_length, "split": arguments.split}
     given = edits if edits != mdata.BlendEdits(remove=[], add=[]) else None
     blend = mdata.change_blend(old, arguments.at_sample, folder=folder, spec=spec, edits=given, **run)
-    rows = mdata.change_table(old, blend, run=_samples(arguments), **run)
+    rows = mdata.change_table(old, blend, run=length, **run)
     lines = [
         f"\nthe change at sample {arguments.at_sample:,} of blend {old.manifest.id[:16]}, in samples:",
         _table(rows),

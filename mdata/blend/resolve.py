@@ -17,7 +17,7 @@ import numpy as np
 
 from mdata.blend.apportion import Integers, Targets, apportion
 from mdata.blend.phases import PhasedBlend, Segment
-from mdata.blend.schedule import NO_LENGTH, WEIGHT, Ask, AskedPhase, Schedule, blend_error, where_in
+from mdata.blend.schedule import NO_LENGTH, NO_REST, NO_ROOM, WEIGHT, Ask, AskedPhase, Schedule, blend_error, where_in
 from mdata.blend.shares import LARGEST_SUM, integer_weights
 
 MOST_RAMP_STEPS = 1000
@@ -207,11 +207,11 @@ def _length_problem(length: Fraction | None, fixed: Fraction, whole: Fraction, s
     asked = f"{math.ceil(fixed):,} samples ({math.ceil(fixed * sequence_length):,} tokens)"
     given = f"{math.ceil(length):,} samples ({math.ceil(length * sequence_length):,} tokens)"
     if whole and fixed >= length:
-        return f"its amounts ask for {asked}, its length is {given}; nothing is left for the weights"
+        return f"its amounts ask for {asked}, its length is {given}; {NO_ROOM}"
     if fixed - length >= 1:
         return f"its amounts ask for {asked}, its length is {given}"
     if not whole and length - fixed >= 1:
-        return f"its amounts give {asked}, its length is {given}; no weight takes the rest"
+        return f"its amounts give {asked}, its length is {given}; {NO_REST}"
     return None
 
 

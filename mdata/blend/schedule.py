@@ -21,6 +21,15 @@ Unit = Literal["weight", "tokens", "samples", "epochs"]
 WEIGHT: Unit = "weight"
 _SHORT = 20  # characters of a decimal that people still read
 NO_LENGTH = "weights beside amounts, or before another phase, need the length of the phase in samples or tokens"
+NO_ROOM = "nothing is left for the weights"
+NO_REST = "no weight takes the rest"
+# How a problem of lengths ends -> what to do.
+_WAYS_OUT = {
+    NO_LENGTH: "samples = N or tokens = N in a .toml file, of the blend or of the phase (a .csv file has no place for "
+    "it, and --samples and --tokens are of the training that the table is for)",
+    NO_ROOM: "a longer phase, or smaller amounts; for a change of a run the whole new mixture in place of edits",
+    NO_REST: "a shorter phase, or a weight for one component (of a change --set NAME=1), which then gives the rest",
+}
 
 
 class Ask(NamedTuple):
@@ -151,7 +160,8 @@ def where_in(number: int, num_phases: int) -> str:
 
 
 def blend_error(problems: Sequence[str], *, fix: str | None = None) -> UsageError:
-    """One error for all problems of a blend."""
+    """One error for all problems of a blend; what to do is known of some."""
+    fix = fix or "\n  ".join(way for end, way in _WAYS_OUT.items() if any(p.endswith(end) for p in problems)) or None
     if len(problems) == 1:
         return UsageError(problems[0], fix=fix)
     shown = [*problems[:20], *([f"and {len(problems) - 20} more"] if len(problems) > 20 else [])]

@@ -228,8 +228,12 @@ class _Union:
         more = [(_weight(share, path, problems), path) for share, path in edits.add]
         if problems:
             raise blend_error(problems)
-        given |= {self._added(path): weight for weight, path in more}
-        moved = {number: self._added(path) for number, path in swaps.items()}
+        read = {i for i in range(len(self.components)) if any(phase.asks[i].amount for phase in phases)} - gone
+        read |= given.keys()
+        for weight, path in more:
+            given[self._newly(path, read, "--add", fix="--set {}=WEIGHT changes its weight")] = weight
+        fix = "--remove takes a corpus out, and --set {}=WEIGHT changes the weight of this one"
+        moved = {number: self._newly(path, read, "--replace", fix=fix) for number, path in swaps.items()}
         count = len(self.corpora)
         return _flat([_edited(phase, given, gone=gone, moved=moved, count=count) for phase in phases], count)
 
@@ -252,6 +256,16 @@ class _Union:
         if len(one.corpora) != 1:
             raise UsageError(f"{path} names {len(one.corpora)} corpora", expected="one", fix="a whole new mixture")
         return self._place(one.manifest.components[0], one.corpora[0])
+
+    def _newly(self, path: str, read: set[int], option: str, *, fix: str) -> int:
+        """The number of a corpus that nothing reads yet, where its weight would be lost; noted in `read`."""
+        number = self._added(path)
+        if number in read:
+            name = self.components[number].name
+            what = f"{option} {path}: that corpus is in the blend already, as {name}"
+            raise UsageError(what, expected="a corpus that is not read", fix=fix.format(name))
+        read.add(number)
+        return number
 
     def _place(self, part: BlendComponent, corpus: Corpus) -> int:
         """The number of a corpus, which is added if it is new."""

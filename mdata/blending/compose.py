@@ -211,6 +211,13 @@ def _check_shares(found: Sequence[Found], spec: BlendSpec) -> None:
     """Shares for all or for none among those that stand side by side; nothing beside `exhaustive`."""
     if spec.exhaustive and (spec.groups or spec.phases or spec.alpha or any(one.entry.share for one in found)):
         raise UsageError("exhaustive reads every corpus once", expected="no shares, groups, phases or alpha beside it")
+    if spec.alpha is not None and not any(_by_tokens(one) for one in found):
+        raise UsageError(
+            "alpha has nothing to divide: every entry has a share of its own",
+            found=f"alpha {spec.alpha}",
+            expected="entries without a share, or folders of several corpora",
+            fix="leave alpha out, or leave the shares out",
+        )
     unused = [name for name in spec.groups if not any(one.entry.group == name for one in found)]
     if unused:
         raise UsageError(
@@ -226,6 +233,13 @@ def _check_shares(found: Sequence[Found], spec: BlendSpec) -> None:
                 f"{without[0]} has no share, others beside it have one",
                 expected="a share for each, or for none (they then count by their tokens)",
             )
+
+
+def _by_tokens(one: Found) -> bool:
+    """Whether tokens say what any corpus of an entry gets."""
+    if one.nested or not one.entry.share:
+        return not one.nested
+    return len(one.parts) > 1 and one.entry.share.unit != "epochs"
 
 
 def _check_kept(parts: Sequence[Part], groups: Mapping[str, Amount]) -> None:

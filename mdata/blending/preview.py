@@ -17,6 +17,7 @@ from mdata import manifest as manifests
 from mdata.blend.phases import PhasedBlend
 from mdata.blend.resolve import Sizes, phase_starts
 from mdata.blend.schedule import Schedule, blend_error
+from mdata.blend.split import split_edges
 from mdata.blending.opening import OpenBlend
 from mdata.errors import UsageError
 from mdata.manifest import BlendManifest
@@ -131,6 +132,7 @@ def samples_per_epoch(blend: OpenBlend, sequence_length: int, *, split: str) -> 
     from mdata.kinds import bounds_of, open_samples
     from mdata.samples.options import DatasetOptions
 
+    split_edges(split)  # a slip in it is no fault of each corpus
     options = DatasetOptions(sequence_length=sequence_length, split="train", split_shares=split)
     options.check()
     rows, cache = options.row_options(0), Cache(options.cache, mapped=True)
@@ -140,7 +142,7 @@ def samples_per_epoch(blend: OpenBlend, sequence_length: int, *, split: str) -> 
             kind = open_samples(corpus, bounds_of(corpus, options), options=options, rows=rows, cache=cache)
             found.append(kind.samples_per_epoch if kind else 0)
         except UsageError as error:
-            problems.append(" ".join(str(error).split("\n  try:")[0].split()))
+            problems.append("; ".join(line.strip() for line in str(error).split("\n  try:")[0].splitlines()))
     if problems:
         raise blend_error(problems, fix="a shorter sequence length, or leave these out")
     return tuple(found)

@@ -91,6 +91,9 @@ def test_a_change_in_mid_run(corpora, capsys):
     assert "share  achieved  tokens  documents  phase 1" in out and "read again from" in out
     out = run(capsys, *short, "--samples", "50", "--set", "c=2")
     assert "documents  samples  read  epochs" in out and "never read\n" in out
+    for length in (["--samples", "40"], ["--tokens", "300"]):
+        err = run(capsys, *short, *length, "--set", "c=2", code=2)
+        assert "the change lies behind the end of the training" in err and "found: --at-sample 40 of" in err
     facts = json.loads(run(capsys, *words, "--json", "1", "web/a_text_document"))
     assert facts["at_sample"] == 40 and [row["part_after"] for row in facts["change"]] == [1, 0, 0]
 
@@ -110,6 +113,8 @@ def test_a_change_in_mid_run(corpora, capsys):
         (["web", "--add", "1", "books", "--at-sample", "3", "--dry-run"], "--at-sample and --add without --from"),
         (["web", "0.7", "books", "0.3", "--dry-run"], "a weight stands before its prefix"),
         (["web", "--sequence-length", "5000", "--dry-run"], "the blend has 2 problems"),
+        (["web", "--split", "x", "--sequence-length", "8", "--dry-run"], "cannot be used\n  found: 'x'\n"),
+        (["1", "web/a_text_document", "--alpha", "0.5", "--dry-run"], "alpha has nothing to divide"),
     ],
 )
 def test_what_cannot_be(corpora, capsys, words, text):

@@ -111,8 +111,12 @@ def test_amounts_count_from_the_change_and_what_is_left_of_them_stays(corpora):
     whole = mdata.Dataset(old, mdata.DatasetOptions(sequence_length=S))
     counts = whole.deal.counts(whole.num_samples)
     new = change(old, 100, add=[("1", path("c"))])
-    with pytest.raises(UsageError, match="nothing is left for the weights"):
+    with pytest.raises(UsageError, match=r"nothing is left for the weights\n  try: .*the whole new mixture"):
         mdata.Dataset(new, mdata.DatasetOptions(sequence_length=S))
+    less = change(old, 100, remove=["b"])
+    with pytest.raises(UsageError, match=r"no weight takes the rest\n  try: .*--set NAME=1"):
+        mdata.Dataset(less, mdata.DatasetOptions(sequence_length=S))
+    assert mdata.Dataset(change(old, 100, remove=["b"], shares={"a": "1"}), mdata.DatasetOptions(sequence_length=S))
     swapped = change(old, 100, replace={"a": path("c")})
     data = mdata.Dataset(swapped, mdata.DatasetOptions(sequence_length=S))
     left = counts[0] - whole.deal.counts(100)[0]
@@ -195,12 +199,24 @@ def test_the_table_of_a_change(corpora):
         ({"add": [("1", ".")]}, "names 4 corpora"),
         ({"add": [("x", "c/c_text_document")]}, "share of c/c_text_document is 'x'"),
         ({"add": [("c/c_text_document", "0.3")]}, r"before its corpus; .*; meant 0\.3 c/c_text_document\?"),
+        ({"add": [("5", path("b"))]}, r"--add b/.*: that corpus is in the blend already, as b\n(.|\n)*--set b=WEIGHT"),
+        ({"add": [("1", path("c")), ("2", path("c"))]}, "is in the blend already, as c"),
+        ({"replace": {"a": path("b")}}, "--replace b/.*: that corpus is in the blend already, as b"),
+        ({"replace": {"a": path("c"), "b": path("c")}}, "in the blend already, as c"),
         ({"add": [("-1", "none"), ("x", "none")]}, r"2 problems:\n.*is '-1'.*\n.*is 'x'"),
     ],
 )
 def test_edits_that_cannot_be(corpora, edits, text):
     with pytest.raises(UsageError, match=text):
         change(make(entry("a", weight=1), entry("b", weight=1)), 10, **edits)
+
+
+def test_a_corpus_that_is_out_may_come_back(corpora):
+    old = make(entry("a", weight=1), entry("b", weight=1))
+    without = change(old, 10, remove=["b"])
+    back = mdata.change_blend(without, 20, folder=corpora, sequence_length=S, edits=BlendEdits(add=[("1", path("b"))]))
+    rest = assert_continues(without, back, 20, 40)
+    assert sum(name == "b" for name, _ in rest) == 10
 
 
 def test_samples_that_cannot_be(corpora):

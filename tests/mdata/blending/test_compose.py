@@ -108,6 +108,19 @@ def test_temperature(folder):
     shares = [Fraction(part.share) for part in half.manifest.components]
     assert [float(share**2) for share in shares] == pytest.approx([20, 40, 30, 10], rel=1e-15)
     assert half.manifest.notes == {"alpha": "0.5"}
+    made({"path": "web", "weight": 1}, {"path": "books", "weight": 1}, alpha="0.5")  # inside of web
+
+
+@pytest.mark.parametrize("share", [{"weight": 1}, {"epochs": 1}])
+def test_a_temperature_that_says_nothing_is_refused(folder, share):
+    entries = [
+        {"path": "books/c_text_document", **share},
+        {"path": "web" if "epochs" in share else "code/d.json", **share},
+    ]
+    with pytest.raises(
+        UsageError, match=r"alpha has nothing to divide(.|\n)*found: alpha 0\.5(.|\n)*leave the shares out"
+    ):
+        made(*entries, alpha="0.5")
 
 
 def test_powers_are_the_same_on_every_machine():
@@ -174,7 +187,8 @@ def test_named_sets(folder):
          {"phase": [{"shares": {"web": 1}}]}, "web a share, which is a component and a group"),
         ([{"path": "web", "weight": 1}], {"phase": [{"shares": {"wed": 1}}]}, "wed a share, which is no .* meant web"),
         ([{"path": "web", "weight": 1}], {"phase": [{"shares": {"a": 1}}]}, "gives a a share, which is no component"),
-        ([{"path": "web", "weight": 1}, {"path": "books", "epochs": 1}], {}, "need the length of the phase"),
+        ([{"path": "web", "weight": 1}, {"path": "books", "epochs": 1}], {},
+         r"need the length of the phase(.|\n)*try: samples = N or tokens = N in a \.toml file"),
         ([{"path": "web", "epochs": 1, "group": "x"}], {"group": {"x": 1}}, "has a share in epochs"),
         ([{"path": "web", "weight": 1}], {"valid": {"x": "none"}}, "none: neither a manifest nor"),
         ([{"path": "nothing/*", "weight": 1}, {"path": "no", "weight": 1}], {}, r"nothing/\*: no corpus is there"),
@@ -216,6 +230,9 @@ def test_specs_from_files(folder):
     (folder / "mix.csv").write_text("path,epochs\nweb,2\n")
     ids = {mdata.make_blend(spec, "mix.json").manifest.id for spec in ("mix.toml", ["mix.csv"], folder / "mix.toml")}
     assert ids == {made({"path": "web", "epochs": "2.0"}).manifest.id}
+    for words in (["mix.csv", "web"], ["1", "mix.toml", "1", "web"]):
+        with pytest.raises(UsageError, match=r"mix\.\w+ is a whole blend, and stands alone"):
+            mdata.make_blend(words, "mix.json")
     (folder / "bad.csv").write_bytes(b"\xff")
     with pytest.raises(UsageError, match="is not UTF-8"):
         mdata.make_blend("bad.csv", "mix.json")

@@ -105,6 +105,11 @@ def test_corpora_that_are_too_short_are_all_said(corpora):
         mdata.preview_blend(made(*THREE), sequence_length=600)
 
 
+def test_a_slip_in_the_split_is_one_slip(corpora):
+    with pytest.raises(UsageError, match=r'^the split string cannot be used\n  found: .x.\n.*\n  try: "969,30,1"'):
+        mdata.preview_blend(made(*THREE), sequence_length=8, split="x")
+
+
 def test_redistribution_is_recorded_in_samples(corpora):
     entries = [{**entry, "max_epochs": 1} if "b" in entry["path"] else entry for entry in THREE]
     blend = made(*entries, phase=[{"samples": 100}, {"shares": {"b": 3, "c": 1}}])
