@@ -168,10 +168,20 @@ def _notes(preview: mdata.BlendPreview) -> list[str]:
     if once:
         first, name = min(once)
         lines.append(f"{name} runs out first: it has been read once after {first:,} {unit} of the blend")
+    elif preview.num_samples is not None:
+        lines.append(f"nothing runs out: no corpus is read to its end in these {preview.num_samples:,} {unit}")
     nothing = [row.name for row in preview.rows if row.samples == 0]
     if nothing:
         lines.append(f"not read at all in this training: {', '.join(nothing[:8])}{' ...' if len(nothing) > 8 else ''}")
-    return lines
+    return [*lines, *_not_shown(preview)]
+
+
+def _not_shown(preview: mdata.BlendPreview) -> list[str]:
+    """Which options would add columns to the table."""
+    if preview.num_samples is None:
+        length = "" if preview.sequence_length is not None else "--sequence-length S and "
+        return [f"give {length}--tokens N (or --samples N) for samples and epochs of each corpus"]
+    return [] if preview.sequence_length is not None else ["give --sequence-length S for samples of each corpus"]
 
 
 def _facts(preview: mdata.BlendPreview) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from mdata import manifest as manifests
 from mdata.blend.phases import PhasedBlend
 from mdata.blend.resolve import Sizes, phase_starts
 from mdata.blend.schedule import NOTHING, WEIGHT, Ask, AskedPhase, Schedule, as_text, blend_error, exact
+from mdata.blending.asked import shown_wholes
 from mdata.blending.compose import relative_path
 from mdata.blending.opening import OpenBlend, SpecLike, check_one_tokenizer, plan_blend
 from mdata.blending.preview import samples_per_epoch
@@ -169,8 +170,9 @@ def _check_sample(old: OpenBlend, schedules: Sequence[Schedule], sizes: Sizes, *
 
 
 def _rest(schedules: Sequence[Schedule], old: OpenBlend, sizes: Sizes, *, at: int) -> list[AskedPhase]:
-    """What is left of the phases in force, from sample `at` on."""
-    phases = schedules[-1].phases
+    """What is left of the phases in force, from sample `at` on; weights as the table shows them."""
+    wholes = shown_wholes(old.manifest, [corpus.num_tokens for corpus in old.corpora])
+    phases = tuple(_divided(phase, whole) for phase, whole in zip(schedules[-1].phases, wholes, strict=True))
     begin = schedules[-2].until or 0 if len(schedules) > 1 else 0
     starts = [begin + start for start in phase_starts([Schedule(phases)], sizes)]
     number = max(i for i, start in enumerate(starts) if start <= at)
@@ -191,6 +193,10 @@ def _rest(schedules: Sequence[Schedule], old: OpenBlend, sizes: Sizes, *, at: in
         for ask, rest in zip(phase.asks, left, strict=True)
     )
     return [replace(phase, asks=asks, samples=stop - at, tokens=None), *phases[number + 1 :]]
+
+
+def _divided(phase: AskedPhase, whole: Fraction) -> AskedPhase:
+    return replace(phase, asks=tuple(Ask(a.unit, a.amount / whole) if a.unit == WEIGHT else a for a in phase.asks))
 
 
 class _Union:

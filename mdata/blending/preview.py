@@ -11,16 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from msgspec import UnsetType
-
 from mdata import manifest as manifests
 from mdata.blend.phases import PhasedBlend
 from mdata.blend.resolve import Sizes, phase_starts
 from mdata.blend.schedule import Schedule, blend_error
 from mdata.blend.split import split_edges
+from mdata.blending.asked import share_texts
 from mdata.blending.opening import OpenBlend
 from mdata.errors import UsageError
-from mdata.manifest import BlendManifest
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,8 @@ class BlendRow:
     """What a blend does with one component, or with a group of them.
 
     Args:
-        name, group, share: as given; a group's share is None where it is a heading. achieved: part of all samples.
+        name, group: as given. achieved: part of all samples.
+        share: asked for, as people read it (mdata/blending/asked.py); None for a group that is a heading.
         tokens, documents: of the corpus. epochs: over the run; None where no length was given.
         samples, read_tokens: over the run. samples_per_epoch: None without a sequence length.
         once_at: samples of the blend after which the corpus has been read once; None: not in this run.
@@ -102,8 +101,10 @@ def preview_blend(
         raise UsageError(f"a training of {asked:,} samples", expected="0 or more")
     run = _run_length(asked, dealt, sizes)
     starts = tuple(start for start in phase_starts(schedules, sizes) if run is None or start < run)
-    rows = _rows(blend, dealt, sizes, run=run, starts=starts, in_samples=sequence_length is not None)
-    groups = tuple(_group_row(name, rows, blend) for name in dict.fromkeys(row.group for row in rows if row.group))
+    shares, of_groups = share_texts(blend.manifest, [corpus.num_tokens for corpus in blend.corpora])
+    in_samples = sequence_length is not None
+    rows = _rows(blend, dealt, sizes, run=run, starts=starts, shares=shares, in_samples=in_samples)
+    groups = tuple(_group_row(name, rows, share) for name, share in of_groups.items())
     return BlendPreview(rows, groups, run, sequence_length, starts, dealt)
 
 
@@ -114,7 +115,8 @@ def blend_table(blend: OpenBlend, total_tokens: int | None = None) -> list[Blend
     try:
         return list(preview_blend(blend).rows)
     except UsageError:
-        weights, texts = blend.weights, _share_texts(blend.manifest)
+        weights = blend.weights
+        texts, _ = share_texts(blend.manifest, [corpus.num_tokens for corpus in blend.corpora])
         parts = zip(blend.manifest.components, blend.corpora, strict=True)
         return [
             BlendRow(part.name, text, weight / (sum(weights) or 1), c.num_tokens, c.num_documents, None, part.group)
@@ -148,34 +150,6 @@ def samples_per_epoch(blend: OpenBlend, sequence_length: int, *, split: str) -> 
     return tuple(found)
 
 
-def _share_texts(blend: BlendManifest) -> list[str]:
-    """The components' shares as people read them, phase by phase where they change."""
-    of_phases = []
-    for phase in manifests.phases_of(blend):
-        units = ["weight"] * len(phase.shares) if isinstance(phase.units, UnsetType) else phase.units
-        of_phases.append([_text(share, unit) for share, unit in zip(phase.shares, units, strict=True)])
-    return [_over_time(texts) for texts in zip(*of_phases, strict=True)]
-
-
-def _group_text(blend: BlendManifest, name: str) -> str | None:
-    """The same for a group; None where it is only a heading."""
-    texts = []
-    for phase in manifests.phases_of(blend):
-        groups = {} if isinstance(phase.groups, UnsetType) else phase.groups
-        texts.append(_text(groups[name].share, manifests.unit_of(groups[name].unit)) if name in groups else "-")
-    return None if set(texts) == {"-"} else _over_time(texts)
-
-
-def _text(share: str, unit: str) -> str:
-    return share if unit == "weight" else f"{share} {unit}"
-
-
-def _over_time(texts: Sequence[str]) -> str:
-    """One text where all are the same, else all of them; the middle of many is left out."""
-    shown = [texts[0]] if len(set(texts)) == 1 else texts if len(texts) <= 4 else [texts[0], "...", texts[-1]]
-    return " > ".join(shown)
-
-
 def _counts_samples(schedules: Sequence[Schedule], samples: int | None) -> bool:
     phases = [phase for schedule in schedules for phase in schedule.phases]
     lengths = any(phase.samples is not None or any(ask.unit == "samples" for ask in phase.asks) for phase in phases)
@@ -207,19 +181,26 @@ def _run_length(asked: int | None, dealt: PhasedBlend, sizes: Sizes) -> int | No
 
 
 def _rows(
-    blend: OpenBlend, dealt: PhasedBlend, sizes: Sizes, *, run: int | None, starts: Sequence[int], in_samples: bool
+    blend: OpenBlend,
+    dealt: PhasedBlend,
+    sizes: Sizes,
+    *,
+    run: int | None,
+    starts: Sequence[int],
+    shares: Sequence[str],
+    in_samples: bool,
 ) -> tuple[BlendRow, ...]:
     last = dealt.segments[-1].weights
     counts = dealt.counts(run) if run is not None else None
     parts_of_run = [n / (run or 1) for n in counts] if counts else (last / last.sum()).tolist()
-    phases, texts = _phase_shares(dealt, starts, run), _share_texts(blend.manifest)
+    phases = _phase_shares(dealt, starts, run)
     rows = []
     for i, (part, corpus) in enumerate(zip(blend.manifest.components, blend.corpora, strict=True)):
         size, given = sizes.samples_per_epoch[i], counts[i] if counts else None
         rows.append(
             BlendRow(
                 name=part.name,
-                share=texts[i],
+                share=shares[i],
                 achieved=parts_of_run[i],
                 tokens=corpus.num_tokens,
                 documents=corpus.num_documents,
@@ -259,7 +240,7 @@ def _once_at(dealt: PhasedBlend, component: int, size: int, *, run: int | None) 
     return last + 1 if run is None or last < run else None
 
 
-def _group_row(name: str, rows: Sequence[BlendRow], blend: OpenBlend) -> BlendRow:
+def _group_row(name: str, rows: Sequence[BlendRow], share: str | None) -> BlendRow:
     """The sum of a group's members."""
     members = [row for row in rows if row.group == name]
     tokens = sum(row.tokens for row in members)
@@ -268,7 +249,7 @@ def _group_row(name: str, rows: Sequence[BlendRow], blend: OpenBlend) -> BlendRo
     whole = sum(row.samples_per_epoch or 0 for row in members) if samples else tokens
     return BlendRow(
         name=name,
-        share=_group_text(blend.manifest, name),
+        share=share,
         achieved=float(sum(Fraction(row.achieved) for row in members)),
         tokens=tokens,
         documents=sum(row.documents for row in members),

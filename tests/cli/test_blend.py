@@ -30,16 +30,25 @@ def run(capsys, *words: str, code: int = 0) -> str:
 def test_the_table(corpora, capsys):
     out = run(capsys, "0.6", "web", "0.4", "books", "-o", "mix.json", "--tokens", "4e3", "--sequence-length", "8")
     assert out.splitlines()[:6] == [
-        "component        share  achieved  tokens  documents  samples   read  epochs",
-        "web: 2 corpora   0.6         0.6   1,500        150      300  2,400   1.622",
-        "  a              1000        0.4   1,000        100      200  1,600   1.613",
-        "  b              500         0.2     500         50      100    800   1.639",
-        "books: 1 corpus  0.4         0.4     500        100      200  1,600   3.279",
-        "  c              500         0.4     500        100      200  1,600   3.279",
+        "component        share   achieved  tokens  documents  samples   read  epochs",
+        "web: 2 corpora   0.6          0.6   1,500        150      300  2,400   1.622",
+        "  a              0.6667       0.4   1,000        100      200  1,600   1.613",
+        "  b              0.3333       0.2     500         50      100    800   1.639",
+        "books: 1 corpus  0.4          0.4     500        100      200  1,600   3.279",
+        "  c              1            0.4     500        100      200  1,600   3.279",
     ]
     assert "over 500 samples; it goes on after that" in out
     assert "c runs out first: it has been read once after 152 samples of the blend" in out
     assert f"mix.json: blend {load_manifest(corpora / 'mix.json').id[:16]}" in out
+
+
+def test_what_the_table_lacks_is_said(corpora, capsys):
+    out = run(capsys, "0.6", "web", "0.4", "books", "--dry-run", "--samples", "9", "--sequence-length", "8")
+    assert "nothing runs out: no corpus is read to its end in these 9 samples\nnothing was written" in out
+    out = run(capsys, "0.6", "web", "0.4", "books", "--dry-run")
+    assert "give --sequence-length S and --tokens N (or --samples N) for samples and epochs of each corpus\n" in out
+    assert "give --sequence-length S for samples of each" in run(capsys, "web", "--dry-run", "--tokens", "50")
+    assert "give --tokens N (or --samples N) for" in run(capsys, "web", "--dry-run", "--sequence-length", "8")
 
 
 def test_dry_run_and_json(corpora, capsys):
