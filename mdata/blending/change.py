@@ -23,6 +23,7 @@ from mdata.blend.resolve import Sizes, phase_starts
 from mdata.blend.schedule import NOTHING, WEIGHT, Ask, AskedPhase, Schedule, as_text, blend_error, exact
 from mdata.blending.asked import shown_wholes
 from mdata.blending.compose import relative_path
+from mdata.blending.merging import first_alike
 from mdata.blending.opening import OpenBlend, SpecLike, check_one_tokenizer, plan_blend
 from mdata.blending.preview import samples_per_epoch
 from mdata.corpus import Corpus
@@ -274,10 +275,23 @@ class _Union:
         return number
 
     def _place(self, part: BlendComponent, corpus: Corpus) -> int:
-        """The number of a corpus, which is added if it is new."""
+        """The number of a corpus, which is added if it is new.
+
+        Raises:
+            UsageError: it may be one of the blend under another id, and would be read from its beginning again.
+        """
         for number, known in enumerate(self.components):
             if known.id == part.id:
                 return number
+        near = [number for number, known in enumerate(self.corpora) if known.num_tokens == corpus.num_tokens]
+        alike = first_alike([*(self.corpora[number] for number in near), corpus])[-1]
+        if alike < len(near):
+            name, path = self.components[near[alike]].name, self.corpora[near[alike]].path
+            raise UsageError(
+                f"{corpus.path} is {name} of the blend, by its .idx and the size of its .bin",
+                found="one of them without hashes of its tokens, so that they have two ids",
+                fix=f"{path}, as the blend names it; if the tokens are others: mdata adopt --full each",
+            )
         if part.name in [known.name for known in self.components]:
             part = msgspec.structs.replace(part, name=str(corpus.path))
         self.components.append(part)

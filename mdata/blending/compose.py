@@ -23,7 +23,7 @@ from mdata import manifest as manifests
 from mdata.blend.schedule import WEIGHT, as_text, blend_error
 from mdata.blend.shares import integer_weights
 from mdata.blend.spec import Amount, BlendEntry, BlendSpec, PhaseSpec
-from mdata.blending.merging import merge_same
+from mdata.blending.merging import first_alike, merge_same
 from mdata.blending.paths import blend_at, corpora_at, is_many
 from mdata.corpus import Corpus
 from mdata.errors import MdataError, UsageError, nearest
@@ -161,14 +161,16 @@ def _name_all(found: Sequence[Found]) -> None:
 
 
 def _check_distinct(parts: Sequence[Part]) -> None:
-    first: dict[str, Part] = {}
     problems, bare = [], False
-    for part in parts:
-        other = first.setdefault(part.corpus.id, part)
+    for part, alike in zip(parts, first_alike([part.corpus for part in parts]), strict=True):
+        other = parts[alike]
         if other is not part:
             both = f"{part.corpus.path} and {other.corpus.path}"
-            problems.append(f"{both} are the same corpus (id {part.corpus.id[:16]})")
-            bare |= not part.corpus.manifest.verified and part.corpus.path != other.corpus.path
+            one_id = part.corpus.id == other.corpus.id
+            why = f"id {part.corpus.id[:16]}" if one_id else "the same .idx, and as many bytes in .bin"
+            problems.append(f"{both} are the same corpus ({why})")
+            unread = not (part.corpus.manifest.verified and other.corpus.manifest.verified)
+            bare |= unread and part.corpus.path != other.corpus.path
     if problems:
         fix = "name it once, with the sum of its shares; merge_same = true (--merge-same) does that"
         if bare:  # documents of one length each make such files

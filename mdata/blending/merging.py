@@ -1,4 +1,4 @@
-"""One corpus that several entries name, where that is asked for: one component with the sum of their shares.
+"""One corpus that several entries name: which do, and, where that is asked for, one component with all their shares.
 
 Two components of one corpus would read the same texts at the same pace, since the order inside a corpus depends on
 nothing but the corpus: each text would come twice in every pass. One component has one cursor, so nothing comes again
@@ -15,9 +15,35 @@ from typing import TYPE_CHECKING
 
 from mdata.blend.schedule import as_text
 from mdata.blend.spec import Amount, BlendSpec
+from mdata.corpus import Corpus
 
 if TYPE_CHECKING:
     from mdata.blending.compose import Part
+
+
+def first_alike(corpora: Sequence[Corpus]) -> list[int]:
+    """For each corpus the number of the first that is the same, or may be; its own where there is none.
+
+    A pair of which no .bin was read is known by its .idx and the size of its .bin alone: it may be any with the same.
+    """
+    by_id: dict[str, int] = {}
+    by_files: dict[object, int] = {}
+    unread: dict[object, int] = {}
+    found = []
+    for number, corpus in enumerate(corpora):
+        key, verified = files_of(corpus), corpus.manifest.verified
+        alike = by_id.get(corpus.id, (unread if verified else by_files).get(key, number))
+        found.append(alike)
+        by_id.setdefault(corpus.id, number)
+        by_files.setdefault(key, number)
+        if not verified:
+            unread.setdefault(key, number)
+    return found
+
+
+def files_of(corpus: Corpus) -> tuple[tuple[str, int], ...]:
+    """What is known of the files of any corpus: the hash of each .idx and the size of its .bin."""
+    return tuple((shard.idx_hash, shard.bytes) for shard in corpus.manifest.shards)
 
 
 def merge_same(
@@ -28,14 +54,16 @@ def merge_same(
     Returns:
         The parts, and for each that was merged the shares that it was given, as text.
     """
-    of_corpus: dict[str, list[Part]] = {}
-    for part in parts:
-        of_corpus.setdefault(part.corpus.id, []).append(part)
+    of_corpus: dict[int, list[Part]] = {}
+    roots: list[int] = []
+    for number, alike in enumerate(first_alike([part.corpus for part in parts])):
+        roots.append(number if alike == number else roots[alike])
+        of_corpus.setdefault(roots[number], []).append(parts[number])
     given = {}
     for same in of_corpus.values():
         if len(same) > 1:
             unread = not all(part.corpus.manifest.verified for part in same)
-            if unread and len({part.corpus.path.resolve() for part in same}) > 1:
+            if unread and len({tuple(r.bin_path.resolve() for r in part.corpus.readers) for part in same}) > 1:
                 both = " and ".join(str(part.corpus.path) for part in same[:2])
                 problems.append(f"{both}: where only the .idx are alike tokens may differ; mdata adopt --full each")
             given[same[0].name] = _merge(same, parts, groups, spec=spec, problems=problems)

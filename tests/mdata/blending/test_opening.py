@@ -157,6 +157,34 @@ def test_pairs_whose_idx_are_alike_are_told_apart_by_adopting_them_whole(corpora
     assert len(whole.manifest.components) == 2
 
 
+def test_a_bare_pair_and_its_copy_with_a_manifest_are_one_corpus(corpora):
+    for name in ("x", "y", "z"):
+        write_pair(corpora / name, [[5, 6]])
+    (corpora / "z.bin").write_bytes((corpora / "x.bin").read_bytes()[::-1])
+    mdata.adopt(corpora / "y", None, full=True)
+    assert mdata.open_corpus(corpora / "x").id != mdata.open_corpus(corpora / "y").id
+    for pair in (("x", "y"), ("y", "x"), ("y", "z")):  # z may be y: nobody has read its tokens
+        entries = [{"path": str(corpora / name), "weight": 1} for name in pair]
+        with pytest.raises(
+            UsageError, match=r"are the same corpus \(the same \.idx, and as many bytes(.|\n)*adopt --full"
+        ):
+            mdata.plan_blend({"component": entries}, corpora)
+        with pytest.raises(UsageError, match="tokens may differ; mdata adopt --full each"):
+            mdata.plan_blend({"component": entries, "merge_same": True}, corpora)
+    old = mdata.plan_blend([str(corpora / "y")], corpora)
+    for new in ({"spec": ["1", str(corpora / "x")]}, {"edits": mdata.BlendEdits(add=[("1", str(corpora / "x"))])}):
+        with pytest.raises(
+            UsageError, match=r"x is y of the blend, by its \.idx(.|\n)*try: .*y\.json, as the blend names"
+        ):
+            mdata.change_blend(old, 3, folder=corpora, sequence_length=4, **new)
+    mdata.adopt(corpora / "z", None, full=True)
+    assert len(mdata.plan_blend(["1", str(corpora / "y"), "1", str(corpora / "z")], corpora).manifest.components) == 2
+    # The same files by two names are one corpus without doubt, and can be merged.
+    (corpora / "y.json").rename(corpora / "other.json")
+    entries = [{"path": str(corpora / name), "weight": 1} for name in ("y", "other.json")]
+    assert mdata.plan_blend({"component": entries, "merge_same": True}, corpora).weights == (1,)
+
+
 def test_an_empty_path_is_refused(corpora, monkeypatch):
     monkeypatch.chdir(corpora)
     with pytest.raises(UsageError, match="'' names no corpus"):
