@@ -72,6 +72,41 @@ def test_known_answers():
     assert NativeBlend([1] * 5).locate(np.arange(5))[0].tolist() == [0, 2, 4, 3, 1]
 
 
+SHAPES = {
+    "equal": lambda n, rng: np.ones(n, np.int64),
+    "zipf": lambda n, rng: 10**9 // np.arange(1, n + 1),
+    "random": lambda n, rng: rng.integers(1, 10**6, n),
+    "heavy": lambda n, rng: np.ceil(rng.pareto(0.7, n) * 1000).clip(1, 10**12).astype(np.int64),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_many_components_stay_near_their_shares_at_every_prefix(shape):
+    """400 components at 3,000 prefixes; then at 40 places far away, where each count is asked for by itself."""
+    weights = SHAPES[shape](400, np.random.default_rng(7))
+    whole, blend = int(weights.sum()), NativeBlend(weights.tolist())
+    components, _ = blend.locate(np.arange(3000))
+    counts = np.cumsum(components[:, None] == np.arange(400), axis=0)
+    far = np.abs(counts * whole - np.arange(1, 3001)[:, None] * weights)  # times whole: exact, and below 2^63
+    assert Fraction(int(far.max()), whole) < BOUND
+    assert _furthest(blend, weights, np.random.default_rng(8).integers(0, 2**60, 40)) < BOUND
+
+
+def test_65536_components_stay_near_their_shares():
+    """At prefixes short and long, each counted by itself."""
+    rng = np.random.default_rng(9)
+    weights = np.ceil(rng.pareto(1.0, 65_536) * 1000).clip(1, 10**9).astype(np.int64)
+    prefixes = [1, 2, 65_536, int(weights.sum()) - 1, *rng.integers(1, 2**20, 20), *rng.integers(0, 2**60, 10)]
+    assert _furthest(NativeBlend(weights.tolist()), weights, prefixes) < BOUND
+
+
+def _furthest(blend: NativeBlend, weights: np.ndarray, prefixes) -> Fraction:
+    """The largest distance of a component from its share at these prefixes."""
+    whole, exact = int(weights.sum()), weights.astype(object)
+    return max(Fraction(int(np.abs(np.array(blend.counts(int(k)), object) * whole - int(k) * exact).max()), whole)
+               for k in prefixes)  # fmt: skip
+
+
 def test_a_worse_tree_would_be_noticed():
     """Fibonacci weights make the deepest tree; the bound has little room there."""
     weights = [1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144]

@@ -148,16 +148,28 @@ def check_split(case, expected, *, split, size, stored):
         assert (rows.tokens == stored[tokens]).all(), name
 
 
+REFUSED = {
+    "b18": "weights and prefixes are mixed",
+    "b19": "a weight stands before its prefix",
+    "b20": "weights and prefixes are mixed",
+    "b21": "weights and prefixes are mixed",
+    "b22": "share of a is not a positive number",
+    "b23": "needs the number of samples",
+    "b24": "are the same corpus",
+}
+
+
 def test_refused_oracles(oracles, tmp_path, monkeypatch):
+    """Each for its own reason: corpora whose .idx are alike would be refused for that alone."""
     cases = json.loads((oracles / "oracle" / "blend" / "cases.json").read_text())
     monkeypatch.chdir(tmp_path)
-    for name in "abd":
-        write_pair(tmp_path / name, [[40]] * 50, tokens=np.arange(2000) + ord(name) * 2000)
-    for case in cases["end_to_end"]:
-        if "raises" not in case:
-            continue
+    for number, name in enumerate("abd"):
+        write_pair(tmp_path / name, [[40]] * (50 + number))
+    refused = [case for case in cases["end_to_end"] if "raises" in case]
+    assert {case["id"] for case in refused} == set(REFUSED)
+    for case in refused:
         if case["id"] == "b24":
             # The same corpus nine times is refused before; its arithmetic is in tests/mdata/blend/test_megatron.py.
             assert requests(case["parsed"][1], 60)[2][0] == 31
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError, match=REFUSED[case["id"]]):
             opened(" ".join(case["data_path"]), num_samples=case["sizes"][0])
