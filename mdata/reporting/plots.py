@@ -76,11 +76,13 @@ def epochs_at_end(curves: Curves, names: Sequence[str], *, caps: Sequence[str | 
     parts += [svg.text((x, 14), label, anchor="middle", kind="quiet") for x, label in labels]
     for place, i in enumerate(shown):
         y = 24 + 22 * place
-        kind = kind_of(colours[i]) if i in colours else "others"
+        band = colours.get(i)
+        kind, strength = (kind_of(band), band.strength) if band else ("others", 1.0)
         value = f"{last[i]:.4g}" + (f" of at most {caps[i]}" if caps[i] else "")
         wide = frame.px(last[i]) - frame.left
         parts.append(svg.text((frame.left - 8, y + 13), _shortened(names[i]), anchor="end"))
-        parts.append(svg.bar(frame.left, y, width=wide, height=16, kind=kind, hint=f"{names[i]}: {value} epochs"))
+        hint = f"{names[i]}: {value} epochs"
+        parts.append(svg.bar(frame.left, y, width=wide, height=16, kind=kind, strength=strength, hint=hint))
         parts.append(svg.text((frame.left + wide + 6, y + 13), value))
     description = f"{len(shown)} bars, from {last[shown[0]]:.4g} down to {last[shown[-1]]:.4g} epochs"
     return svg.drawing(WIDTH, height, label="Epochs at the end", description=description, parts=parts)

@@ -106,10 +106,11 @@ def line(points: Points, *, kind: str, strength: float = 1.0, hint: str = "") ->
     return f'<path class="line {kind}"{faint} d="{_path(points)}"><title>{escape(hint)}</title></path>'
 
 
-def bar(x: float, y: float, *, width: float, height: float, kind: str, hint: str = "") -> str:
+def bar(x: float, y: float, *, width: float, height: float, kind: str, strength: float = 1.0, hint: str = "") -> str:
     """A rectangle."""
+    fill = f' fill-opacity="{strength:.2f}"' if strength < 1 else ""
     box = f'x="{n(x)}" y="{n(y)}" width="{n(width)}" height="{n(max(height, 0))}"'
-    return f'<rect class="area {kind}" {box}><title>{escape(hint)}</title></rect>'
+    return f'<rect class="area {kind}"{fill} {box}><title>{escape(hint)}</title></rect>'
 
 
 def rule(x: float, y: float, *, to: tuple[float, float], kind: str = "mark") -> str:

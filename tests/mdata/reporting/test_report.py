@@ -117,6 +117,30 @@ def test_phases_and_ramps(corpora):
     assert made.facts["curves"]["ramps"] == [False, True, False]
 
 
+def test_a_member_of_a_group_has_the_colour_of_the_legend_in_all_drawings(corpora):
+    entries = [{"path": f"c{i}_text_document", "weight": i + 1, "group": "g" if i < 3 else "h"} for i in range(5)]
+    mdata.make_blend({"component": entries}, "mix.json")
+    tree = parsed(mdata.report("mix.json", sequence_length=16, samples=500).path)
+    legend = {}
+    for swatch in next(items for items in tree.iter("ul") if items.find("li/i") is not None).iter("i"):
+        strength = swatch.get("style", "opacity:1.00").removeprefix("opacity:")
+        legend[swatch.tail.strip()] = (swatch.get("class").removeprefix("swatch b"), strength)
+    assert len(legend) == 5 and len(set(legend.values())) == 5
+    assert {colour for colour, _ in legend.values()} == {"c0", "c1"}, "a colour a group, told apart by strength"
+    (bars,) = (svg for svg in tree.iter("svg") if svg.get("aria-label").startswith("Epochs at the end"))
+    (areas,) = (svg for svg in tree.iter("svg") if svg.get("aria-label").startswith("Shares over"))
+    for drawing, shape in ((bars, "rect"), (areas, "path")):
+        drawn = {
+            element.find("title").text.split(":")[0]: (
+                element.get("class").removeprefix("area "),
+                element.get("fill-opacity", "1.00"),
+            )
+            for element in drawing.iter(shape)
+            if element.get("class", "").startswith("area ")
+        }
+        assert drawn == legend
+
+
 def test_names_and_texts_cannot_break_the_page(corpora):
     entries = [{"path": f"c{i}_text_document", "weight": 1, "name": name} for i, name in enumerate(ODD)]
     mdata.make_blend({"component": entries}, "<mix>&.json")
