@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from mdata.blending.preview import BlendPreview, BlendRow, blend_table, preview_blend
     from mdata.blending.redistribute import redistribute_blend
     from mdata.build import BuildResult, BuiltArrays, build
+    from mdata.component import Component
     from mdata.convert import convert
     from mdata.corpus import Corpus, open_corpus
-    from mdata.dataset import Component, Dataset, open, open_dataset, parse_split
+    from mdata.dataset import Dataset, open, open_dataset, parse_split
     from mdata.errors import (
         BadInputError,
         DamageError,
@@ -74,7 +75,8 @@ attach(
         "mdata.build": "BuildResult BuiltArrays build",
         "mdata.convert": "convert",
         "mdata.corpus": "Corpus open_corpus",
-        "mdata.dataset": "Component Dataset open open_dataset parse_split",
+        "mdata.component": "Component",
+        "mdata.dataset": "Dataset open open_dataset parse_split",
         "mdata.evaluation": "evaluated_samples evaluation_sets samples_asked",
         "mdata.indexed": "IndexedReader IndexedWriter ShardFacts",
         "mdata.keys": "Key derive_key",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -27,6 +27,7 @@ from mdata.blend.split import split_edges
 from mdata.blending.megatron import mix_by_share, mix_by_size
 from mdata.blending.opening import OpenBlend, open_blend
 from mdata.cache import Cache
+from mdata.component import Component
 from mdata.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.garbage import garbage_left
@@ -41,16 +42,6 @@ from mdata.samples.rows import Gathered, Rows, Sample, empty_rows, finish, in_or
 
 if TYPE_CHECKING:
     from mdata.samples.masked import MaskedSamples
-
-
-@dataclass(frozen=True)
-class Component:
-    """One corpus of a dataset: its part in the split has `num_tokens`; `samples` makes them rows."""
-
-    name: str
-    corpus: Corpus
-    samples: SampleKind
-    num_tokens: int
 
 
 def open_dataset(path: str | Path, options: DatasetOptions, *, progress: Progress = SILENT) -> Dataset:
@@ -194,7 +185,9 @@ class Dataset:
             IndexError: a number below 0 or past the end.
         """
         (component,), (inside,) = self.locate([sample])
-        found: Sample = self.components[component].samples.sample(int(inside))
+        part = self.components[component]
+        with part.reading():
+            found: Sample = part.samples.sample(int(inside))
         if isinstance(self.deal, MegatronBlend):
             return {"dataset_id": np.array(component, self.deal.components.dtype), **found}
         return found
@@ -255,13 +248,16 @@ class Dataset:
         if out is not None and not isinstance(out, dict):
             raise UsageError(f"samples of kind {self.options.kind!r} are fields", expected="what empty_rows gives")
         if self._alone:
-            return self._masked(0).read(numbers, out)
+            with self.components[0].reading():
+                return self._masked(0).read(numbers, out)
         components, inside = self.locate(numbers)
         first = self._masked(0)
         fields = first.allocate(len(numbers)) if out is None else first.checked(out, len(numbers))
         for number in np.unique(components).tolist():
             places = np.flatnonzero(components == number)
-            for name, part in self._masked(number).read(inside[places]).items():
+            with self.components[number].reading():
+                found = self._masked(number).read(inside[places])
+            for name, part in found.items():
                 fields[name][places] = part
         return fields
 
@@ -269,17 +265,20 @@ class Dataset:
         return cast("MaskedSamples", self.components[number].samples)
 
     def _gather(self, numbers: Int64s, text: Int64s) -> Gathered:
-        threads = self.options.threads
-        kinds = cast("list[RowKind]", [component.samples for component in self.components])
         if self._alone:
-            return kinds[0].gather(numbers, text, threads=threads)  # its numbers are the dataset's own
+            return self._gather_of(0, numbers, text)  # its numbers are the dataset's own
         components, inside = self.locate(numbers)
         parts = []
         for number in np.unique(components).tolist():
             places = np.flatnonzero(components == number)
-            part = kinds[number].gather(inside[places], text, places=places, threads=threads)
-            parts.append((places, part))
+            parts.append((places, self._gather_of(number, inside[places], text, places=places)))
         return in_order(parts, len(numbers))
+
+    def _gather_of(self, number: int, inside: Int64s, text: Int64s, *, places: Int64s | None = None) -> Gathered:
+        part = self.components[number]
+        kind = cast("RowKind", part.samples)
+        with part.reading():
+            return kind.gather(inside, text, places=places, threads=self.options.threads)
 
     @property
     def continues(self) -> tuple[str, int] | None:

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata.blend.megatron import MegatronBlend
-from mdata.dataset import Component, Dataset
+from mdata.component import Component
+from mdata.dataset import Dataset
 from mdata.samples.gpt import GptSamples
 
 _MOST_COMPONENTS = 4

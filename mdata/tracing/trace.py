@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from mdata.component import Component
 from mdata.corpus import Corpus
-from mdata.dataset import Component, Dataset
+from mdata.dataset import Dataset
 from mdata.documents import Documents, Origin
 from mdata.errors import MdataError, UsageError, few, nearest
 from mdata.samples.traced import Piece, Traceable
@@ -261,14 +262,15 @@ class Tracer:
     def _traced(self, number: int, component: int, inside: int, sequences: range | None = None) -> TracedSample:
         """A sample with the parts that lie in some sequences, None: all."""
         part = self.dataset.components[component]
-        return TracedSample(
-            sample=number,
-            component=component,
-            name=part.name,
-            inside=inside,
-            epoch=self._epoch(part, inside),
-            parts=tuple(self._parts(component, _kind(part).pieces(inside), sequences)),
-        )
+        with part.reading():
+            return TracedSample(
+                sample=number,
+                component=component,
+                name=part.name,
+                inside=inside,
+                epoch=self._epoch(part, inside),
+                parts=tuple(self._parts(component, _kind(part).pieces(inside), sequences)),
+            )
 
     def _check(self, number: int) -> None:
         end = self.num_samples
@@ -330,8 +332,9 @@ class Tracer:
         while first < stop:
             end = min(stop, first + length)
             found: set[int] = set()
-            for sequence in sequences:
-                found.update(_kind(part).samples_of(sequence, first=first, stop=end))
+            with part.reading():
+                for sequence in sequences:
+                    found.update(_kind(part).samples_of(sequence, first=first, stop=end))
             yield from sorted(found)
             first = end
 
