@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for split in _SPLITS:
         add(f"--{split}-samples", type=int, metavar="N", help="megatron: asked for; default one epoch")
     add("--no-extra-token", action="store_true", help="rows of S tokens, not S + 1")
-    add("--keep-partial", action="store_true", help="megatron: the last partial sample of validation counts")
+    add("--keep-partial", action="store_true", help="megatron: the last partial sample of validation, --whole, counts")
     add("--longer", choices=["cut", "drop"], default="cut", help="packed: what becomes of documents longer than a row")
     add("--decoder-length", "--decoder-seq-length", type=int, metavar="S", help="t5: tokens that the decoder reads")
     add("--no-head", action="store_true", help="bert: one text, without the task of the next sentence")

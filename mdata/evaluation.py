@@ -44,7 +44,9 @@ def evaluation_sets(
         DamageError: a named set that is not what the blend named.
     """
     asked = num_samples if train.options.order == "megatron" else None
-    whole = replace(train.options, split="whole", num_samples=asked)
+    # Megatron keeps the last partial sample of validation alone, whether a part of the blend or a corpus of its own.
+    keep = train.options.keep_partial and split == "valid"
+    whole = replace(train.options, split="whole", num_samples=asked, keep_partial=keep)
     if paths:
         sets = _by_path([(Path(path), open_dataset(path, whole, progress=progress)) for path in paths], split)
     else:

@@ -129,7 +129,7 @@ def _megatron(
         num_samples=options.num_samples,
         seed=options.seed,
         extra_token=options.extra_token,
-        keep_partial=options.keep_partial and options.split == "valid",
+        keep_partial=options.keeps_partial,
     )
     return MegatronGptSamples(corpus, request, options=rows, threads=options.threads, cache=cache)
 

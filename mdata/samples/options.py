@@ -58,7 +58,7 @@ class DatasetOptions:
         order: "native", or "megatron" for the samples of Megatron's GPTDataset and its blends.
         num_samples: asked for; megatron: decides the epochs (None: one). Native: only the length of a training set.
         extra_token: a sample reads one token more, so that its last one has a label.
-        keep_partial: megatron, split "valid": the last partial sample counts (native always keeps it).
+        keep_partial: megatron, split "valid" or "whole": the last partial sample counts (native always keeps it).
         shuffle_block: native: sequences are permuted inside of blocks of so many, anew in each epoch; 0: file order.
         kind: "gpt": concatenated text; native: also "document", one a sample, "packed", several fitted into one, and
             "chat", conversations packed, with loss on what is trained on (`document_masks` is then on);
@@ -186,6 +186,11 @@ class DatasetOptions:
             no_prefix=self.fim_no_prefix,
         )
 
+    @property
+    def keeps_partial(self) -> bool:
+        """Whether the last partial sample counts in Megatron's order: only of what may be a validation set."""
+        return self.keep_partial and self.split in ("valid", WHOLE)
+
     def row_options(self, corpus_eod: int | None) -> RowOptions:
         """What is told of rows, for a corpus with this end of a document.
 
@@ -247,8 +252,8 @@ class DatasetOptions:
         if self.order == MEGATRON:
             del found["blend_algorithm"]
             found["order"] = f"{MEGATRON} {_MEGATRON_VERSION}"
-            theirs = ("num_samples", "keep_partial", "pad", "allow_ambiguous_pad")
-            found |= {name: getattr(self, name) for name in theirs}
+            found |= {name: getattr(self, name) for name in ("num_samples", "pad", "allow_ambiguous_pad")}
+            found["keep_partial"] = self.keeps_partial
         return found
 
 

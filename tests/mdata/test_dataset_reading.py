@@ -213,13 +213,19 @@ def test_options_that_are_not_used_change_no_identity(folder):
     }  # fmt: skip
     for options in ({"mode": "pread"}, {"threads": 3}, {"num_samples": 5}):
         assert opened(folder, eod=None, **options).data_id == base.data_id
+    # The last partial sample is kept of validation alone.
+    for split in ("train", "test"):
+        theirs = {"order": "megatron", "split": split, "split_shares": "50,0,50"}
+        twins = [opened(folder, "a", **theirs, keep_partial=keep) for keep in (False, True)]
+        assert twins[0].data_id == twins[1].data_id and len(twins[0]) == len(twins[1])
 
 
 def test_data_id_covers_every_option_that_decides(folder):
     native = [{}, {"document_masks": True}, {"eod_mask_loss": True}, {"reset_position_ids": True}]
     native += [{"reset_attention_mask": True}, {"create_attention_mask": True}, {"extra_token": False}, {"eod": 8}]
     native += [{"kind": "document"}, {"kind": "document", "longer": "drop"}, {"kind": "packed"}]
-    megatron = [{}, {"num_samples": 30}, {"keep_partial": True}, {"pad": 3}, {"pad": EOD, "allow_ambiguous_pad": True}]
+    megatron = [{}, {"num_samples": 30}, {"pad": 3}, {"pad": EOD, "allow_ambiguous_pad": True}]
+    megatron += [{"split": "whole"}, {"split": "whole", "keep_partial": True}]
     datasets = [opened(folder, "a", **options) for options in native]
     datasets += [opened(folder, "a", order="megatron", **options) for options in megatron]
     assert len({dataset.data_id for dataset in datasets}) == len(datasets)

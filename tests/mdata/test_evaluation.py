@@ -65,6 +65,22 @@ def test_in_megatrons_order_as_many_samples_as_are_asked_for():
     assert len(mdata.evaluation_sets(train(), "test", num_samples=30)["later"]) == 8
 
 
+@pytest.mark.parametrize("paths", [[], ["p_text_document"]], ids=["of the blend", "by path"])
+def test_in_megatrons_order_the_last_partial_sample_is_kept_of_validation_alone(paths):
+    data = train(order="megatron", num_samples=20, keep_partial=True)
+    sets = {split: mdata.evaluation_sets(data, split, paths=paths) for split in ("valid", "test")}
+    (valid,), test = sets["valid"].values(), next(iter(sets["test"].values()))
+    assert len(valid) == -(-(90 - 1) // 8) == 12
+    assert len(test) == ((90 if paths else 60) - 1) // 8
+    if paths:
+        assert valid.data_id != test.data_id == train("p_text_document", split="whole", order="megatron").data_id
+
+
+def test_a_part_of_the_split_keeps_it_in_validation_alone():
+    data = train("train_text_document", order="megatron", num_samples=20, keep_partial=True, split_shares="80,10,10")
+    assert [len(mdata.evaluation_sets(data, split)[split]) for split in ("valid", "test")] == [5, 4]
+
+
 def test_a_set_that_is_another_is_damage(folder):
     write_pair(folder / "q_text_document", [[6]] * 11)
     with pytest.raises(DamageError, match=r"test set later is not the one that was named(.|\n)*data\.test"):
