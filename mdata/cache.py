@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,21 +69,26 @@ class Cache:
         Raises:
             ResourceError, UsageError: the disk is full, or the given folder cannot be written.
         """
-        start = time.perf_counter()
+        start, made = time.perf_counter(), list[bool]()
+
+        def make_now() -> Iterable[Arrays]:
+            made.append(True)  # where several want the same arrays one makes them, and the others wait
+            return make()
+
         places = self._places(beside)
         hits = ((folder, find(folder, key, progress=self.progress, mapped=self.mapped)) for folder in places)
         folder, found = next((hit for hit in hits if hit[1] is not None), (None, None))
-        built = found is None
         if found is None and not self.all and not self._given and entries() < _SMALL:
-            found = in_memory(make)
+            found = in_memory(make_now)
         elif found is None:
             folder = next((place for place in places if _can_be_written(place)), places[0])
-            found = kept(folder, key, make=make, progress=self.progress, mapped=self.mapped)
+            # What is wrong with an entry there was said above.
+            found = kept(folder, key, make=make_now, mapped=self.mapped)
         path = None if folder is None else entry_path(folder, key)
         rows = max((len(array) for array in found.values()), default=0)
         sizes = sum(array.nbytes for array in found.values())
         seconds = time.perf_counter() - start
-        self.log.append(Kept(str(key["name"]), str(key["corpus"]), path, rows, sizes, seconds, built))
+        self.log.append(Kept(str(key["name"]), str(key["corpus"]), path, rows, sizes, seconds, bool(made)))
         return found
 
     def __reduce__(self) -> tuple[object, ...]:

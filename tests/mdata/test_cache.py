@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
 from mdata import UsageError
 from mdata.cache import Cache
+from mdata.progress import Silent
 
 KEY = {"name": "numbers", "corpus": "abc"}
 LARGE = 1 << 40
@@ -67,6 +72,39 @@ def test_in_the_folder_that_is_given(corpus, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError):
         asked(Cache(str(tmp_path / "file")), corpus)
+
+
+def test_of_several_at_once_one_builds_and_the_others_say_that_they_found_it(corpus):
+    caches, together = [Cache() for _ in range(3)], threading.Barrier(3)
+
+    def slowly():
+        time.sleep(0.3)
+        return make()
+
+    def one(cache):
+        together.wait()
+        asked(cache, corpus, make=slowly)
+
+    threads = [threading.Thread(target=one, args=(cache,)) for cache in caches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(cache.log[0].built for cache in caches) == [False, False, True]
+
+
+def test_damage_is_told_once(corpus):
+    class Listener(Silent):
+        notes: ClassVar[list[str]] = []
+
+        def note(self, text):
+            self.notes.append(text)
+
+    entry = asked(Cache(), corpus).path
+    (entry / "one.npy").write_bytes(b"")
+    assert asked(Cache(progress=Listener()), corpus).built
+    assert len(Listener.notes) == 1
+    assert "is built anew: one.npy has 0 bytes" in Listener.notes[0]
 
 
 def test_small_ones_are_built_in_memory(corpus):
