@@ -14,20 +14,20 @@ _GROUPS = Path("/sys/fs/cgroup")
 def usable_cores() -> int:
     """Cores by affinity, fewer where a control group (version 2 or 1) grants less time; at least 1."""
     allowed = len(os.sched_getaffinity(0))
-    return max(1, min(allowed, *(_quota(folder) or allowed for folder in _own_folders())))
+    return max(1, min(allowed, *(_quota(folder) or allowed for folder in group_folders("cpu"))))
 
 
-def _own_folders() -> list[Path]:
-    """The folders of the groups that hold this process, from the root down."""
+def group_folders(controller: str) -> list[Path]:
+    """The folders of the control groups that hold this process, from the root down, of "cpu" or "memory"."""
     try:
         lines = _OWN_GROUP.read_text(errors="replace").split("\n")
     except OSError:
         return [_GROUPS]
-    folders = [_GROUPS, _GROUPS / "cpu"]
+    folders = [_GROUPS, _GROUPS / controller]
     for line in lines:
         _, _, named = line.partition(":")
         controllers, _, path = named.partition(":")
-        root = _GROUPS / "cpu" if "cpu" in controllers.split(",") else _GROUPS
+        root = _GROUPS / controller if controller in controllers.split(",") else _GROUPS
         parts = [part for part in path.split("/") if part]
         folders += [root.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1)]
     return folders

@@ -53,6 +53,13 @@ void check_order(std::span<const Place> order, std::size_t num_lengths) {
     }
 }
 
+// Their bytes alone are looked at: numpy's arrays may lie anywhere.
+mdata::Lengths unaligned(const Int32s& lengths) {
+    if (lengths.ndim() != 1) throw std::invalid_argument("an array of one dimension is expected");
+    const auto* bytes = reinterpret_cast<const std::byte*>(static_cast<const py::array&>(lengths).data());
+    return mdata::Lengths{std::span(bytes, static_cast<std::size_t>(lengths.nbytes()))};
+}
+
 template <typename Place, typename Row>
 void sample_index(const Int32s& lengths, const Array<Place>& order, std::int64_t sequence_length, std::int64_t extra,
                   std::size_t threads, Array<Row>& rows) {
@@ -61,7 +68,7 @@ void sample_index(const Int32s& lengths, const Array<Place>& order, std::int64_t
     if (sequence_length < 1 || extra < 0 || extra > 1) throw std::invalid_argument("a sequence length below 1, or extra");
     if (out.size() < 2 || out.size() % 2 != 0) throw std::invalid_argument("rows of two numbers are expected");
     const auto last = static_cast<std::int64_t>(out.size() / 2 - 1);
-    const mdata::SampleIndex<Row> index{view(lengths), sequence_length, extra, last, out};
+    const mdata::SampleIndex<Row> index{unaligned(lengths), sequence_length, extra, last, out};
     const py::gil_scoped_release unlocked;
     check_order(places, index.lengths.size());
     mdata::fill_sample_index(index, places, threads);

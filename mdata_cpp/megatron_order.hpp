@@ -9,16 +9,36 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <thread>
 #include <vector>
 
 namespace mdata {
 
+// Lengths of sequences where they lie: in an .idx they begin at byte 34, so that nothing is aligned.
+class Lengths {
+public:
+    explicit Lengths(std::span<const std::int32_t> lengths) : bytes_(std::as_bytes(lengths)) {}
+    explicit Lengths(std::span<const std::byte> bytes) : bytes_(bytes) {}
+
+    std::size_t size() const { return bytes_.size() / sizeof(std::int32_t); }
+
+    template <typename Place>
+    std::int64_t operator[](Place place) const {
+        std::int32_t length;
+        std::memcpy(&length, bytes_.data() + static_cast<std::size_t>(place) * sizeof length, sizeof length);
+        return length;
+    }
+
+private:
+    std::span<const std::byte> bytes_;
+};
+
 // What is filled in: row k is (rows[2 k], rows[2 k + 1]) for k from 1 to last; row 0 is (0, 0).
 template <typename Row>
 struct SampleIndex {
-    std::span<const std::int32_t> lengths;
+    Lengths lengths;
     std::int64_t sequence_length;
     std::int64_t extra;
     std::int64_t last;
@@ -34,7 +54,7 @@ void fill_block(const SampleIndex<Row>& index, std::span<const Place> order, std
     std::int64_t k = std::max<std::int64_t>(1, (before - index.extra + q) / q);
     std::int64_t token = k * q + index.extra - 1;
     for (std::size_t d = first; d < stop && k <= index.last; ++d) {
-        const std::int64_t after = before + index.lengths[static_cast<std::size_t>(order[d])];
+        const std::int64_t after = before + index.lengths[order[d]];
         for (; token < after && k <= index.last; ++k, token += q) {
             index.rows[static_cast<std::size_t>(2 * k)] = static_cast<Row>(d);
             index.rows[static_cast<std::size_t>(2 * k + 1)] = static_cast<Row>(k * q - before);
@@ -56,7 +76,7 @@ void fill_sample_index(const SampleIndex<Row>& index, std::span<const Place> ord
     };
     in_parallel([&](std::size_t block) {
         std::int64_t sum = 0;
-        for (std::size_t d = edge(block); d < edge(block + 1); ++d) sum += index.lengths[static_cast<std::size_t>(order[d])];
+        for (std::size_t d = edge(block); d < edge(block + 1); ++d) sum += index.lengths[order[d]];
         tokens[block] = sum;
     });
     std::vector<std::int64_t> before(blocks);

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata._core import Mersenne, fill_sample_index
-from mdata.errors import UsageError
+from mdata.errors import ResourceError, UsageError
+from mdata.memory import available_bytes
 
 # A last epoch of which less than this part is needed is shuffled apart.
 _SEPARATE_BELOW = 0.80
@@ -128,8 +129,9 @@ def _check(tokens_per_epoch: int, request: MegatronRequest) -> None:
 def build(lengths: Lengths, request: MegatronRequest, *, threads: int = 1) -> MegatronIndices:
     """The three indices.
 
-    Memory: 4 bytes for each document of all epochs, 8 for each sample, 4 for each sample; nothing besides (twice
-    that where a number does not fit).
+    Memory: 4 bytes for each document of all epochs, 8 for each sample, 4 for each sample (twice that where a number
+    does not fit). The lengths are read where they lie, also unaligned in a mapped file; the only other array is of one
+    epoch's documents, while there is nothing else yet.
 
     Args:
         lengths: int32[n], tokens of every sequence of the file.
@@ -137,16 +139,16 @@ def build(lengths: Lengths, request: MegatronRequest, *, threads: int = 1) -> Me
         threads: that fill the sample index in.
 
     Raises:
-        UsageError: see `plan`; a range outside of the file.
+        UsageError: see `plan`; a range outside of the file. ResourceError: more than there is memory for.
     """
     from concurrent.futures import ThreadPoolExecutor
 
     if not 0 <= request.first <= request.stop <= len(lengths):
         raise UsageError(f"sequences {request.first} to {request.stop}", expected=f"inside of 0 to {len(lengths)}")
-    # The index of a file begins at byte 34, where no int32 is aligned.
-    lengths = np.require(lengths, np.int32, ["C", "A"])
+    lengths = np.ascontiguousarray(lengths, np.int32)  # which copies nothing that is of this type
     inside = lengths[request.first : request.stop]
     known = plan(int(inside.sum(dtype=np.int64)), request)
+    _check_room(request, known)
     generator = Mersenne(request.seed)
     documents = _documents(request, known, generator)
     with ThreadPoolExecutor(1) as pool:
@@ -156,10 +158,40 @@ def build(lengths: Lengths, request: MegatronRequest, *, threads: int = 1) -> Me
         return MegatronIndices(documents, samples.result(), shuffle)
 
 
+def _check_room(request: MegatronRequest, known: MegatronPlan) -> None:
+    """Refuse what would fail after it was begun."""
+    documents = known.epochs * (request.stop - request.first)
+    needed = documents * _document_type(request).itemsize
+    needed += (known.samples + 1) * 2 * _sample_type(request, known).itemsize
+    needed += known.samples * _shuffle_type(known).itemsize
+    available = available_bytes()
+    if available is not None and needed > available:
+        asked = "one epoch" if request.num_samples is None else f"{request.num_samples:,} samples"
+        raise ResourceError(
+            f"the arrays of Megatron's order do not fit in memory: {asked} of {request.sequence_length:,} tokens",
+            found=f"{available:,} bytes available",
+            expected=f"{needed:,} bytes, for {documents:,} documents of {known.epochs:,} epochs and "
+            f"{known.samples:,} samples",
+            fix='fewer samples, a machine with more memory, or order="native", which needs no arrays',
+        )
+
+
+def _document_type(request: MegatronRequest) -> np.dtype[Any]:
+    return np.dtype(np.int32 if request.stop <= _SIGNED_32 else np.int64)
+
+
+def _sample_type(request: MegatronRequest, known: MegatronPlan) -> np.dtype[Any]:
+    places = known.epochs * (request.stop - request.first)
+    return np.dtype(np.int32 if max(request.stop, places) <= _SIGNED_32 else np.int64)
+
+
+def _shuffle_type(known: MegatronPlan) -> np.dtype[Any]:
+    return np.dtype(np.uint32 if known.samples < _UNSIGNED_32 - 1 else np.int64)
+
+
 def _documents(request: MegatronRequest, known: MegatronPlan, generator: Mersenne) -> npt.NDArray[Any]:
-    dtype = np.int32 if request.stop <= _SIGNED_32 else np.int64
-    once: npt.NDArray[Any] = np.arange(request.first, request.stop, dtype=dtype)
-    documents: npt.NDArray[Any] = np.tile(once, known.epochs)
+    once: npt.NDArray[Any] = np.arange(request.first, request.stop, dtype=_document_type(request))
+    documents = once if known.epochs == 1 else np.tile(once, known.epochs)
     apart = len(documents) - len(once) if known.separate else len(documents)
     generator.shuffle(documents[:apart])
     generator.shuffle(documents[apart:])
@@ -169,8 +201,7 @@ def _documents(request: MegatronRequest, known: MegatronPlan, generator: Mersenn
 def _samples(
     lengths: Lengths, documents: npt.NDArray[Any], *, request: MegatronRequest, known: MegatronPlan, threads: int
 ) -> npt.NDArray[Any]:
-    dtype = np.int32 if documents.dtype == np.int32 and len(documents) <= _SIGNED_32 else np.int64
-    rows = np.zeros((known.samples + 1, 2), dtype)
+    rows = np.zeros((known.samples + 1, 2), _sample_type(request, known))
     extra, q = int(request.extra_token), request.sequence_length
     fill_sample_index(lengths, documents, q, extra, threads, rows.reshape(-1))
     if known.samples and known.samples * q + extra > known.epochs * known.tokens_per_epoch:
@@ -187,8 +218,7 @@ def _end(lengths: Lengths, documents: npt.NDArray[Any], extra: int) -> tuple[int
 
 
 def _shuffle(known: MegatronPlan, generator: Mersenne) -> npt.NDArray[Any]:
-    dtype = np.uint32 if known.samples < _UNSIGNED_32 - 1 else np.int64
-    shuffle: npt.NDArray[Any] = np.arange(known.samples, dtype=dtype)
+    shuffle: npt.NDArray[Any] = np.arange(known.samples, dtype=_shuffle_type(known))
     generator.shuffle(shuffle[: known.cut])
     generator.shuffle(shuffle[known.cut :])
     return shuffle

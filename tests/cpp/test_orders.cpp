@@ -63,7 +63,7 @@ void rows_are_those_of_a_walk() {
         }
         const std::int64_t last = 10;
         std::vector<std::int32_t> rows(2 * (last + 1), -7);
-        const mdata::SampleIndex<std::int32_t> index{lengths, q, extra, last, rows};
+        const mdata::SampleIndex<std::int32_t> index{mdata::Lengths{std::span<const std::int32_t>(lengths)}, q, extra, last, rows};
         mdata::fill_sample_index(index, std::span<const std::int32_t>(order), 1 + random() % 3);
         CHECK(rows[0] == 0 && rows[1] == 0);
         for (std::int64_t k = 1; k <= last; ++k) {

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
+import tracemalloc
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdata import UsageError
+from mdata import ResourceError, UsageError
 from mdata._core import Mersenne, fill_sample_index
+from mdata.order import megatron
 from mdata.order.megatron import MegatronRequest, build, plan
 from mdata.reference.megatron_order import indices
 from tests.conftest import oracle_folder
@@ -168,6 +171,49 @@ def test_what_has_no_order_is_refused():
         plan(10, MegatronRequest(first=0, stop=1, sequence_length=4, num_samples=1, seed=-1))
     with pytest.raises(UsageError, match="2\\^62"):
         plan(10, MegatronRequest(first=0, stop=1, sequence_length=1 << 40, num_samples=1 << 30, seed=1))
+
+
+def test_more_than_memory_has_is_refused_before_anything_is_made(monkeypatch):
+    lengths = np.full(5000, 10, np.int32)
+    asked = {"first": 0, "stop": 5000, "sequence_length": 64, "seed": 1}
+    start = time.perf_counter()
+    with pytest.raises(ResourceError) as refused:
+        build(lengths, MegatronRequest(num_samples=2**33, **asked))
+    assert time.perf_counter() - start < 1
+    epochs = -(-(2**33 * 64 + 1) // 50_000)
+    samples = (epochs * 50_000 - 1) // 64
+    needed = 4 * 5000 * epochs + 16 * (samples + 1) + 8 * samples
+    assert f"expected: {needed:,} bytes, for {5000 * epochs:,} documents of {epochs:,} epochs" in str(refused.value)
+    assert "do not fit in memory: 8,589,934,592 samples of 64 tokens\n  found: " in str(refused.value)
+
+    made = build(lengths, MegatronRequest(num_samples=None, **asked))
+    needed = sum(array.nbytes for array in vars(made).values())
+    monkeypatch.setattr(megatron, "available_bytes", lambda: needed)
+    build(lengths, MegatronRequest(num_samples=None, **asked))
+    monkeypatch.setattr(megatron, "available_bytes", lambda: needed - 1)
+    with pytest.raises(ResourceError, match=f"one epoch of 64 tokens\n  found: {needed - 1:,} bytes available"):
+        build(lengths, MegatronRequest(num_samples=None, **asked))
+    monkeypatch.setattr(megatron, "available_bytes", lambda: None)
+    build(lengths, MegatronRequest(num_samples=None, **asked))
+
+
+@pytest.mark.parametrize(("part", "num_samples"), [(1000, None), (1_000_000, None), (1_000_000, 500_000)])
+def test_memory_is_that_of_the_arrays(part, num_samples):
+    """Of a mapped .idx, where nothing is aligned, not even the split's part is copied."""
+    memory = np.zeros(4 * 1_000_000 + 34, np.uint8)
+    lengths = memory[34:].view("<i4")
+    assert not lengths.flags.aligned
+    lengths[:] = 7
+    tracemalloc.start()
+    try:
+        asked = MegatronRequest(first=0, stop=part, sequence_length=64, num_samples=num_samples, seed=1)
+        made = build(lengths, asked, threads=2)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    sizes = [array.nbytes for array in vars(made).values()]
+    once = 4 * part if num_samples else 0
+    assert peak <= max(sum(sizes), sizes[0] + once) + (1 << 18)
 
 
 def test_bad_arrays_are_refused_by_the_core():
