@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from mdata.blend import Deal, InTurn, sample_numbers
+from mdata.blend import MOST_SAMPLES, Deal, InTurn, sample_numbers
 from mdata.blend import megatron as megatron_blend
 from mdata.blend.megatron import MegatronBlend
 from mdata.blend.split import split_edges
@@ -172,9 +172,10 @@ class Dataset:
         return self.deal.locate(numbers)
 
     def _check_range(self, numbers: Int64s) -> None:
-        end = self.num_samples
-        if numbers.size and (numbers.min() < 0 or (end is not None and numbers.max() >= end)):
-            raise IndexError(f"samples {numbers.min()} to {numbers.max()} of {'no end' if end is None else end}")
+        end = MOST_SAMPLES if self.num_samples is None else self.num_samples
+        if numbers.size and (numbers.min() < 0 or numbers.max() >= end):
+            of = f"no end, but below {end}" if self.num_samples is None else str(end)
+            raise IndexError(f"samples {numbers.min()} to {numbers.max()} of {of}")
 
     def __getitem__(self, sample: int) -> Sample:
         """One sample: tokens int64[S], labels int64[S], loss_mask float32[S], and what the options ask for.
@@ -219,7 +220,7 @@ class Dataset:
                 Of the kinds bert and t5: a dict of the fields of a sample, each with a dimension more in front.
 
         Raises:
-            IndexError: a number below 0 or past the end. ValueError: `out` has another shape.
+            IndexError: a number below 0, past the end, or from 2^62 on. UsageError: `out` cannot take the samples.
             DamageError: a file is not what it was when it was opened.
         """
         numbers = sample_numbers(samples)
@@ -230,9 +231,7 @@ class Dataset:
                 "a dict of fields for rows of text", found=", ".join(out), expected="what empty_rows gives"
             )
         options = self.row_options
-        rows = empty_rows(len(numbers), options) if out is None else room_in(out, options)
-        if rows.text.shape != (len(numbers), self.options.sequence_length + 1):
-            raise ValueError(f"rows of shape {rows.text.shape} for {len(numbers)} samples")
+        rows = empty_rows(len(numbers), options) if out is None else room_in(out, len(numbers), options=options)
         if self.num_samples is not None:
             self._check_range(numbers)
         kind = self.components[0].samples
@@ -248,6 +247,7 @@ class Dataset:
         if out is not None and not isinstance(out, dict):
             raise UsageError(f"samples of kind {self.options.kind!r} are fields", expected="what empty_rows gives")
         if self._alone:
+            self._check_range(numbers)
             with self.components[0].reading():
                 return self._masked(0).read(numbers, out)
         components, inside = self.locate(numbers)

@@ -14,17 +14,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Int64s = NDArray[np.int64]
+MOST_SAMPLES = 1 << 62  # sample numbers are below it, so that sums of two of them have 64 bits
 
 
 def sample_numbers(samples: ArrayLike) -> Int64s:
     """int64[n], contiguous.
 
     Raises:
-        TypeError: they are no integers.
+        TypeError: they are no integers. IndexError: one that 64 bits do not hold.
     """
     found = np.asarray(samples)
-    if found.dtype.kind not in "iu" and found.size:
-        raise TypeError(f"sample numbers are integers, not {found.dtype}")
+    if found.size and found.dtype.kind != "i":
+        if found.dtype.kind not in "uO" or not all(isinstance(one, int) for one in found.ravel().tolist()):
+            raise TypeError(f"sample numbers are integers, not {found.dtype}")
+        if found.max() >= MOST_SAMPLES or found.min() <= -MOST_SAMPLES:
+            raise IndexError(f"samples {found.min()} to {found.max()}; numbers are from 0 to below 2^62")
     return np.ascontiguousarray(found, np.int64)
 
 

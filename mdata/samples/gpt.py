@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdata._core import BlockShuffle
+from mdata.blend import MOST_SAMPLES
 from mdata.indexed.gather import Blocks, Cuts, Gatherer, Int64s, Told
 from mdata.order.native import NativeOrder, OrderKey
 from mdata.samples.kind import NativelyOrdered, sample_of
@@ -187,6 +188,8 @@ class GptSamples(NativelyOrdered):
         if first < 0 or not self.order.shuffle:
             return None
         before, offset, permutation = self.order.epoch_of(first)
+        if before + self.samples_per_epoch > MOST_SAMPLES:
+            return None
         blocks = self._blocks(first // self.order.samples_per_epoch) if self.shuffle_block else None
         if threads != self._told.threads:
             self._told = Told(self.options.document_masks, self.options.rules, threads)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 WHOLE = "whole"
 NATIVE, MEGATRON = native_order.NAME, "megatron"
 ORDERS = (NATIVE, MEGATRON)
+LONGEST = 2**31 - 2  # of sequence_length: with its label a row is counted in 32 bits
 LARGEST_BLOCK = 1 << 20  # of shuffle_block; mdata_cpp/block_shuffle.hpp
 GPT, DOCUMENT, PACKED, CHAT, BERT, T5 = "gpt", "document", "packed", "chat", "bert", "t5"
 KINDS = (GPT, DOCUMENT, PACKED, CHAT, BERT, T5)
@@ -127,8 +128,10 @@ class DatasetOptions:
         _one_of("mode", self.mode, MODES)
         _one_of("kind of samples", self.kind, KINDS)
         _one_of("way with longer documents", self.longer, ("cut", "drop"))
-        for name, least in (("sequence_length", 1), ("threads", 1), ("num_samples", 0), ("seed", None)):
+        for name, least in (("threads", 1), ("num_samples", 0), ("seed", None)):
             _is_integer(name, getattr(self, name), least=least)
+        for name in ("sequence_length", "decoder_length"):
+            _is_integer(name, getattr(self, name), least=1, most=LONGEST)
         if not 0 <= self.shuffle_block <= LARGEST_BLOCK or (self.shuffle_block and self.kind != GPT):
             raise UsageError(
                 f"shuffle_block {self.shuffle_block}" + f" with samples of kind {self.kind!r}" * (self.kind != GPT),
@@ -257,13 +260,13 @@ class DatasetOptions:
         return found
 
 
-def _is_integer(name: str, value: object, *, least: int | None) -> None:
-    if name == "num_samples" and value is None:
+def _is_integer(name: str, value: object, *, least: int | None, most: int | None = None) -> None:
+    if name in ("num_samples", "decoder_length") and value is None:
         return
-    if not isinstance(value, Integral) or isinstance(value, bool) or (least is not None and int(value) < least):
-        raise UsageError(
-            f"{name} is {value!r}", expected="an integer" + ("" if least is None else f", {least} or more")
-        )
+    number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
+    if number is None or (least is not None and number < least) or (most is not None and number > most):
+        bounds = "" if least is None else f", {least} or more" if most is None else f", {least} to {most}"
+        raise UsageError(f"{name} is {value!r}", expected=f"an integer{bounds}")
 
 
 def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:

@@ -20,11 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata._core import RowRules, cumulative_lengths, finish_rows
+from mdata.errors import UsageError
 from mdata.indexed.gather import Cuts, Int64s
 
 Sample = dict[str, npt.NDArray[Any]]
 Empty = Callable[[tuple[int, int], type[Any]], npt.NDArray[Any]]
 """Makes an array of a shape and a type, of any content, as np.empty does."""
+_INT64 = np.dtype(np.int64)
 NO_PAD = -1  # Megatron's: no id is padding
 
 
@@ -227,9 +229,23 @@ def empty_rows(num_rows: int, options: RowOptions, *, empty: Empty = np.empty) -
     return Rows(text, _room_by_value(num_rows, options, empty=empty))
 
 
-def room_in(out: Rows | Int64s, options: RowOptions) -> Rows:
-    """Room over the caller's arrays, with new ones for the fields whose rules look at ids, where it has none."""
+def room_in(out: Rows | Int64s, num_rows: int, *, options: RowOptions) -> Rows:
+    """Room over the caller's arrays, with new ones for the fields whose rules look at ids, where it has none.
+
+    Raises:
+        UsageError: the text of so many rows cannot be written there.
+    """
     rows = out if isinstance(out, Rows) else Rows(out)
+    text, shape = rows.text, (num_rows, options.sequence_length + 1)
+    # What C++ writes to; carray: contiguous, aligned and writable.
+    if not (isinstance(text, np.ndarray) and text.shape == shape and text.dtype == _INT64 and text.flags.carray):
+        of_array = isinstance(text, np.ndarray)
+        raise UsageError(
+            f"out cannot take {num_rows} samples",
+            found=f"{text.dtype}{list(text.shape)}" if of_array else type(text).__name__,
+            expected=f"int64{list(shape)}, contiguous and writable",
+            fix=f"out = dataset.empty_rows({num_rows})",
+        )
     loss, positions = rows.by_value
     if (loss is None and options.loss_by_value) or (positions is None and options.reset_position_ids):
         return Rows(rows.text, _room_by_value(len(rows.text), options, empty=np.empty))

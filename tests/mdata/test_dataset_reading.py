@@ -279,6 +279,10 @@ def test_a_file_cut_while_it_is_open_is_named(tmp_path, mode, threads):
         ({"order": "megatron", "kind": "document"}, ["the megatron order knows no samples of kind 'document'"]),
         ({"eod_mask_loss": True, "eod": None}, ["eod_mask_loss needs the id that ends a document", "set eod"]),
         ({"threads": 0}, ["threads is 0", "1 or more"]),
+        ({"sequence_length": 2**31 - 1}, ["sequence_length is 2147483647", "1 to 2147483646"]),
+        ({"sequence_length": 2**63, "order": "megatron"}, ["sequence_length is 9223372036854775808"]),
+        ({"sequence_length": 2**63 - 1, "split": "whole"}, ["sequence_length is 9223372036854775807"]),
+        ({"kind": "t5", "decoder_length": 2**63}, ["decoder_length is 9223372036854775808", "1 to 2147483646"]),
         ({"num_samples": -3}, ["num_samples is -3", "0 or more"]),
         ({"sequence_length": 0}, ["sequence_length is 0"]),
         ({"sequence_length": "64"}, ["sequence_length is '64'", "an integer"]),
@@ -294,9 +298,54 @@ def test_options_that_do_not_fit_are_refused_by_name(folder, options, words):
         assert word in str(caught.value)
 
 
+LOCKED = np.zeros((2, 17), np.int64)
+LOCKED.flags.writeable = False
+
+
+@pytest.mark.parametrize("name", ["a", "mix.json"])
+@pytest.mark.parametrize(
+    ("out", "found"),
+    [
+        (np.zeros((2, 17), np.int32), r"int32\[2, 17\]"),
+        (np.zeros((2, 17), ">i8"), r">i8\[2, 17\]"),
+        (np.zeros((2, 17))[:, ::-1], r"float64\[2, 17\]"),
+        (np.zeros((17, 2), np.int64).T, r"int64\[2, 17\]"),
+        (np.zeros(34, np.int64), r"int64\[34\]"),
+        (LOCKED, r"int64\[2, 17\]"),
+        (mdata.Rows(np.zeros((2, 17), np.uint64)), r"uint64\[2, 17\]"),
+        ([[0] * 17] * 2, "list"),
+    ],
+)
+def test_an_array_that_rows_cannot_be_written_to_is_refused_by_its_type(folder, name, out, found):
+    expected = rf"out cannot take 2 samples\n  found: {found}\n  expected: int64\[2, 17\], contiguous and writable\n"
+    with pytest.raises(UsageError, match=expected + r"  try: out = dataset\.empty_rows\(2\)"):
+        opened(folder, name).read([0, 1], out=out)
+
+
+ENDLESS = [{}, {"shuffle_block": 4}, {"kind": "document"}, {"kind": "packed"}, {"document_masks": True}]
+
+
+@pytest.mark.parametrize("name", ["a", "mix.json"])
+@pytest.mark.parametrize("options", ENDLESS, ids=str)
+def test_samples_go_on_to_two_to_the_62_whoever_asks(folder, name, options):
+    dataset = opened(folder, name, **options)
+    last = 2**62 - 1
+    assert np.array_equal(dataset.read([last]).tokens[0], dataset[last]["tokens"])
+    said = r"of no end, but below|from 0 to below 2\^62"
+    for beyond in (2**62, 2**63 - 1, 2**63, 2**64, 2**70):
+        with pytest.raises(IndexError, match=said):
+            dataset[beyond]
+        with pytest.raises(IndexError, match=said):
+            dataset.read([beyond])
+    with pytest.raises(IndexError, match=said):
+        dataset.read([last, last + 1])
+    with pytest.raises(TypeError, match="not float64"):
+        dataset.read([0.5])
+
+
 def test_rows_of_another_shape_and_samples_that_are_not_there_are_refused(folder):
     dataset = opened(folder)
-    with pytest.raises(ValueError, match=r"rows of shape \(3, 17\) for 2 samples"):
+    with pytest.raises(ValueError, match=r"out cannot take 2 samples\n  found: int64\[3, 17\]"):
         dataset.read([1, 2], out=np.zeros((3, 17), np.int64))
     for wrong in ([-1], [0, -1]):
         with pytest.raises(IndexError):
