@@ -38,6 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=1234, metavar="N", help="default 1234")
     for split in _SPLITS:
         add(f"--{split}-samples", type=int, metavar="N", help="megatron: asked for; default one epoch")
+    add(
+        "--blend-surplus",
+        "--mid-level-dataset-surplus",
+        type=float,
+        default=0.005,
+        metavar="X",
+        help="megatron: how much more than its part each corpus of a blend is built for; default 0.005",
+    )
     add("--no-extra-token", action="store_true", help="rows of S tokens, not S + 1")
     add("--keep-partial", action="store_true", help="megatron: the last partial sample of validation, --whole, counts")
     add("--longer", choices=["cut", "drop"], default="cut", help="packed: what becomes of documents longer than a row")
@@ -75,6 +83,7 @@ def _options(arguments: argparse.Namespace) -> mdata.DatasetOptions:
         kind=arguments.kind,
         extra_token=not arguments.no_extra_token,
         keep_partial=arguments.keep_partial,
+        blend_surplus=arguments.blend_surplus,
         longer=arguments.longer,
         decoder_length=arguments.decoder_length,
         head=not arguments.no_head,

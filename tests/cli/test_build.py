@@ -59,6 +59,24 @@ def test_megatrons_names_make_megatrons_arrays(folder, capsys, monkeypatch):
     assert len(mdata.open("0.7 a 0.3 b", num_samples=5, split="test", **options)) == 6
 
 
+def test_a_blends_surplus_is_given_as_the_run_gives_it(folder, capsys, monkeypatch):
+    flags = ["0.7", "a", "0.3", "b", "-S", "8", "--order", "megatron", "--train-samples", "200", "--cache", "kept"]
+    usual = built(capsys, *flags)["arrays"]
+    larger = built(capsys, *flags, "--blend-surplus", "1.5")["arrays"]
+    assert [(part["what"], part["built"]) for part in larger] == [
+        ("megatron-gpt", True),
+        ("megatron-gpt", True),
+        ("megatron-blend", False),
+    ]
+    assert all(more["rows"] > few["rows"] for few, more in zip(usual[:2], larger[:2], strict=True))
+    assert not any(part["built"] for part in built(capsys, *flags, "--mid-level-dataset-surplus", "1.5")["arrays"])
+    monkeypatch.setattr(gpt_megatron, "build", None)
+    data = mdata.open(
+        "0.7 a 0.3 b", sequence_length=8, order="megatron", num_samples=200, cache="kept", blend_surplus=1.5
+    )
+    assert data.components[0].samples.request.num_samples == 350
+
+
 def test_what_is_computed_needs_nothing(folder, capsys):
     assert main(["build", "a", "--sequence-length", "8"]) == 0
     assert capsys.readouterr().out.startswith("nothing to build: this order is computed\nsamples: train without end;")
@@ -76,6 +94,7 @@ def test_the_whole_is_one_set(folder, capsys):
     [
         (["-S", "8"], "no data is named"),
         (["a", "-S", "8", "--train-samples", "5"], "the native order has no --train-samples"),
+        (["a", "-S", "8", "--blend-surplus", "0.1"], "the native order knows no blend_surplus"),
         (["a", "-S", "8", "--kind", "packed", "--order", "megatron"], "the megatron order knows no samples of kind"),
         (["a", "-S", "8", "--kind", "t5"], "need the decoder's length"),
         (["a", "-S", "8", "--kind", "bert"], "does not say which tokens begin"),
