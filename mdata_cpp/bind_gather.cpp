@@ -243,7 +243,14 @@ py::tuple read_native(const KeptStore& store, const py::object& index_or_none, c
 }
 
 py::tuple cumulative_lengths(const Int64s& ends, const mdata::Int32s& places, std::int64_t inputs) {
-    return told(mdata::cumulative_lengths(view(ends), view(places), inputs));
+    const auto rows = view(ends);
+    const auto cuts = view(places);
+    mdata::CumulativeLengths found;
+    {
+        const py::gil_scoped_release unlocked;
+        found = mdata::cumulative_lengths(rows, cuts, inputs);
+    }
+    return told(std::move(found));
 }
 
 void bind_store(py::module_& module) {

@@ -189,9 +189,16 @@ def _shuffle_type(known: MegatronPlan) -> np.dtype[Any]:
     return np.dtype(np.uint32 if known.samples < _UNSIGNED_32 - 1 else np.int64)
 
 
+def repeated(once: npt.NDArray[Any], times: int) -> npt.NDArray[Any]:
+    """[n] -> [times * n], one after another; other threads run meanwhile, which `np.tile` does not let them."""
+    rows = np.empty((times, len(once)), once.dtype)
+    rows[:] = once
+    return rows.reshape(-1)
+
+
 def _documents(request: MegatronRequest, known: MegatronPlan, generator: Mersenne) -> npt.NDArray[Any]:
     once: npt.NDArray[Any] = np.arange(request.first, request.stop, dtype=_document_type(request))
-    documents = once if known.epochs == 1 else np.tile(once, known.epochs)
+    documents = once if known.epochs == 1 else repeated(once, known.epochs)
     apart = len(documents) - len(once) if known.separate else len(documents)
     generator.shuffle(documents[:apart])
     generator.shuffle(documents[apart:])
