@@ -35,6 +35,11 @@ def permutation(n: int, key: tuple[int, int]) -> list[int]:
     return [forward(place, n, key=key) for place in range(n)]
 
 
+def shuffled_range(first: int, n: int, *, key: tuple[int, int]) -> list[int]:
+    """Return [first, first + n) in the order of the permutation of [0, n)."""
+    return [first + value for value in permutation(n, key)]
+
+
 def entry(place: int, n: int, *, key: tuple[int, int]) -> int:
     """Return the value at one place of the permutation of [0, n)."""
     return _fisher_yates(n, key)[place] if n <= LARGEST_TABLE else forward(place, n, key=key)

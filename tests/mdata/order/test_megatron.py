@@ -17,6 +17,7 @@ from mdata._core import Mersenne, fill_sample_index
 from mdata.order import megatron
 from mdata.order.megatron import MegatronRequest, build, plan
 from mdata.reference.megatron_order import indices
+from mdata.reference.mersenne import swap_onwards
 from tests.conftest import oracle_folder
 from tests.helpers.examples import examples
 
@@ -118,6 +119,17 @@ def test_the_shuffle_is_numpys(n, seed, dtype):
     assert ours.tolist() == theirs.tolist()
     # And the generator stands where numpy's does.
     assert generator.up_to(10**12) == numpys.randint(0, 10**12 + 1, dtype=np.int64)
+
+
+@examples(100)
+@given(
+    values=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=60) | st.just(range(2000)),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_swaps_onwards_equal_the_twin(values, seed):
+    ours = np.array(values, np.int64)
+    Mersenne(seed).swap_onwards(ours)
+    assert ours.tolist() == swap_onwards(list(values), seed)
 
 
 @examples(100)

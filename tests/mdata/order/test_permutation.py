@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mdata import _core
 from mdata.keys import Key
-from mdata.order.permutation import Permutation
+from mdata.order.permutation import Permutation, shuffled_range
 from mdata.reference import permutation as twin
 from tests.helpers.examples import examples
 
@@ -44,6 +44,13 @@ def test_networks_equal_the_twin_and_invert(n, key, places):
     values = Permutation(n, key).forward(places)
     assert values.tolist() == [twin.forward(place, n, key=(key.low, key.high)) for place in places]
     assert Permutation(n, key).inverse(values).tolist() == places
+
+
+@examples(20)
+@given(st.integers(-(2**62), 2**62), st.integers(1, 300) | st.sampled_from([4096, 4097]), KEYS)
+def test_shuffled_ranges_equal_the_twin(first, n, key):
+    expected = twin.shuffled_range(first, n, key=(key.low, key.high))
+    assert shuffled_range(first, n, key=key).tolist() == expected
 
 
 @examples(40)
