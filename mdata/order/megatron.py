@@ -5,10 +5,10 @@ epochs are shuffled together; where the last epoch is needed for less than 80 % 
 apart, and so are its samples. Sample k begins at token k q of the shuffled documents. All of it is a pure
 function of the lengths and the request, drawn from one MT19937 (formats: Megatron-LM's gpt_dataset.py and helpers.cpp).
 
-Where the original counts wrongly this does not: the number of samples with a kept partial one is exact (it rounds
-to single precision there), a kept partial sample behind an empty last document begins where it should (offset -1
-there), a split without tokens is refused (an endless loop there), and numbers of documents have 64 bits where they
-need them. Slow twin: mdata/reference/megatron_order.py.
+Where the original counts wrongly (F1 to F3 and F18 in docs/design/order.md) this does not: the number of samples
+with a kept partial one is exact (it rounds to single precision there), a kept partial sample behind an empty last
+document begins where it should (offset -1 there), a split without tokens is refused (an endless loop there), and
+numbers of documents have 64 bits where they need them. Slow twin: mdata/reference/megatron_order.py.
 """
 
 from __future__ import annotations

@@ -190,3 +190,7 @@ def test_arrays_are_kept_and_found_again(tmp_path, monkeypatch):
         mdata.open(tmp_path / "x", **{**options, **change}, cache=str(tmp_path / "cache"))
     # The whole is the part that training has: no array depends on more than it must.
     assert len(list(tmp_path.glob("cache/megatron-gpt-*"))) == 4
+    half = {**options, "split": "valid", "split_shares": "1,1", "num_samples": None, "cache": str(tmp_path / "cache")}
+    whole_rows, all_rows = (len(mdata.open(tmp_path / "x", **half, keep_partial=keep)) for keep in (False, True))
+    assert all_rows == whole_rows + 1
+    assert len(list(tmp_path.glob("cache/megatron-gpt-*"))) == 6

@@ -205,8 +205,11 @@ def test_what_makes_no_sense_is_refused():
                 boundaries, sizes, options=MappingOptions(longest=9), **{"seed": 1, "num_samples": 1, **wrong}
             )
     assert megatron_mapping(boundaries, sizes, options=MappingOptions(longest=9), seed=1, num_samples=0).shape == (0, 3)
+    hopeless = MappingOptions(longest=9, least_sentences=20)
     with pytest.raises(UsageError, match="40 documents, 0 of them with 20 sentences"):
-        native_mapping(boundaries, sizes, options=MappingOptions(longest=9, least_sentences=20), key=KEY)
+        native_mapping(boundaries, sizes, options=hopeless, key=KEY)
+    with pytest.raises(UsageError, match="40 documents, 0 of them with 20 sentences"):
+        megatron_mapping(boundaries, sizes, options=hopeless, seed=1, num_samples=5)
 
 
 @pytest.mark.parametrize("boundaries", [[0, 3], [-1, 1], [2, 1], [0, 2, 1]])
