@@ -32,7 +32,10 @@ PYTHON_TARGETS = (
     "sentencepiece_model", "wordpiece_vocabulary",
     "gpt2_files", "rank_files", "tokenizer_json",
 )  # fmt: skip
-CPP_TARGETS = ("index_blocks", "gather", "masked", "punkt_split", "sentencepiece_bpe", "wordpiece")
+CPP_TARGETS = (
+    "index_blocks", "gather", "native_rows", "fim", "megatron_order", "masked",
+    "punkt_split", "sentencepiece_bpe", "wordpiece",
+)  # fmt: skip
 LONGEST = {"packed_text": 1024}  # a packed file may stand for a million times its size
 LIMITS = ("-timeout=30", "-rss_limit_mb=2048", "-print_final_stats=1", "-verbosity=0")
 

@@ -130,6 +130,45 @@ def gather() -> dict[str, bytes]:
     return {"empty": b"", "sound": rows + tables + requests + finished}
 
 
+def native_rows() -> dict[str, bytes]:
+    """A sound index of six sequences, read with and without it, permuted blocks and rules; and one of any content."""
+    tables = b"\1\6" + b"\5\x0b\0\7\x0f\4"
+    any_tables = b"\0\2" + b"\5\0\0" + b"\4\5\1" + b"\x09"
+    seeds = {"empty": b""}
+    for flags in (0, 1, 2, 3):
+        for rules in (0, 0x60, 0x67, 0x7F):
+            asked = bytes([flags, 4, 7, 0, 6, 2]) + b"\3\x0a\x0c\x0b" + b"\x0a\3\7" + b"\5\6" + bytes([rules, 3, 5])
+            seeds[f"sound-{flags}-{rules}"] = tables + asked
+            seeds[f"any-{flags}-{rules}"] = any_tables + b"\x2a" + asked
+    return seeds
+
+
+def fim() -> dict[str, bytes]:
+    """Three documents at several rates, with and without fragments and a beginning that stays as it is."""
+    text = bytes([1, 2, 3, 0, 4, 5, 15, 6, 7, 15, 15, 8, 0, 0, 9, 10, 11])
+    row = bytes([40, 30, len(text)]) + text
+    seeds = {"empty": b""}
+    for kind in (b"\1\0\0", b"\1\0\1\x0f", b"\0\1\2\3\0\0", b"\0\1\1\3\1\1\x0f"):
+        for rates in (b"\0\0\0", b"\x64\x64\x64", b"\xc8\xc8\xc8", b"\xfa\xff\x7f\xf8" + bytes(6)):
+            for untouched in (b"\0", b"\1\1"):
+                seeds[f"rule-{kind.hex()}-{rates.hex()}-{len(untouched)}"] = (
+                    kind + untouched + rates + b"\5\7\1" + row * 2
+                )
+    return seeds
+
+
+def megatron_order() -> dict[str, bytes]:
+    """Documents with and without tokens in each type of numbers, a sequence length of 1, and the largest lengths."""
+    order = b"\x08" + bytes([0, 3, 1, 2, 4, 4, 0, 1])
+    small, large = b"\5" + bytes([3, 0, 7, 1, 4]), b"\5" + (b"\xfd" + bytes(4) + b"\x7f\xff\xff\xff") * 3 + b"\0\2"
+    seeds = {"empty": b""}
+    for kind in range(6):
+        for q in (b"\1", b"\4", b"\xfd\x1f" + b"\xff" * 7):
+            seeds[f"small-{kind}-{len(q)}-{q[0]}"] = bytes([kind]) + small + order + q + bytes([kind & 1, 20, 1, 2])
+        seeds[f"large-{kind}"] = bytes([kind]) + large + order + b"\xfd" + bytes(4) + b"\x40\0\0\0" + b"\1\x1e\1\3"
+    return seeds
+
+
 def masked() -> dict[str, bytes]:
     """Sentences to be mapped, lengths to be packed, and rows for samples under several rules, forms and generators."""
     largest = b"\xfd\x7f" + b"\xff" * 7
@@ -330,6 +369,9 @@ def main() -> int:
         parquet_rows,
         index_blocks,
         gather,
+        native_rows,
+        fim,
+        megatron_order,
         masked,
         sentencepiece_model,
         gpt2_files,

@@ -57,7 +57,7 @@ inline NativeRead read_native(const TokenStore& store, const SequenceIndex* inde
         cuts = epoch.blocks != nullptr ? cuts_of(runs, many.empty() ? 0 : many.front()) : index->cuts(starts, many);
         found.documents = cumulative_lengths(cuts.ends, cuts.places, inputs);
     }
-    if (!rows.loss.empty() || !rows.positions.empty()) finish_rows(rules, rows, counts, cuts.ends, cuts.places);
+    if (!rows.loss.empty() || !rows.positions.empty() || rules.pad) finish_rows(rules, rows, counts, cuts.ends, cuts.places);
     return found;
 }
 
