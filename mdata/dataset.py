@@ -187,7 +187,7 @@ class Dataset:
         """
         (component,), (inside,) = self.locate([sample])
         part = self.components[component]
-        with part.reading():
+        with part.reading:
             found: Sample = part.samples.sample(int(inside))
         if isinstance(self.deal, MegatronBlend):
             return {"dataset_id": np.array(component, self.deal.components.dtype), **found}
@@ -248,14 +248,14 @@ class Dataset:
             raise UsageError(f"samples of kind {self.options.kind!r} are fields", expected="what empty_rows gives")
         if self._alone:
             self._check_range(numbers)
-            with self.components[0].reading():
+            with self.components[0].reading:
                 return self._masked(0).read(numbers, out)
         components, inside = self.locate(numbers)
         first = self._masked(0)
         fields = first.allocate(len(numbers)) if out is None else first.checked(out, len(numbers))
         for number in np.unique(components).tolist():
             places = np.flatnonzero(components == number)
-            with self.components[number].reading():
+            with self.components[number].reading:
                 found = self._masked(number).read(inside[places])
             for name, part in found.items():
                 fields[name][places] = part
@@ -277,7 +277,7 @@ class Dataset:
     def _gather_of(self, number: int, inside: Int64s, text: Int64s, *, places: Int64s | None = None) -> Gathered:
         part = self.components[number]
         kind = cast("RowKind", part.samples)
-        with part.reading():
+        with part.reading:
             return kind.gather(inside, text, places=places, threads=self.options.threads)
 
     @property
