@@ -134,6 +134,7 @@ def _open_training(config: RunConfig, progress: mdata.Progress) -> mdata.Dataset
         num_samples=train.steps * train.global_batch if data.order == "megatron" else None,
         kind=data.kind,
         shuffle_block=data.shuffle_block,
+        blend_surplus=data.blend_surplus,
         cache=data.cache or None,
     )
     return mdata.open_dataset(data.blend, options, progress=progress)

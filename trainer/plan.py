@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from mdata import BatchSizes, UsageError, read_ramp
+from mdata import BatchSizes, DatasetOptions, UsageError, read_ramp
 from trainer.config import OptimizerSection, RunConfig, problems_error, value_problems
 from trainer.models.gpt_table import GPTShape, num_parameters
 
@@ -300,6 +300,8 @@ def _order_problems(config: RunConfig) -> Iterator[str]:
             f'data.shuffle_block={data.shuffle_block} is of data.order="native" and data.kind="gpt"; '
             "set it to 0: the others shuffle documents anyway"
         )
+    if data.blend_surplus != DatasetOptions.blend_surplus and data.order != "megatron":
+        yield f'data.blend_surplus={data.blend_surplus:g} is of data.order="megatron"; leave it out'
 
 
 def _data_problems(config: RunConfig, facts: DataFacts) -> Iterator[str]:

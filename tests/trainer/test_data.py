@@ -88,6 +88,14 @@ def test_megatrons_rows_are_dealt_in_their_order(blend, tmp_path):
     assert read == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
 
 
+def test_megatrons_blends_take_the_surplus_of_the_run(blend, tmp_path):
+    less, more = (
+        open_data(config_of(blend, tmp_path, order="megatron", blend_surplus=part)).train for part in (0.005, 0.5)
+    )
+    assert (less.identity["blend_surplus"], more.identity["blend_surplus"]) == ("0.005", "0.5")
+    assert check(config_of(blend, tmp_path, blend_surplus=0.5), 1, facts=None)[0].startswith("data.blend_surplus=0.5")
+
+
 def test_what_does_not_go_together_is_told(blend, tmp_path):
     config = config_of(blend, tmp_path, order="megatron", kind="packed", shuffle_block=8)
     problems = check(config, 1, facts=None)

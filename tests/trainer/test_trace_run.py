@@ -89,7 +89,7 @@ def check(tracer: mdata.Tracer, ranks: list[list[tuple[list[int], list[list[int]
     "options",
     [
         {},
-        {"data": {"order": "megatron"}},
+        {"data": {"order": "megatron", "blend_surplus": 0.25}},
         {"data": {"shuffle_block": 4, "split": "80,0,20"}},
         {"batch_ramp": "4 4 16", "global_batch": 12},
     ],
