@@ -22,7 +22,8 @@ from blake3 import blake3
 from mdata.errors import DamageError, UsageError
 
 Buffer = bytes | bytearray | memoryview
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # what file systems without locks say
+# What file systems without locks say; EBADF: NFS, of a file that is open for reading alone.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 
 
 def write(fd: int, data: Buffer) -> int:
@@ -145,10 +146,10 @@ def waited_for(path: Path) -> Iterator[None]:
     Where the file system knows no locks (Lustre without `flock`), alone on this node, by a lock among its temporary
     files; where locks are each node's own, the same. A folder would be locked nowhere on NFS.
     """
-    fd = _locked(path, fcntl.LOCK_EX)
+    fd = _locked(path, fcntl.LOCK_EX, anyones=True)
     try:
-        here = _on_this_node(path)
-        with nullcontext() if _lock(fd, fcntl.LOCK_EX) or path.parent == here.parent else waited_for(here):
+        here = None if _lock(fd, fcntl.LOCK_EX) else _on_this_node(path)
+        with nullcontext() if here is None or here.parent == path.parent else waited_for(here):
             yield
     finally:
         with suppress(OSError):
@@ -156,17 +157,31 @@ def waited_for(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _on_this_node(path: Path) -> Path:
+def _on_this_node(path: Path) -> Path | None:
+    """The lock of this name among the node's temporary files; None where there can be none."""
     import tempfile  # random, too: what starts fast does without
 
     name = blake3(os.fsencode(path.absolute())).hexdigest(length=8)
-    return Path(tempfile.gettempdir(), f"mdata-{os.getuid()}-{name}.lock")
+    with suppress(FileNotFoundError):
+        return Path(tempfile.gettempdir(), f"mdata-{os.getuid()}-{name}.lock")
+    return None
 
 
-def _locked(path: Path, how: int) -> int:
-    """The file, open and locked, made where it is not there; where the file system knows no locks it is open."""
+def _locked(path: Path, how: int, *, anyones: bool = False) -> int:
+    """The file, open and locked, made where it is not there; where the file system knows no locks it is open.
+
+    `anyones`: nothing will be written, so one that another user made will do.
+    """
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except PermissionError:
+            if not anyones or not os.access(path.parent, os.W_OK):
+                raise
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue  # its owner took it away between our two calls
         try:
             _lock(fd, how)
             if _is_still(fd, path):

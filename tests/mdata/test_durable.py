@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -193,6 +194,49 @@ def test_a_lock_to_wait_for_that_its_holder_removes_meanwhile_is_made_anew(tmp_p
     assert not path.exists()
     with pytest.raises(FileNotFoundError), durable.waited_for(tmp_path / "none" / "lock"):
         raise AssertionError("it is there")
+
+
+@pytest.fixture
+def everyones_folder():
+    """Not below tmp_path, whose parents are one user's."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root becomes other users")
+def test_another_users_lock_is_waited_for_whether_or_not_it_could_be_written(everyones_folder):
+    """A cache folder that several users share; the lock that a killed build of one of them left."""
+    shared = everyones_folder
+    (shared / "l").touch(0o644)
+    inside = FORK.Value("i", 0)
+
+    def work(user: int) -> None:
+        os.setuid(user)
+        for _ in range(20):
+            with durable.waited_for(shared / "l"):
+                inside.value += 1
+                time.sleep(0.001)
+                assert inside.value == 1
+                inside.value -= 1
+
+    processes = [FORK.Process(target=work, args=(user,)) for user in (12345, 12346)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert list(shared.iterdir()) == []
+
+
+def test_without_a_folder_for_temporary_files_locks_work_where_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "none")])
+    with durable.waited_for(tmp_path / "l"):
+        pass
+    monkeypatch.setattr(durable, "_lock", lambda fd, how: False)
+    with durable.waited_for(tmp_path / "l"):
+        pass
 
 
 @pytest.mark.parametrize("locks", ["everywhere", "not there", "nowhere"])
