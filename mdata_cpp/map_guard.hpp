@@ -55,9 +55,12 @@ private:
             guard->stopped_ = at;
             ::siglongjmp(guard->back, 1);
         }
+        const bool sent = facts->si_code <= 0;  // by somebody; a fault comes again when we return
         if ((before_.sa_flags & SA_SIGINFO) != 0) return before_.sa_sigaction(signal, facts, context);
+        if (before_.sa_handler == SIG_IGN && sent) return;
         if (before_.sa_handler != SIG_DFL && before_.sa_handler != SIG_IGN) return before_.sa_handler(signal);
-        ::sigaction(SIGBUS, &before_, nullptr);  // sent again when we return
+        ::sigaction(SIGBUS, &before_, nullptr);
+        if (sent) ::raise(signal);
     }
 
     static inline thread_local MapGuard* volatile current_ = nullptr;

@@ -11,6 +11,11 @@ namespace check {
 
 // AddressSanitizer's own allocator has locks that fork does not take (of GCC 12; a child hung there in 11 of 240 runs).
 // Who is built with it forks no children; glibc's allocator, which the plain build has, forks well.
+#ifdef __has_feature  // Clang's way to say what GCC says by a macro
+#if __has_feature(address_sanitizer) && !defined(__SANITIZE_ADDRESS__)
+#define __SANITIZE_ADDRESS__ 1
+#endif
+#endif
 #ifdef __SANITIZE_ADDRESS__
 inline constexpr bool kForks = false;
 #else
