@@ -42,7 +42,7 @@ def as_words(words: object, name: str = "the blend") -> list[str]:
     """
     if isinstance(words, str):
         return words.split()
-    if not isinstance(words, Sequence):
+    if not isinstance(words, Sequence) or isinstance(words, bytes):
         raise UsageError(f"{name} is no list of words", found=repr(words), expected='such as ["0.7", "a", "0.3", "b"]')
     found = []
     for number, word in enumerate(words):

@@ -113,8 +113,9 @@ def _texts(asked: _Asked) -> tuple[list[str], dict[str, str]]:
 
 
 def _written(weights: Sequence[tuple[str, int]]) -> bool:
-    """Whether a user may have written weights, given with tokens: short ones, and not just all of the tokens."""
-    return all(len(share) <= _LONGEST for share, _ in weights) and any(share != str(n) for share, n in weights)
+    """Whether a user may have written weights, given with tokens: short or whole ones, and not just all the tokens."""
+    short = all(len(share) <= _LONGEST or share.isdecimal() for share, _ in weights)
+    return short and any(share != str(n) for share, n in weights)
 
 
 def _text(amount: Amount, whole: Fraction | None) -> str:

@@ -100,7 +100,10 @@ def change_blend(
     if spec is not None:
         phases = union.taken(plan_blend(spec, folder))
     else:
-        phases = union.edited(_rest(schedules, old, sizes, at=at_sample), edits or BlendEdits())
+        wholes = shown_wholes(old.manifest, [corpus.num_tokens for corpus in old.corpora])
+        rest = _rest(schedules, old, sizes, at=at_sample, wholes=wholes)
+        of_one = any(whole != 1 for whole in wholes)
+        phases = union.edited(rest, edits or BlendEdits(), of_one=of_one)
     check_one_tokenizer(union.corpora)
     count = len(union.corpora)
     earlier = [EarlierPhases(until=part.until or at_sample, phases=_flat(part.phases, count)) for part in schedules]
@@ -170,9 +173,10 @@ def _check_sample(old: OpenBlend, schedules: Sequence[Schedule], sizes: Sizes, *
         )
 
 
-def _rest(schedules: Sequence[Schedule], old: OpenBlend, sizes: Sizes, *, at: int) -> list[AskedPhase]:
-    """What is left of the phases in force, from sample `at` on; weights as the table shows them."""
-    wholes = shown_wholes(old.manifest, [corpus.num_tokens for corpus in old.corpora])
+def _rest(
+    schedules: Sequence[Schedule], old: OpenBlend, sizes: Sizes, *, at: int, wholes: Sequence[Fraction]
+) -> list[AskedPhase]:
+    """What is left of the phases in force, from sample `at` on; weights as the table shows them, parts of `wholes`."""
     phases = tuple(_divided(phase, whole) for phase, whole in zip(schedules[-1].phases, wholes, strict=True))
     begin = schedules[-2].until or 0 if len(schedules) > 1 else 0
     starts = [begin + start for start in phase_starts([Schedule(phases)], sizes)]
@@ -219,8 +223,8 @@ class _Union:
             self.components[place] = msgspec.structs.replace(self.components[place], group=part.group, cap=cap)
         return [_spread(phase, places, len(self.corpora)) for phase in manifests.phases_of(new.manifest)]
 
-    def edited(self, phases: Sequence[AskedPhase], edits: BlendEdits) -> list[Phase]:
-        """Phases with edits; a component is named as in the table.
+    def edited(self, phases: Sequence[AskedPhase], edits: BlendEdits, *, of_one: bool) -> list[Phase]:
+        """Phases with edits; a component is named as in the table. `of_one`: the weights there are parts of 1.
 
         Raises:
             UsageError: every name that is not there, and every share that is no number.
@@ -233,9 +237,12 @@ class _Union:
         given = {number: _weight(share, self.components[number].name, problems) for number, share in weights.items()}
         swaps = {number: path for name, path in edits.replace.items() for number in self._one(name, problems)}
         more = [(_weight(share, path, problems), path) for share, path in edits.add]
+        if of_one:  # a number of tokens would leave the others next to nothing
+            large = [as_text(weight) for weight in (*given.values(), *(weight for weight, _ in more)) if weight > 1]
+            problems += [f"the weight {text} stands beside parts of 1, as `mdata blend` shows them" for text in large]
         if problems:
             raise blend_error(problems)
-        read = {i for i in range(len(self.components)) if any(phase.asks[i].amount for phase in phases)} - gone
+        read = {i for i in range(len(self.components)) if any(phase.asks[i].amount for phase in phases)}
         read |= given.keys()
         for weight, path in more:
             given[self._newly(path, read, "--add", fix="--set {}=WEIGHT changes its weight")] = weight
@@ -351,7 +358,8 @@ def _kept(share: str) -> str:
     try:
         return msgspec.convert(share, manifests.Share)
     except msgspec.ValidationError as error:
-        raise UsageError("a share inside a group cannot be kept exactly", found=share, fix="shorter numbers") from error
+        what = "a share of the changed blend cannot be kept exactly"
+        raise UsageError(what, found=share, fix="shorter numbers") from error
 
 
 def _spread(phase: Phase, places: Sequence[int], count: int) -> Phase:

@@ -170,9 +170,10 @@ def read_spec(spec: SpecLike) -> BlendSpec:
         return spec_of_mapping(spec)
     words = _words(spec) if isinstance(spec, str | Path) else as_words(spec)
     files = [word for word in words if Path(word).suffix in (".toml", ".csv")]
-    if len(words) > 1 and any(Path(word).is_file() for word in files):
+    there = [word for word in files if Path(word).is_file()]
+    if len(words) > 1 and there:
         raise UsageError(
-            f"{files[0]} is a whole blend, and stands alone",
+            f"{there[0]} is a whole blend, and stands alone",
             found=" ".join(words[:8]) + (" ..." if len(words) > 8 else ""),
             expected="one .toml or .csv file, or weights and corpora",
             fix="write what stands beside it into the file",

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 import mdata
+from mdata import UsageError
 from mdata.blending.asked import share_texts, shown_wholes
 from tests.helpers.corpora import write_pair
 
@@ -69,6 +70,15 @@ def test_a_redistributed_blend_shows_what_was_asked_for():
     for note in ({"asked": 3}, {}, {"asked": []}, {"asked": [{"samples": None, "shares": ["1"]}]}):
         free = msgspec.structs.replace(blend.manifest, notes={"redistributed": note})
         assert share_texts(free, tokens)[0][0].endswith(" samples")
+
+
+def test_numbers_that_a_user_wrote_stay_and_tokens_beside_parts_of_one_are_refused():
+    assert shown(WEB | {"weight": 123456789}, C | {"weight": 987654321})[0][2] == "987654321"
+    old = mdata.make_blend({"component": [WEB, C]}, "mix.json")
+    write_pair(old.folder / "d", [[7]] * 30)
+    edits = mdata.BlendEdits(add=[("210", "d")])
+    with pytest.raises(UsageError, match="the weight 210 stands beside parts of 1"):
+        mdata.change_blend(old, 10, folder=old.folder, sequence_length=S, edits=edits)
 
 
 def test_weights_of_a_change_stand_beside_those_that_are_shown():

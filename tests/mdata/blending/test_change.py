@@ -203,6 +203,8 @@ def test_the_table_of_a_change(corpora):
         ({"add": [("1", path("c")), ("2", path("c"))]}, "is in the blend already, as c"),
         ({"replace": {"a": path("b")}}, "--replace b/.*: that corpus is in the blend already, as b"),
         ({"replace": {"a": path("c"), "b": path("c")}}, "in the blend already, as c"),
+        ({"remove": ["b"], "add": [("5", path("b"))]}, "in the blend already, as b"),
+        ({"replace": {"a": path("b")}, "remove": ["b"]}, "in the blend already, as b"),
         ({"add": [("-1", "none"), ("x", "none")]}, r"2 problems:\n.*is '-1'.*\n.*is 'x'"),
     ],
 )
