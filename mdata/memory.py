@@ -17,7 +17,7 @@ _MACHINE = Path("/proc/meminfo")
 _OWN = Path("/proc/self/statm")
 # Names of the limit, the use and the pages of files: of control groups of version 2, and of version 1.
 _NAMES = (
-    ("memory.max", "memory.current", ("inactive_file", "active_file")),
+    ("memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable")),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
 )
 

@@ -25,7 +25,10 @@ def sample_numbers(samples: ArrayLike) -> Int64s:
     """
     found = np.asarray(samples)
     if found.size and found.dtype.kind != "i":
-        if found.dtype.kind not in "uO" or not all(isinstance(one, int) for one in found.ravel().tolist()):
+        integers = found.dtype.kind == "u" or (
+            found.dtype.kind == "O" and all(isinstance(one, int) for one in found.ravel().tolist())
+        )
+        if not integers:
             raise TypeError(f"sample numbers are integers, not {found.dtype}")
         if found.max() >= MOST_SAMPLES or found.min() <= -MOST_SAMPLES:
             raise IndexError(f"samples {found.min()} to {found.max()}; numbers are from 0 to below 2^62")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata import DamageError, UsageError
+from tests.helpers.corpora import write_pair
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_config, write_jsonl
 from tests.trainer.shapes import SHAPES
@@ -299,8 +300,7 @@ def test_facts_that_are_none_are_refused(content, tmp_path):
 
 def test_the_corpus_that_names_its_tokenizer_answers_for_a_blend(kinds, tmp_path):
     corpus = _run(kinds["byte"][1], tmp_path / "own")
-    for ending in ("bin", "idx"):
-        (tmp_path / f"bare.{ending}").write_bytes(corpus.path.with_suffix(f".{ending}").read_bytes())
+    write_pair(tmp_path / "bare", [[40]] * 9)
     dataset = mdata.open_dataset(f"0.5 {tmp_path}/bare 0.5 {corpus.path}", mdata.DatasetOptions(sequence_length=32))
     assert dataset.tokenizer.type == "ByteTokenizer" and dataset.tokenizer_files == {}
     alone = mdata.open_dataset(tmp_path / "bare", mdata.DatasetOptions(sequence_length=32))
