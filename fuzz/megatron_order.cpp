@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <vector>
 
@@ -21,13 +22,16 @@ void fill(const std::vector<std::int32_t>& lengths, const std::vector<Place>& or
     const std::int64_t q = std::max<std::int64_t>(1, input.number() & (kLongest - 1));
     const std::int64_t extra = input.byte() & 1;
     const std::int64_t last = input.byte() % 40;
+    std::vector<std::byte> bytes(1 + lengths.size() * sizeof(std::int32_t));  // as in an .idx, nothing is aligned
+    if (!lengths.empty()) std::memcpy(bytes.data() + 1, lengths.data(), bytes.size() - 1);
+    const mdata::Lengths table{std::span<const std::byte>(bytes).subspan(1)};
     std::vector<Row> rows(static_cast<std::size_t>(2 * last + 2), -7);
-    const mdata::SampleIndex<Row> index{lengths, q, extra, last, rows};
+    const mdata::SampleIndex<Row> index{table, q, extra, last, rows};
     mdata::fill_sample_index(index, std::span<const Place>(order), 1 + input.byte() % 3);
 
     std::vector<Row> blocks(rows.size(), -7);
     blocks[0] = blocks[1] = 0;
-    const mdata::SampleIndex<Row> again{lengths, q, extra, last, blocks};
+    const mdata::SampleIndex<Row> again{table, q, extra, last, blocks};
     std::int64_t before = 0;
     for (std::size_t first = 0; first < order.size();) {
         const std::size_t stop = std::min(order.size(), first + 1 + input.byte() % 8);
