@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from mdata import ResourceError, UsageError
-from trainer.collectives import Axis
+from trainer.collectives import Axis, all_reduce_
 from trainer.mesh import AXES, Coordinates, Mesh
 
 JOIN_TIMEOUT = timedelta(minutes=10)  # for the other ranks to come; also of a single collective
@@ -102,6 +102,9 @@ def join_world(mesh: Mesh, *, placement: Placement | None = None, device_type: s
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_world_size))
     if place.world_size > 1:
         _init_groups(place, device)
+    axes = _axes(mesh, place.rank)
+    # Nobody goes on, perhaps to leave at once, before all have come: gloo takes a rank that left for one that crashed.
+    all_reduce_(torch.zeros(1, device=device), axes["world"])
     return World(
         rank=place.rank,
         world_size=place.world_size,
@@ -109,7 +112,7 @@ def join_world(mesh: Mesh, *, placement: Placement | None = None, device_type: s
         mesh=mesh,
         coordinates=mesh.coordinates(place.rank),
         device=device,
-        axes=_axes(mesh, place.rank),
+        axes=axes,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -33,6 +34,14 @@ def failing_body(context: RankContext) -> None:
     if context.rank == 1:
         raise RuntimeError("this rank breaks")
     all_reduce_(torch.ones(1, device=world.device), world.axes["dp"])  # waits for a rank that has gone
+
+
+def lonely_body(context: RankContext) -> None:
+    if context.rank == 0:
+        meeting = f"{context.init_method}-of-nobody"
+        torch.distributed.init_process_group(
+            "gloo", init_method=meeting, rank=0, world_size=2, timeout=timedelta(seconds=1)
+        )
 
 
 def hanging_body(context: RankContext) -> None:
@@ -73,6 +82,13 @@ def test_an_exception_comes_back_with_its_rank_and_does_not_poison_the_pool() ->
     with pytest.raises(RankError, match=r"rank 1 of 2:\n(.|\n)*RuntimeError: this rank breaks"):
         run_ranks(failing_body, 2)
     assert run_ranks(reduce_body, 2, 1.0) == [(rank, [3.0] * 3) for rank in range(2)]
+
+
+def test_a_rank_that_could_not_join_does_not_poison_the_pool() -> None:
+    """It has counted a group that the others have not, and would look for them under another name."""
+    with pytest.raises(RankError, match="rank 0 of 2:"):
+        run_ranks(lonely_body, 2)
+    assert run_ranks(reduce_body, 2, 1.0, timeout_s=30.0) == [(rank, [3.0] * 3) for rank in range(2)]
 
 
 def test_a_hang_is_cut_and_says_where() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import socket
+import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from mdata import ResourceError, UsageError
 from tests.helpers.ranks import RankContext, run_ranks
+from trainer import world as worlds
+from trainer.collectives import Axis
 from trainer.mesh import Coordinates, Mesh
 from trainer.world import Placement, find_placement, first_host, join_world
 
@@ -102,6 +106,27 @@ def test_a_meeting_place_that_cannot_be_had_is_told() -> None:
 def places_body(context: RankContext) -> tuple[int, tuple[int, int, int], dict[str, tuple[int, int]]]:
     world = context.join(Mesh(4, 2))
     return world.rank, tuple(world.coordinates), {n: (a.size, a.rank) for n, a in world.axes.items()}
+
+
+def late_body(context: RankContext, folder: Path) -> bool:
+    """Rank 0 comes late; whether it had come when this rank was done with joining."""
+    there = folder / "there"
+    make_axes = worlds._axes
+
+    def late(mesh: Mesh, rank: int) -> dict[str, Axis]:
+        time.sleep(0.5)
+        there.touch()
+        return make_axes(mesh, rank)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if context.rank == 0:
+            patch.setattr(worlds, "_axes", late)
+        context.join()
+    return there.exists()
+
+
+def test_nobody_goes_on_before_all_have_come(tmp_path) -> None:
+    assert run_ranks(late_body, 2, tmp_path) == [True, True]
 
 
 def test_each_rank_knows_its_axes() -> None:
