@@ -207,7 +207,7 @@ def _hidden(entry: Path) -> Path:
 
 def _is_dead(left: Path) -> bool:
     """Whether the builder of a folder is gone: a process of this machine that is no more, or one that rested a day."""
-    machine, process, _ = left.name.rpartition(".")[2].split("-")
+    machine, process, *_ = left.name.rpartition(".")[2].split("-")
     if machine == _machine() and not Path(f"/proc/{process}").exists():
         return True
     with suppress(OSError):  # what is gone meanwhile was somebody's
