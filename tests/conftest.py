@@ -12,13 +12,19 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 ORACLE_USE = "oracle data"  # property of a test, "run" or "skipped"; reports carry it from the processes of -n
 
 # A property test without @examples; `make soak` raises all counts by the same factor (tests/helpers/examples.py).
-settings.register_profile("ours", max_examples=100 * int(os.environ.get("MDATA_SOAK", "1")), deadline=None)
+# How long examples take to be drawn is no fault of a test either, where machines are shared.
+settings.register_profile(
+    "ours",
+    max_examples=100 * int(os.environ.get("MDATA_SOAK", "1")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("ours")
 
 
