@@ -3,8 +3,8 @@
 Arrays that are kept, and numbers that were looked up before, speak of the .idx that lay there then. Where another of
 the same size lies there now, arithmetic over both can go wrong anywhere: a run outside of the tokens, a row longer than
 it is. After such an error the .idx is held against its hash: one that was altered is damage with a name; of one that is
-as it was the error passes, as a fault of ours. Reading pays nothing for it. Where nothing goes wrong nothing is looked
-at: an altered .idx that fits well enough is found by `mdata verify` alone.
+as it was the error passes, as a fault of ours. Where nothing goes wrong nothing is looked at: an altered .idx that fits
+well enough is found by `mdata verify` alone.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class MegatronBlend:
                 found=f"{dealt} samples dealt, {size} there{asked}",
                 expected="shares of small components that are at least a sample each: they are rounded up, and the"
                 " largest component makes up for it",
-                fix=(f"blend_surplus={least:g} (mdata build: --blend-surplus), " if least else "")
+                fix=(f"blend_surplus={least:g} (--blend-surplus, or data.blend_surplus of a run), " if least else "")
                 + 'fewer small components, or order "native"',
             )
 
