@@ -24,6 +24,7 @@ from trainer.config import OptimizerSection
 from trainer.layout import BufferLayout
 
 STATE_NAMES = ("weight", "exp_avg", "exp_avg_sq")
+NORM_BLOCK = 1024  # elements whose squares are summed in the gradient's own precision; the blocks are summed in fp64
 
 
 class Buffers:
@@ -148,8 +149,7 @@ class Optimizer:
     def _norm(self, gradient: Tensor) -> float:
         square = gradient.new_zeros((), dtype=torch.float64)
         for segment in self._counted:
-            part = self._part(gradient, segment.start, segment.stop)
-            square += torch.linalg.vector_norm(part).double().square()
+            square += sum_of_squares(self._part(gradient, segment.start, segment.stop))
         return math.sqrt(all_reduce_(all_reduce_(square, self.dp), self.tp).item())
 
     @torch.no_grad()
@@ -170,6 +170,17 @@ class Optimizer:
 
     def _part(self, shard: Tensor, start: int, stop: int) -> Tensor:
         return shard[start - self.start : stop - self.start]
+
+
+def sum_of_squares(flat: Tensor) -> Tensor:
+    """Sum of the squares of a flat tensor of any length: an fp64 scalar on its device.
+
+    A sum in fp32 over all of it loses what is small beside the sum so far: 1 % of the norm at 1e8 elements on a CPU.
+    A block is too short for that: the relative error is at most 1e-7, wherever a layout cuts.
+    """
+    blocks = len(flat) // NORM_BLOCK * NORM_BLOCK
+    norms = torch.linalg.vector_norm(flat[:blocks].view(-1, NORM_BLOCK), dim=1)
+    return norms.double().square().sum() + flat[blocks:].double().square().sum()
 
 
 def adamw_(

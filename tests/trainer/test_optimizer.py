@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import assemble, layouts, logical, microbatches, small_config
 from trainer.config import MeshSection, OptimizerSection
-from trainer.optimizer import adamw_
+from trainer.optimizer import NORM_BLOCK, adamw_, sum_of_squares
 
 
 def slow_adamw(w, g, m, v, *, lr, wd, b1, b2, eps, steps):
@@ -117,6 +118,30 @@ def test_the_gradient_is_that_of_the_mean_over_the_loss_tokens():
     assert norm == pytest.approx(expected, rel=1e-10)
     assert loss == pytest.approx(mean, rel=1e-12)
     assert counted == tokens < 4 * 16
+
+
+def test_the_norm_of_a_large_gradient_is_that_of_fp64():
+    """1e8 elements, of one size and with a few large ones; the whole, and cut as layouts cut."""
+    base = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
+    base[:3] = torch.tensor([300.0, -2e3, 1e-9])
+    exact = 96 * base.double().square().sum().item()
+    flat = base.repeat(96)
+    for cuts in ([0, len(flat)], [0, 128, 5_000_064, 77_000_064, len(flat)]):
+        parts = [flat[a:b] for a, b in itertools.pairwise(cuts)]
+        assert sum(sum_of_squares(part).item() for part in parts) == pytest.approx(exact, rel=2e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("length", [0, 1, NORM_BLOCK - 1, NORM_BLOCK, 3 * NORM_BLOCK + 5])
+def test_a_sum_of_squares_takes_every_element(length, dtype):
+    flat = torch.randn(length, generator=torch.Generator().manual_seed(length), dtype=dtype)
+    got = sum_of_squares(flat)
+    assert got.dtype == torch.float64
+    bound = 2e-7 if dtype == torch.float32 else 1e-14
+    assert got.item() == pytest.approx(flat.double().square().sum().item(), rel=bound)
+    if length:
+        flat[-1] = float("inf")
+        assert sum_of_squares(flat).item() == float("inf")
 
 
 def _skip(context, poison):
