@@ -57,16 +57,19 @@ class ModelSection:
 
     num_layers: Positive  # transformer blocks
     hidden_size: Positive  # features of the residual stream
-    num_heads: Positive  # query heads; hidden_size / num_heads features each
+    num_heads: Positive  # query heads
     num_kv_heads: Count = 0  # key and value heads; 0: num_heads
-    ffn_hidden_size: Count = 0  # inner features of the MLP; 0: 4 (gelu) or 8/3 (swiglu) x hidden_size
+    head_dim: Count = 0  # features of a head; 0: hidden_size / num_heads
+    ffn_hidden_size: Count = 0  # inner features of the MLP; 0: 4 (swiglu: 8/3) x hidden_size
     vocab_size: Count = 0  # rows of the embedding, padding not counted; 0: the tokenizer's
     max_position: Count = 0  # rows of learned positions, in tokens; 0: train.sequence_length
     position: Literal["rope", "learned"] = "rope"  # how a token knows its place
     rope_theta: Annotated[float, Range(1)] = 10000.0  # base of the rotary wavelengths
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"  # normalization before attention, MLP and head
     norm_epsilon: Small = 1e-5  # added to the variance
-    activation: Literal["swiglu", "gelu"] = "swiglu"  # nonlinearity of the MLP
+    activation: Literal["swiglu", "gelu", "gelu_erf"] = (
+        "swiglu"  # nonlinearity of the MLP; gelu: by tanh, as GPT-2; gelu_erf: exact
+    )
     bias: bool = False  # biases in the linear layers
     tie_embeddings: bool = True  # the output head is the embedding
     init_std: Amount = 0.02  # standard deviation of the initial weights

@@ -149,20 +149,21 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Feed-forward: SwiGLU (Shazeer 2020) with gate and up in one product, or GELU (tanh form, as GPT-2)."""
+    """Feed-forward: SwiGLU (Shazeer 2020) with gate and up in one product, or GELU, exact or by tanh (as GPT-2)."""
 
     def __init__(self, shape: GPTShape, parallel: Parallel) -> None:
         super().__init__()
         tp, width = parallel.tp.size, shape.hidden_size
         inner = shape.ffn_hidden_size // tp
-        self.gated = shape.activation == "swiglu"
+        self.gated = shape.gated
+        self.approximation = "none" if shape.activation == "gelu_erf" else "tanh"
         self.up = ColumnLinear(width, inner * (2 if self.gated else 1), parallel=parallel, bias=shape.bias)
         self.down = RowLinear(inner, width, parallel=parallel, bias=shape.bias)
 
     def forward(self, x_SBD: Tensor) -> Tensor:
         up = self.up(x_SBD)
         if not self.gated:
-            return self.down(F.gelu(up, approximate="tanh"))
+            return self.down(F.gelu(up, approximate=self.approximation))
         gate_SBF, up_SBF = up.chunk(2, dim=-1)
         return self.down(F.silu(gate_SBF) * up_SBF)
 

@@ -142,7 +142,7 @@ def gpt_shape(config: RunConfig, facts: DataFacts | None) -> GPTShape | None:
         hidden_size=model.hidden_size,
         num_heads=model.num_heads,
         num_kv_heads=model.num_kv_heads or model.num_heads,
-        head_dim=model.hidden_size // model.num_heads,
+        head_dim=_head_dim(config),
         ffn_hidden_size=_ffn_hidden_size(config),
         vocab_size=vocab_size,
         padded_vocab_size=padded_vocab_size(vocab_size, config.mesh.tp),
@@ -253,14 +253,15 @@ def batch_sizes(config: RunConfig) -> BatchSizes:
 def _model_problems(config: RunConfig) -> Iterator[str]:
     model, length = config.model, config.train.sequence_length
     kv_heads = model.num_kv_heads or model.num_heads
-    if model.hidden_size % model.num_heads:
+    if not model.head_dim and model.hidden_size % model.num_heads:
         yield (
             f"model.hidden_size={model.hidden_size} is not a multiple of model.num_heads={model.num_heads}; "
-            f"choose a multiple, such as {_round_up(model.hidden_size, model.num_heads)}"
+            f"choose a multiple, such as {_round_up(model.hidden_size, model.num_heads)}, or set model.head_dim"
         )
-    elif model.position == "rope" and model.hidden_size // model.num_heads % 2:
+    elif model.position == "rope" and _head_dim(config) % 2:
+        quotient = f"model.hidden_size={model.hidden_size} / model.num_heads={model.num_heads}"
         yield (
-            f"model.hidden_size={model.hidden_size} / model.num_heads={model.num_heads} is odd, and rope "
+            f"{f'model.head_dim={model.head_dim}' if model.head_dim else quotient} is odd, and rope "
             'turns features in pairs; choose an even size of a head, or model.position="learned"'
         )
     if model.num_heads % kv_heads:
@@ -350,12 +351,16 @@ def _cut_by_tp(config: RunConfig) -> dict[str, int]:
     return sizes
 
 
+def _head_dim(config: RunConfig) -> int:
+    return config.model.head_dim or config.model.hidden_size // config.model.num_heads
+
+
 def _ffn_hidden_size(config: RunConfig) -> int:
     """4 x hidden; for swiglu, whose MLP has three matrices, 2/3 of that (Shazeer 2020), rounded up to 64."""
     model = config.model
     if model.ffn_hidden_size:
         return model.ffn_hidden_size
-    return 4 * model.hidden_size if model.activation == "gelu" else _round_up(-(-8 * model.hidden_size // 3), 64)
+    return _round_up(-(-8 * model.hidden_size // 3), 64) if model.activation == "swiglu" else 4 * model.hidden_size
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -34,6 +34,7 @@ def small_config(name: str, *, dtype: str = "fp64", **sections: Any) -> RunConfi
         hidden_size=shape.hidden_size,
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
         ffn_hidden_size=shape.ffn_hidden_size,
         vocab_size=shape.vocab_size,
         position=shape.position,

@@ -34,4 +34,6 @@ GPT2 = replace(
     bias=True,
     tie_embeddings=True,
 )
-SHAPES = {"llama": LLAMA, "gpt2": GPT2}
+# Heads that are together wider than the residual stream.
+WIDE = replace(GPT2, head_dim=12, position="rope", activation="gelu_erf", tie_embeddings=False)
+SHAPES = {"llama": LLAMA, "gpt2": GPT2, "wide": WIDE}

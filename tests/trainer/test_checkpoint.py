@@ -26,9 +26,9 @@ from trainer.optimizer import STATE_NAMES
 LAYOUTS = {"alone": (1, 1, False), "tp2": (2, 2, True), "dp2": (2, 1, False), "tp2dp2": (4, 2, True)}
 
 
-def _config(layout):
+def _config(layout, shape="gpt2"):
     ranks, tp, sequence_parallel = LAYOUTS[layout]
-    return ranks, replace(small_config("gpt2"), mesh=MeshSection(tp=tp, sequence_parallel=sequence_parallel))
+    return ranks, replace(small_config(shape), mesh=MeshSection(tp=tp, sequence_parallel=sequence_parallel))
 
 
 def _state(step):
@@ -60,11 +60,13 @@ def _whole(results):
     return assemble([part for rank in results for group in rank for part in group])
 
 
-@pytest.mark.parametrize(("writer", "reader"), [(a, b) for a in LAYOUTS for b in LAYOUTS])
-def test_any_layout_reads_any_other(writer, reader, tmp_path):
-    ranks, config = _config(writer)
+@pytest.mark.parametrize(
+    ("writer", "reader", "shape"), [*((a, b, "gpt2") for a in LAYOUTS for b in LAYOUTS), ("tp2dp2", "tp2", "wide")]
+)
+def test_any_layout_reads_any_other(writer, reader, shape, tmp_path):
+    ranks, config = _config(writer, shape)
     expected = _whole(run_ranks(_train_and_save, ranks, config, tmp_path))
-    ranks, config = _config(reader)
+    ranks, config = _config(reader, shape)
     results = run_ranks(_load, ranks, config, checkpoint.latest(tmp_path))
     got = _whole([parts for _, parts, _ in results])
     assert all(run == _state(2) for run, _, _ in results)

@@ -75,7 +75,10 @@ def _mlp(x, w, block, shape):
     if shape.activation == "swiglu":
         gate = _linear(x, w, f"{block}.gate")
         return _linear(gate / (1 + np.exp(-gate)) * up, w, f"{block}.down")
-    gelu = 0.5 * up * (1 + np.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
+    if shape.activation == "gelu_erf":
+        gelu = up * np.array([0.5 * (1 + math.erf(x / math.sqrt(2))) for x in up])  # Hendrycks and Gimpel 2016
+    else:
+        gelu = 0.5 * up * (1 + np.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
     return _linear(gelu, w, f"{block}.down")
 
 

@@ -79,11 +79,12 @@ def test_fp32_losses_of_twenty_steps_agree(layout):
         np.testing.assert_allclose(losses, alone, rtol=1e-4)
 
 
-def test_tp_4_equals_one_rank():
+@pytest.mark.parametrize("name", ["gpt2", "wide"])
+def test_tp_4_equals_one_rank(name):
     """As many ranks as heads; the last ones hold mostly padding of the vocabulary."""
-    (_,), expected = _whole_gradients(_config("gpt2", 1, False, 1), 1)
+    (_,), expected = _whole_gradients(_config(name, 1, False, 1), 1)
     for sequence_parallel in (False, True):
-        _, got = _whole_gradients(_config("gpt2", 4, sequence_parallel, 2), 4)
+        _, got = _whole_gradients(_config(name, 4, sequence_parallel, 2), 4)
         largest = max(np.abs(g).max() for g in expected.values())
         for key, reference in expected.items():
             bound = 1e-10 * max(np.abs(reference).max(), 1e-3 * largest)

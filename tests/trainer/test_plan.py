@@ -54,6 +54,15 @@ def test_derived_numbers_by_hand() -> None:
     assert plan.flops_per_token == 6 * plan.num_parameters + 12 * 2 * 64 * 32
 
 
+def test_heads_of_a_width_of_their_own() -> None:
+    """What 4 heads of 24 features cost beside a stream of 66, which 4 does not divide."""
+    plan = make_plan(config(model={"head_dim": 24, "hidden_size": 66, "ffn_hidden_size": 64}), 2, facts=FACTS)
+    assert (plan.head_dim, plan.heads_per_rank, plan.kv_heads_per_rank) == (24, 2, 1)
+    attention, mlp, norms = 66 * (96 + 48 + 48 + 96), 3 * 66 * 64, 2 * 66
+    assert plan.num_parameters == 1000 * 66 + 2 * (attention + mlp + norms) + 66
+    assert plan.flops_per_token == 6 * plan.num_parameters + 12 * 2 * 96 * 32
+
+
 def test_tables_that_are_only_looked_up_cost_no_operations() -> None:
     plan = make_plan(config(model={"tie_embeddings": False, "position": "learned"}), 2, facts=FACTS)
     multiplied = plan.num_parameters - 1000 * 64 - 32 * 64
@@ -64,6 +73,7 @@ def test_tables_that_are_only_looked_up_cost_no_operations() -> None:
     ("model", "ffn"),
     [
         ({"activation": "gelu"}, 256),
+        ({"activation": "gelu_erf"}, 256),
         ({"activation": "swiglu"}, 192),
         ({"activation": "swiglu", "hidden_size": 96}, 256),  # 8/3 x 96 is 256 exactly
         ({"activation": "gelu", "ffn_hidden_size": 100}, 100),
@@ -116,7 +126,14 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
         (
             {"model": {"hidden_size": 66}},
             2,
-            "model.hidden_size=66 is not a multiple of model.num_heads=4; choose a multiple, such as 68",
+            "model.hidden_size=66 is not a multiple of model.num_heads=4; choose a multiple, such as 68, "
+            "or set model.head_dim",
+        ),
+        (
+            {"model": {"head_dim": 15}},
+            2,
+            "model.head_dim=15 is odd, and rope turns features in pairs; choose an even size of a head, "
+            'or model.position="learned"',
         ),
         (
             {"model": {"hidden_size": 60}},

@@ -21,7 +21,8 @@ class GPTShape:
 
     Args:
         vocab_size: rows of the logical embedding. padded_vocab_size: rows over all ranks with padding.
-        head_dim: elements of one head. max_position: rows of learned positions; longest sequence.
+        head_dim: elements of one head; num_heads of them may differ from hidden_size.
+        max_position: rows of learned positions; longest sequence.
     """
 
     num_layers: int
@@ -37,10 +38,15 @@ class GPTShape:
     rope_theta: float
     norm: Literal["rmsnorm", "layernorm"]
     norm_epsilon: float
-    activation: Literal["swiglu", "gelu"]
+    activation: Literal["swiglu", "gelu", "gelu_erf"]
     bias: bool
     tie_embeddings: bool
     init_std: float
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP has a gate beside its up projection."""
+        return self.activation == "swiglu"
 
 
 def parameter_table(
@@ -87,7 +93,7 @@ def _heads(shape: GPTShape) -> list[tuple[str, int]]:
 
 
 def _up(shape: GPTShape) -> list[tuple[str, int]]:
-    names = ("gate", "up") if shape.activation == "swiglu" else ("up",)
+    names = ("gate", "up") if shape.gated else ("up",)
     return [(name, shape.ffn_hidden_size) for name in names]
 
 
