@@ -1,14 +1,20 @@
-"""Print every problem of a run's configuration at once, with its data and its mesh, and start nothing.
+"""Print every problem of a run's configuration at once, with its data, its mesh and its newest checkpoint.
 
-Exit code 0: the run can start. 2: it cannot; each problem says which values clash and what to change.
+Nothing is started or written. Exit code 0: the run can start; where it goes on from a checkpoint, that and the
+settings that are no longer the checkpoint's are named. 2: it cannot; each problem says which values clash and what
+to change. 4: the data or the checkpoint is damaged.
 """
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from cli.console import Console, Parser
 from cli.mtrain_options import add_run_arguments, read_run_arguments
+
+if TYPE_CHECKING:
+    from trainer.resume import Start
 
 
 def add_arguments(parser: Parser) -> None:
@@ -19,12 +25,35 @@ def add_arguments(parser: Parser) -> None:
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Check, and raise what was found."""
     from trainer.config import problems_error
-    from trainer.launch import run_problems
+    from trainer.launch import survey
 
     config, world_size = read_run_arguments(arguments)
-    problems = run_problems(config, world_size)
-    facts = {"config": arguments.config, "world_size": world_size, "problems": problems}
-    if problems and not console.json:
-        raise problems_error(arguments.config, problems)
-    console.result(f"{arguments.config}: no problems with --nproc {world_size}", facts)
-    return 2 if problems else 0
+    found = survey(config, world_size)
+    if found.problems and not console.json:
+        raise problems_error(arguments.config, found.problems)
+    facts = {"config": arguments.config, "world_size": world_size, "problems": found.problems}
+    lines = [f"{arguments.config}: no problems with --nproc {world_size}"]
+    if found.start:
+        facts |= start_facts(found.start)
+        lines += start_lines(found.start, config.train.steps)
+    console.result("\n".join(lines), facts)
+    return 2 if found.problems else 0
+
+
+def start_lines(start: Start, steps: int) -> list[str]:
+    """Where the run goes on, and what is not as it was, for people."""
+    if start.folder is None:
+        return []
+    if start.done.steps >= steps:
+        return [f"nothing is left to do: {start.folder} is step {start.done.steps} of train.steps={steps}"]
+    return [f"goes on from {start.folder}, {start.done.steps} of {steps} steps done", *start.notes]
+
+
+def start_facts(start: Start) -> dict[str, object]:
+    """The same as JSON types."""
+    return {
+        "checkpoint": str(start.folder) if start.folder else None,
+        "step": start.done.steps,
+        "changed": {name: {"before": before, "now": now} for name, (before, now) in start.changes.items()},
+        "notes": list(start.notes),
+    }

@@ -122,7 +122,7 @@ class OptimizerSection:
     lr: Amount  # largest learning rate
     min_lr: Amount = 0.0  # learning rate when the decay has ended
     warmup_steps: Count = 0  # steps of linear warmup
-    decay_steps: Count = 0  # step at which min_lr is reached; 0: train.steps
+    decay_steps: Count = 0  # step at which min_lr is reached; 0: train.steps of the run's first start
     weight_decay: Amount = 0.1  # decoupled, times the learning rate; matrices only
     beta1: Fraction = 0.9  # decay of the mean of gradients
     beta2: Fraction = 0.95  # decay of the mean of squared gradients

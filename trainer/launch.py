@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from mdata import (
     SILENT,
@@ -37,6 +37,9 @@ from mdata import (
 )
 from trainer.config import RunConfig, problems_error
 from trainer.plan import check
+
+if TYPE_CHECKING:
+    from trainer.resume import Start
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 INTERRUPTED = 130
@@ -80,21 +83,42 @@ def preflight(config: RunConfig, world_size: int, *, where: str, progress: Progr
     Raises:
         UsageError: all problems at once. MdataError: the data is damaged.
     """
-    problems = run_problems(config, world_size, progress=progress)
+    problems = survey(config, world_size, progress=progress).problems
     if problems:
         raise problems_error(where, problems)
 
 
-def run_problems(config: RunConfig, world_size: int, *, progress: Progress = SILENT) -> list[str]:
-    """All problems of a configuration with its mesh, its data and the place of its folder, one text each."""
-    from trainer.data import open_data
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What can be known of a run before it is started.
 
-    folder = list(_folder_problems(config.run.folder))
+    Args:
+        problems: all of them, one text each; none: the run can start.
+        start: where and how it goes on; None where its data or its checkpoint does not let it.
+    """
+
+    problems: list[str]
+    start: Start | None
+
+
+def survey(config: RunConfig, world_size: int, *, progress: Progress = SILENT) -> Survey:
+    """All problems of a configuration with its mesh, its data, its folder and the checkpoint in it.
+
+    Raises:
+        MdataError: the data or the checkpoint is damaged.
+    """
+    from trainer.data import open_data
+    from trainer.resume import find_start
+
+    found = list(_folder_problems(config.run.folder))
+    facts, start = None, None
     try:
-        facts = open_data(config, progress=progress).facts
+        data = open_data(config, progress=progress)
+        facts = data.facts
+        start = find_start(config, data)
     except UsageError as error:
-        return [*check(config, world_size, facts=None), *folder, str(error)]
-    return [*check(config, world_size, facts=facts), *folder]
+        found.append(str(error))
+    return Survey([*check(start.config if start else config, world_size, facts=facts), *found], start)
 
 
 def _folder_problems(folder: str) -> Iterator[str]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import mdata
 from mdata import SILENT, Progress, UsageError, durable
 from trainer import checkpoint
 from trainer.collectives import gather_objects
-from trainer.config import RunConfig, dump_config, parse_config
+from trainer.config import RunConfig, dump_config
 from trainer.data import (
     RunData,
     evaluation_batches,
@@ -32,19 +31,11 @@ from trainer.data import (
 )
 from trainer.engine import Engine, StepReport, held_parameters
 from trainer.metrics import MetricsWriter, write_ranks
-from trainer.plan import Plan, batch_sizes, gpt_shape, learning_rate, make_plan
+from trainer.plan import Plan, batch_sizes, learning_rate, make_plan
+from trainer.resume import Done, Start, checkpoints_folder, find_start
 from trainer.world import World
 
-NOT_FUNCTION = ("padded_vocab_size", "max_position", "init_std")  # a learned max_position is a tensor's shape
 MAX_SKIPPED = 10  # steps without a finite gradient norm, one after another
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Where training is: finished steps, and the one counter of the data stream."""
-
-    steps: int
-    samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +67,9 @@ def train(config: RunConfig, world: World, *, progress: Progress = SILENT) -> Tr
 
 def _train(config: RunConfig, world: World, progress: Progress) -> TrainResult:
     data = open_data(config, progress=progress)
+    start = find_start(config, data)
+    config, done, newest = start.config, start.done, start.folder
     plan = make_plan(config, world.world_size, facts=data.facts)
-    newest = checkpoint.latest(_root(config))
-    done = _check_resume(config, data, newest) if newest else Done(0, 0)
     _check_agreed(done, config, world)
     if newest and done.steps >= plan.steps:
         return TrainResult(done.steps, None, {}, {}, newest)
@@ -92,7 +83,9 @@ def _train(config: RunConfig, world: World, progress: Progress) -> TrainResult:
     folder = _prepare_folder(config, plan, data)
     write_ranks(folder, ranks)
     with MetricsWriter(folder, resumed_step=done.steps if newest else None) as log:
-        log.event("start", {"step": done.steps, "world_size": world.world_size, "device": str(world.device)})
+        log.event("start", _start_facts(start, world))
+        for note in start.notes:
+            progress.note(note)
         return _Loop(config, plan, data, engine, log).run(done, progress)
 
 
@@ -133,7 +126,9 @@ class _Loop:
                 self._save(now)
             progress.advance(1, loss=report.loss)
         progress.end()
-        return TrainResult(total, report.loss, valid, test, _root(self.config) / checkpoint.folder_name(total))
+        return TrainResult(
+            total, report.loss, valid, test, checkpoints_folder(self.config) / checkpoint.folder_name(total)
+        )
 
     def _reports(self, done: Done, rate: _Rate, progress: Progress) -> Iterator[tuple[Done, StepReport]]:
         """(what is done, what the last step did); the time between them is the consumer's."""
@@ -192,9 +187,9 @@ class _Loop:
         if self.log is not None:
             self.log.sync()  # a curve never ends before the checkpoint that continues it
         began = time.perf_counter()
-        folder = self.engine.save(_root(self.config), run)
+        folder = self.engine.save(checkpoints_folder(self.config), run)
         if self.log is not None:
-            checkpoint.remove_old(_root(self.config), self.config.checkpoint.keep)
+            checkpoint.remove_old(checkpoints_folder(self.config), self.config.checkpoint.keep)
             seconds = round(time.perf_counter() - began, 3)
             self.log.event("saved", {"step": now.steps, "checkpoint": folder.name, "seconds": seconds})
 
@@ -241,10 +236,6 @@ def _due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
 
 
-def _root(config: RunConfig) -> Path:
-    return Path(config.run.folder) / "checkpoints"
-
-
 def _prepare_folder(config: RunConfig, plan: Plan, data: RunData) -> Path:
     """Make the run folder and write what does not change during a run: config.toml, plan.json, tokenizer."""
     folder = Path(config.run.folder)
@@ -258,6 +249,17 @@ def _prepare_folder(config: RunConfig, plan: Plan, data: RunData) -> Path:
         facts = {"type": known.type, "options": known.options, "fingerprint": known.fingerprint}
         _write_json(folder / "tokenizer_facts.json", facts)
     return folder
+
+
+def _start_facts(start: Start, world: World) -> dict[str, Any]:
+    """What events.jsonl says of a start: where, and which settings are no longer those of the checkpoint."""
+    return {
+        "step": start.done.steps,
+        "world_size": world.world_size,
+        "device": str(world.device),
+        "checkpoint": start.folder.name if start.folder else None,
+        "changed": {name: {"before": before, "now": now} for name, (before, now) in start.changes.items()},
+    }
 
 
 def _write_json(path: Path, value: Any) -> None:
@@ -277,66 +279,3 @@ def _check_agreed(done: Done, config: RunConfig, world: World) -> None:
             found="steps " + ", ".join(str(other.steps) for other in everyone),
             expected="one folder that all machines share",
         )
-
-
-def _check_resume(config: RunConfig, data: RunData, folder: Path) -> Done:
-    """What a checkpoint has done, if its data stream is the one we would go on with.
-
-    Raises:
-        UsageError: the order of the data changed; names the settings that differ.
-    """
-    run = checkpoint.run_state(folder)
-    _check_model(config, data, run, folder)
-    before, now = run.data, data.train.identity
-    changed = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
-    if changed and not (changed == ["blend"] and _continues(data, run, folder)):
-        raise UsageError(
-            f"{folder} was trained on another order of data",
-            found=", ".join(f"{name} {now.get(name)}" for name in changed),
-            expected=", ".join(f"{name} {before.get(name)}" for name in changed),
-            fix="restore what differs, or start a new run in another run.folder",
-        )
-    return Done(run.step, run.consumed_samples)
-
-
-def _continues(data: RunData, run: checkpoint.RunState, folder: Path) -> bool:
-    """Whether the blend was made to go on from the checkpoint's, behind all that was read of it.
-
-    Raises:
-        UsageError: it changes samples that the run has read already.
-    """
-    parent, at = data.train.continues or (None, 0)
-    if parent != run.data.get("blend"):
-        return False
-    if at < run.consumed_samples:
-        raise UsageError(
-            "the blend changes before the place where the run is",
-            found=f"the mixture changes at sample {at}, {folder} has read {run.consumed_samples}",
-            expected=f"a change at sample {run.consumed_samples} or later",
-            fix=f"mdata blend --from OLD.json --at-sample {run.consumed_samples} ..., or an older checkpoint",
-        )
-    return True
-
-
-def _check_model(config: RunConfig, data: RunData, run: checkpoint.RunState, folder: Path) -> None:
-    """Refuse to train another function on: not every change of the model's section changes a tensor's shape.
-
-    Raises:
-        UsageError: names the numbers that differ.
-    """
-    old, _ = parse_config(tomllib.loads(run.config))
-    before, now = (_function(c, data) if c else {} for c in (old, config))
-    if changed := [name for name in before.keys() & now.keys() if before[name] != now[name]]:
-        changed.sort()
-        raise UsageError(
-            f"{folder} was trained as another model",
-            found=", ".join(f"{name} {now[name]}" for name in changed),
-            expected=", ".join(f"{name} {before[name]}" for name in changed),
-            fix="restore [model], or start a new run in another run.folder",
-        )
-
-
-def _function(config: RunConfig, data: RunData) -> dict[str, Any]:
-    """What decides the model's function: its shape without what the layout or the first weights decide."""
-    shape = gpt_shape(config, data.facts)
-    return {k: v for k, v in dataclasses.asdict(shape).items() if k not in NOT_FUNCTION} if shape else {}

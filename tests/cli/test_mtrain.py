@@ -164,7 +164,8 @@ def test_the_result_says_what_to_do_next(tmp_path: Path) -> None:
         "next: mtrain generate runs/a",
     ]
     again = result_text(TrainResult(9, None, {}, {}, checkpoint), "runs/a")
-    assert again.splitlines()[0] == "step 9 was reached before; raise train.steps to train on"
+    expected = "step 9 was reached before; to train on raise train.steps, and optimizer.decay_steps with it"
+    assert again.splitlines()[0] == expected
 
 
 @pytest.fixture(scope="module")

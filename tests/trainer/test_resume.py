@@ -1,0 +1,220 @@
+"""How a run goes on: the learning rate's horizon is kept, what differs is told, what does not fit is found before."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.mtrain import main
+from mdata import UsageError
+from tests.helpers.notes import Notes
+from tests.helpers.runs import make_corpora, write_jsonl
+from tests.trainer.test_plan import config as sound
+from trainer import checkpoint
+from trainer.config import RunConfig, dump_config, load_config, parse_config
+from trainer.data import open_data
+from trainer.mesh import Mesh
+from trainer.metrics import read_events, read_metrics
+from trainer.plan import learning_rate
+from trainer.resume import changed_settings, find_start, with_horizon
+from trainer.train import train
+from trainer.world import Placement, join_world
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    return make_corpora(folder, {"text": write_jsonl(folder / "text.jsonl", 1)})["text"]
+
+
+def _config(corpus: Path, folder: Path, *, steps: int, **changes: dict[str, Any]) -> RunConfig:
+    tables: dict[str, dict[str, Any]] = {
+        "run": {"folder": str(folder)},
+        "model": {"num_layers": 1, "hidden_size": 16, "num_heads": 2},
+        "data": {"blend": str(corpus)},
+        "train": {"sequence_length": 16, "global_batch": 2, "micro_batch": 2, "steps": steps},
+        "optimizer": {"lr": 1e-2},
+    }
+    for name, keys in changes.items():
+        tables[name] = tables.get(name, {}) | keys
+    config, problems = parse_config(tables)
+    assert config is not None, problems
+    return config
+
+
+def _train(config: RunConfig) -> list[str]:
+    """Train alone; what was told."""
+    notes = Notes()
+    train(config, join_world(Mesh(1), placement=Placement()), progress=notes)
+    return notes.lines
+
+
+def _rates(folder: Path) -> list[float]:
+    return [line["lr"] for line in read_metrics(folder)]
+
+
+def _go_back(folder: Path, step: int) -> None:
+    (folder / "checkpoints" / "latest").write_text(f"step-{step}")
+
+
+def test_more_steps_do_not_rewind_the_learning_rate(corpus, tmp_path):
+    often = {"interval": 1, "keep": 9}
+    _train(_config(corpus, tmp_path, steps=4, checkpoint=often))
+    planned = _rates(tmp_path)
+    _go_back(tmp_path, 2)  # as if it had been stopped there
+    notes = _train(_config(corpus, tmp_path, steps=6, checkpoint=often))
+    assert _rates(tmp_path) == [*planned, 0.0, 0.0]
+    told = (
+        "the learning rate reaches optimizer.min_lr=0 at step 4, as when the run began; "
+        "set optimizer.decay_steps=6 to let it decay until step 6"
+    )
+    assert notes[:2] == ["changed since step-2: train.steps 4 -> 6", told]
+    # The horizon is that of the first start, not of the last.
+    _go_back(tmp_path, 3)
+    _train(_config(corpus, tmp_path, steps=7, checkpoint=often))
+    assert _rates(tmp_path) == [*planned, 0.0, 0.0, 0.0]
+    assert load_config(tmp_path / "config.toml").optimizer.decay_steps == 4
+
+
+def test_a_horizon_that_the_user_moves_is_used_and_told(corpus, tmp_path):
+    _train(_config(corpus, tmp_path, steps=2))
+    longer = _config(corpus, tmp_path, steps=4, optimizer={"lr": 1e-2, "decay_steps": 4})
+    notes = _train(longer)
+    assert _rates(tmp_path)[2:] == [learning_rate(step, longer.optimizer, steps=4) for step in (2, 3)]
+    assert notes[:2] == [
+        "changed since step-2: train.steps 2 -> 4, optimizer.decay_steps 2 -> 4",
+        "the learning rate of step 3 is 0.005; as the run was it would be 0",
+    ]
+
+
+def test_settings_that_differ_are_printed_and_recorded(corpus, tmp_path):
+    _train(_config(corpus, tmp_path, steps=2))
+    changes = {"optimizer": {"lr": 3e-2}, "precision": {"dtype": "bf16"}}
+    other = _config(corpus, tmp_path, steps=4, **changes)
+    other = replace(other, train=replace(other.train, global_batch=4))
+    notes = _train(other)
+    assert notes[0] == (
+        "changed since step-2: train.global_batch 2 -> 4, train.steps 2 -> 4, optimizer.lr 0.01 -> 0.03, "
+        "precision.dtype 'fp32' -> 'bf16'"
+    )
+    first, second = (event for event in read_events(tmp_path) if event["event"] == "start")
+    assert first["checkpoint"] is None and first["changed"] == {}
+    assert second["checkpoint"] == "step-2" and second["step"] == 2
+    assert second["changed"] == {
+        "train.global_batch": {"before": 2, "now": 4},
+        "train.steps": {"before": 2, "now": 4},
+        "optimizer.lr": {"before": 1e-2, "now": 3e-2},
+        "precision.dtype": {"before": "fp32", "now": "bf16"},
+    }
+
+
+def test_a_run_that_goes_on_as_it_was_has_nothing_to_tell(corpus, tmp_path):
+    config = _config(corpus, tmp_path, steps=4, checkpoint={"interval": 1, "keep": 9})
+    _train(config)
+    start = find_start(config, open_data(config))
+    assert (start.done.steps, start.done.samples, start.changes, start.notes) == (4, 8, {}, ())
+    _go_back(tmp_path, 2)
+    start = find_start(config, open_data(config))
+    assert (start.done.steps, start.folder, start.changes, start.notes) == (
+        2,
+        tmp_path / "checkpoints" / "step-2",
+        {},
+        (),
+    )
+
+
+def _rewrite(folder: Path, text: str) -> None:
+    """Give a checkpoint another configuration, as an older or a newer version would have written it."""
+    index = json.loads((folder / "index.json").read_text())
+    index["run"]["config"] = text
+    (folder / "index.json").write_text(json.dumps(index))
+
+
+def test_a_checkpoint_of_an_older_version_keeps_its_horizon(corpus, tmp_path):
+    """They stored optimizer.decay_steps = 0, and lacked keys that came later."""
+    config = _config(corpus, tmp_path, steps=3)
+    _train(config)
+    lines = dump_config(config).splitlines()
+    assert "decay_steps = 0" in lines and "head_dim = 0" in lines
+    _rewrite(tmp_path / "checkpoints" / "step-3", "\n".join(line for line in lines if line != "head_dim = 0"))
+    longer = _config(corpus, tmp_path, steps=9)
+    start = find_start(longer, open_data(longer))
+    assert start.config.optimizer.decay_steps == 3 and start.changes == {"train.steps": (3, 9)}
+
+
+def test_settings_of_a_newer_version_are_told_not_to_be_compared(corpus, tmp_path):
+    config = _config(corpus, tmp_path, steps=2)
+    _train(config)
+    _rewrite(tmp_path / "checkpoints" / "step-2", dump_config(config) + "\n[later]\nx = 1\n")
+    assert find_start(config, open_data(config)).notes == (
+        "step-2 was written with settings that this version does not know; changes are not looked for",
+    )
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=5))
+def test_the_horizon_is_that_of_the_first_start(steps):
+    """A run resumed again and again with other lengths has one curve, whatever lies between."""
+    now = with_horizon(sound(train={"steps": steps[0]}), None)
+    for number in steps[1:]:
+        now = with_horizon(sound(train={"steps": number}), now)
+    assert now.train.steps == steps[-1] and now.optimizer.decay_steps == steps[0]
+    assert with_horizon(sound(optimizer={"decay_steps": 77}), now).optimizer.decay_steps == 77
+    rates = [learning_rate(step, now.optimizer, steps=now.train.steps) for step in range(10, 60)]
+    assert all(a >= b for a, b in pairwise(rates))
+
+
+def test_changed_settings_are_named_by_section_and_key():
+    before, now = sound(), sound(optimizer={"lr": 0.5}, mesh={"tp": 1})
+    assert changed_settings(before, now) == {"optimizer.lr": (1e-3, 0.5), "mesh.tp": (2, 1)}
+    assert changed_settings(before, before) == {}
+
+
+def _check(config: RunConfig, path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    path.write_text(dump_config(config))
+    code = main(["check", str(path), "--nproc", "1", *words])
+    return code, *capsys.readouterr()
+
+
+def test_check_finds_what_train_would_refuse(corpus, tmp_path, capsys):
+    folder = tmp_path / "run"
+    _train(_config(corpus, folder, steps=1))
+    wrong = _config(corpus, folder, steps=3, run={"folder": str(folder), "seed": 5}, mesh={"tp": 1})
+    wrong = replace(wrong, model=replace(wrong.model, head_dim=4), optimizer=replace(wrong.optimizer, warmup_steps=4))
+    code, out, err = _check(wrong, tmp_path / "run.toml", capsys)
+    assert (code, out) == (2, "")
+    assert "another order of data\n" in err and "found: seed 5\n" in err
+    assert "another model\n" in err and "found: head_dim 4\n" in err and "expected: head_dim 8\n" in err
+    assert "optimizer.warmup_steps=4 is more than train.steps=3" in err
+    with pytest.raises(UsageError, match="another model"):
+        find_start(wrong, open_data(wrong))
+
+
+def test_check_tells_where_a_run_goes_on_and_what_changes(corpus, tmp_path, capsys):
+    folder, path = tmp_path / "run", tmp_path / "run.toml"
+    _train(_config(corpus, folder, steps=1))
+    code, out, err = _check(_config(corpus, folder, steps=3, optimizer={"lr": 0.5}), path, capsys)
+    assert (code, err) == (0, "")
+    newest = checkpoint.latest(folder / "checkpoints")
+    assert out.splitlines() == [
+        f"{path}: no problems with --nproc 1",
+        f"goes on from {newest}, 1 of 3 steps done",
+        "changed since step-1: train.steps 1 -> 3, optimizer.lr 0.01 -> 0.5",
+        "the learning rate reaches optimizer.min_lr=0 at step 1, as when the run began; "
+        "set optimizer.decay_steps=3 to let it decay until step 3",
+    ]
+    code, out, _ = _check(_config(corpus, folder, steps=3), path, capsys, "--json")
+    facts = json.loads(out)
+    assert (code, facts["checkpoint"], facts["step"]) == (0, str(newest), 1)
+    assert facts["changed"] == {"train.steps": {"before": 1, "now": 3}} and len(facts["notes"]) == 2
+    _, out, _ = _check(_config(corpus, folder, steps=1), path, capsys)
+    assert out.splitlines()[1] == f"nothing is left to do: {newest} is step 1 of train.steps=1"
+    code, out, _ = _check(_config(corpus, tmp_path / "new", steps=1), path, capsys, "--json")
+    facts = json.loads(out)
+    assert (code, facts["checkpoint"], facts["step"], facts["changed"]) == (0, None, 0, {})
