@@ -20,6 +20,7 @@ from trainer.config import RunConfig
 from trainer.executor import Microbatch, run_actions
 from trainer.init import initialize_
 from trainer.layout import BufferLayout, Slot, make_layout
+from trainer.memory import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
 from trainer.models.gpt import GPT, build_gpt
 from trainer.models.gpt_table import parameter_table
 from trainer.optimizer import STATE_NAMES, Buffers, Optimizer
@@ -53,6 +54,7 @@ class Engine:
         fresh: whether to draw the initial weights (a checkpoint is loaded otherwise).
     """
 
+    @out_of_memory_in("setting up the model and its optimizer", fix=MORE_RANKS)
     def __init__(self, config: RunConfig, plan: Plan, *, world: World, fresh: bool = True) -> None:
         self.plan, self.world = plan, world
         self.tp, self.dp, self.everyone = world.axes["tp"], world.axes["dp"], world.axes["world"]
@@ -76,6 +78,7 @@ class Engine:
         loss_sum, num_tokens = totals.tolist()
         return StepReport(loss_sum / num_tokens, int(num_tokens), result.grad_norm, result.applied)
 
+    @out_of_memory_in("the forward pass of an evaluation", fix=FEWER_TOKENS)
     @torch.no_grad()
     def evaluate(self, microbatches: Iterable[Microbatch]) -> float:
         """Mean loss over the loss tokens of all data-parallel ranks' microbatches, nats per token."""
@@ -86,10 +89,12 @@ class Engine:
         loss_sum, num_tokens = all_reduce_(totals, self.dp).tolist()
         return float(loss_sum / num_tokens)
 
+    @out_of_memory_in("writing a checkpoint", fix=MORE_RANKS)
     def save(self, root: Path, run: checkpoint.RunState) -> Path:
         """Write a checkpoint; see checkpoint.save."""
         return checkpoint.save(root, run, shard=self._shard(), state=self.optimizer.state, world=self.everyone)
 
+    @out_of_memory_in("reading a checkpoint", fix=MORE_RANKS)
     def load(self, folder: Path) -> checkpoint.RunState:
         """Continue from a checkpoint of any layout."""
         run = checkpoint.run_state(folder)
@@ -122,6 +127,7 @@ def rank_layout(config: RunConfig, plan: Plan, *, tp: Axis, dp: Axis) -> BufferL
     return make_layout(specs, dp_size=dp.size)
 
 
+@out_of_memory_in("setting up the model", fix="more ranks: each holds a part of the model")
 def load_model(folder: Path, config: RunConfig, *, plan: Plan, world: World) -> GPT:
     """The weights alone, for generation: no optimizer, no sequence parallelism, from a checkpoint of any layout."""
     tp = world.axes["tp"]

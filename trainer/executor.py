@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from trainer.memory import FEWER_TOKENS, out_of_memory_in
 from trainer.schedule import Action
 
 
@@ -34,6 +35,7 @@ class Microbatch:
     loss_mask_BS: Tensor
 
 
+@out_of_memory_in("the forward and backward passes", fix=FEWER_TOKENS)
 def run_actions(actions: Sequence[Action], model: LossModel, *, microbatches: Sequence[Microbatch]) -> Tensor:
     """Do the actions in order; gradients are accumulated by the hooks of `optimizer.Buffers`.
 

@@ -22,6 +22,7 @@ from trainer import checkpoint
 from trainer.collectives import all_gather
 from trainer.config import MeshSection, load_config
 from trainer.engine import load_model
+from trainer.memory import out_of_memory_in
 from trainer.models.gpt import GPT
 from trainer.plan import DataFacts, make_plan
 from trainer.world import World
@@ -168,6 +169,7 @@ def continue_ids(model: GPT, ids: Sequence[int], *, choose: Chooser, eod: int | 
     return new
 
 
+@out_of_memory_in("the forward pass of a text", fix="shorter prompts and fewer --max-tokens, or more ranks")
 def next_logits(model: GPT, tokens_BS: Tensor) -> Tensor:
     """Logits after the last position of one row, over the whole vocabulary without padding: fp32[vocab_size]."""
     local_V = model(tokens_BS)[-1, 0].float()

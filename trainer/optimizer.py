@@ -22,6 +22,7 @@ from torch.optim.adamw import adamw
 from trainer.collectives import Axis, all_gather, all_reduce_, reduce_scatter
 from trainer.config import OptimizerSection
 from trainer.layout import BufferLayout
+from trainer.memory import MORE_RANKS, out_of_memory_in
 
 STATE_NAMES = ("weight", "exp_avg", "exp_avg_sq")
 NORM_BLOCK = 1024  # elements whose squares are summed in the gradient's own precision; the blocks are summed in fp64
@@ -106,6 +107,7 @@ class Optimizer:
         }
         self.steps = 0
 
+    @out_of_memory_in("the optimizer's update", fix=MORE_RANKS)
     def step(self, learning_rate: float, num_tokens: Tensor) -> StepResult:
         """Reduce, update, gather.
 

@@ -30,6 +30,7 @@ from trainer.data import (
     training_batches,
 )
 from trainer.engine import Engine, StepReport, held_parameters
+from trainer.memory import explained
 from trainer.metrics import MetricsWriter, write_ranks
 from trainer.plan import Plan, batch_sizes, learning_rate, make_plan
 from trainer.resume import Done, Start, checkpoints_folder, find_start
@@ -73,6 +74,12 @@ def _train(config: RunConfig, world: World, progress: Progress) -> TrainResult:
     _check_agreed(done, config, world)
     if newest and done.steps >= plan.steps:
         return TrainResult(done.steps, None, {}, {}, newest)
+    with explained(config, plan, rank=world.rank):
+        return _go_on(start, plan, data, world=world, progress=progress)
+
+
+def _go_on(start: Start, plan: Plan, data: RunData, *, world: World, progress: Progress) -> TrainResult:
+    config, done, newest = start.config, start.done, start.folder
     engine = Engine(config, plan, world=world, fresh=newest is None)
     if newest:
         engine.load(newest)

@@ -1,0 +1,180 @@
+"""Out of memory in every phase, from every allocator: what asked for it, how much, what to change, exit code 5."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from cli.mtrain import main
+from mdata import ResourceError
+from tests.helpers.ranks import run_ranks
+from tests.helpers.runs import make_corpora, write_jsonl
+from tests.trainer.engines import layouts, small_config
+from tests.trainer.test_plan import config as sound
+from trainer.config import MeshSection, dump_config, parse_config
+from trainer.engine import Engine
+from trainer.memory import (
+    OutOfMemoryError,
+    amount_asked,
+    explained,
+    is_out_of_memory,
+    out_of_memory_in,
+    size_text,
+    state_bytes,
+)
+from trainer.models.gpt import GPT
+from trainer.optimizer import Optimizer
+from trainer.plan import make_plan
+
+CUDA = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 1.51 GiB is "
+    "free. Process 7 has 138.29 GiB memory in use. Of the allocated memory 130.10 GiB is allocated by PyTorch"
+)
+TOO_MUCH = 1 << 50  # bytes; no address space of today has room for them
+
+
+def _torch_on_a_cpu() -> None:
+    torch.empty(TOO_MUCH, dtype=torch.int8)
+
+
+def _numpy() -> None:
+    np.empty(TOO_MUCH, dtype=np.int8)
+
+
+def _cuda() -> None:
+    raise torch.OutOfMemoryError(CUDA)
+
+
+def _library() -> None:
+    raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+
+@pytest.mark.parametrize(
+    ("use", "found"),
+    [
+        (_torch_on_a_cpu, "1.00 PiB asked for"),
+        (_numpy, "1.00 PiB asked for"),
+        (_cuda, "2.00 GiB asked for, 1.51 GiB of the GPU's 139.80 GiB free"),
+        (_library, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"),
+    ],
+)
+def test_every_allocator_is_understood(use, found):
+    with pytest.raises(ResourceError) as raised, out_of_memory_in("a phase", fix="less"):
+        use()
+    assert str(raised.value).startswith(f"out of memory in a phase\n  found: {found}")
+    assert str(raised.value).endswith("\n  try: less")
+    assert is_out_of_memory(raised.value.__cause__)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes differ"), KeyError("k"), ResourceError("disk full")])
+def test_other_errors_go_through(error):
+    with pytest.raises(type(error)) as raised, out_of_memory_in("a phase", fix="less"):
+        raise error
+    assert raised.value is error
+
+
+def test_the_innermost_phase_speaks_and_the_outer_adds_what_it_knows():
+    config = sound(model={"vocab_size": 1000})
+    plan = make_plan(config, 4, facts=None)
+    inside, outside = out_of_memory_in("inside", fix="less"), out_of_memory_in("outside", fix="no")
+    with pytest.raises(OutOfMemoryError) as raised, explained(config, plan, rank=3), outside, inside:
+        raise MemoryError
+    what, found, expected, fix = str(raised.value).splitlines()
+    assert what == "rank 3 of 4: out of memory in inside"
+    assert found == "  found: MemoryError" and fix == "  try: less"
+    needs = size_text(state_bytes(config, plan))
+    assert expected.startswith(
+        f"  expected: room for {needs} of weights, gradients and optimizer state a rank, and for"
+    )
+    assert "activations of 2 x 32 tokens" in expected
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)  # ranks send errors to each other
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("Tried to allocate 20.00 MiB.", "20.00 MiB"),
+        ("you tried to allocate 4000000000000 bytes. Error code 12", "3.64 TiB"),
+        ("Unable to allocate 7.28 TiB for an array", "7.28 TiB"),
+        ("no number", None),
+    ],
+)
+def test_the_amount_is_read(text, amount):
+    assert amount_asked(text) == amount
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.50 KiB"), (1 << 31, "2.00 GiB")]
+)
+def test_sizes(count, text):
+    assert size_text(count) == text
+
+
+def _held(context, config):
+    engine = layouts(context, config)
+    tensors = [engine.buffers.parameters, engine.buffers.gradients, *engine.optimizer.state.values()]
+    return sum(t.numel() * t.element_size() for t in tensors), state_bytes(config, engine.plan)
+
+
+@pytest.mark.parametrize(("ranks", "tp", "dtype"), [(1, 1, "fp32"), (2, 2, "bf16"), (2, 1, "bf16"), (2, 1, "fp64")])
+def test_the_state_is_what_an_engine_holds(ranks, tp, dtype):
+    """But for the padding of its buffers."""
+    config = replace(small_config("llama", dtype=dtype), mesh=MeshSection(tp=tp))
+    for held, said in run_ranks(_held, ranks, config):
+        assert said <= held <= 1.05 * said
+
+
+PHASES = {
+    "setting up the model and its optimizer": (Optimizer, "publish"),
+    "the forward and backward passes": (GPT, "loss_sum"),
+    "the optimizer's update": (Optimizer, "_update"),
+    "the forward pass of an evaluation": (Engine, "evaluate"),
+    "writing a checkpoint": (Engine, "_shard"),
+}
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    corpus = make_corpora(folder, {"text": write_jsonl(folder / "text.jsonl", 1)})["text"]
+    tables = {
+        "run": {"folder": str(folder / "run")},
+        "model": {"num_layers": 1, "hidden_size": 16, "num_heads": 2},
+        "data": {"blend": str(corpus), "valid": [str(corpus)]},
+        "train": {"sequence_length": 16, "global_batch": 2, "micro_batch": 2, "steps": 1},
+        "optimizer": {"lr": 1e-2},
+    }
+    config, problems = parse_config(tables)
+    assert config is not None, problems
+    (folder / "run.toml").write_text(dump_config(config))
+    return folder / "run.toml"
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_each_phase_of_a_run_is_named(phase, run_file, tmp_path, monkeypatch, capsys):
+    owner, name = PHASES[phase]
+    if name == "evaluate":
+        real = GPT.loss_sum
+        monkeypatch.setattr(
+            GPT, "loss_sum", lambda self, *a, **k: real(self, *a, **k) if torch.is_grad_enabled() else _torch_on_a_cpu()
+        )
+    else:
+        monkeypatch.setattr(owner, name, lambda *a, **k: _torch_on_a_cpu())
+    code = main(["train", str(run_file), f"run.folder={tmp_path}/run", "--nproc", "1"])
+    err = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("{")]
+    begin = next(i for i, line in enumerate(err) if line.startswith("mtrain: error"))
+    assert (code, err[begin]) == (5, f"mtrain: error: out of memory in {phase}")
+    assert err[begin + 1] == "  found: 1.00 PiB asked for"
+    assert err[begin + 2].startswith("  expected: room for ") and err[begin + 3].startswith("  try: ")
+
+
+def test_a_model_that_no_machine_can_hold(run_file, tmp_path, capsys):
+    words = ["train", str(run_file), f"run.folder={tmp_path}/run", "--nproc", "1", "model.hidden_size=10000000"]
+    assert main(words) == 5
+    err = capsys.readouterr().err
+    assert "out of memory in setting up the model and its optimizer\n  found: " in err
+    assert " PiB of weights, gradients" in err
