@@ -32,7 +32,11 @@ def main(argv: Sequence[str]) -> int:
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, _stop)
-        train_here(load_config(folder / "config.toml"), Console("mtrain", json="--json" in argv))
+        try:
+            train_here(load_config(folder / "config.toml"), Console("mtrain", json="--json" in argv))
+        finally:
+            # How this rank ends is decided; the launcher, which ends all once one has failed, shall not change it.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Whatever it is, the parent has to hear of it.
     except (Exception, KeyboardInterrupt) as error:
         return write_report(folder, error, rank=int(os.environ["RANK"]))
@@ -40,7 +44,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _stop(signal_number: int, frame: FrameType | None) -> None:
-    raise StoppedError("stopped by SIGTERM", fix="run the same command again to continue")
+    raise StoppedError(
+        f"rank {os.environ['RANK']} was stopped by SIGTERM", fix="run the same command again to continue"
+    )
 
 
 if __name__ == "__main__":

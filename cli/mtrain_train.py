@@ -87,7 +87,9 @@ def train_here(config: RunConfig, console: Console) -> None:
 def result_text(result: TrainResult, folder: str) -> str:
     """How the run stands, for people."""
     if result.loss is None:
-        lines = [f"step {result.step} was reached before; to train on raise train.steps, and optimizer.decay_steps with it"]
+        lines = [
+            f"step {result.step} was reached before; to train on raise train.steps, and optimizer.decay_steps with it"
+        ]
     else:
         lines = [f"step {result.step}, training loss {result.loss:.4f} nats per token"]
     lines += [f"validation loss {name}: {loss:.4f}" for name, loss in result.valid.items()]

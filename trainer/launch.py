@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 INTERRUPTED = 130
+LAUNCHER_PATIENCE_S = 30  # from the launcher's SIGTERM to its SIGKILL, once one rank has failed
 
 
 class RankFault(RuntimeError):
@@ -57,6 +58,7 @@ class RankReport:
         exit_code: the documented one; negative: minus the signal that killed it.
         message: for the user. trace: for us.
         time_s: on the machine's monotonic clock.
+        lost: it ended because another rank was gone.
     """
 
     rank: int
@@ -64,6 +66,7 @@ class RankReport:
     message: str
     trace: str = ""
     time_s: float = 0.0
+    lost: bool = False
 
 
 def default_nproc(config: RunConfig) -> int:
@@ -162,37 +165,54 @@ def launch(command: Sequence[str], *, nproc: int, reports: Path) -> None:
             elastic_launch(config, command[0])(*command[1:])
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        _raise(first_cause(read_reports(reports), codes))
+        _raise(first_cause(read_reports(reports), codes, now_s=time.monotonic()))
     except SignalException as error:
         if error.sigval == signal.SIGINT:
             raise KeyboardInterrupt from None
         stopped = [report for report in read_reports(reports) if report.exit_code == StoppedError.exit_code]
-        if stopped:
-            _raise(stopped[0])
-        raise StoppedError(f"stopped by {error.sigval.name}", fix="run the same command again") from None
+        # The signal was for all: not what a rank says of itself alone.
+        if of_all := [report for report in stopped if not report.message.startswith("rank ")]:
+            _raise(of_all[0])
+        raise StoppedError(f"stopped by {error.sigval.name}", fix="run the same command again to continue") from None
 
 
-def first_cause(reports: Sequence[RankReport], exit_codes: Mapping[int, int]) -> RankReport:
+def first_cause(reports: Sequence[RankReport], exit_codes: Mapping[int, int], *, now_s: float) -> RankReport:
     """The report to show: what explains the other ranks' ends.
 
-    Errors with a documented exit code come first, then ranks that were killed without a word, then faults
-    of ours (a lost connection looks like one), then ranks that stopped because they were asked to; earlier
-    before later.
+    A rank that was stopped before any other had ended was stopped from outside, and nothing else has to be explained.
+    Otherwise errors with a documented exit code come first, then ranks that were killed without a word, faults of
+    ours, connections to another rank that were lost, and ranks that the launcher stopped; earlier before later.
+
+    Args:
+        exit_codes: by rank, of those that ended badly; negative: minus a signal.
+        now_s: on the clock of the reports.
     """
     told = {report.rank for report in reports}
     silent = [
         RankReport(rank=rank, exit_code=code, message=_death(rank, code))
         for rank, code in exit_codes.items()
-        if rank not in told and code != -signal.SIGTERM  # that is how the launcher ends the others
+        if rank not in told
     ]
-    killed_by_launcher = RankReport(rank=-1, exit_code=1, message="every rank was stopped, and none said why")
+    first = min(reports, key=lambda report: report.time_s, default=None)
+    patient = first is not None and now_s - first.time_s >= LAUNCHER_PATIENCE_S
+    by_launcher = {-signal.SIGTERM, -signal.SIGKILL} if patient else {-signal.SIGTERM}
+    killed = [report for report in silent if report.exit_code < 0 and report.exit_code not in by_launcher]
+    if first is not None and _asked_to_stop(first) and not killed:
+        return first
 
     def order(report: RankReport) -> tuple[int, float]:
-        if report.exit_code in (INTERRUPTED, StoppedError.exit_code):
+        if _asked_to_stop(report) or report.exit_code in by_launcher:
+            return 4, report.time_s
+        if report.lost:
             return 3, report.time_s
         return (0 if report.exit_code > 1 else 1 if report.exit_code < 0 else 2), report.time_s
 
-    return min([*reports, *silent], key=order, default=killed_by_launcher)
+    nobody = RankReport(rank=-1, exit_code=1, message="the launcher reports a failure, and no rank has failed")
+    return min([*reports, *silent], key=order, default=nobody)
+
+
+def _asked_to_stop(report: RankReport) -> bool:
+    return report.exit_code in (INTERRUPTED, StoppedError.exit_code)
 
 
 def rank_process() -> None:
@@ -204,6 +224,8 @@ def rank_process() -> None:
 
 def write_report(folder: Path, error: BaseException, *, rank: int) -> int:
     """Leave a rank's error for `launch` and return the exit code that belongs to it."""
+    from trainer.world import LostRankError
+
     known = explain_os_error(error) if isinstance(error, OSError) else error
     if isinstance(known, MemoryError):
         known = ResourceError("out of memory", fix="use a smaller train.micro_batch")
@@ -213,8 +235,14 @@ def write_report(folder: Path, error: BaseException, *, rank: int) -> int:
         code, message = known.exit_code, str(known)
     else:
         code, message = 1, f"rank {rank}: {type(known).__name__}: {known}"
-    trace = "".join(traceback.format_exception(error))
-    report = RankReport(rank=rank, exit_code=code, message=message, trace=trace, time_s=time.monotonic())
+    report = RankReport(
+        rank=rank,
+        exit_code=code,
+        message=message,
+        trace="".join(traceback.format_exception(error)),
+        time_s=time.monotonic(),
+        lost=isinstance(known, LostRankError),
+    )
     durable.atomic_write(folder / f"rank-{rank}.json", json.dumps(asdict(report)).encode())
     return code
 
@@ -231,8 +259,10 @@ def _raise(report: RankReport) -> NoReturn:
     kinds = (UsageError, BadInputError, DamageError, ResourceError, StoppedError)
     kind = next((kind for kind in kinds if kind.exit_code == report.exit_code), None)
     error = kind(report.message) if kind else RankFault(report.message)
-    if report.exit_code < 0:
-        error = ResourceError(report.message, fix="look for its cause in the system's log, then run again")
+    if report.exit_code == -signal.SIGTERM:
+        error = StoppedError(report.message, fix="run the same command again to continue")
+    elif report.exit_code < 0:
+        error = ResourceError(report.message, fix=_after_a_kill(-report.exit_code))
     if report.trace:
         error.add_note(f"rank {report.rank}:\n{report.trace}")
     raise error from None
@@ -241,7 +271,14 @@ def _raise(report: RankReport) -> NoReturn:
 def _death(rank: int, code: int) -> str:
     if code >= 0:
         return f"rank {rank} ended with exit code {code} and without a word"
-    return f"rank {rank} was killed by {signal.Signals(-code).name}"
+    return f"rank {rank} was {'stopped' if code == -signal.SIGTERM else 'killed'} by {signal.Signals(-code).name}"
+
+
+def _after_a_kill(number: int) -> str:
+    """What to do after a signal that a process cannot answer, or did not survive."""
+    if number == signal.SIGKILL:
+        return "the system kills what needs more memory than there is: look into its log, or lower train.micro_batch"
+    return "look for its cause in the system's log, then run again"
 
 
 @contextmanager

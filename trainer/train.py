@@ -34,7 +34,7 @@ from trainer.memory import explained
 from trainer.metrics import MetricsWriter, write_ranks
 from trainer.plan import Plan, batch_sizes, learning_rate, make_plan
 from trainer.resume import Done, Start, checkpoints_folder, find_start
-from trainer.world import World
+from trainer.world import World, lost_ranks_named
 
 MAX_SKIPPED = 10  # steps without a finite gradient norm, one after another
 
@@ -60,9 +60,10 @@ def train(config: RunConfig, world: World, *, progress: Progress = SILENT) -> Tr
 
     Raises:
         UsageError: the configuration does not fit the ranks, the data or the checkpoint.
-        ResourceError: a checkpoint could not be written; the older one is whole.
+        ResourceError: a checkpoint could not be written; the older one is whole. Or memory ran out, or another rank
+            has ended.
     """
-    with _alone(config, world):
+    with _alone(config, world), lost_ranks_named(world):
         return _train(config, world, progress)
 
 

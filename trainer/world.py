@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -22,6 +23,7 @@ from trainer.collectives import Axis, all_reduce_
 from trainer.mesh import AXES, Coordinates, Mesh
 
 JOIN_TIMEOUT = timedelta(minutes=10)  # for the other ranks to come; also of a single collective
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited", "was aborted")
 FIRST_PORT, NUM_PORTS = 20000, 12000  # below the range from which systems hand out ports by themselves
 
 
@@ -114,6 +116,29 @@ def join_world(mesh: Mesh, *, placement: Placement | None = None, device_type: s
         device=device,
         axes=axes,
     )
+
+
+class LostRankError(ResourceError):
+    """Another rank is gone; it knows why, this one only that it cannot go on."""
+
+
+@contextmanager
+def lost_ranks_named(world: World) -> Iterator[None]:
+    """Turn a connection that broke in the block into an error that says so, and is no fault of ours.
+
+    Raises:
+        LostRankError: another rank has ended.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # of gloo a plain one, of nccl a DistError
+        if world.world_size == 1 or not any(words in str(error) for words in LOST):
+            raise
+        raise LostRankError(
+            f"rank {world.rank} of {world.world_size} lost its connection to another rank",
+            found=str(error).splitlines()[0][:200].encode("ascii", "ignore").decode().strip(),
+            fix="look at what the other ranks print: one of them has ended, and says why unless it was killed",
+        ) from error
 
 
 def leave_world() -> None:

@@ -243,3 +243,28 @@ def test_ctrl_c_leaves_no_rank_and_nothing_finished(real_run: Path, tmp_path: Pa
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
     assert not (folder / "checkpoints" / "latest").exists()
     assert not list(folder.rglob("*.partial"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code", "text"),
+    [
+        (signal.SIGTERM, 75, "stopped by SIGTERM"),
+        (signal.SIGKILL, 5, "mtrain: error: rank 1 was killed by SIGKILL\n  try: "),
+    ],
+)
+def test_a_rank_that_is_ended_from_outside_is_told(
+    real_run: Path, tmp_path: Path, number: signal.Signals, code: int, text: str
+) -> None:
+    """Whatever the rank that lost it complains of."""
+    folder = tmp_path / "run"
+    process = mtrain("train", str(real_run / "run.toml"), "--nproc", "2", f"run.folder={folder}", "train.steps=99999")
+    while len(read_metrics(folder)) < 2:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (rank,) = (int(pid) for pid in children if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
+    os.kill(rank, number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (code, ""), err
+    assert text in err and "fault of ours" not in err and "Traceback" not in err

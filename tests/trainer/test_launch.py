@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -118,6 +119,18 @@ def test_a_killed_rank_is_told(rank_script, capfd) -> None:
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_rank_that_sigterm_ends_before_it_can_answer_is_told(rank_script) -> None:
+    body = """
+    if rank == 1:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+    while not (folder / "over").exists():
+        time.sleep(0.05)
+    """
+    with pytest.raises(StoppedError, match=r"rank [01] was stopped by SIGTERM|asked to stop"):
+        run_body(rank_script, body)
+
+
 def test_signal_handlers_are_put_back(rank_script) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     run_body(rank_script, "pass")
@@ -128,20 +141,39 @@ def report(rank: int, exit_code: int, time_s: float) -> RankReport:
     return RankReport(rank=rank, exit_code=exit_code, message=f"of {rank}", time_s=time_s)
 
 
+def lost(rank: int, time_s: float) -> RankReport:
+    return dataclasses.replace(report(rank, 5, time_s), lost=True)
+
+
 @pytest.mark.parametrize(
     ("reports", "codes", "rank"),
     [
         ([report(0, 1, 1.0), report(1, 2, 2.0)], {}, 1),  # explained wins over a lost connection
         ([report(0, 2, 2.0), report(1, 2, 1.0)], {}, 1),  # the earlier of two
         ([report(0, 1, 1.0)], {0: 1, 1: -9}, 1),  # a killed rank explains a lost connection
-        ([report(0, 75, 1.0), report(1, 1, 2.0)], {0: 75, 1: 1}, 1),  # stopped because the other failed
+        ([report(0, 75, 2.0), report(1, 1, 1.0)], {0: 75, 1: 1}, 1),  # stopped because the other failed
+        ([report(0, 1, 2.0), report(1, 75, 1.0)], {0: 1, 1: 75}, 1),  # stopped from outside: the other lost it
+        ([report(0, 5, 2.0), report(1, 75, 1.0)], {0: 5, 1: 75}, 1),  # whatever it says of that
+        ([report(0, 75, 1.0)], {0: 75, 1: -9}, 1),  # stopped by the launcher, because the other was killed
         ([report(0, 75, 1.0)], {0: 75, 1: -15}, 0),  # the launcher's own SIGTERM explains nothing
+        ([lost(0, 1.0), report(1, 2, 2.0)], {0: 5, 1: 2}, 1),  # a lost connection explains nothing either
+        ([lost(0, 1.0), report(1, 1, 2.0)], {0: 5, 1: 1}, 1),
+        ([lost(0, 1.0)], {0: 5, 1: -9}, 1),
+        ([lost(0, 1.0), report(1, 75, 2.0)], {0: 5, 1: 75}, 0),
         ([], {0: 1}, 0),
+        ([], {0: -15, 1: -15}, 0),
         ([], {}, -1),
     ],
 )
 def test_the_first_cause(reports: list[RankReport], codes: dict[int, int], rank: int) -> None:
-    assert first_cause(reports, codes).rank == rank
+    assert first_cause(reports, codes, now_s=3.0).rank == rank
+
+
+def test_what_the_launcher_killed_for_not_answering_explains_nothing() -> None:
+    """A rank that waits inside a library for one that is gone hears no SIGTERM; half a minute later it is killed."""
+    for number in (1, 75):
+        assert first_cause([report(0, number, 1.0)], {0: number, 1: -9}, now_s=31.5).rank == 0
+        assert first_cause([report(0, number, 1.0)], {0: number, 1: -9}, now_s=2.0).rank == 1
 
 
 def test_a_report_is_read_as_written(tmp_path: Path) -> None:
