@@ -8,6 +8,7 @@ earlier run did counts for neither.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections import deque
@@ -21,6 +22,7 @@ LINE_INTERVAL_S = 10.0
 _WINDOW_S = 30.0
 _SNAPSHOT_S = 0.5
 _SMALLEST_SHARE = 0.005
+_SHOWN_OTHERWISE = ("tokens", "step")  # totals that a bar shows as a rate, and as its own count
 _DEFAULT_COLUMNS = 80
 _BAR_COLUMNS = 48  # what tqdm writes besides the label and the parts of ours, with a bar of 4
 
@@ -148,7 +150,9 @@ class BarProgress(ConsoleProgress):
             parts.append(f"{_short(int(tokens_per_s))} tokens/s")
         shares = sorted(meter.shares().items(), key=lambda item: -item[1])
         parts += [f"{name} {share:.0%}" for name, share in shares if share >= _SMALLEST_SHARE]
-        parts += [f"{name}={_short(value)}" for name, value in meter.totals.items() if value and name != "tokens"]
+        parts += [
+            f"{name}={_short(value)}" for name, value in meter.totals.items() if value and name not in _SHOWN_OTHERWISE
+        ]
         room = _columns(self._stream) - len(self._bar.desc) - _BAR_COLUMNS
         ends = accumulate(len(part) + 2 for part in parts)
         return ", ".join(part for part, end in zip(parts, ends, strict=True) if end <= room)
@@ -177,7 +181,7 @@ class LineProgress(ConsoleProgress):
         """See `Progress`."""
         self._last = self._clock()
         self._meter = Meter(total, done=done, now=self._last)
-        self._facts = {"doing": label, "total": total, "unit": unit}
+        self._facts = {"doing": label, "unit": unit, "total": total}
 
     def advance(self, amount: int, **totals: float) -> None:
         """See `Progress`."""
@@ -206,7 +210,7 @@ class LineProgress(ConsoleProgress):
         facts: dict[str, Any] = {
             **self._facts,
             "done": meter.done,
-            **meter.totals,
+            **{name: _readable(value) for name, value in meter.totals.items()},
             "seconds": round(now - meter.begun, 1),
         }
         if self._facts["unit"] == "B":
@@ -248,6 +252,13 @@ def _size(stream: TextIO) -> tuple[int, int]:
     except (OSError, ValueError):
         return 0, 0
     return columns, rows
+
+
+def _readable(value: float) -> float | None:
+    """As a line shows it: whole numbers as they are, others by 6 digits, none where JSON knows none."""
+    if isinstance(value, int):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def _short(value: float) -> str:

@@ -12,12 +12,13 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from mdata import DamageError, durable
+from trainer.log_text import event_text, losses_text
 
 METRICS, EVENTS, RANKS = "metrics.jsonl", "events.jsonl", "ranks.json"
 
@@ -29,12 +30,16 @@ class MetricsWriter:
         folder: the run folder, which exists.
         resumed_step: the finished steps that the run continues from; lines of later steps are removed.
             None: a new run, whose curve starts empty.
+        tell: hears of what people want to know of it, a line each.
 
     Raises:
         OSError: what the file system said. DamageError: an earlier curve cannot be read.
     """
 
-    def __init__(self, folder: Path, *, resumed_step: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, resumed_step: int | None = None, tell: Callable[[str], None] | None = None
+    ) -> None:
+        self._tell = tell or (lambda text: None)
         _keep_until(folder, resumed_step)
         _drop_torn_end(folder / EVENTS)
         self._metrics = _open_append(folder / METRICS)
@@ -43,10 +48,14 @@ class MetricsWriter:
     def step(self, step: int, values: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl: the number of finished steps and what was measured then."""
         durable.write_all(self._metrics, _line({"step": step, **values}))
+        for text in losses_text(step, values):
+            self._tell(text)
 
     def event(self, kind: str, facts: Mapping[str, Any]) -> None:
         """One line of events.jsonl: when (seconds since 1970), what happened, and its facts."""
         durable.write_all(self._events, _line({"time_s": round(time.time(), 3), "event": kind, **facts}))
+        if text := event_text(kind, facts):
+            self._tell(text)
 
     def sync(self) -> None:
         """Wait until what was written is on the device."""

@@ -30,6 +30,7 @@ from trainer.data import (
     training_batches,
 )
 from trainer.engine import Engine, StepReport, held_parameters
+from trainer.log_text import device_text, header
 from trainer.memory import explained
 from trainer.metrics import MetricsWriter, write_ranks
 from trainer.plan import Plan, batch_sizes, learning_rate, make_plan
@@ -90,10 +91,10 @@ def _go_on(start: Start, plan: Plan, data: RunData, *, world: World, progress: P
         return _Loop(config, plan, data, engine, None).run(done, progress)
     folder = _prepare_folder(config, plan, data)
     write_ranks(folder, ranks)
-    with MetricsWriter(folder, resumed_step=done.steps if newest else None) as log:
+    for line in header(config, plan, start=start, device=device_text(world.device)):
+        progress.note(line)
+    with MetricsWriter(folder, resumed_step=done.steps if newest else None, tell=progress.note) as log:
         log.event("start", _start_facts(start, world))
-        for note in start.notes:
-            progress.note(note)
         return _Loop(config, plan, data, engine, log).run(done, progress)
 
 
@@ -119,7 +120,8 @@ class _Loop:
     def run(self, done: Done, progress: Progress) -> TrainResult:
         """The steps after those that are done."""
         settings, total = self.config.train, self.plan.steps
-        progress.begin("train", total - done.steps, unit="steps")
+        progress.begin("train", total, unit="steps", done=done.steps)
+        first = done.samples
         rate, skipped, valid, test = _Rate(), 0, dict[str, float](), dict[str, float]()
         for now, report in self._reports(done, rate, progress):
             step = now.steps
@@ -132,7 +134,7 @@ class _Loop:
                 self._record(now, report, rate, {"valid": valid, "test": test})
             if last or _due(step, self.config.checkpoint.interval):
                 self._save(now)
-            progress.advance(1, loss=report.loss)
+            progress.advance(1, **self._shown(now, report), tokens=(now.samples - first) * self.plan.sequence_length)
         progress.end()
         return TrainResult(
             total, report.loss, valid, test, checkpoints_folder(self.config) / checkpoint.folder_name(total)
@@ -182,6 +184,11 @@ class _Loop:
             "time_s": time.time(),
         }
         self.log.step(now.steps, values | {name: found for name, found in losses.items() if found})
+
+    def _shown(self, now: Done, report: StepReport) -> dict[str, float]:
+        """What a step's progress shows beside tokens per second."""
+        lr = learning_rate(now.steps - 1, self.config.optimizer, steps=self.plan.steps)
+        return {"step": now.steps, "loss": report.loss, "lr": lr, "grad_norm": report.grad_norm}
 
     def _save(self, now: Done) -> None:
         run = checkpoint.RunState(

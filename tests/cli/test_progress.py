@@ -64,6 +64,15 @@ def test_a_line_has_rates_time_left_and_stages(clock, lines):
     assert line["done"] == 60_000_000 and line["stages"] == {"read": 0.25, "encode": 0.75}
 
 
+def test_numbers_of_a_line_are_short_and_json(clock, lines):
+    progress, written = lines
+    progress.begin("train", 10, unit="steps", done=3)
+    progress.advance(1, step=4, loss=3.14159265, lr=0.0, grad_norm=float("nan"), tokens=2**40)
+    progress.end()
+    (line,) = (json.loads(text, parse_constant=pytest.fail) for text in written)
+    assert line | {"done": 4, "step": 4, "loss": 3.14159, "lr": 0.0, "grad_norm": None, "tokens": 2**40} == line
+
+
 def test_a_line_says_only_what_is_known(clock, lines):
     progress, written = lines
     progress.begin("train", None, unit="steps")
@@ -128,6 +137,19 @@ def test_the_bar_on_a_terminal(clock):
         rows[2],
     )
     assert rows[3:] == [""]
+
+
+def test_a_bar_tells_its_own_count_once(clock):
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 150, 0, 0))
+    with os.fdopen(theirs, "w") as terminal:
+        bar = BarProgress(terminal, program="prog", clock=clock)
+        bar.begin("train", 10, unit="steps", done=3)
+        clock.now = 2.0
+        bar.advance(1, step=4, loss=3.14159, lr=1e-4, grad_norm=0.5, tokens=40_000)
+        bar.end()
+    last = read_all(ours).rstrip().rsplit("\r", 1)[-1]
+    assert " 4/10 " in last and last.endswith("20.0k tokens/s, loss=3.142, lr=0.0001, grad_norm=0.5]")
 
 
 def test_what_an_earlier_run_did_counts_for_no_rate(clock):

@@ -1,0 +1,118 @@
+"""A log without a terminal: what a run is, how it goes, and every evaluation, checkpoint and skipped step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from cli.mtrain import main
+from tests.helpers.runs import make_corpora, write_jsonl
+from tests.trainer.test_plan import FACTS
+from tests.trainer.test_plan import config as sound
+from trainer.config import dump_config, parse_config
+from trainer.engine import Engine
+from trainer.log_text import device_text, event_text, header, losses_text
+from trainer.metrics import MetricsWriter, read_metrics
+from trainer.plan import make_plan
+from trainer.resume import Done, Start
+
+
+def test_the_header_of_many_ranks_that_go_on() -> None:
+    config = sound(mesh={"sequence_parallel": True}, train={"steps": 2000, "global_batch": 1024})
+    plan = make_plan(config, 8, facts=FACTS)
+    start = Start(
+        done=Done(400, 3200), folder=Path("run/checkpoints/step-400"), config=config, changes={}, notes=("changed: x",)
+    )
+    assert list(header(config, plan, start=start, device="cuda:0 (NVIDIA H200)")) == [
+        f"{plan.num_parameters:,} parameters in fp32 on 8 ranks (tp 2 x dp 4, sequence parallel), cuda:0 (NVIDIA H200)",
+        "steps 401 to 2,000 of 1,024 samples x 32 tokens, in 128 microbatches of 2 a rank; "
+        "resumed from run/checkpoints/step-400",
+        "changed: x",
+    ]
+
+
+def test_the_header_of_a_new_run_on_one_rank() -> None:
+    config = sound(mesh={"tp": 1})
+    start = Start(done=Done(0, 0), folder=None, config=config, changes={}, notes=())
+    first, second = header(config, make_plan(config, 1, facts=FACTS), start=start, device="cpu")
+    assert first.endswith("parameters in fp32 on 1 rank, cpu")
+    assert second.startswith("steps 1 to 100 of 8 samples") and second.endswith("from new weights of seed 1234")
+    assert device_text(torch.device("cpu")) == f"cpu with {torch.get_num_threads()} threads"
+
+
+def test_what_is_written_down_is_said(tmp_path) -> None:
+    said: list[str] = []
+    with MetricsWriter(tmp_path, tell=said.append) as log:
+        log.step(1, {"loss": 2.0})
+        log.step(1000, {"loss": 2.0, "valid": {"a": 1.5, "b": 2.25}, "test": {"c": 3.0}})
+        log.event("start", {"step": 0})
+        log.event("saved", {"step": 1000, "checkpoint": "step-1000", "seconds": 1.234})
+        log.event("skipped", {"step": 1001, "loss": float("nan"), "grad_norm": float("inf")})
+    assert said == [
+        "step 1,000: validation loss a 1.5000, b 2.2500",
+        "step 1,000: test loss c 3.0000",
+        "step 1,000: checkpoint step-1000 written in 1.2 s",
+        "step 1,001: skipped, gradient norm inf, loss nan",
+    ]
+    assert list(losses_text(1, {"loss": 1.0, "valid": {}})) == []
+    assert event_text("something of tomorrow", {}) is None
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    made = make_corpora(folder, {name: write_jsonl(folder / f"{name}.jsonl", n) for n, name in enumerate("ab")})
+    tables = {
+        "run": {"folder": str(folder / "run")},
+        "model": {"num_layers": 1, "hidden_size": 16, "num_heads": 2},
+        "data": {"blend": str(made["a"]), "valid": [str(made["b"])]},
+        "train": {"sequence_length": 16, "global_batch": 4, "micro_batch": 2, "steps": 4, "eval_interval": 2},
+        "optimizer": {"lr": 1e-2},
+        "checkpoint": {"interval": 3},
+    }
+    config, problems = parse_config(tables)
+    assert config is not None, problems
+    (folder / "run.toml").write_text(dump_config(config))
+    return folder / "run.toml"
+
+
+def test_the_log_of_a_run_without_a_terminal(run_file, monkeypatch, capsys):
+    """Each thing that a reader of a Slurm log looks for, in the order in which it happens."""
+    real = Engine.step
+
+    def first(self, *arguments, **options):
+        self.buffers.gradients[0] = float("nan")
+        monkeypatch.setattr(Engine, "step", real)
+        return real(self, *arguments, **options)
+
+    monkeypatch.setattr(Engine, "step", first)
+    monkeypatch.setattr("cli.progress.LINE_INTERVAL_S", 0.0)
+    assert main(["train", str(run_file), "--nproc", "1"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    notes = [line.removeprefix("mtrain: ") for line in lines if not line.startswith("{")]
+    metrics = {line["step"]: line for line in read_metrics(run_file.parent / "run")}
+    assert "parameters in fp32 on 1 rank, cpu" in notes[0]
+    assert notes[1] == (
+        "steps 1 to 4 of 4 samples x 16 tokens, in 2 microbatches of 2 a rank; from new weights of seed 1234"
+    )
+    assert notes[2].startswith("step 1: skipped, gradient norm nan")
+    assert f"step 2: validation loss b {metrics[2]['valid']['b']:.4f}" in notes
+    assert [note.split(" written")[0] for note in notes if "checkpoint" in note] == [
+        "step 3: checkpoint step-3",
+        "step 4: checkpoint step-4",
+    ]
+    steps = [json.loads(line) for line in lines if line.startswith("{") and '"step"' in line]
+    assert sorted({line["step"] for line in steps}) == [1, 2, 3, 4]
+    for line in steps:
+        told = metrics[line["step"]]
+        for key in ("loss", "lr", "grad_norm"):
+            assert line[key] == (None if told[key] is None else pytest.approx(told[key], rel=1e-5)), key
+        assert line["tokens"] == 64 * line["step"] and line["tokens_per_s"] >= 0 and line["total"] == 4
+    assert main(["train", str(run_file), "--nproc", "1", "train.steps=5"]) == 0
+    again = capsys.readouterr().err
+    assert "mtrain: steps 5 to 5 of 4 samples x 16 tokens" in again
+    assert f"resumed from {run_file.parent}/run/checkpoints/step-4\n" in again
+    assert "mtrain: changed since step-4: train.steps 4 -> 5\n" in again
