@@ -25,16 +25,19 @@ def main(argv: Sequence[str]) -> int:
     from cli.console import Console
     from cli.mtrain_train import train_here
     from trainer.config import load_config
-    from trainer.launch import rank_process, write_report
+    from trainer.launch import listen, rank_process, write_report
 
     rank_process()
     folder = Path(argv[0])
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, _stop)
+        listen(folder, rank=int(os.environ["RANK"]))
         train_here(load_config(folder / "config.toml"), Console("mtrain", json="--json" in argv))
     # Whatever it is, the parent has to hear of it.
     except (Exception, KeyboardInterrupt) as error:
+        for number in (signal.SIGINT, signal.SIGTERM):  # the launcher ends all when one has ended
+            signal.signal(number, signal.SIG_IGN)
         return write_report(folder, error, rank=int(os.environ["RANK"]))
     return 0
 
