@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Generate, and print each prompt with its continuation."""
+    from mdata import SILENT
     from trainer.generate import Sampling, generate
     from trainer.mesh import Mesh
     from trainer.world import Placement, find_placement, join_world, leave_world
@@ -40,13 +41,15 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     )
     place = find_placement(os.environ) or Placement()
     world = join_world(Mesh(place.world_size, place.world_size), placement=place)
-    texts = generate(
-        arguments.run_folder,
-        arguments.prompt or [""],
-        sampling=sampling,
-        world=world,
-        from_checkpoint=arguments.checkpoint,
-    )
+    with console.progress() as progress:
+        texts = generate(
+            arguments.run_folder,
+            arguments.prompt or [""],
+            sampling=sampling,
+            world=world,
+            from_checkpoint=arguments.checkpoint,
+            progress=progress if world.is_main else SILENT,
+        )
     leave_world()
     if world.is_main:
         parts = [f"{generated.prompt}{generated.text}" for generated in texts]

@@ -25,18 +25,20 @@ def main(argv: Sequence[str]) -> int:
     from cli.console import Console
     from cli.mtrain_train import train_here
     from trainer.config import load_config
-    from trainer.launch import rank_process, write_report
+    from trainer.launch import listen, rank_process, write_report
 
     rank_process()
     folder = Path(argv[0])
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, _stop)
+        listen(folder, rank=int(os.environ["RANK"]))
         try:
             train_here(load_config(folder / "config.toml"), Console("mtrain", json="--json" in argv))
         finally:
             # How this rank ends is decided; the launcher, which ends all once one has failed, shall not change it.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
     # Whatever it is, the parent has to hear of it.
     except (Exception, KeyboardInterrupt) as error:
         return write_report(folder, error, rank=int(os.environ["RANK"]))

@@ -5,8 +5,9 @@
   torchrun --nproc-per-node 8 -m cli.mtrain train run.toml
   srun mtrain train run.toml
 
-Every problem of the configuration is found before a rank is started. A run that was stopped, killed or
-lost its machine continues from its last checkpoint when the same command is given again.
+Every problem of the configuration is found before a rank is started. Ctrl-C and SIGTERM end a run behind the
+step that it is in, with a checkpoint (exit code 130 or 75); a second Ctrl-C ends it at once. A run that was
+stopped, killed or lost its machine continues from its last checkpoint when the same command is given again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from cli.console import Console, Parser
 from cli.mtrain_options import add_run_arguments, read_run_arguments
-from mdata.errors import StoppedError
+from mdata.errors import MdataError, StoppedError
 
 if TYPE_CHECKING:
     from trainer.config import RunConfig
@@ -56,12 +57,13 @@ def _where_it_goes_on(config: RunConfig) -> str:
     """What the same command will do, for who has stopped it."""
     from trainer import checkpoint
 
-    newest = checkpoint.latest(Path(config.run.folder, "checkpoints"))
+    try:
+        newest = checkpoint.latest(Path(config.run.folder, "checkpoints"))
+    except MdataError as error:
+        return f"the same command cannot go on: {error}"
     if newest is not None:
         return f"the same command goes on from {newest}"
-    interval = config.checkpoint.interval
-    often = f"every {interval:,} steps" if interval else "at the end only"
-    return f"no checkpoint was written yet (checkpoint.interval: {often}); the same command begins at step 1"
+    return "no checkpoint was written yet; the same command begins at step 1"
 
 
 def train_here(config: RunConfig, console: Console) -> None:

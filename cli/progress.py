@@ -99,7 +99,8 @@ class BarProgress(ConsoleProgress):
 
         self.close()
         self._meter = Meter(total, done=done, now=self._clock())
-        # miniters=1: with amounts of very different size tqdm's own guess would leave the bar standing for long.
+        # miniters=0: with amounts of very different size tqdm's own guess would leave the bar standing for long, and
+        # totals change while no unit is done (an evaluation between two steps).
         self._bar = tqdm(
             desc=label,
             total=total,
@@ -107,7 +108,7 @@ class BarProgress(ConsoleProgress):
             unit=unit,
             unit_scale=unit == "B",
             file=self._stream,
-            miniters=1,
+            miniters=0,
             **_room(self._stream),
         )
 

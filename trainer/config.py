@@ -111,7 +111,7 @@ class TrainSection:
     micro_batch: Positive  # samples of one forward pass of a rank
     steps: Positive  # optimizer updates of the whole run
     eval_interval: Count = 0  # steps between validations; 0: only at the end
-    eval_samples: Count = 0  # validation or test samples per corpus; 0: all
+    eval_samples: Count = 1024  # validation or test samples per corpus, spread over it; 0: all
     log_interval: Positive = 1  # steps between lines of metrics.jsonl
 
 
@@ -139,9 +139,10 @@ class PrecisionSection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSection:
-    """When checkpoints are written and how many stay."""
+    """When checkpoints are written beside at the end and on a request to stop, and how many stay."""
 
-    interval: Count = 0  # steps between checkpoints; 0: only at the end
+    interval: Count = 0  # steps between checkpoints; 0: none by steps
+    minutes: Amount = 10.0  # of wall clock between checkpoints; 0: none by time
     keep: Positive = 2  # newest checkpoints that are kept
 
 

@@ -7,7 +7,8 @@ The loop around them is train.py; what is generated from the weights is generate
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,12 +39,14 @@ class StepReport:
     Args:
         loss: mean over the step's loss tokens, nats per token. num_tokens: those tokens.
         grad_norm: before clipping. applied: False where the step was skipped for a norm that is not finite.
+        votes: the sums over all ranks of what each of them asked for.
     """
 
     loss: float
     num_tokens: int
     grad_norm: float
     applied: bool
+    votes: tuple[float, ...] = ()
 
 
 class Engine:
@@ -71,12 +74,32 @@ class Engine:
         if fresh:
             self._draw_weights(config.run.seed)
 
-    def step(self, microbatches: Sequence[Microbatch], learning_rate: float) -> StepReport:
-        """Train on this rank's microbatches of one global batch."""
-        totals = all_reduce_(run_actions(one_stage(len(microbatches)), self.model, microbatches=microbatches), self.dp)
+    def step(
+        self,
+        microbatches: Sequence[Microbatch],
+        learning_rate: float,
+        *,
+        votes: Callable[[], tuple[float, ...]] = tuple,
+    ) -> StepReport:
+        """Train on this rank's microbatches of one global batch.
+
+        Args:
+            votes: what this rank asks all ranks for, as small whole numbers; asked late, summed with the loss.
+        """
+        sums = run_actions(one_stage(len(microbatches)), self.model, microbatches=microbatches)
+        totals = all_reduce_(torch.cat((sums, sums.new_tensor(votes()))), self.dp)
+        if asked_here := totals[2:].numel():
+            all_reduce_(totals[-asked_here:], self.tp)
         result = self.optimizer.step(learning_rate, totals[1])
-        loss_sum, num_tokens = totals.tolist()
-        return StepReport(loss_sum / num_tokens, int(num_tokens), result.grad_norm, result.applied)
+        loss_sum, num_tokens, *asked = totals.tolist()
+        return StepReport(loss_sum / num_tokens, int(num_tokens), result.grad_norm, result.applied, tuple(asked))
+
+    def is_finite(self, loss: float) -> bool:
+        """Whether every rank's loss, weights and moments are finite; the same answer on all ranks."""
+        extremes = [torch.stack(torch.aminmax(part)) for part in self.optimizer.state.values() if part.numel()]
+        bad = torch.cat(extremes).isfinite().logical_not().any() if extremes else torch.zeros((), dtype=torch.bool)
+        flag = bad.to(self.world.device, torch.float32).reshape(1) + (not math.isfinite(loss))
+        return all_reduce_(flag, self.everyone, op="max").item() == 0
 
     @out_of_memory_in("the forward pass of an evaluation", fix=FEWER_TOKENS)
     @torch.no_grad()
@@ -96,10 +119,15 @@ class Engine:
 
     @out_of_memory_in("reading a checkpoint", fix=MORE_RANKS)
     def load(self, folder: Path) -> checkpoint.RunState:
-        """Continue from a checkpoint of any layout."""
+        """Continue from a checkpoint of any layout; an error of one rank is raised by all."""
         run = checkpoint.run_state(folder)
         dtype = self.optimizer.state["weight"].dtype
-        state = checkpoint.load_state(folder, self._shard(), names=STATE_NAMES, dtype=dtype)
+        state: dict[str, torch.Tensor] = {}
+
+        def read() -> None:
+            state.update(checkpoint.load_state(folder, self._shard(), names=STATE_NAMES, dtype=dtype))
+
+        checkpoint.together(self.everyone, read, doing="reading a checkpoint")
         self.optimizer.load(state, run.optimizer_steps)
         return run
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import mdata
-from mdata import DamageError, UsageError, durable
+from mdata import SILENT, DamageError, Progress, UsageError, durable
 from trainer import checkpoint
 from trainer.collectives import all_gather
 from trainer.config import MeshSection, load_config
@@ -72,19 +72,22 @@ def generate(
     sampling: Sampling,
     world: World,
     from_checkpoint: str = "latest",
+    progress: Progress = SILENT,
 ) -> list[Generated]:
     """Continue each prompt with the model of a run; also written to generated.jsonl in the run folder.
 
     Args:
         run_folder: a folder that `train` wrote.
         from_checkpoint: "latest" or a name such as "step-400".
+        progress: hears which checkpoint it is where `latest` names none.
 
     Raises:
         UsageError: no such run or checkpoint, options out of range, or a prompt without tokens.
+        DamageError: the checkpoint is damaged.
     """
     if problems := sampling.problems():
         raise UsageError("cannot generate: " + "; ".join(problems))
-    folder = _checkpoint_folder(run_folder, from_checkpoint)
+    folder = _checkpoint_folder(run_folder, from_checkpoint, progress)
     config = load_config(run_folder / "config.toml")
     tokenizer = run_tokenizer(run_folder)
     facts = DataFacts(
@@ -228,14 +231,16 @@ def _added_text(tokenizer: mdata.Tokenizer, ids: Sequence[int], new: Sequence[in
     return whole[len(before) :] if whole.startswith(before) else tokenizer.decode(new)
 
 
-def _checkpoint_folder(run_folder: Path, name: str) -> Path:
+def _checkpoint_folder(run_folder: Path, name: str, progress: Progress) -> Path:
     root = run_folder / "checkpoints"
-    folder = checkpoint.latest(root) if name == "latest" else root / name
-    if folder is None or not folder.is_dir():
+    found = checkpoint.find(root) if name == "latest" else checkpoint.Found(root / name)
+    if found.warning:
+        progress.note(found.warning)
+    if found.folder is None or not found.folder.is_dir():
         have = sorted(p.name for p in root.glob("step-*"))
         raise UsageError(
             f"there is no checkpoint {name!r} in {run_folder}",
             found=", ".join(have) or "no checkpoint",
             fix="train first (mtrain train), or name one of those found",
         )
-    return folder
+    return found.folder

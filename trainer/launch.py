@@ -4,8 +4,9 @@
 in the environment (`world.find_placement`), as it would under torchrun. What is unusual: a rank does not
 print its error but leaves a report in a folder, and `launch` raises the error that came first in cause:
 when one rank fails, the others lose their connection and complain as well, and a user should not have to
-read that. A rank dies with its parent, so that no orphan goes on writing checkpoints. Nothing is restarted:
-run the command again to continue.
+read that. A rank dies with its parent, so that no orphan goes on writing checkpoints. Ctrl-C and SIGTERM are handed on
+to the ranks, which write a checkpoint and end; there is no limit to the time that this takes. Nothing is restarted: run
+the command again to continue.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import signal
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from mdata import (
@@ -37,6 +39,7 @@ from mdata import (
 )
 from trainer.config import RunConfig, problems_error
 from trainer.plan import check
+from trainer.stopping import HEARD, SAME_REQUEST_S
 
 if TYPE_CHECKING:
     from trainer.resume import Start
@@ -159,21 +162,68 @@ def launch(command: Sequence[str], *, nproc: int, reports: Path) -> None:
         local_addr="127.0.0.1",  # a machine whose own name does not resolve can train too
         max_restarts=0,
         logs_specs=DefaultLogsSpecs(log_dir=str(reports / "agent")),
+        signals_to_handle="SIGHUP,SIGQUIT",  # the others are ours
     )
+    handing_on = _HandingOn(reports, nproc)
     try:
         with _own_signals(), _quiet_agent():
+            for number in HEARD:
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    signal.signal(number, handing_on)
             elastic_launch(config, command[0])(*command[1:])
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        if handing_on.number is not None:
+            _raise_stopped(reports, handing_on.number)
         _raise(first_cause(read_reports(reports), codes, now_s=time.monotonic()))
     except SignalException as error:
-        if error.sigval == signal.SIGINT:
-            raise KeyboardInterrupt from None
-        stopped = [report for report in read_reports(reports) if report.exit_code == StoppedError.exit_code]
-        # The signal was for all: not what a rank says of itself alone.
-        if of_all := [report for report in stopped if not report.message.startswith("rank ")]:
-            _raise(of_all[0])
-        raise StoppedError(f"stopped by {error.sigval.name}", fix="run the same command again to continue") from None
+        _raise_stopped(reports, error.sigval)
+
+
+class _HandingOn:
+    """Hands a signal on to the ranks once all of them listen; before that, and at a second Ctrl-C, it ends them.
+
+    Attributes:
+        number: of the signal that was handed on first.
+    """
+
+    def __init__(self, reports: Path, nproc: int) -> None:
+        self.number: signal.Signals | None = None
+        self._reports, self._nproc, self._first_s = reports, nproc, 0.0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        from torch.distributed.elastic.multiprocessing import SignalException
+
+        now, name = time.monotonic(), signal.Signals(number)
+        again = self.number is not None and name == signal.SIGINT and now - self._first_s > SAME_REQUEST_S
+        ranks = [int(path.read_text()) for path in self._reports.glob("listens-*")]
+        if again or len(ranks) < self._nproc:
+            raise SignalException(f"got {name.name}", sigval=name)
+        if self.number is None:
+            self.number, self._first_s = name, now
+        for rank in ranks:
+            with suppress(ProcessLookupError):  # it has ended by itself
+                os.kill(rank, number)
+
+
+def listen(reports: Path, *, rank: int) -> None:
+    """To be called by a rank when its handlers of signals are in place: `launch` hands them on from now on."""
+    durable.atomic_write(reports / f"listens-{rank}", str(os.getpid()).encode())
+
+
+def _raise_stopped(reports: Path, number: signal.Signals) -> NoReturn:
+    """End as a signal asks for, unless a rank failed at something else meanwhile, such as saving to a full disk."""
+    found = read_reports(reports)
+    stops = (INTERRUPTED, StoppedError.exit_code)
+    if failed := [r for r in found if r.exit_code > 1 and r.exit_code not in stops and not r.lost]:
+        _raise(min(failed, key=lambda report: report.time_s))
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt from None
+    stopped = [report for report in found if report.exit_code == StoppedError.exit_code]
+    # The signal was for all: not what a rank says of itself alone.
+    if of_all := [report for report in stopped if not report.message.startswith("rank ")]:
+        _raise(of_all[0])
+    raise StoppedError(f"stopped by {number.name}", fix="run the same command again to continue") from None
 
 
 def first_cause(reports: Sequence[RankReport], exit_codes: Mapping[int, int], *, now_s: float) -> RankReport:

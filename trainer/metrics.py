@@ -1,13 +1,15 @@
 """What a run writes down while it trains: metrics.jsonl, events.jsonl, ranks.json.
 
 One JSON object per line, written whole and at once, so that a reader may look at any time and a killed run
-loses at most the line being written. What is unusual: on resume, lines of steps that are about to be done
-again are removed first, so that a curve never holds a step twice; events stay, because they did happen.
-Values that JSON does not know (NaN, infinities) become null.
+loses at most the line being written. What is unusual: at a start, lines of steps that are about to be done
+again move to metrics-1.jsonl (or the next free number), so that a curve never holds a step twice and nothing that
+was measured is lost; events stay, because they did happen. Values that JSON does not know (NaN, infinities)
+become null.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -28,9 +30,12 @@ class MetricsWriter:
 
     Args:
         folder: the run folder, which exists.
-        resumed_step: the finished steps that the run continues from; lines of later steps are removed.
+        resumed_step: the finished steps that the run continues from; lines of later steps are put aside.
             None: a new run, whose curve starts empty.
         tell: hears of what people want to know of it, a line each.
+
+    Attributes:
+        put_aside: the file with the lines that are no part of this run's curve; None: there were none.
 
     Raises:
         OSError: what the file system said. DamageError: an earlier curve cannot be read.
@@ -40,7 +45,7 @@ class MetricsWriter:
         self, folder: Path, *, resumed_step: int | None = None, tell: Callable[[str], None] | None = None
     ) -> None:
         self._tell = tell or (lambda text: None)
-        _keep_until(folder, resumed_step)
+        self.put_aside = _keep_until(folder, resumed_step)
         _drop_torn_end(folder / EVENTS)
         self._metrics = _open_append(folder / METRICS)
         self._events = _open_append(folder / EVENTS)
@@ -86,9 +91,14 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl in order; empty if there are none yet. A torn last line is left out.
 
     Raises:
-        DamageError: a line that is no JSON object.
+        DamageError: a line that is no JSON object, or has no step.
     """
-    return _read_lines(folder / METRICS)
+    lines = _read_lines(folder / METRICS)
+    for line in lines:
+        if type(line.get("step")) is not int:
+            shown = json.dumps(line)[:80]
+            raise DamageError(f"{folder / METRICS} has a line without a step", found=shown, fix="remove that line")
+    return lines
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
@@ -96,12 +106,29 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     return _read_lines(folder / EVENTS)
 
 
-def _keep_until(folder: Path, resumed_step: int | None) -> None:
+def _keep_until(folder: Path, resumed_step: int | None) -> Path | None:
+    """Move the lines of later steps to a file of their own, which is returned."""
     path = folder / METRICS
-    if not path.exists():
-        return
-    kept = [] if resumed_step is None else [x for x in read_metrics(folder) if x["step"] <= resumed_step]
-    durable.atomic_write(path, b"".join(map(_line, kept)))
+    if resumed_step is None:
+        if not path.exists() or path.stat().st_size == 0:
+            return None
+        aside = _free_name(folder)
+        durable.rename(path, aside)
+        return aside
+    lines = read_metrics(folder)
+    later = [line for line in lines if line["step"] > resumed_step]
+    aside = _free_name(folder)
+    if later:
+        durable.atomic_write(aside, b"".join(map(_line, later)))
+    if path.exists():
+        durable.atomic_write(path, b"".join(_line(line) for line in lines if line["step"] <= resumed_step))
+    return aside if later else None
+
+
+def _free_name(folder: Path) -> Path:
+    stem, _, suffix = METRICS.partition(".")
+    names = (folder / f"{stem}-{number}.{suffix}" for number in itertools.count(1))
+    return next(name for name in names if not os.path.lexists(name))
 
 
 def _drop_torn_end(path: Path) -> None:
@@ -124,7 +151,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 def _parsed(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
         value = json.loads(line)
-    except ValueError:  # no JSON, or no UTF-8
+    except (ValueError, RecursionError):  # no JSON, or no UTF-8
         value = None
     if not isinstance(value, dict):
         shown = repr(line[:80].decode(errors="replace"))

@@ -63,7 +63,8 @@ def find_start(config: RunConfig, data: RunData) -> Start:
         UsageError: the model or the order of the data is not the checkpoint's; names the settings that differ.
         DamageError: the checkpoint is not whole.
     """
-    folder = checkpoint.latest(checkpoints_folder(config))
+    seen = checkpoint.find(checkpoints_folder(config))
+    folder = seen.folder
     if folder is None:
         return Start(done=Done(0, 0), folder=None, config=with_horizon(config, None), changes={}, notes=())
     run = checkpoint.run_state(folder)
@@ -75,14 +76,15 @@ def find_start(config: RunConfig, data: RunData) -> Start:
     if found:
         raise found[0] if len(found) == 1 else UsageError("\n".join(map(str, found)))
     done = Done(run.step, run.consumed_samples)
+    told = tuple(_seen_notes(seen))
     if stored is None:
         note = f"{folder.name} was written with settings that this version does not know; changes are not looked for"
-        return Start(done=done, folder=folder, config=with_horizon(config, None), changes={}, notes=(note,))
+        return Start(done=done, folder=folder, config=with_horizon(config, None), changes={}, notes=(*told, note))
     before = with_horizon(stored, None)
     now = with_horizon(config, before)
     changes = changed_settings(before, now)
     notes = tuple(_notes(changes, before=before, now=now, asked=config, folder=folder, step=done.steps))
-    return Start(done=done, folder=folder, config=now, changes=changes, notes=notes)
+    return Start(done=done, folder=folder, config=now, changes=changes, notes=(*told, *notes))
 
 
 def with_horizon(config: RunConfig, before: RunConfig | None) -> RunConfig:
@@ -103,6 +105,14 @@ def changed_settings(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, 
         for key, value in keys.items()
         if old[section][key] != value
     }
+
+
+def _seen_notes(seen: checkpoint.Found) -> Iterator[str]:
+    """What the user should know of the checkpoint itself."""
+    if seen.warning:
+        yield seen.warning
+    if seen.folder and not checkpoint.read_index(seen.folder).hashed:
+        yield f"{seen.folder} was written by an older version, without hashes: damage of its content is not seen"
 
 
 def _notes(

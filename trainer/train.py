@@ -2,8 +2,9 @@
 
 `train` is called by every rank. It continues from the run folder's newest checkpoint if there is one: the counter of
 consumed samples says where the data stream goes on, so the rest of the run is what it would have been. Only rank 0
-writes the folder's files; checkpoints are written by all. A step whose gradient norm is not finite changes nothing
-and is recorded; ten of them in a row stop the run.
+writes the folder's files; checkpoints are written by all, before a step is evaluated: an evaluation that a run did not
+come to is done when it goes on. A step whose gradient norm is not finite changes nothing and is recorded; no checkpoint
+is written behind it until a step was sound again, and ten of them in a row stop the run.
 """
 
 from __future__ import annotations
@@ -12,29 +13,27 @@ import dataclasses
 import json
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import mdata
 from mdata import SILENT, Progress, UsageError, durable
 from trainer import checkpoint
 from trainer.collectives import gather_objects
 from trainer.config import RunConfig, dump_config
-from trainer.data import (
-    RunData,
-    evaluation_batches,
-    open_data,
-    to_device,
-    training_batches,
-)
+from trainer.data import RunData, open_data, to_device, training_batches
 from trainer.engine import Engine, StepReport, held_parameters
+from trainer.evaluating import evaluate_sets
 from trainer.log_text import device_text, header
 from trainer.memory import explained
-from trainer.metrics import MetricsWriter, write_ranks
+from trainer.metrics import MetricsWriter, read_metrics, write_ranks
 from trainer.plan import Plan, batch_sizes, learning_rate, make_plan
+from trainer.rate import Rate
 from trainer.resume import Done, Start, checkpoints_folder, find_start
+from trainer.saving import SaveSchedule
+from trainer.stopping import StopRequests, stop
 from trainer.world import World, lost_ranks_named
 
 MAX_SKIPPED = 10  # steps without a finite gradient norm, one after another
@@ -60,9 +59,11 @@ def train(config: RunConfig, world: World, *, progress: Progress = SILENT) -> Tr
     """Train until config.train.steps are done, from the newest checkpoint in the run folder or from the start.
 
     Raises:
-        UsageError: the configuration does not fit the ranks, the data or the checkpoint.
+        UsageError: the configuration does not fit the ranks, the data or the checkpoint; or the run has diverged.
+        DamageError: the checkpoint to go on from is damaged.
         ResourceError: a checkpoint could not be written; the older one is whole. Or memory ran out, or another rank
             has ended.
+        StoppedError, KeyboardInterrupt: SIGTERM or Ctrl-C; a checkpoint of the last step was written before.
     """
     with _alone(config, world), lost_ranks_named(world):
         return _train(config, world, progress)
@@ -74,13 +75,16 @@ def _train(config: RunConfig, world: World, progress: Progress) -> TrainResult:
     config, done, newest = start.config, start.done, start.folder
     plan = make_plan(config, world.world_size, facts=data.facts)
     _check_agreed(done, config, world)
-    if newest and done.steps >= plan.steps:
+    owed = _owed(config, plan, newest, world) if newest else None
+    if newest and (done.steps > plan.steps or (done.steps == plan.steps and owed is None)):
         return TrainResult(done.steps, None, {}, {}, newest)
     with explained(config, plan, rank=world.rank):
-        return _go_on(start, plan, data, world=world, progress=progress)
+        return _go_on(start, owed, plan, data=data, world=world, progress=progress)
 
 
-def _go_on(start: Start, plan: Plan, data: RunData, *, world: World, progress: Progress) -> TrainResult:
+def _go_on(
+    start: Start, owed: checkpoint.RunState | None, plan: Plan, *, data: RunData, world: World, progress: Progress
+) -> TrainResult:
     config, done, newest = start.config, start.done, start.folder
     engine = Engine(config, plan, world=world, fresh=newest is None)
     if newest:
@@ -88,14 +92,30 @@ def _go_on(start: Start, plan: Plan, data: RunData, *, world: World, progress: P
     held = {"rank": world.rank, **world.coordinates._asdict(), **held_parameters(engine.layout)}
     ranks = gather_objects(held, world.axes["world"])
     if not world.is_main:
-        return _Loop(config, plan, data, engine, None).run(done, progress)
+        return _Loop(config, plan, data, engine, None).run(done, progress, owed=owed)
     folder = _prepare_folder(config, plan, data)
     write_ranks(folder, ranks)
     for line in header(config, plan, start=start, device=device_text(world.device)):
         progress.note(line)
     with MetricsWriter(folder, resumed_step=done.steps if newest else None, tell=progress.note) as log:
         log.event("start", _start_facts(start, world))
-        return _Loop(config, plan, data, engine, log).run(done, progress)
+        for text in start.notes:
+            log.event("note", {"text": text})
+        if log.put_aside:
+            text = f"metrics of an earlier run from here on are kept in {log.put_aside}"
+            log.event("note", {"text": text})
+            progress.note(text)
+        return _Loop(config, plan, data, engine, log).run(done, progress, owed=owed)
+
+
+def _owed(config: RunConfig, plan: Plan, newest: Path, world: World) -> checkpoint.RunState | None:
+    """The newest checkpoint where metrics.jsonl lacks its step (the run ended in its evaluation); as rank 0 sees it."""
+    run = checkpoint.run_state(newest)
+    due = _evaluates(run.step, config, plan) or _due(run.step, config.train.log_interval)
+    lacks = False
+    if world.is_main and due and run.measured:
+        lacks = all(line["step"] != run.step for line in read_metrics(Path(config.run.folder)))
+    return run if gather_objects(lacks, world.axes["world"])[0] else None
 
 
 @contextmanager
@@ -116,33 +136,54 @@ class _Loop:
 
     def __init__(self, config: RunConfig, plan: Plan, data: RunData, engine: Engine, log: MetricsWriter | None) -> None:
         self.config, self.plan, self.data, self.engine, self.log = config, plan, data, engine, log
+        self.rate, self.skipped = Rate(), 0
+        self.schedule = SaveSchedule(config.checkpoint, keeps_time=engine.world.is_main)
 
-    def run(self, done: Done, progress: Progress) -> TrainResult:
-        """The steps after those that are done."""
-        settings, total = self.config.train, self.plan.steps
+    def run(self, done: Done, progress: Progress, *, owed: checkpoint.RunState | None) -> TrainResult:
+        """The steps after those that are done; before them, what is owed to the last of those."""
+        total, loss, losses = self.plan.steps, None, dict[str, dict[str, float]]()
         progress.begin("train", total, unit="steps", done=done.steps)
         first = done.samples
-        rate, skipped, valid, test = _Rate(), 0, dict[str, float](), dict[str, float]()
-        for now, report in self._reports(done, rate, progress):
-            step = now.steps
-            skipped = 0 if report.applied else skipped + 1
-            self._check_skipped(step, report, skipped)
-            last = step == total
-            valid = self._evaluate(self.data.valid) if last or _due(step, settings.eval_interval) else {}
-            test = self._evaluate(self.data.test) if last else {}
-            if last or valid or _due(step, settings.log_interval):
-                self._record(now, report, rate, {"valid": valid, "test": test})
-            if last or _due(step, self.config.checkpoint.interval):
-                self._save(now)
-            progress.advance(1, **self._shown(now, report), tokens=(now.samples - first) * self.plan.sequence_length)
+        if owed is not None:
+            loss, losses = owed.measured.get("loss"), self._evaluate(owed.step, progress)
+            self._record(owed.step, owed.measured, losses)
+        with StopRequests() as stops:
+            for now, report in self._reports(done, stops, progress):
+                loss, losses = report.loss, self._after(now, report, stops, progress)
+                shown = self._shown(now, report)
+                progress.advance(1, **shown, tokens=(now.samples - first) * self.plan.sequence_length)
         progress.end()
-        return TrainResult(
-            total, report.loss, valid, test, checkpoints_folder(self.config) / checkpoint.folder_name(total)
-        )
+        newest = checkpoints_folder(self.config) / checkpoint.folder_name(total)
+        return TrainResult(total, loss, losses.get("valid", {}), losses.get("test", {}), newest)
 
-    def _reports(self, done: Done, rate: _Rate, progress: Progress) -> Iterator[tuple[Done, StepReport]]:
+    def _after(
+        self, now: Done, report: StepReport, stops: StopRequests, progress: Progress
+    ) -> dict[str, dict[str, float]]:
+        """All that follows a step; returns the losses of its evaluation."""
+        step = now.steps
+        self._check_skipped(step, report)
+        evaluates = _evaluates(step, self.config, self.plan)
+        records = evaluates or _due(step, self.config.train.log_interval)
+        measured = self._measured(now, report) if records else {}
+        if records and not evaluates:
+            self._record(step, measured, {})
+        saved = self._save_if_due(now, report, measured, progress)
+        if any(report.votes[1:]):
+            self._stop(step, report, saved)
+        if not evaluates:
+            return {}
+        with stops.at_once() if saved else nullcontext():
+            losses = self._evaluate(step, progress)
+            self._record(step, measured, losses)
+        if step == self.plan.steps and not saved:
+            raise _diverged(f"no checkpoint was written of the last step, {step}", report)
+        return losses
+
+    def _reports(self, done: Done, stops: StopRequests, progress: Progress) -> Iterator[tuple[Done, StepReport]]:
         """(what is done, what the last step did); the time between them is the consumer's."""
-        plan, engine = self.plan, self.engine
+        plan, engine, rate = self.plan, self.engine, self.rate
+        if done.steps == plan.steps:
+            return
         sizes = batch_sizes(self.config)
         batches = iter(
             training_batches(self.data, self.config, plan=plan, dp=engine.dp, consumed=done.samples, progress=progress)
@@ -152,29 +193,23 @@ class _Loop:
                 read = rate.wait_for(batches)
                 microbatches = [to_device(batch, engine.world.device, vocab_size=plan.vocab_size) for batch in read]
                 lr = learning_rate(done.steps, self.config.optimizer, steps=plan.steps)
-                report = engine.step(microbatches, lr)
+                report = engine.step(microbatches, lr, votes=lambda: (self.schedule.vote(), *stops.votes()))
             size = sizes.at(done.samples)
             rate.tokens += size * plan.sequence_length
             done = Done(done.steps + 1, done.samples + size)
             yield done, report
 
-    def _evaluate(self, sets: Mapping[str, mdata.Dataset]) -> dict[str, float]:
-        """Mean loss of each set, nats per token."""
-        plan, engine = self.plan, self.engine
-        losses = {}
-        for name, dataset in sets.items():
-            samples = mdata.evaluated_samples(dataset, self.config.train.eval_samples)
-            batches = evaluation_batches(dataset, samples, micro_batch=plan.micro_batch, dp=engine.dp)
-            losses[name] = engine.evaluate(
-                to_device(batch, engine.world.device, vocab_size=plan.vocab_size) for batch in batches
-            )
-        return losses
+    def _evaluate(self, step: int, progress: Progress) -> dict[str, dict[str, float]]:
+        """Mean loss of each set that this step is evaluated on, nats per token, by split."""
+        if not _evaluates(step, self.config, self.plan):
+            return {}
+        sets = {"valid": self.data.valid, "test": self.data.test if step == self.plan.steps else {}}
+        return evaluate_sets(self.engine, sets, limit=self.config.train.eval_samples, progress=progress)
 
-    def _record(self, now: Done, report: StepReport, rate: _Rate, losses: Mapping[str, dict[str, float]]) -> None:
-        if self.log is None:
-            return
-        tokens_per_s, data_wait = rate.take()
-        values: dict[str, Any] = {
+    def _measured(self, now: Done, report: StepReport) -> dict[str, Any]:
+        """The line of metrics.jsonl, without losses of an evaluation."""
+        tokens_per_s, data_wait = self.rate.take()
+        return {
             "consumed_samples": now.samples,
             "loss": report.loss,
             "grad_norm": report.grad_norm,
@@ -183,14 +218,31 @@ class _Loop:
             "data_wait": data_wait,
             "time_s": time.time(),
         }
-        self.log.step(now.steps, values | {name: found for name, found in losses.items() if found})
 
     def _shown(self, now: Done, report: StepReport) -> dict[str, float]:
         """What a step's progress shows beside tokens per second."""
         lr = learning_rate(now.steps - 1, self.config.optimizer, steps=self.plan.steps)
         return {"step": now.steps, "loss": report.loss, "lr": lr, "grad_norm": report.grad_norm}
 
-    def _save(self, now: Done) -> None:
+    def _record(self, step: int, measured: Mapping[str, Any], losses: Mapping[str, dict[str, float]]) -> None:
+        if self.log is not None:
+            self.log.step(step, {**measured, **{split: found for split, found in losses.items() if found}})
+
+    def _save_if_due(self, now: Done, report: StepReport, measured: dict[str, Any], progress: Progress) -> bool:
+        """Write a checkpoint if one is due and the state is sound; the same on every rank."""
+        if not self.schedule.due(now.steps, last=now.steps == self.plan.steps, votes=report.votes):
+            return False
+        if not (report.applied and self.engine.is_finite(report.loss)):
+            text = f"no checkpoint is written at step {now.steps}: the step was skipped, or its state is not finite"
+            if self.log is not None and self.schedule.first_refusal():
+                self.log.event("not saved", {"step": now.steps, "loss": report.loss, "grad_norm": report.grad_norm})
+                progress.note(text)
+            return False
+        self._save(now, measured)
+        self.schedule.saved()
+        return True
+
+    def _save(self, now: Done, measured: dict[str, Any]) -> None:
         run = checkpoint.RunState(
             step=now.steps,
             consumed_samples=now.samples,
@@ -198,6 +250,7 @@ class _Loop:
             data=self.data.train.identity,
             optimizer_steps=self.engine.optimizer.steps,
             config=dump_config(self.config),
+            measured=measured,
         )
         if self.log is not None:
             self.log.sync()  # a curve never ends before the checkpoint that continues it
@@ -208,47 +261,34 @@ class _Loop:
             seconds = round(time.perf_counter() - began, 3)
             self.log.event("saved", {"step": now.steps, "checkpoint": folder.name, "seconds": seconds})
 
-    def _check_skipped(self, step: int, report: StepReport, skipped: int) -> None:
+    def _stop(self, step: int, report: StepReport, saved: bool) -> NoReturn:
+        """End the run on every rank as it was asked to."""
+        if self.log is not None:
+            self.log.event("stopped", {"step": step, "saved": saved})
+        gather_objects(None, self.engine.everyone)  # a rank that leaves earlier looks like one that crashed
+        done = "and its checkpoint" if saved else "without a checkpoint, because its state is not sound"
+        stop((report.votes[1], report.votes[2]), where=f"after step {step} {done}")
+
+    def _check_skipped(self, step: int, report: StepReport) -> None:
+        self.skipped = 0 if report.applied else self.skipped + 1
         if self.log is not None and not report.applied:
             self.log.event("skipped", {"step": step, "loss": report.loss, "grad_norm": report.grad_norm})
-        if skipped >= MAX_SKIPPED:
-            raise UsageError(
-                f"the gradient was not finite in {skipped} steps in a row, the last of them step {step}",
-                found=f"loss {report.loss}, gradient norm {report.grad_norm}",
-                fix="lower optimizer.lr, or go on from an older checkpoint",
-            )
+        if self.skipped >= MAX_SKIPPED:
+            what = f"the gradient was not finite in {self.skipped} steps in a row, the last of them step {step}"
+            raise _diverged(what, report)
 
 
-class _Rate:
-    """Tokens per second, and the share of the time that went into waiting for data, over the steps since it was last
-    asked; what lies between steps does not count.
-    """
-
-    def __init__(self) -> None:
-        self.tokens, self._seconds, self._waited, self._began = 0, 0.0, 0.0, 0.0
-
-    def __enter__(self) -> None:
-        self._began = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._seconds += time.perf_counter() - self._began
-
-    def wait_for(self, batches: Iterator[list[mdata.Batch]]) -> list[mdata.Batch]:
-        """The next of them."""
-        began = time.perf_counter()
-        batch = next(batches)
-        self._waited += time.perf_counter() - began
-        return batch
-
-    def take(self) -> tuple[float, float]:
-        """(tokens per second, share of waiting); counting starts anew."""
-        found = (self.tokens / self._seconds, self._waited / self._seconds) if self._seconds else (0.0, 0.0)
-        self.tokens, self._seconds, self._waited = 0, 0.0, 0.0
-        return found
+def _diverged(what: str, report: StepReport) -> UsageError:
+    found = f"loss {report.loss}, gradient norm {report.grad_norm}"
+    return UsageError(what, found=found, fix="lower optimizer.lr, or go on from an older checkpoint")
 
 
 def _due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
+
+
+def _evaluates(step: int, config: RunConfig, plan: Plan) -> bool:
+    return step == plan.steps or _due(step, config.train.eval_interval)
 
 
 def _prepare_folder(config: RunConfig, plan: Plan, data: RunData) -> Path:

@@ -9,6 +9,7 @@ order. Paths in config.toml go from the folder in which the run was started.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -179,11 +180,12 @@ def _identity(run: _Run) -> Mapping[str, Any]:
         newest = (root / "latest").read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return {}
-    index = _json(root / newest / "index.json") or {}
-    if not index or (index.get("format"), index.get("version")) != _CHECKPOINT:
+    if not re.fullmatch(r"step-[0-9]{1,18}", newest):  # a damaged pointer may name any file
         return {}
-    known: Mapping[str, Any] = index.get("run", {}).get("data", {})
-    return known
+    index = _json(root / newest / "index.json") or {}
+    state = index.get("run") if (index.get("format"), index.get("version")) == _CHECKPOINT else None
+    known = state.get("data") if isinstance(state, dict) else None
+    return known if isinstance(known, dict) else {}
 
 
 def _spans(run: _Run) -> list[StepSpan]:
@@ -259,7 +261,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 def _object(content: bytes, where: str) -> dict[str, Any]:
     try:
         value = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DamageError(f"{where} is not JSON", found=str(error)) from error
     if not isinstance(value, dict):
         raise DamageError(f"{where} is no JSON object", found=repr(value)[:80])

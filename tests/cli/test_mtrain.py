@@ -230,7 +230,7 @@ def test_who_stops_a_run_hears_where_it_goes_on(real_run: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_no_rank_and_nothing_finished(real_run: Path, tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_leaves_no_rank(real_run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = mtrain("train", str(real_run / "run.toml"), "--nproc", "2", f"run.folder={folder}", "train.steps=99999")
     while len(read_metrics(folder)) < 2:
@@ -240,11 +240,12 @@ def test_ctrl_c_leaves_no_rank_and_nothing_finished(real_run: Path, tmp_path: Pa
     assert len(children) >= 2
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    begins = "no checkpoint was written yet (checkpoint.interval: at the end only); the same command begins at step 1\n"
+    newest = (folder / "checkpoints" / "latest").read_text()
+    goes_on = f"the same command goes on from {folder}/checkpoints/{newest}\n"
     assert (process.returncode, out) == (130, "")
-    assert err.endswith(f"\n{begins}mtrain: interrupted\n") and "Traceback" not in err
+    assert err.endswith(f"\n{goes_on}mtrain: interrupted\n") and "Traceback" not in err
+    assert newest == f"step-{read_metrics(folder)[-1]['step']}"
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
-    assert not (folder / "checkpoints" / "latest").exists()
     assert not list(folder.rglob("*.partial"))
 
 
@@ -271,3 +272,46 @@ def test_a_rank_that_is_ended_from_outside_is_told(
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (code, ""), err
     assert text in err and "fault of ours" not in err and "Traceback" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code", "nproc"), [(signal.SIGTERM, 75, "2"), (signal.SIGINT, 130, "1")])
+def test_a_run_without_an_interval_is_saved_when_it_is_stopped(
+    number: int, code: int, nproc: str, real_run: Path, tmp_path: Path
+) -> None:
+    """The command alone gets the signal, as from a scheduler; the same command then does the rest."""
+    folder = tmp_path / "run"
+    words = ["train", str(real_run / "run.toml"), "--nproc", nproc, f"run.folder={folder}", f"mesh.tp={nproc}"]
+    words += ["mesh.sequence_parallel=false", "checkpoint.interval=0", "checkpoint.minutes=0"]
+    process = mtrain(*words, "train.steps=99999")
+    while len(read_metrics(folder)) < 2:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    (saved,) = (folder / "checkpoints").glob("step-*")
+    before = read_metrics(folder)
+    step = int(saved.name.removeprefix("step-"))
+    assert before[-1]["step"] == step and f"goes on from {saved}\n" in err
+    process = mtrain(*words, f"train.steps={step + 1}")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert read_metrics(folder)[:-1] == before and read_metrics(folder)[-1]["step"] == step + 1
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_exit_4(real_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    words = ["train", str(real_run / "run.toml"), "--nproc", "1", f"run.folder={folder}", "mesh.tp=1"]
+    words += ["mesh.sequence_parallel=false", "train.eval_samples=2"]
+    assert main([*words, "train.steps=1"]) == 0 and main([*words, "train.steps=2"]) == 0
+    path = folder / "checkpoints" / "step-2" / "rank-00000.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    capsys.readouterr()
+    assert main([*words, "train.steps=3"]) == 4
+    error = capsys.readouterr().err
+    assert f"mtrain: error: {path} is damaged" in error and "write step-1 into" in error
+    (folder / "checkpoints" / "latest").write_text("step-1")
+    assert main([*words, "train.steps=3"]) == 0

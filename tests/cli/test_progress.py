@@ -200,6 +200,22 @@ def test_short_numbers(value, text):
     assert _short(value) == text
 
 
+def test_a_bar_shows_totals_that_change_while_no_unit_is_done(clock):
+    """An evaluation between two steps counts down; its last 0 takes the count away."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 150, 0, 0))
+    with os.fdopen(theirs, "w") as terminal:
+        bar = BarProgress(terminal, program="prog", clock=clock)
+        bar.begin("train", 10, unit="steps")
+        bar._bar.mininterval = 0
+        bar.advance(1, loss=2.0)
+        bar.advance(0, to_evaluate=512)
+        bar.advance(0, to_evaluate=0)
+        bar.end()
+    shown = read_all(ours)
+    assert "to_evaluate=512" in shown and "to_evaluate" not in shown.rstrip().rsplit("\r", 1)[-1]
+
+
 def test_a_bar_that_was_never_begun_closes(clock):
     bar = BarProgress(io.StringIO(), program="prog", clock=clock)
     bar.end()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,11 @@ from trainer import checkpoint
 from trainer.checkpoint import RunState, SavedSlice
 from trainer.collectives import Axis
 from trainer.config import MeshSection
+from trainer.engine import Engine
+from trainer.mesh import Mesh
 from trainer.optimizer import STATE_NAMES
+from trainer.plan import make_plan
+from trainer.world import Placement, join_world
 
 LAYOUTS = {"alone": (1, 1, False), "tp2": (2, 2, True), "dp2": (2, 1, False), "tp2dp2": (4, 2, True)}
 
@@ -80,10 +86,10 @@ def test_padding_and_copies_are_not_stored(tmp_path):
     ranks, config = _config("tp2")
     run_ranks(_train_and_save, ranks, config, tmp_path)
     index = checkpoint.read_index(tmp_path / "step-2")
-    assert index["tensors"]["weight/embedding.weight"]["shape"] == [250, 32]
-    for name, entry in index["tensors"].items():
-        stored = sum(int(np.prod(s["size"])) for s in entry["slices"])
-        assert stored == np.prod(entry["shape"]), name
+    assert index.tensors["weight/embedding.weight"].shape == (250, 32)
+    for name, entry in index.tensors.items():
+        stored = sum(int(np.prod(piece.size)) for piece in entry.slices)
+        assert stored == np.prod(entry.shape), name
 
 
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=4), st.data())
@@ -159,23 +165,6 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_stops_every_rank(failing_ra
     assert call > (8 if failing_rank == 0 else 4), "the failures reached every write"
 
 
-def test_remove_old_keeps_the_newest_and_clears_what_a_crash_left(tmp_path):
-    for step in (2, 10, 9):
-        (tmp_path / f"step-{step}").mkdir()
-    (tmp_path / ".step-11.partial").mkdir()
-    checkpoint.remove_old(tmp_path, 2)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-10", "step-9"]
-
-
-def test_remove_old_never_deletes_what_latest_names(tmp_path):
-    """Step 100 was gone back to by hand, and 150 saved from there; 200 is of the branch that was left."""
-    for step in (100, 150, 200):
-        (tmp_path / f"step-{step}").mkdir()
-    (tmp_path / "latest").write_text("step-150")
-    checkpoint.remove_old(tmp_path, 1)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-150", "step-200"]
-
-
 @pytest.fixture
 def saved(tmp_path) -> Path:
     ranks, config = _config("alone")
@@ -183,32 +172,151 @@ def saved(tmp_path) -> Path:
     return tmp_path / "step-2"
 
 
-def test_damage_is_named(saved):
+@functools.cache
+def _alone_engine():
+    _, config = _config("alone")
+    world = join_world(Mesh(1), placement=Placement())
+    return Engine(config, make_plan(config, 1, facts=None), world=world, fresh=False)
+
+
+def _alone_load(folder):
+    """Read the whole state as one rank."""
+    return _alone_engine().load(folder)
+
+
+def _flipped(content, place):
+    return content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :]
+
+
+def test_a_flipped_byte_is_found_and_named(saved):
+    """Bytes of the length, of the header and of slices, first and last ones among them, and of the index (all bytes of
+    a small one: test_checkpoint_index.py)."""
+    _alone_load(saved)
+    path, index = saved / "rank-00000.safetensors", saved / "index.json"
+    whole, text = path.read_bytes(), index.read_bytes()
+    data = 8 + int.from_bytes(whole[:8], "little")
+    ends = [data + end for entry in json.loads(whole[8:data]).values() for end in entry["data_offsets"]]
+    places = {*range(8), *range(8, data, data // 20), *(end - 1 for end in ends[::7]), *ends[:-1:7], len(whole) - 1}
+    for place in places:
+        path.write_bytes(_flipped(whole, place))
+        with pytest.raises(mdata.DamageError, match=r"rank-00000\.safetensors is damaged"):
+            _alone_load(saved)
+    path.write_bytes(whole)
+    for place in range(0, len(text), len(text) // 30):
+        index.write_bytes(_flipped(text, place))
+        with pytest.raises(mdata.DamageError, match=r"index\.json is damaged"):
+            _alone_load(saved)
+
+
+def _without_hashes(folder):
+    """Make it a checkpoint of an older version."""
+    path = folder / "index.json"
+    value = json.loads(path.read_bytes())
+    del value["checksum"], value["headers"], value["run"]["measured"]
+    for tensor in value["tensors"].values():
+        for piece in tensor["slices"]:
+            del piece["hash"]
+    path.write_text(json.dumps(value))
+    return value
+
+
+def test_a_checkpoint_of_an_older_version_is_read(saved):
+    run = _alone_load(saved)
+    _without_hashes(saved)
+    assert not checkpoint.read_index(saved).hashed
+    assert _alone_load(saved) == run
+
+
+def test_damaged_headers_are_found_without_hashes(saved):
+    """Lengths, JSON, names, types, shapes and offsets of a file whose index knows no hashes."""
+    _without_hashes(saved)
     path = saved / "rank-00000.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(mdata.DamageError, match=r"is damaged(.|\n)*; there is no other checkpoint beside it"):
+    whole = path.read_bytes()
+    data = 8 + int.from_bytes(whole[:8], "little")
+    size = data - 8
+    damaged = {
+        "a length of 0": (0).to_bytes(8, "little") + whole[8:],
+        "a length past the end": (1 << 62).to_bytes(8, "little") + whole[8:],
+        "no JSON": whole[:8] + b"nonsense".ljust(size) + whole[data:],
+        "nested deeply": whole[:8] + b"[" * size + whole[data:],
+        "another name": whole.replace(b"weight/final_norm.weight@0", b"weight/final_norm.height@0", 1),
+        "no such type": whole.replace(b"F64", b"F65", 1),
+        "whole numbers": whole.replace(b'"F64"', b'"I64"'),
+        "a negative offset": whole.replace(b'"data_offsets":[0,', b'"data_offsets":[-,', 1),
+        "another shape": whole.replace(b'"shape":[250,32]', b'"shape":[32,250]'),
+    }
+    for what, content in damaged.items():
+        assert len(content) == len(whole) and content != whole, what
+        path.write_bytes(content)
+        with pytest.raises(mdata.DamageError, match=r"rank-00000\.safetensors is damaged"):
+            _alone_load(saved)
+
+
+@pytest.mark.parametrize("name", ["rank-00000.safetensors", "index.json"])
+def test_no_link_is_followed_out_of_the_folder(saved, name, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    (saved / name).rename(elsewhere)
+    (saved / name).symlink_to(elsewhere)
+    with pytest.raises(mdata.DamageError, match=rf"{name} is damaged\n  found: a link"):
         checkpoint.read_index(saved)
-    shutil.copytree(saved, saved.with_name("step-1"))
+    (saved / name).unlink()
+    os.mkfifo(saved / name)  # to open it would wait for ever
+    with pytest.raises(mdata.DamageError, match=rf"{name} is damaged\n  found: no regular file"):
+        checkpoint.read_index(saved)
+
+
+def test_damage_is_named_with_what_to_do(saved):
+    path = saved / "rank-00000.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(mdata.DamageError, match=r"is damaged(.|\n)*; there is no other whole checkpoint beside it"):
+        checkpoint.read_index(saved)
+    other = saved.with_name("step-1")
+    shutil.copytree(saved, other)  # as damaged as the first
+    with pytest.raises(mdata.DamageError, match="there is no other whole checkpoint"):
+        checkpoint.read_index(saved)
+    (other / path.name).write_bytes(whole)
     instead = f"restore it from a copy; or write step-1 into {saved.parent / 'latest'} to go on from there"
     with pytest.raises(mdata.DamageError, match=rf"rank-00000\.safetensors is damaged(.|\n)*{instead}"):
         checkpoint.read_index(saved)
     path.unlink()
     with pytest.raises(mdata.DamageError, match="found: no such file"):
         checkpoint.read_index(saved)
+    (saved / "index.json").unlink()
+    with pytest.raises(mdata.DamageError, match=r"index\.json is damaged\n  found: no such file"):
+        checkpoint.read_index(saved)
 
 
-def test_a_missing_slice_and_another_shape_are_named(saved):
-    index = json.loads((saved / "index.json").read_text())
-    index["tensors"]["weight/final_norm.weight"]["slices"] = []
-    index["tensors"]["exp_avg/final_norm.bias"]["shape"] = [31]
-    (saved / "index.json").write_text(json.dumps(index))
-    _, config = _config("alone")
-    with pytest.raises(AssertionError, match=r"lacks a part of weight/final_norm\.weight"):
-        run_ranks(_load, 1, config, saved)
-    index["tensors"].pop("weight/final_norm.weight")
-    (saved / "index.json").write_text(json.dumps(index))
-    with pytest.raises(AssertionError, match=r"does not fit this model at final_norm\.weight"):
-        run_ranks(_load, 1, config, saved)
+def test_a_missing_tensor_and_another_shape_are_named(saved):
+    value = _without_hashes(saved)
+    other = value["tensors"].pop("weight/final_norm.weight")
+    (saved / "index.json").write_text(json.dumps(value))
+    with pytest.raises(mdata.DamageError, match=r"does not fit this model at final_norm\.weight\n  found: no such"):
+        _alone_load(saved)
+    other["shape"] = other["slices"][0]["size"] = [31]
+    value["tensors"]["weight/final_norm.weight"] = other
+    (saved / "index.json").write_text(json.dumps(value))
+    with pytest.raises(mdata.DamageError, match=r"does not fit this model at final_norm\.weight\n  found: shape \[31"):
+        _alone_load(saved)
+
+
+def test_damage_that_one_rank_finds_is_raised_by_all(tmp_path):
+    """None waits in a collective for one that gave up."""
+    ranks, config = _config("dp2")
+    run_ranks(_train_and_save, ranks, config, tmp_path)
+    path = tmp_path / "step-2" / "rank-00001.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(_flipped(whole, len(whole) - 1))
+    for message in run_ranks(_load_damaged, ranks, config, tmp_path / "step-2", timeout_s=60):
+        assert "rank-00001.safetensors is damaged" in message
+
+
+def _load_damaged(context, config, folder):
+    try:
+        _load(context, config, folder)
+    except mdata.DamageError as error:
+        return str(error)
+    return ""
 
 
 def test_a_full_disk_is_told_with_the_files_name(tmp_path, monkeypatch):
@@ -219,17 +327,14 @@ def test_a_full_disk_is_told_with_the_files_name(tmp_path, monkeypatch):
 
     monkeypatch.setattr(mdata.durable, "write", full)
     with pytest.raises(mdata.ResourceError, match=r"rank 0 writing a checkpoint: .*rank-0\.safetensors: No space left"):
-        checkpoint._together(
+        checkpoint.together(
             Axis.single("world"), lambda: mdata.durable.atomic_write(tmp_path / "rank-0.safetensors", b"x")
         )
 
 
 def test_another_format_or_no_checkpoint_is_refused(tmp_path):
-    with pytest.raises(mdata.UsageError, match=r"no checkpoint at(.|\n)*try: restore it from a copy"):
-        checkpoint.read_index(tmp_path)
     with pytest.raises(mdata.UsageError, match=r"no checkpoint at(.|\n)*try: give a folder with index\.json"):
         checkpoint.read_index(tmp_path / "none")
     (tmp_path / "index.json").write_text('{"format": "mtrain-checkpoint", "version": 2}')
     with pytest.raises(mdata.DamageError, match="expected: mtrain-checkpoint version 1"):
         checkpoint.read_index(tmp_path)
-    assert checkpoint.latest(tmp_path) is None

@@ -188,6 +188,23 @@ def test_a_report_is_read_as_written(tmp_path: Path) -> None:
     ]
 
 
+LISTENING = """
+from trainer.launch import listen
+def note(number, frame):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher ends all when one has ended
+    (folder / f"heard-{rank}").write_text(str(number))
+    time.sleep(2 * rank)  # as long as a checkpoint takes; nobody waits for it with a clock
+    if (folder / "fails").exists():
+        raise ResourceError("no room for a checkpoint")
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise StoppedError("saved and stopped")
+signal.signal(signal.SIGTERM, note)
+signal.signal(signal.SIGINT, note)
+(folder / f"pid-{rank}").write_text(str(os.getpid()))
+listen(folder, rank=rank)
+time.sleep(600)
+"""
 WAITING = """
 (folder / f"pid-{rank}").write_text(str(os.getpid()))
 time.sleep(600)
@@ -195,9 +212,9 @@ time.sleep(600)
 
 
 @pytest.fixture
-def parent(rank_script, tmp_path: Path):
+def parent(request, rank_script, tmp_path: Path):
     """A command whose two ranks wait; (process, pids of the ranks)."""
-    script, reports = rank_script(WAITING)
+    script, reports = rank_script(getattr(request, "param", WAITING))
     program = tmp_path / "parent.py"
     program.write_text(PARENT)
     words = [sys.executable, str(program), script, str(reports)]
@@ -244,6 +261,29 @@ def test_a_stopped_command_leaves_no_rank(parent, number, code, text) -> None:
     os.killpg(process.pid, number)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (code, text)
+    assert not any(map(alive, pids))
+
+
+@pytest.mark.parametrize("parent", [LISTENING], indirect=True)
+@pytest.mark.parametrize(
+    ("number", "fails", "code", "text"),
+    [
+        (signal.SIGINT, False, 130, "mtrain: interrupted\n"),
+        (signal.SIGTERM, False, 75, "mtrain: error: saved and stopped\n"),
+        (signal.SIGTERM, True, 5, "mtrain: error: no room for a checkpoint\n"),
+    ],
+)
+def test_a_signal_is_handed_on_to_ranks_that_listen(parent, number, fails, code, text, tmp_path) -> None:
+    """The command alone gets it; the ranks hear the same one and end by themselves, each in its time."""
+    process, pids = parent
+    reports = tmp_path / "reports"
+    wait_until(lambda: len(list(reports.glob("listens-*"))) == 2)
+    if fails:
+        (reports / "fails").touch()
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (code, text)
+    assert {(reports / f"heard-{rank}").read_text() for rank in range(2)} == {str(int(number))}
     assert not any(map(alive, pids))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata import DamageError, durable
+from tests.helpers.failures import durable_calls
 from trainer.metrics import MetricsWriter, read_events, read_metrics, write_ranks
 
 
@@ -31,18 +33,50 @@ def test_each_line_is_there_at_once(tmp_path: Path) -> None:
         assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "loss": 2.0}\n'
 
 
-def test_resuming_drops_the_steps_that_are_done_again(tmp_path: Path) -> None:
+def test_resuming_puts_the_steps_aside_that_are_done_again(tmp_path: Path) -> None:
     write_steps(tmp_path, 1, 8, resumed_step=None)
     write_steps(tmp_path, 4, 10, resumed_step=3)
     lines = read_metrics(tmp_path)
     assert [line["step"] for line in lines] == list(range(1, 10))
     assert [line["run"] for line in lines] == [1] * 3 + [4] * 6
+    aside = [json.loads(line) for line in (tmp_path / "metrics-1.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["run"]) for line in aside] == [(step, 1) for step in range(4, 8)]
 
 
-def test_a_new_run_starts_an_empty_curve(tmp_path: Path) -> None:
-    write_steps(tmp_path, 1, 4, resumed_step=None)
-    with MetricsWriter(tmp_path, resumed_step=None):
-        assert read_metrics(tmp_path) == []
+def test_a_new_run_starts_an_empty_curve_and_keeps_the_older_ones(tmp_path: Path) -> None:
+    for number in (1, 2):
+        write_steps(tmp_path, number, 4, resumed_step=None)
+        before = (tmp_path / "metrics.jsonl").read_bytes()
+        with MetricsWriter(tmp_path, resumed_step=None) as log:
+            assert read_metrics(tmp_path) == []
+        assert log.put_aside == tmp_path / f"metrics-{number}.jsonl"
+        assert log.put_aside.read_bytes() == before
+
+
+def test_nothing_is_put_aside_where_there_is_nothing(tmp_path: Path) -> None:
+    for resumed_step in (None, None, 0, 3):  # no file, an empty one, a start from a checkpoint
+        with MetricsWriter(tmp_path, resumed_step=resumed_step) as log:
+            assert log.put_aside is None
+    write_steps(tmp_path, 4, 6, resumed_step=3)
+    with MetricsWriter(tmp_path, resumed_step=5) as log:
+        assert log.put_aside is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["events.jsonl", "metrics.jsonl"]
+
+
+def test_measured_values_are_never_lost_to_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every write, sync and rename of a start fails once: each line stands in one of the files, none is torn."""
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    write_steps(whole, 1, 8, resumed_step=None)
+    with durable_calls(monkeypatch) as calls:
+        MetricsWriter(shutil.copytree(whole, tmp_path / "all"), resumed_step=3).close()
+    assert len(calls.seen) > 8
+    for number in range(len(calls.seen)):
+        folder = shutil.copytree(whole, tmp_path / str(number))
+        with durable_calls(monkeypatch, number), pytest.raises(OSError, match="No space"):
+            MetricsWriter(folder, resumed_step=3).close()
+        lines = b"".join(path.read_bytes() for path in folder.glob("metrics*.jsonl")).splitlines()
+        assert {json.loads(line)["step"] for line in lines} == set(range(1, 8))
 
 
 def test_events_stay_and_say_when(tmp_path: Path) -> None:
@@ -84,6 +118,13 @@ def test_damage_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n{"step": 3}\n')
     with pytest.raises(DamageError, match=r"metrics\.jsonl, line 2 is no JSON object\n  found: 'nonsense'"):
         read_metrics(tmp_path)
+
+
+@pytest.mark.parametrize("line", ['{"loss": 1.0}', '{"step": "1"}', '{"step": true}', "[" * 100_000])
+def test_a_line_without_a_step_is_damage(line: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(line + "\n")
+    with pytest.raises(DamageError, match=r"metrics\.jsonl.*(without a step|no JSON object)"):
+        MetricsWriter(tmp_path, resumed_step=3)
 
 
 def test_no_files_is_no_lines(tmp_path: Path) -> None:

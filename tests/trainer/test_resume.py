@@ -18,6 +18,7 @@ from tests.helpers.notes import Notes
 from tests.helpers.runs import make_corpora, write_jsonl
 from tests.trainer.test_plan import config as sound
 from trainer import checkpoint
+from trainer.checkpoint_index import dump_index
 from trainer.config import RunConfig, dump_config, load_config, parse_config
 from trainer.data import open_data
 from trainer.mesh import Mesh
@@ -132,9 +133,8 @@ def test_a_run_that_goes_on_as_it_was_has_nothing_to_tell(corpus, tmp_path):
 
 def _rewrite(folder: Path, text: str) -> None:
     """Give a checkpoint another configuration, as an older or a newer version would have written it."""
-    index = json.loads((folder / "index.json").read_text())
-    index["run"]["config"] = text
-    (folder / "index.json").write_text(json.dumps(index))
+    index = checkpoint.read_index(folder)
+    (folder / "index.json").write_bytes(dump_index(replace(index, run=replace(index.run, config=text))))
 
 
 def test_a_checkpoint_of_an_older_version_keeps_its_horizon(corpus, tmp_path):

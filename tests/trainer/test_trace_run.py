@@ -60,7 +60,7 @@ def trained(context, config):
         return real(batch, *more, **options)
 
     trainer.train.to_device = noted
-    evaluate, trainer.train._Loop._evaluate = trainer.train._Loop._evaluate, lambda self, sets: {}
+    evaluate, trainer.train._Loop._evaluate = trainer.train._Loop._evaluate, lambda self, step, progress: {}
     try:
         trainer.train.train(config, context.join(Mesh(context.world, 1)))
     finally:
@@ -133,22 +133,26 @@ def test_a_run_that_went_on_with_other_ranks_another_batch_and_another_mixture(m
 
 def evaluated(context, config):
     """Train; what this rank reads of each set after each step: (set, samples, texts) of every microbatch."""
-    seen, evaluate, batches = [], trainer.train._Loop._evaluate, trainer.train.evaluation_batches
+    seen, evaluate, batches = [], trainer.train.evaluate_sets, trainer.evaluating.evaluation_batches
 
     def noted(dataset, samples, **options):
         for batch in batches(dataset, samples, **options):
             seen[-1].append((dataset.components[0].name, batch.samples.tolist(), batch.rows.text.tolist()))
             yield batch
 
-    def each(self, sets):
-        seen.append([])
-        return evaluate(self, sets)
+    def each(engine, splits, **options):
+        losses = {}
+        for split, sets in splits.items():
+            if sets:
+                seen.append([])
+            losses |= evaluate(engine, {split: sets}, **options)
+        return losses
 
-    trainer.train._Loop._evaluate, trainer.train.evaluation_batches = each, noted
+    trainer.train.evaluate_sets, trainer.evaluating.evaluation_batches = each, noted
     try:
         trainer.train.train(config, context.join(Mesh(context.world, 1)))
     finally:
-        trainer.train._Loop._evaluate, trainer.train.evaluation_batches = evaluate, batches
+        trainer.train.evaluate_sets, trainer.evaluating.evaluation_batches = evaluate, batches
     return seen
 
 
@@ -245,6 +249,21 @@ def test_data_of_another_order_is_named_by_field(copied, made, capsys):
     (copied / "config.toml").write_text(text)
     with pytest.raises(UsageError, match="another order of data"):
         mdata.trace_run(copied, blend=str(made / "web_text_document.json"))
+
+
+@pytest.mark.parametrize("index", ["{}", '{"run": 1}', '{"run": {"data": [1]}}', "[" * 100_000])
+@pytest.mark.parametrize("pointer", ["step-4", "../..", "step-4 (copy)"])
+def test_a_damaged_checkpoint_names_no_field(pointer, index, copied):
+    """Whatever stands there, the mismatch or the damage is told, and no fault of ours."""
+    text = (copied / "config.toml").read_text()
+    (copied / "config.toml").write_text(text.replace("seed = 7", "seed = 8"))
+    known = index.replace("{", '{"format": "mtrain-checkpoint", "version": 1, ', 1).replace(", }", "}")
+    (newest,) = (copied / "checkpoints").glob("step-*")
+    (newest / "index.json").write_text(known)
+    (copied / "index.json").write_text(known)
+    (copied / "checkpoints" / "latest").write_text(pointer.replace("step-4", newest.name))
+    with pytest.raises((UsageError, DamageError), match=r"another order of data\n  found: data id|is not JSON"):
+        mdata.trace_run(copied)
 
 
 def test_a_run_of_another_version_is_refused_by_name(copied):

@@ -172,11 +172,11 @@ def _poisoned(monkeypatch, bad_steps):
     """Engines whose gradient is NaN in some of their own steps, counted from 1 over the whole test."""
     real, calls = Engine.step, [0]
 
-    def step(self, microbatches, rate):
+    def step(self, microbatches, rate, **votes):
         calls[0] += 1
         if calls[0] in bad_steps:
             self.buffers.gradients[0] = float("nan")
-        return real(self, microbatches, rate)
+        return real(self, microbatches, rate, **votes)
 
     monkeypatch.setattr(Engine, "step", step)
 
@@ -203,7 +203,9 @@ def test_ten_skipped_steps_in_a_row_stop_the_run(corpora, tmp_path, monkeypatch)
 
 def test_the_learning_rate_that_is_recorded_is_the_one_that_was_used(corpora, tmp_path, monkeypatch):
     real, used = Engine.step, []
-    monkeypatch.setattr(Engine, "step", lambda self, batches, rate: (used.append(rate), real(self, batches, rate))[1])
+    monkeypatch.setattr(
+        Engine, "step", lambda self, batches, rate, **votes: (used.append(rate), real(self, batches, rate, **votes))[1]
+    )
     config = _config(corpora, tmp_path / "run", steps=4)
     config = replace(config, optimizer=OptimizerSection(lr=1e-2, warmup_steps=2))
     train(config, join_world(Mesh(1), placement=Placement()))
@@ -215,7 +217,7 @@ def test_waiting_for_data_is_told_as_a_share_of_the_steps(corpora, tmp_path, mon
     """A clock that ticks when it is looked at: a step begins, asks for data, has them, and ends."""
     ticks = itertools.count()
     clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)), time=lambda: 0.0)
-    monkeypatch.setattr("trainer.train.time", clock)
+    monkeypatch.setattr("trainer.rate.time", clock)
     train(_config(corpora, tmp_path / "run", steps=3), join_world(Mesh(1), placement=Placement()))
     lines = read_metrics(tmp_path / "run")
     assert [line["data_wait"] for line in lines] == [pytest.approx(1 / 3)] * 3

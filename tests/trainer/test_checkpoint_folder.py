@@ -1,0 +1,140 @@
+"""Which checkpoint a run goes on from, which ones it removes, and that what is not ours is left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mdata import DamageError
+from trainer.checkpoint_folder import find, latest, make_room, read_index, remove_old
+from trainer.checkpoint_index import Index, RunState, SavedFile, dump_index
+
+FOREIGN = ["step-old", "step-4 (copy)", "step-", "step-04", "step-0", "step--1", "step-4.bak", "notes"]
+
+
+def write(root: Path, *steps: int) -> None:
+    """Whole checkpoints without tensors."""
+    for step in steps:
+        folder = root / f"step-{step}"
+        folder.mkdir()
+        file = "rank-00000.safetensors"
+        run = RunState(step, step, "id", {}, step, "")
+        (folder / file).write_bytes(b"12345678")
+        (folder / "index.json").write_bytes(dump_index(Index(run, {file: SavedFile(8, "0" * 64)}, {}, hashed=True)))
+
+
+def damage(root: Path, step: int) -> None:
+    (root / f"step-{step}" / "rank-00000.safetensors").write_bytes(b"1234")
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_the_one_that_latest_names_is_taken(tmp_path: Path) -> None:
+    assert find(tmp_path / "none").folder is None and find(tmp_path).folder is None
+    write(tmp_path, 3, 20)
+    (tmp_path / "latest").write_text("step-3\n")
+    assert (find(tmp_path).folder, find(tmp_path).warning) == (tmp_path / "step-3", None)
+
+
+@pytest.mark.parametrize(
+    "said", [None, b"", b"\n", b"step-9", b"nonsense", b"../elsewhere", b"step-3 \x00", b"\xff" * 500]
+)
+def test_without_a_name_in_latest_the_newest_whole_one_is_taken_and_it_is_said(
+    said: bytes | None, tmp_path: Path
+) -> None:
+    write(tmp_path, 3, 20, 100)
+    damage(tmp_path, 100)
+    for name in FOREIGN:
+        (tmp_path / name).mkdir()
+    if said is not None:
+        (tmp_path / "latest").write_bytes(said)
+    found = find(tmp_path)
+    assert found.folder == tmp_path / "step-20"
+    assert found.warning is not None and found.warning.endswith("going on from the newest whole checkpoint, step-20")
+    assert str(tmp_path / "latest") in found.warning and found.warning.isprintable()
+
+
+def test_latest_may_be_a_folder(tmp_path: Path) -> None:
+    write(tmp_path, 3)
+    (tmp_path / "latest").mkdir()
+    assert find(tmp_path).folder == tmp_path / "step-3"
+
+
+def test_a_damaged_one_that_latest_names_is_not_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, 3, 20)
+    damage(tmp_path, 20)
+    (tmp_path / "latest").write_text("step-20")
+    assert find(tmp_path).folder == tmp_path / "step-20"
+    with pytest.raises(DamageError, match=r"found: 4 bytes(.|\n)*write step-3 into"):
+        read_index(tmp_path / "step-20")
+
+
+def test_a_run_does_not_begin_again_where_checkpoints_are_damaged_or_gone(tmp_path: Path) -> None:
+    (tmp_path / "latest").write_text("step-20")
+    with pytest.raises(DamageError, match=r"names no checkpoint beside it(.|\n)*to begin at step 1"):
+        find(tmp_path)
+    (tmp_path / "latest").unlink()
+    write(tmp_path, 20)
+    damage(tmp_path, 20)
+    with pytest.raises(DamageError, match=r"latest is missing\n  found: step-20, and none is whole"):
+        latest(tmp_path)
+
+
+def test_folders_of_other_names_alone_are_no_checkpoints(tmp_path: Path) -> None:
+    for name in [*FOREIGN, "step-7"]:  # the last has a name of ours, but no index
+        (tmp_path / name).mkdir()
+    assert find(tmp_path).folder is None
+
+
+def test_remove_old_keeps_the_newest_and_clears_what_a_crash_left(tmp_path: Path) -> None:
+    write(tmp_path, 2, 10, 9)
+    (tmp_path / ".step-11.partial").mkdir()
+    remove_old(tmp_path, 2)
+    assert names(tmp_path) == ["step-10", "step-9"]
+
+
+def test_remove_old_leaves_what_is_not_ours(tmp_path: Path) -> None:
+    write(tmp_path, 1, 2, 30)
+    theirs = [*FOREIGN, "step-5", ".step-x.partial", "step-30 (copy)"]
+    for name in theirs:
+        (tmp_path / name).mkdir()
+    (tmp_path / "step-6").write_text("a file")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    write(elsewhere, 7)
+    (tmp_path / "step-7").symlink_to(elsewhere / "step-7")
+    remove_old(tmp_path, 1)
+    assert names(tmp_path) == sorted(["step-30", "step-6", "step-7", "elsewhere", *theirs])
+    assert names(elsewhere) == ["step-7"]
+
+
+def test_a_damaged_checkpoint_takes_no_whole_ones_place(tmp_path: Path) -> None:
+    write(tmp_path, 1, 2, 3, 4)
+    damage(tmp_path, 3)
+    (tmp_path / "step-4" / "index.json").write_text("{")
+    remove_old(tmp_path, 1)
+    assert names(tmp_path) == ["step-2", "step-3", "step-4"]
+
+
+def test_remove_old_never_deletes_what_latest_names(tmp_path: Path) -> None:
+    """Step 100 was gone back to by hand, and 150 saved from there; 200 is of the branch that was left."""
+    write(tmp_path, 100, 150, 200)
+    (tmp_path / "latest").write_text("step-150")
+    remove_old(tmp_path, 1)
+    assert names(tmp_path) == ["latest", "step-150", "step-200"]
+
+
+def test_room_is_made_without_deleting_what_is_not_ours(tmp_path: Path) -> None:
+    make_room(tmp_path / "step-3")
+    write(tmp_path, 3)
+    make_room(tmp_path / "step-3")
+    assert names(tmp_path) == []
+    for _ in range(2):
+        (tmp_path / "step-3").mkdir()
+        (tmp_path / "step-3" / "thesis.txt").write_text("mine")
+        make_room(tmp_path / "step-3")
+    assert names(tmp_path) == ["step-3.not-ours-1", "step-3.not-ours-2"]
+    assert (tmp_path / "step-3.not-ours-2" / "thesis.txt").read_text() == "mine"

@@ -1,0 +1,189 @@
+"""The checkpoints that a run's folder holds: which one a run goes on from, and which old ones go.
+
+A checkpoint is a folder named step-N with an index.json in it; folders of other names ("step-old", "step-4 (copy)")
+are not ours: they are neither read nor removed. `latest` names the one to go on from. Where it is missing or names
+none, the newest whole one is taken, which is for the caller to say; where it names one that is damaged, nothing is
+taken. Only whole checkpoints are counted against `keep`, and no link is followed to a file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import mdata
+from mdata import DamageError, MdataError, UsageError, durable
+from trainer.checkpoint_index import Index, IndexFault, RunState, parse_index
+
+INDEX, LATEST = "index.json", "latest"
+_NAME = re.compile(r"step-([1-9][0-9]{0,17})")
+_LEFTOVER = re.compile(r"\.step-[0-9]+\.partial")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a run goes on from.
+
+    Attributes:
+        folder: None where there is no checkpoint. warning: why it is not the one that `latest` names, for the user.
+    """
+
+    folder: Path | None
+    warning: str | None = None
+
+
+def folder_name(step: int) -> str:
+    """The folder of a step's checkpoint inside `checkpoints/`."""
+    return f"step-{step}"
+
+
+def find(root: Path) -> Found:
+    """The checkpoint to go on from in a run's `checkpoints` folder.
+
+    Raises:
+        DamageError: there are checkpoints, but `latest` names none of them and none is whole.
+    """
+    pointer = root / LATEST
+    named = _first_bytes(pointer)
+    if named is not None and _NAME.fullmatch(named) and (root / named).is_dir():
+        return Found(root / named)
+    problem = f"{pointer} is missing" if named is None else f"{pointer} names no checkpoint beside it ({named!r})"
+    whole = next(_whole(root), None)
+    if whole is not None:
+        return Found(whole, f"{problem}; going on from the newest whole checkpoint, {whole.name}")
+    damaged = [folder.name for folder in _checkpoints(root)]
+    if named is None and not damaged:
+        return Found(None)
+    raise DamageError(
+        problem,
+        found=f"{', '.join(damaged)}, and none is whole" if damaged else "no checkpoint there",
+        expected="the name of a checkpoint, such as step-400",
+        fix=f"restore the checkpoints from a copy, or move {root} away to begin at step 1",
+    )
+
+
+def latest(root: Path) -> Path | None:
+    """The checkpoint that `find` finds, for who need not say how."""
+    return find(root).folder
+
+
+def read_index(folder: Path) -> Index:
+    """A checkpoint's index, checked, and its files' sizes with it; their content is checked where it is read.
+
+    Raises:
+        UsageError: there is no such folder. DamageError: it is not a whole checkpoint.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"there is no checkpoint at {folder}", fix="give a folder with index.json in it")
+    try:
+        index = _read_index(folder)
+    except IndexFault as error:
+        what = f"{folder / INDEX} is damaged" + (f" at {error.place}" if error.place else "")
+        raise DamageError(what, found=error.shown, expected=error.expected, fix=instead(folder)) from error
+    if problem := _file_problem(folder, index):
+        name, found, expected = problem
+        raise DamageError(f"{folder / name} is damaged", found=found, expected=expected, fix=instead(folder))
+    return index
+
+
+def run_state(folder: Path) -> RunState:
+    """Where the run was when this checkpoint was written."""
+    return read_index(folder).run
+
+
+def instead(folder: Path) -> str:
+    """What to do without a checkpoint that was there."""
+    other = next((path for path in _whole(folder.parent) if path != folder), None)
+    if other is None:
+        return "restore it from a copy; there is no other whole checkpoint beside it"
+    return f"restore it from a copy; or write {other.name} into {folder.parent / LATEST} to go on from there"
+
+
+def remove_old(root: Path, keep: int) -> None:
+    """Delete whole checkpoints but the newest `keep`, and temporary folders of crashed saves.
+
+    What `latest` names always stays: after going back to an older checkpoint it is not the one of the highest step.
+    A damaged one stays too: it takes no other's place.
+    """
+    for leftover in root.iterdir() if root.is_dir() else ():
+        if _LEFTOVER.fullmatch(leftover.name):
+            shutil.rmtree(leftover, ignore_errors=True)
+    if len(_checkpoints(root)) <= keep:
+        return
+    current = _first_bytes(root / LATEST)
+    for folder in list(_whole(root))[keep:]:
+        if folder.name != current and not folder.is_symlink():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def make_room(final: Path) -> None:
+    """Take away what stands where a checkpoint is to be: an older one of the same step; else it gets another name."""
+    if not os.path.lexists(final):
+        return
+    if final.is_dir() and not final.is_symlink() and (final / INDEX).is_file():
+        shutil.rmtree(final)  # a step that is done again after a resume from before it
+        return
+    names = (final.with_name(f"{final.name}.not-ours-{number}") for number in range(1, 1 << 30))
+    durable.rename(final, next(path for path in names if not os.path.lexists(path)))
+
+
+def _checkpoints(root: Path) -> list[Path]:
+    """The folders that are checkpoints by name and have an index, newest first."""
+    found = [path for path in root.iterdir() if _NAME.fullmatch(path.name)] if root.is_dir() else []
+    found = [path for path in found if os.path.lexists(path / INDEX)]
+    return sorted(found, key=lambda path: -int(path.name.removeprefix("step-")))
+
+
+def _whole(root: Path) -> Iterator[Path]:
+    """Those whose index and whose files' sizes are right, newest first."""
+    for folder in _checkpoints(root):
+        try:
+            index = _read_index(folder)
+        except (IndexFault, MdataError):
+            continue
+        if _file_problem(folder, index) is None:
+            yield folder
+
+
+def _read_index(folder: Path) -> Index:
+    path = folder / INDEX
+    with mdata.os_errors_named("reading a checkpoint"):
+        kind = _kind(path)
+        if kind != "file":
+            raise IndexFault("", kind, "a file")
+        return parse_index(path.read_bytes())
+
+
+def _file_problem(folder: Path, index: Index) -> tuple[str, str, str] | None:
+    """(name, found, expected) of the first file that is not what the index says; None: all are."""
+    for name, file in index.files.items():
+        kind = _kind(folder / name)
+        found = f"{(folder / name).stat().st_size} bytes" if kind == "file" else kind
+        if found != (expected := f"{file.bytes} bytes"):
+            return name, found, expected
+    return None
+
+
+def _kind(path: Path) -> str:
+    """What a name stands for, itself: nothing is followed out of the folder."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return "no such file"
+    return "file" if stat.S_ISREG(mode) else "a link" if stat.S_ISLNK(mode) else "no regular file"
+
+
+def _first_bytes(pointer: Path) -> str | None:
+    """What `latest` says; None where there is no such file."""
+    with mdata.os_errors_named("reading which checkpoint is the latest"):
+        if _kind(pointer) == "no such file":
+            return None
+        if not pointer.is_file():
+            return ""
+        with pointer.open("rb") as file:
+            return file.read(100).decode(errors="replace").strip()

@@ -1,0 +1,85 @@
+"""Requests to stop a run: Ctrl-C and SIGTERM are remembered, and heard at the border of a step.
+
+A step is a transaction and a checkpoint is written by all ranks at once, so a signal must not end one rank in the
+middle of either. What is unusual: repeated signals of one kind within a second count once, because a scheduler and the
+launcher below it both send theirs; a second Ctrl-C after that ends the process at once, as it would without us, while
+another SIGTERM changes nothing. Signals that the process ignores (nohup) stay ignored.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NoReturn
+
+from mdata import StoppedError
+
+SAME_REQUEST_S = 1.0  # between signals that one request sends
+HEARD = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequests:
+    """While it is entered, what the process was asked for.
+
+    Args:
+        clock: seconds, never going back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._before: dict[int, Any] = {}
+        self._first: dict[int, float] = {}
+
+    def __enter__(self) -> StopRequests:
+        if threading.current_thread() is threading.main_thread():  # whoever owns that one owns its signals
+            for number in HEARD:
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._before[number] = signal.signal(number, self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """A block in which nothing is lost by ending: signals, also those that were heard, do what they did before."""
+        watched = set(self._before)
+        self.__exit__()
+        try:
+            for number in watched & self._first.keys():
+                signal.raise_signal(number)
+            yield
+        finally:
+            if watched:
+                self.__enter__()
+
+    def votes(self) -> tuple[float, float]:
+        """(1.0 for a SIGTERM that was heard, 1.0 for a Ctrl-C), else 0.0: for a sum over all ranks."""
+        return float(signal.SIGTERM in self._first), float(signal.SIGINT in self._first)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        first = self._first.setdefault(number, self._clock())
+        if number == signal.SIGINT and self._clock() - first > SAME_REQUEST_S:
+            signal.signal(number, self._before[number])
+            signal.raise_signal(number)
+
+
+def stop(votes: tuple[float, float], *, where: str) -> NoReturn:
+    """End the run as the signal that was heard would.
+
+    Args:
+        votes: the sums over all ranks of `StopRequests.votes`; at least one is not 0.
+        where: what the run had done, for the message.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C. StoppedError: SIGTERM.
+    """
+    if votes[1]:
+        raise KeyboardInterrupt
+    raise StoppedError(f"stopped by SIGTERM {where}", fix="run the same command again to continue")
