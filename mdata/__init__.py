@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mdata import durable, errors
     from mdata.adopt import Adopted, adopt
     from mdata.blend.spec import Amount, BlendEntry, BlendSpec, PhaseSpec, spec_of_mapping, spec_of_splits
+    from mdata.blend.split import parse_split
     from mdata.blending.change import BlendEdits, ChangeRow, change_blend, change_table
     from mdata.blending.opening import OpenBlend, make_blend, open_blend, plan_blend, read_spec, save_blend
     from mdata.blending.preview import BlendPreview, BlendRow, blend_table, preview_blend
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from mdata.component import Component
     from mdata.convert import convert
     from mdata.corpus import Corpus, open_corpus
-    from mdata.dataset import Dataset, open, open_dataset, parse_split
+    from mdata.dataset import Dataset, open, open_dataset
     from mdata.errors import (
         BadInputError,
         DamageError,
@@ -76,7 +77,8 @@ attach(
         "mdata.convert": "convert",
         "mdata.corpus": "Corpus open_corpus",
         "mdata.component": "Component",
-        "mdata.dataset": "Dataset open open_dataset parse_split",
+        "mdata.blend.split": "parse_split",
+        "mdata.dataset": "Dataset open open_dataset",
         "mdata.evaluation": "evaluated_samples evaluation_sets samples_asked",
         "mdata.indexed": "IndexedReader IndexedWriter ShardFacts",
         "mdata.keys": "Key derive_key",

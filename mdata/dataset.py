@@ -15,19 +15,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from mdata.blend import MOST_SAMPLES, Deal, InTurn, sample_numbers
+from mdata.blend import MOST_SAMPLES, Deal, InTurn, chosen, sample_numbers
 from mdata.blend import megatron as megatron_blend
 from mdata.blend.megatron import MegatronBlend
-from mdata.blend.split import split_edges
 from mdata.blending.megatron import mix_by_share, mix_by_size
 from mdata.blending.opening import OpenBlend, open_blend
 from mdata.cache import Cache
-from mdata.component import Component
+from mdata.component import Component, repr_of
 from mdata.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.garbage import garbage_left
@@ -82,7 +81,7 @@ class Dataset:
     Attributes:
         components: the corpora that have a part in the split.
         deal: which of them gives sample k, and which of its samples.
-        num_samples: None without end (training in native order).
+        num_samples: None without end (training in native order, unless the options say how many).
         identity: all that decides the order; data_id: its hash. blend_id: the blend alone.
     """
 
@@ -117,7 +116,9 @@ class Dataset:
                 fix="give it a share in the split string",
             )
         self.deal: Deal = mix or self._deal()
-        self.num_samples = self.deal.num_samples
+        endless = self.options.split == "train" and self.options.order == NATIVE
+        ends = (self.deal.num_samples, options.num_samples if endless else None)
+        self.num_samples = min((end for end in ends if end is not None), default=None)
         self._alone = len(self.components) == 1 and mix is None
         self.identity = options.identity(self.blend_id)
         if mix is not None:
@@ -152,14 +153,15 @@ class Dataset:
         return InTurn([component.samples.num_samples or 0 for component in self.components])
 
     def __len__(self) -> int:
-        length = self.options.num_samples if self.num_samples is None else self.num_samples
-        if length is None:
+        if self.num_samples is None:
             raise TypeError("a training dataset has no end; take samples by their number, or set num_samples")
-        return length
+        return self.num_samples
 
     def __iter__(self) -> Iterator[Sample]:
-        endless = self.num_samples is None and self.options.num_samples is None
-        return map(self.__getitem__, count() if endless else range(len(self)))
+        return map(self.__getitem__, count() if self.num_samples is None else range(len(self)))
+
+    def __repr__(self) -> str:
+        return repr_of(self)
 
     def locate(self, samples: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Integer[n] sample numbers -> (number of the component, sample inside it), int64[n] each.
@@ -177,14 +179,21 @@ class Dataset:
             of = f"no end, but below {end}" if self.num_samples is None else str(end)
             raise IndexError(f"samples {numbers.min()} to {numbers.max()} of {of}")
 
-    def __getitem__(self, sample: int) -> Sample:
+    @overload
+    def __getitem__(self, sample: int) -> Sample: ...
+    @overload
+    def __getitem__(self, sample: slice) -> list[Sample]: ...
+    def __getitem__(self, sample: int | slice) -> Sample | list[Sample]:
         """One sample: tokens int64[S], labels int64[S], loss_mask float32[S], and what the options ask for.
 
-        Of the kinds bert and t5: the fields of `BertSamples` and `T5Samples`.
+        Of the kinds bert and t5: the fields of `BertSamples` and `T5Samples`. A slice gives the list of its samples, as
+        that of a list does; numbers and places are those from the beginning.
 
         Raises:
-            IndexError: a number below 0 or past the end.
+            IndexError: a number below 0 or past the end. TypeError: no integer, or a slice without an end.
         """
+        if isinstance(sample, slice):
+            return self.__getitems__(chosen(sample, self.num_samples))
         (component,), (inside,) = self.locate([sample])
         part = self.components[component]
         with part.reading:
@@ -378,16 +387,6 @@ def _cache_of(options: DatasetOptions, progress: Progress = SILENT) -> Cache:
 def _unpacked(packed: bytes) -> Dataset:
     with garbage_left():
         return Dataset(*pickle.loads(packed))
-
-
-def parse_split(shares: str) -> tuple[float, float, float]:
-    """Fractions of training, validation and test of Megatron's split string.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
-    start, train, valid, test = split_edges(shares)
-    return train - start, valid - train, test - valid
 
 
 def _eod_of(corpora: Sequence[Corpus]) -> int | None:

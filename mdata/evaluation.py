@@ -14,7 +14,8 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from mdata.dataset import Dataset, open_dataset, parse_split
+from mdata.blend.split import parse_split
+from mdata.dataset import Dataset, open_dataset
 from mdata.errors import DamageError, UsageError
 from mdata.progress import SILENT, Progress
 
