@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mdata.keys import Key, derive_key
     from mdata.loading.batch_sizes import BatchSizes, read_ramp
     from mdata.loading.loader import Batch, BatchPlan, Loader, collate, collate_step
+    from mdata.loading.resuming import resumes
     from mdata.loading.sampler import Sampler, global_batch, rank_rows
     from mdata.manifest import BlendManifest, CorpusManifest
     from mdata.manifest import load as load_manifest
@@ -91,6 +92,7 @@ attach(
         "mdata.progress": "SILENT Progress",
         "mdata.reporting.report": "Report report",
         "mdata.loading.batch_sizes": "BatchSizes read_ramp",
+        "mdata.loading.resuming": "resumes",
         "mdata.loading.sampler": "Sampler global_batch rank_rows",
         "mdata.samples.options": "DatasetOptions",
         "mdata.samples.masked": "MaskingOptions",
@@ -200,6 +202,7 @@ __all__ = [
     "read_spec",
     "redistribute_blend",
     "report",
+    "resumes",
     "samples_asked",
     "save_blend",
     "spec_of_mapping",

@@ -336,7 +336,7 @@ def _check_resume(config: RunConfig, data: RunData, folder: Path) -> Done:
     _check_model(config, data, run, folder)
     before, now = run.data, data.train.identity
     changed = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
-    if changed and not (changed == ["blend"] and _continues(data, run, folder)):
+    if not mdata.resumes(data.train, before, consumed=run.consumed_samples):
         raise UsageError(
             f"{folder} was trained on another order of data",
             found=", ".join(f"{name} {now.get(name)}" for name in changed),
@@ -344,25 +344,6 @@ def _check_resume(config: RunConfig, data: RunData, folder: Path) -> Done:
             fix="restore what differs, or start a new run in another run.folder",
         )
     return Done(run.step, run.consumed_samples)
-
-
-def _continues(data: RunData, run: checkpoint.RunState, folder: Path) -> bool:
-    """Whether the blend was made to go on from the checkpoint's, behind all that was read of it.
-
-    Raises:
-        UsageError: it changes samples that the run has read already.
-    """
-    parent, at = data.train.continues or (None, 0)
-    if parent != run.data.get("blend"):
-        return False
-    if at < run.consumed_samples:
-        raise UsageError(
-            "the blend changes before the place where the run is",
-            found=f"the mixture changes at sample {at}, {folder} has read {run.consumed_samples}",
-            expected=f"a change at sample {run.consumed_samples} or later",
-            fix=f"mdata blend --from OLD.json --at-sample {run.consumed_samples} ..., or an older checkpoint",
-        )
-    return True
 
 
 def _check_model(config: RunConfig, data: RunData, run: checkpoint.RunState, folder: Path) -> None:
