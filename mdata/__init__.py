@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from mdata.tracing.steps import Place, Steps, StepSpan
     from mdata.tracing.trace import TracedPart, TracedSample, Tracer
     from mdata.verify import Verified, verify
+    from mdata.version import __version__
 
 attach(
     __name__,
@@ -106,6 +107,7 @@ attach(
         "mdata.tracing.shuffled": "ShuffledSteps",
         "mdata.tracing.steps": "Place StepSpan Steps",
         "mdata.verify": "Verified verify",
+        "mdata.version": "__version__",
     },
 )
 
@@ -165,6 +167,7 @@ __all__ = [
     "TrainOptions",
     "UsageError",
     "Verified",
+    "__version__",
     "adopt",
     "blend_table",
     "build",
