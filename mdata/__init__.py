@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from mdata.adopt import Adopted, adopt
     from mdata.blend.spec import Amount, BlendEntry, BlendSpec, PhaseSpec, spec_of_mapping, spec_of_splits
     from mdata.blend.split import parse_split
-    from mdata.blending.change import BlendEdits, ChangeRow, change_blend, change_table
+    from mdata.blending.change import BlendEdits, change_blend
+    from mdata.blending.change_table import ChangeRow, change_table
     from mdata.blending.opening import OpenBlend, make_blend, open_blend, plan_blend, read_spec, save_blend
     from mdata.blending.preview import BlendPreview, BlendRow, blend_table, preview_blend
     from mdata.blending.redistribute import redistribute_blend
@@ -71,7 +72,8 @@ attach(
         "UsageError explain_os_error nearest os_errors_named",
         "mdata.adopt": "Adopted adopt",
         "mdata.blend.spec": "Amount BlendEntry BlendSpec PhaseSpec spec_of_mapping spec_of_splits",
-        "mdata.blending.change": "BlendEdits ChangeRow change_blend change_table",
+        "mdata.blending.change": "BlendEdits change_blend",
+        "mdata.blending.change_table": "ChangeRow change_table",
         "mdata.blending.preview": "BlendPreview BlendRow blend_table preview_blend",
         "mdata.blending.redistribute": "redistribute_blend",
         "mdata.blending.opening": "OpenBlend make_blend open_blend plan_blend read_spec save_blend",

@@ -23,7 +23,8 @@ import numpy.typing as npt
 from mdata.blend import MOST_SAMPLES, Deal, InTurn, chosen, sample_numbers
 from mdata.blend import megatron as megatron_blend
 from mdata.blend.megatron import MegatronBlend
-from mdata.blending.megatron import mix_by_share, mix_by_size
+from mdata.blending.asked import counts_by_tokens
+from mdata.blending.megatron import mix_by_share, mix_by_size, weights_identity
 from mdata.blending.opening import OpenBlend, open_blend
 from mdata.cache import Cache
 from mdata.component import Component, repr_of
@@ -99,9 +100,7 @@ class Dataset:
             )
         self.row_options = options.row_options(_eod_of(blend.corpora))
         cache = cache or _cache_of(options)
-        # Where no share was given each corpus counts by its tokens.
-        pairs = zip(blend.manifest.components, blend.corpora, strict=True)
-        self._by_size = all(part.share == str(corpus.num_tokens) for part, corpus in pairs)
+        self._by_size = counts_by_tokens(blend.manifest, [corpus.num_tokens for corpus in blend.corpora])
         mixed = options.order == MEGATRON and not (len(names) == 1 and self._by_size)
         kinds, mix = self._mixed(cache) if mixed else ([self._open(i, options, cache) for i in range(len(names))], None)
         self.components = tuple(
@@ -123,7 +122,9 @@ class Dataset:
         self.identity = options.identity(self.blend_id)
         if mix is not None:
             self.identity["blend_algorithm"] = f"{megatron_blend.NAME} {megatron_blend.VERSION}"
-            self.identity |= {} if self._by_size else {"blend_surplus": repr(options.blend_surplus)}
+            if not self._by_size:
+                self.identity["blend_surplus"] = repr(options.blend_surplus)
+                self.identity |= weights_identity(blend)
         self.data_id = hash_of(self.identity)
 
     def _open(self, number: int, options: DatasetOptions, cache: Cache) -> SampleKind | None:

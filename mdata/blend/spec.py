@@ -15,17 +15,18 @@ from fractions import Fraction
 from typing import Any, NamedTuple, get_args
 
 from mdata.blend.grammar import WordLike, as_words, parse_data_path
-from mdata.blend.schedule import WEIGHT, Unit, blend_error
+from mdata.blend.schedule import USER, WEIGHT, SetBy, Unit, blend_error
 from mdata.errors import UsageError, nearest
 
 UNITS: tuple[Unit, ...] = get_args(Unit)
 
 
 class Amount(NamedTuple):
-    """A share as given."""
+    """A share as given; `set_by` "tokens": nobody gave it, and it comes from the sizes of corpora."""
 
     share: str
     unit: Unit = WEIGHT
+    set_by: SetBy = USER
 
     def __str__(self) -> str:
         return self.share if self.unit == WEIGHT else f"{self.share} {self.unit}"
@@ -76,6 +77,7 @@ class BlendSpec:
         merge_same: one corpus that several entries name is one component with all of their shares, not an error.
         samples, tokens: length of the one phase, where amounts and weights are mixed.
         valid, test: name -> path of a finite set.
+        per_split: the entries are Megatron's list of the training split; it ignores the weight of one corpus alone.
     """
 
     entries: tuple[BlendEntry, ...]
@@ -89,6 +91,7 @@ class BlendSpec:
     tokens: int | None = None
     valid: Mapping[str, str] = field(default_factory=dict)
     test: Mapping[str, str] = field(default_factory=dict)
+    per_split: bool = False
 
 
 def spec_of_words(words: Sequence[WordLike]) -> BlendSpec:
@@ -118,7 +121,7 @@ def spec_of_splits(lists: Mapping[str, Sequence[WordLike] | str | None]) -> Blen
         raise UsageError("the lists per split cannot be used", found=found, expected='"train", and "valid" and "test"')
     sets = {key: {part.prefix: part.prefix for part in parse_data_path(words[key])} for key in words if key != "train"}
     entries = spec_of_words(words["train"]).entries
-    return BlendSpec(entries=entries, valid=sets.get("valid", {}), test=sets.get("test", {}))
+    return BlendSpec(entries=entries, valid=sets.get("valid", {}), test=sets.get("test", {}), per_split=True)
 
 
 def spec_of_toml(text: str, name: str) -> BlendSpec:
@@ -204,7 +207,8 @@ class _Reader:
             merge_same=self.flag(tables, "merge_same", ""),
             samples=self.whole(tables, "samples", ""),
             tokens=self.whole(tables, "tokens", ""),
-            **sets,
+            valid=sets["valid"],
+            test=sets["test"],
         )
 
     def entry(self, table: Mapping[str, Any], where: str) -> BlendEntry:

@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from mdata.blend.megatron import Keeper, MegatronBlend, exhaustive, requests, weighted
+from mdata.blend.megatron import Keeper, MegatronBlend, exhaustive, normalise, requests, weighted
+from mdata.blend.schedule import USER
+from mdata.blending.asked import weights_set_by
+from mdata.blending.opening import OpenBlend
 from mdata.errors import UsageError
 from mdata.samples.kind import SampleKind
 
@@ -76,6 +79,19 @@ def mix_by_size(
     blend = weighted(sizes, min(num_samples, sum(sizes)), keeper=keeper)
     blend.check(sizes, [f"component {i}" for i, part in enumerate(parts) if part is not None])
     return parts, blend
+
+
+def weights_identity(blend: OpenBlend) -> dict[str, list[str]]:
+    """What an identity covers of weights beside the blend's id: the doubles that Megatron's order follows, in hex.
+
+    The id knows the exact ratio of the weights, but `0.1 a 0.2 b 0.3 c` and `1 a 2 b 3 c` differ as doubles, and so do
+    their orders. Empty where the doubles are those of the ratio in whole numbers, for which the id alone stands, and
+    where nobody gave a weight: a power of the tokens is written in one way.
+    """
+    if USER not in weights_set_by(blend.manifest, [corpus.num_tokens for corpus in blend.corpora]):
+        return {}
+    given = normalise([_number(part.share) for part in blend.manifest.components])
+    return {} if given == normalise(blend.weights) else {"blend_weights": [weight.hex() for weight in given]}
 
 
 def _number(share: str) -> float:
