@@ -21,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata.blend import MOST_SAMPLES, Deal, InTurn, chosen, sample_numbers
-from mdata.blend import megatron as megatron_blend
 from mdata.blend.megatron import MegatronBlend
+from mdata.blend.spec import OK, REFUSE
 from mdata.blending.asked import counts_by_tokens
-from mdata.blending.megatron import mix_by_share, mix_by_size, weights_identity
+from mdata.blending.megatron import mix_by_share, mix_by_size, mix_identity
+from mdata.blending.one_tokenizer import may_be_unknown
 from mdata.blending.opening import OpenBlend, open_blend
 from mdata.cache import Cache
 from mdata.component import Component, repr_of
@@ -58,7 +59,7 @@ def open_dataset(path: str | Path, options: DatasetOptions, *, progress: Progres
     """
     options.check()
     with garbage_left():
-        opened = open_blend(path, mode=options.mode, checked=False)
+        opened = open_blend(path, mode=options.mode, checked=False, tokenizer_unknown=options.tokenizer_unknown)
         return Dataset(opened, options, cache=_cache_of(options, progress))
 
 
@@ -121,10 +122,7 @@ class Dataset:
         self._alone = len(self.components) == 1 and mix is None
         self.identity = options.identity(self.blend_id)
         if mix is not None:
-            self.identity["blend_algorithm"] = f"{megatron_blend.NAME} {megatron_blend.VERSION}"
-            if not self._by_size:
-                self.identity["blend_surplus"] = repr(options.blend_surplus)
-                self.identity |= weights_identity(blend)
+            self.identity |= mix_identity(blend, None if self._by_size else options.blend_surplus)
         self.data_id = hash_of(self.identity)
 
     def _open(self, number: int, options: DatasetOptions, cache: Cache) -> SampleKind | None:
@@ -322,6 +320,12 @@ class Dataset:
     def fingerprint(self) -> str | None:
         """Of the tokenizer; None where no corpus says."""
         return next((c.tokenizer_fingerprint for c in self._corpora if c.tokenizer_fingerprint), None)
+
+    @property
+    def tokenizer_unknown(self) -> str:
+        """ "ok" where the options or the blend's manifest let corpora of no known tokenizer stand beside others."""
+        allowed = may_be_unknown(self.options.tokenizer_unknown, self._opened.tokenizer_unknown)
+        return OK if allowed else REFUSE
 
     @property
     def vocab_size(self) -> int | None:

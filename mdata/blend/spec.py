@@ -12,13 +12,16 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from mdata.blend.grammar import WordLike, as_words, parse_data_path
 from mdata.blend.schedule import USER, WEIGHT, SetBy, Unit, blend_error
 from mdata.errors import UsageError, nearest
 
 UNITS: tuple[Unit, ...] = get_args(Unit)
+TokenizerUnknown = Literal["refuse", "ok"]
+TOKENIZER_UNKNOWN: tuple[str, ...] = get_args(TokenizerUnknown)
+REFUSE, OK = TOKENIZER_UNKNOWN
 
 
 class Amount(NamedTuple):
@@ -77,6 +80,7 @@ class BlendSpec:
         merge_same: one corpus that several entries name is one component with all of their shares, not an error.
         samples, tokens: length of the one phase, where amounts and weights are mixed.
         valid, test: name -> path of a finite set.
+        tokenizer_unknown: "ok": a corpus whose tokenizer is not known may stand beside one whose tokenizer is known.
         per_split: the entries are Megatron's list of the training split; it ignores the weight of one corpus alone.
     """
 
@@ -91,6 +95,7 @@ class BlendSpec:
     tokens: int | None = None
     valid: Mapping[str, str] = field(default_factory=dict)
     test: Mapping[str, str] = field(default_factory=dict)
+    tokenizer_unknown: str = REFUSE
     per_split: bool = False
 
 
@@ -186,7 +191,7 @@ class _Reader:
         self.problems: list[str] = []
 
     def spec(self, tables: Mapping[str, Any]) -> BlendSpec:
-        known = ("component", "group", "phase", "valid", "test", "alpha", *_FLAGS, *_LENGTHS)
+        known = ("component", "group", "phase", "valid", "test", "alpha", *_FLAGS, *_LENGTHS, _UNKNOWN)
         self.keys(tables, known, "")
         entries = [self.entry(t, f"component {i + 1}") for i, t in enumerate(self.tables(tables, "component"))]
         if not entries:
@@ -207,6 +212,7 @@ class _Reader:
             merge_same=self.flag(tables, "merge_same", ""),
             samples=self.whole(tables, "samples", ""),
             tokens=self.whole(tables, "tokens", ""),
+            tokenizer_unknown=self.choice(tables, _UNKNOWN, TOKENIZER_UNKNOWN),
             valid=sets["valid"],
             test=sets["test"],
         )
@@ -277,6 +283,13 @@ class _Reader:
             self.problems.append(f"{_joined(where, key)} is {value!r}; expected true or false")
         return value is True
 
+    def choice(self, table: Mapping[str, Any], key: str, known: Sequence[str]) -> str:
+        """One of some texts, the first where nothing is given."""
+        value = table.get(key, known[0])
+        if value not in known:
+            self.problems.append(f"{key} is {value!r}; expected {' or '.join(known)}")
+        return str(value)
+
     def text(self, value: Any, where: str) -> str:
         if not isinstance(value, str):
             self.problems.append(f"{where} is {value!r}; expected a text")
@@ -305,6 +318,7 @@ class _Reader:
 
 _FLAGS = ("exhaustive", "redistribute", "merge_same")
 _LENGTHS = ("samples", "tokens")
+_UNKNOWN = "tokenizer_unknown"
 
 
 def _joined(where: str, key: str) -> str:

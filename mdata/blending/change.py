@@ -31,10 +31,12 @@ from mdata.blend.schedule import (
     blend_error,
     exact,
 )
+from mdata.blend.spec import OK, REFUSE, BlendSpec
 from mdata.blending.asked import shown_wholes
 from mdata.blending.compose import relative_path
 from mdata.blending.merging import first_alike
-from mdata.blending.opening import OpenBlend, SpecLike, check_one_tokenizer, plan_blend
+from mdata.blending.one_tokenizer import check_one_tokenizer, may_be_unknown
+from mdata.blending.opening import OpenBlend, SpecLike, plan_blend, read_spec
 from mdata.blending.preview import samples_per_epoch
 from mdata.corpus import Corpus
 from mdata.errors import UsageError, few, nearest
@@ -47,13 +49,14 @@ class BlendEdits:
 
     Args:
         shares: component -> its new weight. add: (weight, corpus). remove: components.
-        replace: component -> the corpus that takes its share.
+        replace: component -> the corpus that takes its share. tokenizer_unknown: as of a `BlendSpec`.
     """
 
     shares: Mapping[str, str] = field(default_factory=dict)
     add: Sequence[tuple[str, str]] = ()
     remove: Sequence[str] = ()
     replace: Mapping[str, str] = field(default_factory=dict)
+    tokenizer_unknown: str = REFUSE
 
 
 def change_blend(
@@ -88,14 +91,16 @@ def change_blend(
     schedules = manifests.schedules(old.manifest)
     _check_sample(old, schedules, sizes, at=at_sample)
     union = _Union(old, folder)
-    if spec is not None:
-        phases = union.taken(plan_blend(spec, folder))
+    asked = (edits or BlendEdits()) if spec is None else read_spec(spec)
+    unknown = may_be_unknown(old.tokenizer_unknown, asked.tokenizer_unknown)
+    if isinstance(asked, BlendSpec):
+        phases = union.taken(plan_blend(asked, folder, tokenizer_unknown=OK if unknown else REFUSE))
     else:
         wholes = shown_wholes(old.manifest, [corpus.num_tokens for corpus in old.corpora])
         rest = _rest(schedules, old, sizes, at=at_sample, wholes=wholes)
         set_by = [USER if whole is None else TOKENS for whole in wholes[-len(rest) :]]
-        phases = union.edited(rest, edits or BlendEdits(), set_by=set_by)
-    check_one_tokenizer(union.corpora)
+        phases = union.edited(rest, asked, set_by=set_by)
+    check_one_tokenizer(union.corpora, unknown=unknown)
     count = len(union.corpora)
     earlier = [EarlierPhases(until=part.until or at_sample, phases=_flat(part.phases, count)) for part in schedules]
     changed = msgspec.structs.replace(
@@ -107,6 +112,7 @@ def change_blend(
         parent=old.manifest.id,
         valid=_moved(old.manifest.valid, old.folder, folder),
         test=_moved(old.manifest.test, old.folder, folder),
+        tokenizer_unknown="ok" if unknown else UNSET,
     )
     return OpenBlend(manifests.sealed(changed), tuple(union.corpora), folder)
 

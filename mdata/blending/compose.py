@@ -21,7 +21,7 @@ from msgspec import UNSET
 from mdata import manifest as manifests
 from mdata.blend.schedule import TOKENS, WEIGHT, SetBy, as_text, blend_error
 from mdata.blend.shares import by_tokens, integer_weights
-from mdata.blend.spec import Amount, BlendEntry, BlendSpec, PhaseSpec
+from mdata.blend.spec import OK, Amount, BlendEntry, BlendSpec, PhaseSpec
 from mdata.blending.asked import weights_set_by
 from mdata.blending.merging import first_alike, merge_same
 from mdata.blending.paths import blend_at, corpora_at, is_many
@@ -97,6 +97,7 @@ def compose(spec: BlendSpec, folder: Path, *, open_one: Opener) -> tuple[BlendMa
         groups=_group_shares(groups) or UNSET,
         valid=_sets(spec.valid, folder, open_one, problems=problems) or UNSET,
         test=_sets(spec.test, folder, open_one, problems=problems) or UNSET,
+        tokenizer_unknown="ok" if spec.tokenizer_unknown == OK else UNSET,
         notes={key: note for key, note in (("alpha", spec.alpha), ("merged", merged)) if note},
     )
     if problems:
