@@ -123,13 +123,19 @@ def _set_by_if_old(
     shares: Sequence[str], sides: Sequence[str | None], tokens: Sequence[int], *, alpha: object
 ) -> list[SetBy]:
     """Who set shares of which an older manifest does not say it: the tokens, where all of a side are what they give."""
-    powers = (None, alpha) if isinstance(alpha, str) else (None,)
+    triples = list(zip(shares, sides, tokens, strict=True))
     given = {
-        side
-        for share, side, number in zip(shares, sides, tokens, strict=True)
-        if exact(share) and share not in [by_tokens(number, power) for power in powers]
+        side for share, side, number in triples if exact(share) and share not in (str(number), _power(number, alpha))
     }
     return [USER if side in given else TOKENS for side in sides]
+
+
+def _power(tokens: int, alpha: object) -> str | None:
+    """tokens^alpha as a manifest has it; None where a note, which is free, names no such power."""
+    try:
+        return by_tokens(tokens, alpha) if isinstance(alpha, str) else None
+    except ArithmeticError:
+        return None
 
 
 def _texts(asked: _Asked) -> tuple[list[str], dict[str, str]]:

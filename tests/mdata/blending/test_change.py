@@ -296,13 +296,14 @@ def test_members_of_groups_keep_the_weight_that_the_user_gave_the_group(corpora)
     [(["1.5", "a", "3.5", "b"], 0.5 / 5.5), (["1.5000001", "a", "3.5000001", "b"], 0.5 / 5.5), (["a", "b"], 1 / 3),
      ({"component": [entry("a"), entry("b")], "alpha": "0.123"}, 1 / 3)],
 )  # fmt: skip
-def test_an_edit_of_an_older_manifest_counts_alike(corpora, old, part):
-    """Older manifests do not say who set a share."""
+@pytest.mark.parametrize("note", [{}, {"alpha": "no number"}, {"alpha": 3}, {"alpha": "1e999999999"}], ids=str)
+def test_an_edit_of_an_older_manifest_counts_alike(corpora, old, part, note):
+    """Older manifests do not say who set a share, and their notes may say anything."""
     spec = old if isinstance(old, dict) else [path(word) if word in "ab" else word for word in old]
     made = mdata.plan_blend(spec, corpora)
     parts = [msgspec.structs.replace(part, set_by=msgspec.UNSET) for part in made.manifest.components]
-    aged = mdata.OpenBlend(
-        manifest.sealed(msgspec.structs.replace(made.manifest, components=parts)), made.corpora, corpora
-    )
+    notes = {**note, **made.manifest.notes}
+    old_manifest = msgspec.structs.replace(made.manifest, components=parts, notes=notes)
+    aged = mdata.OpenBlend(manifest.sealed(old_manifest), made.corpora, corpora)
     assert aged.manifest.id == made.manifest.id
     assert part_of(change(aged, 10, add=[("0.5", path("d"))]), "d") == pytest.approx(part, rel=1e-3)
