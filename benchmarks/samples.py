@@ -52,7 +52,8 @@ import numpy
 loaded = time.perf_counter()
 if len(sys.argv) > 1:
     import mdata
-    data = mdata.open(sys.argv[1], sequence_length=4096, split_shares="969,30,1", document_masks=bool(sys.argv[2:]))
+    path, split, masks = sys.argv[1:]
+    data = mdata.open(path, sequence_length=4096, split_shares=split, document_masks=masks == "masks")
     data[10**6]
 done = time.perf_counter()
 rollup = open("/proc/self/smaps_rollup").read()
@@ -192,8 +193,10 @@ def start(documents: int) -> list[dict[str, object]]:
         cases = {"import numpy": []}
         for times in (1, 100):
             path = str(manifest_of(prefix, times))
-            cases[f"{documents * times:.0e} documents in {times} shard{'s' * (times > 1)}"] = [path]
-        cases["the last, with document masks"] = [path, "masks"]
+            name = f"{documents * times:.0e} in {times} shard{'s' * (times > 1)}"
+            cases[name] = [path, "100,0,0", ""]
+            cases[f"{name}, of a split"] = [path, "969,30,1", ""]
+            cases[f"{name}, document masks"] = [path, "100,0,0", "masks"]
         variables = {**os.environ, "PYTHONPYCACHEPREFIX": folder, "PYTHONDONTWRITEBYTECODE": ""}
         seen: dict[str, list[tuple[float, ...]]] = {name: [] for name in cases}
         for _ in range(START_RUNS + 1):

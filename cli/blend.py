@@ -16,7 +16,7 @@ from typing import Any
 import mdata
 from cli.blend_change import add_change_arguments, changed, refuse_without_from
 from cli.console import Console
-from cli.text import add_training, table
+from cli.text import add_tokenizer_unknown, add_training, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("words", nargs="*", metavar="WORD", help="weights and corpora, or one .toml or .csv file")
     add("-o", "--output", metavar="MIX.json", help="the blend manifest")
+    add_tokenizer_unknown(parser)
     add("--dry-run", action="store_true", help="show the table and write nothing")
     add_training(parser, "the training that the table is for")
     mix = parser.add_argument_group("instead of shares")
@@ -100,6 +101,8 @@ def _spec(arguments: argparse.Namespace) -> mdata.BlendSpec | None:
             {"component": [{"path": "-"}], "alpha": arguments.alpha}, "--alpha"
         ).alpha
     changes |= {flag: True for flag in ("exhaustive", "merge_same") if getattr(arguments, flag)}
+    if arguments.tokenizer_unknown == "ok":
+        changes["tokenizer_unknown"] = "ok"
     arguments.redistribute = arguments.redistribute or spec.redistribute
     return replace(spec, redistribute=False, **changes)
 

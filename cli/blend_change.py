@@ -47,6 +47,7 @@ def changed(
         add=[(weight, path) for weight, path in arguments.add],
         remove=arguments.remove,
         replace=_pairs(arguments.replace, "--replace"),
+        tokenizer_unknown=arguments.tokenizer_unknown,
     )
     length = _samples(arguments)
     if length is not None and arguments.at_sample >= length:
@@ -56,9 +57,9 @@ def changed(
             expected=f"a sample before {length:,}",
             fix="the length of the whole training in --samples or --tokens",
         )
-    old = mdata.open_blend(arguments.from_blend)
+    old = mdata.open_blend(arguments.from_blend, tokenizer_unknown=arguments.tokenizer_unknown)
     run = {"sequence_length": arguments.sequence_length, "split": arguments.split}
-    given = edits if edits != mdata.BlendEdits(remove=[], add=[]) else None
+    given = edits if any((edits.shares, edits.add, edits.remove, edits.replace)) else None
     blend = mdata.change_blend(old, arguments.at_sample, folder=folder, spec=spec, edits=given, **run)
     rows = mdata.change_table(old, blend, run=length, **run)
     lines = [

@@ -39,6 +39,16 @@ def count(text: str) -> int:
     return int(value)
 
 
+def add_tokenizer_unknown(parser: argparse.ArgumentParser) -> None:
+    """What becomes of corpora whose tokenizer is not known beside others."""
+    parser.add_argument(
+        "--tokenizer-unknown",
+        choices=["refuse", "ok"],
+        default="refuse",
+        help="a corpus whose tokenizer is not known, beside one whose tokenizer is known; default refuse",
+    )
+
+
 def add_training(parser: argparse.ArgumentParser, title: str) -> None:
     """The options that say how long a training is, and how it reads."""
     add = parser.add_argument_group(title).add_argument

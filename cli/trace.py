@@ -150,7 +150,8 @@ def _options(arguments: argparse.Namespace) -> mdata.DatasetOptions:
             close = mdata.nearest(name, known)
             raise mdata.UsageError(f"--option {word}", expected="NAME=VALUE", fix=f"{close}=...?" if close else None)
         given[name] = _value(value)
-    return mdata.DatasetOptions(sequence_length=arguments.sequence_length, **given)
+    # Whether corpora may be read together is a matter of the run; here it is only told what is read.
+    return mdata.DatasetOptions(sequence_length=arguments.sequence_length, **{"tokenizer_unknown": "ok", **given})
 
 
 def _value(text: str) -> Any:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from mdata import durable, errors
     from mdata.adopt import Adopted, adopt
     from mdata.blend.spec import Amount, BlendEntry, BlendSpec, PhaseSpec, spec_of_mapping, spec_of_splits
-    from mdata.blending.change import BlendEdits, ChangeRow, change_blend, change_table
+    from mdata.blend.split import parse_split
+    from mdata.blending.change import BlendEdits, change_blend
+    from mdata.blending.change_table import ChangeRow, change_table
     from mdata.blending.opening import OpenBlend, make_blend, open_blend, plan_blend, read_spec, save_blend
     from mdata.blending.preview import BlendPreview, BlendRow, blend_table, preview_blend
     from mdata.blending.redistribute import redistribute_blend
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from mdata.component import Component
     from mdata.convert import convert
     from mdata.corpus import Corpus, open_corpus
-    from mdata.dataset import Dataset, open, open_dataset, parse_split
+    from mdata.dataset import Dataset, open, open_dataset
     from mdata.errors import (
         BadInputError,
         DamageError,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from mdata.keys import Key, derive_key
     from mdata.loading.batch_sizes import BatchSizes, read_ramp
     from mdata.loading.loader import Batch, BatchPlan, Loader, collate, collate_step
+    from mdata.loading.resuming import resumes
     from mdata.loading.sampler import Sampler, global_batch, rank_rows
     from mdata.manifest import BlendManifest, CorpusManifest
     from mdata.manifest import load as load_manifest
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
     from mdata.tracing.steps import Place, Steps, StepSpan
     from mdata.tracing.trace import TracedPart, TracedSample, Tracer
     from mdata.verify import Verified, verify
+    from mdata.version import __version__
 
 attach(
     __name__,
@@ -68,7 +72,8 @@ attach(
         "UsageError explain_os_error nearest os_errors_named",
         "mdata.adopt": "Adopted adopt",
         "mdata.blend.spec": "Amount BlendEntry BlendSpec PhaseSpec spec_of_mapping spec_of_splits",
-        "mdata.blending.change": "BlendEdits ChangeRow change_blend change_table",
+        "mdata.blending.change": "BlendEdits change_blend",
+        "mdata.blending.change_table": "ChangeRow change_table",
         "mdata.blending.preview": "BlendPreview BlendRow blend_table preview_blend",
         "mdata.blending.redistribute": "redistribute_blend",
         "mdata.blending.opening": "OpenBlend make_blend open_blend plan_blend read_spec save_blend",
@@ -76,7 +81,8 @@ attach(
         "mdata.convert": "convert",
         "mdata.corpus": "Corpus open_corpus",
         "mdata.component": "Component",
-        "mdata.dataset": "Dataset open open_dataset parse_split",
+        "mdata.blend.split": "parse_split",
+        "mdata.dataset": "Dataset open open_dataset",
         "mdata.evaluation": "evaluated_samples evaluation_sets samples_asked",
         "mdata.indexed": "IndexedReader IndexedWriter ShardFacts",
         "mdata.keys": "Key derive_key",
@@ -89,6 +95,7 @@ attach(
         "mdata.progress": "SILENT Progress",
         "mdata.reporting.report": "Report report",
         "mdata.loading.batch_sizes": "BatchSizes read_ramp",
+        "mdata.loading.resuming": "resumes",
         "mdata.loading.sampler": "Sampler global_batch rank_rows",
         "mdata.samples.options": "DatasetOptions",
         "mdata.samples.masked": "MaskingOptions",
@@ -102,6 +109,7 @@ attach(
         "mdata.tracing.shuffled": "ShuffledSteps",
         "mdata.tracing.steps": "Place StepSpan Steps",
         "mdata.verify": "Verified verify",
+        "mdata.version": "__version__",
     },
 )
 
@@ -161,6 +169,7 @@ __all__ = [
     "TrainOptions",
     "UsageError",
     "Verified",
+    "__version__",
     "adopt",
     "blend_table",
     "build",
@@ -198,6 +207,7 @@ __all__ = [
     "read_spec",
     "redistribute_blend",
     "report",
+    "resumes",
     "samples_asked",
     "save_blend",
     "spec_of_mapping",

@@ -21,8 +21,9 @@ from blake3 import blake3
 from mdata import durable, manifest
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed import IndexedReader, ShardFacts, smallest_dtype
-from mdata.indexed.blocks import BlockFile, hash_file
-from mdata.indexed.format import bin_path, idx_path
+from mdata.indexed.blocks import BlockFile
+from mdata.indexed.files import hash_file
+from mdata.indexed.format import bin_path
 from mdata.manifest import BlockHashes, CorpusManifest, Shard, Statistics, TokenizerFacts
 from mdata.manifest.facts import hashes_path, level_named, manifest_path, tokenizer_facts
 from mdata.manifest.structs import Level, TokenDtype
@@ -168,7 +169,7 @@ def _manifest(
     prefix: Path, reader: IndexedReader, tokenizer: Tokenizer | None, *, content: _Content | None, level: Level
 ) -> CorpusManifest:
     with os_errors_named("reading"):
-        idx_hash = hash_file(idx_path(prefix))
+        idx_hash = hash_file(reader.idx_path, reader.facts.idx)
     blocks = None
     if content is not None:
         blocks = BlockHashes(path=hashes_path(prefix).name, hash=blake3(content.block_hashes).hexdigest())

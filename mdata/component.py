@@ -1,10 +1,9 @@
-"""One corpus of a dataset, and the door through which its samples are read.
+"""One corpus of a dataset, the door through which its samples are read, and a dataset in a line of text.
 
-Arrays that are kept, and numbers that were looked up before, speak of the .idx that lay there then. Where another of
-the same size lies there now, arithmetic over both can go wrong anywhere: a run outside of the tokens, a row longer than
-it is. After such an error the .idx is held against its hash: one that was altered is damage with a name; of one that is
-as it was the error passes, as a fault of ours. Where nothing goes wrong nothing is looked at: an altered .idx that fits
-well enough is found by `mdata verify` alone.
+An .idx is compared with its hash once, before the first use of its tables. One that is written over later, while it is
+mapped, can make arithmetic go wrong anywhere: a run outside of the tokens, a row longer than it is. After such an error
+the hash is taken again: an .idx that was altered is damage with a name; of one that is as it was the error passes, as a
+fault of ours. Where nothing goes wrong nothing is looked at: `mdata verify` finds what was written over since.
 """
 
 from __future__ import annotations
@@ -12,11 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from mdata.corpus import Corpus
-from mdata.errors import DamageError, MdataError
+from mdata.errors import MdataError
 from mdata.samples.kind import SampleKind
 
+if TYPE_CHECKING:
+    from mdata.dataset import Dataset
+
+_NAMED = 3
 _BY_WRONG_NUMBERS = (LookupError, ValueError, ArithmeticError, MemoryError)
 
 
@@ -40,7 +44,7 @@ class Reading:
     """A block that reads samples of a corpus; a generator in its place would cost a tenth of a single sample.
 
     Raises:
-        DamageError: they could not be read, and an .idx is not the one that the corpus speaks of.
+        DamageError: they could not be read, and an .idx is no longer the one that the corpus speaks of.
     """
 
     corpus: Corpus
@@ -50,25 +54,24 @@ class Reading:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if isinstance(error, _BY_WRONG_NUMBERS) and not isinstance(error, MdataError):
-            damage = _altered_index(self.corpus)
+            found = (reader.alteration() for reader in self.corpus.readers)
+            damage = next((one for one in found if one is not None), None)
             if damage is not None:
                 raise damage from error
 
 
-def _altered_index(corpus: Corpus) -> DamageError | None:
-    """Which .idx is not what the corpus' manifest (of a bare pair: its opening) says; None if all are."""
-    from mdata.indexed.blocks import hash_file  # takes thread pools along
-
-    for shard, reader in zip(corpus.manifest.shards, corpus.readers, strict=True):
-        try:
-            found = hash_file(reader.idx_path)
-        except OSError as error:
-            found = str(error)
-        if found != shard.idx_hash:
-            return DamageError(
-                f"{reader.idx_path} is not the one that {corpus.path.name} describes, so no sample can be read by it",
-                found=f"hash {found}",
-                expected=f"hash {shard.idx_hash}",
-                fix=f"`mdata verify {corpus.path}` tells more; fetch both files of the pair again, or make it again",
-            )
-    return None
+def repr_of(dataset: Dataset) -> str:
+    """What Python shows of a dataset: what a sample is, how many there are, of which corpora, and the data id."""
+    options, names = dataset.options, [component.name for component in dataset.components]
+    ends = "no end" if dataset.num_samples is None else f"{dataset.num_samples:,} samples"
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    facts = (
+        f"kind {options.kind!r}",
+        f"order {options.order!r}",
+        f"split {options.split!r}",
+        f"sequence_length {options.sequence_length}",
+        ends,
+        f"of {', '.join(names[:_NAMED])}{more}",
+        f"data id {dataset.data_id[:12]}",
+    )
+    return f"<mdata.Dataset {', '.join(facts)}>"

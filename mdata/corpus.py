@@ -4,10 +4,10 @@ tokens.
 A path means what stands there: a manifest (`x.json`); a prefix (also written as `x.bin` or `x.idx`), whose
 manifest `x.json` is used if it is there. Of a bare pair only the .idx is read: its id comes from the .idx
 and the size of .bin, and what the pair cannot say (tokenizer, end of document, largest id) stays None.
-Opening checks that counts fit the manifest, and the tables of each .idx; a dataset leaves the latter until a table is
-used, so that it opens in the same time for any number of documents. Hashes of the content are `mdata verify`'s
-business. A corpus can be pickled: path and id travel, and what opening found out, so that a process which sees the same
-unchanged files opens none before it reads; any other opens the path, and the id must be the same.
+Opening checks that counts fit the manifest, and of each .idx its hash and its tables; a dataset leaves the latter until
+a table is used, so that one which needs none opens in the same time for any number of documents. Hashes of .bin are
+`mdata verify`'s business. A corpus can be pickled: path and id travel, and what opening found out, so that a process
+which sees the same unchanged files opens none before it reads; any other opens the path, and the id must be the same.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from blake3 import blake3
 
 from mdata import manifest as manifests
 from mdata.errors import DamageError, UsageError, os_errors_named
-from mdata.indexed.format import bin_path, idx_path
+from mdata.indexed.files import explain, hash_file
 from mdata.indexed.gather import Gatherer
-from mdata.indexed.reader import IndexedReader, Mode, PairFacts
+from mdata.indexed.reader import Described, IndexedReader, Mode, PairFacts, compare_all
 from mdata.manifest import CorpusManifest, Shard, TokenizerFacts
 from mdata.manifest.facts import level_named
 from mdata.manifest.structs import TokenDtype
@@ -56,8 +55,10 @@ def open_corpus(path: str | Path, *, mode: Mode = "mmap", checked: bool = True) 
     content = manifests.load(found)
     if not isinstance(content, CorpusManifest):
         raise UsageError(f"{found} is a blend", expected="one corpus")
+    folder = found.parent
     readers = [
-        IndexedReader(found.parent / shard.path, mode=mode, contiguous=shard.contiguous) for shard in content.shards
+        IndexedReader(folder / one.path, mode=mode, contiguous=one.contiguous, described=Described(found, one.idx_hash))
+        for one in content.shards
     ]
     for shard, reader in zip(content.shards, readers, strict=True):
         _check_pair(found, content.dtype, shard=shard, reader=reader)
@@ -116,8 +117,9 @@ class Corpus:
         """int32[n], tokens of every sequence; all tables are checked first.
 
         Raises:
-            DamageError: a table that is inconsistent.
+            DamageError: an .idx that is not what was written, or a table that is inconsistent.
         """
+        compare_all(self.readers)
         parts = [reader.lengths for reader in self.readers]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -243,13 +245,13 @@ class Corpus:
         return shard, sequence - self._sequence_ends[shard] + self.readers[shard].num_sequences
 
     def document_of(self, sequence: int) -> int:
-        """The document that a sequence belongs to; entries of the index are used as they stand."""
+        """The document that a sequence belongs to."""
         shard, inside = self.locate_sequence(sequence)
         before = sum(reader.num_documents for reader in self.readers[:shard])
         return before + bisect_right(self.readers[shard].tables.boundaries, inside) - 1
 
     def sequences_of(self, document: int) -> tuple[int, int]:
-        """The sequences [first, last) of a document; entries of the index are used as they stand."""
+        """The sequences [first, last) of a document."""
         assert 0 <= document < self.num_documents, f"document {document} of {self.num_documents}"
         before = 0
         for reader in self.readers:
@@ -261,7 +263,7 @@ class Corpus:
         raise AssertionError("the documents of the shards do not sum to those of the corpus")
 
     def length_of(self, sequence: int) -> int:
-        """Tokens of a sequence; the entry of the index is used as it stands."""
+        """Tokens of a sequence."""
         shard, inside = self.locate_sequence(sequence)
         return int(self.readers[shard].tables.lengths[inside])
 
@@ -285,7 +287,10 @@ class Corpus:
 def _reopen(path: Path, mode: Mode, manifest: tuple[CorpusManifest, bool], facts: tuple[PairFacts, ...]) -> Corpus:
     known, complete = manifest
     pairs = zip(known.shards, facts, strict=True)
-    readers = [IndexedReader(path.parent / shard.path, mode=mode, known=one) for shard, one in pairs]
+    readers = [
+        IndexedReader(path.parent / shard.path, mode=mode, described=Described(path, shard.idx_hash), known=one)
+        for shard, one in pairs
+    ]
     if all(reader.unchanged() for reader in readers):
         return Corpus(path, known, readers=readers, complete=complete)
     corpus = open_corpus(path, mode=mode, checked=False)
@@ -308,20 +313,22 @@ def _check_id(path: Path, found: str, *, expected: str) -> None:
 def _open_bare(prefix: Path, mode: Mode) -> Corpus:
     """A pair without a manifest: what its .idx tells."""
     reader = IndexedReader(prefix, mode=mode)
-    with os_errors_named("reading"):
-        idx_hash = blake3().update_mmap(idx_path(prefix)).hexdigest()
-        size = bin_path(prefix).stat().st_size
+    try:
+        idx_hash = hash_file(reader.idx_path, reader.facts.idx)
+    except OSError as error:
+        raise explain(error, reader.idx_path) from error
     shard = Shard(
         path=prefix.name,
         documents=reader.num_documents,
         sequences=reader.num_sequences,
         tokens=reader.num_tokens,
-        bytes=size,
+        bytes=reader.bin_bytes,
         contiguous=reader.contiguous,
         largest_id=None,
         idx_hash=idx_hash,
         blocks=None,
     )
+    reader.described = Described(prefix, idx_hash)  # of what is found there later
     if reader.dtype.kind not in "iu":
         raise UsageError(f"{prefix} holds {reader.dtype.name} values", expected="token ids, which are integers")
     known = CorpusManifest(

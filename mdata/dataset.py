@@ -15,19 +15,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from mdata.blend import MOST_SAMPLES, Deal, InTurn, sample_numbers
-from mdata.blend import megatron as megatron_blend
+from mdata.blend import MOST_SAMPLES, Deal, InTurn, chosen, sample_numbers
 from mdata.blend.megatron import MegatronBlend
-from mdata.blend.split import split_edges
-from mdata.blending.megatron import mix_by_share, mix_by_size
+from mdata.blend.spec import OK, REFUSE
+from mdata.blending.asked import counts_by_tokens
+from mdata.blending.megatron import mix_by_share, mix_by_size, mix_identity
+from mdata.blending.one_tokenizer import may_be_unknown
 from mdata.blending.opening import OpenBlend, open_blend
 from mdata.cache import Cache
-from mdata.component import Component
+from mdata.component import Component, repr_of
 from mdata.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.garbage import garbage_left
@@ -58,7 +59,7 @@ def open_dataset(path: str | Path, options: DatasetOptions, *, progress: Progres
     """
     options.check()
     with garbage_left():
-        opened = open_blend(path, mode=options.mode, checked=False)
+        opened = open_blend(path, mode=options.mode, checked=False, tokenizer_unknown=options.tokenizer_unknown)
         return Dataset(opened, options, cache=_cache_of(options, progress))
 
 
@@ -82,7 +83,7 @@ class Dataset:
     Attributes:
         components: the corpora that have a part in the split.
         deal: which of them gives sample k, and which of its samples.
-        num_samples: None without end (training in native order).
+        num_samples: None without end (training in native order, unless the options say how many).
         identity: all that decides the order; data_id: its hash. blend_id: the blend alone.
     """
 
@@ -100,9 +101,7 @@ class Dataset:
             )
         self.row_options = options.row_options(_eod_of(blend.corpora))
         cache = cache or _cache_of(options)
-        # Where no share was given each corpus counts by its tokens.
-        pairs = zip(blend.manifest.components, blend.corpora, strict=True)
-        self._by_size = all(part.share == str(corpus.num_tokens) for part, corpus in pairs)
+        self._by_size = counts_by_tokens(blend.manifest, [corpus.num_tokens for corpus in blend.corpora])
         mixed = options.order == MEGATRON and not (len(names) == 1 and self._by_size)
         kinds, mix = self._mixed(cache) if mixed else ([self._open(i, options, cache) for i in range(len(names))], None)
         self.components = tuple(
@@ -117,12 +116,13 @@ class Dataset:
                 fix="give it a share in the split string",
             )
         self.deal: Deal = mix or self._deal()
-        self.num_samples = self.deal.num_samples
+        endless = self.options.split == "train" and self.options.order == NATIVE
+        ends = (self.deal.num_samples, options.num_samples if endless else None)
+        self.num_samples = min((end for end in ends if end is not None), default=None)
         self._alone = len(self.components) == 1 and mix is None
         self.identity = options.identity(self.blend_id)
         if mix is not None:
-            self.identity["blend_algorithm"] = f"{megatron_blend.NAME} {megatron_blend.VERSION}"
-            self.identity |= {} if self._by_size else {"blend_surplus": repr(options.blend_surplus)}
+            self.identity |= mix_identity(blend, None if self._by_size else options.blend_surplus)
         self.data_id = hash_of(self.identity)
 
     def _open(self, number: int, options: DatasetOptions, cache: Cache) -> SampleKind | None:
@@ -152,14 +152,15 @@ class Dataset:
         return InTurn([component.samples.num_samples or 0 for component in self.components])
 
     def __len__(self) -> int:
-        length = self.options.num_samples if self.num_samples is None else self.num_samples
-        if length is None:
+        if self.num_samples is None:
             raise TypeError("a training dataset has no end; take samples by their number, or set num_samples")
-        return length
+        return self.num_samples
 
     def __iter__(self) -> Iterator[Sample]:
-        endless = self.num_samples is None and self.options.num_samples is None
-        return map(self.__getitem__, count() if endless else range(len(self)))
+        return map(self.__getitem__, count() if self.num_samples is None else range(len(self)))
+
+    def __repr__(self) -> str:
+        return repr_of(self)
 
     def locate(self, samples: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Integer[n] sample numbers -> (number of the component, sample inside it), int64[n] each.
@@ -177,14 +178,21 @@ class Dataset:
             of = f"no end, but below {end}" if self.num_samples is None else str(end)
             raise IndexError(f"samples {numbers.min()} to {numbers.max()} of {of}")
 
-    def __getitem__(self, sample: int) -> Sample:
+    @overload
+    def __getitem__(self, sample: int) -> Sample: ...
+    @overload
+    def __getitem__(self, sample: slice) -> list[Sample]: ...
+    def __getitem__(self, sample: int | slice) -> Sample | list[Sample]:
         """One sample: tokens int64[S], labels int64[S], loss_mask float32[S], and what the options ask for.
 
-        Of the kinds bert and t5: the fields of `BertSamples` and `T5Samples`.
+        Of the kinds bert and t5: the fields of `BertSamples` and `T5Samples`. A slice gives the list of its samples, as
+        that of a list does; numbers and places are those from the beginning.
 
         Raises:
-            IndexError: a number below 0 or past the end.
+            IndexError: a number below 0 or past the end. TypeError: no integer, or a slice without an end.
         """
+        if isinstance(sample, slice):
+            return self.__getitems__(chosen(sample, self.num_samples))
         (component,), (inside,) = self.locate([sample])
         part = self.components[component]
         with part.reading:
@@ -314,6 +322,12 @@ class Dataset:
         return next((c.tokenizer_fingerprint for c in self._corpora if c.tokenizer_fingerprint), None)
 
     @property
+    def tokenizer_unknown(self) -> str:
+        """ "ok" where the options or the blend's manifest let corpora of no known tokenizer stand beside others."""
+        allowed = may_be_unknown(self.options.tokenizer_unknown, self._opened.tokenizer_unknown)
+        return OK if allowed else REFUSE
+
+    @property
     def vocab_size(self) -> int | None:
         """Entries of the tokenizer; None where no corpus says."""
         return next((c.tokenizer.vocab_size for c in self._corpora if c.tokenizer), None)
@@ -378,16 +392,6 @@ def _cache_of(options: DatasetOptions, progress: Progress = SILENT) -> Cache:
 def _unpacked(packed: bytes) -> Dataset:
     with garbage_left():
         return Dataset(*pickle.loads(packed))
-
-
-def parse_split(shares: str) -> tuple[float, float, float]:
-    """Fractions of training, validation and test of Megatron's split string.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
-    start, train, valid, test = split_edges(shares)
-    return train - start, valid - train, test - valid
 
 
 def _eod_of(corpora: Sequence[Corpus]) -> int | None:

@@ -14,7 +14,10 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from mdata.dataset import Dataset, open_dataset, parse_split
+from mdata.blend.spec import REFUSE
+from mdata.blend.split import parse_split
+from mdata.blending.one_tokenizer import way_out
+from mdata.dataset import Dataset, open_dataset
 from mdata.errors import DamageError, UsageError
 from mdata.progress import SILENT, Progress
 
@@ -46,7 +49,8 @@ def evaluation_sets(
     asked = num_samples if train.options.order == "megatron" else None
     # Megatron keeps the last partial sample of validation alone, whether a part of the blend or a corpus of its own.
     keep = train.options.keep_partial and split == "valid"
-    whole = replace(train.options, split="whole", num_samples=asked, keep_partial=keep)
+    unknown = train.tokenizer_unknown
+    whole = replace(train.options, split="whole", num_samples=asked, keep_partial=keep, tokenizer_unknown=unknown)
     if paths:
         sets = _by_path([(Path(path), open_dataset(path, whole, progress=progress)) for path in paths], split)
     else:
@@ -56,13 +60,7 @@ def evaluation_sets(
     if not sets and parse_split(train.options.split_shares)[1 + _SPLITS.index(split)] > 0:
         sets = {split: train.read_as(replace(whole, split=split), progress=progress)}
     for name, one in sets.items():
-        if None not in (one.fingerprint, train.fingerprint) and one.fingerprint != train.fingerprint:
-            raise UsageError(
-                f"{_KINDS[split]} corpus {name} was made with another tokenizer than the training data",
-                found=f"tokenizer {one.fingerprint}",
-                expected=f"tokenizer {train.fingerprint}",
-                fix="preprocess it again with the tokenizer of the training data",
-            )
+        _check_tokenizer(f"{_KINDS[split]} corpus {name}", one, train)
     return sets
 
 
@@ -99,6 +97,27 @@ def _by_path(found: Sequence[tuple[Path, Dataset]], split: str) -> dict[str, Dat
             )
         sets[name] = dataset
     return sets
+
+
+def _check_tokenizer(what: str, one: Dataset, train: Dataset) -> None:
+    if one.fingerprint == train.fingerprint:
+        return
+    found, expected = (f"tokenizer {each.fingerprint or 'not known'}" for each in (one, train))
+    if None not in (one.fingerprint, train.fingerprint):
+        raise UsageError(
+            f"{what} was made with another tokenizer than the training data",
+            found=found,
+            expected=expected,
+            fix="preprocess it again with the tokenizer of the training data",
+        )
+    if train.tokenizer_unknown == REFUSE:
+        silent = one if one.fingerprint is None else train
+        raise UsageError(
+            f"{what}: only one of it and the training data says its tokenizer",
+            found=found,
+            expected=expected,
+            fix=way_out(str(silent.components[0].corpus.path)),
+        )
 
 
 def _check_ids(sets: Mapping[str, Dataset], named: Mapping[str, tuple[Path, str]], *, split: str) -> None:

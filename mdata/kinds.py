@@ -81,6 +81,8 @@ def tokens_in(corpus: Corpus, bounds: Bounds, *, options: DatasetOptions) -> int
     first, last = bounds
     if first == last:
         return 0
+    if bounds == (0, corpus.num_documents if options.by_documents else corpus.num_sequences):
+        return corpus.num_tokens  # no table is read for it
     if not corpus.contiguous:
         edges = (_first_sequence(corpus, d) for d in bounds) if options.by_documents else bounds
         return int(corpus.lengths[slice(*edges)].sum(dtype=np.int64))

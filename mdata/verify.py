@@ -17,7 +17,8 @@ from blake3 import blake3
 from mdata import manifest as manifests
 from mdata.corpus import Corpus, open_corpus
 from mdata.errors import DamageError, MdataError, ResourceError, os_errors_named
-from mdata.indexed.blocks import BlockFile, hash_file
+from mdata.indexed.blocks import BlockFile
+from mdata.indexed.files import hash_file
 from mdata.indexed.format import BLOCK_BYTES, bin_path, idx_path
 from mdata.indexed.tables import IndexTables, read_tables
 from mdata.manifest import BlendManifest, CorpusManifest, Shard
@@ -104,6 +105,11 @@ class _Check:
     unhashed: list[str] = field(default_factory=list)
     bin_bytes: int = 0
 
+    def note(self, error: MdataError) -> None:
+        """Keep a problem that is not known yet."""
+        if str(error) not in map(str, self.problems):
+            self.problems.append(error)
+
     def content(self, path: Path, expected: str) -> bytes | None:
         """A sidecar's bytes; None, and a problem, where it cannot be read or is not what was written."""
         try:
@@ -181,12 +187,11 @@ def _verify_bare(path: Path) -> Verified:
 def _verify_corpus(path: Path, corpus: CorpusManifest, *, check: _Check) -> Verified:
     hashed = [_check_index(check, shard) for shard in corpus.shards]
     try:
-        opened: Corpus | None = open_corpus(path)
+        opened = open_corpus(path, checked=False)
     except MdataError as error:
-        opened = None
-        known = {str(problem) for problem in check.problems}
-        check.problems += [] if str(error) in known else [error]
-    if opened is not None:
+        check.note(error)
+    else:
+        _check_structure(check, opened)
         _check_tokenizer(check, opened)
     _check_origins(check, corpus)
     first_document = 0
@@ -214,6 +219,15 @@ def _check_index(check: _Check, shard: Shard) -> bool:
         check.problems.append(error)
         return False
     return check.same(path, found, shard.idx_hash)
+
+
+def _check_structure(check: _Check, corpus: Corpus) -> None:
+    """What is wrong inside of an .idx, beside its hash."""
+    for reader in corpus.readers:
+        try:
+            reader.check_structure()
+        except MdataError as error:
+            check.note(error)
 
 
 def _check_tokenizer(check: _Check, corpus: Corpus) -> None:

@@ -90,6 +90,9 @@ class DataSection:
     kind: Literal["gpt", "document", "packed"] = "gpt"  # what a row is: running text, one document, or several packed
     shuffle_block: Count = 0  # native, gpt: documents are permuted within blocks of so many; 0: file order
     blend_surplus: Amount = 0.005  # megatron: how much more than its part each corpus of a blend is built for
+    tokenizer_unknown: Literal["refuse", "ok"] = (
+        "refuse"  # ok: a corpus whose tokenizer is not known may stand beside one whose tokenizer is known
+    )
     cache: str = ""  # folder for arrays that are built (megatron, packed); "": beside the corpus
 
 

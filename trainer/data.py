@@ -135,6 +135,7 @@ def _open_training(config: RunConfig, progress: mdata.Progress) -> mdata.Dataset
         kind=data.kind,
         shuffle_block=data.shuffle_block,
         blend_surplus=data.blend_surplus,
+        tokenizer_unknown=data.tokenizer_unknown,
         cache=data.cache or None,
     )
     return mdata.open_dataset(data.blend, options, progress=progress)

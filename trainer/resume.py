@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mdata
 from mdata import UsageError
 from trainer import checkpoint
 from trainer.config import RunConfig, parse_config
@@ -142,32 +143,13 @@ def _data_conflict(data: RunData, run: checkpoint.RunState, folder: Path) -> Ite
     """Why the checkpoint's stream of data is not the one that would be gone on with, if it is not."""
     before, now = run.data, data.train.identity
     changed = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
-    if changed and not (changed == ["blend"] and _continues(data, run, folder)):
+    if not mdata.resumes(data.train, before, consumed=run.consumed_samples):
         yield UsageError(
             f"{folder} was trained on another order of data",
             found=", ".join(f"{name} {now.get(name)}" for name in changed),
             expected=", ".join(f"{name} {before.get(name)}" for name in changed),
             fix="restore what differs, or start a new run in another run.folder",
         )
-
-
-def _continues(data: RunData, run: checkpoint.RunState, folder: Path) -> bool:
-    """Whether the blend was made to go on from the checkpoint's, behind all that was read of it.
-
-    Raises:
-        UsageError: it changes samples that the run has read already.
-    """
-    parent, at = data.train.continues or (None, 0)
-    if parent != run.data.get("blend"):
-        return False
-    if at < run.consumed_samples:
-        raise UsageError(
-            "the blend changes before the place where the run is",
-            found=f"the mixture changes at sample {at}, {folder} has read {run.consumed_samples}",
-            expected=f"a change at sample {run.consumed_samples} or later",
-            fix=f"mdata blend --from OLD.json --at-sample {run.consumed_samples} ..., or an older checkpoint",
-        )
-    return True
 
 
 def _model_conflict(

@@ -4,7 +4,7 @@
 given, `deal` says what any way of dealing samples to components offers, and `native` deals by shares. All pure.
 """
 
-from mdata.blend.deal import MOST_SAMPLES, Deal, InTurn, sample_numbers
+from mdata.blend.deal import MOST_SAMPLES, Deal, InTurn, chosen, sample_numbers
 from mdata.blend.grammar import Word, parse_data_path
 from mdata.blend.native import NativeBlend
 from mdata.blend.shares import integer_weights
@@ -17,6 +17,7 @@ __all__ = [
     "InTurn",
     "NativeBlend",
     "Word",
+    "chosen",
     "integer_weights",
     "parse_data_path",
     "sample_numbers",

@@ -35,6 +35,19 @@ def sample_numbers(samples: ArrayLike) -> Int64s:
     return np.ascontiguousarray(found, np.int64)
 
 
+def chosen(samples: slice, num_samples: int | None) -> range:
+    """The sample numbers of a slice, which ends where so many samples do, as that of a list; None: without end.
+
+    Raises:
+        IndexError: a place below 0. TypeError: a slice without end.
+    """
+    if any(place is not None and place < 0 for place in (samples.start, samples.stop)):
+        raise IndexError(f"samples {samples.start} to {samples.stop}: places count from 0, not from the end")
+    if num_samples is None and (samples.stop is None or (samples.step or 1) < 0):
+        raise TypeError("a slice of a dataset without end: say where it ends, or set num_samples")
+    return range(*samples.indices(MOST_SAMPLES if num_samples is None else num_samples))
+
+
 class Deal(Protocol):
     """Global sample number <-> (component, sample inside it)."""
 

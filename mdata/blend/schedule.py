@@ -19,6 +19,10 @@ from mdata.errors import UsageError
 
 Unit = Literal["weight", "tokens", "samples", "epochs"]
 WEIGHT: Unit = "weight"
+# Who set a share: the user, or the sizes of corpora to which nobody gave one.
+SetBy = Literal["user", "tokens"]
+USER: SetBy = "user"
+TOKENS: SetBy = "tokens"
 _SHORT = 20  # characters of a decimal that people still read
 NO_LENGTH = "weights beside amounts, or before another phase, need the length of the phase in samples or tokens"
 NO_ROOM = "nothing is left for the weights"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from decimal import Context, Decimal
 from fractions import Fraction
 
 from mdata.errors import UsageError
@@ -18,6 +19,7 @@ LARGEST_SUM = 1 << 62
 
 # Far beyond any use, and small enough that a Fraction of it is quick to make.
 _LARGEST_EXPONENT = 400
+_POWER_DIGITS = 18  # of tokens^alpha, which is recorded once and for all
 _EXPONENT = re.compile(r"[eE]([-+]?[0-9_]+)\s*$")
 
 Share = str | int | Fraction
@@ -54,6 +56,15 @@ def integer_weights(shares: Sequence[Share], names: Sequence[str] | None = None)
                 fix="leave the component out, or give it more",
             )
     return tuple(weights)
+
+
+def by_tokens(tokens: int, alpha: str | None) -> str:
+    """tokens^alpha as text of at most 18 digits, the same on every machine."""
+    if alpha is None or not tokens:
+        return str(tokens)
+    context = Context(prec=_POWER_DIGITS)
+    power = context.power(Decimal(tokens), Context(prec=_POWER_DIGITS).create_decimal(str(Decimal(alpha))))
+    return format(power.normalize(context), "f")
 
 
 def _exact(share: Share, name: str) -> Fraction:

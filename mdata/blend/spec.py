@@ -12,20 +12,24 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from mdata.blend.grammar import WordLike, as_words, parse_data_path
-from mdata.blend.schedule import WEIGHT, Unit, blend_error
+from mdata.blend.schedule import USER, WEIGHT, SetBy, Unit, blend_error
 from mdata.errors import UsageError, nearest
 
 UNITS: tuple[Unit, ...] = get_args(Unit)
+TokenizerUnknown = Literal["refuse", "ok"]
+TOKENIZER_UNKNOWN: tuple[str, ...] = get_args(TokenizerUnknown)
+REFUSE, OK = TOKENIZER_UNKNOWN
 
 
 class Amount(NamedTuple):
-    """A share as given."""
+    """A share as given; `set_by` "tokens": nobody gave it, and it comes from the sizes of corpora."""
 
     share: str
     unit: Unit = WEIGHT
+    set_by: SetBy = USER
 
     def __str__(self) -> str:
         return self.share if self.unit == WEIGHT else f"{self.share} {self.unit}"
@@ -76,6 +80,8 @@ class BlendSpec:
         merge_same: one corpus that several entries name is one component with all of their shares, not an error.
         samples, tokens: length of the one phase, where amounts and weights are mixed.
         valid, test: name -> path of a finite set.
+        tokenizer_unknown: "ok": a corpus whose tokenizer is not known may stand beside one whose tokenizer is known.
+        per_split: the entries are Megatron's list of the training split; it ignores the weight of one corpus alone.
     """
 
     entries: tuple[BlendEntry, ...]
@@ -89,6 +95,8 @@ class BlendSpec:
     tokens: int | None = None
     valid: Mapping[str, str] = field(default_factory=dict)
     test: Mapping[str, str] = field(default_factory=dict)
+    tokenizer_unknown: str = REFUSE
+    per_split: bool = False
 
 
 def spec_of_words(words: Sequence[WordLike]) -> BlendSpec:
@@ -118,7 +126,7 @@ def spec_of_splits(lists: Mapping[str, Sequence[WordLike] | str | None]) -> Blen
         raise UsageError("the lists per split cannot be used", found=found, expected='"train", and "valid" and "test"')
     sets = {key: {part.prefix: part.prefix for part in parse_data_path(words[key])} for key in words if key != "train"}
     entries = spec_of_words(words["train"]).entries
-    return BlendSpec(entries=entries, valid=sets.get("valid", {}), test=sets.get("test", {}))
+    return BlendSpec(entries=entries, valid=sets.get("valid", {}), test=sets.get("test", {}), per_split=True)
 
 
 def spec_of_toml(text: str, name: str) -> BlendSpec:
@@ -183,7 +191,7 @@ class _Reader:
         self.problems: list[str] = []
 
     def spec(self, tables: Mapping[str, Any]) -> BlendSpec:
-        known = ("component", "group", "phase", "valid", "test", "alpha", *_FLAGS, *_LENGTHS)
+        known = ("component", "group", "phase", "valid", "test", "alpha", *_FLAGS, *_LENGTHS, _UNKNOWN)
         self.keys(tables, known, "")
         entries = [self.entry(t, f"component {i + 1}") for i, t in enumerate(self.tables(tables, "component"))]
         if not entries:
@@ -204,7 +212,9 @@ class _Reader:
             merge_same=self.flag(tables, "merge_same", ""),
             samples=self.whole(tables, "samples", ""),
             tokens=self.whole(tables, "tokens", ""),
-            **sets,
+            tokenizer_unknown=self.choice(tables, _UNKNOWN, TOKENIZER_UNKNOWN),
+            valid=sets["valid"],
+            test=sets["test"],
         )
 
     def entry(self, table: Mapping[str, Any], where: str) -> BlendEntry:
@@ -273,6 +283,13 @@ class _Reader:
             self.problems.append(f"{_joined(where, key)} is {value!r}; expected true or false")
         return value is True
 
+    def choice(self, table: Mapping[str, Any], key: str, known: Sequence[str]) -> str:
+        """One of some texts, the first where nothing is given."""
+        value = table.get(key, known[0])
+        if value not in known:
+            self.problems.append(f"{key} is {value!r}; expected {' or '.join(known)}")
+        return str(value)
+
     def text(self, value: Any, where: str) -> str:
         if not isinstance(value, str):
             self.problems.append(f"{where} is {value!r}; expected a text")
@@ -301,6 +318,7 @@ class _Reader:
 
 _FLAGS = ("exhaustive", "redistribute", "merge_same")
 _LENGTHS = ("samples", "tokens")
+_UNKNOWN = "tokenizer_unknown"
 
 
 def _joined(where: str, key: str) -> str:

@@ -47,6 +47,16 @@ def split_edges(shares: str) -> tuple[float, float, float, float]:
     return 0.0, train, train + valid, train + valid + test
 
 
+def parse_split(shares: str) -> tuple[float, float, float]:
+    """Fractions of training, validation and test of a split string.
+
+    Raises:
+        UsageError: as `split_edges`.
+    """
+    start, train, valid, test = split_edges(shares)
+    return train - start, valid - train, test - valid
+
+
 def split_range(shares: str, split: str, *, num_sequences: int) -> tuple[int, int] | None:
     """Return the range [first, last) of sequences of one split of a corpus, or None if the split is absent.
 

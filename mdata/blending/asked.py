@@ -1,9 +1,9 @@
 """What a blend was asked for, as people read it: the shares of its components and groups, phase by phase.
 
-A share is shown as its user wrote it. Where nobody wrote it (a corpus that counts by its tokens or a power of them, a
-part of a group's tokens, fractions of an edited mixture), weights are parts of 1 among those they stand beside, and
-amounts are rounded; the manifest keeps all of them exactly. A blend that was redistributed shows what it was made from,
-not the samples that came out.
+A share is shown as the user gave it. Where the user gave none of the weights that stand side by side (corpora count by
+their tokens, or by a power of them), they are shown as parts of 1; long fractions and amounts are rounded. The manifest
+keeps all of them exactly, and says who set each. A blend that was redistributed shows what it was made from, not the
+samples that came out.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import msgspec
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
 from mdata import manifest as manifests
-from mdata.blend.schedule import WEIGHT, exact
+from mdata.blend.schedule import TOKENS, USER, WEIGHT, SetBy, exact
+from mdata.blend.shares import by_tokens
 from mdata.blend.spec import Amount
 from mdata.manifest import BlendManifest, Phase
 
@@ -37,13 +38,27 @@ def share_texts(blend: BlendManifest, tokens: Sequence[int]) -> tuple[list[str],
     return components, {name: None if set(texts) == {"-"} else _over_time(texts) for name, texts in found.items()}
 
 
-def shown_wholes(blend: BlendManifest, tokens: Sequence[int]) -> list[Fraction]:
-    """By what each phase in force divides its weights when they are shown: their sum if nobody wrote them, else 1.
+def shown_wholes(blend: BlendManifest, tokens: Sequence[int]) -> list[Fraction | None]:
+    """By what each phase in force divides its weights when they are shown: their sum; None where the user gave any.
 
     As exact as what is shown, so that the quotients stay short enough to be kept.
     """
     wholes = [_asked(blend, phase, tokens).sums().get(None) for phase in manifests.phases_of(blend)]
-    return [Fraction(f"{float(whole):.{_DIGITS}g}") if whole else Fraction(1) for whole in wholes]
+    return [None if whole is None else Fraction(f"{float(whole):.{_DIGITS}g}") for whole in wholes]
+
+
+def weights_set_by(blend: BlendManifest, tokens: Sequence[int]) -> list[SetBy]:
+    """Who set the weights of each phase in force that stand outside of groups: the user, where he gave any of them."""
+    return [USER if whole is None else TOKENS for whole in shown_wholes(blend, tokens)]
+
+
+def counts_by_tokens(blend: BlendManifest, tokens: Sequence[int]) -> bool:
+    """Whether every component counts by its tokens, and nobody gave a share; `tokens`: of each.
+
+    An older manifest does not say who set its shares: those that are the corpora's tokens are taken for not given.
+    """
+    parts = zip(blend.components, tokens, strict=True)
+    return all(part.set_by != USER and part.share == str(number) for part, number in parts)
 
 
 def _phases(blend: BlendManifest) -> list[Phase]:
@@ -54,7 +69,7 @@ def _phases(blend: BlendManifest) -> list[Phase]:
             phases = msgspec.convert(note.get("asked"), list[Phase])
         except msgspec.ValidationError:  # notes are free: nothing relies on them
             phases = []
-        if phases and all(len(phase.shares) == len(blend.components) for phase in phases):
+        if phases and all(manifests.fits(phase, len(blend.components)) for phase in phases):
             return phases
     return manifests.phases_of(blend)
 
@@ -65,24 +80,23 @@ class _Asked:
 
     Args:
         amounts: as given. sides: the group inside of which each stands; None: side by side with groups.
-        tokens: of each. names: of the groups.
+        names: of the groups.
     """
 
     amounts: list[Amount]
     sides: list[str | None]
-    tokens: list[int]
     names: list[str]
 
     def sums(self) -> dict[str | None, Fraction]:
-        """Side -> the sum of its weights, for sides whose weights nobody wrote."""
-        weights: dict[str | None, list[tuple[str, int]]] = {}
-        for amount, tokens, side in zip(self.amounts, self.tokens, self.sides, strict=True):
+        """Side -> the sum of its weights, for sides where the user gave none of them."""
+        weights: dict[str | None, list[Amount]] = {}
+        for amount, side in zip(self.amounts, self.sides, strict=True):
             if amount.unit == WEIGHT and exact(amount.share):
-                weights.setdefault(side, []).append((amount.share, tokens))
+                weights.setdefault(side, []).append(amount)
         return {
-            side: sum((exact(share) for share, _ in pairs), Fraction(0))
-            for side, pairs in weights.items()
-            if not _written(pairs)
+            side: sum((exact(amount.share) for amount in amounts), Fraction(0))
+            for side, amounts in weights.items()
+            if all(amount.set_by == TOKENS for amount in amounts)
         }
 
 
@@ -94,14 +108,34 @@ def _asked(blend: BlendManifest, phase: Phase, tokens: Sequence[int]) -> _Asked:
     for group, number in zip(members, tokens, strict=True):
         if group in of_groups:
             of_groups[group] += number
-    return _Asked(
-        amounts=[Amount(share, unit) for share, unit in zip(phase.shares, units, strict=True)]
-        + [Amount(group.share, manifests.unit_of(group.unit)) for group in groups.values()],
-        # A weight says something beside its neighbours alone: those in its group, or all that stand outside of one.
-        sides=[*(group if group in groups else None for group in members), *[None] * len(groups)],
-        tokens=[*tokens, *of_groups.values()],
-        names=list(groups),
-    )
+    # A weight says something beside its neighbours alone: those in its group, or all that stand outside of one.
+    sides = [*(group if group in groups else None for group in members), *[None] * len(groups)]
+    texts = [*phase.shares, *(group.share for group in groups.values())]
+    units = [*units, *(manifests.unit_of(group.unit) for group in groups.values())]
+    known = [*([UNSET] * len(members) if isinstance(phase.set_by, UnsetType) else phase.set_by)]
+    known += [group.set_by for group in groups.values()]
+    old = _set_by_if_old(texts, sides, [*tokens, *of_groups.values()], alpha=blend.notes.get("alpha"))
+    set_by = [guess if isinstance(one, UnsetType) else one for one, guess in zip(known, old, strict=True)]
+    return _Asked([Amount(*one) for one in zip(texts, units, set_by, strict=True)], sides, names=list(groups))
+
+
+def _set_by_if_old(
+    shares: Sequence[str], sides: Sequence[str | None], tokens: Sequence[int], *, alpha: object
+) -> list[SetBy]:
+    """Who set shares of which an older manifest does not say it: the tokens, where all of a side are what they give."""
+    triples = list(zip(shares, sides, tokens, strict=True))
+    given = {
+        side for share, side, number in triples if exact(share) and share not in (str(number), _power(number, alpha))
+    }
+    return [USER if side in given else TOKENS for side in sides]
+
+
+def _power(tokens: int, alpha: object) -> str | None:
+    """tokens^alpha as a manifest has it; None where a note, which is free, names no such power."""
+    try:
+        return by_tokens(tokens, alpha) if isinstance(alpha, str) else None
+    except ArithmeticError:
+        return None
 
 
 def _texts(asked: _Asked) -> tuple[list[str], dict[str, str]]:
@@ -112,16 +146,11 @@ def _texts(asked: _Asked) -> tuple[list[str], dict[str, str]]:
     return texts[:count], dict(zip(asked.names, texts[count:], strict=True))
 
 
-def _written(weights: Sequence[tuple[str, int]]) -> bool:
-    """Whether a user may have written weights, given with tokens: short or whole ones, and not just all the tokens."""
-    short = all(len(share) <= _LONGEST or share.isdecimal() for share, _ in weights)
-    return short and any(share != str(n) for share, n in weights)
-
-
 def _text(amount: Amount, whole: Fraction | None) -> str:
-    """An amount, or a weight as a part of a whole, where that is known."""
+    """An amount, or a weight: a part of a whole where that is known, else as it was given, long fractions rounded."""
     if amount.unit == WEIGHT:
-        return amount.share if not whole else f"{float(exact(amount.share) / whole):.{_DIGITS}g}"
+        given = whole is None and (len(amount.share) <= _LONGEST or "/" not in amount.share)
+        return amount.share if given else f"{float(exact(amount.share) / (whole or 1)):.{_DIGITS}g}"
     value = exact(amount.share)
     if len(amount.share) <= _LONGEST or value.denominator == 1:
         return str(amount)

@@ -14,17 +14,29 @@ from fractions import Fraction
 from pathlib import Path
 
 import msgspec
-import numpy as np
 from msgspec import UNSET, UnsetType
 
 from mdata import manifest as manifests
-from mdata.blend.phases import PhasedBlend
 from mdata.blend.resolve import Sizes, phase_starts
-from mdata.blend.schedule import NOTHING, WEIGHT, Ask, AskedPhase, Schedule, as_text, blend_error, exact
+from mdata.blend.schedule import (
+    NOTHING,
+    TOKENS,
+    USER,
+    WEIGHT,
+    Ask,
+    AskedPhase,
+    Schedule,
+    SetBy,
+    as_text,
+    blend_error,
+    exact,
+)
+from mdata.blend.spec import OK, REFUSE, BlendSpec
 from mdata.blending.asked import shown_wholes
 from mdata.blending.compose import relative_path
 from mdata.blending.merging import first_alike
-from mdata.blending.opening import OpenBlend, SpecLike, check_one_tokenizer, plan_blend
+from mdata.blending.one_tokenizer import check_one_tokenizer, may_be_unknown
+from mdata.blending.opening import OpenBlend, SpecLike, plan_blend, read_spec
 from mdata.blending.preview import samples_per_epoch
 from mdata.corpus import Corpus
 from mdata.errors import UsageError, few, nearest
@@ -37,32 +49,14 @@ class BlendEdits:
 
     Args:
         shares: component -> its new weight. add: (weight, corpus). remove: components.
-        replace: component -> the corpus that takes its share.
+        replace: component -> the corpus that takes its share. tokenizer_unknown: as of a `BlendSpec`.
     """
 
     shares: Mapping[str, str] = field(default_factory=dict)
     add: Sequence[tuple[str, str]] = ()
     remove: Sequence[str] = ()
     replace: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ChangeRow:
-    """What a change does to a component.
-
-    Args:
-        samples, epochs: read before it. part_before, part_after: of the samples, just before and from then on.
-        unread: samples of its epoch at the change that are never read (it is not read any more), else 0.
-        again_at: sample of the blend from which text is read again that was read before; None: never, or not known.
-    """
-
-    name: str
-    samples: int
-    epochs: float
-    part_before: float
-    part_after: float
-    unread: int
-    again_at: int | None
+    tokenizer_unknown: str = REFUSE
 
 
 def change_blend(
@@ -97,14 +91,16 @@ def change_blend(
     schedules = manifests.schedules(old.manifest)
     _check_sample(old, schedules, sizes, at=at_sample)
     union = _Union(old, folder)
-    if spec is not None:
-        phases = union.taken(plan_blend(spec, folder))
+    asked = (edits or BlendEdits()) if spec is None else read_spec(spec)
+    unknown = may_be_unknown(old.tokenizer_unknown, asked.tokenizer_unknown)
+    if isinstance(asked, BlendSpec):
+        phases = union.taken(plan_blend(asked, folder, tokenizer_unknown=OK if unknown else REFUSE))
     else:
         wholes = shown_wholes(old.manifest, [corpus.num_tokens for corpus in old.corpora])
         rest = _rest(schedules, old, sizes, at=at_sample, wholes=wholes)
-        of_one = any(whole != 1 for whole in wholes)
-        phases = union.edited(rest, edits or BlendEdits(), of_one=of_one)
-    check_one_tokenizer(union.corpora)
+        set_by = [USER if whole is None else TOKENS for whole in wholes[-len(rest) :]]
+        phases = union.edited(rest, asked, set_by=set_by)
+    check_one_tokenizer(union.corpora, unknown=unknown)
     count = len(union.corpora)
     earlier = [EarlierPhases(until=part.until or at_sample, phases=_flat(part.phases, count)) for part in schedules]
     changed = msgspec.structs.replace(
@@ -116,49 +112,9 @@ def change_blend(
         parent=old.manifest.id,
         valid=_moved(old.manifest.valid, old.folder, folder),
         test=_moved(old.manifest.test, old.folder, folder),
+        tokenizer_unknown="ok" if unknown else UNSET,
     )
     return OpenBlend(manifests.sealed(changed), tuple(union.corpora), folder)
-
-
-def change_table(
-    old: OpenBlend, new: OpenBlend, *, sequence_length: int, split: str, run: int | None
-) -> list[ChangeRow]:
-    """What a change does to every component.
-
-    Args:
-        old, new: before and after. sequence_length, split: of the run. run: its samples, if they are known.
-    """
-    assert not isinstance(new.manifest.earlier, UnsetType), "not a changed blend"
-    at = new.manifest.earlier[-1].until
-    sizes = samples_per_epoch(new, sequence_length, split=split)
-    dealt = new.phased(sizes, sequence_length)
-    segments = int(np.searchsorted(dealt.starts[1:-1], at, side="right"))
-    after = dealt.segments[segments].weights
-    before = old.phased(sizes[: len(old.corpora)], sequence_length)
-    last = before.segments[int(np.searchsorted(before.starts[1:-1], max(at - 1, 0), side="right"))].weights
-    rows = []
-    for i, (name, size, given) in enumerate(zip(new.names, sizes, dealt.counts(at), strict=True)):
-        goes_on = any(part.weights[i] for part in dealt.segments[segments:])
-        again = _again_at(dealt, i, max(given, size)) if goes_on else None
-        rows.append(
-            ChangeRow(
-                name=name,
-                samples=given,
-                epochs=given / size,
-                part_before=float(last[i] / last.sum()) if i < len(last) else 0.0,
-                part_after=float(after[i] / after.sum()),
-                unread=0 if goes_on else -given % size,
-                again_at=again if again is not None and (run is None or again < run) else None,
-            )
-        )
-    return rows
-
-
-def _again_at(dealt: PhasedBlend, component: int, inside: int) -> int | None:
-    try:
-        return int(dealt.inverse([component], [inside])[0])
-    except (IndexError, OverflowError):
-        return None
 
 
 def _check_sample(old: OpenBlend, schedules: Sequence[Schedule], sizes: Sizes, *, at: int) -> None:
@@ -174,10 +130,10 @@ def _check_sample(old: OpenBlend, schedules: Sequence[Schedule], sizes: Sizes, *
 
 
 def _rest(
-    schedules: Sequence[Schedule], old: OpenBlend, sizes: Sizes, *, at: int, wholes: Sequence[Fraction]
+    schedules: Sequence[Schedule], old: OpenBlend, sizes: Sizes, *, at: int, wholes: Sequence[Fraction | None]
 ) -> list[AskedPhase]:
-    """What is left of the phases in force, from sample `at` on; weights as the table shows them, parts of `wholes`."""
-    phases = tuple(_divided(phase, whole) for phase, whole in zip(schedules[-1].phases, wholes, strict=True))
+    """What is left of the phases in force, from sample `at` on; weights as given, or as parts of `wholes`."""
+    phases = tuple(_divided(phase, whole or 1) for phase, whole in zip(schedules[-1].phases, wholes, strict=True))
     begin = schedules[-2].until or 0 if len(schedules) > 1 else 0
     starts = [begin + start for start in phase_starts([Schedule(phases)], sizes)]
     number = max(i for i, start in enumerate(starts) if start <= at)
@@ -200,7 +156,7 @@ def _rest(
     return [replace(phase, asks=asks, samples=stop - at, tokens=None), *phases[number + 1 :]]
 
 
-def _divided(phase: AskedPhase, whole: Fraction) -> AskedPhase:
+def _divided(phase: AskedPhase, whole: Fraction | int) -> AskedPhase:
     return replace(phase, asks=tuple(Ask(a.unit, a.amount / whole) if a.unit == WEIGHT else a for a in phase.asks))
 
 
@@ -223,8 +179,8 @@ class _Union:
             self.components[place] = msgspec.structs.replace(self.components[place], group=part.group, cap=cap)
         return [_spread(phase, places, len(self.corpora)) for phase in manifests.phases_of(new.manifest)]
 
-    def edited(self, phases: Sequence[AskedPhase], edits: BlendEdits, *, of_one: bool) -> list[Phase]:
-        """Phases with edits; a component is named as in the table. `of_one`: the weights there are parts of 1.
+    def edited(self, phases: Sequence[AskedPhase], edits: BlendEdits, *, set_by: Sequence[SetBy]) -> list[Phase]:
+        """Phases with edits; a component is named as in the table. `set_by`: who set the weights of each phase.
 
         Raises:
             UsageError: every name that is not there, and every share that is no number.
@@ -237,7 +193,7 @@ class _Union:
         given = {number: _weight(share, self.components[number].name, problems) for number, share in weights.items()}
         swaps = {number: path for name, path in edits.replace.items() for number in self._one(name, problems)}
         more = [(_weight(share, path, problems), path) for share, path in edits.add]
-        if of_one:  # a number of tokens would leave the others next to nothing
+        if TOKENS in set_by:  # they are parts of 1: a number of tokens would leave the others next to nothing
             large = [as_text(weight) for weight in (*given.values(), *(weight for weight, _ in more)) if weight > 1]
             problems += [f"the weight {text} stands beside parts of 1, as `mdata blend` shows them" for text in large]
         if problems:
@@ -249,7 +205,11 @@ class _Union:
         fix = "--remove takes a corpus out, and --set {}=WEIGHT changes the weight of this one"
         moved = {number: self._newly(path, read, "--replace", fix=fix) for number, path in swaps.items()}
         count = len(self.corpora)
-        return _flat([_edited(phase, given, gone=gone, moved=moved, count=count) for phase in phases], count)
+        flat = _flat([_edited(phase, given, gone=gone, moved=moved, count=count) for phase in phases], count)
+        return [
+            msgspec.structs.replace(phase, set_by=[USER if number in given else by for number in range(count)])
+            for phase, by in zip(flat, set_by, strict=True)
+        ]
 
     def _one(self, name: str, problems: list[str]) -> list[int]:
         """The component of a name, as a list; none, and a problem, where there is none."""
@@ -364,18 +324,22 @@ def _kept(share: str) -> str:
 
 def _spread(phase: Phase, places: Sequence[int], count: int) -> Phase:
     """A phase over some components as one over all."""
-    shares, units = ["0"] * count, [WEIGHT] * count
+    shares, units, set_by = ["0"] * count, [WEIGHT] * count, [USER] * count
     for number, place in enumerate(places):
         shares[place] = phase.shares[number]
         units[place] = WEIGHT if isinstance(phase.units, UnsetType) else phase.units[number]
+        set_by[place] = USER if isinstance(phase.set_by, UnsetType) else phase.set_by[number]
     plain = all(unit == WEIGHT for unit in units)
-    return msgspec.structs.replace(phase, shares=shares, units=UNSET if plain else units)
+    return msgspec.structs.replace(phase, shares=shares, units=UNSET if plain else units, set_by=set_by)
 
 
 def _with_share(part: BlendComponent, phase: Phase, number: int) -> BlendComponent:
     """A component with its share in a phase, for people to read."""
     unit = WEIGHT if isinstance(phase.units, UnsetType) else phase.units[number]
-    return msgspec.structs.replace(part, share=phase.shares[number], unit=UNSET if unit == WEIGHT else unit)
+    set_by = phase.set_by if isinstance(phase.set_by, UnsetType) else phase.set_by[number]
+    return msgspec.structs.replace(
+        part, share=phase.shares[number], unit=UNSET if unit == WEIGHT else unit, set_by=set_by
+    )
 
 
 def _moved(sets: list[NamedSet] | UnsetType, before: Path | None, folder: Path) -> list[NamedSet] | UnsetType:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from decimal import Context, Decimal
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -20,27 +19,27 @@ import msgspec
 from msgspec import UNSET
 
 from mdata import manifest as manifests
-from mdata.blend.schedule import WEIGHT, as_text, blend_error
-from mdata.blend.shares import integer_weights
-from mdata.blend.spec import Amount, BlendEntry, BlendSpec, PhaseSpec
+from mdata.blend.schedule import TOKENS, WEIGHT, SetBy, as_text, blend_error
+from mdata.blend.shares import by_tokens, integer_weights
+from mdata.blend.spec import OK, Amount, BlendEntry, BlendSpec, PhaseSpec
+from mdata.blending.asked import weights_set_by
 from mdata.blending.merging import first_alike, merge_same
 from mdata.blending.paths import blend_at, corpora_at, is_many
 from mdata.corpus import Corpus
 from mdata.errors import MdataError, UsageError, nearest
 from mdata.manifest import BlendComponent, BlendManifest, GroupShare, NamedSet, Phase
 
-_DIGITS = 18  # of tokens^alpha, which is recorded once and for all
-
 Opener = Callable[[str], Corpus]
 
 
 @dataclass
 class Part:
-    """A corpus of the blend in the making; `weight` divides the entry it came with."""
+    """A corpus of the blend in the making; `weight`, set by `weight_by`, divides the entry it came with."""
 
     corpus: Corpus
     weight: str
     cap: str | None
+    weight_by: SetBy = TOKENS
     name: str = ""
     group: str | None = None
     share: Amount = field(default_factory=lambda: Amount("0"))
@@ -67,6 +66,8 @@ def compose(spec: BlendSpec, folder: Path, *, open_one: Opener) -> tuple[BlendMa
     found = [one for entry in spec.entries if (one := _find(entry, spec, open_one, problems=problems))]
     if problems:
         raise blend_error(problems)
+    if spec.per_split and len(found) == 1 and not found[0].many:
+        found[0].entry = replace(found[0].entry, share=None)  # as in Megatron, which ignores it
     parts = [part for one in found for part in one.parts]
     _name_all(found)
     if not spec.merge_same:
@@ -96,6 +97,7 @@ def compose(spec: BlendSpec, folder: Path, *, open_one: Opener) -> tuple[BlendMa
         groups=_group_shares(groups) or UNSET,
         valid=_sets(spec.valid, folder, open_one, problems=problems) or UNSET,
         test=_sets(spec.test, folder, open_one, problems=problems) or UNSET,
+        tokenizer_unknown="ok" if spec.tokenizer_unknown == OK else UNSET,
         notes={key: note for key, note in (("alpha", spec.alpha), ("merged", merged)) if note},
     )
     if problems:
@@ -131,20 +133,12 @@ def _nested(entry: BlendEntry, blend: BlendManifest, open_one: Opener) -> Iterat
             expected="a blend of weights",
             fix="name its corpora one by one",
         )
-    for part, ask in zip(blend.components, phase.asks, strict=True):
-        corpus = open_one(str(Path(entry.path).parent / part.path))
+    corpora = [open_one(str(Path(entry.path).parent / part.path)) for part in blend.components]
+    (weight_by,) = weights_set_by(blend, [corpus.num_tokens for corpus in corpora])
+    for part, ask, corpus in zip(blend.components, phase.asks, corpora, strict=True):
         if corpus.id != part.id:
             raise UsageError(f"{entry.path}: component {part.name} is not the corpus that was blended")
-        yield Part(corpus, str(ask.amount), entry.max_epochs or part.cap, name=part.name)
-
-
-def by_tokens(tokens: int, alpha: str | None) -> str:
-    """tokens^alpha as text of at most 18 digits, the same on every machine."""
-    if alpha is None or not tokens:
-        return str(tokens)
-    context = Context(prec=_DIGITS)
-    power = context.power(Decimal(tokens), Context(prec=_DIGITS).create_decimal(str(Decimal(alpha))))
-    return format(power.normalize(context), "f")
+        yield Part(corpus, str(ask.amount), entry.max_epochs or part.cap, weight_by=weight_by, name=part.name)
 
 
 def _name_all(found: Sequence[Found]) -> None:
@@ -189,9 +183,9 @@ def _share_out(found: Sequence[Found], spec: BlendSpec) -> dict[str, Amount]:
         if not one.many or by_itself or (share is not None and share.unit == "epochs"):
             for part in one.parts:
                 part.group = entry.group or (_group_name(one) if one.many else None)
-                part.share = share or Amount(part.weight)
+                part.share = share or Amount(part.weight, set_by=TOKENS)
             continue
-        whole = share or Amount(str(sum(part.corpus.num_tokens for part in one.parts)))
+        whole = share or Amount(str(sum(part.corpus.num_tokens for part in one.parts)), set_by=TOKENS)
         total = sum((Fraction(part.weight) for part in one.parts), Fraction(0))
         name = entry.group or _group_name(one)
         if entry.group is None:
@@ -201,7 +195,9 @@ def _share_out(found: Sequence[Found], spec: BlendSpec) -> dict[str, Amount]:
         for part in one.parts:
             part.group = name
             divided = Fraction(whole.share) * (Fraction(part.weight) / total if total else 1)
-            part.share = Amount(part.weight) if entry.group is None else Amount(as_text(divided), whole.unit)
+            part.share = Amount(part.weight, set_by=part.weight_by)
+            if entry.group is not None:
+                part.share = Amount(as_text(divided), whole.unit, whole.set_by)
     return groups
 
 
@@ -270,6 +266,7 @@ def _component(part: Part, folder: Path) -> BlendComponent:
         group=part.group,
         cap=part.cap,
         unit=UNSET if part.share.unit == WEIGHT else part.share.unit,
+        set_by=part.share.set_by,
     )
 
 
@@ -302,12 +299,13 @@ def _phase(
         units=UNSET if all(unit == WEIGHT for unit in units) else units,
         groups=_group_shares(of_groups) or UNSET,
         ramp=phase.ramp or UNSET,
+        set_by=[share.set_by for share in shares.values()],
     )
 
 
 def _group_shares(groups: Mapping[str, Amount]) -> dict[str, GroupShare]:
     return {
-        name: GroupShare(share=share.share, unit=UNSET if share.unit == WEIGHT else share.unit)
+        name: GroupShare(share=share.share, unit=UNSET if share.unit == WEIGHT else share.unit, set_by=share.set_by)
         for name, share in groups.items()
     }
 

@@ -10,8 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
 
-from mdata.blend.megatron import Keeper, MegatronBlend, exhaustive, requests, weighted
+from mdata.blend.megatron import NAME, VERSION, Keeper, MegatronBlend, exhaustive, normalise, requests, weighted
+from mdata.blend.schedule import USER
+from mdata.blending.asked import weights_set_by
+from mdata.blending.opening import OpenBlend
 from mdata.errors import UsageError
 from mdata.samples.kind import SampleKind
 
@@ -76,6 +80,27 @@ def mix_by_size(
     blend = weighted(sizes, min(num_samples, sum(sizes)), keeper=keeper)
     blend.check(sizes, [f"component {i}" for i, part in enumerate(parts) if part is not None])
     return parts, blend
+
+
+def mix_identity(blend: OpenBlend, surplus: float | None) -> dict[str, Any]:
+    """What an identity covers of Megatron's blends beside the blend's id.
+
+    The id knows the exact ratio of the weights, but the order follows doubles: those of `0.1 a 0.2 b 0.3 c` are not
+    those of `1 a 2 b 3 c`. They are given in hex, and left out where they are those of the ratio in whole numbers, for
+    which the id alone stands, and where nobody gave a weight: a power of the tokens is written in one way.
+
+    Args:
+        blend: of weights. surplus: built beyond each one's part; None: components count by their size.
+    """
+    found: dict[str, Any] = {"blend_algorithm": f"{NAME} {VERSION}"}
+    if surplus is None:
+        return found
+    found["blend_surplus"] = repr(surplus)
+    given = normalise([_number(part.share) for part in blend.manifest.components])
+    by_user = USER in weights_set_by(blend.manifest, [corpus.num_tokens for corpus in blend.corpora])
+    if by_user and given != normalise(blend.weights):
+        found["blend_weights"] = [weight.hex() for weight in given]
+    return found
 
 
 def _number(share: str) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from mdata.blend.schedule import as_text
+from mdata.blend.schedule import TOKENS, USER, as_text
 from mdata.blend.spec import Amount, BlendSpec
 from mdata.corpus import Corpus
 
@@ -97,7 +97,8 @@ def _merge(
         )
         return ""
     shares = [part.share for part in same]
-    first.share = Amount(as_text(sum((Fraction(share.share) for share in shares), Fraction(0))), first.share.unit)
+    set_by = USER if any(share.set_by == USER for share in shares) else TOKENS
+    first.share = Amount(as_text(sum((Fraction(share.share) for share in shares), Fraction(0))), units.pop(), set_by)
     for part in same[1:]:
         part.share = Amount("0")
     return " + ".join(map(str, shares))
@@ -109,5 +110,5 @@ def _leave_group(part: Part, parts: Sequence[Part], groups: dict[str, Amount]) -
     whole = groups[part.group]
     weights = sum(Fraction(other.share.share) for other in parts if other.group == part.group)
     taken = Fraction(whole.share) * Fraction(part.share.share) / weights
-    groups[part.group] = Amount(as_text(Fraction(whole.share) - taken), whole.unit)
-    part.group, part.share = None, Amount(as_text(taken), whole.unit)
+    groups[part.group] = whole._replace(share=as_text(Fraction(whole.share) - taken))
+    part.group, part.share = None, whole._replace(share=as_text(taken))

@@ -21,8 +21,17 @@ from mdata.blend import NativeBlend, integer_weights
 from mdata.blend.deal import Deal
 from mdata.blend.grammar import WordLike, as_words
 from mdata.blend.schedule import WEIGHT, blend_error, missing_lengths
-from mdata.blend.spec import BlendSpec, spec_of_csv, spec_of_mapping, spec_of_toml, spec_of_words
+from mdata.blend.spec import (
+    OK,
+    REFUSE,
+    BlendSpec,
+    spec_of_csv,
+    spec_of_mapping,
+    spec_of_toml,
+    spec_of_words,
+)
 from mdata.blending.compose import compose
+from mdata.blending.one_tokenizer import check_one_tokenizer, may_be_unknown
 from mdata.corpus import Corpus, open_corpus
 from mdata.errors import DamageError, MdataError, UsageError, os_errors_named
 from mdata.indexed.reader import Mode
@@ -60,6 +69,11 @@ class OpenBlend:
     def plain(self) -> bool:
         """Whether there are weights of components and nothing else."""
         return manifests.is_plain(self.manifest) and not any(part.cap for part in self.manifest.components)
+
+    @property
+    def tokenizer_unknown(self) -> str:
+        """ "ok" where the manifest says that corpora whose tokenizer is not known may stand beside others."""
+        return REFUSE if isinstance(self.manifest.tokenizer_unknown, UnsetType) else self.manifest.tokenizer_unknown
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -103,7 +117,7 @@ class OpenBlend:
         return resolve(manifests.schedules(self.manifest), sizes)
 
 
-def make_blend(spec: SpecLike, output: str | Path, **run: Any) -> OpenBlend:
+def make_blend(spec: SpecLike, output: str | Path, *, tokenizer_unknown: str = REFUSE, **run: Any) -> OpenBlend:
     """Write a blend manifest.
 
     Args:
@@ -111,36 +125,44 @@ def make_blend(spec: SpecLike, output: str | Path, **run: Any) -> OpenBlend:
             a `BlendSpec`, or the content of a TOML file as a mapping. Words may stand in one string; weights among
             them may be numbers.
         output: the manifest; corpora are named relative to its folder, so that both can move together.
+        tokenizer_unknown: "ok": a corpus whose tokenizer is not known may stand beside one whose tokenizer is known.
         run: of `redistribute_blend`, for a spec that asks for it: sequence_length, samples or tokens, split.
 
     Raises:
-        UsageError: shares or corpora that cannot be used, two tokenizers, a corpus twice.
+        UsageError: shares or corpora that cannot be used, two tokenizers or one that is not known, a corpus twice.
         DamageError: a corpus that is not what its manifest says.
     """
     from mdata.blending.redistribute import redistribute_blend
 
-    output, read = Path(output), read_spec(spec)
+    output, read = Path(output), _allowing(read_spec(spec), tokenizer_unknown)
     blend = plan_blend(replace(read, redistribute=False), output.parent)
     return save_blend(redistribute_blend(blend, **run) if read.redistribute else blend, output)
 
 
-def plan_blend(spec: SpecLike, folder: Path, *, mode: Mode = "mmap", checked: bool = True) -> OpenBlend:
-    """The blend that `make_blend` would write into a folder.
+def plan_blend(
+    spec: SpecLike, folder: Path, *, mode: Mode = "mmap", checked: bool = True, tokenizer_unknown: str = REFUSE
+) -> OpenBlend:
+    """The blend that `make_blend` would write into a folder; `mode` and `checked` are those of `open_corpus`.
 
     Raises:
         UsageError, DamageError: as `make_blend`.
     """
-    read = read_spec(spec)
+    read = _allowing(read_spec(spec), tokenizer_unknown)
     if read.redistribute:
         raise UsageError(
             "redistribute is resolved when a manifest is written, for one training",
             fix="mdata blend SPEC -o mix.json --redistribute --sequence-length S --samples N",
         )
     manifest, corpora = compose(read, folder, open_one=lambda path: open_corpus(path, mode=mode, checked=checked))
-    check_one_tokenizer(corpora)
+    check_one_tokenizer(corpora, unknown=read.tokenizer_unknown == OK)
     if problems := missing_lengths(manifests.schedules(manifest)):
         raise blend_error(problems)
     return OpenBlend(manifest, corpora, folder)
+
+
+def _allowing(spec: BlendSpec, tokenizer_unknown: str) -> BlendSpec:
+    allowed = may_be_unknown(spec.tokenizer_unknown, tokenizer_unknown)
+    return replace(spec, tokenizer_unknown=OK if allowed else REFUSE)
 
 
 def save_blend(blend: OpenBlend, output: Path) -> OpenBlend:
@@ -198,26 +220,34 @@ def _words(path: str | Path) -> list[str]:
     return [whole] if isinstance(path, Path) or there or len(whole.split()) < 2 else whole.split()
 
 
-def open_blend(path: str | Path | Sequence[WordLike], *, mode: Mode = "mmap", checked: bool = True) -> OpenBlend:
+def open_blend(
+    path: str | Path | Sequence[WordLike],
+    *,
+    mode: Mode = "mmap",
+    checked: bool = True,
+    tokenizer_unknown: str = REFUSE,
+) -> OpenBlend:
     """Open a blend manifest, a corpus manifest, a bare prefix, or Megatron's words (also in one string).
 
-    `mode` and `checked` are those of `open_corpus`. A folder, a pattern, and a .toml or .csv file are taken too.
+    `mode` and `checked` are those of `open_corpus`, `tokenizer_unknown` is that of `make_blend`. A folder, a pattern,
+    and a .toml or .csv file are taken too.
 
     Raises:
-        UsageError: nothing there, two tokenizers.
+        UsageError: nothing there, two tokenizers, or one that is not known beside one that is.
         DamageError: something that is not what its manifest says.
     """
     words = _words(path) if isinstance(path, str | Path) else path
+    how: dict[str, Any] = {"mode": mode, "checked": checked, "tokenizer_unknown": tokenizer_unknown}
     if len(words) != 1 or not isinstance(path, str | Path):
-        return plan_blend(words, Path.cwd(), mode=mode, checked=checked)
+        return plan_blend(words, Path.cwd(), **how)
     path = Path(path)
     content = manifests.load(path) if path.suffix == ".json" else None
     if not isinstance(content, BlendManifest):
-        return plan_blend([str(path)], path.parent, mode=mode, checked=checked)
-    return _open_manifest(path, content, mode=mode, checked=checked)
+        return plan_blend([str(path)], path.parent, **how)
+    return _open_manifest(path, content, **how)
 
 
-def _open_manifest(path: Path, blend: BlendManifest, *, mode: Mode, checked: bool) -> OpenBlend:
+def _open_manifest(path: Path, blend: BlendManifest, *, mode: Mode, checked: bool, tokenizer_unknown: str) -> OpenBlend:
     corpora = tuple(open_corpus(path.parent / part.path, mode=mode, checked=checked) for part in blend.components)
     for part, corpus in zip(blend.components, corpora, strict=True):
         if part.id != corpus.id:
@@ -227,8 +257,9 @@ def _open_manifest(path: Path, blend: BlendManifest, *, mode: Mode, checked: boo
                 expected=f"id {part.id}",
                 fix="put the corpus back, or make the blend again",
             )
-    check_one_tokenizer(corpora)
-    return OpenBlend(blend, corpora, path.parent)
+    opened = OpenBlend(blend, corpora, path.parent)
+    check_one_tokenizer(corpora, unknown=may_be_unknown(tokenizer_unknown, opened.tokenizer_unknown))
+    return opened
 
 
 def _is_corpus(path: Path) -> bool:
@@ -237,20 +268,3 @@ def _is_corpus(path: Path) -> bool:
         return isinstance(manifests.load(path), CorpusManifest)
     except MdataError:
         return False
-
-
-def check_one_tokenizer(corpora: Sequence[Corpus]) -> None:
-    """Refuse corpora whose ids mean different things; a bare pair, which does not say, is let pass.
-
-    Raises:
-        UsageError: names two corpora and both fingerprints.
-    """
-    known = [corpus for corpus in corpora if corpus.tokenizer_fingerprint is not None]
-    for corpus in known[1:]:
-        if corpus.tokenizer_fingerprint != known[0].tokenizer_fingerprint:
-            raise UsageError(
-                "two corpora were made with different tokenizers",
-                found=f"{known[0].path}: {known[0].tokenizer_fingerprint}",
-                expected=f"the same for {corpus.path}: {corpus.tokenizer_fingerprint}",
-                fix="preprocess one of them again with the tokenizer of the other",
-            )

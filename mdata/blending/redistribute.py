@@ -16,7 +16,7 @@ from msgspec import UNSET
 
 from mdata import manifest as manifests
 from mdata.blend.resolve import Sizes, length_of, phase_counts, samples_of
-from mdata.blend.schedule import WEIGHT, Ask, AskedPhase, Schedule, blend_error
+from mdata.blend.schedule import USER, WEIGHT, Ask, AskedPhase, Schedule, blend_error
 from mdata.blending.opening import OpenBlend
 from mdata.blending.preview import samples_per_epoch
 from mdata.errors import UsageError
@@ -55,7 +55,12 @@ def redistribute_blend(
     )
     run = samples if samples is not None else None if tokens is None else -(-tokens // sequence_length)
     counts = phase_counts(_within_caps(schedules[0].phases, sizes, run), sizes)
-    phases = [Phase(samples=None, shares=[str(count) for count in row], units=["samples"] * len(row)) for row in counts]
+    phases = [
+        Phase(
+            samples=None, shares=[str(count) for count in row], units=["samples"] * len(row), set_by=[USER] * len(row)
+        )
+        for row in counts
+    ]
     asked = msgspec.to_builtins(manifests.phases_of(blend.manifest))
     notes = {"redistributed": {"sequence_length": sequence_length, "split": split, "asked": asked}}
     changed = msgspec.structs.replace(

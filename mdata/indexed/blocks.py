@@ -16,8 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from blake3 import blake3
-
 from mdata.cores import usable_cores
 from mdata.indexed.format import BLOCK_BYTES
 
@@ -84,16 +82,3 @@ class BlockFile:
                 yield waiting.popleft().result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def hash_file(path: Path) -> str:
-    """BLAKE3 of a whole file, in hex, in bounded memory.
-
-    Raises:
-        OSError: what the file system said.
-    """
-    hasher = blake3()
-    with BlockFile(path, path.stat().st_size) as file:
-        for number in range(file.num_blocks):
-            hasher.update(file.read(number))
-    return hasher.hexdigest()

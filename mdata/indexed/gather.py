@@ -1,9 +1,9 @@
 """Many rows of tokens at once from the pairs of a corpus: the door to the C++ that reads without the GIL.
 
 Tokens, sequences and documents are counted over all pairs, in their order. Where a file or an index turns out not to
-be what it was, a DamageError names the file and the field. Tables are used without the whole check that
-`IndexedReader` makes when they are asked for there: C++ checks the entries that it uses. Slow twins:
-mdata/reference/gather.py.
+be what it was, a DamageError names the file and the field. Before the first use of a table every .idx of the corpus is
+compared with its hash, several of them at a time; that its tables are consistent is not checked as `IndexedReader` does
+where they are asked for there: C++ checks the entries that it uses. Slow twins: mdata/reference/gather.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from mdata._core import BlockShuffle, Permutation, RowRules, SequenceIndex, TokenStore, read_native
 from mdata.errors import DamageError, MdataError
-from mdata.indexed.reader import IndexedReader
+from mdata.indexed.reader import IndexedReader, compare_all
 
 Int64s = npt.NDArray[np.int64]
 Cuts = tuple[Int64s, npt.NDArray[np.int32]]
@@ -88,6 +88,7 @@ class Gatherer:
 
     @cached_property
     def _index(self) -> SequenceIndex:
+        compare_all(self._readers)
         shards = []
         for reader in self._readers:
             tables = reader.tables

@@ -1,18 +1,21 @@
 """Reading a .bin/.idx pair, by memory maps or by pread, after checking that the two files fit each other.
 
 The .idx is read once, in blocks, and what would give wrong tokens is refused: every byte of .bin belongs to exactly
-one sequence and every sequence to exactly one document (docs/formats.md lists each check). That is done at opening,
-or, where a manifest has said already what the pair holds, when a table is first used: a stream of tokens needs none,
-so a corpus of any size opens at once. The .bin is not read. Maps are not copied; if a file is cut under them, who reads
-by C++ has an error, and who reads their arrays dies with SIGBUS. Mode "pread" maps nothing: tokens are read when they
-are asked for, by a few open files, and tables, once used, lie in memory. Unusual: the tables are not aligned (they
-begin at byte 34), so blocks are copied before C++ checks them; `facts` let another process go on without opening or
-reading anything first. Not done here: hashes (see the manifest), multimodal files, object stores.
+one sequence and every sequence to exactly one document (docs/formats.md lists each check). That is done at opening.
+Where a manifest describes the pair, the .idx is compared with its hash before the first use of any table, and nothing
+but its header is read at opening: a stream of tokens needs no table, so such a corpus opens at once. The .bin is not
+read. Maps are not copied; if a file is cut under them, who reads by C++ has an error, and who reads their arrays dies
+with SIGBUS. Mode "pread" maps nothing: tokens are read when they are asked for, by a few open files, and tables, once
+used, lie in memory.
+Unusual: the tables are not aligned (they begin at byte 34), so blocks are copied before C++ checks them; `facts` let
+another process go on without opening or reading anything first. Not done here: hashes of .bin, multimodal files.
 """
 
 from __future__ import annotations
 
 import errno
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -22,29 +25,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdata import _core
+from mdata.cores import usable_cores
 from mdata.errors import DamageError, MdataError, UsageError
-from mdata.indexed.files import Identity, explain, lies_at, look_at, map_bytes, pooled
+from mdata.indexed.files import Identity, explain, hash_file, lies_at, look_at, map_bytes, pooled
 from mdata.indexed.format import DTYPES, HEADER_BYTES, LENGTH_DTYPE, POINTER_DTYPE, bin_path, idx_path
+from mdata.indexed.structure import check_tables
 from mdata.indexed.tables import IndexTables, damaged_field, read_header, read_tables
 
 Mode = Literal["mmap", "pread"]
 MODES: tuple[str, ...] = get_args(Mode)
 
-_ENTRIES_AT_ONCE = 1 << 18
 
-_FAULTS = {
-    "length_negative": ("length", "0 or more"),
-    "pointer_negative": ("pointer", "0 or more"),
-    "pointer_unaligned": ("pointer", "a multiple of the token's size"),
-    "pointer_past_end": ("pointer", "a sequence that ends within .bin"),
-    "boundary_start": ("boundary", "0, the first sequence"),
-    "boundary_decreases": ("boundary", "no less than the boundary before it"),
-    "boundary_past_end": ("boundary", "at most the number of sequences"),
-}
+class Described(NamedTuple):
+    """What the .idx is said to be: by which file, and BLAKE3 of all of it in hex."""
+
+    by: Path
+    idx_hash: str
 
 
 class PairFacts(NamedTuple):
-    """What opening a pair finds out: all that another process needs to open the same two files when it reads them."""
+    """What is found out of a pair: all that another process needs to open the same two files when it reads them.
+
+    `compared`: the .idx was found to have its hash, or there is none to compare it with.
+    """
 
     dtype_code: int
     num_sequences: int
@@ -52,6 +55,7 @@ class PairFacts(NamedTuple):
     contiguous: bool
     idx: Identity
     bin: Identity
+    compared: bool
 
 
 class IndexedReader:
@@ -61,10 +65,11 @@ class IndexedReader:
         prefix: the two names without their endings.
         mode: "mmap", or "pread" for file systems and memory limits that maps do not suit.
         contiguous: what a manifest says of the pair; its tables are then checked when they are first used.
+        described: what a manifest says of the .idx; it is compared with its hash before a table is first used.
         known: of the same pair, opened before: nothing is looked at or opened until it is read.
 
     Attributes:
-        facts: what `known` is for another process.
+        facts: what `known` is for another process. described: as given.
         dtype: the token type.
         contiguous: whether the sequences follow each other in .bin, so that it is one stream of tokens.
         num_sequences: sequences in the pair. num_documents: documents, empty ones included.
@@ -78,13 +83,20 @@ class IndexedReader:
     """
 
     def __init__(
-        self, prefix: Path, *, mode: Mode = "mmap", contiguous: bool | None = None, known: PairFacts | None = None
+        self,
+        prefix: Path,
+        *,
+        mode: Mode = "mmap",
+        contiguous: bool | None = None,
+        described: Described | None = None,
+        known: PairFacts | None = None,
     ) -> None:
         if mode not in MODES:
             raise UsageError(f"no way to read called {mode!r}", expected=" or ".join(MODES))
         self.mode = mode
         self.idx_path = idx_path(Path(prefix))
         self.bin_path = bin_path(Path(prefix))
+        self.described = described
         facts = self._look(contiguous) if known is None else known
         self.facts = facts
         self.dtype = DTYPES[facts.dtype_code]
@@ -97,13 +109,13 @@ class IndexedReader:
             return
         self._hold()
         if contiguous is None:
-            self.contiguous = self._check(self.tables)
+            self.contiguous = self._judge()
             self.facts = facts._replace(contiguous=self.contiguous)
 
     def _look(self, contiguous: bool | None) -> PairFacts:
         header, idx = read_header(self.idx_path)
         sizes = header.num_sequences, header.num_boundaries - 1
-        return PairFacts(header.code, *sizes, bool(contiguous), idx, look_at(self.bin_path))
+        return PairFacts(header.code, *sizes, bool(contiguous), idx, look_at(self.bin_path), self.described is None)
 
     def _hold(self) -> None:
         """Map or open the .bin, so that what cannot be is said now, and a later file of its name not taken for it."""
@@ -126,33 +138,89 @@ class IndexedReader:
         """The .bin in mode "pread"."""
         return pooled(self.bin_path, self.facts.bin) if self.mode == "pread" else None
 
-    @cached_property
+    @property
     def tables(self) -> IndexTables:
-        """The tables as they stand in the file, their content not judged."""
+        """The tables, of an .idx that has its hash; whether they are consistent is not judged here.
+
+        Raises:
+            DamageError: it has another hash than its manifest says.
+        """
+        self.compare()
+        return self._stored
+
+    def compare(self) -> None:
+        """Compare the .idx with its hash, unless this or the process that `known` came from has done so before.
+
+        The file is read, not mapped: a disk that fails is then an error. One thread hashes 1e7 documents, which
+        are 200 MB, in 0.045 s.
+
+        Raises:
+            DamageError: it has another hash, or is not the file that was opened. ResourceError: it cannot be read.
+        """
+        if self.facts.compared:
+            return
+        assert self.described is not None, "nothing to compare with"
+        try:
+            found = hash_file(self.idx_path, self.facts.idx)
+        except OSError as error:
+            raise explain(error, self.idx_path) from error
+        if found != self.described.idx_hash:
+            raise self._altered(found)
+        self.facts = self.facts._replace(compared=True)
+
+    def alteration(self) -> DamageError | None:
+        """What to say if the .idx has another hash by now than it should have; None if not. All of it is read."""
+        if self.described is None:
+            return None
+        try:
+            found = hash_file(self.idx_path)
+        except OSError as error:
+            found = str(error)
+        return None if found == self.described.idx_hash else self._altered(found)
+
+    def _altered(self, found: str) -> DamageError:
+        assert self.described is not None, "nothing to compare with"
+        by = self.described.by
+        return DamageError(
+            f"{self.idx_path} is not the one that {by.name} describes, so no sample can be read by it",
+            found=f"hash {found}",
+            expected=f"hash {self.described.idx_hash}",
+            fix=f"`mdata verify {by}` tells more; fetch both files of the pair again, or make it again",
+        )
+
+    @cached_property
+    def _stored(self) -> IndexTables:
+        """The tables as they stand in the file."""
         return read_tables(self.idx_path, mapped=self.mode == "mmap", identity=self.facts.idx)
 
     @cached_property
     def _checked(self) -> IndexTables:
         """The tables, found sound."""
-        contiguous = self._check(self.tables)
+        self.compare()
+        self.check_structure()
+        return self._stored
+
+    def check_structure(self) -> None:
+        """Judge whether the tables fit each other, the .bin and what is described, whatever the hash.
+
+        Raises:
+            DamageError: as at opening.
+        """
+        contiguous = self._judge()
         if contiguous != self.contiguous:
             what = f"{self.idx_path}: the sequences do not lie as its manifest says"
             raise DamageError(what, found=f"contiguous: {contiguous}", expected=str(self.contiguous))
-        return self.tables
 
     def check(self) -> None:
-        """Judge the tables now, not when one is first used.
+        """Compare and judge the tables now, not when one is first used.
 
         Raises:
             DamageError: as at opening.
         """
         _ = self._checked
 
-    def _check(self, tables: IndexTables) -> bool:
-        """Whether the sequences follow each other; what would give wrong tokens is refused."""
-        contiguous = self._check_sequences(tables)
-        self._check_boundaries(tables)
-        return contiguous
+    def _judge(self) -> bool:
+        return check_tables(self._stored, idx=self.idx_path, bin=self.bin_path, bin_bytes=self.bin_bytes)
 
     @property
     def lengths(self) -> NDArray[np.int32]:
@@ -172,15 +240,16 @@ class IndexedReader:
     def first_token(self, sequence: int) -> int:
         """The token of the stream with which a sequence begins; for the number of sequences, the number of tokens.
 
-        Reads this entry and the one before it, and checks only these two.
+        Reads this entry and the one before it; the first call compares the .idx with its hash.
 
         Raises:
-            DamageError: they contradict each other.
+            DamageError: another hash, or entries that contradict each other.
         """
         assert self.contiguous, f"{self.idx_path}: the sequences do not follow each other"
         assert 0 <= sequence <= self.num_sequences, f"sequence {sequence} of {self.num_sequences}"
         if sequence in (0, self.num_sequences):
             return self.num_tokens if sequence else 0
+        self.compare()
         length, before, start = self._entries(sequence)
         size = self.dtype.itemsize
         if before < 0 or length < 0 or start > self.bin_bytes or before + length * size != start or start % size:
@@ -196,7 +265,7 @@ class IndexedReader:
     def _entries(self, sequence: int) -> tuple[int, int, int]:
         """Length and pointer of the sequence before this one, and its own pointer."""
         if self.mode == "mmap":
-            tables = self.tables
+            tables = self._stored
             length, pointers = tables.lengths[sequence - 1], tables.pointers[sequence - 1 : sequence + 1]
         else:
             index = pooled(self.idx_path, self.facts.idx)
@@ -250,64 +319,20 @@ class IndexedReader:
             fix="do not change a corpus while it is read; fetch the pair again",
         )
 
-    def _check_sequences(self, tables: IndexTables) -> bool:
-        """Whether the sequences follow each other; refuses what does not cover .bin exactly once."""
-        contiguous, expected, total = True, 0, 0
-        for first in range(0, self.num_sequences, _ENTRIES_AT_ONCE):
-            lengths = np.array(tables.lengths[first : first + _ENTRIES_AT_ONCE], np.int32)
-            pointers = np.array(tables.pointers[first : first + _ENTRIES_AT_ONCE], np.int64)
-            fault, entry, block_contiguous, expected, block_bytes = _core.check_sequences(
-                lengths, pointers, self.dtype.itemsize, self.bin_bytes, expected
-            )
-            if fault:
-                found = f"length {lengths[entry]}, pointer {pointers[entry]}, .bin of {self.bin_bytes} bytes"
-                field, wanted = _FAULTS[fault]
-                raise damaged_field(self.idx_path, f"{field} of sequence {first + entry}", found=found, expected=wanted)
-            contiguous = contiguous and block_contiguous
-            total += block_bytes
-        if not contiguous:
-            self._check_tiling(tables)
-        if total != self.bin_bytes:
-            raise DamageError(
-                f"{self.bin_path}: its size is not what the .idx counts",
-                found=f"{self.bin_bytes} bytes",
-                expected=f"{total} bytes in {self.num_sequences} sequences of {self.dtype.name}",
-                fix="make the pair again, or fetch both files of it again",
-            )
-        return contiguous
 
-    def _check_tiling(self, tables: IndexTables) -> None:
-        """Sequences in another order than in .bin are fine; an overlap or a hole between two is not."""
-        order = np.lexsort((tables.lengths, tables.pointers))
-        starts = tables.pointers[order]
-        ends = starts + tables.lengths[order] * np.int64(self.dtype.itemsize)
-        expected = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
-        wrong = np.flatnonzero(starts != expected)
-        if wrong.size:
-            first = int(wrong[0])
-            kind = "overlaps another sequence" if starts[first] < expected[first] else "leaves a hole before it"
-            raise damaged_field(
-                self.idx_path,
-                f"pointer of sequence {order[first]}",
-                found=f"{starts[first]}, which {kind}",
-                expected=f"{expected[first]}: every byte of .bin belongs to one sequence",
-            )
+def compare_all(readers: Sequence[IndexedReader]) -> None:
+    """Compare each .idx with its hash, as `IndexedReader.compare`, by as many threads as there are cores.
 
-    def _check_boundaries(self, tables: IndexTables) -> None:
-        previous = -1
-        for first in range(0, len(tables.boundaries), _ENTRIES_AT_ONCE):
-            block = np.array(tables.boundaries[first : first + _ENTRIES_AT_ONCE], np.int64)
-            fault, entry = _core.check_boundaries(block, self.num_sequences, previous)
-            if fault:
-                field, wanted = _FAULTS[fault]
-                raise damaged_field(
-                    self.idx_path, f"document {field} {first + entry}", found=int(block[entry]), expected=wanted
-                )
-            previous = int(block[-1])
-        if previous != self.num_sequences:
-            raise damaged_field(
-                self.idx_path,
-                "last document boundary",
-                found=previous,
-                expected=f"{self.num_sequences}, the sequence count",
-            )
+    Raises:
+        DamageError, ResourceError: as there, of the first that differs.
+    """
+    waiting = [reader for reader in readers if not reader.facts.compared]
+    threads = min(len(waiting), usable_cores())
+    if threads < 2:
+        for reader in waiting:
+            reader.compare()
+        return
+    from concurrent.futures import ThreadPoolExecutor  # takes much along
+
+    with ThreadPoolExecutor(threads) as pool:
+        deque(pool.map(IndexedReader.compare, waiting), maxlen=0)

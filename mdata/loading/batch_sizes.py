@@ -79,9 +79,9 @@ class BatchSizes:
             yield consumed, size
             consumed += size
 
-    def after(self, num_steps: int) -> int:
-        """Samples consumed by so many steps from the beginning."""
-        consumed, last = 0, self.sizes[-1]
+    def after(self, num_steps: int, *, consumed: int = 0) -> int:
+        """Samples consumed when so many more steps are done behind `consumed` samples."""
+        last = self.sizes[-1]
         for done in range(num_steps):
             size = self.at(consumed)
             if size == last and consumed > (self.until if self.until is not None else self.table[-1][0]):

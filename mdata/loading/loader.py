@@ -9,7 +9,7 @@ random state. Ranks that read the same rows each gather them; the file comes fro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,7 +21,8 @@ from mdata.errors import UsageError
 from mdata.loading.batch_sizes import BatchSizes, constant
 from mdata.loading.buffers import Buffers
 from mdata.loading.places import describe_places
-from mdata.loading.prefetch import Prefetched, Reading
+from mdata.loading.prefetch import Handed, Prefetched, Reading
+from mdata.loading.resuming import continued
 from mdata.loading.sampler import Sampler
 from mdata.progress import SILENT, Progress
 from mdata.samples.options import MASKED, MEGATRON
@@ -67,6 +68,7 @@ class BatchPlan:
             consumed=consumed,
             num_samples=dataset.num_samples,
             in_order=dataset.options.order == MEGATRON,
+            continues=continued(dataset),
         )
         found.check()
         return found
@@ -147,8 +149,9 @@ def _read_together(dataset: Dataset, samples: npt.NDArray[np.int64], *, empty: E
 class Loader:
     """This rank's microbatches of every step from `consumed` on.
 
-    Iterating starts a thread; several iterators do not disturb each other. A finite dataset ends with its last whole
-    step.
+    Iterating starts a thread; several iterators do not disturb each other. A dataset that ends, by itself or by its
+    option num_samples, ends with its last whole step (as torch's DataLoader with `drop_last`: a part of one cannot be
+    dealt evenly to ranks). State is what torchdata's StatefulDataLoader asks for.
 
     Args:
         dataset: what is read.
@@ -180,14 +183,39 @@ class Loader:
         self._dataset, self._prefetch = dataset, prefetch
         self._progress, self._patience_s = progress, patience_s
         self._sampler = batches.sampler(dataset, consumed)  # sizes that do not fit are refused here, not in the thread
+        self._next, self._handed = self._sampler, Handed()
+        self._latest = self._sampler
+
+    def state_dict(self) -> dict[str, int | str]:
+        """What is needed to go on behind the last step that the newest iterator gave: JSON, the same on all ranks.
+
+        Steps that were read ahead are not in it. Another dp_size or micro_batch may go on with it.
+        """
+        return self._latest.state(self._handed.steps)
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Let the next iterator begin at a state; those after it begin at `consumed` again, as torchdata has it.
+
+        Raises:
+            UsageError: as `Sampler.restored`.
+        """
+        self._next = self._latest = self._sampler.restored(state)
+        self._handed = Handed()
 
     def __iter__(self) -> Iterator[list[Batch]]:
+        sampler, length = self._next, self._dataset.options.sequence_length
+        self._latest, self._next, self._handed = sampler, self._sampler, Handed()
         # As many as are alive where the consumer keeps none: then no memory is made after the first steps.
-        sampler, length = self._sampler, self._dataset.options.sequence_length
         most = max(sampler.sizes.sizes) // (sampler.dp_size * sampler.micro_batch)
         reads = -(-most // _microbatches_together(sampler.micro_batch, length))
         buffers = Buffers((self._prefetch + 2) * reads)
         read = partial(_read_together, self._dataset, empty=buffers.empty)
         steps = (parts_of(step, length) for step in sampler)
         reading = Reading(steps, read, lambda part: describe_places(self._dataset, part.reshape(-1)))
-        return Prefetched(reading, ahead=self._prefetch, patience_s=self._patience_s, progress=self._progress)
+        return Prefetched(
+            reading,
+            ahead=self._prefetch,
+            patience_s=self._patience_s,
+            progress=self._progress,
+            handed=self._handed,
+        )

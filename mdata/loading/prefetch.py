@@ -43,6 +43,13 @@ class Reading(Generic[Part, Read]):
 
 
 @dataclass
+class Handed:
+    """How many steps an iterator has handed out; whoever counts need not hold the iterator."""
+
+    steps: int = 0
+
+
+@dataclass
 class _Shared(Generic[Part, Read]):
     """What the thread and the iterator both hold; the thread must not hold the iterator, or it is never collected.
 
@@ -70,11 +77,19 @@ class Prefetched(Iterator[list[Read]], Generic[Part, Read]):
         ahead: steps that may wait.
         patience_s: seconds after which a consumer that waits is told what for.
         progress: who hears it.
+        handed: counts the steps.
     """
 
     def __init__(
-        self, reading: Reading[Part, Read], *, ahead: int, patience_s: float = 30.0, progress: Progress = SILENT
+        self,
+        reading: Reading[Part, Read],
+        *,
+        ahead: int,
+        patience_s: float = 30.0,
+        progress: Progress = SILENT,
+        handed: Handed | None = None,
     ) -> None:
+        self._handed = Handed() if handed is None else handed
         self._shared = _Shared[Part, Read]()
         for _ in range(ahead):
             self._shared.room.put(None)
@@ -92,6 +107,7 @@ class Prefetched(Iterator[list[Read]], Generic[Part, Read]):
         if isinstance(item, Exception):
             self.close()
             raise item
+        self._handed.steps += 1
         return item
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 A global batch is samples [consumed, consumed + size) in an order of its own, keyed by (seed, first sample),
 so that no component of a blend sticks to one rank; then rows are dealt in runs of a microbatch. Nothing
 depends on the number of ranks but who gets what. `Sampler` is the stream of these for one rank; to go on it needs
-the counter, and the data id and seed by which another stream is refused.
+the counter, and the data id and seed by which another stream is refused (mdata/loading/resuming.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from mdata.errors import UsageError
 from mdata.keys import KeyStem
 from mdata.loading.batch_sizes import BatchSizes
+from mdata.loading.resuming import Continued, goes_on
 from mdata.order.permutation import shuffled_range
 
 
@@ -87,6 +88,7 @@ class Sampler:
         consumed: samples that all ranks together have read before.
         num_samples: of the dataset; the last whole step is the last. None: without end.
         in_order: rows of a batch stay in the order of their numbers, as Megatron deals them.
+        continues: the data id that this one continues, and the samples behind which they differ (a changed mixture).
     """
 
     data_id: str
@@ -98,6 +100,7 @@ class Sampler:
     consumed: int = 0
     num_samples: int | None = None
     in_order: bool = False
+    continues: Continued | None = None
 
     def check(self) -> None:
         """Refuse sizes that these ranks cannot deal, those of later steps too.
@@ -119,28 +122,31 @@ class Sampler:
 
     def state(self, num_steps: int = 0) -> dict[str, int | str]:
         """What is needed to go on behind so many steps of this sampler."""
-        consumed = self.consumed
-        for _ in range(num_steps):
-            consumed += self.sizes.at(consumed)
+        consumed = self.sizes.after(num_steps, consumed=self.consumed)
         return {"consumed_samples": consumed, "data_id": self.data_id, "seed": self.seed}
 
     def restored(self, state: Mapping[str, object]) -> Sampler:
-        """This sampler at the place of a state.
+        """This sampler at the place of a state, which may be of the mixture that this one continues.
 
         Raises:
-            UsageError: a field that is missing, or that belongs to another stream.
+            UsageError: a field that is missing, or that belongs to another stream; a mixture that changes samples
+                which the state has read already.
         """
-        for field, ours in (("data_id", self.data_id), ("seed", self.seed)):
-            if state.get(field) != ours:
+        consumed = state.get("consumed_samples")
+        if not isinstance(consumed, int) or isinstance(consumed, bool) or consumed < 0:
+            raise UsageError("the sampler's state has no consumed_samples", found=f"{consumed!r}")
+        same_data = goes_on(state.get("data_id"), self.data_id, continues=self.continues, consumed=consumed)
+        for field, ours, same in (
+            ("data_id", self.data_id, same_data),
+            ("seed", self.seed, state.get("seed") == self.seed),
+        ):
+            if not same:
                 raise UsageError(
                     f"the sampler's state is of another {field}",
                     found=f"{state.get(field)!r}",
                     expected=f"{ours!r}",
                     fix="open the data that the state was made with, or begin anew",
                 )
-        consumed = state.get("consumed_samples")
-        if not isinstance(consumed, int) or isinstance(consumed, bool) or consumed < 0:
-            raise UsageError("the sampler's state has no consumed_samples", found=f"{consumed!r}")
         return replace(self, consumed=consumed)
 
     def _rows(self, first: int, size: int) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """Manifests: what a corpus or a blend is, in one JSON document that is checked whenever it is read."""
 
 from mdata.manifest.identity import blend_id, checksum, corpus_id, hash_of, manifest_id, sealed
-from mdata.manifest.schedules import caps_of, is_plain, phases_of, schedules, unit_of
+from mdata.manifest.schedules import caps_of, fits, is_plain, phases_of, schedules, unit_of
 from mdata.manifest.store import load, parse, save
 from mdata.manifest.structs import (
     FORMAT,
@@ -49,6 +49,7 @@ __all__ = [
     "caps_of",
     "checksum",
     "corpus_id",
+    "fits",
     "hash_of",
     "is_plain",
     "load",

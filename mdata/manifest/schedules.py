@@ -34,7 +34,9 @@ def phases_of(blend: BlendManifest) -> list[Phase]:
     units = [unit_of(part.unit) for part in blend.components]
     plain = all(unit == WEIGHT for unit in units)
     shares = [part.share for part in blend.components]
-    return [Phase(samples=None, shares=shares, units=UNSET if plain else units, groups=blend.groups)]
+    known = [part.set_by for part in blend.components if part.set_by is not UNSET]
+    set_by = known if len(known) == len(shares) else UNSET
+    return [Phase(samples=None, shares=shares, units=UNSET if plain else units, groups=blend.groups, set_by=set_by)]
 
 
 def is_plain(blend: BlendManifest) -> bool:
@@ -53,6 +55,12 @@ def unit_of(unit: Unit | UnsetType) -> Unit:
     return WEIGHT if isinstance(unit, UnsetType) else unit
 
 
+def fits(phase: Phase, num_components: int) -> bool:
+    """Whether every list of a phase has an entry for each component."""
+    lists = (phase.shares, phase.units, phase.set_by)
+    return all(isinstance(one, UnsetType) or len(one) == num_components for one in lists)
+
+
 def _asked(blend: BlendManifest, phases: Sequence[Phase]) -> tuple[AskedPhase, ...]:
     names = [part.name for part in blend.components]
     members = [part.group for part in blend.components]
@@ -62,10 +70,12 @@ def _asked(blend: BlendManifest, phases: Sequence[Phase]) -> tuple[AskedPhase, .
 def _asked_phase(phase: Phase, members: Sequence[str | None], *, names: Sequence[str], where: int) -> AskedPhase:
     units: Sequence[Unit] = [WEIGHT] * len(names) if isinstance(phase.units, UnsetType) else phase.units
     tokens = None if isinstance(phase.tokens, UnsetType) else phase.tokens
-    if not len(phase.shares) == len(units) == len(names) or (tokens is not None and phase.samples is not None):
+    if not fits(phase, len(names)) or (tokens is not None and phase.samples is not None):
+        set_by = [] if isinstance(phase.set_by, UnsetType) else phase.set_by
         raise UsageError(
             f"phase {where} does not fit the blend",
-            found=f"{len(phase.shares)} shares and {len(units)} units, samples {phase.samples}, tokens {tokens}",
+            found=f"{len(phase.shares)} shares, {len(units)} units and {len(set_by)} set_by, samples {phase.samples}, "
+            f"tokens {tokens}",
             expected=f"{len(names)} of each, and one length",
         )
     asks = [Ask(unit, exact(share)) for unit, share in zip(units, phase.shares, strict=True)]

@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
+from mdata.blend.schedule import SetBy
+
 FORMAT: Literal["mdata-manifest"] = "mdata-manifest"
 VERSION: Literal[1] = 1
 
@@ -132,7 +134,9 @@ Unit = Literal["weight", "tokens", "samples", "epochs"]
 class BlendComponent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One corpus of a blend: where its manifest (or bare prefix) lies, its id, its share as given.
 
-    `unit` is what the share counts (left out: weight), `cap` the most epochs of it in all of the training.
+    `unit` is what the share counts (left out: weight), `cap` the most epochs of it in all of the training. `set_by`:
+    "user": the share was given, and stands in the user's words; "tokens": none was given, so that it comes from the
+    sizes of corpora. Left out: the manifest is older than this field.
     """
 
     path: RelativePath
@@ -142,6 +146,7 @@ class BlendComponent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     group: str | None
     cap: Share | None
     unit: Unit | UnsetType = UNSET
+    set_by: SetBy | UnsetType = UNSET
 
 
 class GroupShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -149,13 +154,15 @@ class GroupShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     share: Share
     unit: Unit | UnsetType = UNSET
+    set_by: SetBy | UnsetType = UNSET
 
 
 class Phase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A span of training with its own shares, one per component; "0": not read.
 
     Its length is `samples` or `tokens`; without both it ends with its amounts, or never. `units`: of the shares (left
-    out: weights). `groups`: shares of groups. `ramp`: weights go in a line from those of the phase before to these.
+    out: weights), `set_by`: who set each. `groups`: shares of groups. `ramp`: weights go in a line from those of the
+    phase before to these.
     """
 
     samples: Count | None
@@ -164,6 +171,7 @@ class Phase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     units: list[Unit] | UnsetType = UNSET
     groups: dict[str, GroupShare] | UnsetType = UNSET
     ramp: bool | UnsetType = UNSET
+    set_by: list[SetBy] | UnsetType = UNSET
 
 
 class EarlierPhases(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -185,7 +193,8 @@ class BlendManifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Corpora and their shares. No phases: one phase with the components' shares.
 
     `groups` are those of the components' shares. `parent` is the id of the blend that this one continues, from the
-    last `until` of `earlier` on.
+    last `until` of `earlier` on. `tokenizer_unknown`: corpora whose tokenizer is not known were mixed with others, and
+    the user said that this is right.
     """
 
     format: Literal["mdata-manifest"]
@@ -201,6 +210,7 @@ class BlendManifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     earlier: list[EarlierPhases] | UnsetType = UNSET
     valid: list[NamedSet] | UnsetType = UNSET
     test: list[NamedSet] | UnsetType = UNSET
+    tokenizer_unknown: Literal["ok"] | UnsetType = UNSET
 
 
 Manifest = CorpusManifest | BlendManifest

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mdata.corpus import open_corpus
 from mdata.errors import os_errors_named
 from mdata.indexed import IndexedReader
 from mdata.indexed.format import bin_path
@@ -31,7 +32,7 @@ def merge_parts(parts: Sequence[Path], sink: Sink) -> None:
         DamageError: a part is not what was written. ResourceError: the disk is full.
     """
     for prefix in parts:
-        reader = IndexedReader(prefix)
+        (reader,) = open_corpus(prefix).readers
         for tokens, lengths, document_ends in document_runs(prefix, reader):
             sink.writer.append(tokens, lengths, document_ends=document_ends)
         sink.origins.append_runs(open_origins(origins_path(prefix)).runs, reader.num_documents)

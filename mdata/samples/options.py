@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mdata.blend import SPLITS
 from mdata.blend import native as native_blend
 from mdata.blend.megatron import SURPLUS
+from mdata.blend.spec import REFUSE, TOKENIZER_UNKNOWN
 from mdata.blend.split import split_edges
 from mdata.errors import UsageError
 from mdata.indexed.reader import MODES, Mode
@@ -78,6 +79,7 @@ class DatasetOptions:
         short_probability, masking, vocabulary: bert, t5: share of samples that are cut shorter, which tokens are masked
             (None: as usual for the kind), and the ids of special tokens (None: as the tokenizer of the corpus says).
         cache: folder for arrays that are built (packed, bert, t5, megatron); None: see mdata/cache.py.
+        tokenizer_unknown: "refuse", or "ok": a corpus whose tokenizer is not known may stand beside one whose is.
         mode: "mmap" or "pread": how token files are read. threads: that read and build.
     """
 
@@ -114,6 +116,7 @@ class DatasetOptions:
     masking: MaskingOptions | None = None
     vocabulary: MaskedVocabulary | None = None
     cache: str | None = None
+    tokenizer_unknown: str = REFUSE
     mode: Mode = "mmap"
     threads: int = 1
 
@@ -126,6 +129,7 @@ class DatasetOptions:
         _one_of("split", self.split, (*SPLITS, WHOLE))
         _one_of("order", self.order, ORDERS)
         _one_of("mode", self.mode, MODES)
+        _one_of("tokenizer_unknown", self.tokenizer_unknown, TOKENIZER_UNKNOWN)
         _one_of("kind of samples", self.kind, KINDS)
         _one_of("way with longer documents", self.longer, ("cut", "drop"))
         for name, least in (("threads", 1), ("num_samples", 0), ("seed", None)):

@@ -137,6 +137,7 @@ def _options(run: _Run) -> DatasetOptions:
     given: dict[str, Any] = {key: data[key] for key in data if key in known and key != "split"}
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     given["cache"] = given.get("cache") or None
+    given["tokenizer_unknown"] = "ok"  # what was read is only told here
     if given.get("order") == MEGATRON and "num_samples" not in given:
         given["num_samples"] = run.number("train", "steps") * run.number("train", "global_batch")
     return replace(options, **given)

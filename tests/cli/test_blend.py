@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from cli.mdata import main
 from mdata import load_manifest, open_blend
+from mdata.manifest import save
 from tests.helpers.corpora import write_pair
+from tests.helpers.manifests import corpus_of_pairs, some_corpus
 
 
 @pytest.fixture
@@ -145,3 +148,65 @@ def test_inspect_tells_phases_groups_and_changes(corpora, capsys):
     assert "max_epochs" in out and "validation sets: kept" in out
     assert main(["inspect", "new.json"]) == 0
     assert f"goes on from blend {open_blend('mix.json').manifest.id[:16]} at sample 120" in capsys.readouterr().out
+
+
+@pytest.fixture
+def known(corpora):
+    """k: a corpus whose manifest names a tokenizer; those of web and books name none."""
+    write_pair(corpora / "k", [[6]] * 40)
+    corpus_of_pairs(corpora / "k.json", ["k"], tokenizer=some_corpus().tokenizer)
+    return "k.json"
+
+
+def test_a_corpus_of_no_known_tokenizer_is_refused_or_allowed(corpora, known, capsys):
+    heard = run(capsys, "0.5", known, "0.5", "books", "-o", "mix.json", code=2)
+    assert "stand beside others whose tokenizer is known" in heard and "not known: books/c_text_document" in heard
+    assert "try: mdata adopt books/c_text_document --tokenizer-type TYPE" in heard
+    assert not (corpora / "mix.json").exists()
+    run(capsys, "0.5", known, "0.5", "books", "-o", "mix.json", "--tokenizer-unknown", "ok")
+    assert load_manifest(corpora / "mix.json").tokenizer_unknown == "ok"
+    change = ["--from", "old.json", "--at-sample", "5", "--sequence-length", "8", "-o", "new.json"]
+    run(capsys, known, "-o", "old.json")
+    for edit in (["--add", "0.5", "books/c_text_document"], ["1", "books"]):
+        assert "--tokenizer-unknown ok" in run(capsys, *change, *edit, code=2)
+        run(capsys, *change, *edit, "--tokenizer-unknown", "ok")
+        assert load_manifest(corpora / "new.json").tokenizer_unknown == "ok"
+    assert main(["build", "0.5", known, "0.5", "books", "-S", "8", "--kind", "packed", "--cache", "kept"]) == 2
+    assert "--tokenizer-unknown ok" in capsys.readouterr().err
+    allowed = ["0.5", known, "0.5", "books/c_text_document", "--tokenizer-unknown", "ok"]
+    assert main(["build", *allowed, "-S", "8", "--kind", "packed", "--cache", "kept"]) == 0
+
+
+def test_what_is_only_looked_at_needs_no_leave(corpora, known, capsys):
+    """A manifest that was written before there was such a question is shown, reported and traced."""
+    run(capsys, "0.5", known, "0.5", "books/c_text_document", "-o", "mix.json", "--tokenizer-unknown", "ok")
+    save(
+        msgspec.structs.replace(load_manifest(corpora / "mix.json"), tokenizer_unknown=msgspec.UNSET),
+        corpora / "mix.json",
+    )
+    assert main(["inspect", "mix.json"]) == 0
+    assert main(["report", "mix.json", "-o", "page.html"]) == 0
+    assert main(["trace", "mix.json", "--sequence-length", "8", "--sample", "3"]) == 0
+    assert "k" in capsys.readouterr().out
+
+
+def test_edits_count_alike_however_weights_were_spelt(corpora, capsys):
+    parts = []
+    for words in (["1.5", "web/a_text_document", "3.5", "web/b_text_document"],
+                  ["1.5000001", "web/a_text_document", "3.5000001", "web/b_text_document"]):  # fmt: skip
+        run(capsys, *words, "-o", "old.json")
+        change = ["--from", "old.json", "--at-sample", "5", "--sequence-length", "8", "-o", "new.json", "--json"]
+        facts = json.loads(run(capsys, *change, "--add", "0.5", "books/c_text_document"))
+        parts.append([round(row["part_after"], 4) for row in facts["change"]])
+        shown = [row["share"] for row in facts["components"]]
+        assert shown == [words[0], words[2], "0.5"]
+    assert parts == [[0.2727, 0.6364, 0.0909]] * 2
+
+
+def test_megatrons_list_of_one_weighted_corpus_counts_by_its_tokens(corpora, capsys):
+    run(capsys, "--train-data-path", "1.0", "web/a_text_document", "-o", "mix.json")
+    (part,) = load_manifest(corpora / "mix.json").components
+    assert (part.share, part.set_by) == ("1000", "tokens")
+    run(capsys, "1.0", "web/a_text_document", "-o", "mix.json")
+    (part,) = load_manifest(corpora / "mix.json").components
+    assert (part.share, part.set_by) == ("1.0", "user")

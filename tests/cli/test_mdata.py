@@ -223,3 +223,32 @@ def test_each_command_has_help(command, capsys):
 def test_public_names_exist():
     assert len(set(mdata.__all__)) == len(mdata.__all__)
     assert all(hasattr(mdata, name) for name in mdata.__all__)
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["verify", "nothing"], 2), (["blnd"], 2)])
+def test_python_m_mdata_is_the_command(words, code):
+    ways = [[sys.executable, "-m", module, *words] for module in ("mdata", "cli.mdata")]
+    answers = [subprocess.run(way, cwd=ROOT, capture_output=True, text=True, check=False) for way in ways]
+    assert answers[0].returncode == answers[1].returncode == code
+    assert (answers[0].stdout, answers[0].stderr) == (answers[1].stdout, answers[1].stderr)
+    assert "mdata" in answers[0].stdout + answers[0].stderr
+
+
+def test_python_m_mdata_has_workers(tmp_path):
+    words = [
+        "preprocess",
+        "--input",
+        str(GOLDEN / "corpus.jsonl"),
+        "--output-prefix",
+        str(tmp_path / "out"),
+        *TOKENIZER,
+    ]
+    command = [sys.executable, "-m", "mdata", *words, "--workers", "2"]
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    assert preprocess(tmp_path, name="again") == 0
+    assert (tmp_path / "out_text_document.bin").read_bytes() == (tmp_path / "again_text_document.bin").read_bytes()
+
+
+def test_who_walks_the_package_starts_no_command():
+    code = "import sys, mdata.__main__\nprint([name for name in sys.modules if name.startswith('cli')])"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "[]\n"

@@ -16,7 +16,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from mdata import manifest as manifests
-from mdata.manifest import BlendComponent, CorpusManifest, Shard
+from mdata.manifest import BlendComponent, BlockHashes, CorpusManifest, Shard
 from mdata.manifest.identity import text_of
 from tests.helpers.manifests import some_blend, some_corpus
 
@@ -68,9 +68,9 @@ def _write_one(prefix: Path, number: int, length: int) -> CorpusManifest:
         bytes=len(content),
         contiguous=True,
         largest_id=None,
-        # That of the tokens, which differ: an id that is each corpus' own.
-        idx_hash=blake3(index + content).hexdigest(),
-        blocks=None,
+        idx_hash=blake3(index).hexdigest(),
+        # Of the tokens, which differ: an id that is each corpus' own.
+        blocks=BlockHashes(path=f"{prefix.name}.bin.blake3", hash=blake3(blake3(content).digest()).hexdigest()),
     )
     corpus = msgspec.structs.replace(some_corpus(), tokenizer=None, shards=[shard], provenance=None, statistics=None)
     done = manifests.sealed(corpus)

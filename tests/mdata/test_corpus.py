@@ -214,12 +214,12 @@ def test_tables_are_checked_at_opening_or_when_they_are_used(tmp_path):
     index = bytearray((tmp_path / "a.idx").read_bytes())
     index[54] = 9  # the pointer of sequence 1
     (tmp_path / "a.idx").write_bytes(index)
-    with pytest.raises(DamageError, match="pointer of sequence 1"):
+    with pytest.raises(DamageError, match=r"a\.idx is not the one that a\.json describes"):
         mdata.open_corpus(tmp_path / "a.json")
     corpus = mdata.open_corpus(tmp_path / "a.json", checked=False)
     assert corpus.read(0, 6).tolist() == list(range(6))
     for wrong in (lambda: corpus.token_bounds(0, 1), lambda: corpus.lengths, lambda: corpus.document(0)):
-        with pytest.raises(DamageError, match="pointer of sequence 1"):
+        with pytest.raises(DamageError, match=r"a\.idx is not the one that a\.json describes"):
             wrong()
     assert mdata.open(tmp_path / "a.json", sequence_length=2)[0]["tokens"].shape == (2,)
 

@@ -241,12 +241,64 @@ def test_a_dataset_can_be_pickled(folder, options):
 
 def test_a_native_training_set_has_the_length_that_was_asked_for(folder):
     assert len(opened(folder, num_samples=55)) == 55
-    assert opened(folder, num_samples=55).num_samples is None
-    assert np.array_equal(opened(folder, num_samples=5)[100]["tokens"], opened(folder)[100]["tokens"])
-    assert (
-        len(list(itertools.islice(opened(folder, num_samples=5), 9))) == 5
-    )  # a loop ends there, whatever may be indexed
-    assert len(list(itertools.islice(opened(folder), 9))) == 9
+    short, endless = opened(folder, num_samples=55), opened(folder)
+    assert (short.num_samples, endless.num_samples, short.data_id) == (55, None, endless.data_id)
+    assert np.array_equal(short[54]["tokens"], endless[54]["tokens"])
+    for past in (lambda: short[55], lambda: short.read([3, 55]), lambda: short.locate([55]), lambda: short[-1]):
+        with pytest.raises(IndexError, match=r"samples .* of 55"):
+            past()
+    assert len(list(itertools.islice(short, 60))) == 55
+    assert len(list(itertools.islice(endless, 9))) == 9
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [{"num_samples": 30}, {"split": "valid", "split_shares": "70,30"}, {"order": "megatron", "name": "a"}],
+    ids=str,
+)
+def test_a_slice_is_that_of_a_list(folder, ended):
+    dataset = opened(folder, **ended)
+    every = [sample["tokens"].tolist() for sample in dataset]
+    assert len(every) == len(dataset)
+    for places in (
+        slice(2, 7),
+        slice(None, 3),
+        slice(5, None, 9),
+        slice(8, 2, -3),
+        slice(4, 10**9),
+        slice(6, 2),
+        slice(None, None, -1),
+    ):
+        assert [sample["tokens"].tolist() for sample in dataset[places]] == every[places]
+    with pytest.raises(IndexError, match="places count from 0"):
+        dataset[-3:]
+
+
+def test_a_slice_of_what_has_no_end_says_where_it_ends(folder):
+    endless = opened(folder)
+    assert [sample["tokens"].tolist() for sample in endless[100:103]] == [
+        endless[k]["tokens"].tolist() for k in (100, 101, 102)
+    ]
+    for wrong in (slice(3, None), slice(None), slice(9, 3, -1)):
+        with pytest.raises(TypeError, match="say where it ends, or set num_samples"):
+            endless[wrong]
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({}, "kind 'gpt', order 'native', split 'train', sequence_length 16, no end, of a, b, data id "),
+        ({"num_samples": 5000}, "sequence_length 16, 5,000 samples, of a, b, data id "),
+        (
+            {"name": "a", "kind": "document", "split": "whole"},
+            "<mdata.Dataset kind 'document', order 'native', split 'whole', ",
+        ),
+    ],
+)
+def test_a_dataset_is_shown_in_a_line(folder, options, shown):
+    dataset = opened(folder, **options)
+    assert shown in repr(dataset) and dataset.data_id.startswith(repr(dataset)[:-1].split("data id ")[1])
+    assert "\n" not in repr(dataset)
 
 
 def test_megatron_deals_its_samples_in_their_order(folder):

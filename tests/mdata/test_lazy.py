@@ -13,6 +13,7 @@ import pytest
 
 import mdata
 import mdata.indexed
+from mdata import version
 from tests.helpers import house_rules as house
 
 PACKAGES = {"mdata": mdata, "mdata.indexed": mdata.indexed}
@@ -97,3 +98,8 @@ def test_a_name_can_be_replaced_by_hand(monkeypatch):
     assert mdata.verify == 3
     monkeypatch.undo()
     assert callable(mdata.verify)
+
+
+def test_the_version_is_public():
+    assert mdata.__version__ == version.__version__
+    assert run("import mdata\nprint(mdata.__version__)").startswith(version.__version__)

@@ -172,7 +172,7 @@ def test_a_change_of_what_was_read_already_is_refused_with_both_numbers(corpora,
         mdata.save_blend(new, corpora.folder / "late.json")
         config = config_of(tmp_path / "run", corpora.folder / "late.json", steps=6)
         if refused:
-            with pytest.raises(mdata.UsageError, match=r"changes at sample 99, .* has read 100\n.*100 or later"):
+            with pytest.raises(mdata.UsageError, match=r"changes at sample 99, the run has read 100\n.*100 or later"):
                 run(config)
         else:
             assert run(config).step == 6

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import mdata
+from tests.helpers.corpora import write_pair
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_mix
 from trainer.config import DataSection, ModelSection, OptimizerSection, RunConfig, RunSection, TrainSection
@@ -118,3 +119,23 @@ def test_a_device_gets_the_loss_mask_whether_or_not_it_has_to_be_sent(blend, opt
         assert np.array_equal(moved.tokens_BS.numpy(), batch.tokens)
     sent = [not batch.rows.unmasked for batch in batches]
     assert sent == [bool(options) and "split" not in options, bool(options)]
+
+
+def test_a_corpus_of_no_known_tokenizer_needs_the_word_of_the_run(blend, tmp_path):
+    """Beside the training data, and as a validation set; the ids of each batch are checked all the same."""
+    write_pair(tmp_path / "foreign", [[200]] * 3)
+    known = mdata.load_manifest(blend).components[0].path
+    words = f"0.5 {blend.parent / known} 0.5 {tmp_path / 'foreign'}"
+    for data, valid in ((words, ()), (blend, (str(tmp_path / "foreign"),))):
+        refused, allowed = (
+            replace(config, data=replace(config.data, valid=valid, tokenizer_unknown=word))
+            for word in ("refuse", "ok")
+            for config in [config_of(data, tmp_path / "run")]
+        )
+        with pytest.raises(mdata.UsageError, match=r'data\.tokenizer_unknown = "ok"'):
+            open_data(refused)
+        opened = open_data(allowed)
+        assert opened.facts.vocab_size is not None
+    rows = mdata.collate(opened.valid["foreign"], np.arange(2))
+    with pytest.raises(mdata.UsageError, match="outside the model's vocabulary"):
+        to_device(rows, torch.device("cpu"), vocab_size=10)

@@ -25,6 +25,7 @@ def corpora(tmp_path, monkeypatch):
     return tmp_path
 
 
+NOT_ALL = {"asked": [{"samples": None, "shares": ["1", "1", "1"], "set_by": ["user"]}]}
 WEB, C = {"path": "web"}, {"path": "c_text_document"}
 
 
@@ -46,7 +47,8 @@ def shown(*entries, **tables):
          ["489.5 tokens", "210.5 tokens", "30000000000 tokens"], {"x": None}),
         ([WEB | {"tokens": 10**9, "group": "x"}], {}, ["699300699 tokens", "300699301 tokens"], {"x": None}),
         ([C | {"weight": "0.142857143"}, WEB | {"weight": "0.857142857"}], {},
-         ["0.1429", "0.6993", "0.3007"], {"web": "0.8571"}),
+         ["0.142857143", "0.6993", "0.3007"], {"web": "0.857142857"}),
+        ([C | {"weight": "1234567/7654321"}, WEB | {"weight": 1}], {}, ["0.1613", "0.6993", "0.3007"], {"web": "1"}),
         ([C | {"epochs": "3/2"}], {}, ["3/2 epochs"], {}),
         ([WEB | {"weight": 1}, C | {"weight": 3}], {"phase": [{"samples": 9}, {"shares": {"web": 1}}]},
          ["0.6993", "0.3007", "3 > 0"], {"web": "1"}),
@@ -67,7 +69,7 @@ def test_a_redistributed_blend_shows_what_was_asked_for():
         blend, 50, folder=blend.folder, sequence_length=S, edits=mdata.BlendEdits(shares={"a": "1"}, remove=["c"])
     )
     assert share_texts(changed.manifest, tokens)[0][0] == "1"  # the note speaks of the mixture before
-    for note in ({"asked": 3}, {}, {"asked": []}, {"asked": [{"samples": None, "shares": ["1"]}]}):
+    for note in ({"asked": 3}, {}, {"asked": []}, {"asked": [{"samples": None, "shares": ["1"]}]}, NOT_ALL):
         free = msgspec.structs.replace(blend.manifest, notes={"redistributed": note})
         assert share_texts(free, tokens)[0][0].endswith(" samples")
 

@@ -37,7 +37,7 @@ def make(*entries, **tables) -> mdata.OpenBlend:
 
 
 def change(old: mdata.OpenBlend, at: int, spec=None, **edits) -> mdata.OpenBlend:
-    (old.folder / "b" / "deeper").mkdir(exist_ok=True)
+    (old.folder / "b" / "deeper").mkdir(parents=True, exist_ok=True)
     given = BlendEdits(**edits) if edits else None
     new = mdata.change_blend(old, at, folder=old.folder / "b" / "deeper", sequence_length=S, spec=spec, edits=given)
     saved = mdata.save_blend(new, old.folder / "b" / "deeper" / "new.json")
@@ -242,3 +242,68 @@ def test_removing_a_group_and_moving_named_sets(corpora):
     assert all(not isinstance(phase.groups, dict) for phase in new.manifest.phases)
     again = msgspec.structs.replace(new.manifest, valid=msgspec.UNSET)
     assert manifest.blend_id(again) == new.manifest.id
+
+
+WAYS = [
+    ["1.5", "a", "3.5", "b"],
+    ["1.50", "a", "35e-1", "b"],
+    ["1.5000001", "a", "3.5000001", "b"],
+    ["3/2", "a", "7/2", "b"],
+    ["1.5000000000000001", "a", "3.4999999999999999", "b"],
+]
+
+
+def part_of(blend: mdata.OpenBlend, name: str) -> float:
+    return blend.weights[blend.names.index(name)] / sum(blend.weights)
+
+
+@pytest.mark.parametrize("words", WAYS, ids=" ".join)
+def test_a_weight_of_an_edit_counts_beside_those_that_the_user_gave_however_they_are_spelt(corpora, words):
+    old = mdata.make_blend([path(word) if word in "ab" else word for word in words], "old.json")
+    new = change(old, 10, add=[("0.5", path("d"))])
+    assert part_of(new, "d") == pytest.approx(0.5 / 5.5, rel=1e-6)
+    again = change(new, 20, add=[("0.5", path("c"))])
+    assert part_of(again, "c") == part_of(again, "d") == pytest.approx(0.5 / 6, rel=1e-6)
+
+
+@pytest.mark.parametrize("tables", [{}, {"alpha": "0.5"}, {"alpha": "1"}, {"alpha": "0.123"}], ids=str)
+def test_a_weight_of_an_edit_counts_beside_parts_of_one_where_the_user_gave_none(corpora, tables):
+    old = make(entry("a"), entry("b"), **tables)
+    for blend in (old, change(old, 5, remove=["b"])):
+        new = change(blend, 10, add=[("0.5", path("d"))])
+        assert part_of(new, "d") == pytest.approx(1 / 3, rel=1e-3)
+        again = change(new, 20, add=[("0.5", path("c"))])
+        assert part_of(again, "c") == part_of(again, "d") == pytest.approx(1 / 4, rel=1e-3)
+
+
+def test_a_weight_of_an_edit_counts_beside_weights_that_equal_the_tokens(corpora):
+    """1,000 and 500 are tokens of a and b, and here they are weights."""
+    old = mdata.make_blend(["1000", path("a"), "500", path("b")], "old.json")
+    assert part_of(change(old, 10, add=[("500", path("d"))]), "d") == 1 / 4
+
+
+def test_members_of_groups_keep_the_weight_that_the_user_gave_the_group(corpora):
+    groups = {"x": "6", "y": "4"}
+    old = make(*(entry(name, group=group) for name, group in (("a", "x"), ("b", "x"), ("c", "y"))), group=groups)
+    plain = change(old, 10, add=[("10", path("d"))])
+    later = change(change(old, 10, remove=["b"]), 20, add=[("10", path("d"))])
+    assert part_of(plain, "d") == 1 / 2
+    assert part_of(later, "d") == pytest.approx(10 / 18)
+
+
+@pytest.mark.parametrize(
+    ("old", "part"),
+    [(["1.5", "a", "3.5", "b"], 0.5 / 5.5), (["1.5000001", "a", "3.5000001", "b"], 0.5 / 5.5), (["a", "b"], 1 / 3),
+     ({"component": [entry("a"), entry("b")], "alpha": "0.123"}, 1 / 3)],
+)  # fmt: skip
+@pytest.mark.parametrize("note", [{}, {"alpha": "no number"}, {"alpha": 3}, {"alpha": "1e999999999"}], ids=str)
+def test_an_edit_of_an_older_manifest_counts_alike(corpora, old, part, note):
+    """Older manifests do not say who set a share, and their notes may say anything."""
+    spec = old if isinstance(old, dict) else [path(word) if word in "ab" else word for word in old]
+    made = mdata.plan_blend(spec, corpora)
+    parts = [msgspec.structs.replace(part, set_by=msgspec.UNSET) for part in made.manifest.components]
+    notes = {**note, **made.manifest.notes}
+    old_manifest = msgspec.structs.replace(made.manifest, components=parts, notes=notes)
+    aged = mdata.OpenBlend(manifest.sealed(old_manifest), made.corpora, corpora)
+    assert aged.manifest.id == made.manifest.id
+    assert part_of(change(aged, 10, add=[("0.5", path("d"))]), "d") == pytest.approx(part, rel=1e-3)

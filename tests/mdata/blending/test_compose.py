@@ -8,7 +8,7 @@ import pytest
 
 import mdata
 from mdata import UsageError, manifest
-from mdata.blending.compose import by_tokens
+from mdata.blend.shares import by_tokens
 from tests.helpers.corpora import write_pair
 from tests.helpers.manifests import assert_valid, corpus_of_pairs
 

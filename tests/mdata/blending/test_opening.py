@@ -204,7 +204,6 @@ def with_tokenizer(folder, name: str, fingerprint: str) -> None:
 
 def test_two_tokenizers_are_refused_with_both_fingerprints(corpora):
     with_tokenizer(corpora, "a", "12" * 32)
-    mdata.make_blend(words(corpora, "1", "a", "1", "b"), corpora / "mix.json")  # b does not say
     with_tokenizer(corpora, "b", "34" * 32)
     with pytest.raises(UsageError) as caught:
         mdata.make_blend(words(corpora, "1", "a", "1", "b"), corpora / "other.json")

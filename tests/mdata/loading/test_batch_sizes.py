@@ -68,6 +68,7 @@ def test_steps_follow_the_counter_alone(sizes, skipped):
     first = steps[skipped][0]
     assert list(itertools.islice(sizes.steps(first), 10)) == steps[skipped : skipped + 10]
     assert [first for first, _ in steps] == [sizes.after(n) for n in range(320)]
+    assert [first for first, _ in steps[skipped:]] == [sizes.after(n, consumed=first) for n in range(320 - skipped)]
     assert sorted(size for _, size in steps) == [size for _, size in steps]
     assert {size for _, size in steps} <= set(sizes.sizes)
     assert sizes.at(10**9) == sizes.sizes[-1]

@@ -140,3 +140,45 @@ def test_steps_grow_by_the_plan_and_a_loader_goes_on_where_one_stopped(dataset):
     steps.close()
     with pytest.raises(UsageError, match="global batch 6 is no multiple"):
         Loader(dataset, BatchPlan(4, 4, sizes=by_steps("0:4 8:6")))
+
+
+def test_it_ends_where_the_samples_that_were_asked_for_do(tmp_path):
+    wait_for_no_threads()
+    write_pair(tmp_path / "a", [[50]] * 10)
+    data = mdata.open(tmp_path / "a", sequence_length=8, num_samples=21)
+    numbers = [[batch.samples.tolist() for batch in step] for step in Loader(data, BatchPlan(6, 3))]
+    assert len(numbers) == 3 and sorted(n for step in numbers for batch in step for n in batch) == list(range(18))
+    assert list(Loader(data, BatchPlan(6, 3), consumed=18)) == []
+    assert len(list(Loader(data, BatchPlan(7, 7), consumed=7))) == 2
+
+
+def test_a_state_counts_what_was_handed_out_by_the_newest_iterator(dataset):
+    loader = Loader(dataset, BatchPlan(4, 2, sizes=by_steps("0:2 4:4")), consumed=2, prefetch=3)
+    assert loader.state_dict()["consumed_samples"] == 2
+    first = iter(loader)
+    given = [next(first)[0].samples.tolist() for _ in range(3)]
+    assert loader.state_dict() == {"consumed_samples": 12, "data_id": dataset.data_id, "seed": 1234}
+    second = iter(loader)
+    assert loader.state_dict()["consumed_samples"] == 2
+    assert next(second)[0].samples.tolist() == given[0]
+    next(first)
+    assert loader.state_dict()["consumed_samples"] == 4
+    loader.load_state_dict({**loader.state_dict(), "consumed_samples": 12})
+    assert loader.state_dict()["consumed_samples"] == 12
+    third = iter(loader)
+    assert sorted(n for batch in next(third) for n in batch.samples.tolist()) == [12, 13, 14, 15]
+    with pytest.raises(UsageError, match="another data_id"):
+        loader.load_state_dict({**loader.state_dict(), "data_id": "other"})
+    assert loader.state_dict()["consumed_samples"] == 16
+    for one in (first, second, third):
+        one.close()
+    wait_for_no_threads()
+
+
+def test_a_loader_that_is_kept_does_not_keep_the_thread_of_a_loop_that_was_left(dataset):
+    loader = Loader(dataset, BatchPlan(2, 1))
+    for _ in loader:
+        break
+    gc.collect()
+    wait_for_no_threads()
+    assert loader.state_dict()["consumed_samples"] == 2
