@@ -25,6 +25,8 @@ PIECE_CHARS = 1 << 20
 LONGEST_WORD_CHARS = 4 << 20
 # For tokenizers that look at a text as a whole.
 LONGEST_WHOLE_CHARS = 16 << 20
+# To which rules of the tokenizer may make such a text grow.
+LONGEST_GROWN_CHARS = 64 << 20
 
 _BLANK = re.compile("[ \t\n\r]")
 _CUT = re.compile(r"[A-Za-z](?= [A-Za-z])|[!-~]\n(?=[A-Za-z])")
@@ -103,37 +105,41 @@ def can_cut_at_blanks(tokens: Sequence[AddedToken]) -> bool:
 
 
 def encode_in_pieces(
-    engine: Engine, texts: Sequence[str], *, cuttable: bool, cutter: Callable[[str], list[str]] = cut
+    engine: Engine,
+    texts: Sequence[str],
+    *,
+    cutter: Callable[[str], list[str]] | None = cut,
+    growth: float = 1.0,
 ) -> list[Ids]:
     """The ids of each text, long ones in pieces where that is safe.
+
+    Args:
+        engine: that gives them.
+        texts: of a batch.
+        cutter: cuts a text where no id can notice; None: texts are looked at as a whole.
+        growth: how many characters the tokenizer's rules may make of one.
 
     Raises:
         TextRefused: a text that cannot be cut is too long, or a word is.
     """
     if all(len(text) <= PIECE_CHARS for text in texts):
         return engine.encode(texts)
-    cutter_or_none = cutter if cuttable else None
-    return [_encode_long(engine, text, index=index, cutter=cutter_or_none) for index, text in enumerate(texts)]
+    if cutter is None:
+        refuse_long(texts, growth)
+    return [_encode_long(engine, text, index=index, cutter=cutter) for index, text in enumerate(texts)]
 
 
 def _encode_long(engine: Engine, text: str, *, index: int, cutter: Callable[[str], list[str]] | None) -> Ids:
-    if cutter is None:
-        refuse_long([text], index)
     with numbered([index]):
-        if cutter is None:
-            return engine.encode([text])[0]
+        pieces = [text] if cutter is None else cutter(text)
         # One after another: the memory of a piece is free again before the next is begun.
-        return np.concatenate([engine.encode([piece])[0] for piece in cutter(text)])
+        return np.concatenate([engine.encode([piece])[0] for piece in pieces])
 
 
-def refuse_long(texts: Sequence[str], index: int = 0) -> None:
-    """Raise TextRefused for a text that is too long for what looks at it as a whole.
-
-    Args:
-        texts: of a batch,
-        index: the place of the first of them in it.
-    """
-    for number, text in enumerate(texts, index):
-        if len(text) > LONGEST_WHOLE_CHARS:
-            reason = f"a text of {len(text):,} characters; this tokenizer takes {LONGEST_WHOLE_CHARS:,} at most"
+def refuse_long(texts: Sequence[str], growth: float = 1.0) -> None:
+    """Raise TextRefused for a text that is too long for what looks at it as a whole; `growth` as above."""
+    longest = min(LONGEST_WHOLE_CHARS, int(LONGEST_GROWN_CHARS / growth))
+    for number, text in enumerate(texts):
+        if len(text) > longest:
+            reason = f"a text of {len(text):,} characters; this tokenizer takes {longest:,} at most"
             raise TextRefused(number, reason)

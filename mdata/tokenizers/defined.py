@@ -35,6 +35,7 @@ from mdata.tokenizers.definition import (
     with_special_tokens,
 )
 from mdata.tokenizers.engines import EXACT, WORDPIECE, Engine, ExactEngine, FlatEngine, Ids
+from mdata.tokenizers.growth import growth_of
 from mdata.tokenizers.protocol import Announce, IdArray, LengthArray, Recipe, TextRefused
 from mdata.tokenizers.routed import routed
 
@@ -191,15 +192,21 @@ class DefinedTokenizer:
             raise UsageError(f"tokenizer engine {engine} is not installed here", found=str(error)) from error
 
     @cached_property
+    def _growth(self) -> float:
+        """How many characters rules of the tokenizer may make of one."""
+        return growth_of(self._definition)
+
+    @cached_property
     def _num_special_added(self) -> int:
         """How many special ids the post-processor puts around a text."""
         return self._count_special(self._assembled(self._encode([""]))[0])
 
     def _encode(self, texts: Sequence[str]) -> list[Ids]:
         if self._around is None:
-            refuse_long(texts)
+            refuse_long(texts, self._growth)
             return self._exact.encode_with(texts, add_special_tokens=self._add)
-        return encode_in_pieces(self._engine, texts, cuttable=self._cuttable, cutter=self._cutter)
+        cutter = self._cutter if self._cuttable else None
+        return encode_in_pieces(self._engine, texts, cutter=cutter, growth=self._growth)
 
     def _assembled(self, arrays: list[Ids]) -> tuple[IdArray, LengthArray]:
         """The arrays of the texts as one, with what stands around every text."""

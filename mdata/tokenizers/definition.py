@@ -169,11 +169,15 @@ _SIDES = MappingProxyType(
 
 def flat(part: Any, children: str) -> list[Mapping[str, Any]]:
     """A component, or those inside of a Sequence of them."""
-    if not isinstance(part, Mapping):
-        return []
-    if part.get("type") != "Sequence":
-        return [part]
-    return [inner for child in part.get(children) or () for inner in flat(child, children)]
+    found, left = [], [part]
+    while left:
+        one = left.pop()
+        if isinstance(one, Mapping) and one.get("type") == "Sequence":
+            inside = one.get(children)
+            left += reversed(inside) if isinstance(inside, list) else ()
+        elif isinstance(one, Mapping):
+            found.append(one)
+    return found
 
 
 def split_pattern(definition: Definition) -> str | None:

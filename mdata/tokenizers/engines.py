@@ -21,6 +21,7 @@ import numpy.typing as npt
 from mdata.errors import UsageError
 from mdata.tokenizers.bytelevel import ALPHABET, to_bytes
 from mdata.tokenizers.definition import Definition, added_tokens, merge_parts, split_pattern, without_special_tokens
+from mdata.tokenizers.growth import refuse_growth
 from mdata.tokenizers.matching import any_of
 from mdata.tokenizers.patterns import FOR_TIKTOKEN
 from mdata.tokenizers.protocol import IdArray, LengthArray, TextRefused, numbered
@@ -141,6 +142,7 @@ def library_failed(error: BaseException) -> bool:
 def _read_exactly(definition: Definition) -> Any:
     from tokenizers import Tokenizer as Library
 
+    refuse_growth(definition)
     try:
         library = Library.from_buffer(as_json(definition))
     except BaseException as error:

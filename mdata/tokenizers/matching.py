@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from itertools import groupby, pairwise
-from os.path import commonprefix
+from itertools import groupby, pairwise, takewhile
 
 # Python's compiler of patterns calls itself for every level.
 _MOST_LEVELS = 40
@@ -50,7 +49,8 @@ def _tree(tokens: Sequence[str], level: int) -> str:
         return "|".join(map(re.escape, reversed(tokens)))
     if not tokens[0]:
         return f"(?:{_tree(tokens[1:], level)})?" if len(tokens) > 1 else ""
-    shared = commonprefix([tokens[0], tokens[-1]])
+    # Of all of them, as they are sorted.
+    shared = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(tokens[0], tokens[-1], strict=False)))
     if shared:
         return re.escape(shared) + _grouped(_tree([token[len(shared) :] for token in tokens], level + 1))
     groups = [list(group) for _, group in groupby(tokens, key=lambda token: token[0])]

@@ -251,7 +251,7 @@ def test_a_sidecar_is_a_regular_file_of_the_folder(tmp_path, sidecar, target):
     (found,) = problems(path)
     assert "outside its folder" in found or "not a regular file" in found
     if sidecar == "x.origins":
-        with pytest.raises(mdata.UsageError, match="outside its folder|not a regular file"):
+        with pytest.raises(mdata.UsageError, match=r"outside its folder|not a regular file"):
             Documents(mdata.open_corpus(path))
     (small / sidecar).unlink()
     (tmp_path / "elsewhere").rename(small / sidecar)

@@ -38,7 +38,9 @@ def test_what_is_not_there_may_be_named(manifest, name):
         file_inside(manifest, name)
 
 
-@pytest.mark.parametrize("name", ["../secret", "../corpus-2/z", "below/../../secret", "..", ".", "../gone", "/dev/null"])
+@pytest.mark.parametrize(
+    "name", ["../secret", "../corpus-2/z", "below/../../secret", "..", ".", "../gone", "/dev/null"]
+)
 def test_names_that_lead_out(manifest, name):
     for look in (path_inside, file_inside):
         with pytest.raises(mdata.UsageError, match="outside its folder") as caught:

@@ -49,7 +49,7 @@ def is_in_proportion(work: Callable[[int], Any], small: int = SMALL) -> bool:
 
 
 def test_the_measure_can_fail():
-    assert is_in_proportion(lambda n: [x for x in range(n)])
+    assert is_in_proportion(lambda n: [x + 1 for x in range(n)])
     assert not is_in_proportion(lambda n: [max(y for y in range(x + 1)) for x in range(n)])
     assert not is_in_proportion(lambda n: any(x < 0 for _ in range(n) for x in range(n)))
 
