@@ -83,7 +83,11 @@ def estimate(options: PreprocessOptions, progress: Progress = SILENT) -> Estimat
             break
     progress.end()
     listed = tuple((printable_path(file.path), file.size_bytes, file.format, file.compression) for file in files)
-    return replace(_scaled(job, seen), files=listed, left_out={str(reason): count for reason, count in inputs.left_out.counts.items()})
+    return replace(
+        _scaled(job, seen),
+        files=listed,
+        left_out={str(reason): count for reason, count in inputs.left_out.counts.items()},
+    )
 
 
 class _Seen(NamedTuple):
