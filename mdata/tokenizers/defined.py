@@ -215,7 +215,8 @@ class DefinedTokenizer:
             before, after = (np.array(ids, dtype=np.uint32) for ids in self._around)
             arrays = [part for ids in arrays for part in (before, ids, after)]
             lengths += len(before) + len(after)
-        joined = np.concatenate(arrays) if arrays else np.empty(0, dtype=np.uint32)
+        # One long text is not copied once more.
+        joined = arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, dtype=np.uint32), *arrays])
         assert joined.dtype == np.uint32, f"an engine gave {joined.dtype}"
         # Ids are below 2**31, so the bytes of an unsigned array are those of a signed one.
         return joined.view(np.int32), lengths

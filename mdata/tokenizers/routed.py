@@ -71,7 +71,7 @@ class RoutedEngine:
         return [found[number] for number in range(len(texts))]
 
     def _parts(self, text: str) -> list[str]:
-        return cut(text, _PART_CHARS) if self._cuttable else [text]
+        return list(cut(text, _PART_CHARS)) if self._cuttable else [text]
 
     def _encode_parts(self, number: int, parts: Sequence[str]) -> Ids:
         """Most parts are not odd; one that cannot be cut any more is the exact engine's."""
