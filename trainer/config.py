@@ -243,7 +243,9 @@ def _apply_override(tables: dict[str, Any], text: str) -> str | None:
     name, equals, value = text.partition("=")
     section, dot, key = name.strip().partition(".")
     if not equals or not dot or not section or not key:
-        return f"{text!r} is not an override; expected section.key=value, such as train.steps=100"
+        meant = nearest(name.strip(), key_names()) if equals and name.strip().isidentifier() else None
+        example = f"{meant}={value}" if meant else "train.steps=100"
+        return f"{text!r} is not an override; expected section.key=value, such as {example}"
     table = tables.setdefault(section, {})
     if isinstance(table, dict):
         known = _section_types().get(section)
@@ -278,9 +280,15 @@ def _parse_section(name: str, section: type, table: Mapping[str, Any]) -> tuple[
 
 
 def _unknown_key(section: str, key: str, hints: Mapping[str, Any]) -> str:
-    elsewhere = [f"{name}.{key}" for name, other in _section_types().items() if key in _hints(other)]
-    hint = f"; did you mean {elsewhere[0]}?" if elsewhere else _suggestion(key, hints)
+    exactly = next((name for name in key_names() if name.endswith(f".{key}")), None)
+    elsewhere = exactly or (None if nearest(key, hints) else nearest(key, key_names()))
+    hint = f"; did you mean {elsewhere}?" if elsewhere else _suggestion(key, hints)
     return f"there is no key {section}.{key}{hint}"
+
+
+def key_names() -> list[str]:
+    """Every setting of a run, as section.key."""
+    return [f"{name}.{key}" for name, section in _section_types().items() for key in _hints(section)]
 
 
 def _suggestion(name: str, known: Mapping[str, Any]) -> str:
