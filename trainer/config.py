@@ -36,6 +36,8 @@ class Range:
         return f"of at least {self.low:g}{end}"
 
 
+_SHOWN = 200  # characters of a wrong value
+
 Positive = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]
 Amount = Annotated[float, Range(0)]
@@ -186,7 +188,7 @@ def parse_config(tables: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]
     for name, section in sections.items():
         table = tables.get(name, {})
         if not isinstance(table, Mapping):
-            problems.append(f"{name} = {table!r} is not a section; write [{name}] and its keys below it")
+            problems.append(f"{name} = {_shown(table)} is not a section; write [{name}] and its keys below it")
             continue
         arguments, found = _parse_section(name, section, table)
         problems += found
@@ -226,7 +228,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         fix = "give the path of a run's TOML file, such as configs/quickstart.toml"
         raise UsageError(f"cannot read the configuration {path}", found=error.strerror, fix=fix) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number of 5,000 digits, nested too deep
         raise UsageError(f"{path} is not a TOML file", found=str(error), fix="correct that line") from error
 
 
@@ -257,7 +259,7 @@ def _override_value(text: str, hint: Any) -> Any:
     """A TOML value; text that is none, and every unquoted value of a string field, is the string itself."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     if set(parsed) != {"value"} or (hint is str and not isinstance(parsed["value"], str)):
         return text
@@ -299,7 +301,7 @@ def _suggestion(name: str, known: Mapping[str, Any]) -> str:
 def _converted(value: Any, hint: Any) -> Any:
     """TOML's value as the field stores it: whole numbers serve as floats, arrays become tuples."""
     base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-    if base is float and type(value) is int:
+    if base is float and _fits(value, int):
         return float(value)
     return tuple(value) if isinstance(value, list) else value
 
@@ -307,8 +309,17 @@ def _converted(value: Any, hint: Any) -> Any:
 def _value_problem(where: str, value: Any, hint: Any) -> str | None:
     if _fits(value, hint):
         return None
-    shown = list(value) if isinstance(value, tuple) else value
-    return f"{where} is {shown!r}; expected {_expectation(hint)}"
+    return f"{where} is {_shown(value)}; expected {_expectation(hint)}"
+
+
+def _shown(value: Any) -> str:
+    """A value as it may stand in a message: hardly anybody wants to read all of a very long one."""
+    if type(value) is int and not _fits(value, int):
+        return f"a number of {value.bit_length()} bits"
+    text = repr(list(value) if isinstance(value, tuple) else value)
+    if isinstance(value, str) and not _fits(value, str):
+        text += ", which is not UTF-8"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -319,8 +330,12 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is Literal:
         return value in get_args(hint)
     if origin is tuple:
-        return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
-    return type(value) is hint
+        return isinstance(value, tuple) and all(_fits(item, str) for item in value)
+    if type(value) is not hint:
+        return False
+    if hint is str:  # what cannot be written down: bytes of the command line that are not UTF-8
+        return not any("\ud800" <= character <= "\udfff" for character in value)
+    return hint is not int or -(1 << 63) <= value < 1 << 63
 
 
 def _expectation(hint: Any) -> str:
