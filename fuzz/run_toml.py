@@ -38,7 +38,7 @@ def check(data: bytes) -> None:
     try:
         config = load_config(path, overrides)
     except UsageError as error:
-        assert all(len(line) < 2000 for line in str(error).splitlines()), error
+        assert str(path) in str(error)
         return
     assert value_problems(config) == []
     path.write_text(dump_config(config), encoding="utf-8")

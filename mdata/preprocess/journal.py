@@ -80,6 +80,8 @@ class Journal:
     def remove(self) -> None:
         """Take the file away, for good: what it spoke of is finished, or gone."""
         with os_errors_named(f"removing {self.path}"):
+            # The files in the making that were removed do not come back when nothing speaks of them any more.
+            durable.sync_folder(self.path.parent)
             self.path.unlink(missing_ok=True)
             durable.sync_folder(self.path.parent)
 
