@@ -57,7 +57,7 @@ class RunSection:
 class ModelSection:
     """The shape of the model; sizes are logical, whatever the layout."""
 
-    num_layers: Positive  # transformer blocks
+    num_layers: Annotated[int, Range(1, 1 << 16)]  # transformer blocks
     hidden_size: Positive  # features of the residual stream
     num_heads: Positive  # query heads; hidden_size / num_heads features each
     num_kv_heads: Count = 0  # key and value heads; 0: num_heads

@@ -111,6 +111,10 @@ def test_an_override_without_its_form_is_refused(path: Path, override: str) -> N
         (changed("train", steps=True), "train.steps is True; expected a whole number of at least 1"),
         (changed("train", steps=2.0), "train.steps is 2.0; expected a whole number of at least 1"),
         (changed("train", steps=0), "train.steps is 0; expected a whole number of at least 1"),
+        (
+            changed("model", num_layers=1 << 40),
+            "model.num_layers is 1099511627776; expected a whole number of at least 1 and below 65536",
+        ),
         (changed("train", steps=1 << 63), "train.steps is a number of 64 bits; expected a whole number of at least 1"),
         (changed("train", steps=10**5000), "train.steps is a number of 16610 bits; expected"),
         (changed("optimizer", lr=10**5000), "optimizer.lr is a number of 16610 bits; expected a number of at least 0"),
