@@ -452,6 +452,40 @@ def run_toml() -> dict[str, bytes]:
     return {"whole": b"\0" + WHOLE.encode()} | {f"{name}-1": b"\1" + text for name, text in texts.items()}
 
 
+def checkpoint_index() -> dict[str, bytes]:
+    """Sound indexes as text, and fields that are put over those of one with hashes (1) or without (2)."""
+    from fuzz.checkpoint_index import built, piece
+
+    def tensor(shape: list[int], *slices: tuple[list[int], list[int]]) -> bytes:
+        parts = [piece("weight/b", 0, start, size) for start, size in slices]
+        return json.dumps({"tensors": {"weight/b": {"shape": shape, "slices": parts}}}).encode()
+
+    fields = {
+        "same": b"{}",
+        "grid": tensor([4, 4], ([0, 0], [2, 2]), ([0, 2], [2, 2]), ([2, 0], [2, 3]), ([2, 3], [2, 1])),
+        "twice": tensor([4], ([0], [2]), ([0], [2])),
+        "gap": tensor([4], ([0], [2]), ([3], [1])),
+        "outside": tensor([4], ([0], [2]), ([2], [3])),
+        "scalar": tensor([], ([], [])),
+        "large": tensor([1 << 62, 1 << 62], ([0, 0], [1 << 62, 1 << 62])),
+        "negative": tensor([4], ([-1], [5])),
+        "away": b'{"files": {"../x": 9}}',
+        "link": b'{"files": {"rank-00000.safetensors": -1}}',
+        "step": b'{"run": {"step": 0, "consumed_samples": true}}',
+        "samples": b'{"run": {"consumed_samples": 1e9}}',
+        "config": b'{"run": {"config": "a = ' + b"[" * 900 + b'"}}',
+        "digits": b'{"run": {"config": "a = ' + b"9" * 5000 + b'"}}',
+        "deep": b'{"run": {"data": ' + b'{"a": ' * 300 + b"1" + b"}" * 302,
+        "surrogate": b'{"run": {"data_id": "\\ud800"}}',
+        "nan": b'{"run": {"data": {"x": NaN}, "measured": {"y": Infinity}}}',
+    }
+    texts = {"hashed": built(b"{}", hashed=True), "older": built(b"{}", hashed=False)}
+    more = {"cut": texts["hashed"][:-9], "altered": texts["hashed"].replace(b"12", b"13"), "none": b"", "list": b"[1]"}
+    more |= {"arrays": b'{"x": ' + b"[" * 5000, "digits": b'{"x": ' + b"9" * 5000 + b"}", "bytes": b'{"\xff": 1}'}
+    raw = {name: b"\0" + text for name, text in (texts | more).items()}
+    return raw | {f"{name}-{kind}": bytes([kind]) + text for name, text in fields.items() for kind in (1, 2)}
+
+
 def main() -> int:
     """Write them all."""
     makers: tuple[Callable[[], dict[str, bytes]], ...] = (
@@ -473,6 +507,7 @@ def main() -> int:
         sentencepiece_bpe,
     )
     makers += (punkt_split, punkt_tables, wordpiece, wordpiece_vocabulary, manifest, origins, journal, run_toml)
+    makers += (checkpoint_index,)
     for make in makers:
         folder = CORPUS / make.__name__
         folder.mkdir(parents=True, exist_ok=True)
