@@ -12,7 +12,7 @@ SOURCES = mdata trainer cli tests benchmarks scripts fuzz
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check soak fuzz wheel clean install lint types cpp cpp-plain cpp-sanitized
+.PHONY: help quickstart test check soak fuzz wheel clean install lint types cpp cpp-plain cpp-sanitized core-sanitized
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,7 +22,7 @@ quickstart: ## install, then text -> tokens -> blend -> training -> report.html,
 	@$(INSTALL) train report
 	@$(IN_VENV) python -m cli.quickstart
 
-test: install lint types cpp ## everything but the soak tests, under 15 minutes on 2 cores
+test: install lint types cpp core-sanitized ## everything but the soak tests, under 15 minutes on 2 cores
 	$(IN_VENV) $(PYTEST)
 	$(IN_VENV) python fuzz/run.py --replay --jobs $(JOBS)
 
@@ -64,6 +64,12 @@ cpp-plain:
 
 cpp-sanitized:
 	$(call build_and_run,build/cpp-sanitized,-DMDATA_SANITIZE=ON)
+
+# The extension itself under the sanitizers, in tests that give it wrong and hostile arguments.
+core-sanitized: install
+	@$(IN_VENV) cmake -S . -B build/core-sanitized -DMDATA_SANITIZE=ON -DMDATA_WERROR=ON --log-level=WARNING
+	@$(IN_VENV) cmake --build build/core-sanitized --parallel $(JOBS)
+	$(IN_VENV) python -m tests.helpers.sanitized build/core-sanitized --jobs $(JOBS)
 
 define build_and_run
 	@$(IN_VENV) cmake -S . -B $(1) -DMDATA_BUILD_TESTS=ON -DMDATA_BUILD_MODULE=OFF $(2) --log-level=WARNING

@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import FrameType, MappingProxyType
@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 from cli.start import INTERRUPTED, Command, InterruptsEndAtOnce
 from mdata.errors import MdataError, ResourceError, StoppedError, UsageError, explain_os_error, nearest
 from mdata.progress import Progress
+from mdata.synonyms import synonym
 from mdata.version import __version__
 
 __all__ = ["Command", "Console", "Parser", "run"]
@@ -42,11 +43,13 @@ class Parser(argparse.ArgumentParser):
 
     Attributes:
         second_choice: options (by `dest`) that a shortened name means only where it fits no other.
+        settings: names of settings that are given as words, without dashes.
         no_option: what to do instead of an option that there is not, and that is near to none.
     """
 
     second_choice: frozenset[str] = frozenset()
     no_option: str | None = None
+    settings: Callable[[], list[str]] | None = None
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -61,7 +64,10 @@ class Parser(argparse.ArgumentParser):
         """Raise instead of printing the whole usage."""
         _, _, unknown = message.partition("unrecognized arguments: ")
         options = [option for action in self._actions if action.dest != "help" for option in action.option_strings]
-        close = nearest(unknown.split("=")[0].split(" ")[0], options) if unknown else None
+        word = unknown.split("=")[0].split(" ")[0]
+        close = nearest(word, options) if unknown else None
+        if unknown and self.settings and (meant := synonym(word, self.settings())):
+            close = f"{meant}=VALUE"
         help_hint = f"{self.prog} --help"
         fix = f"{close}? See {help_hint}" if close else (unknown and self.no_option) or help_hint
         raise UsageError(message, fix=fix)

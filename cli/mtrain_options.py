@@ -10,11 +10,12 @@ import os
 
 from cli.console import Parser
 from mdata import UsageError
-from trainer.config import RunConfig, load_config
+from trainer.config import RunConfig, key_names, load_config
 
 
 def add_run_arguments(parser: Parser) -> None:
     """The configuration, its overrides, and the number of ranks."""
+    parser.settings = key_names
     parser.no_option = "section.key=value for a setting, such as train.steps=100"
     parser.add_argument("config", metavar="run.toml", help="the run's TOML file")
     parser.add_argument(

@@ -17,6 +17,7 @@ from cli.preprocess_options import add_arguments
 from cli.text import table
 from cli.tokenizer_options import tokenizer_options_of
 
+_FILES_SHOWN = 100
 _Policy = Literal["stop", "skip", "quarantine"]
 
 __all__ = ["add_arguments", "main", "options_of"]
@@ -54,6 +55,8 @@ def options_of(arguments: argparse.Namespace) -> tuple[mdata.PreprocessOptions, 
     given = {"workers": arguments.workers, "max_record_bytes": arguments.max_record_bytes}
     options = mdata.PreprocessOptions(
         input=tuple(arguments.input),
+        include=tuple(arguments.include),
+        exclude=tuple(arguments.exclude),
         output_prefix=arguments.output_prefix,
         tokenizer_type=arguments.tokenizer_type,
         tokenizer_model=arguments.tokenizer_model,
@@ -131,8 +134,15 @@ def _row(path: str, manifest: mdata.CorpusManifest) -> dict[str, Any]:
 
 
 def _estimate_text(facts: dict[str, Any]) -> str:
-    width = max(map(len, facts))
-    return "\n".join(f"{name.replace('_', ' '):<{width}}  {_plain(value)}" for name, value in facts.items())
+    """The numbers, and below them the files that would be read, in their order."""
+    files, left_out = facts["files"], facts["left_out"]
+    numbers = {name: value for name, value in facts.items() if name not in ("files", "left_out")}
+    width = max(map(len, numbers))
+    lines = [f"{name.replace('_', ' '):<{width}}  {_plain(value)}" for name, value in numbers.items()]
+    lines += ["", table(("file", "bytes", "format", "packed"), files[:_FILES_SHOWN])]
+    lines += [f"and {len(files) - _FILES_SHOWN:,} more (--json lists all)"] if len(files) > _FILES_SHOWN else []
+    lines += [f"left out: {count:,} ({reason})" for reason, count in left_out.items()]
+    return "\n".join(lines)
 
 
 def _plain(value: object) -> str:

@@ -80,6 +80,7 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     formats = ("auto", "jsonl", "parquet", "text")
     add("--input-format", choices=formats, default="auto", help="default: by name and first bytes")
+    add_filter(group)
     add("--text-documents", choices=("file", "paragraph"), default="file", help="what a document of plain text is")
     add_variants(group)
     add("--chat", action="store_true", help="records are conversations: results are PREFIX_KEY_chat.*")
@@ -98,6 +99,13 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
     add("--engine", choices=engines, default="auto", help="which library tokenizes; default: the fastest exact one")
     add("--holdout", default="0", metavar="FRACTION", help="documents to PREFIX_holdout_KEY_document.* or _sentence.*")
     add("--dry-run", action="store_true", help="sample the input and predict; write nothing")
+
+
+def add_filter(group: argparse._ArgumentGroup) -> None:
+    """Which files of folders are read."""
+    add = group.add_argument
+    add("--include", nargs="+", default=(), metavar="P", help="of folders only files that fit, as in .gitignore")
+    add("--exclude", nargs="+", default=(), metavar="P", help="of folders no files or folders that fit")
 
 
 def size(text: str) -> int:

@@ -14,7 +14,7 @@ from dataclasses import fields
 
 import mdata
 from cli.console import Console
-from cli.preprocess_options import size
+from cli.preprocess_options import add_filter, size
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +35,7 @@ def _add_reading(group: argparse._ArgumentGroup) -> None:
     add("--json-keys", "--json-key", nargs="+", default=("text",), metavar="KEY", help="default: text")
     add("--input-format", choices=("auto", "jsonl", "parquet", "text"), default="auto", help="default: auto")
     add("--text-documents", choices=("file", "paragraph"), default="file", help="what is a document of plain text")
+    add_filter(group)
     add("--max-record-bytes", type=size, default=64 << 20, metavar="SIZE", help="a longer record is bad; 64M")
     add("--on-error", choices=("stop", "skip"), default="stop", help="at a row that cannot be taken; default stop")
     more = "default: 1G; sentencepiece-bpe 256M, sentencepiece-unigram 64M"

@@ -19,7 +19,16 @@ import tempfile
 from contextlib import redirect_stderr
 from pathlib import Path
 
-WATCHED = ["mdata.indexed", "mdata.sources", "mdata.reference", "mdata.sentences", "mdata.tokenizers", "fuzz"]
+WATCHED = [
+    "mdata.indexed",
+    "mdata.sources",
+    "mdata.reference",
+    "mdata.sentences",
+    "mdata.tokenizers",
+    "mdata.manifest",
+    "mdata.blend",
+]
+WATCHED += ["mdata.origins", "mdata.preprocess.journal", "trainer.config", "trainer.checkpoint_index", "fuzz"]
 
 
 @functools.cache

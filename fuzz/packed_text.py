@@ -89,7 +89,8 @@ def parts(file: SourceFile, piece_bytes: int, *, spec: ReadSpec) -> list[tuple[i
 def unpacked(data: bytes, compression: str) -> bytes:
     """The whole text by the library's simplest call."""
     if compression == "zstd":
-        return zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data), read_across_frames=True).read()
+        frames = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+        return frames.stream_reader(io.BytesIO(data), read_across_frames=True).read()
     if compression == "xz":
         return unpacked_xz(data)
     if compression == "none":

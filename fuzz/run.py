@@ -30,7 +30,8 @@ FAILURES = BUILD / "failures"
 PYTHON_TARGETS = (
     "index_reader", "legacy_reader", "record_lines", "packed_text", "parquet_rows", "punkt_tables",
     "sentencepiece_model", "wordpiece_vocabulary",
-    "gpt2_files", "rank_files", "tokenizer_json",
+    "gpt2_files", "rank_files", "tokenizer_json", "manifest", "origins", "journal", "run_toml",
+    "checkpoint_index",
 )  # fmt: skip
 CPP_TARGETS = (
     "index_blocks", "gather", "native_rows", "fim", "megatron_order", "masked",

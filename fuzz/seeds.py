@@ -12,7 +12,7 @@ import json
 import lzma
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import zstandard
@@ -359,9 +359,136 @@ def wordpiece_vocabulary() -> dict[str, bytes]:
     }
 
 
+def manifest() -> dict[str, bytes]:
+    """Sound ones as text, and fields that are put over those of a corpus (1) or of a blend (2)."""
+    from fuzz.manifest import BLEND, CORPUS, built
+
+    deep = b'{"notes": {"x": ' + b"[" * 600 + b"]" * 600 + b"}}"
+    fields = {
+        "same": b"{}",
+        "notes": b'{"notes": {"x": ["a", 1, null, true]}}',
+        "float": b'{"notes": {"x": 1.5}}',
+        "deep": deep,
+        "large": b'{"notes": {"x": ' + b"9" * 400 + b"}}",
+        "surrogate": b'{"notes": {"\\ud800": "\\udfff"}}',
+        "shards": b'{"shards": []}',
+        "shares": b'{"components": [{"path": "a", "id": "' + b"0" * 64 + b'", "name": "a", "share": "0", "group": null,'
+        b' "cap": "1/0"}]}',
+        "phases": b'{"phases": [{"samples": 9, "shares": ["1e99", "2/0"], "ramp": true}, '
+        b'{"samples": null, "shares": []}]}',
+        "negative": b'{"version": true, "shards": [{"tokens": -1}]}',
+        "no-object": b"[]",
+    }
+    texts = {"corpus": built(CORPUS, b"{}"), "blend": built(BLEND, b"{}")}
+    more = {
+        "altered": texts["corpus"].replace(b'"tokens": 9', b'"tokens": 8'),
+        "cut": texts["blend"][:-30],
+        "other": b'{"format": "x"}',
+        "later": b'{"format": "mdata-manifest", "version": 2}',
+        "none": b"",
+        "bytes": b'{"\xff": 1}',
+        "arrays": b'{"x": ' + b"[" * 2000,
+    }
+    raw = {name: b"\0" + text for name, text in (texts | more).items()}
+    return raw | {f"{name}-{kind}": bytes([kind]) + text for name, text in fields.items() for kind in (1, 2)}
+
+
+def origins() -> dict[str, bytes]:
+    """Files with and without runs, and numbers from which runs are made."""
+    head = b"\0MDORIGIN" + struct.pack("<2q", 1, 1)
+    runs = struct.pack("<6q", 0, 0, 1, 5, 1, 3)
+    return {
+        "none": head,
+        "runs": head + runs,
+        "cut": head + runs[:-3],
+        "fall": head + runs[24:] + runs[:24],
+        "later": head.replace(b"\1", b"\2", 1) + runs,
+        "short": b"\0MDORIGIN",
+        "built": b"\1\2" + bytes([0, 0, 1, 3, 0, 9, 4, 1, 1]),
+        "far": b"\1\1" + bytes([0, 0, 254, 0, 0, 255, 0, 1, 254, 0, 1, 200, 0, 7]),
+    }
+
+
+def journal() -> dict[str, bytes]:
+    """Journals with whole and cut lines; lines of JSON that get their hashes."""
+    from fuzz.journal import hashed
+
+    lines = b'{"job":{"outputs":["x"]},"kind":"job"}\n{"kind":"state","rows":3,"sinks":{}}'
+    return {
+        "whole": b"\0" + hashed(lines),
+        "cut": b"\0" + hashed(lines)[:-9],
+        "altered": b"\0" + hashed(lines).replace(b"rows", b"cows"),
+        "hashed": b"\1" + lines,
+        "no-json": b"\1" + lines + b"\n{\n" + lines,
+        "no-object": b"\1[1]\n3\nnull",
+        "no-kind": b'\1{"a":1}\n{"kind":3}',
+        "deep": b"\1" + b"[" * 5000 + b"]" * 5000,
+        "large": b'\1{"kind":"state","rows":' + b"9" * 5000 + b"}",
+        "bytes": b'\1{"kind":"\xff"}',
+        "returns": b'\1{"kind":"a"}\r{"kind":"b"}',
+        "none": b"\0",
+    }
+
+
+def run_toml() -> dict[str, bytes]:
+    """Whole files, parts behind a whole one, and overrides."""
+    from fuzz.run_toml import WHOLE
+
+    texts = {
+        "mesh": b"[mesh]\ntp = 2\n",
+        "unknown": b"[mush]\ntp = 2\n[precision]\ndtype = 'fp8'\n",
+        "twice": b"[run]\nseed = 2\n",
+        "inline": b"mesh = {tp = 1, sequence_parallel = true}\n",
+        "dates": b"[checkpoint]\ninterval = 2020-01-01\nkeep = [nan, inf, -0.0]\n",
+        "deep": b"[mesh]\ntp = " + b"[" * 3000 + b"]" * 3000,
+        "dotted": b"[mesh]\n" + b"a." * 2000 + b"b = 1\n",
+        "large": b"[mesh]\ntp = " + b"9" * 5000 + b"\n",
+        "hexadecimal": b"[mesh]\ntp = 0x" + b"f" * 5000 + b"\n",
+        "bytes": b"[mesh]\n\xff = 1\n",
+        "overrides": b"\0run.seed=5\ndata.valid=['a', 'b']\nrun.folder=3\nmodel.vocab_size = 9\n",
+        "wrong": b"\0run.seed\nmodel=1\nmodel.num_layers=-1\n.=\nrun.folder=\xff\ntrain.steps=1e400",
+        "far": b"\0train.steps=" + b"9" * 30 + b"\noptimizer.lr=nan\nmesh.tp=" + b"[" * 3000,
+    }
+    return {"whole": b"\0" + WHOLE.encode()} | {f"{name}-1": b"\1" + text for name, text in texts.items()}
+
+
+def checkpoint_index() -> dict[str, bytes]:
+    """Sound indexes as text, and fields that are put over those of one with hashes (1) or without (2)."""
+    from fuzz.checkpoint_index import built, piece
+
+    def tensor(shape: list[int], *slices: tuple[list[int], list[int]]) -> bytes:
+        parts = [piece("weight/b", 0, start, size) for start, size in slices]
+        return json.dumps({"tensors": {"weight/b": {"shape": shape, "slices": parts}}}).encode()
+
+    fields = {
+        "same": b"{}",
+        "grid": tensor([4, 4], ([0, 0], [2, 2]), ([0, 2], [2, 2]), ([2, 0], [2, 3]), ([2, 3], [2, 1])),
+        "twice": tensor([4], ([0], [2]), ([0], [2])),
+        "gap": tensor([4], ([0], [2]), ([3], [1])),
+        "outside": tensor([4], ([0], [2]), ([2], [3])),
+        "scalar": tensor([], ([], [])),
+        "large": tensor([1 << 62, 1 << 62], ([0, 0], [1 << 62, 1 << 62])),
+        "negative": tensor([4], ([-1], [5])),
+        "away": b'{"files": {"../x": 9}}',
+        "link": b'{"files": {"rank-00000.safetensors": -1}}',
+        "step": b'{"run": {"step": 0, "consumed_samples": true}}',
+        "samples": b'{"run": {"consumed_samples": 1e9}}',
+        "config": b'{"run": {"config": "a = ' + b"[" * 900 + b'"}}',
+        "digits": b'{"run": {"config": "a = ' + b"9" * 5000 + b'"}}',
+        "deep": b'{"run": {"data": ' + b'{"a": ' * 300 + b"1" + b"}" * 302,
+        "surrogate": b'{"run": {"data_id": "\\ud800"}}',
+        "nan": b'{"run": {"data": {"x": NaN}, "measured": {"y": Infinity}}}',
+    }
+    texts = {"hashed": built(b"{}", hashed=True), "older": built(b"{}", hashed=False)}
+    more = {"cut": texts["hashed"][:-9], "altered": texts["hashed"].replace(b"12", b"13"), "none": b"", "list": b"[1]"}
+    more |= {"arrays": b'{"x": ' + b"[" * 5000, "digits": b'{"x": ' + b"9" * 5000 + b"}", "bytes": b'{"\xff": 1}'}
+    raw = {name: b"\0" + text for name, text in (texts | more).items()}
+    return raw | {f"{name}-{kind}": bytes([kind]) + text for name, text in fields.items() for kind in (1, 2)}
+
+
 def main() -> int:
     """Write them all."""
-    makers = (
+    makers: tuple[Callable[[], dict[str, bytes]], ...] = (
         index_reader,
         legacy_reader,
         record_lines,
@@ -379,7 +506,9 @@ def main() -> int:
         tokenizer_json,
         sentencepiece_bpe,
     )
-    for make in (*makers, punkt_split, punkt_tables, wordpiece, wordpiece_vocabulary):
+    makers += (punkt_split, punkt_tables, wordpiece, wordpiece_vocabulary, manifest, origins, journal, run_toml)
+    makers += (checkpoint_index,)
+    for make in makers:
         folder = CORPUS / make.__name__
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in make().items():

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from mdata.corpus import Corpus
 from mdata.errors import UsageError, nearest
+from mdata.manifest.inside import file_inside, path_inside
 from mdata.origins import Origins, open_origins
 
 
@@ -37,7 +38,7 @@ class Documents:
         missing: the path of a sidecar that the manifest names and that has gone, else None.
 
     Raises:
-        DamageError: the sidecar is damaged.
+        DamageError: the sidecar is damaged. UsageError: it is no regular file, or outside the corpus' folder.
     """
 
     def __init__(self, corpus: Corpus) -> None:
@@ -47,9 +48,9 @@ class Documents:
         self.origins: Origins | None = None
         self.missing: Path | None = None
         if provenance is not None and provenance.origins is not None:
-            path = corpus.path.parent / provenance.origins.path
+            path = path_inside(corpus.path, provenance.origins.path)
             if path.exists():
-                self.origins = open_origins(path)
+                self.origins = open_origins(file_inside(corpus.path, provenance.origins.path))
             else:
                 self.missing = path
 

@@ -139,11 +139,14 @@ def os_errors_named(doing: str) -> Iterator[None]:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name a user most likely meant, or None when nothing is near."""
+    """The name a user most likely meant, by meaning or by spelling, or None when nothing is near."""
     import difflib
 
-    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
-    return found[0] if found else None
+    from mdata.synonyms import synonym
+
+    known = list(names)
+    found = synonym(name, known) or next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.6)), None)
+    return None if found == name else found
 
 
 def few(names: Sequence[str], most: int = 8) -> str:

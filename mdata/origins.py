@@ -138,9 +138,10 @@ class Origins:
         ends = np.append(self.runs[1:, 0], np.iinfo(np.int64).max)
         first, of_file, first_row = self.runs.T
         ahead = row - first_row
-        documents = first + ahead // self.step
-        hits = (of_file == file) & (ahead >= 0) & (ahead % self.step == 0) & (documents < ends)
-        return [int(number) for number in documents[hits]]
+        further = ahead // self.step
+        # Compared, not added: in an altered file the sum can overflow.
+        hits = (of_file == file) & (ahead >= 0) & (ahead % self.step == 0) & (further < ends - first)
+        return [int(number) for number in (first + further)[hits]]
 
 
 def open_origins(path: Path) -> Origins:

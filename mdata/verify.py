@@ -22,6 +22,7 @@ from mdata.indexed.files import hash_file
 from mdata.indexed.format import BLOCK_BYTES, bin_path, idx_path
 from mdata.indexed.tables import IndexTables, read_tables
 from mdata.manifest import BlendManifest, CorpusManifest, Shard
+from mdata.manifest.inside import file_inside
 from mdata.naming import manifest_of
 from mdata.origins import open_origins
 from mdata.progress import SILENT, Progress
@@ -96,7 +97,7 @@ class Verified:
 class _Check:
     """One corpus being checked: what the problems found so far are."""
 
-    folder: Path
+    manifest: Path
     full: bool
     threads: int | None
     progress: Progress
@@ -110,15 +111,21 @@ class _Check:
         if str(error) not in map(str, self.problems):
             self.problems.append(error)
 
-    def content(self, path: Path, expected: str) -> bytes | None:
-        """A sidecar's bytes; None, and a problem, where it cannot be read or is not what was written."""
+    @property
+    def folder(self) -> Path:
+        """Where the corpus lies."""
+        return self.manifest.parent
+
+    def sidecar(self, name: str, expected: str) -> Path | None:
+        """Where a sidecar lies; None, and a problem, where it cannot be read or is not what was written."""
         try:
+            path = file_inside(self.manifest, name)
             with os_errors_named("reading"):
-                content = path.read_bytes()
+                found = hash_file(path)
         except MdataError as error:
             self.problems.append(error)
             return None
-        return content if self.same(path, blake3(content).hexdigest(), expected) else None
+        return path if self.same(path, found, expected) else None
 
     def same(self, path: Path, found: str, expected: str) -> bool:
         """Whether two hashes agree; a problem if not."""
@@ -152,7 +159,7 @@ def verify(
             raise
         return Verified((str(found),), problems=(error,))
     if isinstance(content, CorpusManifest):
-        check = _Check(found.parent, full, threads=threads, progress=progress)
+        check = _Check(found, full, threads=threads, progress=progress)
         return _verify_corpus(found, content, check=check)
     return _verify_blend(found, content, full=full, threads=threads, progress=progress)
 
@@ -242,8 +249,8 @@ def _check_origins(check: _Check, corpus: CorpusManifest) -> None:
     provenance = corpus.provenance
     if provenance is None or provenance.origins is None:
         return
-    path = check.folder / provenance.origins.path
-    if check.content(path, provenance.origins.hash) is None:
+    path = check.sidecar(provenance.origins.path, provenance.origins.hash)
+    if path is None:
         return
     try:
         origins = open_origins(path)
@@ -262,13 +269,16 @@ def _block_hashes(check: _Check, shard: Shard) -> bytes | None:
     if shard.blocks is None:
         check.unhashed.append(shard.path)
         return None
-    path = check.folder / shard.blocks.path
-    content = check.content(path, shard.blocks.hash)
-    wanted = -(-shard.bytes // BLOCK_BYTES) * _HASH_BYTES
-    if content is not None and len(content) != wanted:
-        check.problems.append(DamageError(f"{path}: bad size", found=f"{len(content)} bytes", expected=f"{wanted}"))
+    path = check.sidecar(shard.blocks.path, shard.blocks.hash)
+    if path is None:
         return None
-    return content
+    with os_errors_named("reading"):
+        size = path.stat().st_size
+        wanted = -(-shard.bytes // BLOCK_BYTES) * _HASH_BYTES
+        if size == wanted:
+            return path.read_bytes()
+    check.problems.append(DamageError(f"{path}: bad size", found=f"{size} bytes", expected=f"{wanted}"))
+    return None
 
 
 def _check_blocks(check: _Check, shard: Shard, expected: bytes, *, first_document: int | None) -> None:

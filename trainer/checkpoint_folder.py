@@ -13,6 +13,7 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from trainer.checkpoint_index import Index, IndexFault, RunState, parse_index
 
 INDEX, LATEST = "index.json", "latest"
 _NAME = re.compile(r"step-([1-9][0-9]{0,17})")
-_LEFTOVER = re.compile(r"\.step-[0-9]+\.partial")
+_LEFTOVER = re.compile(r"\.step-[0-9]+\.(partial|removed)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,8 @@ def remove_old(root: Path, keep: int) -> None:
     current = _first_bytes(root / LATEST)
     for folder in list(_whole(root))[keep:]:
         if folder.name != current and not folder.is_symlink():
-            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):
+                _remove(folder)
 
 
 def make_room(final: Path) -> None:
@@ -126,10 +128,19 @@ def make_room(final: Path) -> None:
     if not os.path.lexists(final):
         return
     if final.is_dir() and not final.is_symlink() and (final / INDEX).is_file():
-        shutil.rmtree(final)  # a step that is done again after a resume from before it
+        _remove(final)  # a step that is done again after a resume from before it
         return
     names = (final.with_name(f"{final.name}.not-ours-{number}") for number in range(1, 1 << 30))
     durable.rename(final, next(path for path in names if not os.path.lexists(path)))
+
+
+def _remove(folder: Path) -> None:
+    """Delete a checkpoint: first it surely loses its name, so that nobody finds a part of it under that."""
+    gone = folder.with_name(f".{folder.name}.removed")
+    shutil.rmtree(gone, ignore_errors=True)
+    durable.rename(folder, gone)
+    durable.sync_folder(folder.parent)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def _checkpoints(root: Path) -> list[Path]:

@@ -36,6 +36,8 @@ class Range:
         return f"of at least {self.low:g}{end}"
 
 
+_SHOWN = 200  # characters of a wrong value
+
 Positive = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]
 Amount = Annotated[float, Range(0)]
@@ -55,7 +57,7 @@ class RunSection:
 class ModelSection:
     """The shape of the model; sizes are logical, whatever the layout."""
 
-    num_layers: Positive  # transformer blocks
+    num_layers: Annotated[int, Range(1, 1 << 16)]  # transformer blocks
     hidden_size: Positive  # features of the residual stream
     num_heads: Positive  # query heads
     num_kv_heads: Count = 0  # key and value heads; 0: num_heads
@@ -189,7 +191,7 @@ def parse_config(tables: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]
     for name, section in sections.items():
         table = tables.get(name, {})
         if not isinstance(table, Mapping):
-            problems.append(f"{name} = {table!r} is not a section; write [{name}] and its keys below it")
+            problems.append(f"{name} = {_shown(table)} is not a section; write [{name}] and its keys below it")
             continue
         arguments, found = _parse_section(name, section, table)
         problems += found
@@ -229,7 +231,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         fix = "give the path of a run's TOML file, such as configs/quickstart.toml"
         raise UsageError(f"cannot read the configuration {path}", found=error.strerror, fix=fix) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number of 5,000 digits, nested too deep
         raise UsageError(f"{path} is not a TOML file", found=str(error), fix="correct that line") from error
 
 
@@ -246,7 +248,9 @@ def _apply_override(tables: dict[str, Any], text: str) -> str | None:
     name, equals, value = text.partition("=")
     section, dot, key = name.strip().partition(".")
     if not equals or not dot or not section or not key:
-        return f"{text!r} is not an override; expected section.key=value, such as train.steps=100"
+        meant = nearest(name.strip(), key_names()) if equals and name.strip().isidentifier() else None
+        example = f"{meant}={value}" if meant else "train.steps=100"
+        return f"{text!r} is not an override; expected section.key=value, such as {example}"
     table = tables.setdefault(section, {})
     if isinstance(table, dict):
         known = _section_types().get(section)
@@ -258,7 +262,7 @@ def _override_value(text: str, hint: Any) -> Any:
     """A TOML value; text that is none, and every unquoted value of a string field, is the string itself."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     if set(parsed) != {"value"} or (hint is str and not isinstance(parsed["value"], str)):
         return text
@@ -281,9 +285,15 @@ def _parse_section(name: str, section: type, table: Mapping[str, Any]) -> tuple[
 
 
 def _unknown_key(section: str, key: str, hints: Mapping[str, Any]) -> str:
-    elsewhere = [f"{name}.{key}" for name, other in _section_types().items() if key in _hints(other)]
-    hint = f"; did you mean {elsewhere[0]}?" if elsewhere else _suggestion(key, hints)
+    exactly = next((name for name in key_names() if name.endswith(f".{key}")), None)
+    elsewhere = exactly or (None if nearest(key, hints) else nearest(key, key_names()))
+    hint = f"; did you mean {elsewhere}?" if elsewhere else _suggestion(key, hints)
     return f"there is no key {section}.{key}{hint}"
+
+
+def key_names() -> list[str]:
+    """Every setting of a run, as section.key."""
+    return [f"{name}.{key}" for name, section in _section_types().items() for key in _hints(section)]
 
 
 def _suggestion(name: str, known: Mapping[str, Any]) -> str:
@@ -294,7 +304,7 @@ def _suggestion(name: str, known: Mapping[str, Any]) -> str:
 def _converted(value: Any, hint: Any) -> Any:
     """TOML's value as the field stores it: whole numbers serve as floats, arrays become tuples."""
     base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-    if base is float and type(value) is int:
+    if base is float and _fits(value, int):
         return float(value)
     return tuple(value) if isinstance(value, list) else value
 
@@ -302,8 +312,17 @@ def _converted(value: Any, hint: Any) -> Any:
 def _value_problem(where: str, value: Any, hint: Any) -> str | None:
     if _fits(value, hint):
         return None
-    shown = list(value) if isinstance(value, tuple) else value
-    return f"{where} is {shown!r}; expected {_expectation(hint)}"
+    return f"{where} is {_shown(value)}; expected {_expectation(hint)}"
+
+
+def _shown(value: Any) -> str:
+    """A value as it may stand in a message: hardly anybody wants to read all of a very long one."""
+    if type(value) is int and not _fits(value, int):
+        return f"a number of {value.bit_length()} bits"
+    text = repr(list(value) if isinstance(value, tuple) else value)
+    if isinstance(value, str) and not _fits(value, str):
+        text += ", which is not UTF-8"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -314,8 +333,12 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is Literal:
         return value in get_args(hint)
     if origin is tuple:
-        return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
-    return type(value) is hint
+        return isinstance(value, tuple) and all(_fits(item, str) for item in value)
+    if type(value) is not hint:
+        return False
+    if hint is str:  # what cannot be written down: bytes of the command line that are not UTF-8
+        return not any("\ud800" <= character <= "\udfff" for character in value)
+    return hint is not int or -(1 << 63) <= value < 1 << 63
 
 
 def _expectation(hint: Any) -> str:

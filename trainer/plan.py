@@ -16,6 +16,7 @@ from mdata import BatchSizes, DatasetOptions, UsageError, read_ramp
 from trainer.config import OptimizerSection, RunConfig, problems_error, value_problems
 from trainer.models.gpt_table import GPTShape, num_parameters
 
+_MOST_PARTS = 1 << 16
 VOCABULARY_MULTIPLE = 128  # rows per tp rank, as Megatron's --make-vocab-size-divisible-by
 
 
@@ -368,8 +369,9 @@ def _round_up(value: int, multiple: int) -> int:
 
 
 def _common_divisors(*values: int) -> list[int]:
+    """The small ones: nobody has more ranks or heads, and sizes may be mistyped."""
     common = math.gcd(*values)
-    return [d for d in range(1, common + 1) if common % d == 0]
+    return [d for d in range(1, min(common, _MOST_PARTS) + 1) if common % d == 0]
 
 
 def _listed(values: list[int]) -> str:

@@ -40,8 +40,8 @@ def check_one_tokenizer(corpora: Sequence[Corpus], *, unknown: bool) -> None:
         if corpus.tokenizer_fingerprint != known[0].tokenizer_fingerprint:
             raise UsageError(
                 "two corpora were made with different tokenizers",
-                found=f"{known[0].path}: {known[0].tokenizer_fingerprint}",
-                expected=f"the same for {corpus.path}: {corpus.tokenizer_fingerprint}",
+                found=f"{known[0].path}: {_named(known[0])}",
+                expected=f"the same for {corpus.path}: {_named(corpus)}",
                 fix="preprocess one of them again with the tokenizer of the other",
             )
     silent = [str(corpus.path) for corpus in corpora if corpus.tokenizer_fingerprint is None]
@@ -49,7 +49,7 @@ def check_one_tokenizer(corpora: Sequence[Corpus], *, unknown: bool) -> None:
         raise UsageError(
             "corpora whose tokenizer is not known stand beside others whose tokenizer is known",
             found=f"not known: {few(silent)}",
-            expected=f"the tokenizer of {known[0].path}: {known[0].tokenizer_fingerprint}",
+            expected=f"the tokenizer of {known[0].path}: {_named(known[0])}",
             fix=way_out(silent[0]),
         )
 
@@ -61,3 +61,11 @@ def way_out(prefix: str) -> str:
         '  if you know that its ids mean the same: --tokenizer-unknown ok (of a run data.tokenizer_unknown = "ok", in '
         'Python tokenizer_unknown="ok")'
     )
+
+
+def _named(corpus: Corpus) -> str:
+    """A corpus' tokenizer as people know it."""
+    facts = corpus.tokenizer
+    assert facts is not None, "only corpora whose tokenizer is known are compared"
+    options = "".join(f", {name} {value}" for name, value in sorted(facts.options.items()) if name != "special_tokens")
+    return f"{facts.type} with {facts.vocab_size:,} entries{options}, fingerprint {facts.fingerprint}"

@@ -57,7 +57,7 @@ def parse(text: bytes, name: str) -> Manifest:
         )
     try:
         manifest: Manifest = msgspec.convert(value, Manifest)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, RecursionError) as error:
         raise DamageError(f"{name}: {error}", fix=_WRITE_AGAIN) from error
     _check(manifest, name)
     return manifest
@@ -81,8 +81,10 @@ def _check(manifest: Manifest, name: str) -> None:
     """Refuse a manifest whose checksum or id is not what its content gives."""
     try:
         hashes = {"$.checksum": checksum(manifest), "$.id": manifest_id(manifest)}
-    except (TypeError, ValueError) as error:
-        raise DamageError(f"{name}: {error}", fix=_WRITE_AGAIN) from error
+    except (TypeError, ValueError, RecursionError) as error:
+        # One of ours has lines of its own.
+        reason = "; ".join(line.strip() for line in str(error).splitlines())
+        raise DamageError(f"{name}: {reason}", fix=_WRITE_AGAIN) from error
     for place, computed in hashes.items():
         found = getattr(manifest, place.removeprefix("$."))
         if found != computed:

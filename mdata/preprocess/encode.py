@@ -97,6 +97,8 @@ def encode_piece(piece: Piece, tokenizer: Tokenizer, *, spec: EncodeSpec) -> Enc
     read = time.perf_counter()
     digest = piece_digest(data)
     batch = parse(piece.source.format, data, spec=spec.read)
+    # Not held while its records are tokenized: one of them may be nearly all of it.
+    del data
     parsed = time.perf_counter()
     batch, parts = encode_records(batch, tokenizer, spec=spec)
     kept = np.arange(1, batch.rows + 1) if batch.kept is None else np.array(batch.kept, np.int64)
@@ -130,6 +132,7 @@ def encode_documents(column: Column, tokenizer: Tokenizer, *, spec: EncodeSpec) 
     special = tokenizer.special_in_text(tokens, len(lengths))
     _check_fit(tokens, lengths, spec.dtype)
     narrow = tokens.astype(spec.dtype)
+    del tokens  # of one long text as large as the text
     text_bytes = _text_bytes(column)
     if ends is None and (not len(lengths) or lengths.min() > 0):
         document_ends = np.arange(1, len(lengths) + 1)

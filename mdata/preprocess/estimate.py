@@ -10,18 +10,18 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from mdata.cores import usable_cores
 from mdata.errors import UsageError
 from mdata.preprocess.encode import EncodedPiece, encode_piece
-from mdata.preprocess.job import Job, plan_job
-from mdata.preprocess.options import PreprocessOptions, check_options
+from mdata.preprocess.job import Job, plan_job, printable_path
+from mdata.preprocess.options import PreprocessOptions, check_options, input_filter
 from mdata.progress import SILENT, Progress
-from mdata.sources import STDIN, Piece, SourceFile, find_files, pieces
+from mdata.sources import STDIN, Piece, SourceFile, find_inputs, pieces
 
 _SAMPLE_PIECES = 16
 _SAMPLE_S = 10.0
@@ -43,6 +43,8 @@ class Estimate:
         wall_s: expected time with `workers` workers.
         workers: as asked.
         best_workers: beyond which more would not help here.
+        files: the inputs, in the order in which they would be read: path, bytes, format, how they are packed.
+        left_out: names in folders that would not be read: how many for each reason.
     """
 
     input_bytes: int
@@ -55,6 +57,8 @@ class Estimate:
     wall_s: float
     workers: int
     best_workers: int
+    files: tuple[tuple[str, int, str, str], ...] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 def estimate(options: PreprocessOptions, progress: Progress = SILENT) -> Estimate:
@@ -64,7 +68,8 @@ def estimate(options: PreprocessOptions, progress: Progress = SILENT) -> Estimat
         UsageError: options, input or tokenizer that cannot be used, or nothing to sample.
     """
     check_options(options)
-    files = find_files(options.input, format=options.input_format)
+    inputs = find_inputs(options.input, format=options.input_format, chosen=input_filter(options), progress=progress)
+    files = inputs.files
     if STDIN in (file.path for file in files):
         raise UsageError("standard input is read once only and cannot be sampled", fix="name files")
     job = plan_job(options, files, progress=progress)
@@ -77,7 +82,12 @@ def estimate(options: PreprocessOptions, progress: Progress = SILENT) -> Estimat
         if time.monotonic() - begun > _SAMPLE_S:
             break
     progress.end()
-    return _scaled(job, seen)
+    listed = tuple((printable_path(file.path), file.size_bytes, file.format, file.compression) for file in files)
+    return replace(
+        _scaled(job, seen),
+        files=listed,
+        left_out={str(reason): count for reason, count in inputs.left_out.counts.items()},
+    )
 
 
 class _Seen(NamedTuple):

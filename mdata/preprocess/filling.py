@@ -14,6 +14,7 @@ from contextlib import closing, suppress
 from types import TracebackType
 from typing import Self
 
+from mdata import durable
 from mdata.errors import MdataError, UsageError
 from mdata.preprocess.behind import Behind
 from mdata.preprocess.encode import EncodedPiece, select
@@ -60,6 +61,9 @@ class Filling:
                 for key in job.options.json_keys:
                     name = job.routes.name(key, route)
                     self.sinks[name] = self._open(name, route, taken=taken)
+            # Before the journal speaks of them, the files in the making have names that a loss of power leaves.
+            for folder in sorted({sink.prefix.parent for sink in self.sinks.values() if sink} | self.policy.folders()):
+                durable.sync_folder(folder)
         except BaseException:
             self._close(keep=taken.resumed)
             raise

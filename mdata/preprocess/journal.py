@@ -1,7 +1,7 @@
 """The journal of a run: records that are surely on the device before anything is built on them.
 
-One line a record: 16 hex digits of BLAKE3 of the rest, a blank, JSON. A line that was cut by a crash, and
-all after it, does not count. The first record says which job this is; each "state" record follows an fsync
+One line a record: 16 hex digits of BLAKE3 of the rest, a blank, JSON. A line that was cut by a crash or that is no
+record, and all after it, does not count. The first record says which job this is; each "state" record follows an fsync
 of all files in the making and says how far they go; "merged" records say which parts were put together.
 """
 
@@ -80,6 +80,8 @@ class Journal:
     def remove(self) -> None:
         """Take the file away, for good: what it spoke of is finished, or gone."""
         with os_errors_named(f"removing {self.path}"):
+            # The files in the making that were removed do not come back when nothing speaks of them any more.
+            durable.sync_folder(self.path.parent)
             self.path.unlink(missing_ok=True)
             durable.sync_folder(self.path.parent)
 
@@ -107,9 +109,21 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
     if not path.exists():
         return records, size
     for line in path.read_bytes().splitlines(keepends=True):
-        digest, _, text = line[:-1].partition(b" ")
-        if not line.endswith(b"\n") or blake3(text).hexdigest()[:_DIGITS].encode() != digest:
+        record = _record(line)
+        if record is None:
             break
-        records.append(json.loads(text))
+        records.append(record)
         size += len(line)
     return records, size
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """The record of a line; None for a line that is not whole, or that nobody wrote here."""
+    digest, _, text = line[:-1].partition(b" ")
+    if not line.endswith(b"\n") or blake3(text).hexdigest()[:_DIGITS].encode() != digest:
+        return None
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("kind"), str) else None

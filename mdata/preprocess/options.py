@@ -17,6 +17,7 @@ from mdata.chat import TRAIN_ON
 from mdata.cores import usable_cores
 from mdata.errors import UsageError
 from mdata.indexed.format import BLOCK_BYTES
+from mdata.sources import Filter
 
 DECIMAL = re.compile(r"[0-9]*\.?[0-9]+")
 
@@ -27,6 +28,7 @@ class PreprocessOptions:
 
     Args:
         input: files, folders or patterns of jsonl, parquet or plain text, compressed or not; "-" is stdin.
+        include, exclude: patterns for the files of folders, from the folder; see mdata/sources/folders.py.
         output_prefix: results are named `{output_prefix}_{key}_{level}.*`.
         tokenizer_type: Megatron's name of the tokenizer.
         tokenizer_model: its file or folder, for the types that have one.
@@ -61,6 +63,8 @@ class PreprocessOptions:
 
     input: tuple[str, ...]
     output_prefix: str
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
     tokenizer_type: str
     tokenizer_model: str | None = None
     vocab_file: str | None = None
@@ -94,6 +98,15 @@ class PreprocessOptions:
     def level(self) -> Literal["document", "sentence", "chat"]:
         """What the names of results tell: whether texts were split into sentences, or are conversations."""
         return "chat" if self.chat else "sentence" if self.split_sentences else "document"
+
+
+def input_filter(options: PreprocessOptions) -> Filter:
+    """Which files of folders are wanted.
+
+    Raises:
+        UsageError: what is no pattern.
+    """
+    return Filter(options.include, options.exclude)
 
 
 def check_options(options: PreprocessOptions) -> None:

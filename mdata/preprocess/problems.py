@@ -82,6 +82,10 @@ class ProblemPolicy:
             self._spool.sync()
             self._spool.place()
 
+    def folders(self) -> set[Path]:
+        """Where the quarantine file is in the making, if there is one."""
+        return {self._spool.path.parent} if self._spool else set()
+
     def close(self, *, keep: bool) -> None:
         """Stop writing; a file without its name is kept for a run that continues, or removed."""
         if self._spool and keep:

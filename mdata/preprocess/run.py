@@ -16,12 +16,12 @@ from mdata.manifest.facts import manifest_path
 from mdata.preprocess.filling import Filling
 from mdata.preprocess.job import Job, plan_job, useful_workers
 from mdata.preprocess.journal import Journal
-from mdata.preprocess.options import PreprocessOptions, check_options
+from mdata.preprocess.options import PreprocessOptions, check_options, input_filter
 from mdata.preprocess.results import PreprocessResult, finish_all, finished_before
 from mdata.preprocess.resume import begin_anew, forget_leftovers, take_up
 from mdata.preprocess.workers import Pool
 from mdata.progress import SILENT, Progress
-from mdata.sources import find_files
+from mdata.sources import find_inputs
 
 
 def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> PreprocessResult:
@@ -36,7 +36,9 @@ def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> Prepr
         StoppedError: stopped on request; run again to continue.
     """
     check_options(options)
-    files = find_files(options.input, format=options.input_format)
+    files = find_inputs(
+        options.input, format=options.input_format, chosen=input_filter(options), progress=progress
+    ).files
     with os_errors_named("making the output folder"):
         Path(options.output_prefix).parent.mkdir(parents=True, exist_ok=True)
     with os_errors_named(f"writing {options.output_prefix}"), ExitStack() as stack:

@@ -3,14 +3,27 @@ pieces of bounded size, and pieces as columns of text that know their rows. docs
 """
 
 from mdata.sources.batch import Column, Problem, ReadSpec, RecordBatch
-from mdata.sources.files import STDIN, Compression, Format, SourceFile, check_unchanged, find_files
+from mdata.sources.files import (
+    STDIN,
+    Compression,
+    Format,
+    Inputs,
+    SourceFile,
+    check_unchanged,
+    find_files,
+    find_inputs,
+)
+from mdata.sources.folders import Filter, LeftOut
 from mdata.sources.piece import Piece, piece_digest, pieces, read_piece
 from mdata.sources.readers import Record, parse, read_records, read_texts
 
 __all__ = [
     "Column",
     "Compression",
+    "Filter",
     "Format",
+    "Inputs",
+    "LeftOut",
     "Piece",
     "Problem",
     "ReadSpec",
@@ -20,6 +33,7 @@ __all__ = [
     "SourceFile",
     "check_unchanged",
     "find_files",
+    "find_inputs",
     "parse",
     "piece_digest",
     "pieces",

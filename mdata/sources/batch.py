@@ -29,6 +29,13 @@ Kind = Literal[
 _EXCERPT_CHARACTERS = 80
 
 
+# What else there is to do about a bad row of a kind.
+_FIXES: dict[Kind, str] = {
+    "no-key": "another key (--json-keys); or ",
+    "too-long": "a larger --max-record-bytes, such as 1G, if the record is good; or ",
+}
+
+
 @dataclass(frozen=True)
 class ReadSpec:
     """How records are taken from bytes.
@@ -72,12 +79,23 @@ class Problem:
     excerpt: str
     line: bytes | None = None
 
+    def _first_fix(self, path: str, row: int) -> str:
+        """What else there is to do, by the kind of the fault and how the file begins."""
+        begins_file = row == 1 and self.kind in ("not-json", "not-object")
+        if begins_file and path.lower().endswith((".csv", ".tsv")):
+            return "CSV is not read: duckdb -c \"COPY (FROM 'x.csv') TO 'x.parquet'\" converts it; or "
+        if begins_file and self.excerpt[1:].startswith("\\ufeff"):
+            return "sed -i '1s/^\\xEF\\xBB\\xBF//' FILE takes the byte order mark away; or "
+        if begins_file and self.excerpt[1:].lstrip().startswith("["):
+            return "jq -c '.[]' FILE > NEW.jsonl makes lines of a JSON array; or "
+        return _FIXES.get(self.kind, "")
+
     def as_error(self, path: object, rows_before: int = 0) -> BadInputError:
         """The error that names file, row and reason."""
         return BadInputError(
             f"{path}:{rows_before + self.row}: {self.reason}",
             found=self.excerpt,
-            fix=("another key (--json-keys); or " if self.kind == "no-key" else "")
+            fix=self._first_fix(str(path), rows_before + self.row)
             + "correct or remove this record, or pass over such records (--on-error skip)",
         )
 
@@ -115,7 +133,7 @@ class Refused(Exception):
 
 def too_long(spec: ReadSpec) -> Refused:
     """The refusal of a record longer than the limit."""
-    return Refused("too-long", f"longer than {spec.max_record_bytes} bytes (max_record_bytes)")
+    return Refused("too-long", f"longer than {spec.max_record_bytes:,} bytes (max_record_bytes)")
 
 
 def list_refused(key: str) -> Refused:

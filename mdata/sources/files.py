@@ -1,8 +1,8 @@
 """From what a user names (files, folders, patterns, "-") to a sorted list of readable files.
 
 The order is that of the arguments, and inside a folder or pattern that of the sorted paths, never the file
-system's. A folder gives the files of known endings below it, names that begin with a dot left out; a file
-named outright may have any name. How a file is packed, and whether it is parquet, its first bytes say; its
+system's. A folder gives the files of known endings below it (mdata/sources/folders.py); a file named outright may
+have any name. How a file is packed, and whether it is parquet, its first bytes say; its
 ending only tells plain text from lines of JSON.
 """
 
@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from mdata.errors import UsageError, explain_os_error, os_errors_named
+from mdata.errors import UsageError, explain_os_error, few
+from mdata.progress import SILENT, Progress
+from mdata.sources.folders import Filter, LeftOut, files_below, is_result
 
 Format = Literal["jsonl", "parquet", "text"]
 Compression = Literal["none", "gzip", "zstd", "bzip2", "xz"]
@@ -29,7 +31,20 @@ HEAD_BYTES = 8
 _PACKED_ENDINGS = ("", ".gz", ".zst", ".bz2", ".xz")
 _TEXT_NAMES = (".txt", ".text", ".md")
 _PARQUET = b"PAR1"
-_TOKENIZER_FOLDER = re.compile(r"tokenizer-[0-9a-f]{16}")
+_ALL = Filter()
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_FETCHED_BY = {
+    "s3": "aws s3 sync (or s5cmd)",
+    "gs": "gcloud storage rsync",
+    "hf": "hf download",
+    "az": "azcopy copy",
+    "abfs": "azcopy copy",
+    "abfss": "azcopy copy",
+    "r2": "rclone copy",
+    "http": "curl -LO",
+    "https": "curl -LO",
+    "hdfs": "hdfs dfs -get",
+}
 _NOT_READ_HERE = {
     b"PK\x03\x04": "a zip archive",
     b"7z\xbc\xaf\x27\x1c": "a 7z archive",
@@ -45,7 +60,7 @@ def _packed(names: Sequence[str]) -> tuple[str, ...]:
 
 
 ENDINGS: dict[Format, tuple[str, ...]] = {
-    "jsonl": _packed((".jsonl", ".json")),
+    "jsonl": _packed((".jsonl", ".json", ".jsonlines", ".ndjson")),
     "parquet": (".parquet",),
     "text": _packed(_TEXT_NAMES),
 }
@@ -67,12 +82,28 @@ class SourceFile:
         return self.compression != "none" or self.format == "parquet" or self.path == STDIN
 
 
-def find_files(inputs: Sequence[str | Path], *, format: Literal["auto"] | Format = "auto") -> list[SourceFile]:
+@dataclass(frozen=True)
+class Inputs:
+    """What was named: the files in the order in which they will be read, and what of folders is left out."""
+
+    files: tuple[SourceFile, ...]
+    left_out: LeftOut
+
+
+def find_inputs(
+    inputs: Sequence[str | Path],
+    *,
+    format: Literal["auto"] | Format = "auto",
+    chosen: Filter = _ALL,
+    progress: Progress = SILENT,
+) -> Inputs:
     """The files that the arguments name, in the order in which they will be read.
 
     Args:
         inputs: files, folders and patterns; "-" is standard input.
         format: what every file holds; "auto" looks at first bytes and endings.
+        chosen: what of folders is taken.
+        progress: hears what is left out.
 
     Raises:
         UsageError: a path that cannot be read, a pattern without a match, a file named twice, data of another
@@ -86,65 +117,88 @@ def find_files(inputs: Sequence[str | Path], *, format: Literal["auto"] | Format
         raise UsageError("no input is named", fix="give files, folders or patterns of .jsonl or .jsonl.gz")
     if format not in ("auto", *get_args(Format)):
         raise UsageError(f"input format {format!r}", expected="auto, jsonl, parquet or text")
+    if chosen and not any(Path(name).is_dir() for name in inputs):
+        raise UsageError(
+            "--include and --exclude choose files of a folder", found=f"no folder among {few(list(map(str, inputs)))}"
+        )
     found: dict[Path, SourceFile] = {}
+    left_out = LeftOut()
     for name in inputs:
-        for path in _expand(str(name), format):
+        for path in _expand(str(name), format, chosen, left_out):
             real = path if path == STDIN else path.resolve()
             if real in found:
                 raise UsageError(f"{path} is named twice in the input", fix="name each file once")
             found[real] = _look_at(path, format)
-    return list(found.values())
+    if left_out.counts:
+        progress.note(f"left out of the input: {left_out}")
+    if chosen.exclude and "excluded" not in left_out.counts:
+        progress.note(f"nothing in the input fits --exclude {' '.join(chosen.exclude)}")
+    return Inputs(tuple(found.values()), left_out)
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
-    """Every file below a folder but hidden ones; one that cannot be listed is an error, never skipped."""
-
-    def refuse(error: OSError) -> None:
-        raise error
-
-    with os_errors_named("reading the input"):
-        seen: set[str] = set()
-        for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-            real = os.path.realpath(root)
-            if real in seen:  # a link that leads back
-                folders.clear()
-                continue
-            seen.add(real)
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            yield from (Path(root, name) for name in names if not name.startswith("."))
+def find_files(inputs: Sequence[str | Path], *, format: Literal["auto"] | Format = "auto") -> list[SourceFile]:
+    """The files of `find_inputs`."""
+    return list(find_inputs(inputs, format=format).files)
 
 
-def _is_result(path: Path) -> bool:
-    """Whether a file is one that preprocess writes: a manifest beside its .idx, or a tokenizer's.
+def refuse_remote(name: str) -> None:
+    """Refuse what names no file of this machine.
 
-    Results may lie in the folder of the input; they are never input of the next run unless named outright.
+    Raises:
+        UsageError: an address; says how its content is fetched.
     """
-    beside = path.with_suffix(".idx")
-    return (path.suffix == ".json" and beside.exists()) or _TOKENIZER_FOLDER.fullmatch(path.parent.name) is not None
+    scheme = _ADDRESS.match(name)
+    if scheme is None:
+        return
+    if scheme[1].lower() == "file":
+        raise UsageError(f"{name} is an address", expected="a path", fix=name[len(scheme[0]) :] or "/")
+    how = _FETCHED_BY.get(scheme[1].lower(), "the tool of that store")
+    raise UsageError(
+        f"{name}: object storage and addresses are not read yet", expected="a path", fix=f"copy it first, with {how}"
+    )
 
 
-def _expand(name: str, format: Literal["auto"] | Format) -> Iterator[Path]:
+def _expand(name: str, format: Literal["auto"] | Format, chosen: Filter, left_out: LeftOut) -> Iterator[Path]:
     path = Path(name)
     if path == STDIN and name == "-":
         yield STDIN
     elif path.is_dir():
-        endings = tuple(e for kind, known in ENDINGS.items() if format in ("auto", kind) for e in known)
-        inside = sorted(p for p in _files_below(path) if p.name.endswith(endings) and not _is_result(p))
-        if not inside:
-            plain = [ending for ending in endings if not ending.endswith(_PACKED_ENDINGS[1:])]
-            packed = f"; but for .parquet also {', '.join(_PACKED_ENDINGS[1:])} behind it"
-            raise UsageError(
-                f"{name}: no input in this folder",
-                expected=f"files named *{', *'.join(plain)}" + packed * (len(plain) < len(endings)),
-            )
-        yield from inside
+        yield from _of_folder(name, format, chosen, left_out)
     elif path.exists() or not glob.has_magic(name):
+        refuse_remote(name)
         yield path
     else:
-        matches = sorted(m for m in glob.glob(name, recursive=True) if not Path(m).is_dir() and not _is_result(Path(m)))  # noqa: PTH207
-        if not matches:
-            raise UsageError(f"{name}: no file fits this pattern", fix="check the folder; quote the pattern")
-        yield from map(Path, matches)
+        refuse_remote(name)
+        matches = sorted(m for m in glob.glob(name, recursive=True) if not Path(m).is_dir())  # noqa: PTH207
+        for match in matches:
+            if is_result(Path(match)):
+                left_out.add("result of ours", match)
+        taken = [match for match in matches if not is_result(Path(match))]
+        if not taken:
+            found = f"only {left_out}" if matches else None
+            raise UsageError(
+                f"{name}: no file fits this pattern", found=found, fix="check the folder; quote the pattern"
+            )
+        yield from map(Path, taken)
+
+
+def _of_folder(name: str, format: Literal["auto"] | Format, chosen: Filter, left_out: LeftOut) -> list[Path]:
+    known = tuple(ending for endings in ENDINGS.values() for ending in endings)
+    endings = known if format == "auto" else ENDINGS[format]
+    here = LeftOut()
+    found = files_below(Path(name), endings, known=known, chosen=chosen, left_out=here)
+    if not found:
+        plain = [ending for ending in endings if not ending.endswith(_PACKED_ENDINGS[1:])]
+        packed = f"; but for .parquet also {', '.join(_PACKED_ENDINGS[1:])} behind it"
+        raise UsageError(
+            f"{name}: no input in this folder",
+            found=str(here) or None,
+            expected="files that fit --include and not --exclude"
+            if chosen
+            else f"files named *{', *'.join(plain)}" + packed * (len(plain) < len(endings)),
+        )
+    left_out.join(here)
+    return found
 
 
 def _look_at(path: Path, format: Literal["auto"] | Format) -> SourceFile:
@@ -204,7 +258,7 @@ def refuse_foreign(path: Path, head: bytes) -> None:
 def _format_of(path: Path, head: bytes, *, asked: Literal["auto"] | Format) -> Format:
     is_parquet = head.startswith(_PARQUET)
     if asked == "auto":
-        return "parquet" if is_parquet else "text" if path.name.endswith(ENDINGS["text"]) else "jsonl"
+        return "parquet" if is_parquet else "text" if path.name.lower().endswith(ENDINGS["text"]) else "jsonl"
     if is_parquet != (asked == "parquet"):
         holds = "parquet data" if is_parquet else "no parquet data"
         raise UsageError(f"{path} holds {holds}, and the format asked for is {asked}", fix="leave the format out")

@@ -2,8 +2,8 @@
 
 Columns are strings, bytes that hold UTF-8, or lists of these; a dotted name that is no column is looked up in
 structs. A piece ends with the first row that fills it, by a sum that does not depend on row groups or
-on how much is decoded at once; it travels as an Arrow stream. What the library decodes at once is a page of each
-column, so that much is held whatever the limits.
+on how much is decoded at once; it travels as an Arrow stream. Rows are decoded in parts of bounded size, whatever a
+dictionary stands for; what the library reads at once is a page of each column, so that much is always held.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from mdata.sources.records import columns_of
 from mdata.sources.streams import Part
 
 _MOST_ROWS = 1 << 15
+# Of text that is decoded at once, beside a page of each column.
+_DECODED_BYTES = 32 << 20
 _BUFFER_BYTES = 1 << 20
 # What a row counts besides its text, so that rows without text fill a piece as well.
 _ROW_BYTES = 8
@@ -47,10 +49,9 @@ def parquet_parts(file: SourceFile, piece_bytes: int, *, spec: ReadSpec) -> Iter
     """
     rows = 0
     try:
-        with pq.ParquetFile(file.path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as opened:
-            paths = [_path_of(opened.schema_arrow, key, file) for key in spec.json_keys]
+        with _reader(file) as opened:
             total, told = max(opened.metadata.num_rows, 1), 0
-            for batch in _cut(_batches(opened, paths, piece_bytes=piece_bytes), piece_bytes):
+            for batch in _cut(_batches(file, opened, spec, piece_bytes=piece_bytes), piece_bytes):
                 start, rows = rows, rows + len(batch)
                 reached = file.size_bytes * rows // total
                 yield Part(start, rows, _to_bytes(_cut_long(batch, spec)), reached - told)
@@ -99,16 +100,75 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _batches(opened: pq.ParquetFile, paths: Sequence[Sequence[str]], *, piece_bytes: int) -> Iterator[pa.RecordBatch]:
-    """All rows with one column for each key, as bytes or lists of bytes, a few pieces' worth at once."""
+def _batches(file: SourceFile, opened: pq.ParquetFile, spec: ReadSpec, *, piece_bytes: int) -> Iterator[pa.RecordBatch]:
+    """All rows with one column for each key, as bytes or lists of bytes, a few pieces' worth at once.
+
+    What a dictionary stands for can be any number of times as large as what lies in the file, so the rows that are
+    decoded at once are as many as are small if each holds the largest entry. A row may hold any number of sentences:
+    columns of lists stay encoded until their rows are cut apart by their decoded sizes.
+    """
+    paths = [_path_of(opened.schema_arrow, key, file) for key in spec.json_keys]
     names = [".".join(path) for path in paths]
-    for number in range(opened.metadata.num_row_groups):
-        group = opened.metadata.row_group(number)
-        row_bytes = max(1, group.total_byte_size // max(group.num_rows, 1))
-        most = min(max(piece_bytes // row_bytes, 1), _MOST_ROWS)
-        for batch in opened.iter_batches(most, row_groups=[number], columns=names, use_threads=False):
-            arrays = [_as_bytes(_at(batch, path)) for path in paths]
-            yield pa.RecordBatch.from_arrays(arrays, [str(place) for place in range(len(arrays))])
+    leaves = [path for path in _leaves(opened) if any(path == name or path.startswith(f"{name}.") for name in names)]
+    has_lists = any(_item_type(_at(opened.schema_arrow.empty_table(), path).type) for path in paths)
+    with _reader(file, read_dictionary=leaves) as encoded:
+        for number in range(opened.metadata.num_row_groups):
+            group = opened.metadata.row_group(number)
+            row_bytes = max(1, group.total_byte_size // max(group.num_rows, 1))
+            most = min(max(piece_bytes // row_bytes, 1), _MOST_ROWS)
+            by_dictionary = any(group.column(i).has_dictionary_page for i in range(group.num_columns))
+            if by_dictionary:
+                most = min(most, max(1, _DECODED_BYTES // _largest_entry(encoded, number, names, paths)))
+            reader = encoded if by_dictionary and has_lists else opened
+            for batch in reader.iter_batches(most, row_groups=[number], columns=names, use_threads=False):
+                arrays = [_at(batch, path) for path in paths]
+                for part in _small_parts([_without_long_lists(array, spec) for array in arrays]):
+                    yield pa.RecordBatch.from_arrays(list(map(_as_bytes, part)), list(map(str, range(len(part)))))
+
+
+def _reader(file: SourceFile, **options: Any) -> pq.ParquetFile:
+    return pq.ParquetFile(file.path, pre_buffer=False, buffer_size=_BUFFER_BYTES, **options)
+
+
+def _leaves(opened: pq.ParquetFile) -> list[str]:
+    return [opened.schema.column(number).path for number in range(len(opened.schema))]
+
+
+def _largest_entry(encoded: pq.ParquetFile, group: int, names: list[str], paths: Sequence[Sequence[str]]) -> int:
+    """Bytes of the largest entry in the dictionaries of a row group, which its first row brings along."""
+    largest = 1
+    for batch in encoded.iter_batches(1, row_groups=[group], columns=names, use_threads=False):
+        for array in (_at(batch, path) for path in paths):
+            values = array.flatten() if _item_type(array.type) else array
+            if pa.types.is_dictionary(values.type):
+                largest = max(largest, int(_sizes(values.dictionary).max(initial=0)))
+        break
+    return largest
+
+
+def _small_parts(arrays: list[pa.Array]) -> Iterator[list[pa.Array]]:
+    """The rows of a batch in parts that are small once they are decoded; a row is never divided."""
+    ends = np.cumsum(sum(map(_bytes_of, arrays), np.int64(0)))
+    first = before = 0
+    while first < len(ends):
+        stop = max(first + 1, int(np.searchsorted(ends, before + _DECODED_BYTES, side="right")))
+        yield [array.slice(first, stop - first) for array in arrays]
+        first, before = stop, int(ends[stop - 1])
+
+
+def _without_long_lists(array: pa.Array, spec: ReadSpec) -> pa.Array:
+    """Lists that are too long keep as many sentences as show it."""
+    if _item_type(array.type) is None or _bytes_of(array).max(initial=0) <= spec.max_record_bytes:
+        return array
+    sentences = np.concatenate(([0], np.cumsum(_sizes(array.flatten()))))
+    ends = np.concatenate(([0], np.cumsum(_lengths(array))))
+    # In each row up to and with the first sentence that makes it too long.
+    kept = np.searchsorted(sentences, sentences[ends[:-1]] + spec.max_record_bytes, side="right")
+    stops = np.minimum(ends[1:], kept)
+    taken = np.concatenate([np.arange(a, b) for a, b in zip(ends[:-1], stops, strict=True)])
+    offsets = np.concatenate(([0], np.cumsum(stops - ends[:-1])))
+    items = array.flatten().take(pa.array(taken))
+    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), items, mask=array.is_null())
 
 
 def _at(batch: pa.RecordBatch, path: Sequence[str]) -> pa.Array:
@@ -140,12 +200,21 @@ def _cut(batches: Iterator[pa.RecordBatch], piece_bytes: int) -> Iterator[pa.Rec
 
 
 def _bytes_of(array: pa.Array) -> npt.NDArray[np.int64]:
-    """The bytes of text in each row."""
-    if not pa.types.is_large_list(array.type):
-        return _as_int64(pc.binary_length(array))
-    sentences = np.concatenate(([0], np.cumsum(_bytes_of(array.flatten()))))
+    """The bytes of text in each row, decoded or not."""
+    if _item_type(array.type) is None:
+        return _sizes(array)
+    sentences = np.concatenate(([0], np.cumsum(_sizes(array.flatten()))))
     ends = np.concatenate(([0], np.cumsum(_lengths(array))))
     return np.diff(sentences[ends])
+
+
+def _sizes(array: pa.Array) -> npt.NDArray[np.int64]:
+    """The bytes of each text."""
+    if not pa.types.is_dictionary(array.type):
+        plain = array.cast(pa.large_binary()) if "view" in str(array.type) else array
+        return _as_int64(pc.binary_length(plain))
+    of_entry = pa.array(_sizes(array.dictionary))
+    return _as_int64(of_entry.take(array.indices))
 
 
 def _lengths(array: pa.Array) -> npt.NDArray[np.int64]:

@@ -18,7 +18,7 @@ from mdata.sources.ahead import Stopped
 from mdata.sources.batch import ReadSpec
 from mdata.sources.cutting import LINES, OVERHANG, PARAGRAPHS, piece_span
 from mdata.sources.files import HEAD_BYTES, STDIN, SourceFile, compression_of, refuse_foreign
-from mdata.sources.unpack import READ_BYTES, DamagedError, unpack
+from mdata.sources.unpack import READ_BYTES, DamagedError, TooLargeError, unpack
 
 _WAIT_S = 0.1
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -37,7 +37,7 @@ def stream_parts(file: SourceFile, piece_bytes: int, *, spec: ReadSpec, stopped:
     """The pieces of a packed file or of standard input.
 
     Raises:
-        BadInputError: the packed data is damaged.
+        BadInputError: the packed data is damaged, or takes too much memory.
         UsageError: the file cannot be read.
     """
     packed = _Packed(file, stopped)
@@ -52,6 +52,12 @@ def stream_parts(file: SourceFile, piece_bytes: int, *, spec: ReadSpec, stopped:
             f"{file.path}: the {packed.compression} data is damaged after {text.end} bytes of text",
             found=str(error),
             fix="fetch or compress the file again",
+        ) from error
+    except TooLargeError as error:
+        raise BadInputError(
+            f"{file.path}: to unpack its {packed.compression} data takes too much memory",
+            found=str(error),
+            fix="compress the file again, with a smaller window or dictionary",
         ) from error
     except OSError as error:
         raise explain_os_error(error, "reading the input") from error

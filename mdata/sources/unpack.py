@@ -26,6 +26,10 @@ _ZSTD_SMALL_STEP_BYTES = 1 << 8
 _ZSTD_TEXT_BYTES = 1 << 15
 # What the largest preset of xz needs is 65 MiB.
 _XZ_MEMORY_BYTES = 1 << 28
+# The largest window of `zstd --long=31`; it is held in memory as far as the text fills it.
+_ZSTD_WINDOW_BYTES = 1 << 31
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_HEADER_BYTES = 18  # at most
 
 # Takes packed bytes and a source of more; gives text, and returns the bytes after the member's end.
 Member = Callable[[bytes, Callable[[], bytes]], Generator[bytes, None, bytes]]
@@ -35,11 +39,15 @@ class DamagedError(Exception):
     """The packed data is damaged; the message says how."""
 
 
+class TooLargeError(Exception):
+    """Sound data, as far as one can see, that takes more memory to unpack than we give; the message says how much."""
+
+
 def unpack(chunks: Iterator[bytes], compression: Compression) -> Iterator[bytes]:
     """The text that packed chunks hold, in chunks.
 
     Raises:
-        DamagedError: the data is not whole.
+        DamagedError: the data is not whole. TooLargeError: it asks for too much memory.
     """
     if compression == "none":
         yield from chunks
@@ -87,7 +95,14 @@ def _gzip(data: bytes, more: Callable[[], bytes]) -> Generator[bytes, None, byte
 def _zstd(data: bytes, more: Callable[[], bytes]) -> Generator[bytes, None, bytes]:
     import zstandard
 
-    unpacker: zstandard.ZstdDecompressionObj = zstandard.ZstdDecompressor().decompressobj(_ZSTD_TEXT_BYTES)
+    data = _with_header(data, more)
+    window = _window(data)
+    if window > _ZSTD_WINDOW_BYTES:
+        raise TooLargeError(
+            f"a window of {window:,} bytes; at most {_ZSTD_WINDOW_BYTES:,} are given (zstd --ultra --long=31)"
+        )
+    frames = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
+    unpacker: zstandard.ZstdDecompressionObj = frames.decompressobj(_ZSTD_TEXT_BYTES)
     step, place = _ZSTD_STEP_BYTES, 0
     while True:
         if place >= len(data):
@@ -100,12 +115,45 @@ def _zstd(data: bytes, more: Callable[[], bytes]) -> Generator[bytes, None, byte
         step = _ZSTD_SMALL_STEP_BYTES if len(text) > _STEP_BYTES else _ZSTD_STEP_BYTES
 
 
+def _with_header(data: bytes, more: Callable[[], bytes]) -> bytes:
+    """So much of a frame that all of its header is there; the frame may be shorter, but for its header."""
+    try:
+        while len(data) < _ZSTD_HEADER_BYTES:
+            data += more()
+    except DamagedError:
+        pass  # where there is no more, whoever unpacks it says so
+    return data
+
+
+def _window(data: bytes) -> int:
+    """The window that a frame asks for, in bytes (RFC 8878, 3.1.1.1); 0 where no frame begins.
+
+    The library tells it of windows alone that it can have.
+    """
+    if len(data) < 6 or data[:4] != _ZSTD_MAGIC:
+        return 0
+    flags = data[4]
+    if not flags & 0x20:
+        smallest = 1 << (10 + (data[5] >> 3))
+        return smallest + smallest // 8 * (data[5] & 7)
+    # A single segment: the window is the content, whose size stands behind the number of a dictionary.
+    start, size = 5 + (0, 1, 2, 4)[flags & 3], (1, 2, 4, 8)[flags >> 6]
+    return int.from_bytes(data[start : start + size], "little") + (256 if size == 2 else 0)
+
+
 def _bzip2(data: bytes, more: Callable[[], bytes]) -> Generator[bytes, None, bytes]:
     return (yield from _buffered(bz2.BZ2Decompressor(), data, more))
 
 
 def _xz(data: bytes, more: Callable[[], bytes]) -> Generator[bytes, None, bytes]:
-    return (yield from _buffered(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES), data, more))
+    try:
+        return (yield from _buffered(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES), data, more))
+    except lzma.LZMAError as error:
+        if "emory usage limit" not in str(error):
+            raise
+        raise TooLargeError(
+            f"more than {_XZ_MEMORY_BYTES:,} bytes, the most that is given (xz -9 takes 68 MB)"
+        ) from error
 
 
 def _buffered(

@@ -25,6 +25,7 @@ from mdata.tokenizers.definition import (
 from mdata.tokenizers.engines import ENGINES, EXACT, WORDPIECE, Engine, ExactEngine
 from mdata.tokenizers.hostile import hostile_texts, hostile_texts_for_llama, hostile_texts_for_wordpiece
 from mdata.tokenizers.llama_form import is_llama_model, llama_obstacle
+from mdata.tokenizers.matching import beginning_of_another
 from mdata.tokenizers.patterns import NOT_FOR_GIGATOKEN
 from mdata.tokenizers.routed import routed
 from mdata.tokenizers.wordpiece_engine import WordPieceEngine
@@ -166,7 +167,7 @@ def _tiktoken_obstacle(definition: Definition, exact: ExactEngine) -> str | None
     """
     model = definition["model"]
     added = [token.content for token in added_tokens(definition)]
-    if any(first != second and second.startswith(first) for first in added for second in added):
+    if beginning_of_another(added) is not None:
         return "an added token is the beginning of another"
     if model.get("ignore_merges"):
         return "entries count before merges"

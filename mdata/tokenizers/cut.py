@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import groupby
 
@@ -25,6 +25,8 @@ PIECE_CHARS = 1 << 20
 LONGEST_WORD_CHARS = 4 << 20
 # For tokenizers that look at a text as a whole.
 LONGEST_WHOLE_CHARS = 16 << 20
+# To which rules of the tokenizer may make such a text grow.
+LONGEST_GROWN_CHARS = 64 << 20
 
 _BLANK = re.compile("[ \t\n\r]")
 _CUT = re.compile(r"[A-Za-z](?= [A-Za-z])|[!-~]\n(?=[A-Za-z])")
@@ -41,24 +43,26 @@ def _looks_around(token: AddedToken) -> bool:
     return at_a_cut and (token.lstrip or token.rstrip or token.single_word or " " in edges or "\n" in edges)
 
 
-def cut(text: str, piece_chars: int = PIECE_CHARS) -> list[str]:
+def cut(text: str, piece_chars: int = PIECE_CHARS) -> Iterator[str]:
     """The text in pieces of about `piece_chars`; longer ones where there is no place to cut.
 
     Raises:
         TextRefused: a word is too long (the index is 0).
     """
-    pieces = []
     start = 0
     while len(text) - start > piece_chars:
         place = _CUT.search(text, start + piece_chars - 1)
         if place is None:
             break
-        pieces.append(text[start : place.end()])
+        yield _checked(text[start : place.end()])
         start = place.end()
-    pieces.append(text[start:])
-    if any(len(piece) >= LONGEST_WORD_CHARS and _long_word().search(piece) for piece in pieces):
+    yield _checked(text[start:])
+
+
+def _checked(piece: str) -> str:
+    if len(piece) >= LONGEST_WORD_CHARS and _long_word().search(piece):
         raise TextRefused(0, f"a word of more than {LONGEST_WORD_CHARS:,} characters")
-    return pieces
+    return piece
 
 
 @cache
@@ -75,7 +79,7 @@ def _marks() -> str:
     return "".join(f"{chr(run[0][1])}-{chr(run[-1][1])}" for run in runs)
 
 
-def cut_at_blanks(text: str, piece_chars: int = PIECE_CHARS) -> list[str]:
+def cut_at_blanks(text: str, piece_chars: int = PIECE_CHARS) -> Iterator[str]:
     """The same for tokenizers to which any blank or line end is the end of a word, and which drop it.
 
     A long word costs them little, but memory: it may have as many characters as a text that is looked at as a whole.
@@ -83,16 +87,14 @@ def cut_at_blanks(text: str, piece_chars: int = PIECE_CHARS) -> list[str]:
     Raises:
         TextRefused: a word is too long (the index is 0).
     """
-    pieces = []
     start = 0
     while start < len(text):
         place = _BLANK.search(text, start + piece_chars)
         end = place.start() if place else len(text)
         if end - start - piece_chars > LONGEST_WHOLE_CHARS:
             raise TextRefused(0, f"a word of more than {LONGEST_WHOLE_CHARS:,} characters")
-        pieces.append(text[start:end])
+        yield text[start:end]
         start = end
-    return pieces
 
 
 def can_cut_at_blanks(tokens: Sequence[AddedToken]) -> bool:
@@ -103,37 +105,45 @@ def can_cut_at_blanks(tokens: Sequence[AddedToken]) -> bool:
 
 
 def encode_in_pieces(
-    engine: Engine, texts: Sequence[str], *, cuttable: bool, cutter: Callable[[str], list[str]] = cut
+    engine: Engine,
+    texts: Sequence[str],
+    *,
+    cutter: Callable[[str], Iterable[str]] | None = cut,
+    growth: float = 1.0,
 ) -> list[Ids]:
     """The ids of each text, long ones in pieces where that is safe.
+
+    Args:
+        engine: that gives them.
+        texts: of a batch.
+        cutter: cuts a text where no id can notice; None: texts are looked at as a whole.
+        growth: how many characters the tokenizer's rules may make of one.
 
     Raises:
         TextRefused: a text that cannot be cut is too long, or a word is.
     """
     if all(len(text) <= PIECE_CHARS for text in texts):
         return engine.encode(texts)
-    cutter_or_none = cutter if cuttable else None
-    return [_encode_long(engine, text, index=index, cutter=cutter_or_none) for index, text in enumerate(texts)]
-
-
-def _encode_long(engine: Engine, text: str, *, index: int, cutter: Callable[[str], list[str]] | None) -> Ids:
     if cutter is None:
-        refuse_long([text], index)
+        refuse_long(texts, growth)
+    return [_encode_long(engine, text, index=index, cutter=cutter) for index, text in enumerate(texts)]
+
+
+def _encode_long(engine: Engine, text: str, *, index: int, cutter: Callable[[str], Iterable[str]] | None) -> Ids:
     with numbered([index]):
         if cutter is None:
             return engine.encode([text])[0]
-        # One after another: the memory of a piece is free again before the next is begun.
-        return np.concatenate([engine.encode([piece])[0] for piece in cutter(text)])
+        # One after another: the memory of a piece is free again before the next is begun, and ids are held once.
+        ids = bytearray()
+        for piece in cutter(text):
+            ids += engine.encode([piece])[0].astype(np.uint32, copy=False).tobytes()
+        return np.frombuffer(ids, np.uint32)
 
 
-def refuse_long(texts: Sequence[str], index: int = 0) -> None:
-    """Raise TextRefused for a text that is too long for what looks at it as a whole.
-
-    Args:
-        texts: of a batch,
-        index: the place of the first of them in it.
-    """
-    for number, text in enumerate(texts, index):
-        if len(text) > LONGEST_WHOLE_CHARS:
-            reason = f"a text of {len(text):,} characters; this tokenizer takes {LONGEST_WHOLE_CHARS:,} at most"
+def refuse_long(texts: Sequence[str], growth: float = 1.0) -> None:
+    """Raise TextRefused for a text that is too long for what looks at it as a whole; `growth` as above."""
+    longest = min(LONGEST_WHOLE_CHARS, int(LONGEST_GROWN_CHARS / growth))
+    for number, text in enumerate(texts):
+        if len(text) > longest:
+            reason = f"a text of {len(text):,} characters; this tokenizer takes {longest:,} at most"
             raise TextRefused(number, reason)

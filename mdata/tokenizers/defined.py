@@ -35,10 +35,13 @@ from mdata.tokenizers.definition import (
     with_special_tokens,
 )
 from mdata.tokenizers.engines import EXACT, WORDPIECE, Engine, ExactEngine, FlatEngine, Ids
+from mdata.tokenizers.growth import growth_of
 from mdata.tokenizers.protocol import Announce, IdArray, LengthArray, Recipe, TextRefused
 from mdata.tokenizers.routed import routed
 
 SPECIAL_IN_TEXT = ("special", "plain")
+# Of special ids: as many are compared one by one, which is faster than a search.
+_FEW_RUNS = 4
 
 
 class DefinedTokenizer:
@@ -131,7 +134,7 @@ class DefinedTokenizer:
     @cached_property
     def entries(self) -> Mapping[str, int]:
         """The text of every entry, added tokens included, and its id."""
-        return {**model_vocabulary(self._definition), **{token.content: token.id for token in self._added}}
+        return {**model_vocabulary(self._definition), **self._ids_of_added}
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[IdArray, LengthArray]:
         """See the protocol."""
@@ -159,7 +162,11 @@ class DefinedTokenizer:
             inside = ids == first if first == last else (ids >= first) & (ids <= last)
             return int(np.count_nonzero(inside))
 
-        return sum(count(first, last) for first, last in self._special_runs)
+        if len(self._special_runs) <= _FEW_RUNS:
+            return sum(count(first, last) for first, last in self._special_runs)
+        # Inside of a run an odd number of edges lies at or before an id.
+        edges = np.array([edge for first, last in self._special_runs for edge in (first, last + 1)])
+        return int(np.count_nonzero(np.searchsorted(edges, ids, side="right") % 2))
 
     def decode(self, ids: Sequence[int]) -> str:
         """See the protocol."""
@@ -167,8 +174,12 @@ class DefinedTokenizer:
 
     def id_of(self, text: str) -> int | None:
         """The id of an entry by its name."""
-        ids = {token.content: token.id for token in self._added}
-        return ids.get(text, model_vocabulary(self._definition).get(text))
+        found = self._ids_of_added.get(text)
+        return model_vocabulary(self._definition).get(text) if found is None else found
+
+    @cached_property
+    def _ids_of_added(self) -> Mapping[str, int]:
+        return {token.content: token.id for token in self._added}
 
     @cached_property
     def _exact(self) -> ExactEngine:
@@ -181,15 +192,21 @@ class DefinedTokenizer:
             raise UsageError(f"tokenizer engine {engine} is not installed here", found=str(error)) from error
 
     @cached_property
+    def _growth(self) -> float:
+        """How many characters rules of the tokenizer may make of one."""
+        return growth_of(self._definition)
+
+    @cached_property
     def _num_special_added(self) -> int:
         """How many special ids the post-processor puts around a text."""
         return self._count_special(self._assembled(self._encode([""]))[0])
 
     def _encode(self, texts: Sequence[str]) -> list[Ids]:
         if self._around is None:
-            refuse_long(texts)
+            refuse_long(texts, self._growth)
             return self._exact.encode_with(texts, add_special_tokens=self._add)
-        return encode_in_pieces(self._engine, texts, cuttable=self._cuttable, cutter=self._cutter)
+        cutter = self._cutter if self._cuttable else None
+        return encode_in_pieces(self._engine, texts, cutter=cutter, growth=self._growth)
 
     def _assembled(self, arrays: list[Ids]) -> tuple[IdArray, LengthArray]:
         """The arrays of the texts as one, with what stands around every text."""
@@ -198,7 +215,8 @@ class DefinedTokenizer:
             before, after = (np.array(ids, dtype=np.uint32) for ids in self._around)
             arrays = [part for ids in arrays for part in (before, ids, after)]
             lengths += len(before) + len(after)
-        joined = np.concatenate(arrays) if arrays else np.empty(0, dtype=np.uint32)
+        # One long text is not copied once more.
+        joined = arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, dtype=np.uint32), *arrays])
         assert joined.dtype == np.uint32, f"an engine gave {joined.dtype}"
         # Ids are below 2**31, so the bytes of an unsigned array are those of a signed one.
         return joined.view(np.int32), lengths

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +24,7 @@ Definition = Mapping[str, Any]
 
 _OUTSIDE_ALPHABET = re.compile(f"[^{re.escape(''.join(ALPHABET))}]")
 _MANY_ADDED = 1000
+LONGEST_ADDED_CHARS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,27 +51,35 @@ def model_vocabulary(definition: Definition) -> dict[str, int]:
 
 def added_tokens(definition: Definition) -> list[AddedToken]:
     """The added tokens with the ids that the `tokenizers` library gives them."""
-    vocabulary = model_vocabulary(definition)
     found: dict[str, AddedToken] = {}
+    numbering = _Numbering(model_vocabulary(definition))
     for entry in definition.get("added_tokens") or ():
         content = entry["content"]
         if not content:
             continue
-        before = found.get(content)
-        id = before.id if before else _next_id(content, vocabulary, found.values())
-        flags = {name: bool(entry.get(name)) for name in AddedToken.__dataclass_fields__ if name not in _NO_FLAGS}
+        id = found[content].id if content in found else numbering.next_id(content)
+        flags = {name: bool(entry.get(name)) for name in _ADDED_FLAGS}
         found[content] = AddedToken(id=id, content=content, **flags)
     return list(found.values())
 
 
-_NO_FLAGS = ("id", "content")
+_ADDED_FLAGS = tuple(name for name in AddedToken.__dataclass_fields__ if name not in ("id", "content"))
 
 
-def _next_id(content: str, vocabulary: Mapping[str, int], before: Iterable[AddedToken]) -> int:
-    if content in vocabulary:
-        return vocabulary[content]
-    # Tokens that the model knows already do not count, wherever their ids are.
-    return max([len(vocabulary), *(token.id + 1 for token in before if token.content not in vocabulary)])
+class _Numbering:
+    """The ids that new added tokens get, one after another."""
+
+    def __init__(self, vocabulary: Mapping[str, int]) -> None:
+        self._vocabulary = vocabulary
+        self._free = len(vocabulary)
+
+    def next_id(self, content: str) -> int:
+        """The model's own id, else the next one that is free."""
+        if content in self._vocabulary:
+            # Tokens that the model knows already do not count, wherever their ids are.
+            return self._vocabulary[content]
+        self._free += 1
+        return self._free - 1
 
 
 def with_special_tokens(definition: Definition, contents: Sequence[str]) -> dict[str, Any]:
@@ -80,16 +89,18 @@ def with_special_tokens(definition: Definition, contents: Sequence[str]) -> dict
         UsageError: an empty one, or one whose id would be another entry's.
     """
     vocabulary = model_vocabulary(definition)
-    tokens = added_tokens(definition)
-    before = {token.content for token in tokens}
+    tokens = {token.content: token.id for token in added_tokens(definition)}
+    numbering = _Numbering(vocabulary)
+    for content in tokens:
+        numbering.next_id(content)
     count = Counter(id for id in vocabulary.values() if isinstance(id, int))
     changed = {**definition, "added_tokens": list(definition.get("added_tokens") or ())}
     for content in dict.fromkeys(contents):
         if not content:
             raise UsageError("a special token without text", fix="leave it out")
-        if content in before:
+        if content in tokens:
             continue
-        id = _next_id(content, vocabulary, tokens)
+        id = numbering.next_id(content)
         if count[id] > (content in vocabulary):
             other = next(name for name, taken in vocabulary.items() if taken == id and name != content)
             raise UsageError(
@@ -97,7 +108,6 @@ def with_special_tokens(definition: Definition, contents: Sequence[str]) -> dict
                 found=f"id {id} is {other!r}: the ids of the vocabulary have a gap",
                 fix="give the token an id of its own in the vocabulary",
             )
-        tokens.append(AddedToken(id=id, content=content, special=True))
         flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
         changed["added_tokens"].append({"id": id, "content": content, **flags})
     return changed
@@ -159,11 +169,15 @@ _SIDES = MappingProxyType(
 
 def flat(part: Any, children: str) -> list[Mapping[str, Any]]:
     """A component, or those inside of a Sequence of them."""
-    if not isinstance(part, Mapping):
-        return []
-    if part.get("type") != "Sequence":
-        return [part]
-    return [inner for child in part.get(children) or () for inner in flat(child, children)]
+    found, left = [], [part]
+    while left:
+        one = left.pop()
+        if isinstance(one, Mapping) and one.get("type") == "Sequence":
+            inside = one.get(children)
+            left += reversed(inside) if isinstance(inside, list) else ()
+        elif isinstance(one, Mapping):
+            found.append(one)
+    return found
 
 
 def split_pattern(definition: Definition) -> str | None:
@@ -236,6 +250,8 @@ def added_obstacle(definition: Definition) -> str | None:
         return "an added token has another id than its file says"
     if definition.get("normalizer") and not all(is_normalized("NFC", token.content) for token in tokens):
         return "an added token is not in the form to which texts are normalized"
+    if any(len(token.content) > LONGEST_ADDED_CHARS for token in tokens):
+        return "an added token is very long"
     raw = [token.content for token in tokens if not token.normalized]
     normalized = [token.content for token in tokens if token.normalized]
     if len(raw) * len(normalized) > _MANY_ADDED:

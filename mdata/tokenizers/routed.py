@@ -18,6 +18,7 @@ from mdata.tokenizers.assigned import newer_texts
 from mdata.tokenizers.cut import can_cut, cut
 from mdata.tokenizers.definition import Definition, added_tokens, is_composed_only, split_pattern
 from mdata.tokenizers.engines import WORDPIECE, Engine, Ids, make_engine
+from mdata.tokenizers.matching import any_of
 from mdata.tokenizers.protocol import numbered
 from mdata.tokenizers.wordpiece_engine import WordPieceEngine
 
@@ -47,15 +48,14 @@ class RoutedEngine:
         self._fast = make_engine(name, {**definition, "normalizer": None} if composing else definition, plain=plain)
         self._exact = exact
         added = added_tokens(definition)
-        self._awkward = [token.content for token in added if token.single_word]
+        self._awkward = any_of(token.content for token in added if token.single_word)
         self._cuttable = composing and split_pattern(definition) is not None and can_cut(added)
         self._composes = composing and definition.get("normalizer") is not None
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """See Engine."""
         odd = set(newer_texts(texts))
-        for token in self._awkward:
-            odd.update(number for number, text in enumerate(texts) if token in text)
+        odd.update(number for number, text in enumerate(texts) if self._awkward.search(text))
         if self._composes:
             odd.update(number for number, text in enumerate(texts) if not is_normalized("NFC", text))
         if not odd:
@@ -71,7 +71,7 @@ class RoutedEngine:
         return [found[number] for number in range(len(texts))]
 
     def _parts(self, text: str) -> list[str]:
-        return cut(text, _PART_CHARS) if self._cuttable else [text]
+        return list(cut(text, _PART_CHARS)) if self._cuttable else [text]
 
     def _encode_parts(self, number: int, parts: Sequence[str]) -> Ids:
         """Most parts are not odd; one that cannot be cut any more is the exact engine's."""

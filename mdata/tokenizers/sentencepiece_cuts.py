@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from mdata.tokenizers.matching import any_of, first_listed
 from mdata.tokenizers.protocol import IdArray, LengthArray, TextRefused
 
 # A sign of no language, unlikely to be a piece; the reference chose it.
@@ -31,7 +32,7 @@ class Cuts:
     def __init__(self, tokens: Mapping[str, int], trimmed: int | None) -> None:
         self.tokens = dict(tokens)
         self._trimmed = trimmed
-        self._pattern = re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
+        self._pattern = any_of(first_listed(tokens))
 
     def encode(self, texts: Sequence[str], encode: Encode) -> tuple[IdArray, LengthArray]:
         """The ids of all texts, those of the tokens between the parts, and how many each gave.

@@ -176,10 +176,10 @@ class TikTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> tuple[IdArray, LengthArray]:
         """See the protocol."""
         try:
-            arrays = encode_in_pieces(self._engine, texts, cuttable=True)
+            arrays = encode_in_pieces(self._engine, texts)
         except (UnicodeEncodeError, TypeError):
             whole = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
-            arrays = encode_in_pieces(self._engine, whole, cuttable=True)
+            arrays = encode_in_pieces(self._engine, whole)
         lengths = np.fromiter(map(len, arrays), dtype=np.int64, count=len(arrays))
         joined = np.concatenate(arrays) if arrays else np.empty(0, dtype=np.uint32)
         return joined.view(np.int32), lengths

@@ -18,14 +18,16 @@ import numpy as np
 
 from mdata.tokenizers.bytelevel import from_bytes
 from mdata.tokenizers.engines import Ids
+from mdata.tokenizers.matching import any_of
 from mdata.tokenizers.patterns import TIK_V1, TIK_V2
 
 PATTERNS = MappingProxyType({"v1": TIK_V1, "v2": TIK_V2})
 
 _LONG_RUN_CHARS = 500_000
+# To find the parts of an entry takes the square of its length.
+_LONGEST_ENTRY_BYTES = 1000
 # White space but line ends; Python's own idea of white space has four characters more.
 _LONG_RUN = re.compile(rf"[\t\v\f \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]{{{_LONG_RUN_CHARS},}}")
-_NONE: frozenset[str] = frozenset()
 
 
 class TikEngine:
@@ -47,16 +49,15 @@ class TikEngine:
         self.library = tiktoken.Encoding(
             "mdata", pat_str=PATTERNS[pattern], mergeable_ranks=self._tokens, special_tokens=dict(special)
         )
-        self._special = _NONE if plain else frozenset(special)
-        # To hand over a thousand names takes longer than to encode a short text.
-        self._starts = {content[:2] for content in self._special}
+        self._special = any_of(() if plain else special)
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """See Engine."""
         return [self._encode_long(text) if len(text) > _LONG_RUN_CHARS else self._encode(text) for text in texts]
 
     def _encode(self, text: str) -> Ids:
-        special = self._special if any(start in text for start in self._starts) else _NONE
+        # To hand over a thousand names takes longer than to encode a short text.
+        special = set(self._special.findall(text))
         return self.library.encode_to_numpy(text, allowed_special=special, disallowed_special=())
 
     def _encode_long(self, text: str) -> Ids:
@@ -72,7 +73,7 @@ class TikEngine:
         return np.concatenate([*parts, self._encode(text[start:])])
 
     def _ends(self, text: str, place: int) -> bool:
-        return place == len(text) or any(text.startswith(content, place) for content in self._special)
+        return place == len(text) or self._special.match(text, place) is not None
 
     @cached_property
     def _one_word(self) -> Any:
@@ -96,6 +97,8 @@ class TikEngine:
 def as_definition(tokens: Mapping[bytes, int], special: Mapping[str, int], *, pattern: str) -> dict[str, Any] | str:
     """The same as a tokenizer.json; or why it cannot be written as one that gives the same ids."""
     merges = []
+    if max(map(len, tokens)) > _LONGEST_ENTRY_BYTES:
+        return "an entry is very long"
     for token in sorted((token for token in tokens if len(token) > 1), key=tokens.__getitem__):
         parts = _two_parts(token, tokens)
         if parts is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mdata.errors import UsageError, os_errors_named
 from mdata.progress import SILENT, Progress
-from mdata.sources import ReadSpec, find_files
+from mdata.sources import Filter, ReadSpec, find_inputs
 from mdata.tokenizers.apart import learn_apart
 from mdata.tokenizers.folder import write_folder
 from mdata.tokenizers.learners import BERT_TOKENS, Kind, Task, bert_engine
@@ -102,7 +102,8 @@ def learn_tokenizer(
     check_options(kind, vocab_size, options=options)
     output = Path(output)
     _check_output(output, options, progress)
-    files = find_files(inputs, format=options.input_format)
+    chosen = Filter(options.include, options.exclude)
+    files = find_inputs(inputs, format=options.input_format, chosen=chosen, progress=progress).files
     spec = ReadSpec(
         json_keys=options.json_keys,
         text_documents=options.text_documents,

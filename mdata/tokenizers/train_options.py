@@ -50,7 +50,7 @@ class TrainOptions:
     """What may be said besides input, output, kind and size.
 
     Args:
-        json_keys, input_format, text_documents, max_record_bytes: as for `preprocess`.
+        json_keys, input_format, text_documents, max_record_bytes, include, exclude: as for `preprocess`.
         on_error: a record that cannot be taken stops the work, or is passed over and counted.
         sample_bytes: how much unpacked input is learnt from; None: 1 GiB (sentencepiece-bpe 256 MiB, -unigram 64 MiB).
         seed: of the sample.
@@ -70,6 +70,8 @@ class TrainOptions:
     input_format: Literal["auto"] | Format = "auto"
     text_documents: Literal["file", "paragraph"] = "file"
     max_record_bytes: int = 64 << 20
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
     on_error: Literal["stop", "skip"] = "stop"
     sample_bytes: int | None = None
     seed: int = 1234

@@ -16,6 +16,7 @@ import numpy as np
 
 from mdata.tokenizers.definition import Definition, added_tokens, model_vocabulary
 from mdata.tokenizers.engines import WORDPIECE, Engine, Ids
+from mdata.tokenizers.matching import any_of
 from mdata.tokenizers.protocol import IdArray, LengthArray, numbered
 from mdata.tokenizers.wordpiece_form import wordpiece_form
 
@@ -41,7 +42,7 @@ class WordPieceEngine:
         tokens = added_tokens(definition)
         added = {token.content: _AS_TEXT if plain and token.special else token.id for token in tokens}
         awkward = [token for token in tokens if token.single_word or token.lstrip or token.rstrip]
-        self._awkward = [token.content for token in awkward if added[token.content] != _AS_TEXT]
+        self._awkward = any_of(token.content for token in awkward if added[token.content] != _AS_TEXT)
         self._exact = exact
         self._core = WordPiece(
             model_vocabulary(definition),
@@ -63,8 +64,7 @@ class WordPieceEngine:
         """See FlatEngine."""
         ids, lengths, left = self._core.encode(list(texts), before=list(before), after=list(after))
         odd = set(left.tolist())
-        for token in self._awkward:
-            odd.update(number for number, text in enumerate(texts) if token in text)
+        odd.update(number for number, text in enumerate(texts) if self._awkward.search(text))
         if not odd:
             return ids, lengths
         numbers = sorted(odd)

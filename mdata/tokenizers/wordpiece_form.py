@@ -10,10 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mdata.tokenizers.definition import Definition, added_tokens, flat, model_vocabulary, surroundings, unknown_id
+from mdata.tokenizers.definition import (
+    LONGEST_ADDED_CHARS,
+    Definition,
+    added_tokens,
+    flat,
+    model_vocabulary,
+    surroundings,
+    unknown_id,
+)
 
 _FLAGS = ("clean_text", "handle_chinese_chars", "lowercase")
-_LONGEST_ADDED_CHARS = 1000
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,6 @@ def _added_obstacle(definition: Definition) -> str | None:
         return "an added token has another id than its file says"
     if any(token.normalized for token in tokens):
         return "an added token is matched in the normalized text"
-    if any(len(token.content) > _LONGEST_ADDED_CHARS for token in tokens):
+    if any(len(token.content) > LONGEST_ADDED_CHARS for token in tokens):
         return "an added token is very long"
     return None

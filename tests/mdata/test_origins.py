@@ -164,6 +164,17 @@ def test_numbers_that_rise_only_by_overflow_are_refused(tmp_path):
         open_origins(tmp_path / "x")
 
 
+def test_a_document_past_the_largest_number_is_not_named(tmp_path):
+    """The sum of an altered run's first document and of the rows between would overflow, to a small number."""
+    far, between = 2**62, 2**62 + 2**61
+    runs = np.array([[0, 0, 5], [far, 1, 1]], "<i8")
+    (tmp_path / "x").write_bytes(b"MDORIGIN" + np.array([1, 1], "<i8").tobytes() + runs.tobytes())
+    found = open_origins(tmp_path / "x")
+    assert found.documents_of(1, 1 + between) == []
+    assert found.documents_of(1, 1 + 7) == [far + 7]
+    assert found.documents_of(0, 6) == [1]
+
+
 @examples(100)
 @given(data=st.binary(max_size=120), begun=st.sampled_from([b"", b"MDORIGIN", b"MDORIGIN\1\0\0\0\0\0\0\0"]))
 def test_any_bytes_open_or_are_refused_in_words(tmp_path_factory, data, begun):

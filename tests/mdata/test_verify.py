@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import mdata
 from cli.mdata import main
+from mdata.documents import Documents
 from mdata.indexed import blocks
 from tests.conftest import ROOT
 from tests.helpers.examples import examples
@@ -235,3 +236,23 @@ def test_the_page_of_damages_is_true(oracles, capsys, name, code, words):
 def test_the_page_of_damages_has_every_pair(oracles):
     there = {path.stem for path in (oracles / "hostile/binidx").iterdir()}
     assert sorted(name for name, _, _ in rows_of_page()) == sorted(there)
+
+
+@pytest.mark.parametrize("sidecar", ["x.origins", "x.bin.blake3"])
+@pytest.mark.parametrize("target", ["/dev/zero", "/dev/stdin", "../elsewhere", "pipe"])
+def test_a_sidecar_is_a_regular_file_of_the_folder(tmp_path, sidecar, target):
+    """A device has no end; what a stranger's manifest names is not to be read from all over the machine."""
+    small = tmp_path / "corpus"
+    small.mkdir()
+    path = make_corpus(small, [[3], [2, 4]])
+    (small / sidecar).rename(tmp_path / "elsewhere")
+    os.mkfifo(small / "pipe")
+    (small / sidecar).symlink_to(target)
+    (found,) = problems(path)
+    assert "outside its folder" in found or "not a regular file" in found
+    if sidecar == "x.origins":
+        with pytest.raises(mdata.UsageError, match=r"outside its folder|not a regular file"):
+            Documents(mdata.open_corpus(path))
+    (small / sidecar).unlink()
+    (tmp_path / "elsewhere").rename(small / sidecar)
+    assert problems(path) == []

@@ -111,6 +111,16 @@ def test_an_override_without_its_form_is_refused(path: Path, override: str) -> N
         (changed("train", steps=True), "train.steps is True; expected a whole number of at least 1"),
         (changed("train", steps=2.0), "train.steps is 2.0; expected a whole number of at least 1"),
         (changed("train", steps=0), "train.steps is 0; expected a whole number of at least 1"),
+        (
+            changed("model", num_layers=1 << 40),
+            "model.num_layers is 1099511627776; expected a whole number of at least 1 and below 65536",
+        ),
+        (changed("train", steps=1 << 63), "train.steps is a number of 64 bits; expected a whole number of at least 1"),
+        (changed("train", steps=10**5000), "train.steps is a number of 16610 bits; expected"),
+        (changed("optimizer", lr=10**5000), "optimizer.lr is a number of 16610 bits; expected a number of at least 0"),
+        (changed("run", folder="a\udcff"), r"run.folder is 'a\udcff', which is not UTF-8; expected a string"),
+        (changed("data", valid=["\ud800"]), r"data.valid is ['\ud800']; expected a list of strings"),
+        (changed("run", folder=[0] * 999), f"run.folder is {str([0] * 999)[:200]} ...; expected a string"),
         (changed("optimizer", lr="x"), "optimizer.lr is 'x'; expected a number of at least 0"),
         (changed("optimizer", lr=float("nan")), "optimizer.lr is nan; expected a number of at least 0"),
         (changed("optimizer", lr=float("inf")), "optimizer.lr is inf; expected a number of at least 0"),
@@ -136,7 +146,7 @@ def test_an_override_without_its_form_is_refused(path: Path, override: str) -> N
     ],
 )
 def test_each_problem_has_its_words(tables: dict[str, Any], text: str) -> None:
-    assert text in problems(tables)
+    assert any(found.startswith(text) for found in problems(tables))
 
 
 def test_a_missing_key_is_named_with_what_it_should_be() -> None:
@@ -165,7 +175,11 @@ def test_one_problem_is_one_sentence(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "what"), [(None, "cannot read"), (b"a = ", "not a TOML file"), (b"\xff", "not a TOML file")]
+    ("content", "what"),
+    [
+        (None, "cannot read"),
+        *((text, "not a TOML file") for text in (b"a = ", b"\xff", b"a = " + b"[" * 3000, b"a = " + b"9" * 5000)),
+    ],
 )
 def test_an_unreadable_file_is_a_usage_error(tmp_path: Path, content: bytes | None, what: str) -> None:
     file = tmp_path / "x.toml"
@@ -208,6 +222,13 @@ def test_dumped_configurations_read_back_the_same(config: RunConfig) -> None:
     assert value_problems(config) == []
     again, found = parse_config(tomllib.loads(dump_config(config)))
     assert found == [] and again == config
+
+
+@pytest.mark.parametrize("value", ["[" * 3000, "9" * 5000])
+def test_an_override_that_no_parser_takes_is_text(path: Path, value: str) -> None:
+    assert load_config(path, [f"run.folder={value}"]).run.folder == value
+    with pytest.raises(UsageError, match=r"train\.steps is '"):
+        load_config(path, [f"train.steps={value}"])
 
 
 def test_values_of_a_tree_built_in_python_are_checked(path: Path) -> None:

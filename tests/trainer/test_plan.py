@@ -274,3 +274,23 @@ def test_learning_rate_stays_between_its_ends(warmup: int, decay: int, min_lr: f
     assert 0 < rate <= 1 + 1e-12 if step < warmup else min_lr - 1e-12 <= rate <= 1 + 1e-12
     if step >= warmup:
         assert learning_rate(step + 1, section, steps=1000) <= rate + 1e-12
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("size", [1 << 40, (1 << 62) + (1 << 40), (1 << 63) - 25])
+def test_a_size_of_any_kind_is_judged_without_counting_up_to_it(size: int) -> None:
+    """Nothing is done once for each of 2^40 layers, ranks or features: these would not end."""
+    sections = dataclasses.fields(RunConfig)
+    keys = [(s.name, key) for s in sections for key, value in vars_of(getattr(config(), s.name)) if type(value) is int]
+    assert len(keys) > 20
+    for section, key in keys:
+        whole = config(model={"vocab_size": 9})
+        changed = dataclasses.replace(whole, **{section: dataclasses.replace(getattr(whole, section), **{key: size})})
+        if not check(changed, 2, facts=None):
+            make_plan(changed, 2, facts=None)
+    wide = config(model={"hidden_size": size, "num_heads": size, "num_kv_heads": 3}, mesh={"tp": 7})
+    assert any("choose mesh.tp from 1" in problem for problem in check(wide, 7, facts=None))
+
+
+def vars_of(section: Any) -> list[tuple[str, Any]]:
+    return [(field.name, getattr(section, field.name)) for field in dataclasses.fields(section)]

@@ -111,6 +111,7 @@ def broken(path: Path, change) -> Path:
         (lambda v: v["shards"][0].update(tokens=10), "not what was written, at `$.checksum`"),
         (lambda v: v["notes"].update(a=1), "not what was written, at `$.checksum`"),
         (lambda v: v["notes"].update(a=1.5), "a float at $.notes.a"),
+        (lambda v: v["notes"].update(a=json.loads("[" * 600 + "]" * 600)), "recursion"),
     ],
 )
 def test_altered_manifest_is_damage_with_its_place(tmp_path, change, text):

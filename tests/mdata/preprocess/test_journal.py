@@ -6,6 +6,7 @@ import json
 import multiprocessing
 
 import pytest
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,8 @@ from tests.mdata.preprocess.test_preprocess import contents, options
 from tests.mdata.preprocess.test_problems import Stopping
 
 VALUES = st.one_of(st.none(), st.integers(), st.booleans(), st.text(max_size=8), st.lists(st.integers(), max_size=3))
-RECORDS = st.lists(st.dictionaries(st.text(max_size=5), VALUES, max_size=3), max_size=5)
+RECORD = st.dictionaries(st.text(max_size=5), VALUES, max_size=3).map(lambda record: {**record, "kind": "x"})
+RECORDS = st.lists(RECORD, max_size=5)
 
 
 def write(path, records):
@@ -64,6 +66,18 @@ def test_what_lies_before_a_cut_or_a_flipped_bit_survives_alone(tmp_path_factory
     assert records_of(path) == records[:whole] + more
 
 
+@pytest.mark.parametrize(
+    "text", [b"{", b"3", b"null", b"[1]", b"{}", b'{"kind":3}', b'{"kind":"\xff"}', b"[" * 5000, b"9" * 5000]
+)
+def test_a_line_that_is_no_record_ends_the_journal_whatever_its_hash(tmp_path, text):
+    whole = write(tmp_path / "journal", [{"kind": "job"}])
+    line = blake3(text).hexdigest()[:16].encode() + b" " + text + b"\n"
+    (tmp_path / "journal").write_bytes(whole + line + whole)
+    assert read_records(tmp_path / "journal") == [{"kind": "job"}]
+    assert write(tmp_path / "journal", [{"kind": "state"}]).startswith(whole)
+    assert records_of(tmp_path / "journal") == [{"kind": "job"}, {"kind": "state"}]
+
+
 def test_every_flipped_bit_is_seen(tmp_path):
     records = [{"kind": "job"}, {"kind": "state", "rows": 7}]
     data = write(tmp_path / "journal", records)
@@ -78,33 +92,33 @@ def test_every_flipped_bit_is_seen(tmp_path):
 def test_a_record_is_on_the_device_when_append_returns(tmp_path, monkeypatch):
     journal = Journal(tmp_path / "journal")
     with durable_calls(monkeypatch) as calls:
-        journal.append({"a": 1})
+        journal.append({"kind": "a", "n": 1})
     assert [name for name, _ in calls.seen] == ["write", "sync"]
     journal.close()
 
 
 def test_a_record_that_could_not_be_written_hides_none_after_it(tmp_path, monkeypatch):
     journal = Journal(tmp_path / "journal")
-    journal.append({"a": 1})
+    journal.append({"kind": "a", "n": 1})
     real = durable.write
     for fail_at in (0, 1):  # half a line is written before either
         with monkeypatch.context() as patch:
             patch.setattr(durable, "write", lambda fd, data: real(fd, data[:5]))
             with durable_calls(patch, fail_at + 1), pytest.raises(ResourceError, match=r"writing .*journal"):
-                journal.append({"lost": 1})
-    journal.append({"b": 2})
+                journal.append({"kind": "lost", "n": 1})
+    journal.append({"kind": "b", "n": 2})
     journal.close()
-    assert records_of(tmp_path / "journal") == [{"a": 1}, {"b": 2}]
+    assert records_of(tmp_path / "journal") == [{"kind": "a", "n": 1}, {"kind": "b", "n": 2}]
 
 
 def test_restart_and_remove(tmp_path):
-    write(tmp_path / "journal", [{"a": 1}])
+    write(tmp_path / "journal", [{"kind": "a", "n": 1}])
     journal = Journal(tmp_path / "journal")
-    assert journal.records == [{"a": 1}]
+    assert journal.records == [{"kind": "a", "n": 1}]
     journal.restart()
     assert journal.records == []
-    journal.append({"b": 2})
-    assert read_records(tmp_path / "journal") == [{"b": 2}]
+    journal.append({"kind": "b", "n": 2})
+    assert read_records(tmp_path / "journal") == [{"kind": "b", "n": 2}]
     journal.remove()
     journal.close()
     assert list(tmp_path.iterdir()) == []

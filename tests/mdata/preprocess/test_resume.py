@@ -14,7 +14,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,14 +30,6 @@ from tests.helpers.notes import Notes
 from tests.mdata.preprocess.test_preprocess import GOLDEN, contents, options
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("loaded_once")]
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    """A folder in memory where there is one: these tests sync thousands of times."""
-    shm = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shm if os.access(shm, os.W_OK) else None) as folder:
-        yield Path(folder)
 
 
 def corpus(folder: Path) -> tuple[str, ...]:

@@ -28,6 +28,33 @@ def test_order_is_sorted_and_endings_are_known(tmp_path):
     assert names(tmp_path / "e.jsonl.bin", tmp_path / ".d.jsonl") == ["e.jsonl.bin", ".d.jsonl"]
 
 
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [("a.JSONL", "jsonl"), ("a.jsonlines", "jsonl"), ("a.ndjson", "jsonl"), ("a.NDJSON.GZ", "jsonl"),
+     ("A.Json", "jsonl"),
+     ("a.TXT", "text"), ("a.Md.Xz", "text")],
+)  # fmt: skip
+def test_endings_are_known_in_any_case(tmp_path, name, format):
+    """A folder of .JSONL files gave nothing of them, and said nothing."""
+    (tmp_path / "b.jsonl").write_text("{}\n")
+    (tmp_path / name).write_text("{}\n")
+    assert {(file.path.name, file.format) for file in find_files([tmp_path])} == {("b.jsonl", "jsonl"), (name, format)}
+
+
+@pytest.mark.parametrize(
+    "address", ["s3://b/x.jsonl", "gs://b/*.gz", "hf://datasets/a", "https://x.y/z", "abfss://c@a/x"]
+)
+def test_addresses_are_told_from_files(address):
+    with pytest.raises(UsageError, match="not read yet") as caught:
+        find_files([address])
+    assert "copy it first, with " in str(caught.value)
+
+
+def test_an_address_of_this_machine(tmp_path):
+    with pytest.raises(UsageError, match=f"try: {tmp_path}/x"):
+        find_files([f"file://{tmp_path}/x"])
+
+
 def test_a_file_whose_name_holds_a_star_is_itself(tmp_path):
     (tmp_path / "a*.jsonl").write_text("{}\n")
     (tmp_path / "ab.jsonl").write_text("{}\n")
@@ -84,7 +111,7 @@ def test_parquet_is_known_by_its_first_bytes(tmp_path):
     [
         ("none.jsonl", "none.jsonl: No such file or directory"),
         ("*.csv", "no file fits this pattern"),
-        ("empty", r"in this folder\n  expected: files named \*.jsonl, \*.json, \*.parquet, .*; but for .parquet"),
+        ("empty", r"in this folder\n  expected: files named \*.jsonl, \*.json, .*\*.parquet, .*; but for .parquet"),
         ("pipe", "is not a regular file"),
         ("x.zip", "holds a zip archive, which is not read"),
         ("twice", "is named twice"),

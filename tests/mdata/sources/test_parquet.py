@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.errors import BadInputError, UsageError
-from mdata.sources import ReadSpec, find_files, parse, pieces, read_records
+from mdata.sources import ReadSpec, find_files, parquet, parse, pieces, read_records
 from tests.helpers.examples import examples
 from tests.mdata.sources.inputs import piece_data, texts
 
@@ -149,3 +149,54 @@ def test_whatever_the_library_says_names_the_file(tmp_path, monkeypatch):
                 list(pieces(find_files([path]), 100, spec=ReadSpec()))
         assert "\x1b" not in str(caught.value)
         assert ("more memory than there is" in str(caught.value)) == isinstance(error, MemoryError)
+
+
+def of_entries(rows: int, sizes: list[int], *, lists: int = 0) -> pa.Array:
+    """Rows, or rows of so many sentences, that name one of a few entries of a dictionary."""
+    count = rows * max(lists, 1)
+    places = pa.array([number % len(sizes) for number in range(count)], pa.int32())
+    entries = pa.DictionaryArray.from_arrays(
+        places, pa.array([str(number) * size for number, size in enumerate(sizes)])
+    )
+    return pa.ListArray.from_arrays(pa.array(range(0, count + 1, lists), pa.int32()), entries) if lists else entries
+
+
+@pytest.mark.parametrize("lists", [0, 3])
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("nested", [True, False])
+def test_no_more_is_decoded_at_once_than_fits(tmp_path, monkeypatch, lists, stored, nested):
+    """A file of 42 kB whose 8 entries stand for 2.7 GB made the process take 3.8 GB; now 0.23 GB."""
+    monkeypatch.setattr(parquet, "_DECODED_BYTES", 5000)
+    decoded, kept = [], parquet._as_bytes
+    monkeypatch.setattr(parquet, "_as_bytes", lambda array: decoded.append(kept(array)) or decoded[-1])
+    read, small_parts = [], parquet._small_parts
+
+    def seen(arrays):
+        # What the library has decoded already; what is still encoded comes to no more than its entries.
+        read.extend(array.nbytes for array in arrays)
+        return small_parts(arrays)
+
+    monkeypatch.setattr(parquet, "_small_parts", seen)
+    column = of_entries(2000, [300, 7, 1000], lists=lists)
+    given = pa.StructArray.from_arrays([column], ["t"]) if nested else column
+    pq.write_table(pa.table({"x": given}), tmp_path / "x.parquet", store_schema=stored, row_group_size=1500)
+    (file,) = find_files([tmp_path / "x.parquet"])
+    spec = ReadSpec(json_keys=("x.t" if nested else "x",))
+    assert texts(file, 20_000, spec) == (column.to_pylist(), [], 2000)
+    assert len(decoded) > 100
+    assert max(read) < (30_000 if lists else 6000)
+    assert max(array.nbytes for array in decoded) < 5000 + 3 * 1000 + 8 * 700
+
+
+def test_a_row_of_sentences_that_is_too_long_is_never_decoded(tmp_path):
+    places = [0, 1, *[0] * 5000, 1, None]
+    entries = pa.DictionaryArray.from_arrays(pa.array(places, pa.int32()), pa.array(["a" * 100, "b"]))
+    column = pa.ListArray.from_arrays(pa.array([0, 2, 5002, 5002, 5004], pa.int32()), entries)
+    pq.write_table(pa.table({"text": column}), tmp_path / "x.parquet", store_schema=False)
+    (file,) = find_files([tmp_path / "x.parquet"])
+    spec = ReadSpec(max_record_bytes=1000)
+    (piece,) = pieces([file], 1 << 20, spec=spec)
+    assert len(piece.data) < 5000
+    batch = parse("parquet", piece.data, spec=spec)
+    assert [(problem.row, problem.kind) for problem in batch.problems] == [(2, "too-long"), (4, "bad-value")]
+    assert batch.kept == [1, 3] and batch.columns[0].sentences == ["a" * 100, "b"]

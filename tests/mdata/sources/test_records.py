@@ -220,3 +220,27 @@ def test_packed_helper_makes_two_members():
 def test_the_error_of_a_row_without_the_key_names_the_option(kind):
     error = str(Problem(3, kind, "why", "{}").as_error("x.jsonl"))
     assert error.startswith("x.jsonl:3: why\n") and ("another key (--json-keys)" in error) is (kind == "no-key")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "fix"),
+    [
+        (
+            "x.jsonl",
+            b'\xef\xbb\xbf{"text": "a"}\n',
+            "sed -i '1s/^\\xEF\\xBB\\xBF//' FILE takes the byte order mark away",
+        ),
+        ("x.json", b'[{"text": "a"}, {"text": "b"}]\n', "jq -c '.[]' FILE > NEW.jsonl makes lines of a JSON array"),
+        ("x.json", b'[\n{"text": "a"}\n]\n', "jq -c '.[]' FILE > NEW.jsonl makes lines of a JSON array"),
+        ("x.CSV", b"text,id\na,1\n", "CSV is not read: duckdb -c "),
+        ("x.jsonl", b'{"text": "' + b"a" * 100 + b'"}\n', "a larger --max-record-bytes, such as 1G"),
+        ("x.jsonl", b'{"body": "a"}\n', "another key (--json-keys); or "),
+        ("x.jsonl", b"{'text': 1}\n", "try: correct or remove this record"),
+    ],
+)
+def test_the_fix_is_the_real_one(tmp_path, name, data, fix):
+    (tmp_path / name).write_bytes(data)
+    (file,) = find_files([tmp_path / name])
+    with pytest.raises(BadInputError) as caught:
+        list(read_records(file, ["text"], spec=ReadSpec(max_record_bytes=90)))
+    assert fix in str(caught.value)

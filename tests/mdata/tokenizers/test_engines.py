@@ -371,3 +371,10 @@ def test_a_refusal_of_the_exact_engine_names_the_text_of_the_batch(name):
     engine = RoutedEngine(name, definition(), plain=False, exact=Refusing)
     with pytest.raises(TextRefused, match="text 2: why"):
         engine.encode(["a", "\U0001fae8", "b\U0001fae8", "c"])
+
+
+def test_a_short_text_keeps_no_large_buffer():
+    """gigatoken's own results hold some kilobytes each: a batch of tiny texts took a gigabyte."""
+    engine = GigatokenEngine(definition(), plain=False)
+    for ids in engine.encode(["a", "", "b c"]):
+        assert ids.base is None and ids.flags.owndata

@@ -1,0 +1,63 @@
+"""What a manifest names beside itself: inside its folder, and for files a regular one.
+
+A manifest may come from a stranger. Without these checks a name such as `../../secret`, a link, or a device would be
+opened, and a device read without an end. Inside is what lies below the manifest's folder once all links are followed,
+or below the folder in which the manifest's own file really lies: a folder of links into one store (a model hub's
+cache) is as good as its copy. Nothing is read here.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from mdata.errors import UsageError, os_errors_named
+
+
+def path_inside(manifest: Path, name: str, *, allow_outside: bool = False) -> Path:
+    """The path that a manifest names, be anything there or not.
+
+    Args:
+        manifest: the manifest's file.
+        name: as it stands there, relative to its folder.
+        allow_outside: the user said that it may lie elsewhere.
+
+    Raises:
+        UsageError: it leads out of the folder.
+    """
+    path = manifest.parent / name
+    if allow_outside:
+        return path
+    real = os.path.realpath(path)
+    if not any(_is_below(real, folder) for folder in _folders(manifest)):
+        raise UsageError(
+            f"{manifest} names {name}, which lies outside its folder",
+            found=real,
+            expected=f"a name inside {manifest.parent}",
+            fix="copy it into the folder, if you trust whoever made the manifest",
+        )
+    return path
+
+
+def file_inside(manifest: Path, name: str, *, allow_outside: bool = False) -> Path:
+    """The regular file that a manifest names; arguments as for `path_inside`.
+
+    Raises:
+        UsageError: it leads out of the folder, is not there, or is a folder, a device, a pipe or a socket.
+    """
+    path = path_inside(manifest, name, allow_outside=allow_outside)
+    with os_errors_named("reading"):
+        mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        raise UsageError(f"{path} is not a regular file", fix="put back the file that the manifest names")
+    return path
+
+
+def _folders(manifest: Path) -> tuple[str, str]:
+    """Where the manifest's name lies, and where its file does."""
+    return os.path.realpath(manifest.parent), os.path.dirname(os.path.realpath(manifest))  # noqa: PTH120
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path != folder and os.path.commonpath((path, folder)) == folder

@@ -1,0 +1,71 @@
+"""One pattern for many tokens, so that looking for any of thousands costs about as much as for one.
+
+Python tries the branches of `a|b|c` one after another at every character, so thousands of tokens would cost thousands
+of steps there. `any_of` writes the tokens as a tree of their beginnings instead, whose nodes with many branches are
+halved by ranges of characters. At one place the longest token matches. What cannot be reached by so many levels is
+written as plain branches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import groupby, pairwise, takewhile
+
+# Python's compiler of patterns calls itself for every level.
+_MOST_LEVELS = 40
+_FEW = 4
+
+
+def any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    """A pattern that finds the earliest of these tokens, and at one place the longest; none where there are none."""
+    known = sorted(set(tokens) - {""})
+    return re.compile(_tree(known, 0) if known else r"(?!)")
+
+
+def first_listed(tokens: Iterable[str]) -> list[str]:
+    """The tokens without those that never match because one that is listed before them is their beginning."""
+    order = {token: number for number, token in reversed(list(enumerate(tokens)))}
+    kept = []
+    # The beginnings of a token stand right before it in this order, one inside the other.
+    inside: list[str] = []
+    for token in sorted(order):
+        while inside and not token.startswith(inside[-1]):
+            inside.pop()
+        if not inside or order[token] < order[inside[-1]]:
+            kept.append(token)
+            inside.append(token)
+    return sorted(kept, key=order.__getitem__)
+
+
+def beginning_of_another(tokens: Iterable[str]) -> str | None:
+    """A token with which another one begins, if there is one."""
+    return next((a for a, b in pairwise(sorted(set(tokens))) if b.startswith(a)), None)
+
+
+def _tree(tokens: Sequence[str], level: int) -> str:
+    """A pattern for tokens in sorted order; the empty one may be among them and is taken last."""
+    if level >= _MOST_LEVELS:
+        return "|".join(map(re.escape, reversed(tokens)))
+    if not tokens[0]:
+        return f"(?:{_tree(tokens[1:], level)})?" if len(tokens) > 1 else ""
+    # Of all of them, as they are sorted.
+    shared = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(tokens[0], tokens[-1], strict=False)))
+    if shared:
+        return re.escape(shared) + _grouped(_tree([token[len(shared) :] for token in tokens], level + 1))
+    groups = [list(group) for _, group in groupby(tokens, key=lambda token: token[0])]
+    return _halved(groups, level)
+
+
+def _halved(groups: Sequence[Sequence[str]], level: int) -> str:
+    """A pattern for groups of tokens, each with another first character, in their order."""
+    if len(groups) <= _FEW:
+        return "|".join(_tree(group, level) for group in groups)
+    half = len(groups) // 2
+    ends = re.escape(groups[0][0][0]), re.escape(groups[half - 1][0][0])
+    parts = (_halved(groups[:half], level + 1), _halved(groups[half:], level + 1))
+    return f"(?=[{ends[0]}-{ends[1]}])(?:{parts[0]})|{parts[1]}"
+
+
+def _grouped(pattern: str) -> str:
+    return f"(?:{pattern})" if pattern else ""

@@ -1,0 +1,87 @@
+"""After a loss of power at any call of saving: what was said to be saved can be loaded, and the run goes on.
+
+Every state that tests/helpers/power_loss.py knows is put on the disk. `latest` must then give the last checkpoint that
+was said to be saved, or one that was being saved, whole; or, where the step of that one was being saved once more, an
+older one. Then the next checkpoint is saved and loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers.power_loss import recorded, states
+from tests.trainer.shapes import LLAMA
+from trainer import checkpoint
+from trainer.checkpoint import RunState, Shard
+from trainer.collectives import Axis
+from trainer.layout import make_layout
+from trainer.models.gpt_table import parameter_table
+
+SMALL = replace(
+    LLAMA, num_layers=1, hidden_size=2, num_heads=1, num_kv_heads=1, head_dim=2, ffn_hidden_size=2, padded_vocab_size=4,
+    vocab_size=4,
+)  # fmt: skip
+
+
+def shard() -> Shard:
+    layout = make_layout(parameter_table(SMALL, tp_size=1, tp_rank=0), dp_size=1)
+    return Shard(layout, 0, layout.size, owns_copies=True)
+
+
+def save(root: Path, step: int, *, value: float, keep: int = 2) -> None:
+    run = RunState(step=step, consumed_samples=step, data_id="", data={}, optimizer_steps=step, config="")
+    part = shard()
+    state = {"weight": torch.full((part.stop - part.start,), value)}
+    checkpoint.save(root, run, shard=part, state=state, world=Axis.single("world"))
+    checkpoint.remove_old(root, keep)
+
+
+def resumed(root: Path) -> tuple[int, float] | None:
+    """The step and the value of the checkpoint that a run would go on from."""
+    folder = checkpoint.latest(root)
+    if folder is None:
+        return None
+    state = checkpoint.load_state(folder, shard(), names=["weight"], dtype=torch.float32)["weight"]
+    values = set(state[state != 0].tolist())  # padding is 0
+    assert len(values) == 1, "a mixture of two checkpoints"
+    return checkpoint.run_state(folder).step, values.pop()
+
+
+def saves(root: Path) -> Iterator[tuple[int, float]]:
+    """A run that saves and cleans up, and then does a step again from an older checkpoint."""
+    for step, value in ((2, 2.0), (4, 4.0), (6, 6.0), (6, 6.5), (8, 8.0)):
+        save(root, step, value=value)
+        yield step, value
+
+
+def test_after_a_loss_of_power_at_any_call(tmp_path):
+    root = tmp_path / "checkpoints"
+    root.mkdir()
+    done: list[tuple[int, float] | None] = [None]
+    with recorded(root, tmp_path / "beside") as kept:
+        for saved in saves(root):
+            done.append(saved)
+            kept.promise()
+    found = list(states(kept))
+    assert len(found) > 100
+    for promised, tree in found:
+        kept.restore(tree)
+        again = done[promised : promised + 2] == [(6, 6.0), (6, 6.5)]
+        allowed = {*done[promised : promised + 2], *([(4, 4.0)] if again else [])}
+        assert resumed(root) in allowed, (promised, [name for name, _, _ in tree])
+        save(root, 10, value=10.0)
+        assert resumed(root) == (10, 10.0)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_without_a_loss_of_power(tmp_path, keep):
+    root = tmp_path / "checkpoints"
+    for step in (2, 4, 6):
+        save(root, step, value=float(step), keep=keep)
+        assert resumed(root) == (step, float(step))
+    assert len(list(root.glob("step-*"))) == keep
