@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from mdata import durable
 from mdata.adopt import Adopted, adopt, adopt_written, check_largest_id
 from mdata.errors import UsageError, os_errors_named
 from mdata.indexed import IndexedReader, IndexedWriter
@@ -63,12 +62,12 @@ def convert(
         _tell(old, prefix, plus_one=fairseq_ids_plus_one, progress=progress)
         source = _Source(old, prefix, fairseq_ids_plus_one, progress)
         dtype = _new_dtype(source)
-        if idx_path(new_prefix).exists() and not _is_unfinished(new_prefix):
+        if idx_path(new_prefix).exists():
             _refuse_other_content(source, new_prefix, dtype)
             with IndexedWriter(new_prefix, dtype):
                 pass  # hidden files of a conversion that was killed at its very end go with it
             return adopt(new_prefix, tokenizer, level=level, full=True, progress=progress)
-        _refuse_another_file(new_prefix)
+        _refuse_another_file(source, new_prefix, dtype)
         return _write(source, new_prefix, dtype=dtype, tokenizer=tokenizer, level=level)
 
 
@@ -162,15 +161,10 @@ def _write(
             raise
 
 
-def _is_unfinished(new_prefix: Path) -> bool:
-    """Whether what has this name was left by a writer that was killed before the manifest: it is made anew."""
-    spool = durable.partial_path(new_prefix.with_name(new_prefix.name + ".boundaries"))
-    return spool.exists() and not manifest_path(new_prefix).exists()
-
-
-def _refuse_another_file(new_prefix: Path) -> None:
+def _refuse_another_file(source: _Source, new_prefix: Path, dtype: np.dtype[np.generic]) -> None:
+    """A conversion that was killed may have left its .bin alone; only the very same bytes are written again."""
     for path in (bin_path(new_prefix), manifest_path(new_prefix)):
-        if path.exists() and not _is_unfinished(new_prefix):
+        if path.exists() and (path != bin_path(new_prefix) or not _is_equal_bin(source, path, dtype)):
             raise UsageError(f"{path} is there already", fix="another new prefix, or remove it")
 
 
@@ -187,6 +181,17 @@ def _refuse_other_content(source: _Source, new_prefix: Path, dtype: np.dtype[np.
         raise UsageError(
             f"{idx_path(new_prefix)} is there already and holds something else", fix="another new prefix, or remove it"
         )
+
+
+def _is_equal_bin(source: _Source, path: Path, dtype: np.dtype[np.generic]) -> bool:
+    """Whether a .bin that stands alone holds the ids of the source, no more and no fewer."""
+    if path.stat().st_size != source.old.num_tokens * dtype.itemsize:
+        return False
+    with path.open("rb") as file:
+        for group in source.groups("comparing"):
+            if file.read(group.tokens.size * dtype.itemsize) != group.tokens.astype(dtype).tobytes():
+                return False
+    return True
 
 
 def _is_equal(source: _Source, made: IndexedReader) -> bool:

@@ -164,6 +164,22 @@ def test_something_else_is_kept(tmp_path, old, new, other):
     assert {path: path.read_bytes() for path in new.parent.iterdir()} == before and made.path in before
 
 
+@pytest.mark.parametrize("there", [("y.bin", "y.idx"), ("y.bin",), ("y.bin", "y.idx", "y.json")])
+def test_a_killed_conversion_makes_nothing_else_its_own(tmp_path, old, new, there):
+    """Its hidden files lie beside a pair that somebody made since: other documents in as many bytes."""
+    other = [[[id + 1 for id in sequence] for sequence in document] for document in DOCUMENTS]
+    write_legacy(tmp_path / "other", other)
+    made = {path.name: path.read_bytes() for path in convert(tmp_path / "other", new).path.parent.iterdir()}
+    for path in new.parent.iterdir():
+        path.unlink()
+    assert crash_at(6, lambda: convert(old, new)) and ".y.boundaries.partial" in names(new.parent)
+    for name in there:
+        (new.parent / name).write_bytes(made[name])
+    with pytest.raises(mdata.UsageError, match="is there already"):
+        convert(old, new)
+    assert {name: (new.parent / name).read_bytes() for name in there} == {name: made[name] for name in there}
+
+
 @pytest.mark.parametrize("name", ["y.bin", "y.json"])
 def test_a_file_of_the_name_is_kept(old, new, name):
     new.parent.mkdir()
