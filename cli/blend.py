@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mix.add_argument("--exhaustive", action="store_true", help="every corpus once, then the blend ends")
     mix.add_argument("--redistribute", action="store_true", help="give what a max_epochs leaves over to the others")
     mix.add_argument("--merge-same", action="store_true", help="a corpus named twice has the sum of its shares")
+    mix.add_argument("--allow-overlap", action="store_true", help="take held-out parts of folders, and documents twice")
     theirs = parser.add_argument_group("Megatron's lists per split, in place of words")
     for split, what in (("train", "the blend"), ("valid", "validation sets"), ("test", "test sets")):
         theirs.add_argument(f"--{split}-data-path", nargs="+", metavar="WORD", help=f"words of {what}")
@@ -63,9 +64,18 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     where = "nothing was written" if arguments.dry_run else arguments.output
     merged = blend.manifest.notes.get("merged", {})
     lines = [*(f"{name} is one corpus for entries with the shares {given}" for name, given in merged.items()), *lines]
+    lines = [*(f"{path} is left out: {why}" for path, why in blend.left_out.items()), *lines]
     text = "\n".join([*_text(preview), *lines, f"{where}: blend {blend.manifest.id[:16]}"])
     console.result(
-        text, {**_facts(preview), **facts, "merged": merged, "manifest": arguments.output, "id": blend.manifest.id}
+        text,
+        {
+            **_facts(preview),
+            **facts,
+            "merged": merged,
+            "left_out": blend.left_out,
+            "manifest": arguments.output,
+            "id": blend.manifest.id,
+        },
     )
 
 
@@ -100,7 +110,7 @@ def _spec(arguments: argparse.Namespace) -> mdata.BlendSpec | None:
         changes["alpha"] = mdata.spec_of_mapping(
             {"component": [{"path": "-"}], "alpha": arguments.alpha}, "--alpha"
         ).alpha
-    changes |= {flag: True for flag in ("exhaustive", "merge_same") if getattr(arguments, flag)}
+    changes |= {flag: True for flag in ("exhaustive", "merge_same", "allow_overlap") if getattr(arguments, flag)}
     if arguments.tokenizer_unknown == "ok":
         changes["tokenizer_unknown"] = "ok"
     arguments.redistribute = arguments.redistribute or spec.redistribute

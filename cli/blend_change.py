@@ -7,7 +7,7 @@ the table: where every corpus goes on, what of it will never be read, and from w
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,8 @@ def changed(
         )
     old = mdata.open_blend(arguments.from_blend, tokenizer_unknown=arguments.tokenizer_unknown)
     run = {"sequence_length": arguments.sequence_length, "split": arguments.split}
-    given = edits if any((edits.shares, edits.add, edits.remove, edits.replace)) else None
+    edited = any((edits.shares, edits.add, edits.remove, edits.replace))
+    given = replace(edits, allow_overlap=arguments.allow_overlap) if edited else None
     blend = mdata.change_blend(old, arguments.at_sample, folder=folder, spec=spec, edits=given, **run)
     rows = mdata.change_table(old, blend, run=length, **run)
     lines = [

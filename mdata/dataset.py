@@ -24,7 +24,7 @@ from mdata.blend import MOST_SAMPLES, Deal, InTurn, chosen, sample_numbers
 from mdata.blend.megatron import MegatronBlend
 from mdata.blend.spec import OK, REFUSE
 from mdata.blending.asked import counts_by_tokens
-from mdata.blending.megatron import mix_by_share, mix_by_size, mix_identity
+from mdata.blending.megatron import check_weights_alone, mix_by_share, mix_by_size, mix_identity
 from mdata.blending.one_tokenizer import may_be_unknown
 from mdata.blending.opening import OpenBlend, open_blend
 from mdata.cache import Cache
@@ -45,13 +45,16 @@ if TYPE_CHECKING:
     from mdata.samples.masked import MaskedSamples
 
 
-def open_dataset(path: str | Path, options: DatasetOptions, *, progress: Progress = SILENT) -> Dataset:
+def open_dataset(
+    path: str | Path, options: DatasetOptions, *, progress: Progress = SILENT, evaluation: bool = False
+) -> Dataset:
     """Open a blend manifest, a corpus manifest, a bare prefix, or Megatron's "0.7 a 0.3 b".
 
     Args:
         path: one of these.
         options: how it is read.
-        progress: hears what is built, where a kind of samples or an order needs arrays.
+        progress: hears what is built, for kinds and orders that need arrays, and what of a folder is left out.
+        evaluation: what is measured on: of a folder nothing is left out.
 
     Raises:
         UsageError: nothing there, a corpus or split shorter than one sample, two tokenizers, options that do not fit.
@@ -59,7 +62,9 @@ def open_dataset(path: str | Path, options: DatasetOptions, *, progress: Progres
     """
     options.check()
     with garbage_left():
-        opened = open_blend(path, mode=options.mode, checked=False, tokenizer_unknown=options.tokenizer_unknown)
+        unknown = options.tokenizer_unknown
+        opened = open_blend(path, mode=options.mode, checked=False, tokenizer_unknown=unknown, evaluation=evaluation)
+        opened.tell_left_out(progress)
         return Dataset(opened, options, cache=_cache_of(options, progress))
 
 
@@ -93,12 +98,8 @@ class Dataset:
         self.blend_id = blend.manifest.id
         self._opened = blend
         names = [part.name for part in blend.manifest.components]
-        if options.order == MEGATRON and not blend.plain:
-            raise UsageError(
-                "Megatron's order knows weights alone",
-                found="phases, amounts, groups with shares, or caps",
-                expected='a blend of weights, or order "native"',
-            )
+        if options.order == MEGATRON:
+            check_weights_alone(blend)
         self.row_options = options.row_options(_eod_of(blend.corpora))
         cache = cache or _cache_of(options)
         self._by_size = counts_by_tokens(blend.manifest, [corpus.num_tokens for corpus in blend.corpora])

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from mdata.blend.spec import REFUSE
 from mdata.blend.split import parse_split
 from mdata.blending.one_tokenizer import way_out
+from mdata.blending.overlap import check_apart
 from mdata.dataset import Dataset, open_dataset
 from mdata.errors import DamageError, UsageError
 from mdata.progress import SILENT, Progress
@@ -31,6 +32,7 @@ def evaluation_sets(
     *,
     paths: Sequence[str | Path] = (),
     num_samples: int | None = None,
+    allow_overlap: bool = False,
     progress: Progress = SILENT,
 ) -> dict[str, Dataset]:
     """Name -> set, read as the training reads.
@@ -40,10 +42,12 @@ def evaluation_sets(
         split: "valid" or "test".
         paths: corpora in place of those that the blend names; called as their files are, a blend by its manifest.
         num_samples: in Megatron's order: how many are asked for.
+        allow_overlap: `paths` may hold documents that are trained on.
         progress: hears what is built.
 
     Raises:
-        UsageError: one that cannot be read as the training is, or was made with another tokenizer; a name twice.
+        UsageError: one that cannot be read as the training is, was made with another tokenizer, or holds documents
+            that are trained on; a name twice.
         DamageError: a named set that is not what the blend named.
     """
     asked = num_samples if train.options.order == "megatron" else None
@@ -52,11 +56,16 @@ def evaluation_sets(
     unknown = train.tokenizer_unknown
     whole = replace(train.options, split="whole", num_samples=asked, keep_partial=keep, tokenizer_unknown=unknown)
     if paths:
-        sets = _by_path([(Path(path), open_dataset(path, whole, progress=progress)) for path in paths], split)
+        found = [(Path(path), open_dataset(path, whole, progress=progress, evaluation=True)) for path in paths]
+        sets = _by_path(found, split)
+        if not allow_overlap:
+            trained = [part.corpus for part in train.components]
+            named = {f"data.{split}": [part.corpus for one in sets.values() for part in one.components]}
+            check_apart(trained, named, allow="data.allow_overlap = true")
     else:
-        named = train.valid_sets if split == "valid" else train.test_sets
-        sets = {name: open_dataset(path, whole, progress=progress) for name, (path, _) in named.items()}
-        _check_ids(sets, named, split=split)
+        of_blend = train.valid_sets if split == "valid" else train.test_sets
+        sets = {name: open_dataset(path, whole, progress=progress) for name, (path, _) in of_blend.items()}
+        _check_ids(sets, of_blend, split=split)
     if not sets and parse_split(train.options.split_shares)[1 + _SPLITS.index(split)] > 0:
         sets = {split: train.read_as(replace(whole, split=split), progress=progress)}
     for name, one in sets.items():

@@ -85,6 +85,7 @@ class DataSection:
     split: str = "100,0,0"  # shares of training, validation and test
     valid: tuple[str, ...] = ()  # validation corpora; their names are those of the files
     test: tuple[str, ...] = ()  # test corpora, read once, when the last step is done
+    allow_overlap: bool = False  # data.valid and data.test may hold documents that are trained on
     prefetch: Positive = 2  # steps that the loader reads ahead
     order: Literal["native", "megatron"] = (
         "native"  # the rule that gives sample k; megatron: Megatron-LM's, of this run

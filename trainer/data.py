@@ -52,8 +52,13 @@ def open_data(config: RunConfig, *, progress: mdata.Progress = mdata.SILENT) -> 
     steps, limit = config.train.steps, config.train.eval_samples
     valid_asked = mdata.samples_asked(limit, steps=steps, interval=config.train.eval_interval)
     test_asked = mdata.samples_asked(limit, steps=steps)
-    valid = mdata.evaluation_sets(train, "valid", paths=config.data.valid, num_samples=valid_asked, progress=progress)
-    test = mdata.evaluation_sets(train, "test", paths=config.data.test, num_samples=test_asked, progress=progress)
+    overlap = config.data.allow_overlap
+    valid = mdata.evaluation_sets(
+        train, "valid", paths=config.data.valid, num_samples=valid_asked, allow_overlap=overlap, progress=progress
+    )
+    test = mdata.evaluation_sets(
+        train, "test", paths=config.data.test, num_samples=test_asked, allow_overlap=overlap, progress=progress
+    )
     facts = DataFacts(
         vocab_size=train.vocab_size,
         largest_id=_largest([train, *valid.values(), *test.values()]),

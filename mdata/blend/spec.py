@@ -78,6 +78,7 @@ class BlendSpec:
         alpha: entries without a share count by tokens to this power (1: by tokens, 0: all alike).
         exhaustive: every corpus once. redistribute: what a cap leaves over goes to the others.
         merge_same: one corpus that several entries name is one component with all of their shares, not an error.
+        allow_overlap: folders give their held-out parts too, and documents may stand in two corpora or sets.
         samples, tokens: length of the one phase, where amounts and weights are mixed.
         valid, test: name -> path of a finite set.
         tokenizer_unknown: "ok": a corpus whose tokenizer is not known may stand beside one whose tokenizer is known.
@@ -91,6 +92,7 @@ class BlendSpec:
     exhaustive: bool = False
     redistribute: bool = False
     merge_same: bool = False
+    allow_overlap: bool = False
     samples: int | None = None
     tokens: int | None = None
     valid: Mapping[str, str] = field(default_factory=dict)
@@ -210,6 +212,7 @@ class _Reader:
             exhaustive=self.flag(tables, "exhaustive", ""),
             redistribute=self.flag(tables, "redistribute", ""),
             merge_same=self.flag(tables, "merge_same", ""),
+            allow_overlap=self.flag(tables, "allow_overlap", ""),
             samples=self.whole(tables, "samples", ""),
             tokens=self.whole(tables, "tokens", ""),
             tokenizer_unknown=self.choice(tables, _UNKNOWN, TOKENIZER_UNKNOWN),
@@ -316,7 +319,7 @@ class _Reader:
                 self.problems.append(f"{_joined(where, key)} is not known" + (f"; meant {close}?" if close else ""))
 
 
-_FLAGS = ("exhaustive", "redistribute", "merge_same")
+_FLAGS = ("exhaustive", "redistribute", "merge_same", "allow_overlap")
 _LENGTHS = ("samples", "tokens")
 _UNKNOWN = "tokenizer_unknown"
 

@@ -33,12 +33,13 @@ from mdata.blend.schedule import (
 )
 from mdata.blend.spec import OK, REFUSE, BlendSpec
 from mdata.blending.asked import shown_wholes
-from mdata.blending.compose import relative_path
+from mdata.blending.compose import corpora_of_sets, relative_path
 from mdata.blending.merging import first_alike
 from mdata.blending.one_tokenizer import check_one_tokenizer, may_be_unknown
 from mdata.blending.opening import OpenBlend, SpecLike, plan_blend, read_spec
+from mdata.blending.overlap import check_added
 from mdata.blending.preview import samples_per_epoch
-from mdata.corpus import Corpus
+from mdata.corpus import Corpus, open_corpus
 from mdata.errors import UsageError, few, nearest
 from mdata.manifest import BlendComponent, EarlierPhases, NamedSet, Phase
 
@@ -49,7 +50,7 @@ class BlendEdits:
 
     Args:
         shares: component -> its new weight. add: (weight, corpus). remove: components.
-        replace: component -> the corpus that takes its share. tokenizer_unknown: as of a `BlendSpec`.
+        replace: component -> the corpus that takes its share. tokenizer_unknown, allow_overlap: as of a `BlendSpec`.
     """
 
     shares: Mapping[str, str] = field(default_factory=dict)
@@ -57,6 +58,7 @@ class BlendEdits:
     remove: Sequence[str] = ()
     replace: Mapping[str, str] = field(default_factory=dict)
     tokenizer_unknown: str = REFUSE
+    allow_overlap: bool = False
 
 
 def change_blend(
@@ -101,6 +103,9 @@ def change_blend(
         set_by = [USER if whole is None else TOKENS for whole in wholes[-len(rest) :]]
         phases = union.edited(rest, asked, set_by=set_by)
     check_one_tokenizer(union.corpora, unknown=unknown)
+    if not asked.allow_overlap:
+        sets = corpora_of_sets(old.manifest, old.folder, open_one=open_corpus)
+        check_added(union.corpora, len(old.corpora), sets=sets)
     count = len(union.corpora)
     earlier = [EarlierPhases(until=part.until or at_sample, phases=_flat(part.phases, count)) for part in schedules]
     changed = msgspec.structs.replace(

@@ -24,6 +24,7 @@ from mdata.blend.shares import by_tokens, integer_weights
 from mdata.blend.spec import OK, Amount, BlendEntry, BlendSpec, PhaseSpec
 from mdata.blending.asked import weights_set_by
 from mdata.blending.merging import first_alike, merge_same
+from mdata.blending.overlap import ALLOW, check_apart, parts_and_wholes, to_train_on
 from mdata.blending.paths import blend_at, corpora_at, is_many
 from mdata.corpus import Corpus
 from mdata.errors import MdataError, UsageError, nearest
@@ -47,12 +48,13 @@ class Part:
 
 @dataclass
 class Found:
-    """An entry and its corpora; `many`: they are a group by themselves."""
+    """An entry and its corpora; `many`: they are a group by themselves. `left_out`: path -> why, of a folder."""
 
     entry: BlendEntry
     parts: list[Part]
     many: bool
     nested: bool
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def compose(spec: BlendSpec, folder: Path, *, open_one: Opener) -> tuple[BlendManifest, tuple[Corpus, ...]]:
@@ -72,6 +74,8 @@ def compose(spec: BlendSpec, folder: Path, *, open_one: Opener) -> tuple[BlendMa
     _name_all(found)
     if not spec.merge_same:
         _check_distinct(parts)
+    if not spec.allow_overlap:
+        _check_overlap(parts)
     groups = _share_out(found, spec)
     merged: dict[str, str] = {}
     if spec.merge_same:
@@ -79,6 +83,7 @@ def compose(spec: BlendSpec, folder: Path, *, open_one: Opener) -> tuple[BlendMa
         if problems:
             raise blend_error(problems)
     _check_kept(parts, groups)
+    left_out = {relative_path(Path(path), folder): why for one in found for path, why in one.left_out.items()}
     components = [_component(part, folder) for part in parts]
     whole = PhaseSpec(samples=spec.samples, tokens=spec.tokens)
     asked = spec.phases or ((whole,) if whole != PhaseSpec() else ())
@@ -98,10 +103,12 @@ def compose(spec: BlendSpec, folder: Path, *, open_one: Opener) -> tuple[BlendMa
         valid=_sets(spec.valid, folder, open_one, problems=problems) or UNSET,
         test=_sets(spec.test, folder, open_one, problems=problems) or UNSET,
         tokenizer_unknown="ok" if spec.tokenizer_unknown == OK else UNSET,
-        notes={key: note for key, note in (("alpha", spec.alpha), ("merged", merged)) if note},
+        notes={key: note for key, note in (("alpha", spec.alpha), ("merged", merged), ("left_out", left_out)) if note},
     )
     if problems:
         raise blend_error(problems)
+    if not spec.allow_overlap:
+        check_apart([part.corpus for part in parts], corpora_of_sets(blend, folder, open_one=open_one))
     return manifests.sealed(blend), tuple(part.corpus for part in parts)
 
 
@@ -114,10 +121,13 @@ def _find(entry: BlendEntry, spec: BlendSpec, open_one: Opener, *, problems: lis
         many = is_many(entry.path)
         paths = corpora_at(entry.path) if many else [entry.path]
         corpora = [open_one(path) for path in paths]
+        left_out: Mapping[str, str] = {}
+        if many and not spec.allow_overlap:
+            corpora, left_out = to_train_on(entry.path, corpora)
         if many:  # an empty one among many is no loss
             corpora = [corpus for corpus in corpora if corpus.num_tokens] or corpora[:1]
         parts = [Part(corpus, by_tokens(corpus.num_tokens, spec.alpha), entry.max_epochs) for corpus in corpora]
-        return Found(entry, parts, many=many, nested=False)
+        return Found(entry, parts, many=many, nested=False, left_out=left_out)
     except UsageError as error:
         problems.append(str(error))
         return None
@@ -170,6 +180,22 @@ def _check_distinct(parts: Sequence[Part]) -> None:
         if bare:  # documents of one length each make such files
             fix += "\n  where only the .idx are alike, and no .bin was read: mdata adopt --full each pair first"
         raise blend_error(problems, fix=fix)
+
+
+def _check_overlap(parts: Sequence[Part]) -> None:
+    if problems := parts_and_wholes([part.corpus for part in parts]):
+        fix = f"name the whole or its parts, and remove what an earlier run left; or, if that is what you want, {ALLOW}"
+        raise blend_error(problems, fix=fix)
+
+
+def corpora_of_sets(blend: BlendManifest, folder: Path, *, open_one: Opener) -> dict[str, list[Corpus]]:
+    """The corpora of each validation and test set, those of a blend that is one among them."""
+    found: dict[str, list[Corpus]] = {}
+    for one in (*(blend.valid or ()), *(blend.test or ())):
+        inner = blend_at(str(folder / one.path))
+        paths = [one.path] if inner is None else [str(Path(one.path).parent / part.path) for part in inner.components]
+        found.setdefault(one.name, []).extend(open_one(str(folder / path)) for path in paths)
+    return found
 
 
 def _share_out(found: Sequence[Found], spec: BlendSpec) -> dict[str, Amount]:

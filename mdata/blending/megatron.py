@@ -23,6 +23,20 @@ Open = Callable[[int, int | None], SampleKind | None]
 """Opens the samples of component i for so many samples (None: one epoch); None where its split is empty."""
 
 
+def check_weights_alone(blend: OpenBlend) -> None:
+    """Refuse what Megatron's order cannot say.
+
+    Raises:
+        UsageError: the blend has more than weights.
+    """
+    if not blend.plain:
+        raise UsageError(
+            "Megatron's order knows weights alone",
+            found="phases, amounts, groups with shares, or caps",
+            expected='a blend of weights, or order "native"',
+        )
+
+
 def mix_by_share(
     open_one: Open, shares: Sequence[tuple[str, str]], *, num_samples: int | None, surplus: float, keeper: Keeper
 ) -> tuple[list[SampleKind | None], MegatronBlend | None]:

@@ -40,6 +40,7 @@ from mdata.manifest.structs import NamedSet
 
 if TYPE_CHECKING:
     from mdata.blend.phases import PhasedBlend
+    from mdata.progress import Progress
 
 SpecLike = Sequence[WordLike] | Mapping[str, Any] | BlendSpec | str | Path
 
@@ -74,6 +75,17 @@ class OpenBlend:
     def tokenizer_unknown(self) -> str:
         """ "ok" where the manifest says that corpora whose tokenizer is not known may stand beside others."""
         return REFUSE if isinstance(self.manifest.tokenizer_unknown, UnsetType) else self.manifest.tokenizer_unknown
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """What a folder or pattern named and is not trained on: path -> why."""
+        found = self.manifest.notes.get("left_out", {})
+        return dict(found) if isinstance(found, Mapping) else {}
+
+    def tell_left_out(self, progress: Progress) -> None:
+        """Say what is left out, and why."""
+        for where, why in self.left_out.items():
+            progress.note(f"{where} is left out: {why}")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -226,11 +238,13 @@ def open_blend(
     mode: Mode = "mmap",
     checked: bool = True,
     tokenizer_unknown: str = REFUSE,
+    evaluation: bool = False,
 ) -> OpenBlend:
     """Open a blend manifest, a corpus manifest, a bare prefix, or Megatron's words (also in one string).
 
     `mode` and `checked` are those of `open_corpus`, `tokenizer_unknown` is that of `make_blend`. A folder, a pattern,
-    and a .toml or .csv file are taken too.
+    and a .toml or .csv file are taken too. `evaluation`: what is measured on, so that a folder gives its held-out
+    parts too.
 
     Raises:
         UsageError: nothing there, two tokenizers, or one that is not known beside one that is.
@@ -239,12 +253,17 @@ def open_blend(
     words = _words(path) if isinstance(path, str | Path) else path
     how: dict[str, Any] = {"mode": mode, "checked": checked, "tokenizer_unknown": tokenizer_unknown}
     if len(words) != 1 or not isinstance(path, str | Path):
-        return plan_blend(words, Path.cwd(), **how)
+        return plan_blend(_read_for(words, evaluation), Path.cwd(), **how)
     path = Path(path)
     content = manifests.load(path) if path.suffix == ".json" else None
     if not isinstance(content, BlendManifest):
-        return plan_blend([str(path)], path.parent, **how)
+        return plan_blend(_read_for([str(path)], evaluation), path.parent, **how)
     return _open_manifest(path, content, **how)
+
+
+def _read_for(words: Sequence[WordLike], evaluation: bool) -> BlendSpec:
+    read = read_spec(words)
+    return replace(read, allow_overlap=True) if evaluation else read
 
 
 def _open_manifest(path: Path, blend: BlendManifest, *, mode: Mode, checked: bool, tokenizer_unknown: str) -> OpenBlend:

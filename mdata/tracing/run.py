@@ -27,7 +27,7 @@ from mdata.tracing.steps import Steps, StepSpan
 from mdata.tracing.trace import Tracer
 
 # Keys that this version knows: those of [data] that are no options of a dataset, and those of [train].
-_OTHER_DATA = ("blend", "split", "valid", "test", "prefetch")
+_OTHER_DATA = ("blend", "split", "valid", "test", "allow_overlap", "prefetch")
 _STEPS = ("sequence_length", "global_batch", "batch_ramp", "micro_batch", "steps")
 _TRAIN = (*_STEPS, "eval_interval", "eval_samples", "log_interval")
 _CHECKPOINT = "mtrain-checkpoint", 1
@@ -109,7 +109,7 @@ def _trace_set(
     limit, interval = settings.get("eval_samples", 0), settings.get("eval_interval", 0) if split == "valid" else 0
     paths = run.config["data"].get(split, ())
     asked = samples_asked(limit, steps=total, interval=interval)
-    sets = evaluation_sets(train, split, paths=paths, num_samples=asked, progress=progress)
+    sets = evaluation_sets(train, split, paths=paths, num_samples=asked, allow_overlap=True, progress=progress)
     if name not in sets:
         kind = "validation" if split == "valid" else "test"
         close = nearest(name, sets)

@@ -84,7 +84,9 @@ def test_megatrons_ways_to_name_data(corpora, capsys):
     ]
     ids = []
     for way in ways:
-        run(capsys, *way, "-o", "mix.json")
+        if "-path" in way[0] and "words.txt" not in way:
+            assert f"c: {c} is trained on" in run(capsys, *way, "-o", "mix.json", code=2)
+        run(capsys, *way, "--allow-overlap", "-o", "mix.json")
         blend = open_blend(corpora / "mix.json")
         ids.append(blend.manifest.id)
         assert list(blend.valid_sets) == (["c"] if "--valid-data-path" in way or "lists.json" in way else [])
@@ -139,7 +141,7 @@ def test_inspect_tells_phases_groups_and_changes(corpora, capsys):
         "[[phase]]\nsamples = 100\n[[phase]]\ntokens = 80\nramp = true\nshares = { web = 1 }\n[[phase]]\n"
         '[valid]\nkept = "books"\n'
     )
-    run(capsys, "mix.toml", "-o", "mix.json", "--sequence-length", "8")
+    run(capsys, "mix.toml", "-o", "mix.json", "--sequence-length", "8", "--allow-overlap")
     words = ["--from", "mix.json", "--at-sample", "120", "--sequence-length", "8", "-o", "new.json"]
     run(capsys, *words, "books")
     assert main(["inspect", "mix.json"]) == 0

@@ -161,6 +161,7 @@ def test_every_evaluation_is_traced_as_it_was_read(made, tmp_path, capsys, order
     """Validation after steps 2 and 4 and after the last; the test set after the last."""
     data = {
         "valid": (str(made / "web_text_document"), str(made / "code_text_document")),
+        "allow_overlap": True,
         "split": "80,0,20",
         "order": order,
     }

@@ -162,7 +162,9 @@ def test_named_sets(folder):
         "valid": {"prose": "books/c_text_document", "all": "inner.json", "w": "web"},
         "test": {"t": "code/d.json"},
     }
-    blend = made({"path": "code/d.json"}, **tables)
+    with pytest.raises(UsageError, match=r"t: code/d\.json is trained on"):
+        made({"path": "code/d.json"}, **tables)
+    blend = made({"path": "code/d.json"}, **tables, allow_overlap=True)
     assert_valid(folder / "mix.json")
     assert {name: str(path) for name, (path, _) in blend.valid_sets.items()} == {
         "prose": "books/c_text_document",

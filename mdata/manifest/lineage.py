@@ -1,0 +1,116 @@
+"""Which documents of which input a corpus holds, as its manifest tells: all, those of a part, or those held out. Pure.
+
+The provenance of every manifest that `mdata preprocess` ever wrote tells it: inputs by the hash of their text, the
+options, and the name of the result ("text", "text/part0", "text/holdout"). A text is held out by a hash of itself
+(docs/formats.md, "Preprocessing"), so held-out shares are intervals [0, share) of one line and what is trained on is
+the rest, whatever run made them; parts are disjoint where one and the same input was divided alike. Of a corpus without
+such a provenance nothing is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal
+
+from mdata.manifest.structs import CorpusManifest
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """What a corpus holds of its input.
+
+    Attributes:
+        role: all documents that are not held out, one part of them, or those that are.
+        key: under which they stood in their records.
+        result: what the run called it.
+        run: what made it and the other results of its run, as plain values: inputs, options and tokenizer.
+        inputs: hash and path of each input that has rows.
+        hashed: what the hash of a text covered, which decides what is held out.
+        held: the interval of those hashes, as shares.
+        part: its number, how many there are, and whether they are runs of rows; None: it is no part.
+    """
+
+    role: Literal["whole", "partition", "holdout"]
+    key: str
+    result: str
+    run: tuple[object, ...]
+    inputs: dict[str, str]
+    hashed: tuple[object, ...]
+    held: tuple[Fraction, Fraction]
+    part: tuple[int, int, bool] | None
+
+    @property
+    def what(self) -> str:
+        """In words, for a person."""
+        if self.role == "holdout":
+            return f"the held-out part (--holdout {float(self.held[1]):g})"
+        if self.part is not None:
+            return f"part {self.part[0]} of {self.part[1]} (--partitions)"
+        return "the whole"
+
+
+def lineage_of(manifest: CorpusManifest) -> Lineage | None:
+    """What a manifest tells; None where `mdata preprocess` did not make the corpus."""
+    known = manifest.provenance
+    result = known.options.get("result") if known else None
+    if known is None or not isinstance(result, str):
+        return None
+    try:
+        return _lineage(manifest, result, known.options)
+    except (TypeError, ValueError, ZeroDivisionError):  # altered with its checksum, or of a later mdata
+        return None
+
+
+def _lineage(manifest: CorpusManifest, result: str, options: dict[str, Any]) -> Lineage:
+    assert manifest.provenance is not None, "its options were read from there"
+    inputs = [one for one in manifest.provenance.inputs if one.rows]
+    key, _, kind = result.partition("/")
+    share, count = Fraction(options.get("holdout", "0")), int(options.get("partitions", 1))
+    is_part, held_out = kind.startswith("part"), kind == "holdout"
+    others = sorted((name, repr(value)) for name, value in options.items() if name != "result")
+    fingerprint = manifest.tokenizer.fingerprint if manifest.tokenizer else None
+    return Lineage(
+        role="holdout" if held_out else "partition" if is_part else "whole",
+        key=key,
+        result=result,
+        run=(key, fingerprint, tuple(others), tuple(one.hash for one in inputs)),
+        inputs={one.hash: one.path for one in inputs},
+        hashed=(tuple(options.get("json_keys", ())), options.get("chat", False)),
+        held=(Fraction(0), share) if held_out else (share, Fraction(1)),
+        part=(int(kind.removeprefix("part")), count, bool(options.get("keep_sequential_samples"))) if is_part else None,
+    )
+
+
+def shared_input(one: Lineage, other: Lineage) -> str | None:
+    """An input of which both may hold the same documents; None: their documents are others."""
+    common = one.inputs.keys() & other.inputs.keys()
+    if one.key != other.key or not common:
+        return None
+    if one.hashed == other.hashed and (one.held[1] <= other.held[0] or other.held[1] <= one.held[0]):
+        return None
+    if one.part and other.part and one.part[1:] == other.part[1:] and list(one.inputs) == list(other.inputs):
+        return None if one.part[0] != other.part[0] else one.inputs[next(iter(common))]
+    return one.inputs[min(common)]
+
+
+class ByInput:
+    """Many lineages, found by the inputs that they share with one."""
+
+    def __init__(self, lineages: Sequence[Lineage | None]) -> None:
+        self._all = lineages
+        self._of_input: dict[tuple[str, str], list[int]] = {}
+        for number, lineage in enumerate(lineages):
+            for input in lineage.inputs if lineage else ():
+                assert lineage is not None, "only a known one has inputs"
+                self._of_input.setdefault((lineage.key, input), []).append(number)
+
+    def sharing(self, one: Lineage) -> Iterable[tuple[int, str]]:
+        """The number of each that may hold documents of this one, and the input that both were made of."""
+        near = {number for input in one.inputs for number in self._of_input.get((one.key, input), ())}
+        for number in sorted(near):
+            other = self._all[number]
+            assert other is not None, "it was found by its inputs"
+            if found := shared_input(one, other):
+                yield number, found
