@@ -82,6 +82,7 @@ def options_of(arguments: argparse.Namespace) -> tuple[mdata.PreprocessOptions, 
         quarantine=arguments.quarantine,
         max_errors=arguments.max_errors,
         verify_input=arguments.verify_input,
+        overwrite=arguments.overwrite,
         **{name: value for name, value in given.items() if value is not None},
     )
     return options, tuple(dict.fromkeys((*arguments.ignored, *unused)))

@@ -98,6 +98,7 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
     engines = ("auto", "gigatoken", "tiktoken", "tokenizers", "sentencepiece", "mdata")
     add("--engine", choices=engines, default="auto", help="which library tokenizes; default: the fastest exact one")
     add("--holdout", default="0", metavar="FRACTION", help="documents to PREFIX_holdout_KEY_document.* or _sentence.*")
+    add("--overwrite", action="store_true", help="replace results of this prefix from other input or options")
     add("--dry-run", action="store_true", help="sample the input and predict; write nothing")
 
 

@@ -184,7 +184,7 @@ def _locked(path: Path, how: int, *, anyones: bool = False) -> int:
                 continue  # its owner took it away between our two calls
         try:
             _lock(fd, how)
-            if _is_still(fd, path):
+            if is_still(fd, path):
                 return fd
         except BaseException:
             os.close(fd)
@@ -239,7 +239,7 @@ def _is_stale(path: Path, me: str) -> bool:
     return match[0] == me
 
 
-def _is_still(fd: int, path: Path) -> bool:
+def is_still(fd: int, path: Path) -> bool:
     """Whether the path names the open file."""
     try:
         return os.path.samestat(os.fstat(fd), path.stat())

@@ -17,7 +17,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from mdata.errors import DamageError, UsageError, os_errors_named
-from mdata.indexed.spool import Spool
+from mdata.indexed.spool import Kept, Spool
 
 MAGIC = b"MDORIGIN"
 VERSION = 1
@@ -27,12 +27,16 @@ _RUNS_AT_ONCE = 1 << 16
 
 
 class OriginsState(NamedTuple):
-    """How far a writer has come: bytes written, documents taken, and what would continue the last run."""
+    """How far a writer has come: bytes written, documents taken, and what would continue the last run.
+
+    `kept`: of the file, where it was made lasting.
+    """
 
     size: int
     documents: int
     file: int
     next_row: int
+    kept: Kept | None = None
 
 
 _FRESH = OriginsState(0, 0, -1, 0)
@@ -50,8 +54,9 @@ class OriginsWriter:
     def __init__(self, path: Path, step: int, *, resume: OriginsState | None = None) -> None:
         state = resume or _FRESH
         self._step = step
-        self._documents, self._file, self._next_row = state[1:]
-        self._spool = Spool(path, state.size)
+        self._documents, self._file, self._next_row = state[1:4]
+        assert resume is None or state.kept, "a state to continue from comes from a checkpoint"
+        self._spool = Spool(path, Kept(*state.kept) if state.kept else None)
         if resume is None:
             try:
                 self._spool.append(MAGIC + np.array([VERSION, step], "<i8").tobytes())
@@ -87,8 +92,7 @@ class OriginsWriter:
 
     def checkpoint(self) -> OriginsState:
         """Make everything appended lasting."""
-        self._spool.sync()
-        return self.state
+        return self.state._replace(kept=self._spool.sync())
 
     def place(self) -> str:
         """Make the file lasting and give it its name; returns its hash (BLAKE3, hex)."""

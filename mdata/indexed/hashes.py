@@ -15,11 +15,6 @@ from mdata.indexed.spool import Spool
 HASH_BYTES = 32
 
 
-def hashes_bytes(stream_bytes: int) -> int:
-    """The size of the hashes of all full blocks of a stream."""
-    return stream_bytes // BLOCK_BYTES * HASH_BYTES
-
-
 class BlockHasher:
     """Hashes blocks of a stream, whatever the pieces in which it comes.
 

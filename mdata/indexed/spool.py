@@ -1,8 +1,9 @@
 """A file in the making: written from the start to the end under a hidden name, then given its final one.
 
-While it grows it can be synced, so that a journal may say how far it surely goes; a later process opens it
-with that many bytes kept and goes on. What is unusual: a spool that already got its final name (the process
-died between that and its last word) is taken back under its hidden name by whoever continues.
+While it grows it can be synced, so that a journal may say how far it surely goes and how it ends there; a later
+process opens it with that much kept and goes on. What is unusual: a name proves nothing. Whoever continues compares
+the end of what is kept, and only the very file that was opened here is placed or put back. A file that got its final
+name before its process died is taken back by mdata/preprocess/placing.py alone.
 """
 
 from __future__ import annotations
@@ -10,16 +11,25 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from mdata import durable
-from mdata.errors import os_errors_named
+from mdata.errors import DamageError, os_errors_named
 
 _ENTRIES_AT_ONCE = 1 << 18  # of an array that is read back: 2 MB of int64
 _SYNC_SOON_BYTES = 1 << 24  # often enough that the last sync is short, seldom enough to be free
+_END_BYTES = 1 << 16  # of .hashes: what 8 GiB of tokens are
+
+
+class Kept(NamedTuple):
+    """How far a file in the making surely goes, and the BLAKE3 of its last bytes there."""
+
+    size: int
+    end: str
 
 
 class Spool:
@@ -27,22 +37,26 @@ class Spool:
 
     Args:
         path: the final name.
-        keep_bytes: how much of what an earlier process wrote stays.
+        kept: what an earlier process wrote and stays; None: nothing.
 
     Raises:
         UsageError: another process is writing it.
-        DamageError: less than `keep_bytes` is there.
+        DamageError: less than what is kept is there, or something else.
         ResourceError: the file system refused.
     """
 
-    def __init__(self, path: Path, keep_bytes: int = 0) -> None:
+    def __init__(self, path: Path, kept: Kept | None = None) -> None:
         self.path = path
         self.partial = durable.partial_path(path)
-        self.size = self._begun = keep_bytes
+        self.size = self._begun = kept.size if kept else 0
         with os_errors_named(f"creating {path}"):
-            if keep_bytes and not self.partial.exists() and path.exists():
-                durable.rename(path, self.partial)
-            self._fd = durable.open_alone(self.partial, keep_bytes)
+            self._fd = durable.open_alone(self.partial, self.size)
+        try:
+            if kept and self._kept() != kept:
+                raise DamageError(f"{self.partial} is not what was written", fix="run again, from the beginning")
+        except BaseException:
+            self.close()
+            raise
 
     def append(self, data: NDArray[Any] | bytes) -> None:
         """Write at the end."""
@@ -54,10 +68,11 @@ class Spool:
             durable.sync_soon(self._fd, self._begun, count=self.size - self._begun)
             self._begun = self.size
 
-    def sync(self) -> None:
-        """Wait until everything appended is on the device."""
+    def sync(self) -> Kept:
+        """Wait until everything appended is on the device; what a later process can keep."""
         with os_errors_named(f"writing {self.path}"):
             durable.sync(self._fd)
+        return self._kept()
 
     def read(self, offset: int, count: int) -> bytes:
         """Up to `count` bytes of what was appended."""
@@ -73,11 +88,18 @@ class Spool:
     def place(self) -> None:
         """Give the final name; what was appended should be synced before. The folder is the caller's to sync."""
         with os_errors_named(f"finishing {self.path}"):
+            if not durable.is_still(self._fd, self.partial):
+                raise DamageError(f"{self.partial} was removed while it was written", fix="run again")
             durable.rename(self.partial, self.path)
 
+    @property
+    def placed(self) -> bool:
+        """Whether the file has its final name."""
+        return durable.is_still(self._fd, self.path)
+
     def put_back(self) -> None:
-        """Take the final name away again."""
-        if self.path.exists() and not self.partial.exists():
+        """Take the final name away again; a file of that name which is not ours stays."""
+        if self.placed:
             durable.rename(self.path, self.partial)
 
     def close(self) -> None:
@@ -88,6 +110,10 @@ class Spool:
         """End the writing; what has no final name is deleted."""
         os.close(self._fd)
         self.partial.unlink(missing_ok=True)
+
+    def _kept(self) -> Kept:
+        count = min(self.size, _END_BYTES)
+        return Kept(self.size, blake3(self.read(self.size - count, count)).hexdigest(length=16))
 
 
 def raw_bytes(array: NDArray[Any]) -> memoryview:

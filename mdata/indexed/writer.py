@@ -32,8 +32,8 @@ from mdata.indexed.format import (
     idx_path,
     pack_header,
 )
-from mdata.indexed.hashes import BlockHasher, hashes_bytes
-from mdata.indexed.spool import Spool, raw_bytes
+from mdata.indexed.hashes import BlockHasher
+from mdata.indexed.spool import Kept, Spool, raw_bytes
 
 _WORTH_A_THREAD = 1 << 17  # bytes: 0.02 ms of hashing
 
@@ -45,6 +45,7 @@ class WriterState(NamedTuple):
     sequences: int
     documents: int
     largest_id: int | None
+    kept: tuple[Kept, ...] = ()  # of the four files in the making, in the order in which they are opened
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,14 +113,12 @@ class IndexedWriter:
             raise
 
     def _open_spools(self, state: WriterState, *, fresh: bool) -> None:
-        if not fresh:
-            _take_back(self._prefix)
-        self._bin = self._open(bin_path(self._prefix), state.bin_bytes)
-        self._lengths = self._open(self._beside(".lengths"), LENGTH_DTYPE.itemsize * state.sequences)
-        self._boundaries = self._open(
-            self._beside(".boundaries"), 0 if fresh else POINTER_DTYPE.itemsize * (state.documents + 1)
-        )
-        self._hashes = self._open(self._beside(".hashes"), hashes_bytes(state.bin_bytes))
+        assert fresh or len(state.kept) == 4, "a state to continue from comes from a checkpoint"
+        kept = (None,) * 4 if fresh else tuple(Kept(*known) for known in state.kept)
+        self._bin = self._open(bin_path(self._prefix), kept[0])
+        self._lengths = self._open(self._beside(".lengths"), kept[1])
+        self._boundaries = self._open(self._beside(".boundaries"), kept[2])
+        self._hashes = self._open(self._beside(".hashes"), kept[3])
         if fresh:
             self._boundaries.append(np.zeros(1, POINTER_DTYPE))
         begun = state.bin_bytes % BLOCK_BYTES
@@ -165,9 +164,7 @@ class IndexedWriter:
             ResourceError: the disk is full, or another fault of the file system.
         """
         self._hasher.flush()
-        for spool in self._spools:
-            spool.sync()
-        return self.state
+        return self.state._replace(kept=tuple(spool.sync() for spool in self._spools))
 
     def finish(self) -> ShardFacts:
         """Make the pair lasting and give it its final names; nothing of ours is left if this fails.
@@ -210,7 +207,10 @@ class IndexedWriter:
 
     def unplace(self) -> None:
         """Take the final names away again, so that a later run can continue."""
-        _take_back(self._prefix)
+        if self._bin.placed:
+            with os_errors_named(f"taking back {self._prefix}"):
+                _unlink_lasting(idx_path(self._prefix))
+                self._bin.put_back()
 
     def leave(self) -> None:
         """Stop writing; what has no final name stays for a writer that resumes."""
@@ -235,8 +235,8 @@ class IndexedWriter:
     def _beside(self, ending: str) -> Path:
         return self._prefix.with_name(self._prefix.name + ending)
 
-    def _open(self, path: Path, keep_bytes: int) -> Spool:
-        spool = Spool(path, keep_bytes)
+    def _open(self, path: Path, kept: Kept | None) -> Spool:
+        spool = Spool(path, kept)
         self._spools.append(spool)
         return spool
 
@@ -310,16 +310,6 @@ class IndexedWriter:
                 index.path.unlink(missing_ok=True)
                 self._bin.put_back()
                 raise
-
-
-def _take_back(prefix: Path) -> None:
-    """An .idx that was placed goes; its .bin, if it was placed, becomes temporary again (see `Spool`)."""
-    if durable.partial_path(bin_path(prefix)).exists():
-        return
-    with os_errors_named(f"continuing {prefix}"):
-        _unlink_lasting(idx_path(prefix))
-        if bin_path(prefix).exists():
-            durable.rename(bin_path(prefix), durable.partial_path(bin_path(prefix)))
 
 
 def _unlink_lasting(path: Path) -> None:

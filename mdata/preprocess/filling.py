@@ -11,18 +11,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from mdata import durable
 from mdata.errors import MdataError, UsageError
+from mdata.manifest.facts import manifest_path
 from mdata.preprocess.behind import Behind
 from mdata.preprocess.encode import EncodedPiece, select
 from mdata.preprocess.job import Job, printable_path
 from mdata.preprocess.journal import Journal
+from mdata.preprocess.placing import placing_record, remove_lasting, remove_partials
 from mdata.preprocess.problems import ProblemPolicy
 from mdata.preprocess.results import is_finished
-from mdata.preprocess.resume import TakenUp, forget_leftovers
+from mdata.preprocess.resume import TakenUp
 from mdata.preprocess.sinks import Sink
 from mdata.preprocess.workers import Pool, Result
 from mdata.sources import STDIN, Piece, check_unchanged, piece_digest, pieces
@@ -55,7 +58,9 @@ class Filling:
         self._filled = False
         self._due = 0.0
         self._seconds = {"read": 0.0, "parse": 0.0, "encode": 0.0, "write": 0.0}
-        self.policy = ProblemPolicy(job.options, job.progress, quarantine_bytes=taken.quarantine_bytes)
+        if job.options.quarantine:
+            taken.placing.take_back_quarantine(Path(job.options.quarantine))
+        self.policy = ProblemPolicy(job.options, job.progress, kept=taken.quarantine)
         try:
             for route in range(job.routes.num_routes):
                 for key in job.options.json_keys:
@@ -93,6 +98,22 @@ class Filling:
         self._filled = True
         job.progress.end()
 
+    def begin_placing(self) -> None:
+        """Say in the journal which files get final names now; then no older manifest speaks of such names any more.
+
+        The quarantine, which belongs to all results, stands after the old manifests and before the new ones: once
+        they are there, nobody looks for what is missing.
+        """
+        job = self.job
+        prefixes = [sink.prefix for sink in self.sinks.values() if sink]
+        self._journal.append(placing_record(prefixes, job.options.quarantine))
+        merged = job.prefixes().keys() - self.sinks.keys()
+        done = {name for name, sink in self.sinks.items() if sink is None}
+        done |= {name for name in merged if is_finished(job, self.ledger, name=name)}
+        for name in job.prefixes().keys() - done:
+            remove_lasting(manifest_path(job.prefixes()[name]))
+        self.policy.place()
+
     def __enter__(self) -> Self:
         return self
 
@@ -112,8 +133,9 @@ class Filling:
     def _open(self, name: str, route: int, *, taken: TakenUp) -> Sink | None:
         prefix = self.job.prefixes()[name]
         if taken.resumed and is_finished(self.job, self.ledger, name=name):
-            forget_leftovers({"outputs": [prefix.name]}, prefix.parent)
+            remove_partials(prefix)
             return None
+        taken.placing.take_back(prefix)
         held_out = route == self.job.routes.partitions
         step = 1 if held_out else self.job.routes.step
         return Sink(prefix, self.job.spec.dtype, step=step, resume=taken.sinks.get(name))
@@ -205,7 +227,7 @@ class Filling:
         record = {
             "kind": "state",
             "sinks": sinks,
-            "quarantine_bytes": self.policy.checkpoint(),
+            "quarantine": self.policy.checkpoint(),
             **self.ledger.journaled(),
         }
         self._journal.append(record)

@@ -3,7 +3,7 @@
 The old manifest goes and its absence is made lasting; the pair and its origins take their names; the block
 hashes and the tokenizer's files follow; the manifest is written last. If a step fails, the names are taken
 away again and everything stays for a run that continues; if the process dies in between, the next run does
-the same before it finishes (see mdata/indexed/spool.py).
+the same before it finishes (see mdata/preprocess/placing.py).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from mdata.manifest import (
 )
 from mdata.manifest.facts import hashes_path, manifest_path, tokenizer_facts
 from mdata.manifest.structs import Level, TokenDtype
+from mdata.preprocess.placing import remove_lasting
 from mdata.preprocess.sinks import Sink, origins_path
 from mdata.tokenizers import Tokenizer
 from mdata.tokenizers.folder import folder_name, write_folder
@@ -43,7 +44,7 @@ def write_corpus(
     """
     prefix = sink.prefix
     with os_errors_named(f"finishing {prefix}"):
-        _forget(manifest_path(prefix))
+        remove_lasting(manifest_path(prefix))
         facts = sink.writer.place()
         try:
             origins = Origins(path=origins_path(prefix).name, hash=sink.origins.place())
@@ -60,17 +61,11 @@ def write_corpus(
             )
             return manifest.save(made, manifest_path(prefix))
         except BaseException:
-            _forget(manifest_path(prefix))
+            remove_lasting(manifest_path(prefix))
             sink.writer.unplace()
             sink.origins.unplace()
             hashes_path(prefix).unlink(missing_ok=True)
             raise
-
-
-def _forget(path: Path) -> None:
-    if path.exists():
-        path.unlink()
-        durable.sync_folder(path.parent)
 
 
 def corpus_manifest(

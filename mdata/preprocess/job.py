@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
@@ -50,6 +50,8 @@ class Job:
     spec: EncodeSpec
     routes: Routes
     progress: Progress
+    # What comparing an input with the one of an earlier result gave; it may have to be read for that.
+    compared: dict[tuple[int, str, str], str | None] = field(default_factory=dict, compare=False)
 
     @property
     def num_keys(self) -> int:
@@ -82,7 +84,7 @@ class Job:
         chat = {} if self.spec.chat is None else {"chat_template": self.spec.chat.template.fingerprint}
         return {
             **chat,
-            "journal": 1,
+            "journal": 2,
             "options": {name: value for name, value in options.items() if name not in ("on_error", "max_errors")},
             "outputs": sorted(prefix.name for prefix in self.prefixes().values()),
             "tokenizer": self.tokenizer.fingerprint,

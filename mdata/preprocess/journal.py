@@ -2,7 +2,8 @@
 
 One line a record: 16 hex digits of BLAKE3 of the rest, a blank, JSON. A line that was cut by a crash or that is no
 record, and all after it, does not count. The first record says which job this is; each "state" record follows an fsync
-of all files in the making and says how far they go; "merged" records say which parts were put together.
+of all files in the making and says how far they go and how they end there; a "placing" record names the files that
+are about to get final names; "given up" means that they are being removed, and that nothing is continued.
 """
 
 from __future__ import annotations
@@ -95,6 +96,15 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     """What a journal that somebody else may be writing holds."""
     with os_errors_named(f"reading {path}"):
         return _read(path)[0]
+
+
+def first_record(path: Path) -> dict[str, Any] | None:
+    """The job that a journal is of; None for a file that is no journal, or that may not be read."""
+    try:
+        with path.open("rb") as file:
+            return _record(file.readline())
+    except OSError:
+        return None
 
 
 def _line(record: dict[str, Any]) -> bytes:

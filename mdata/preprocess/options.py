@@ -56,6 +56,7 @@ class PreprocessOptions:
         quarantine: that file, lines of JSON.
         max_errors: stop when more rows than this are bad: "100", or "0.5%" of all rows.
         max_record_bytes: a longer line or document counts as bad.
+        overwrite: replace results of this prefix that were made of other input or with other options.
         verify_input: hash the inputs again before continuing, even where size and time of change agree.
         piece_bytes: how much text is handed out at once. The tokens are the same.
         checkpoint_s: seconds between journal records.
@@ -91,6 +92,7 @@ class PreprocessOptions:
     max_errors: str | None = None
     max_record_bytes: int = 64 << 20
     verify_input: bool = False
+    overwrite: bool = False
     piece_bytes: int = BLOCK_BYTES
     checkpoint_s: float = 5.0
 

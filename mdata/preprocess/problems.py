@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mdata.errors import BadInputError
-from mdata.indexed.spool import Spool
+from mdata.indexed.spool import Kept, Spool
 from mdata.manifest import CorpusManifest
 from mdata.preprocess.options import PreprocessOptions
 from mdata.progress import Progress
@@ -30,14 +30,17 @@ class ProblemPolicy:
     Args:
         options: on_error, quarantine and max_errors.
         progress: hears of the first few.
-        quarantine_bytes: how much of the quarantine file an earlier run surely wrote.
+        kept: how much of the quarantine file an earlier run surely wrote.
+
+    Attributes:
+        spool: the quarantine file in the making, where there is one.
     """
 
-    def __init__(self, options: PreprocessOptions, progress: Progress, *, quarantine_bytes: int = 0) -> None:
+    def __init__(self, options: PreprocessOptions, progress: Progress, *, kept: Kept | None = None) -> None:
         self._options = options
         self._progress = progress
         self._shown = 0
-        self._spool = Spool(Path(options.quarantine), quarantine_bytes) if options.quarantine else None
+        self.spool = Spool(Path(options.quarantine), kept) if options.quarantine else None
 
     def take(self, problem: Problem, path: str, *, rows_before: int, bad_before: int) -> None:
         """One bad row.
@@ -48,8 +51,8 @@ class ProblemPolicy:
         error = problem.as_error(path, rows_before)
         if self._options.on_error == "stop":
             raise error
-        if self._spool:
-            self._spool.append(_quarantined(problem, path, rows_before))
+        if self.spool:
+            self.spool.append(_quarantined(problem, path, rows_before))
         limit = self._options.max_errors
         if limit is not None and not limit.endswith("%") and bad_before + 1 > Fraction(limit):
             raise _too_many(bad_before + 1, None, limit, last=error)
@@ -69,29 +72,26 @@ class ProblemPolicy:
         if limit is not None and limit.endswith("%") and bad > rows * Fraction(limit[:-1]) / 100:
             raise _too_many(bad, rows, limit)
 
-    def checkpoint(self) -> int:
-        """Make the quarantine file lasting so far; returns its size."""
-        if self._spool is None:
-            return 0
-        self._spool.sync()
-        return self._spool.size
+    def checkpoint(self) -> Kept | None:
+        """Make the quarantine file lasting so far; what a later run can keep of it."""
+        return self.spool.sync() if self.spool else None
 
     def place(self) -> None:
         """Give the quarantine file its name."""
-        if self._spool:
-            self._spool.sync()
-            self._spool.place()
+        if self.spool:
+            self.spool.sync()
+            self.spool.place()
 
     def folders(self) -> set[Path]:
         """Where the quarantine file is in the making, if there is one."""
-        return {self._spool.path.parent} if self._spool else set()
+        return {self.spool.path.parent} if self.spool else set()
 
     def close(self, *, keep: bool) -> None:
         """Stop writing; a file without its name is kept for a run that continues, or removed."""
-        if self._spool and keep:
-            self._spool.close()
-        elif self._spool:
-            self._spool.remove()
+        if self.spool and keep:
+            self.spool.close()
+        elif self.spool:
+            self.spool.remove()
 
 
 def check_limit(limit: str | None, manifest: CorpusManifest) -> None:

@@ -6,28 +6,33 @@ again, and a merge that was cut off begins anew.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mdata import durable
+from mdata import manifest as manifests
 from mdata.corpus import open_corpus
-from mdata.errors import MdataError
+from mdata.errors import MdataError, UsageError
 from mdata.indexed.format import bin_path
 from mdata.manifest import CorpusManifest, InputFile, Provenance
 from mdata.manifest.facts import manifest_path
+from mdata.manifest.lineage import lineage_of
 from mdata.preprocess.finish import write_corpus
 from mdata.preprocess.job import Job, printable_path
-from mdata.preprocess.journal import Journal
 from mdata.preprocess.ledger import InputState, Ledger
 from mdata.preprocess.merge import added, merge_parts
 from mdata.preprocess.options import content_options
+from mdata.preprocess.placing import Placing, remove_partials
 from mdata.preprocess.problems import check_limit
 from mdata.preprocess.resume import difference, input_changed
 from mdata.preprocess.sinks import Sink
 from mdata.verify import verify
 from mdata.version import __version__
+
+_SHOWN = 5  # results that are in the way
 
 
 @dataclass(frozen=True)
@@ -48,28 +53,87 @@ class PreprocessResult:
 
 
 def finished_before(job: Job) -> PreprocessResult | None:
-    """The result, if a run of this very job on these very inputs was finished; says why not if another was.
+    """The result, if a run of this very job on these very inputs was finished and all of it is there.
 
     Raises:
         BadInputError: it was finished with more bad rows than may be now.
     """
     paths = {name: manifest_path(prefix) for name, prefix in job.prefixes().items()}
-    found: dict[str, CorpusManifest] = {}
-    for name, path in paths.items():
-        if not path.is_file():
+    if any(_not_ours(job, name, path) for name, path in paths.items()):
+        return None
+    for path in paths.values():
+        if reason := _damage(path):
+            job.progress.note(f"{path} will be made again: {reason}")
             return None
-        try:
-            found[name] = open_corpus(path).manifest
-            reason = _other_job(job, name, found[name]) or _damage(path)
-        except MdataError as error:
-            reason = str(error).splitlines()[0]
-        if reason:
-            job.progress.note(f"{path} will be replaced: {reason}")
-            return None
+    found = {name: _corpus_at(path) for name, path in paths.items()}
+    kept = job.options.quarantine
+    known = [manifest.provenance for manifest in found.values() if manifest.provenance]
+    if kept is not None and any(sum(one.skipped.values()) for one in known) and not Path(kept).is_file():
+        job.progress.note(f"the results will be made again: the quarantine file {kept} is not there")
+        return None
     # The limit decides nothing in a result, so another may have been in force.
     for manifest in found.values():
         check_limit(job.options.max_errors, manifest)
     return PreprocessResult(found, paths, finished_before=True)
+
+
+def check_replaced(job: Job, placing: Placing) -> None:
+    """Refuse to replace what is no result of this job, unless that is asked for; then say what is replaced.
+
+    Args:
+        job: it may mend its own results without asking.
+        placing: the files that an unfinished run placed; those are no results yet.
+
+    Raises:
+        UsageError: names each file, and in what it differs.
+    """
+    found = {path: reason for name, path in _results(job) if (reason := _in_the_way(job, name, path, placing=placing))}
+    kept = job.options.quarantine
+    if kept is not None and Path(kept).exists() and not placing.names_quarantine(Path(kept)):
+        ours = all(_not_ours(job, name, path) is None for name, path in _results(job))
+        found |= {} if ours else {Path(kept): "nobody knows which run kept these rows"}
+    lines = [f"{path}: {reason}" for path, reason in found.items()]
+    if lines and not job.options.overwrite:
+        raise UsageError(
+            "other results are there already, and are kept",
+            found="; ".join(lines[:_SHOWN]) + (f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""),
+            expected="nothing, or what the same input and options gave",
+            fix="another output prefix, or --overwrite (overwrite=True) to replace them",
+        )
+    for line in lines:
+        path, _, reason = line.partition(": ")
+        job.progress.note(f"{path} will be replaced: {reason}")
+
+
+def _results(job: Job) -> list[tuple[str, Path]]:
+    return [(name, manifest_path(prefix)) for name, prefix in job.prefixes().items()]
+
+
+def _in_the_way(job: Job, name: str, path: Path, *, placing: Placing) -> str | None:
+    """Why what has the names of a result is none of this job; None: it is, or nothing is there."""
+    if path.exists():
+        return _not_ours(job, name, path)
+    there = [file for file in map(path.with_suffix, (".idx", ".bin")) if file.exists()]
+    if not there or placing.names(path.with_suffix(".bin")):
+        return None
+    return f"{there[0].name} is there, and no manifest says what it is"
+
+
+def _not_ours(job: Job, name: str, path: Path) -> str | None:
+    """Why a manifest does not speak of a result of this job; None: it does."""
+    if not path.is_file():
+        return "it is not there"
+    try:
+        return _other_job(job, name, _corpus_at(path))
+    except MdataError as error:
+        return str(error).splitlines()[0]
+
+
+def _corpus_at(path: Path) -> CorpusManifest:
+    found = manifests.load(path)
+    if not isinstance(found, CorpusManifest):
+        raise UsageError(f"{path} is the manifest of a blend")
+    return found
 
 
 def _damage(path: Path) -> str | None:
@@ -78,9 +142,7 @@ def _damage(path: Path) -> str | None:
     return str(problems[0]).splitlines()[0] if problems else None
 
 
-def finish_all(
-    job: Job, ledger: Ledger, *, sinks: dict[str, Sink | None], journal: Journal, merged: frozenset[str]
-) -> dict[str, CorpusManifest]:
+def finish_all(job: Job, ledger: Ledger, *, sinks: dict[str, Sink | None]) -> dict[str, CorpusManifest]:
     """Give every result its names; a sink that is None was finished by an earlier run.
 
     Raises:
@@ -103,11 +165,11 @@ def finish_all(
         sink.close(keep=False)
         sinks[name] = None
     for name in prefixes.keys() - sinks.keys():
-        if name in merged:
+        if is_finished(job, ledger, name=name):
+            remove_partials(prefixes[name])
             made[name] = open_corpus(manifest_path(prefixes[name])).manifest
         else:
             made[name] = _merge(job, ledger, name, made=made)
-            journal.append({"kind": "merged", "key": name})
     return {name: made[name] for name in prefixes}
 
 
@@ -126,6 +188,25 @@ def _merge(job: Job, ledger: Ledger, key: str, *, made: Mapping[str, CorpusManif
         sink.close(keep=False)
 
 
+def stale_parts(job: Job) -> list[str]:
+    """What earlier runs of this prefix left that this job does not make: parts and held-out parts, in words."""
+    ours, options = {prefix.name for prefix in job.prefixes().values()}, job.options
+    folder, stem = Path(options.output_prefix).parent, re.escape(Path(options.output_prefix).name)
+    keys = "|".join(map(re.escape, options.json_keys))
+    pattern = re.compile(rf"{stem}_([0-9]+|holdout)_({keys})_{options.level}\.json")
+    lines = []
+    for path in sorted(folder.iterdir()):
+        if pattern.fullmatch(path.name) is None or path.stem in ours:
+            continue
+        try:
+            found = lineage_of(_corpus_at(path))
+        except MdataError:
+            continue
+        if found is not None and found.role != "whole":
+            lines.append(f"{path} is {found.what} of an earlier run and stays; remove its files if nothing needs them")
+    return lines
+
+
 def provenance_of(job: Job, ledger: Ledger, *, name: str, records: int) -> Provenance:
     """How one result came to be: what decided the content; the number of workers did not."""
     key = name.partition("/")[0]
@@ -141,20 +222,22 @@ def provenance_of(job: Job, ledger: Ledger, *, name: str, records: int) -> Prove
 
 
 def is_finished(job: Job, ledger: Ledger, *, name: str) -> bool:
-    """Whether a result of this very run got all its names: its manifest, which comes last, speaks of what was taken."""
+    """Whether a result is whole and of this job and what was taken: its manifest, which comes last, says so."""
     prefix = job.prefixes()[name]
     path = manifest_path(prefix)
     if durable.partial_path(bin_path(prefix)).exists() or not path.is_file():
         return False
     try:
-        known = open_corpus(path).manifest.provenance
+        found = open_corpus(path).manifest
     except MdataError:
         return False
-    hashes = [state.hash for state in ledger.inputs]
+    known = found.provenance
     return (
         known is not None
-        and known.options == _recorded_options(job, name)
-        and [one.hash for one in known.inputs] == hashes
+        and _other_options(job, name, found) is None
+        and len(ledger.inputs) == len(job.files)
+        and [one.hash for one in known.inputs] == [state.hash for state in ledger.inputs]
+        and _damage(path) is None
     )
 
 
@@ -182,6 +265,26 @@ def _input_file(job: Job, state: InputState) -> InputFile:
 
 def _other_job(job: Job, name: str, found: CorpusManifest) -> str | None:
     """In what a finished corpus differs from what this job would make; None: in nothing."""
+    if reason := _other_options(job, name, found):
+        return reason
+    known = found.provenance
+    assert known is not None, "what has no provenance was not made by this command"
+    if len(known.inputs) != len(job.files):
+        return f"it was made of {len(known.inputs)} inputs, {len(job.files)} are given"
+    for number, (file, input) in enumerate(zip(job.files, known.inputs, strict=True)):
+        if printable_path(file.path) == "-":
+            return "standard input cannot be compared with what it was"
+        known_as = number, input.path, input.hash
+        if known_as not in job.compared:
+            state = InputState(input.path, input.bytes, input.modified_ns, hash=input.hash)
+            job.compared[known_as] = input_changed(job, file, known=state)
+        if reason := job.compared[known_as]:
+            return reason
+    return None
+
+
+def _other_options(job: Job, name: str, found: CorpusManifest) -> str | None:
+    """The same, inputs aside."""
     known = found.provenance
     if known is None or found.tokenizer is None:
         return "it was not made by this command"
@@ -189,18 +292,4 @@ def _other_job(job: Job, name: str, found: CorpusManifest) -> str | None:
     aside = ("max_errors",) if any(known.skipped.values()) else ("max_errors", "on_error")
     options = [{**dict(given), **dict.fromkeys(aside)} for given in (known.options, _recorded_options(job, name))]
     before = {"options": options[0], "tokenizer": found.tokenizer.fingerprint}
-    now = {"options": options[1], "tokenizer": job.tokenizer.fingerprint}
-    if reason := difference(before, now):
-        return reason
-    if len(known.inputs) != len(job.files):
-        return f"it was made of {len(known.inputs)} inputs, {len(job.files)} are given"
-    kept = job.options.quarantine
-    if kept is not None and any(known.skipped.values()) and not Path(kept).is_file():
-        return f"the quarantine file {kept} is not there"
-    for file, input in zip(job.files, known.inputs, strict=True):
-        if printable_path(file.path) == "-":
-            return "standard input cannot be compared with what it was"
-        state = InputState(input.path, input.bytes, input.modified_ns, hash=input.hash)
-        if reason := input_changed(job, file, known=state):
-            return reason
-    return None
+    return difference(before, {"options": options[1], "tokenizer": job.tokenizer.fingerprint})

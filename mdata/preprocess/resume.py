@@ -8,7 +8,6 @@ may have changed: a corpus whose bad line was mended, or that has grown, is cont
 
 from __future__ import annotations
 
-import glob
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,13 @@ from typing import Any
 from blake3 import blake3
 
 from mdata import durable
+from mdata.indexed.spool import Kept
+from mdata.manifest.facts import manifest_path
 from mdata.preprocess.job import Job, printable_path
-from mdata.preprocess.journal import Journal, read_records
+from mdata.preprocess.journal import Journal, first_record
 from mdata.preprocess.ledger import InputState, Ledger
+from mdata.preprocess.placing import Placing, placing_of, remove_partials
 from mdata.sources import SourceFile, piece_digest, pieces, read_piece
-
-_ENDINGS = (".bin", ".idx", ".lengths", ".boundaries", ".hashes", ".origins")
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class TakenUp:
     Attributes:
         ledger: what was taken already.
         sinks: state of each sink, by its prefix; empty: from the start.
-        quarantine_bytes: of the quarantine file that count.
-        merged: keys whose parts are merged.
+        quarantine: how much of the quarantine file counts.
+        placing: the files that had begun to get their final names.
     """
 
     ledger: Ledger
     sinks: dict[str, dict[str, Any]]
-    quarantine_bytes: int
-    merged: frozenset[str]
+    quarantine: Kept | None
+    placing: Placing
 
     @property
     def resumed(self) -> bool:
@@ -46,69 +46,130 @@ class TakenUp:
         return bool(self.sinks)
 
 
-def take_up(job: Job, journal: Journal) -> TakenUp:
-    """What the journal says of an earlier run of this job; a journal of another job is begun anew."""
+@dataclass(frozen=True)
+class Earlier:
+    """What a journal tells of the run before.
+
+    Attributes:
+        ledger: what it took, if it can be continued.
+        why_not: in what it differs from this job.
+        placing: the files that had begun to get their final names.
+    """
+
+    ledger: Ledger | None
+    why_not: str | None
+    placing: Placing
+
+    @property
+    def may_place(self) -> bool:
+        """Whether a run of this very job had begun to give final names: it was allowed to replace what is there."""
+        return self.ledger is not None and bool(self.placing.files)
+
+
+def look_back(job: Job, journal: Journal) -> Earlier:
+    """What the journal says of an earlier run; nothing is changed yet."""
+    ledger, why_not = _continuable(job, journal)
+    return Earlier(ledger, why_not, placing_of(journal.records))
+
+
+def take_up(job: Job, journal: Journal, *, earlier: Earlier) -> TakenUp:
+    """Continue an earlier run of this job, or begin anew and remove what it left.
+
+    Raises:
+        UsageError: a run that writes some of the same files is at work.
+    """
     _give_up_others(job, journal)
+    if earlier.ledger is not None:
+        return _continued(job, journal, ledger=earlier.ledger, placing=earlier.placing)
+    if reason := earlier.why_not:
+        job.progress.note(f"an earlier, unfinished run is not continued: {reason}; starting from the beginning")
+    return begin_anew(job, journal)
+
+
+def _continuable(job: Job, journal: Journal) -> tuple[Ledger | None, str | None]:
     # A run that continues under another policy for bad rows says so in a record of its own.
     known = [record["job"] for record in journal.records if record["kind"] == "job"]
     states = [record for record in journal.records if record["kind"] == "state"]
-    if not known or not states:
-        return begin_anew(job, journal)
+    given_up = any(record["kind"] == "given up" for record in journal.records)
+    if not known or not states or given_up:
+        return None, None
     ledger = Ledger(job.num_keys)
     for record in states:
         ledger.replay(record)
     if reason := _other_job(known[-1], job.words(), bad=ledger.bad) or _changed_input(job, ledger):
-        job.progress.note(f"an earlier, unfinished run is not continued: {reason}; starting from the beginning")
-        return begin_anew(job, journal)
+        return None, reason
+    return ledger, None
+
+
+def _continued(job: Job, journal: Journal, *, ledger: Ledger, placing: Placing) -> TakenUp:
+    """Where that run was left."""
+    known = [record["job"] for record in journal.records if record["kind"] == "job"]
+    last = next(record for record in reversed(journal.records) if record["kind"] == "state")
+    quarantine = last["quarantine"]
     if known[-1] != job.words():
-        _forget_quarantine(known[-1])
+        # Another policy, and so far no bad row: the quarantine file was empty.
+        _forget_quarantine(known[-1], placing)
+        quarantine = None
         journal.append({"kind": "job", "job": job.words()})
     job.progress.note(_what_is_done(job, ledger))
-    merged = frozenset(record["key"] for record in journal.records if record["kind"] == "merged")
-    return TakenUp(ledger, states[-1]["sinks"], states[-1]["quarantine_bytes"], merged)
+    return TakenUp(ledger, last["sinks"], quarantine and Kept(*quarantine), placing)
 
 
 def begin_anew(job: Job, journal: Journal) -> TakenUp:
     """Forget what an earlier run left, its files in the making included."""
-    if journal.records:
-        forget_leftovers(journal.records[0]["job"], journal.path.parent)
-    for record in journal.records:
-        if record["kind"] == "job":
-            _forget_quarantine(record["job"])
+    give_up(journal)
     journal.restart()
     journal.append({"kind": "job", "job": job.words()})
-    return TakenUp(Ledger(job.num_keys), {}, 0, frozenset())
+    return TakenUp(Ledger(job.num_keys), {}, None, Placing())
 
 
-def forget_leftovers(words: dict[str, Any], folder: Path) -> None:
-    """Remove the temporary files of a job whose results lie in this folder."""
-    for name in words["outputs"]:
-        for ending in _ENDINGS:
-            durable.partial_path(folder / (name + ending)).unlink(missing_ok=True)
+def give_up(journal: Journal) -> None:
+    """Remove what the run of a journal left unfinished; what has its manifest is finished and stays.
+
+    The journal says so before the first file goes: from what is removed in part nothing must be continued.
+    """
+    if not journal.records:
+        return
+    journal.append({"kind": "given up"})
+    placing = placing_of(journal.records)
+    prefixes = [journal.path.parent / name for name in journal.records[0]["job"]["outputs"]]
+    unfinished = [prefix for prefix in prefixes if not manifest_path(prefix).exists()]
+    for prefix in unfinished:
+        placing.take_back(prefix)
+    for prefix in prefixes:
+        remove_partials(prefix)
+    for record in journal.records:
+        if record["kind"] == "job":
+            _forget_quarantine(record["job"], placing if unfinished else Placing())
 
 
-def _forget_quarantine(words: dict[str, Any]) -> None:
+def _forget_quarantine(words: dict[str, Any], placing: Placing) -> None:
     kept = words.get("policy", {}).get("quarantine")
     if kept is not None:
+        placing.take_back_quarantine(Path(kept))
         durable.partial_path(Path(kept)).unlink(missing_ok=True)
 
 
 def _give_up_others(job: Job, journal: Journal) -> None:
-    """Unfinished runs of other keys that would write the same files: ours takes those over, so theirs end here.
+    """Unfinished runs of other keys or prefixes that would write the same files: ours takes those over, theirs end.
 
     Raises:
         UsageError: such a run is at work.
     """
     ours = {prefix.name for prefix in job.prefixes().values()}
     folder = journal.path.parent
-    for path in sorted(folder.glob(f".{glob.escape(Path(job.options.output_prefix).name)}_*{journal.path.suffix}")):
-        records = [] if path == journal.path else read_records(path)
-        if not records or not ours & set(records[0]["job"]["outputs"]):
+    for path in sorted(folder.glob(f".*{journal.path.suffix}")):
+        first = None if path == journal.path else first_record(path)
+        if first is None or not ours & set(first["job"]["outputs"]):
             continue
         with durable.held(path.with_suffix(job.beside("lock").suffix), remove=True):
-            forget_leftovers(records[0]["job"], folder)
-            path.unlink(missing_ok=True)
-        keys = " ".join(records[0]["job"]["options"]["json_keys"])
+            other = Journal(path)
+            try:
+                give_up(other)
+                other.remove()
+            finally:
+                other.close()
+        keys = " ".join(first["job"]["options"]["json_keys"])
         job.progress.note(f"an earlier, unfinished run of the keys {keys} onto these files is given up")
 
 

@@ -17,8 +17,8 @@ from mdata.preprocess.filling import Filling
 from mdata.preprocess.job import Job, plan_job, useful_workers
 from mdata.preprocess.journal import Journal
 from mdata.preprocess.options import PreprocessOptions, check_options, input_filter
-from mdata.preprocess.results import PreprocessResult, finish_all, finished_before
-from mdata.preprocess.resume import begin_anew, forget_leftovers, take_up
+from mdata.preprocess.results import PreprocessResult, check_replaced, finish_all, finished_before, stale_parts
+from mdata.preprocess.resume import begin_anew, give_up, look_back, take_up
 from mdata.preprocess.workers import Pool
 from mdata.progress import SILENT, Progress
 from mdata.sources import find_inputs
@@ -30,7 +30,8 @@ def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> Prepr
     A run that was cut off is continued from its journal, a hidden file beside the results.
 
     Raises:
-        UsageError: options, input or tokenizer that cannot be used, or another run onto this prefix.
+        UsageError: options, input or tokenizer that cannot be used, another run onto this prefix, or results of
+            another job that may not be replaced.
         BadInputError: a record that cannot be taken, by file and row; mend it and run again to continue.
         ResourceError: disk, memory or a worker was lost; run again to continue.
         StoppedError: stopped on request; run again to continue.
@@ -55,9 +56,10 @@ def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> Prepr
             stack.enter_context(durable.held(job.beside("lock"), remove=True))
         journal = Journal(job.beside("journal"))
         stack.callback(lambda: journal.close(keep=journal.worth_keeping))
-        if found:
-            return _nothing_left(job, journal, found)
-        return _run(job, journal, pool)
+        result = _nothing_left(job, journal, found) if found else _run(job, journal, pool)
+        for line in stale_parts(job):
+            progress.note(line)
+        return result
 
 
 _NOTHING_LEFT = "these results are finished and made of the same input; nothing is left to do"
@@ -65,15 +67,17 @@ _NOTHING_LEFT = "these results are finished and made of the same input; nothing 
 
 def _nothing_left(job: Job, journal: Journal, found: PreprocessResult) -> PreprocessResult:
     """The run that made the results died before its last word, or another job was begun and given up."""
-    if journal.records:
-        forget_leftovers(journal.records[0]["job"], journal.path.parent)
+    give_up(journal)
     journal.remove()
     job.progress.note(_NOTHING_LEFT)
     return found
 
 
 def _run(job: Job, journal: Journal, pool: Pool) -> PreprocessResult:
-    taken = take_up(job, journal)
+    earlier = look_back(job, journal)
+    if not earlier.may_place:
+        check_replaced(job, earlier.placing)
+    taken = take_up(job, journal, earlier=earlier)
     try:
         filling = Filling(job, journal, taken=taken)
     except DamageError as error:
@@ -82,9 +86,8 @@ def _run(job: Job, journal: Journal, pool: Pool) -> PreprocessResult:
         filling = Filling(job, journal, taken=begin_anew(job, journal))
     with filling:
         filling.fill(pool)
-        # Before any manifest: once those are there, nobody looks for what is missing.
-        filling.policy.place()
-        manifests = finish_all(job, filling.ledger, sinks=filling.sinks, journal=journal, merged=taken.merged)
+        filling.begin_placing()
+        manifests = finish_all(job, filling.ledger, sinks=filling.sinks)
     journal.remove()
     paths = {name: manifest_path(prefix) for name, prefix in job.prefixes().items()}
     return PreprocessResult(manifests, paths, resumed=taken.resumed)

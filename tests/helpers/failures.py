@@ -74,10 +74,11 @@ def removals(
         yield calls
 
 
-def crash_at(n: int, work: Callable[[], object]) -> bool:
+def crash_at(n: int, work: Callable[[], object], *, removals: bool = False) -> bool:
     """Run `work` in a child that ends, with no handler run, before its n-th write, sync or rename.
 
-    Returns whether it came that far; an error of the work itself is one here.
+    `removals`: files that are deleted or cut count too. Returns whether it came that far; an error of the work itself
+    is one here.
     """
     child = os.fork()
     if child == 0:
@@ -87,6 +88,8 @@ def crash_at(n: int, work: Callable[[], object]) -> bool:
                 counted = itertools.count()
                 for name in ("write", "sync", "rename"):
                     patch.setattr(durable, name, _dying(getattr(durable, name), counted, n))
+                for name in ("unlink", "ftruncate") if removals else ():
+                    patch.setattr(os, name, _dying(getattr(os, name), counted, n))
                 work()
             code = 0
         except BaseException:
@@ -102,10 +105,10 @@ _CRASHED, _FAILED = 9, 1
 
 
 def _dying(real: Any, counted: Iterator[int], n: int) -> Any:
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Any, **options: Any) -> Any:
         if next(counted) == n:
             os._exit(_CRASHED)
-        return real(*arguments)
+        return real(*arguments, **options)
 
     return call
 

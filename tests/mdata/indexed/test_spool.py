@@ -1,4 +1,4 @@
-"""Files in the making: hidden until placed, continued from where a journal says, taken back if placed too soon."""
+"""Files in the making: hidden until placed, continued from where a journal says; only the very file counts."""
 
 from __future__ import annotations
 
@@ -14,41 +14,39 @@ from hypothesis import strategies as st
 from mdata import durable
 from mdata.errors import DamageError, ResourceError, UsageError
 from mdata.indexed import hashes, spool
-from mdata.indexed.hashes import BlockHasher, hashes_bytes
-from mdata.indexed.spool import Spool, raw_bytes
+from mdata.indexed.hashes import BlockHasher
+from mdata.indexed.spool import Kept, Spool, raw_bytes
 from tests.helpers.examples import examples
 from tests.helpers.failures import durable_calls
 
 BYTES = st.binary(max_size=30)
-EVENTS = st.lists(st.one_of(BYTES, st.sampled_from(["sync", "killed", "left", "placed"])), max_size=20)
+EVENTS = st.lists(st.one_of(BYTES, st.sampled_from(["sync", "killed", "placed"])), max_size=20)
 
 
 @examples(100)
 @given(events=EVENTS)
 def test_a_list_of_bytes_comes_back_whatever_was_cut(tmp_path_factory, events):
-    """After "killed", "left" or "placed" a new writer keeps what was synced last."""
+    """After "killed" a new writer keeps what was synced last; "placed": it was placed, and put back by its writer."""
     path = tmp_path_factory.mktemp("s") / "x"
-    written, synced, placed = b"", b"", False
+    written, synced, kept = b"", b"", None
     file = Spool(path)
     for event in events:
         if isinstance(event, bytes):
             file.append(event)
             written += event
         elif event == "sync":
-            file.sync()
-            synced = written
+            kept, synced = file.sync(), written
+            assert kept.size == len(synced)
+        elif event == "placed":
+            file.place()
+            assert file.placed and path.read_bytes() == written
+            file.put_back()
         else:
-            if event == "placed":
-                file.place()
-                placed = True
             file.close()
-            if not synced:
-                path.unlink(missing_ok=True)
-            file, written = Spool(path, len(synced)), synced
-            assert not path.exists()
+            file, written = Spool(path, kept), synced
+        assert not path.exists() and not file.placed
         assert file.size == len(written) and file.read(0, 1000) == written
         assert file.partial.read_bytes() == written
-    assert not path.exists() or placed
     file.place()
     assert path.read_bytes() == written and not file.partial.exists()
     file.put_back()
@@ -79,10 +77,46 @@ def test_less_than_was_kept_is_damage_and_nothing_is_cut(tmp_path):
     file.append(b"12345")
     file.close()
     with pytest.raises(DamageError, match=r"shorter than it was(.|\n)*5 bytes(.|\n)*6 or more"):
-        Spool(tmp_path / "x", 6)
+        Spool(tmp_path / "x", Kept(6, ""))
     assert (tmp_path / ".x.partial").read_bytes() == b"12345"
     with pytest.raises(DamageError, match="0 bytes"):
-        Spool(tmp_path / "nothing", 1)
+        Spool(tmp_path / "nothing", Kept(1, ""))
+
+
+@pytest.mark.parametrize("size", [1, 1000, 1 << 17])
+def test_what_ends_in_another_way_is_not_continued(tmp_path, size):
+    file = Spool(tmp_path / "x")
+    file.append(bytes(size))
+    kept = file.sync()
+    file.close()
+    for other in (b"\1" * size, bytes(size - 1) + b"\1", b"\1" * (size + 9)):
+        (tmp_path / ".x.partial").write_bytes(other)
+        with pytest.raises(DamageError, match=r"\.x\.partial is not what was written"):
+            Spool(tmp_path / "x", kept)
+    (tmp_path / ".x.partial").write_bytes(bytes(size) + b"more")
+    again = Spool(tmp_path / "x", kept)
+    assert again.read(0, size + 9) == bytes(size)
+    again.remove()
+
+
+def test_a_result_is_never_taken_for_the_file_in_the_making(tmp_path):
+    """Neither by who continues, nor by who places or puts back: its file was lost, and an older result is there."""
+    file = Spool(tmp_path / "x")
+    file.append(b"12345")
+    kept = file.sync()
+    (tmp_path / "x").write_bytes(b"12345")
+    file.partial.unlink()
+    with pytest.raises(DamageError, match="was removed while it was written"):
+        file.place()
+    file.put_back()
+    (tmp_path / "other").write_bytes(b"67890")
+    (tmp_path / "other").rename(file.partial)
+    with pytest.raises(DamageError, match="was removed while it was written"):
+        file.place()
+    file.remove()
+    with pytest.raises(DamageError, match="shorter"):
+        Spool(tmp_path / "x", kept)
+    assert (tmp_path / "x").read_bytes() == b"12345"
 
 
 def test_an_older_result_is_left_until_ours_is_placed(tmp_path):
@@ -140,7 +174,8 @@ def test_block_hashes_are_those_of_the_blocks_also_after_a_cut(tmp_path_factory,
         feed(first, data, cuts)
         first.flush()
         file.close()
-        file = Spool(path, hashes_bytes(kept))
+        whole = path.with_name(".x.partial").read_bytes()[: kept // 7 * 32]
+        file = Spool(path, Kept(len(whole), blake3.blake3(whole).hexdigest(length=16)))
         hasher = BlockHasher(file, data[kept - kept % 7 : kept])
         feed(hasher, data[kept:], cuts)
         found = hasher.all()
@@ -169,7 +204,7 @@ def test_writing_to_the_device_begins_before_the_sync(tmp_path, monkeypatch):
     for data in (b"123456", b"7890ab", b"c", b"0123456789", b"last"):
         file.append(data)
     assert begun == [(0, 12), (12, 11)]
-    file.sync()
+    kept = file.sync()
     file.close()
-    Spool(tmp_path / "x", 20).append(b"0123456789")
-    assert begun[2:] == [(20, 10)]
+    Spool(tmp_path / "x", kept).append(b"0123456789")
+    assert begun[2:] == [(27, 10)]

@@ -113,7 +113,7 @@ def test_oracle_pairs_are_written_again_byte_for_byte(tmp_path, oracles):
 
 def test_position_counts_what_was_taken(tmp_path):
     with IndexedWriter(tmp_path / "x", np.dtype("<i4")) as writer:
-        assert writer.state == (0, 0, 0, None)
+        assert writer.state == (0, 0, 0, None, ())
         append(writer, [[[1, 2], [3]], []])
         assert writer.state[:3] == (12, 2, 2)
 
@@ -248,7 +248,7 @@ EVENTS = st.lists(st.one_of(DOCUMENTS, st.sampled_from(["checkpoint", "leave", "
 @examples(60)
 @given(events=EVENTS, dtype=st.sampled_from(["<u2", "<i4"]))
 def test_a_writer_continues_where_the_last_checkpoint_was(tmp_path_factory, events, dtype):
-    """Left, killed, or placed by a process that then died: the pair is that of one writer that was never stopped."""
+    """Left, killed, or placed and put back: the pair is that of one writer that was never stopped."""
     folder = tmp_path_factory.mktemp("w")
     writer, written, kept = IndexedWriter(folder / "x", np.dtype(dtype)), [], None
     for event in events:
@@ -257,14 +257,15 @@ def test_a_writer_continues_where_the_last_checkpoint_was(tmp_path_factory, even
             written += event
         elif event == "checkpoint":
             kept = (writer.checkpoint(), list(written))
-            assert kept[0] == writer.state and kept[0].documents == len(written)
+            assert kept[0]._replace(kept=()) == writer.state and kept[0].documents == len(written)
         elif kept is not None:
             if event == "placed":
                 writer.place()
+                writer.unplace()
             writer.leave()
             writer = IndexedWriter(folder / "x", np.dtype(dtype), resume=kept[0])
             written = list(kept[1])
-            assert writer.state == kept[0]
+            assert writer.state == kept[0]._replace(kept=())
             assert not (folder / "x.idx").exists() and not (folder / "x.bin").exists()
     facts = writer.finish()
     with IndexedWriter(folder / "whole", np.dtype(dtype)) as whole:
@@ -304,6 +305,22 @@ def test_a_placed_pair_is_taken_back(tmp_path):
     append(writer, [[[3]]])
     assert writer.finish().tokens == first.tokens + 1
     assert read_pair(tmp_path / "x") == ([(1, 2), (3,)], [0, 1, 2])
+
+
+def test_a_finished_pair_is_never_continued_nor_taken_back(tmp_path):
+    """The file in the making was lost: by name alone the older result would do."""
+    write(tmp_path / "x", [[[7, 7, 7, 7]]])
+    writer = IndexedWriter(tmp_path / "x", smallest_dtype(100))
+    append(writer, [[[1, 2]]])
+    state = writer.checkpoint()
+    (tmp_path / ".x.bin.partial").unlink()
+    with pytest.raises(DamageError, match="was removed while it was written"):
+        writer.place()
+    writer.unplace()
+    writer.leave()
+    with pytest.raises(DamageError, match=r"\.x\.bin\.partial is shorter"):
+        IndexedWriter(tmp_path / "x", smallest_dtype(100), resume=state)
+    assert (tmp_path / "x.bin").read_bytes() == np.full(4, 7, "<u2").tobytes()
 
 
 def test_what_was_lost_of_a_writer_is_damage(tmp_path):

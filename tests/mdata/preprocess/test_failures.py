@@ -51,13 +51,13 @@ def test_a_fresh_run_that_fails_leaves_nothing_or_a_journal(tmp_path, monkeypatc
 def test_an_older_result_is_true_or_gone(tmp_path, monkeypatch):
     """A second run over the first one's names: a manifest that is there speaks of the pair beside it."""
     old = run(tmp_path / "old")
-    total = number_of_calls(monkeypatch, lambda: run(tmp_path / "old", append_eod=True))
+    total = number_of_calls(monkeypatch, lambda: run(tmp_path / "old", append_eod=True, overwrite=True))
     seen = set()
     for n in range(total):
         folder = tmp_path / str(n)
         run(folder)
         with durable_calls(monkeypatch, n), pytest.raises(MdataError):
-            mdata.preprocess(options(folder, append_eod=True))
+            mdata.preprocess(options(folder, append_eod=True, overwrite=True))
         left = set(contents(folder))
         assert not litter(folder) or ".out_text.journal" in left
         if NAMES[2] in left:
@@ -102,14 +102,14 @@ def test_every_deletion_and_cut_may_fail(tmp_path, monkeypatch, before, code):
         BEFORE[before](folder)
         with removals(monkeypatch, folder, n, code=code) as calls:
             try:
-                mdata.preprocess(options(folder, append_eod=True))
+                mdata.preprocess(options(folder, append_eod=True, overwrite=True))
             except MdataError as error:
                 assert str(folder) in str(error) or "out_text" in str(error), error
                 failed += 1
         came = len(calls.seen) > n
         if (folder / NAMES[2]).exists():
             assert mdata.verify(folder / NAMES[2], full=True).problems == (), (n, calls.seen)
-        mdata.preprocess(options(folder, append_eod=True))
+        mdata.preprocess(options(folder, append_eod=True, overwrite=True))
         found = {name: text for name, text in contents(folder).items() if not name.startswith("dry")}
         # Where just its removal failed, the lock of the tokenizer's folder stays, empty and held by nobody.
         assert found in (expected, expected | {lock_of(folder): b""}), (n, calls.seen[-1])

@@ -146,12 +146,43 @@ def test_a_run_of_other_keys_onto_the_same_files_ends_the_one_before(tmp_path, e
     except KeyboardInterrupt:
         assert ends == "killed"
     assert notes.lines[0] == "an earlier, unfinished run of the keys text onto these files is given up"
-    result = mdata.preprocess(job(tmp_path, "one"))
+    result = mdata.preprocess(job(tmp_path, "one", overwrite=ends == "finished"))
     assert not result.resumed
     assert mdata.verify(result.paths["text"], full=True).problems == ()
     expected = (tmp_path / "whole" / "out" / "out_text_document.bin").read_bytes()
     assert (tmp_path / "out" / "out_text_document.bin").read_bytes() == expected
     assert not [name for name in contents(tmp_path / "out") if name.endswith((".journal", ".lock"))]
+
+
+def test_a_run_of_another_prefix_onto_the_same_files_ends_the_one_before(tmp_path):
+    """Part 0 of `out` is what `out_0` writes: neither name of the two journals begins with the other's."""
+    with pytest.raises(KeyboardInterrupt):
+        mdata.preprocess(job(tmp_path, "one", partitions=2), Stopping(stop_at=3))
+    other = job(tmp_path, "another", output_prefix=str(tmp_path / "out" / "out_0"))
+    with pytest.raises(KeyboardInterrupt):
+        mdata.preprocess(other, Stopping(stop_at=8))
+    result = mdata.preprocess(job(tmp_path, "one", partitions=2))
+    mdata.preprocess(job(tmp_path / "whole", "one", partitions=2))
+    assert not result.resumed
+    for name in ("out_0_text_document.bin", "out_text_document.bin"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / "out" / name).read_bytes()
+
+
+def test_files_in_the_making_that_another_run_wrote_are_not_continued(tmp_path):
+    """Though they are long enough: the journal knows how they end."""
+    with pytest.raises(KeyboardInterrupt):
+        mdata.preprocess(job(tmp_path, "one"), Stopping(stop_at=3))
+    journal = (tmp_path / "out" / ".out_text.journal").read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        mdata.preprocess(job(tmp_path, "two"), Stopping(stop_at=8))
+    (tmp_path / "out" / ".out_text.journal").write_bytes(journal)
+    mdata.preprocess(job(tmp_path, "one"))
+    mdata.preprocess(job(tmp_path / "whole", "one"))
+    assert contents(tmp_path / "out") == {
+        name: data.replace(str(tmp_path / "whole").encode(), str(tmp_path).encode())
+        for name, data in contents(tmp_path / "whole" / "out").items()
+        if not name.endswith(".json")
+    } | {name: data for name, data in contents(tmp_path / "out").items() if name.endswith(".json")}
 
 
 def test_runs_of_other_keys_onto_other_files_are_left_alone(tmp_path):

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mdata
-from mdata import BadInputError, UsageError
+from mdata import BadInputError, DamageError, UsageError
+from mdata.indexed.spool import Kept
 from mdata.preprocess.problems import ProblemPolicy
 from mdata.sources import Problem
 from tests.helpers.examples import examples
@@ -100,16 +101,16 @@ def test_quarantine_gives_every_line_back(tmp_path_factory, kept):
     folder = tmp_path_factory.mktemp("q")
     path = folder / "bad.jsonl"
     policy = ProblemPolicy(options(folder, on_error="quarantine", quarantine=str(path)), Notes())
-    size = 0
+    surely = Kept(0, "")
     for number, line in enumerate(kept):
         problem = Problem(1, "not-json", "because", "''", line)
         policy.take(problem, "a\u2028b", rows_before=number, bad_before=number)
-        size = policy.checkpoint()
+        surely = policy.checkpoint()
     assert not path.exists()
     policy.place()
     policy.close(keep=False)
     data = path.read_bytes()
-    assert len(data) == size and data.count(b"\n") == len(kept)
+    assert len(data) == surely.size and data.count(b"\n") == len(kept)
     for number, (line, written) in enumerate(zip(kept, data.decode().split("\n"), strict=False)):
         entry = json.loads(written)
         assert (entry["file"], entry["row"], entry["kind"]) == ("a\u2028b", number + 1, "not-json")
@@ -132,18 +133,16 @@ def test_quarantine_goes_on_where_the_journal_says(tmp_path):
     given_options = options(tmp_path, on_error="quarantine", quarantine=str(path))
     first = ProblemPolicy(given_options, Notes())
     first.take(PROBLEM, "x", rows_before=0, bad_before=0)
-    size = first.checkpoint()
+    kept = first.checkpoint()
     first.take(PROBLEM, "lost", rows_before=0, bad_before=1)
     first.close(keep=True)
-    second = ProblemPolicy(given_options, Notes(), quarantine_bytes=size)
+    second = ProblemPolicy(given_options, Notes(), kept=kept)
     second.take(PROBLEM, "y", rows_before=0, bad_before=1)
     second.place()
     second.close(keep=False)
     assert [json.loads(line)["file"] for line in path.read_text().splitlines()] == ["x", "y"]
-    third = ProblemPolicy(given_options, Notes(), quarantine_bytes=size)  # placed by one that then died
-    assert not path.exists()
-    third.close(keep=False)
-    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(DamageError):
+        ProblemPolicy(given_options, Notes(), kept=kept)  # a finished file of that name is not the one in the making
 
 
 @pytest.mark.parametrize("limit", [None, "0", "2", "7"])
@@ -215,14 +214,14 @@ def test_another_policy_after_bad_rows_begins_anew(tmp_path):
     for first, then in (({}, a), (a, b), (a, {}), (a, {"on_error": "stop"})):
         folder = tmp_path / "out"
         with pytest.raises(KeyboardInterrupt):
-            mdata.preprocess(job(folder, rows, **first), Stopping(stop_at=5))
+            mdata.preprocess(job(folder, rows, overwrite=True, **first), Stopping(stop_at=5))
         notes = Notes()
         try:
-            assert not mdata.preprocess(job(folder, rows, **then), notes).resumed
+            assert not mdata.preprocess(job(folder, rows, overwrite=True, **then), notes).resumed
             assert mdata.preprocess(job(folder, rows, **then)).finished_before
         except BadInputError:
             assert then == {"on_error": "stop"}
-        assert "1 bad rows were met under on_error" in notes.lines[0]
+        assert any("1 bad rows were met under on_error" in line for line in notes.lines)
         assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
         for path in folder.iterdir():
             path.unlink() if path.is_file() else [file.unlink() for file in path.iterdir()]
@@ -235,8 +234,10 @@ def test_a_finished_result_without_bad_rows_is_the_same_under_any_policy(tmp_pat
     assert mdata.preprocess(job(tmp_path, lines(20, bad={}), on_error="skip", max_errors="3")).finished_before
     (tmp_path / "bad").mkdir()
     mdata.preprocess(job(tmp_path / "bad", lines(20, bad={4: b""})))
-    with pytest.raises(BadInputError, match="jsonl:4: "):
+    with pytest.raises(UsageError, match="on_error was skip, is stop"):
         mdata.preprocess(job(tmp_path / "bad", lines(20, bad={4: b""}), on_error="stop"))
+    with pytest.raises(BadInputError, match="jsonl:4: "):
+        mdata.preprocess(job(tmp_path / "bad", lines(20, bad={4: b""}), on_error="stop", overwrite=True))
 
 
 def test_the_input_is_no_place_for_bad_rows(tmp_path):

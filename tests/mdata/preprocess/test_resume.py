@@ -11,12 +11,15 @@ import gzip
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -233,10 +236,49 @@ def test_a_finished_run_has_nothing_to_do(tmp_path):
     assert mdata.preprocess(job, notes).finished_before
     assert "nothing is left to do" in notes.lines[-1]
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
-    other = options(tmp_path / "out", **{**vars(job), "append_eod": False})
+    assert mdata.preprocess(replace(job, overwrite=True)).finished_before
+
+
+def test_other_results_are_replaced_only_when_that_is_asked_for(tmp_path):
+    """Of other options, other input, another program, or of nobody knows whom; the quarantine file too."""
+    inputs, folder = corpus(tmp_path / "in"), tmp_path / "out"
+    job = whole_job(inputs, folder)
+    mdata.preprocess(job)
+    before = contents(folder)
+    others = {
+        r"out_text_document\.json: append_eod was True, is False": replace(job, append_eod=False),
+        "it was made of 3 inputs, 2 are given": replace(job, input=inputs[:2]),
+        "the input was .*0\\.jsonl, is .*other": replace(job, input=(str(tmp_path / "other.jsonl"), *inputs[1:])),
+        "tokenizer was ": replace(job, tokenizer_type="ByteTokenizer", tokenizer_model=None),
+    }
+    shutil.copy(inputs[1], tmp_path / "other.jsonl.gz")
+    shutil.copy(inputs[0], tmp_path / "other.jsonl")
+    for said, other in others.items():
+        with pytest.raises(UsageError, match=rf"{said}(.|\n)*try: .*--overwrite"):
+            mdata.preprocess(other)
+        assert contents(folder) == before
+    (other,) = [other for said, other in others.items() if "append_eod" in said]
     notes = Notes()
-    assert not mdata.preprocess(other, notes).finished_before
-    assert "will be replaced: append_eod was True, is False" in notes.lines[0]
+    assert not mdata.preprocess(replace(other, overwrite=True), notes).finished_before
+    assert any("will be replaced: append_eod was True, is False" in line for line in notes.lines)
+    assert mdata.preprocess(other).finished_before
+
+
+@pytest.mark.parametrize("names", [("x.bin", "x.idx"), ("x.idx",), ("x.bin",), ("x.json",), ("bad.jsonl",)])
+def test_files_of_unknown_origin_are_not_replaced(tmp_path, names):
+    """A pair of Megatron's own tool, whose names ours are; what is left of one; rows that another run kept."""
+    inputs = corpus(tmp_path / "in")
+    job = whole_job(inputs, tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    there = {re.sub("^x", "out_b_document", name): b"precious" for name in names}
+    for name, data in there.items():
+        (tmp_path / "out" / name).write_bytes(data)
+    with pytest.raises(UsageError, match="other results are there already"):
+        mdata.preprocess(job)
+    assert contents(tmp_path / "out") == there
+    mdata.preprocess(replace(job, overwrite=True))
+    mdata.preprocess(whole_job(inputs, tmp_path / "whole"))
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_a_finished_run_in_a_folder_that_cannot_be_written_is_finished(tmp_path, monkeypatch):
@@ -256,9 +298,21 @@ def test_damage_of_a_finished_run_is_mended_by_running_again(tmp_path):
     job = whole_job(inputs, tmp_path / "out")
     mdata.preprocess(job)
     expected = contents(tmp_path / "out")
+    for name in expected:
+        path = tmp_path / "out" / name
+        if name.endswith((".json", ".jsonl")) or "/" in name:
+            continue
+        for data in (None, path.read_bytes()[:-1]):
+            path.unlink() if data is None else path.write_bytes(data)
+            notes = Notes()
+            assert not mdata.preprocess(job, notes).finished_before, name
+            assert any("will be made again" in line for line in notes.lines)
+            assert contents(tmp_path / "out") == expected
     path = tmp_path / "out" / "out_text_document.json"
     path.write_bytes(path.read_bytes()[:-20])
-    assert not mdata.preprocess(job).finished_before
+    with pytest.raises(UsageError, match="not whole JSON"):  # whose it is, nobody can say
+        mdata.preprocess(job)
+    mdata.preprocess(replace(job, overwrite=True))
     assert contents(tmp_path / "out") == expected
 
 

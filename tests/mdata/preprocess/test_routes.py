@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from mdata.reference.preprocess import HELD_OUT, part_of, routes_of
 from mdata.reference.records import record
 from mdata.sources import Column
 from tests.helpers.examples import examples
+from tests.helpers.notes import Notes
 from tests.mdata.preprocess.test_preprocess import GOLDEN, TOKENIZER, options, pair
 from tests.mdata.preprocess.twin import pair_of
 
@@ -154,3 +156,19 @@ def test_runs_of_rows_need_an_input_that_can_be_read_twice(tmp_path):
     for inputs in (("-",), (str(tmp_path / "x.jsonl"), "-")):
         with pytest.raises(UsageError, match="stdin is read once only"):
             mdata.preprocess(options(tmp_path, input=inputs, partitions=2, keep_sequential_samples=True))
+
+
+def test_parts_that_an_earlier_run_left_are_named(tmp_path):
+    """With fewer parts, or none: what is not made again, and nothing that only looks like it."""
+    job = options(tmp_path, tokenizer_type="ByteTokenizer", tokenizer_model=None, workers=1)
+    mdata.preprocess(replace(job, output_prefix=str(tmp_path / "out_0")))
+    notes = Notes()
+    mdata.preprocess(replace(job, output_prefix=str(tmp_path / "out_00"), partitions=3, holdout="0.3"), notes)
+    assert notes.lines == []
+    mdata.preprocess(replace(job, partitions=3, holdout="0.3", overwrite=True))
+    for partitions, left in ((2, ["2", "holdout"]), (1, ["0", "1", "2", "holdout"])):
+        notes = Notes()
+        mdata.preprocess(replace(job, partitions=partitions, overwrite=True), notes)
+        said = [line for line in notes.lines if "of an earlier run and stays" in line]
+        assert [line.partition("_text_document")[0].rpartition("out_")[2] for line in said] == left
+        assert all(str(tmp_path / "out") in line and "remove its files" in line for line in said)
