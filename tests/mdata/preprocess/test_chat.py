@@ -101,7 +101,7 @@ def test_the_bytes_do_not_depend_on_how_it_is_run(records, tmp_path):
         )
     )  # fmt: skip
     assert again.finished_before
-    other, _ = run(folder, tmp_path / "one", piece_bytes=5000, holdout="0.2", chat_train_on="last")
+    other, _ = run(folder, tmp_path / "one", piece_bytes=5000, holdout="0.2", chat_train_on="last", overwrite=True)
     assert other.id != one.id
 
 

@@ -63,12 +63,12 @@ def test_after_a_loss_of_power_at_any_call(memory, before):
         mdata.preprocess(job(inputs, folder, **words))
         allowed.append(pairs(folder))
     with recorded(folder, memory / "beside") as kept:
-        mdata.preprocess(job(inputs, folder))
+        mdata.preprocess(job(inputs, folder, overwrite=True))
     assert contents(folder) == expected
     found = list(states(kept))
     assert len(found) > 300
     for _, tree in found if SOAK > 1 else found[::EVERY]:
         kept.restore(tree)
         assert_nothing_false_looks_finished(folder, allowed)
-        mdata.preprocess(job(inputs, folder))
+        mdata.preprocess(job(inputs, folder, overwrite=True))
         assert results(folder) == expected, [name for name, _, _ in tree]

@@ -88,7 +88,7 @@ def test_other_tables_are_another_job(tmp_path, corpus, tables):
     assert run(tmp_path, corpus, tables).finished_before
     before = contents(tmp_path)
     (tmp_path / "nltk/tokenizers/punkt_tab/english/abbrev_types.txt").write_text("dr\n")
-    assert not run(tmp_path, corpus, tables).finished_before
+    assert not run(tmp_path, corpus, tables, overwrite=True).finished_before
     assert contents(tmp_path)["out_text_sentence.idx"] != before["out_text_sentence.idx"]
 
 
