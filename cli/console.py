@@ -14,18 +14,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from cli.start import INTERRUPTED, Command, InterruptsEndAtOnce
 from mdata.errors import MdataError, ResourceError, StoppedError, UsageError, explain_os_error, nearest
 from mdata.progress import Progress
+from mdata.signals import stop_requests
 from mdata.synonyms import synonym
 from mdata.version import __version__
 
@@ -160,12 +159,12 @@ def run(program: str, commands: Sequence[Command], *, description: str, argv: Se
     words = list(sys.argv[1:] if argv is None else argv)
     console = Console(program)
     try:
-        with _sigterm_stops():
+        with stop_requests(_stopped):
             code = _dispatch(console, description, commands, words)
         console.flush()
         return code
     # The one place where everything is caught: a user must never need to read a traceback.
-    except (Exception, KeyboardInterrupt) as error:
+    except BaseException as error:
         return _report(error, console, debug="--debug" in words)
 
 
@@ -204,21 +203,8 @@ def _overview(program: str, description: str, commands: Sequence[Command]) -> st
     return "\n".join(lines)
 
 
-@contextmanager
-def _sigterm_stops() -> Iterator[None]:
-    """SIGTERM raises StoppedError; a command that wants to end otherwise sets its own handler."""
-
-    def stop(signal_number: int, frame: FrameType | None) -> None:
-        raise StoppedError("stopped by SIGTERM; nothing that looks finished is left", fix="run the same command again")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _stopped() -> StoppedError:
+    return StoppedError("stopped by SIGTERM; nothing that looks finished is left", fix="run the same command again")
 
 
 def _report(error: BaseException, console: Console, *, debug: bool) -> int:
@@ -241,7 +227,7 @@ def _report(error: BaseException, console: Console, *, debug: bool) -> int:
     return known.exit_code
 
 
-def _as_known(error: BaseException) -> MdataError | None:
+def _as_known(error: BaseException) -> MdataError | StoppedError | None:
     """The error as one of our kinds; None for a fault of ours."""
     if isinstance(error, OSError):
         error = explain_os_error(error)
@@ -251,7 +237,7 @@ def _as_known(error: BaseException) -> MdataError | None:
         error = UsageError(
             f"this command needs {error.name}, which is not installed", fix=f"pip install 'mdata[{extra}]'"
         )
-    return error if isinstance(error, MdataError) and error.exit_code != 1 else None
+    return error if isinstance(error, MdataError | StoppedError) and error.exit_code != 1 else None
 
 
 def _in_one_line(error: BaseException) -> str:

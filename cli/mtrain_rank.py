@@ -15,9 +15,9 @@ import os  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
-from types import FrameType  # noqa: E402
 
-from mdata import StoppedError  # noqa: E402
+from mdata.errors import StoppedError  # noqa: E402
+from mdata.signals import stop_requests  # noqa: E402
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,25 +30,27 @@ def main(argv: Sequence[str]) -> int:
     rank_process()
     folder = Path(argv[0])
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, _stop)
-        listen(folder, rank=int(os.environ["RANK"]))
-        try:
+        # How this rank ends is decided when the block ends; the launcher, which ends all once one has failed, shall not
+        # change it: what is restored then does nothing.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _decided)
+        with stop_requests(_stopped):
+            listen(folder, rank=int(os.environ["RANK"]))
             train_here(load_config(folder / "config.toml"), Console("mtrain", json="--json" in argv))
-        finally:
-            # How this rank ends is decided; the launcher, which ends all once one has failed, shall not change it.
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_IGN)
     # Whatever it is, the parent has to hear of it.
-    except (Exception, KeyboardInterrupt) as error:
+    except BaseException as error:
         return write_report(folder, error, rank=int(os.environ["RANK"]))
     return 0
 
 
-def _stop(signal_number: int, frame: FrameType | None) -> None:
-    raise StoppedError(
+def _stopped() -> StoppedError:
+    return StoppedError(
         f"rank {os.environ['RANK']} was stopped by SIGTERM", fix="run the same command again to continue"
     )
+
+
+def _decided(number: int, frame: FrameType | None) -> None:
+    """Hear a signal that changes nothing any more."""
 
 
 if __name__ == "__main__":

@@ -43,6 +43,8 @@ class InterruptsEndAtOnce:
         ends = ((_signal.SIGINT, "interrupted", INTERRUPTED), (_signal.SIGTERM, "stopped by SIGTERM", STOPPED))
         try:
             for number, line, code in ends:
+                if _signal.getsignal(number) == _signal.SIG_IGN:  # nohup: whoever started us wants it so
+                    continue
                 handler = lambda *_, line=line, code=code: _end(f"{self._program}: {line}", code)  # noqa: E731
                 self._before.append((number, _signal.signal(number, handler)))
         except ValueError:  # not the main thread: whoever owns that one owns its signals
@@ -56,12 +58,11 @@ class InterruptsEndAtOnce:
 def start(program: str, commands: Sequence[Command], *, description: str, argv: Sequence[str] | None = None) -> int:
     """Import the rest and run one command line; see `cli.console.run`."""
     keep_standard_streams()
-    try:
-        with InterruptsEndAtOnce(program):
-            from cli.console import run
+    # Also around `run`, whose own handlers lie above: for the moments before them and after them.
+    with InterruptsEndAtOnce(program):
+        from cli.console import run
+
         return run(program, commands, description=description, argv=argv)
-    except KeyboardInterrupt:  # between the two lines above
-        _end(f"{program}: interrupted", INTERRUPTED)
 
 
 def keep_standard_streams() -> None:

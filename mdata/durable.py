@@ -59,6 +59,23 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+class Descriptor:
+    """An open file that is closed once, whoever closes it again: its number may be another file's by then.
+
+    Attributes:
+        fd: its number; -1 when it is closed.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def close(self) -> None:
+        """Close it; does nothing the second time, even where the first one failed or was interrupted."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
 def write_all(fd: int, data: Buffer) -> None:
     """Write every byte, whatever the number of short writes it takes."""
     left = memoryview(data).cast("B")
@@ -257,8 +274,8 @@ def atomic_file(path: Path) -> Iterator[int]:
         OSError: what the file system said, with the file's name.
     """
     partial = partial_path(path)
-    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
+        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         with _of(path):
             try:
                 yield fd

@@ -29,11 +29,7 @@ class MdataError(Exception):
     def __init__(
         self, what: str, *, found: str | None = None, expected: str | None = None, fix: str | None = None
     ) -> None:
-        lines = [what]
-        lines += [f"  found: {found}"] if found else []
-        lines += [f"  expected: {expected}"] if expected else []
-        lines += [f"  try: {fix}"] if fix else []
-        super().__init__("\n".join(lines))
+        super().__init__(_in_lines(what, found=found, expected=expected, fix=fix))
 
 
 class UsageError(MdataError, ValueError):
@@ -60,10 +56,25 @@ class ResourceError(MdataError):
     exit_code = 5
 
 
-class StoppedError(MdataError):
-    """Stopped early on request; run the same command again to continue (exit code 75)."""
+class StoppedError(BaseException):
+    """Stopped early on request; run the same command again to continue (exit code 75).
+
+    Like KeyboardInterrupt it is no Exception, and no MdataError: whoever catches errors in order to go on does not
+    catch it. It may be raised anywhere; see mdata/signals.py.
+    """
 
     exit_code = 75
+
+    def __init__(self, what: str, *, fix: str | None = None) -> None:
+        super().__init__(_in_lines(what, fix=fix))
+
+
+def _in_lines(what: str, *, found: str | None = None, expected: str | None = None, fix: str | None = None) -> str:
+    lines = [what]
+    lines += [f"  found: {found}"] if found else []
+    lines += [f"  expected: {expected}"] if expected else []
+    lines += [f"  try: {fix}"] if fix else []
+    return "\n".join(lines)
 
 
 _NO_RESOURCE = {

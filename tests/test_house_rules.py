@@ -21,6 +21,13 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("no blanket except", "mdata/preprocess/behind.py"): "the writing thread hands its error to the one that gives",
     ("no blanket except", "mdata/sources/ahead.py"): "a reading thread hands its error to the consumer",
     ("no blanket except", "mdata/preprocess/nursery.py"): "a worker hands its error to the parent, which raises it",
+    ("requests to stop pass", "cli/console.py"): "the one place that turns a request to stop into an exit code",
+    ("requests to stop pass", "cli/mtrain_rank.py"): "a rank hands it to the process that started it",
+    (
+        "requests to stop pass",
+        "mdata/preprocess/behind.py",
+    ): "it is kept until the thread has ended, then raised",
+    ("requests to stop pass", "mdata/sources/ahead.py"): "a reading thread hands whatever it is to the consumer",
 }
 
 # For each rule a file that breaks it and one that does not: a rule that cannot fail is no rule.
@@ -56,6 +63,12 @@ SAMPLES = {
         "try: f()\nexcept (OSError, Exception): x = 1",
         "try: f()\nexcept OSError: x = 1",
     ),
+    "requests to stop pass": (
+        "mdata/x.py",
+        "try: f()\nexcept BaseException as error: raise UsageError('no') from error",
+        "try: f()\nexcept BaseException:\n g()\n raise",
+    ),
+    "closed once": ("mdata/x.py", "import os\nos.close(self._fd)", "import os\nfd = os.open(p, 0)\nos.close(fd)"),
     "durable is the door": ("trainer/x.py", "path.replace(other)", "text.replace('a', 'b')\nopen(path, 'rb')"),
     "assert has a message": ("mdata/x.py", "assert x", "assert x, 'because'"),
     "no stub": ("mdata/x.py", "raise NotImplementedError('soon')", "raise ValueError('no')"),
@@ -76,6 +89,10 @@ MORE_OFFENCES = [
     ("collectives in one file", "trainer/x.py", "import torch\ntorch.distributed.broadcast(x, 0)"),
     ("collectives in one file", "trainer/collectives.py", "import torch.distributed as d\nd.new_group([0])"),
     ("no blanket except", "mdata/x.py", "try: f()\nexcept: raise"),
+    ("requests to stop pass", "mdata/x.py", "try: f()\nexcept: x = 1"),
+    ("requests to stop pass", "cli/x.py", "try: f()\nexcept (OSError, KeyboardInterrupt): x = 1"),
+    ("requests to stop pass", "mdata/x.py", "def f():\n try: g()\n except StoppedError:\n  if x: return\n  raise"),
+    ("requests to stop pass", "mdata/x.py", "with contextlib.suppress(OSError, BaseException): f()"),
     ("module docstring", "mdata/x.py", "x = 1"),
     ("module docstring", "mdata/x.py", '"""' + "x\n" * 15 + '"""'),
     ("durable is the door", "mdata/x.py", "import os\nos.replace(a, b)"),

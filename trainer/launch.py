@@ -281,7 +281,7 @@ def write_report(folder: Path, error: BaseException, *, rank: int) -> int:
         known = ResourceError("out of memory", fix="use a smaller train.micro_batch")
     if isinstance(known, KeyboardInterrupt):
         code, message = INTERRUPTED, "interrupted"
-    elif isinstance(known, MdataError) and known.exit_code != 1:
+    elif isinstance(known, MdataError | StoppedError) and known.exit_code != 1:
         code, message = known.exit_code, str(known)
     else:
         code, message = 1, f"rank {rank}: {type(known).__name__}: {known}"

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+from mdata import durable
 from mdata.cores import usable_cores
 from mdata.indexed.format import BLOCK_BYTES
 
@@ -38,7 +39,7 @@ class BlockFile:
     def __init__(self, path: Path, size: int) -> None:
         self.num_blocks = -(-size // BLOCK_BYTES)
         self._size = size
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._open = durable.Descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         self._own = threading.local()
 
     def __enter__(self) -> Self:
@@ -47,7 +48,7 @@ class BlockFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._fd)
+        self._open.close()
 
     def read(self, number: int) -> memoryview:
         """One block, shorter where the file ends; the view is good until this thread reads another one."""
@@ -56,7 +57,7 @@ class BlockFile:
         start = number * BLOCK_BYTES
         block: memoryview = self._own.buffer[: min(BLOCK_BYTES, self._size - start)]
         filled = 0
-        while filled < len(block) and (count := os.preadv(self._fd, [block[filled:]], start + filled)):
+        while filled < len(block) and (count := os.preadv(self._open.fd, [block[filled:]], start + filled)):
             filled += count
         return block[:filled]
 

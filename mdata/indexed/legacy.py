@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mdata import durable
 from mdata.errors import DamageError, os_errors_named
 from mdata.indexed.format import (
     DTYPES,
@@ -59,22 +60,26 @@ class _File:
     def __init__(self, path: Path) -> None:
         self.path = path
         with os_errors_named("reading"):
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self.size = os.fstat(self._fd).st_size
+            self._open = durable.Descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            try:
+                self.size = os.fstat(self._open.fd).st_size
+            except BaseException:
+                self.close()
+                raise
 
     def read(self, offset: int, count: int) -> bytearray:
         """Exactly these bytes."""
         data = bytearray(count)
         filled = 0
         with os_errors_named(f"reading {self.path}"):
-            while filled < count and (taken := os.preadv(self._fd, [memoryview(data)[filled:]], offset + filled)):
+            while filled < count and (taken := os.preadv(self._open.fd, [memoryview(data)[filled:]], offset + filled)):
                 filled += taken
         if filled < count:
             raise DamageError(f"{self.path} became shorter while it was read", fix="wait until nobody writes it")
         return data
 
     def close(self) -> None:
-        os.close(self._fd)
+        self._open.close()
 
 
 @dataclass(frozen=True)

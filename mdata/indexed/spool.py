@@ -50,7 +50,7 @@ class Spool:
         self.partial = durable.partial_path(path)
         self.size = self._begun = kept.size if kept else 0
         with os_errors_named(f"creating {path}"):
-            self._fd = durable.open_alone(self.partial, self.size)
+            self._open = durable.Descriptor(durable.open_alone(self.partial, self.size))
         try:
             if kept and self._kept() != kept:
                 raise DamageError(f"{self.partial} is not what was written", fix="run again, from the beginning")
@@ -62,22 +62,22 @@ class Spool:
         """Write at the end."""
         raw = data if isinstance(data, bytes) else raw_bytes(data)
         with os_errors_named(f"writing {self.path}"):
-            durable.write_all(self._fd, raw)
+            durable.write_all(self._open.fd, raw)
         self.size += len(raw)
         if self.size - self._begun >= _SYNC_SOON_BYTES:
-            durable.sync_soon(self._fd, self._begun, count=self.size - self._begun)
+            durable.sync_soon(self._open.fd, self._begun, count=self.size - self._begun)
             self._begun = self.size
 
     def sync(self) -> Kept:
         """Wait until everything appended is on the device; what a later process can keep."""
         with os_errors_named(f"writing {self.path}"):
-            durable.sync(self._fd)
+            durable.sync(self._open.fd)
         return self._kept()
 
     def read(self, offset: int, count: int) -> bytes:
         """Up to `count` bytes of what was appended."""
         with os_errors_named(f"reading {self.partial}"):
-            return os.pread(self._fd, count, offset)
+            return os.pread(self._open.fd, count, offset)
 
     def blocks(self, dtype: np.dtype[np.generic]) -> Iterator[NDArray[Any]]:
         """Everything appended so far, as arrays of `dtype`."""
@@ -104,12 +104,14 @@ class Spool:
 
     def close(self) -> None:
         """End the writing; the file stays under the name it has."""
-        os.close(self._fd)
+        self._open.close()
 
     def remove(self) -> None:
         """End the writing; what has no final name is deleted."""
-        os.close(self._fd)
-        self.partial.unlink(missing_ok=True)
+        try:
+            self._open.close()
+        finally:
+            self.partial.unlink(missing_ok=True)
 
     def _kept(self) -> Kept:
         count = min(self.size, _END_BYTES)

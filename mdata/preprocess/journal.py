@@ -39,7 +39,7 @@ class Journal:
             fresh = not path.exists()
             self.records, size = _read(path)
             self.worth_keeping = bool(self.records)
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._open = durable.Descriptor(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
             try:
                 self._cut(size)
                 if fresh:
@@ -57,8 +57,8 @@ class Journal:
         line = _line(record)
         try:
             with os_errors_named(f"writing {self.path}"):
-                durable.write_all(self._fd, line)
-                durable.sync(self._fd)
+                durable.write_all(self._open.fd, line)
+                durable.sync(self._open.fd)
         except BaseException:
             # Half a line would hide every later one.
             self._cut(self._size)
@@ -73,7 +73,7 @@ class Journal:
 
     def close(self, *, keep: bool = True) -> None:
         """Stop writing; the file stays, or goes because nothing could be continued from it."""
-        os.close(self._fd)
+        self._open.close()
         if not keep:
             with suppress(OSError):
                 self.path.unlink(missing_ok=True)
@@ -87,8 +87,8 @@ class Journal:
             durable.sync_folder(self.path.parent)
 
     def _cut(self, size: int) -> None:
-        os.ftruncate(self._fd, size)
-        os.lseek(self._fd, size, os.SEEK_SET)
+        os.ftruncate(self._open.fd, size)
+        os.lseek(self._open.fd, size, os.SEEK_SET)
         self._size = size
 
 

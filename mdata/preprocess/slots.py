@@ -16,6 +16,8 @@ from itertools import accumulate, pairwise
 from multiprocessing import reduction
 from typing import Any, NamedTuple
 
+from mdata import durable
+
 _LEAST_BYTES = 1 << 23  # of a slot: what a piece of the usual size gives
 _ALIGNMENT = 64  # of each array in a slot: numpy's and the processor's liking
 
@@ -30,13 +32,17 @@ class Packed(NamedTuple):
 class Slot:
     """The parent's end: makes the memory, and reads what a worker packed into it.
 
-    Attributes:
-        fd: hand it to a process that is being spawned as `Sent(fd)`.
+    Hand `fd` to a process that is being spawned as `Sent(fd)`.
     """
 
     def __init__(self) -> None:
-        self.fd = os.memfd_create("mdata-result", os.MFD_CLOEXEC)
+        self._open = durable.Descriptor(os.memfd_create("mdata-result", os.MFD_CLOEXEC))
         self._view = memoryview(b"")
+
+    @property
+    def fd(self) -> int:
+        """Its descriptor."""
+        return self._open.fd
 
     def unpack(self, packed: Packed) -> Any:
         """What was packed; its arrays are read-only views of the slot."""
@@ -47,7 +53,7 @@ class Slot:
 
     def close(self) -> None:
         """Let go of it; views stay valid."""
-        os.close(self.fd)
+        self._open.close()
 
 
 def pack(fd: int, value: object) -> Packed:

@@ -20,6 +20,7 @@ from mdata.errors import MdataError, ResourceError, os_errors_named
 from mdata.preprocess.encode import EncodedPiece, EncodeSpec, encode_piece
 from mdata.preprocess.nursery import Nursery, WorkerSetup, environment
 from mdata.preprocess.slots import Sent, Slot
+from mdata.signals import raise_if_asked
 from mdata.sources import Piece
 from mdata.tokenizers import Recipe, Tokenizer
 
@@ -93,6 +94,7 @@ class Pool:
             for piece in pieces:
                 with environment(TOKENIZERS_PARALLELISM="false"):
                     encoded = encode_piece(piece, tokenizer, spec=spec)
+                raise_if_asked()  # not every call of a library is looked after
                 yield Result(piece, encoded, _nothing)
             return
         recipe = Recipe(tokenizer.name, dict(tokenizer.files), dict(tokenizer.options), tokenizer.engine)

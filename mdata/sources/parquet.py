@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mdata.errors import BadInputError, MdataError, UsageError, explain_os_error
+from mdata.signals import raise_if_asked
 from mdata.sources.batch import Column, Problem, ReadSpec, RecordBatch, Refused, decoded, list_refused, too_long
 from mdata.sources.files import SourceFile
 from mdata.sources.records import columns_of
@@ -59,6 +60,7 @@ def parquet_parts(file: SourceFile, piece_bytes: int, *, spec: ReadSpec) -> Iter
     except MdataError:
         raise
     except _OF_THE_LIBRARY as error:
+        raise_if_asked()
         if isinstance(error, OSError) and error.errno is not None:
             raise explain_os_error(error, "reading the input") from error
         memory = ", or needs more memory than there is" if isinstance(error, MemoryError) else ""

@@ -14,6 +14,7 @@ from types import MappingProxyType
 import numpy as np
 
 from mdata.errors import UsageError, nearest
+from mdata.signals import LibraryError, library_errors
 from mdata.tokenizers.definition import (
     Definition,
     added_tokens,
@@ -131,12 +132,13 @@ def try_engine(name: str, definition: Definition, *, exact: ExactEngine, plain: 
     try:
         if obstacle := _OBSTACLES[name](definition, exact):
             return obstacle
-        engine = routed(name, definition, plain=plain, exact=lambda: exact)
-        difference = first_difference(engine, exact, definition=definition)
+        with library_errors(*_WHAT_LIBRARIES_RAISE):
+            engine = routed(name, definition, plain=plain, exact=lambda: exact)
+            difference = first_difference(engine, exact, definition=definition)
     except ImportError:
         return "it is not installed"
-    except _WHAT_LIBRARIES_RAISE as error:
-        return f"it fails: {' '.join(str(error).split())[:200]}"
+    except LibraryError as error:
+        return f"it fails: {error}"
     return engine if difference is None else f"it gives other ids for {difference[:40]!r}"
 
 

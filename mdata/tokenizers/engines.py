@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata.errors import UsageError
+from mdata.signals import LibraryError, library_errors
 from mdata.tokenizers.bytelevel import ALPHABET, to_bytes
 from mdata.tokenizers.definition import Definition, added_tokens, merge_parts, split_pattern, without_special_tokens
 from mdata.tokenizers.growth import refuse_growth
@@ -123,20 +124,13 @@ class ExactEngine:
 
     def _call(self, texts: Sequence[str], *, special: bool) -> list[Ids]:
         try:
-            # The fast call leaves out character offsets, which nobody here asks for.
-            batch = self.library.encode_batch_fast(list(texts), add_special_tokens=special)
-        except BaseException as error:
             # What is wrong with the text itself its owner finds.
-            if isinstance(error, UnicodeEncodeError | TypeError) or not library_failed(error):
-                raise
-            said = " ".join(str(error).split())[:200]
-            raise TextRefused(0, f"the tokenizers library fails on this text: {said}") from error
+            with library_errors(passed=(UnicodeEncodeError, TypeError)):
+                # The fast call leaves out character offsets, which nobody here asks for.
+                batch = self.library.encode_batch_fast(list(texts), add_special_tokens=special)
+        except LibraryError as error:
+            raise TextRefused(0, f"the tokenizers library fails on this text: {error}") from error
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in batch]
-
-
-def library_failed(error: BaseException) -> bool:
-    """Whether this is how the library fails: a bare Exception, or, for what it did not expect, a panic that is none."""
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _read_exactly(definition: Definition) -> Any:
@@ -144,11 +138,10 @@ def _read_exactly(definition: Definition) -> Any:
 
     refuse_growth(definition)
     try:
-        library = Library.from_buffer(as_json(definition))
-    except BaseException as error:
-        if not library_failed(error):
-            raise
-        raise UsageError("tokenizer.json is not a tokenizer", found=" ".join(str(error).split())[:300]) from error
+        with library_errors(chars=300):
+            library = Library.from_buffer(as_json(definition))
+    except LibraryError as error:
+        raise UsageError("tokenizer.json is not a tokenizer", found=str(error)) from error
     library.no_truncation()
     library.no_padding()
     return library

@@ -7,6 +7,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from blake3 import blake3
@@ -41,7 +42,8 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
             durable.sync_folder(folder.parent)
         except BaseException:
             if made:
-                for name in files:
-                    (folder / name).unlink(missing_ok=True)
-                folder.rmdir()
+                with suppress(OSError):  # what went wrong first is what is told
+                    for name in files:
+                        (folder / name).unlink(missing_ok=True)
+                    folder.rmdir()
             raise

@@ -17,9 +17,10 @@ from typing import Any, Self
 from blake3 import blake3
 
 from mdata.errors import UsageError
+from mdata.signals import LibraryError, library_errors
 from mdata.tokenizers.defined import DefinedTokenizer
 from mdata.tokenizers.definition import Definition, model_vocabulary
-from mdata.tokenizers.engines import EXACT, ExactEngine, library_failed
+from mdata.tokenizers.engines import EXACT, ExactEngine
 from mdata.tokenizers.huggingface_folder import ADDED_FILE, CONFIG_FILES, MODEL_FILE, read_folder
 from mdata.tokenizers.protocol import Announce, TokenizerSpec
 from mdata.tokenizers.transformers5 import departures, named_token
@@ -179,11 +180,10 @@ def _check_template(part: object) -> None:
 def _ids_around(library: Any) -> list[int]:
     """What the post-processor makes of an empty text."""
     try:
-        return list(library.encode("").ids)
-    except BaseException as error:
-        if not library_failed(error):
-            raise
-        raise UsageError(f"{MODEL_FILE} cannot be used", found=" ".join(str(error).split())[:200]) from error
+        with library_errors():
+            return list(library.encode("").ids)
+    except LibraryError as error:
+        raise UsageError(f"{MODEL_FILE} cannot be used", found=str(error)) from error
 
 
 def _check_model(library: Any, definition: Definition) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mdata.errors import UsageError, nearest
+from mdata.signals import LibraryError, library_errors
 from mdata.tokenizers.hostile import hostile_texts
 from mdata.tokenizers.protocol import IdArray, LengthArray, TextRefused
 from mdata.tokenizers.sentencepiece_model import BLANK, NORMAL, UNUSED, USER_DEFINED, SentencePieceModel
@@ -27,6 +28,7 @@ ENGINES = (OWN, EXACT)
 # The library takes up to 200 bytes of memory for every byte of a text while it works on it.
 _BATCH_CHARS = 1 << 20
 _ONLY_FATAL = 3
+_MOST_SAID_CHARS = 2000
 
 
 class Engine(Protocol):
@@ -60,8 +62,9 @@ class LibraryEngine:
 
         sentencepiece.set_min_log_level(_ONLY_FATAL)
         try:
-            self.library: Any = sentencepiece.SentencePieceProcessor(model_proto=content)
-        except (RuntimeError, ValueError) as error:
+            with library_errors(RuntimeError, ValueError, chars=_MOST_SAID_CHARS):
+                self.library: Any = sentencepiece.SentencePieceProcessor(model_proto=content)
+        except LibraryError as error:
             raise UsageError(f"{source}: the sentencepiece library refuses it", found=_cleaned(error)) from error
 
     def encode(self, texts: Sequence[str]) -> tuple[IdArray, LengthArray]:
@@ -70,8 +73,9 @@ class LibraryEngine:
         for start, stop in _batches(texts):
             batch = list(texts[start:stop])
             try:
-                arrays += self.library.encode(batch, return_type="numpy", num_threads=1)
-            except (TypeError, RuntimeError, UnicodeError) as error:
+                with library_errors(TypeError, RuntimeError, UnicodeError, chars=_MOST_SAID_CHARS):
+                    arrays += self.library.encode(batch, return_type="numpy", num_threads=1)
+            except LibraryError as error:
                 self._refuse(batch, start)
                 raise TextRefused(start, f"the sentencepiece library fails: {_cleaned(error)}") from error
         return joined(arrays)
@@ -85,8 +89,9 @@ class LibraryEngine:
         for index, text in enumerate(texts, first):
             refuse_surrogates(index, text)
             try:
-                self.library.encode([text], num_threads=1)
-            except RuntimeError as error:
+                with library_errors(RuntimeError, chars=_MOST_SAID_CHARS):
+                    self.library.encode([text], num_threads=1)
+            except LibraryError as error:
                 raise TextRefused(index, f"the sentencepiece library fails: {_cleaned(error)}") from error
 
 
@@ -199,7 +204,7 @@ def _batches(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
             start, size = stop, 0
 
 
-def _cleaned(error: Exception) -> str:
+def _cleaned(error: LibraryError) -> str:
     """What the library said, without the places in its source."""
-    text = re.sub(r"\S+\.(cc|h)\(\d+\) ", "", " ".join(str(error).split()))
+    text = re.sub(r"\S+\.(cc|h)\(\d+\) ", "", str(error))
     return text.removeprefix("INTERNAL: ")[:200]

@@ -19,6 +19,7 @@ import numpy as np
 from blake3 import blake3
 
 from mdata.errors import UsageError, explain_os_error
+from mdata.signals import LibraryError, library_errors
 from mdata.tokenizers.choice import AUTO, first_difference
 from mdata.tokenizers.cut import encode_in_pieces
 from mdata.tokenizers.defined import check_special_in_text
@@ -131,11 +132,12 @@ class TikTokenizer:
         if isinstance(definition, str):
             return definition
         try:
-            engine = RoutedEngine(ENGINES[0], definition, plain=self._plain, exact=lambda: self._exact)
-            difference = first_difference(engine, self._exact, definition=definition)
+            with library_errors(ValueError, RuntimeError):
+                engine = RoutedEngine(ENGINES[0], definition, plain=self._plain, exact=lambda: self._exact)
+                difference = first_difference(engine, self._exact, definition=definition)
         except ImportError:
             return "it is not installed"
-        except (ValueError, RuntimeError) as error:
+        except LibraryError as error:
             return "it does not know the pattern" if "regexes" in str(error) else f"it fails: {error}"
         return engine if difference is None else f"it gives other ids for {difference[:40]!r}"
 

@@ -204,6 +204,31 @@ def no_blanket_except(source: Source) -> Iterator[Finding]:
             yield source.path, f"line {node.lineno}: catches everything"
 
 
+def requests_to_stop_pass(source: Source) -> Iterator[Finding]:
+    """Ctrl-C and SIGTERM are caught only to be raised again, by a bare `raise` at the end and no other way out."""
+    for node in ast.walk(source.tree):
+        suppresses = isinstance(node, ast.Call) and (_dotted(node.func) or "").rpartition(".")[2] == "suppress"
+        if suppresses and any(_catches_requests(kind) for kind in node.args):
+            yield source.path, f"line {node.lineno}: suppresses a request to stop"
+        if not isinstance(node, ast.ExceptHandler):
+            continue
+        kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+        if not any(_catches_requests(kind) for kind in kinds):
+            continue
+        inside = [child for statement in node.body for child in ast.walk(statement)]
+        again = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
+        if not again or any(isinstance(child, ast.Return | ast.Continue | ast.Break) for child in inside):
+            yield source.path, f"line {node.lineno}: a request to stop may end here"
+
+
+def closed_once(source: Source) -> Iterator[Finding]:
+    """A descriptor that an object keeps is a durable.Descriptor: closed again, its number may be another file's."""
+    for node in ast.walk(source.tree):
+        closes = isinstance(node, ast.Call) and _dotted(node.func) == "os.close"
+        if closes and any(isinstance(argument, ast.Attribute) for argument in node.args):
+            yield source.path, f"line {node.lineno}: os.close of an attribute; use durable.Descriptor"
+
+
 def durable_is_the_door(source: Source) -> Iterator[Finding]:
     """Lasting files are written, synced and renamed by mdata/durable.py alone."""
     for node in ast.walk(source.tree):
@@ -259,12 +284,19 @@ RULES = {
     "no print": Rule(no_print, ("mdata", "trainer")),
     "module docstring": Rule(module_docstring),
     "no blanket except": Rule(no_blanket_except),
+    "requests to stop pass": Rule(requests_to_stop_pass),
+    "closed once": Rule(closed_once),
     "durable is the door": Rule(durable_is_the_door, ("mdata", "trainer")),
     "assert has a message": Rule(assert_has_message),
     "no stub": Rule(no_stub),
     "no environment at import": Rule(no_environment_at_import),
 }
 TEXT_RULES = {"ascii only": ascii_only, "no machine paths": no_machine_paths}
+
+
+def _catches_requests(kind: ast.expr | None) -> bool:
+    named = (_dotted(kind) or "").rpartition(".")[2]
+    return kind is None or named in ("BaseException", "KeyboardInterrupt", "StoppedError")
 
 
 def _positional(node: Function, parents: list[ast.AST]) -> list[ast.arg]:
