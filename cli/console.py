@@ -13,6 +13,7 @@ request, run again; 130 Ctrl-C.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -159,6 +160,7 @@ def run(program: str, commands: Sequence[Command], *, description: str, argv: Se
     words = list(sys.argv[1:] if argv is None else argv)
     console = Console(program)
     try:
+        _check_words(words)
         with stop_requests(_stopped):
             code = _dispatch(console, description, commands, words)
         console.flush()
@@ -166,6 +168,17 @@ def run(program: str, commands: Sequence[Command], *, description: str, argv: Se
     # The one place where everything is caught: a user must never need to read a traceback.
     except BaseException as error:
         return _report(error, console, debug="--debug" in words)
+
+
+def _check_words(words: Sequence[str]) -> None:
+    """Refuse what no shell could have given: most words are, or are in, names of files."""
+    for word in words:
+        try:
+            fits = "\0" not in os.fsdecode(os.fsencode(word))
+        except UnicodeEncodeError:
+            fits = False
+        if not fits:
+            raise UsageError(f"the word {word[:80]!r} cannot be told to a system", expected="text without NUL")
 
 
 def _dispatch(console: Console, description: str, commands: Sequence[Command], words: list[str]) -> int:
@@ -231,6 +244,8 @@ def _as_known(error: BaseException) -> MdataError | StoppedError | None:
     """The error as one of our kinds; None for a fault of ours."""
     if isinstance(error, OSError):
         error = explain_os_error(error)
+    if isinstance(error, ValueError | RuntimeError):
+        error = _as_the_system_said(error)
     if isinstance(error, MemoryError):
         error = ResourceError("out of memory", fix="use fewer workers, or a machine with more memory")
     if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get(error.name or "")):
@@ -238,6 +253,20 @@ def _as_known(error: BaseException) -> MdataError | StoppedError | None:
             f"this command needs {error.name}, which is not installed", fix=f"pip install 'mdata[{extra}]'"
         )
     return error if isinstance(error, MdataError | StoppedError) and error.exit_code != 1 else None
+
+
+def _as_the_system_said(error: ValueError | RuntimeError) -> BaseException:
+    """What Python says in words of its own, where other calls would give an error of the system."""
+    said = str(error)
+    if said.startswith("embedded null"):
+        return UsageError("a path holds a NUL byte, which no system takes", fix="another path")
+    if said.endswith("has an empty name"):
+        return UsageError("a path has no name", found=said.split("'")[1], fix="a path that ends in a name")
+    if said.startswith("Symlink loop from "):
+        return explain_os_error(OSError(errno.ELOOP, "", said.removeprefix("Symlink loop from ").strip("'")))
+    if said == "can't start new thread":
+        return explain_os_error(OSError(errno.EAGAIN, ""), "starting a thread")
+    return error
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -26,6 +26,10 @@ Buffer = bytes | bytearray | memoryview
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 
 
+class _HeldError(Exception):
+    """Another process has locked the file."""
+
+
 def write(fd: int, data: Buffer) -> int:
     """One `os.write`; returns the bytes taken, which may be fewer than given."""
     return os.write(fd, data)
@@ -101,7 +105,7 @@ def open_alone(partial: Path, keep_bytes: int | None = 0) -> int:
     """
     try:
         fd = _locked(partial, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+    except _HeldError as error:
         raise UsageError(
             f"another process is writing {partial}", fix="wait for it or end it, or give another output"
         ) from error
@@ -210,9 +214,11 @@ def _locked(path: Path, how: int, *, anyones: bool = False) -> int:
 
 
 def _lock(fd: int, how: int) -> bool:
-    """Whether the file is locked now; false: its file system knows no locks. Raises BlockingIOError: by another."""
+    """Whether the file is locked now; false: its file system knows no locks. Raises _HeldError: by another."""
     try:
         fcntl.flock(fd, how)
+    except BlockingIOError as error:
+        raise _HeldError from error
     except OSError as error:
         if error.errno in _NO_LOCKS:
             return False

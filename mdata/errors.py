@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 
 
 class MdataError(Exception):
@@ -77,67 +79,80 @@ def _in_lines(what: str, *, found: str | None = None, expected: str | None = Non
     return "\n".join(lines)
 
 
-_NO_RESOURCE = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOMEM,
-    errno.EFBIG,
-    errno.EIO,
-    errno.EAGAIN,
-}
-_NOT_USABLE = {
-    errno.ENOENT,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EISDIR,
-    errno.ENOTDIR,
-    errno.EEXIST,
-    errno.EROFS,
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-    errno.EINVAL,
-}
+_DEVICE = "see the system's log; the device may be failing"
+_PATH = "check the path and its permissions"
+_FOLDER_STANDS = "another path: a folder stands where a file is to be"
+_FILE_STANDS = "another path: a file stands where a folder is to be"
+_OTHER_PLACE = "another path: this file system, or this kind of file, cannot do it"
+
+# What the user's path or permission is the cause of, and what to do. All else that a system says is the machine's
+# state (`_MACHINE`, `_DEVICE`), but for what only a fault of ours can cause (`_OURS`).
+_USAGE = MappingProxyType(
+    {
+        errno.ENOENT: _PATH,
+        errno.EACCES: _PATH,
+        errno.EPERM: _PATH,
+        errno.ENOTDIR: _FILE_STANDS,
+        errno.EEXIST: _FILE_STANDS,
+        errno.EISDIR: _FOLDER_STANDS,
+        errno.EROFS: "another path: this file system is read-only",
+        errno.ENAMETOOLONG: "a shorter path",
+        errno.ELOOP: "another path: its symbolic links go in a circle",
+        errno.EMLINK: "another path: the folder has as many entries as its file system takes",
+        errno.EINVAL: _PATH,
+        errno.ETXTBSY: "another path: this file is a program that is running",
+        errno.EXDEV: "a path on one file system",
+        errno.ESPIPE: "a file: a pipe is read once, from its beginning",
+        errno.ENXIO: _OTHER_PLACE,
+        errno.ENODEV: _OTHER_PLACE,
+        errno.ENOTSUP: _OTHER_PLACE,
+        errno.ENOSYS: _OTHER_PLACE,
+        errno.ENOTTY: _OTHER_PLACE,
+    }
+)
+_MACHINE = MappingProxyType(
+    {
+        errno.ENOSPC: "free some disk space, or write to another file system",
+        errno.EDQUOT: "free some of your disk quota, or write to another file system",
+        errno.EFBIG: "write to a file system that takes larger files",
+        errno.EMFILE: "raise the limit of open files (ulimit -n), or use fewer workers or partitions",
+        errno.ENFILE: "close other programs; the system is out of open files",
+        errno.ENOMEM: "use fewer workers, or a machine with more memory",
+        errno.EAGAIN: "use fewer workers; the limit of processes is reached",
+        errno.EINTR: "run again",
+        errno.EBUSY: "run again when no other program uses it",
+        errno.ESTALE: "run again: another machine removed or replaced the file",
+    }
+)
+_OURS = frozenset({errno.EBADF, errno.EFAULT})
 
 
 def explain_os_error(error: OSError, doing: str | None = None) -> MdataError:
-    """What the operating system said, as one of our kinds: resource (5), usage (2), or a fault of ours (1).
+    """What the operating system said, as one of our kinds: usage (2), resource (5), or a fault of ours (1).
+
+    Every number has a kind. Without a number it is what a library says that reads or writes: resource.
 
     Args:
         error: what was caught.
         doing: what we were about, for errors that carry no file name ("writing out_text_document.bin").
     """
-    reason = os.strerror(error.errno) if error.errno else str(error)
+    number = error.errno or _number_in(str(error))
+    reason = os.strerror(number) if number else str(error) or type(error).__name__
     where = " -> ".join(
         os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)
     )
     what = ": ".join(part for part in (doing, where, reason) if part)
-    if error.errno in _NO_RESOURCE:
-        return ResourceError(
-            what, fix=_RESOURCE_FIXES.get(error.errno, "see the system's log; the device may be failing")
-        )
-    if error.errno in _NOT_USABLE:
-        return UsageError(what, fix=_PATH_FIXES.get(error.errno, "check the path and its permissions"))
-    return MdataError(what)
+    if number in _OURS:
+        return MdataError(what)
+    if number in _USAGE:
+        return UsageError(what, fix=_USAGE[number])
+    return ResourceError(what, fix=_MACHINE.get(number, _DEVICE))
 
 
-_RESOURCE_FIXES = {
-    errno.ENOSPC: "free some disk space, or write to another file system",
-    errno.EDQUOT: "free some of your disk quota, or write to another file system",
-    errno.EFBIG: "write to a file system that takes larger files",
-    errno.EMFILE: "raise the limit of open files (ulimit -n), or use fewer workers or partitions",
-    errno.ENFILE: "close other programs; the system is out of open files",
-    errno.ENOMEM: "use fewer workers, or a machine with more memory",
-    errno.EAGAIN: "use fewer workers; the limit of processes is reached",
-}
-
-
-_PATH_FIXES = {
-    errno.EEXIST: "another path: a file stands where a folder is to be",
-    errno.ENOTDIR: "another path: a file stands where a folder is to be",
-    errno.EISDIR: "another path: a folder stands where a file is to be",
-}
+def _number_in(said: str) -> int:
+    """The number in the words of a library in Rust, whose errors carry none; 0: there is none."""
+    found = re.search(r"\(os error (\d+)\)$", said)
+    return int(found[1]) if found else 0
 
 
 @contextmanager

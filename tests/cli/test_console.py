@@ -25,7 +25,7 @@ def command(tmp_path, monkeypatch):
 
     def make(body: str):
         name = f"made_up_{abs(hash(body))}"
-        module = "import os, signal\nfrom mdata import errors\n"
+        module = "import os, signal\nfrom pathlib import Path\nfrom mdata import errors\n"
         module += "def add_arguments(parser):\n    parser.add_argument('--size', type=int, default=1)\n"
         module += "def main(arguments, console):\n" + textwrap.indent(body, "    ")
         (tmp_path / f"{name}.py").write_text(module)
@@ -51,6 +51,12 @@ def command(tmp_path, monkeypatch):
         ("raise errors.ResourceError('no disk')", 5, "prog: error: no disk\n"),
         ("raise errors.StoppedError('time is up')", 75, "prog: error: time is up\n"),
         ("raise MemoryError", 5, "prog: error: out of memory\n  try: "),
+        ('raise RuntimeError("can\'t start new thread")', 5, "prog: error: starting a thread: Resource temporarily"),
+        ("os.symlink('x', 'x'); Path('x').resolve()", 2, "prog: error: {cwd}/x: Too many levels of symbolic links"),
+        ("Path('').with_name('x')", 2, "prog: error: a path has no name\n  found: .\n"),
+        ("open('a\\0b')", 2, "prog: error: a path holds a NUL byte"),
+        ("os.stat('a\\0b')", 2, "prog: error: a path holds a NUL byte"),
+        ("raise type('PanicException', (BaseException,), {})('a bug')", 1, "prog: error: PanicException: a bug\n"),
         ("raise KeyboardInterrupt", 130, "prog: interrupted\n"),
         ("open('/nowhere/at/all')", 2, "prog: error: /nowhere/at/all: No such file or directory\n  try: "),
         ("raise OSError(28, 'x', '/full/disk')", 5, "prog: error: /full/disk: No space left on device\n"),
@@ -65,11 +71,12 @@ def command(tmp_path, monkeypatch):
         ("os.kill(os.getpid(), signal.SIGTERM)", 75, "prog: error: stopped by SIGTERM"),
     ],
 )
-def test_each_ending_has_its_code_and_text(command, capsys, body, code, text):
+def test_each_ending_has_its_code_and_text(command, tmp_path, monkeypatch, capsys, body, code, text):
+    monkeypatch.chdir(tmp_path)
     assert command(body)("work") == code
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith(text)
+    assert err.startswith(text.replace("{cwd}", str(tmp_path)))
     assert "Traceback" not in err
     assert len(err.splitlines()) <= 4
 
@@ -121,18 +128,28 @@ def test_result_is_text_or_json(command, capsys):
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": 1}
 
 
+MACHINE = "ENOSPC EDQUOT EMFILE ENFILE ENOMEM EIO EFBIG EAGAIN EINTR EBUSY ESTALE ETIMEDOUT ENOTCONN EHOSTDOWN ENOLCK"
+PATHS = "ENOENT EACCES EPERM EISDIR ENOTDIR EEXIST EROFS ENAMETOOLONG ELOOP EMLINK EXDEV ETXTBSY EINVAL ESPIPE ENXIO"
+OURS = "EBADF EFAULT"
+
+
+def test_every_number_has_a_code():
+    """What a system can say is never a fault of ours, but for what only we can cause."""
+    numbers = {0, 4095, *errno.errorcode} - {getattr(errno, name) for name in OURS.split()}
+    kinds = {type(errors.explain_os_error(OSError(number, "said"))) for number in numbers}
+    assert kinds == {errors.UsageError, errors.ResourceError}
+    told = errors.explain_os_error(PermissionError("Operation not permitted (os error 1)"))
+    assert type(told) is errors.UsageError and "os error" not in str(told)
+    told = errors.explain_os_error(OSError("the library's own words"))
+    assert type(told) is errors.ResourceError and str(told).startswith("the library's own words\n  try: ")
+
+
 @pytest.mark.parametrize(
     ("number", "kind"),
     [
-        (errno.ENOSPC, errors.ResourceError),
-        (errno.EDQUOT, errors.ResourceError),
-        (errno.EMFILE, errors.ResourceError),
-        (errno.ENOMEM, errors.ResourceError),
-        (errno.EIO, errors.ResourceError),
-        (errno.ENOENT, errors.UsageError),
-        (errno.EACCES, errors.UsageError),
-        (errno.EISDIR, errors.UsageError),
-        (errno.ECHILD, errors.MdataError),
+        *((getattr(errno, name), errors.ResourceError) for name in MACHINE.split()),
+        *((getattr(errno, name), errors.UsageError) for name in PATHS.split()),
+        *((getattr(errno, name), errors.MdataError) for name in OURS.split()),
     ],
 )
 def test_os_errors_become_our_kinds(number, kind):
