@@ -8,7 +8,6 @@ manifest, a prefix of .bin/.idx, a folder, a pattern, or another blend.
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import mdata
 from cli.blend_change import add_change_arguments, changed, refuse_without_from
 from cli.console import Console
 from cli.text import add_tokenizer_unknown, add_training, table
+from mdata.parsing import parse_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,7 +124,7 @@ def _file(path: str) -> str:
 
 def _json(path: str) -> dict[str, Any]:
     try:
-        value = json.loads(_file(path))
+        value = parse_json(_file(path))
     except ValueError as error:
         raise mdata.UsageError(f"{path} is no JSON", found=str(error)) from error
     if not isinstance(value, dict):

@@ -15,6 +15,7 @@ import os  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
+from types import FrameType  # noqa: E402
 
 from mdata.errors import StoppedError  # noqa: E402
 from mdata.signals import stop_requests  # noqa: E402

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from itertools import islice
@@ -27,6 +26,7 @@ from cli.console import Console
 from cli.trace_text import Shown, reader_facts, reader_table, sample_facts, sample_text, step_table
 from mdata.documents import parse_origin
 from mdata.loading.batch_sizes import BatchSizes, constant, ramp_up
+from mdata.parsing import parse_toml
 
 _READ = ("seed", "order", "kind", "split", "split_shares", "num_samples")
 _SAMPLER = ("global_batch", "rampup_batch_size", "micro_batch", "dp", "dataloader_type", "no_data_sharding")
@@ -157,8 +157,8 @@ def _options(arguments: argparse.Namespace) -> mdata.DatasetOptions:
 def _value(text: str) -> Any:
     """A TOML value; what is none is a string."""
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = parse_toml(f"value = {text}")["value"]
+    except ValueError:
         return text
     return tuple(value) if isinstance(value, list) else value
 

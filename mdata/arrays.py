@@ -90,7 +90,7 @@ def _opened(entry: Path, key: Mapping[str, Any], *, progress: Progress = SILENT,
         reason = _difference(entry, facts, key=key)
         if reason is None:
             return _loaded(entry, facts["files"], mapped=mapped)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = str(error)
     progress.note(f"{entry} is built anew: {reason}")
     return None

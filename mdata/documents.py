@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata.corpus import Corpus
-from mdata.errors import UsageError, nearest
+from mdata.errors import DamageError, UsageError, nearest
 from mdata.manifest.inside import file_inside, path_inside
 from mdata.origins import Origins, open_origins
 
@@ -65,10 +65,21 @@ class Documents:
         raise AssertionError("the documents of the shards do not sum to those of the corpus")
 
     def origin(self, number: int) -> Origin | None:
-        """Where a document came from, if that is known."""
+        """Where a document came from, if that is known.
+
+        Raises:
+            DamageError: the sidecar does not say, or names an input that the manifest does not.
+        """
         if self.origins is None:
             return None
         file, row = self.origins.of_document(number)
+        if file >= len(self._inputs):
+            raise DamageError(
+                f"{self.origins.path} does not belong to {self.corpus.path}",
+                found=f"document {number} comes from input {file}",
+                expected=f"one of its {len(self._inputs)} inputs, counted from 0",
+                fix="put back the file that preprocess wrote beside the manifest",
+            )
         return Origin(self._inputs[file], row)
 
     def from_origin(self, place: str) -> list[int]:
@@ -118,6 +129,9 @@ class Documents:
         )
 
 
+_MOST_DIGITS = 19  # of 64 bits; Python itself refuses to read thousands
+
+
 def parse_origin(place: str) -> tuple[str, int]:
     """File and row of "FILE:ROW".
 
@@ -125,7 +139,7 @@ def parse_origin(place: str) -> tuple[str, int]:
         UsageError: not such a text.
     """
     path, _, row = place.rpartition(":")
-    if not path or not row.isdecimal() or not 1 <= int(row) < 1 << 63:
+    if not path or not row.isdecimal() or len(row) > _MOST_DIGITS or not 1 <= int(row) < 1 << 63:
         raise UsageError(
             f"origin {place!r} names no row of a file", expected="FILE:ROW, such as a.jsonl:17; rows count from 1"
         )

@@ -131,9 +131,14 @@ class Origins:
         self.runs = runs
 
     def of_document(self, number: int) -> tuple[int, int]:
-        """The file (number in the manifest's inputs) and row (from 1) that document `number` came from."""
+        """The file (number in the manifest's inputs) and row (from 1) that document `number` came from.
+
+        Raises:
+            DamageError: the sidecar has no document.
+        """
         run = bisect_right(self.runs[:, 0], number) - 1  # numpy's own search would copy the column each time
-        assert run >= 0, f"document {number} of {self.path}"
+        if run < 0:
+            raise DamageError(f"{self.path} is cut: it holds no origin of document {number}")
         first, file, row = (int(value) for value in self.runs[run])
         return file, row + (number - first) * self.step
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from mdata import UsageError, nearest
+from mdata import UsageError, explain_os_error, nearest
 
 # Rules between values need all of them: what is said to a user whose file has wrong ones.
 AFTERWARDS = "correct this first; whether the sizes fit each other and the data is checked after that"
@@ -230,6 +230,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
+        known = explain_os_error(error, "reading the configuration")
+        if not isinstance(known, UsageError):
+            raise known from error
         fix = "give the path of a run's TOML file, such as configs/quickstart.toml"
         raise UsageError(f"cannot read the configuration {path}", found=error.strerror, fix=fix) from error
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number of 5,000 digits, nested too deep

@@ -132,7 +132,7 @@ def run_tokenizer(run_folder: Path) -> mdata.Tokenizer:
     try:
         facts = json.loads(kept)
         name, options, expected = facts["type"], facts["options"], facts["fingerprint"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamageError(
             f"{facts_path} does not name a tokenizer", found=repr(error), fix="train on: it is written again"
         ) from error

@@ -236,9 +236,12 @@ def _json(path: Path, default: Any) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return default
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise mdata.DamageError(f"{path} is no JSON", found=str(error), fix="remove it, or train again") from error
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    except (ValueError, RecursionError) as error:
+        raise mdata.DamageError(f"{path} is no JSON, line by line", found=str(error), fix="remove that line") from error

@@ -24,6 +24,7 @@ TEXT, GRID, QUIET = "#010101", "#020202", "#030303"
 SERIES = ("#040404", "#050505", "#060606", "#070707", "#080808", "#090909")
 _VARIABLES = {TEXT: "text", GRID: "grid", QUIET: "quiet", **{c: f"series-{i}" for i, c in enumerate(SERIES)}}
 _LABEL_GAP = 0.06  # of the height of a panel: the least distance between two labels
+_MOST_NAME_CHARS = 60
 _MOST_POINTS = 600  # of a curve; more would not be seen
 
 Curve = Sequence[tuple[float, float]]
@@ -48,7 +49,7 @@ def loss_panel(name: str, train: Curve, *, valid: Curve, lines: Sequence[tuple[s
     axes.set_xlim(0, last * 1.02)
     for (label, y), place in zip(lines, _spread([y for _, y in lines], (low - margin, high + margin)), strict=True):
         axes.axhline(y, color=SERIES[1], linewidth=1, linestyle=(0, (4, 3)))
-        axes.text(last * 1.04, place, f"{label} {y:.2f}", color=SERIES[1], va="center", fontsize=9)
+        axes.text(last * 1.04, place, f"{_shown(label)} {y:.2f}", color=SERIES[1], va="center", fontsize=9)
     axes.set_xlabel("million tokens trained on")
     axes.set_ylabel("nats per token")
     _legend_above(axes)
@@ -77,7 +78,7 @@ def document_lengths(corpora: Sequence[CorpusRead]) -> str:
         bins = range(first, last + 1)
         shares = [100 * corpus.lengths[k] / total if k < len(corpus.lengths) else 0.0 for k in bins]
         places = [k - 0.4 + (i + 0.5) * width for k in bins]
-        axes.bar(places, shares, width * 0.92, color=SERIES[i % len(SERIES)], label=corpus.name)
+        axes.bar(places, shares, width * 0.92, color=SERIES[i % len(SERIES)], label=_shown(corpus.name))
     ticks = list(range(first, last + 1, 1 + (last - first) // 10))
     axes.set_xticks(ticks, [_bin_label(k) for k in ticks])
     axes.set_xlabel("tokens in a document, up to")
@@ -114,7 +115,11 @@ def _legend_above(axes: Axes) -> None:
 def _svg(figure: Figure, name: str) -> str:
     """The figure as an <svg> element whose colours are CSS variables."""
     from matplotlib import rc_context
+    from matplotlib.text import Text
 
+    name = _shown(name)
+    for artist in figure.findobj(Text):
+        artist.set_parse_math(False)  # a name may hold dollars
     for axes in figure.axes:
         legend = axes.get_legend()
         for label in legend.get_texts() if legend else ():
@@ -131,6 +136,13 @@ def _svg(figure: Figure, name: str) -> str:
     for colour, variable in _VARIABLES.items():
         text = text.replace(colour, f"var(--{variable})")
     return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(name)}" ', 1)
+
+
+def _shown(name: str) -> str:
+    """A name as a drawing can show it: what is no character on a page as an escape."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+    shown = shown if len(shown) <= _MOST_NAME_CHARS else f"{shown[: _MOST_NAME_CHARS - 3]}..."
+    return f"\u200b{shown}" if shown.startswith("_") else shown  # matplotlib leaves such names out of legends
 
 
 def _spread(values: Sequence[float], limits: tuple[float, float]) -> list[float]:

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from mdata.blend.grammar import WordLike, as_words, parse_data_path
 from mdata.blend.schedule import USER, WEIGHT, SetBy, Unit, blend_error
 from mdata.errors import UsageError, nearest
+from mdata.parsing import parse_toml
 
 UNITS: tuple[Unit, ...] = get_args(Unit)
 TokenizerUnknown = Literal["refuse", "ok"]
@@ -137,11 +138,9 @@ def spec_of_toml(text: str, name: str) -> BlendSpec:
     Raises:
         UsageError: not TOML, or every problem of its content.
     """
-    import tomllib
-
     try:
-        tables = tomllib.loads(text, parse_float=str)
-    except tomllib.TOMLDecodeError as error:
+        tables = parse_toml(text, parse_float=str)
+    except ValueError as error:
         raise UsageError(f"{name} is not a TOML file", found=str(error), fix="correct that line") from error
     return spec_of_mapping(tables, name)
 

@@ -21,6 +21,10 @@ from mdata.chat.messages import ASSISTANT, Message
 from mdata.chat.spans import TemplateRefused, Turn
 from mdata.errors import UsageError
 
+# What templates raise that are wrong, besides Jinja's own kinds: RuntimeError covers RecursionError.
+_WHAT_COMPILING_RAISES = (SyntaxError, ValueError, OverflowError, RuntimeError, MemoryError)
+_WHAT_RUNNING_RAISES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+
 
 @dataclass(frozen=True)
 class JinjaTemplate:
@@ -90,7 +94,7 @@ class JinjaTemplate:
             return str(
                 _compiled(self.source).render(messages=told, add_generation_prompt=prompt, **dict(self.variables))
             )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        except (jinja2.TemplateError, *_WHAT_RUNNING_RAISES) as error:
             raise TemplateRefused(f"the chat template fails: {' '.join(str(error).split())[:200]}") from error
 
 
@@ -115,7 +119,7 @@ def _compiled(source: str) -> Any:
     environment.globals["raise_exception"] = _refusal()
     try:
         return environment.from_string(source)
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, *_WHAT_COMPILING_RAISES) as error:
         raise UsageError("the chat template is not one of Jinja", found=" ".join(str(error).split())[:200]) from error
 
 

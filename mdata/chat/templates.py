@@ -19,6 +19,7 @@ from mdata.chat.jinja import JinjaTemplate
 from mdata.chat.messages import ASSISTANT, Message
 from mdata.chat.spans import Template, Turn
 from mdata.errors import UsageError, os_errors_named
+from mdata.parsing import parse_json
 from mdata.tokenizers import Tokenizer
 from mdata.tokenizers.named import named_id
 
@@ -138,7 +139,10 @@ def _variables(tokenizer: Tokenizer) -> tuple[tuple[str, str], ...]:
 
 def _config(tokenizer: Tokenizer) -> Mapping[str, Any]:
     content = tokenizer.files.get(_CONFIG)
-    found = json.loads(content) if content else {}
+    try:
+        found = parse_json(content) if content else {}
+    except ValueError as error:
+        raise UsageError(f"{_CONFIG} cannot be read", found=str(error)) from error
     return found if isinstance(found, Mapping) else {}
 
 

@@ -57,7 +57,7 @@ def parse(text: bytes, name: str) -> Manifest:
         )
     try:
         manifest: Manifest = msgspec.convert(value, Manifest)
-    except (msgspec.ValidationError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # its own ValidationError; text that is none; nested too deep
         raise DamageError(f"{name}: {error}", fix=_WRITE_AGAIN) from error
     _check(manifest, name)
     return manifest

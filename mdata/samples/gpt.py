@@ -10,7 +10,8 @@ documents, fill-in-the-middle.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property, lru_cache, partial
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from mdata._core import BlockShuffle
 from mdata.blend import MOST_SAMPLES
+from mdata.errors import DamageError
 from mdata.indexed.gather import Blocks, Cuts, Gatherer, Int64s, Told
 from mdata.order.native import NativeOrder, OrderKey
 from mdata.samples.kind import NativelyOrdered, sample_of
@@ -100,7 +102,8 @@ class GptSamples(NativelyOrdered):
             return [(start, stop - start)]
         blocks = self._blocks(sample // self.samples_per_epoch)
         counts = np.array([stop - start])
-        _, first, count, _ = self.corpus.gatherer.block_pieces(blocks, np.array([start]), counts=counts, inputs=0)
+        with _placed_by_the_index(self.corpus):
+            _, first, count, _ = self.corpus.gatherer.block_pieces(blocks, np.array([start]), counts=counts, inputs=0)
         return list(zip(first.tolist(), count.tolist(), strict=True))
 
     def pieces(self, sample: int) -> list[Piece]:
@@ -121,7 +124,8 @@ class GptSamples(NativelyOrdered):
         epochs = range(first // self.samples_per_epoch, -(-stop // self.samples_per_epoch)) if num_tokens else ()
         for epoch in epochs if self.order.shuffle else epochs[:1]:
             if self.shuffle_block:
-                start, _ = self.corpus.gatherer.block_place(self._blocks(epoch), sequence)
+                with _placed_by_the_index(self.corpus):
+                    start, _ = self.corpus.gatherer.block_place(self._blocks(epoch), sequence)
             found += self.order.samples_reading(epoch, start - self.first_token, count=num_tokens)
         return sorted(sample for sample in found if first <= sample < stop)
 
@@ -147,13 +151,14 @@ class GptSamples(NativelyOrdered):
         begun: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * len(samples)
         for epoch in np.unique(epochs).tolist():
             chosen = np.flatnonzero(epochs == epoch)
-            ends, first, count, (of_row, cuts) = gatherer.block_pieces(
-                self._blocks(epoch),
-                starts[chosen],
-                counts=counts[chosen],
-                inputs=self.options.sequence_length,
-                threads=threads,
-            )
+            with _placed_by_the_index(self.corpus):
+                ends, first, count, (of_row, cuts) = gatherer.block_pieces(
+                    self._blocks(epoch),
+                    starts[chosen],
+                    counts=counts[chosen],
+                    inputs=self.options.sequence_length,
+                    threads=threads,
+                )
             gatherer.gather(first, count, out=text, ends=ends, places=rows[chosen], threads=threads)
             for row, found in zip(chosen.tolist(), np.split(cuts, of_row[:-1]), strict=True):
                 begun[row] = found
@@ -232,3 +237,17 @@ class GptSamples(NativelyOrdered):
             "shuffle_block": self.shuffle_block,
         }
         return partial(GptSamples, **options), (self.corpus, self._sequences)
+
+
+@contextmanager
+def _placed_by_the_index(corpus: TokenStream) -> Iterator[None]:
+    """Places of permuted sequences follow from the index alone: one outside of it is a fault of the index."""
+    try:
+        yield
+    except IndexError as error:
+        raise DamageError(
+            f"corpus {corpus.id}: the sequences do not lie as its manifest says",
+            found=str(error),
+            expected="sequences that follow each other and fill .bin",
+            fix="mdata verify tells where; make the pair again, or fetch both files and the manifest again",
+        ) from error

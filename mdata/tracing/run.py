@@ -8,9 +8,7 @@ order. Paths in config.toml go from the folder in which the run was started.
 
 from __future__ import annotations
 
-import json
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from mdata.dataset import Dataset, open_dataset
 from mdata.errors import DamageError, UsageError, nearest, os_errors_named
 from mdata.evaluation import EvaluationSplit, evaluated_samples, evaluation_sets, samples_asked
 from mdata.loading.batch_sizes import constant, read_ramp
+from mdata.parsing import parse_json, parse_toml
 from mdata.progress import SILENT, Progress
 from mdata.samples.options import MEGATRON, DatasetOptions
 from mdata.tracing.evaluations import Evaluations
@@ -236,8 +235,8 @@ def _starts(folder: Path) -> list[tuple[int, int | None]]:
 def _toml(path: Path) -> dict[str, Any]:
     try:
         with os_errors_named("reading a run's configuration"):
-            return tomllib.loads(path.read_bytes().decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            return parse_toml(path.read_bytes().decode())
+    except ValueError as error:
         raise DamageError(f"{path} is not a TOML file", found=str(error)) from error
 
 
@@ -261,8 +260,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _object(content: bytes, where: str) -> dict[str, Any]:
     try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(content)
+    except ValueError as error:
         raise DamageError(f"{where} is not JSON", found=str(error)) from error
     if not isinstance(value, dict):
         raise DamageError(f"{where} is no JSON object", found=repr(value)[:80])

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import pytest
 
@@ -190,6 +191,25 @@ def test_a_damaged_file_is_named(config):
     (folder / "ranks.json").write_text("[{")
     with pytest.raises(DamageError, match=r"ranks.json is no JSON"):
         write_report(folder)
+
+
+NAMES = ["$\\frac{1}{$", "$a$ and $b$", "_hidden", "a\0b", "\ud800", "<b>&'\"", "x" * 3000, "\n", "%s {}"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_name_can_be_drawn(name):
+    """As text: matplotlib takes dollars for formulas, and leaves names out that begin with an underscore."""
+    read = report_data.CorpusRead(
+        name=name, share=1.0, samples=3, tokens=9, corpus_tokens=9, epochs=1.0, lengths=[0, 1, 2]
+    )
+    drawn = [
+        report_plots.loss_panel(name, [(1.0, 2.0)], valid=[(1.0, 2.0)], lines=[(name, 1.5)]),
+        report_plots.document_lengths([read]),
+    ]
+    for svg in drawn:
+        svg.encode()
+        texts = [element.text for element in ElementTree.fromstring(svg.replace("xlink:", "")).iter() if element.text]
+        assert any(report_plots._shown(name) in text for text in texts)
 
 
 def test_labels_stand_clear_of_each_other():
