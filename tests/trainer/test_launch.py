@@ -41,7 +41,7 @@ rank_process()
 try:
     signal.signal(signal.SIGTERM, stop)
 {body}
-except (Exception, KeyboardInterrupt) as error:
+except BaseException as error:
     sys.exit(write_report(folder, error, rank=rank))
 """
 PARENT = """
