@@ -141,17 +141,16 @@ def _applied(rule: Mapping[str, Any], characters: Iterable[str]) -> dict[str, st
     import orjson
     from tokenizers import Tokenizer as Library
 
-    from mdata.tokenizers.engines import library_failed
+    from mdata.signals import LibraryError, library_errors
 
     model = {"type": "WordLevel", "vocab": {"x": 0}, "unk_token": "x"}
     text = orjson.dumps({"version": "1.0", "added_tokens": [], "normalizer": dict(rule), "model": model})
     try:
-        normalizer = Library.from_buffer(text).normalizer
-        return {character: normalizer.normalize_str(character) for character in characters}
-    except BaseException as error:
-        if not library_failed(error):
-            raise
-        raise UsageError("tokenizer.json is not a tokenizer", found=" ".join(str(error).split())[:300]) from error
+        with library_errors(chars=300):
+            normalizer = Library.from_buffer(text).normalizer
+            return {character: normalizer.normalize_str(character) for character in characters}
+    except LibraryError as error:
+        raise UsageError("tokenizer.json is not a tokenizer", found=str(error)) from error
 
 
 @cache
