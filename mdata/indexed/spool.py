@@ -88,14 +88,14 @@ class Spool:
     def place(self) -> None:
         """Give the final name; what was appended should be synced before. The folder is the caller's to sync."""
         with os_errors_named(f"finishing {self.path}"):
-            if not durable.is_still(self._fd, self.partial):
+            if not durable.is_still(self._open.fd, self.partial):
                 raise DamageError(f"{self.partial} was removed while it was written", fix="run again")
             durable.rename(self.partial, self.path)
 
     @property
     def placed(self) -> bool:
         """Whether the file has its final name."""
-        return durable.is_still(self._fd, self.path)
+        return durable.is_still(self._open.fd, self.path)
 
     def put_back(self) -> None:
         """Take the final name away again; a file of that name which is not ours stays."""
