@@ -95,7 +95,7 @@ def test_check_as_json(run_file: str, capsys: pytest.CaptureFixture[str]) -> Non
         (["steps=3"], "'steps=3' is not an override"),
         (["--nproc", "0"], "--nproc is too small\n  found: 0"),
         (["--nrpoc", "2"], "--nproc?"),
-        (["--steps", "3"], "unrecognized arguments: --steps 3\n  try: section.key=value for a setting"),
+        (["--steps", "3"], "unrecognized arguments: --steps 3\n  try: train.steps=VALUE?"),
     ],
 )
 def test_a_wrong_word_is_told_in_a_few_lines(

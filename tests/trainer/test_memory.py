@@ -144,7 +144,7 @@ def run_file(tmp_path_factory):
     tables = {
         "run": {"folder": str(folder / "run")},
         "model": {"num_layers": 1, "hidden_size": 16, "num_heads": 2},
-        "data": {"blend": str(corpus), "valid": [str(corpus)]},
+        "data": {"blend": str(corpus), "valid": [str(corpus)], "allow_overlap": True},
         "train": {"sequence_length": 16, "global_batch": 2, "micro_batch": 2, "steps": 1},
         "optimizer": {"lr": 1e-2},
     }
