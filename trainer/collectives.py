@@ -60,6 +60,17 @@ def all_gather(x: Tensor, axis: Axis) -> Tensor:
     return out
 
 
+def all_gather_(buffer: Tensor, axis: Axis) -> Tensor:
+    """Every rank's own part of dim 0, [n] of [n * size], written into every rank's buffer, which is returned."""
+    own = buffer.unflatten(0, (axis.size, -1))[axis.rank]
+    if axis.size == 1:
+        return buffer
+    if not buffer.is_cuda:
+        return buffer.copy_(all_gather(own, axis))
+    _renamed("all_gather_single", "all_gather_into_tensor")(buffer, own, group=axis.group)
+    return buffer
+
+
 def reduce_scatter(x: Tensor, axis: Axis) -> Tensor:
     """Sum over the axis, then keep this rank's part of dim 0: [n * size, ...] -> [n, ...]."""
     if axis.size == 1:
@@ -70,6 +81,45 @@ def reduce_scatter(x: Tensor, axis: Axis) -> Tensor:
     out = x.new_empty((x.shape[0] // axis.size, *x.shape[1:]))
     _renamed("reduce_scatter_single", "reduce_scatter_tensor")(out, x.contiguous(), group=axis.group)
     return out
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A result that may still be on its way; communication goes on beside what is computed until `wait`."""
+
+    result: Tensor
+    work: Any = None
+
+    def wait(self) -> Tensor:
+        """The result; what is computed from here on comes after it."""
+        if self.work is not None:
+            self.work.wait()
+        return self.result
+
+
+def start_all_reduce_(x: Tensor, axis: Axis) -> Pending:
+    """Begin the sum over the axis, written into x."""
+    if axis.size == 1 or not x.is_cuda:
+        return Pending(all_reduce_(x, axis))
+    return Pending(x, dist.all_reduce(x, group=axis.group, async_op=True))
+
+
+def start_all_gather(x: Tensor, axis: Axis) -> Pending:
+    """Begin `all_gather`."""
+    if axis.size == 1 or not x.is_cuda:
+        return Pending(all_gather(x, axis))
+    out = x.new_empty((x.shape[0] * axis.size, *x.shape[1:]))
+    gather = _renamed("all_gather_single", "all_gather_into_tensor")
+    return Pending(out, gather(out, x.contiguous(), group=axis.group, async_op=True))
+
+
+def start_reduce_scatter(x: Tensor, axis: Axis) -> Pending:
+    """Begin `reduce_scatter`."""
+    if axis.size == 1 or not x.is_cuda:
+        return Pending(reduce_scatter(x, axis))
+    out = x.new_empty((x.shape[0] // axis.size, *x.shape[1:]))
+    scatter = _renamed("reduce_scatter_single", "reduce_scatter_tensor")
+    return Pending(out, scatter(out, x.contiguous(), group=axis.group, async_op=True))
 
 
 def gather_objects(value: T, axis: Axis) -> list[T]:

@@ -70,7 +70,7 @@ class Engine:
             device=world.device,
         )
         self.buffers = Buffers(self.model, self.layout)
-        self.optimizer = Optimizer(self.buffers, config.optimizer, tp=self.tp, dp=self.dp)
+        self.optimizer = Optimizer(self.buffers, config.optimizer, tp=self.tp, dp=self.dp, kernels=self.model.kernels)
         if fresh:
             self._draw_weights(config.run.seed)
 
@@ -91,8 +91,11 @@ class Engine:
         if asked_here := totals[2:].numel():
             all_reduce_(totals[-asked_here:], self.tp)
         result = self.optimizer.step(learning_rate, totals[1])
-        loss_sum, num_tokens, *asked = totals.tolist()
-        return StepReport(loss_sum / num_tokens, int(num_tokens), result.grad_norm, result.applied, tuple(asked))
+        # One wait for the device.
+        numbers = torch.stack((result.grad_norm, result.applied.double(), *totals)).tolist()
+        grad_norm, applied, loss_sum, num_tokens, *asked = numbers
+        loss = loss_sum / num_tokens if num_tokens else math.nan
+        return StepReport(loss, int(num_tokens), grad_norm, bool(applied), tuple(asked))
 
     def is_finite(self, loss: float) -> bool:
         """Whether every rank's loss, weights and moments are finite; the same answer on all ranks."""

@@ -37,7 +37,7 @@ class Microbatch:
 
 @out_of_memory_in("the forward and backward passes", fix=FEWER_TOKENS)
 def run_actions(actions: Sequence[Action], model: LossModel, *, microbatches: Sequence[Microbatch]) -> Tensor:
-    """Do the actions in order; gradients are accumulated by the hooks of `optimizer.Buffers`.
+    """Do the actions in order; the layers add gradients to their main gradients.
 
     Returns:
         fp64[2] on the device: the sum of the loss and the number of loss tokens, of this rank's microbatches.

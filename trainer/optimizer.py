@@ -1,26 +1,27 @@
 """The distributed optimizer: flat buffers and three phases, reduce, update, gather.
 
-`Buffers` lays a model's parameters into one flat tensor of their dtype and adds every gradient, as soon as backward
-has made it, to a flat main-gradient tensor of at least fp32. `Optimizer.step` then
-1. reduces: sums the copies' partial gradients over tp, sums and scatters everything over dp, and divides once by the
-   number of loss tokens, so that no rank had to know that number before backward;
-2. updates: this rank's shard of the main weights by AdamW (Loshchilov and Hutter 2019), clipped by the global norm;
+`Buffers` lays a model's parameters into one flat tensor of their dtype, and gives its layers main gradients: views of a
+flat tensor of at least fp32, to which backward adds. `Optimizer.step` then
+1. reduces: sums the copies' partial gradients over tp, and sums and scatters everything over dp;
+2. updates: this rank's shard of the main weights by AdamW (Loshchilov and Hutter 2019). Division by the number of loss
+   tokens, which no rank had to know before backward, and clipping by the global norm are one factor;
 3. gathers: the new parameters over dp.
-A step is a transaction: when the norm is not finite nothing has changed yet, and nothing does.
+A step is a transaction: when the norm is not finite nothing changes. All of it is decided on the device: nothing here
+waits for the host.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
-from trainer.collectives import Axis, all_gather, all_reduce_, reduce_scatter
+from trainer.collectives import Axis, all_gather_, all_reduce_, reduce_scatter
 from trainer.config import OptimizerSection
+from trainer.kernels.table import Kernels
+from trainer.layers.base import Layer
 from trainer.layout import BufferLayout
 from trainer.memory import MORE_RANKS, out_of_memory_in
 
@@ -51,7 +52,12 @@ class Buffers:
         self.parameters = torch.zeros(layout.size, dtype=first.dtype, device=first.device)
         self.gradients = torch.zeros(layout.size, dtype=main_dtype, device=first.device)
         for slot in layout.slots:
-            self._adopt(named[slot.spec.name], slice(slot.start, slot.start + slot.spec.numel))
+            where = slice(slot.start, slot.start + slot.spec.numel)
+            self._adopt(named[slot.spec.name], where)
+            owner, _, name = slot.spec.name.rpartition(".")
+            layer = model.get_submodule(owner)
+            assert isinstance(layer, Layer), f"{slot.spec.name} belongs to {type(layer).__name__}, not to a Layer"
+            layer.main_gradients[name] = self.gradients[where].view(slot.spec.shape)
 
     def clear(self) -> None:
         """Forget all gradients."""
@@ -61,27 +67,19 @@ class Buffers:
         view = self.parameters[where].view(parameter.shape)
         view.copy_(parameter.data)
         parameter.data = view
-        main_gradient = self.gradients[where].view(parameter.shape)
-
-        def accumulate(p: Tensor) -> None:
-            assert p.grad is not None, "the hook runs after a gradient was accumulated"
-            main_gradient.add_(p.grad)
-            p.grad = None
-
-        parameter.register_post_accumulate_grad_hook(accumulate)
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step did.
+    """What a step did, as tensors on the device: reading one waits for the step.
 
     Args:
-        grad_norm: global L2 norm before clipping, of the mean loss's gradient.
-        applied: False where the norm was not finite and nothing was changed.
+        grad_norm: fp64 scalar, global L2 norm before clipping, of the mean loss's gradient.
+        applied: bool scalar, False where the norm was not finite and nothing was changed.
     """
 
-    grad_norm: float
-    applied: bool
+    grad_norm: Tensor
+    applied: Tensor
 
 
 class Optimizer:
@@ -90,24 +88,30 @@ class Optimizer:
     Attributes:
         state: name -> flat tensor of this rank's shard (fp32, or fp64 for an fp64 model): "weight" are the main
             weights, "exp_avg" and "exp_avg_sq" the moments.
-        steps: updates applied so far.
     """
 
-    def __init__(self, buffers: Buffers, settings: OptimizerSection, *, tp: Axis, dp: Axis) -> None:
-        self.buffers, self.settings, self.tp, self.dp = buffers, settings, tp, dp
+    def __init__(self, buffers: Buffers, settings: OptimizerSection, *, tp: Axis, dp: Axis, kernels: Kernels) -> None:
+        self.buffers, self.settings, self.tp, self.dp, self.kernels = buffers, settings, tp, dp, kernels
         self.start, self.stop = buffers.layout.shard(dp.rank)
         self.segments = tuple(buffers.layout.segments_within(self.start, self.stop))
         # Only tp rank 0 counts what all tp ranks hold copies of.
         self._counted = [s for s in self.segments if s.over_tp == "split" or tp.rank == 0]
-        weight = buffers.parameters[self.start : self.stop].to(buffers.gradients.dtype, copy=True)
+        self._parameters = buffers.parameters[self.start : self.stop]
+        weight = self._parameters.to(buffers.gradients.dtype, copy=True)
         self.state = {
             "weight": weight,
             "exp_avg": torch.zeros_like(weight),
             "exp_avg_sq": torch.zeros_like(weight),
         }
-        self.steps = 0
+        self._steps = torch.zeros((), dtype=torch.float64, device=weight.device)
+
+    @property
+    def steps(self) -> int:
+        """Updates applied so far; waits for the device."""
+        return int(self._steps)
 
     @out_of_memory_in("the optimizer's update", fix=MORE_RANKS)
+    @torch.no_grad()
     def step(self, learning_rate: float, num_tokens: Tensor) -> StepResult:
         """Reduce, update, gather.
 
@@ -115,59 +119,61 @@ class Optimizer:
             learning_rate: for this step.
             num_tokens: fp64 scalar tensor, the loss tokens of the whole step, already summed over dp.
         """
-        gradient = self._reduce(num_tokens)
-        norm = self._norm(gradient)
-        if not math.isfinite(norm):
-            self.buffers.clear()
-            return StepResult(norm, applied=False)
-        if 0.0 < self.settings.clip_norm < norm:
-            gradient.mul_(self.settings.clip_norm / norm)
-        self._update(gradient, learning_rate)
-        self.publish()
+        gradient = self._reduce()
+        norm = self._norm(gradient) / num_tokens
+        applied = norm.isfinite()
+        clip = self.settings.clip_norm
+        factor = (clip / norm.clamp(min=clip) if clip else 1.0) / num_tokens
+        self._steps += applied
+        self._update(gradient, factor, learning_rate, applied)
+        self._gather()
         self.buffers.clear()
-        return StepResult(norm, applied=True)
+        return StepResult(norm, applied)
 
     def load(self, state: Mapping[str, Tensor], steps: int) -> None:
         """Continue from saved shards; the model's parameters become the rounded main weights."""
         for name in STATE_NAMES:
             self.state[name].copy_(state[name])
-        self.steps = steps
+        self._steps.fill_(steps)
         self.publish()
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Gather: the model's parameters become the rounded main weights of all ranks."""
-        shard = self.state["weight"].to(self.buffers.parameters.dtype)
-        self.buffers.parameters.copy_(all_gather(shard, self.dp))
+        """Round the main weights and gather: the model's parameters become those of all ranks."""
+        self._parameters.copy_(self.state["weight"])
+        self._gather()
 
-    def _reduce(self, num_tokens: Tensor) -> Tensor:
-        """This rank's shard of the mean loss's gradient."""
+    def _gather(self) -> None:
+        all_gather_(self.buffers.parameters, self.dp)
+
+    def _reduce(self) -> Tensor:
+        """This rank's shard of the gradient of the loss's sum."""
         gradients = self.buffers.gradients
         for segment in self.buffers.layout.segments:
             if segment.over_tp == "partial":
                 all_reduce_(gradients[segment.start : segment.stop], self.tp)
-        return reduce_scatter(gradients, self.dp).div_(num_tokens.to(gradients.dtype))
+        return reduce_scatter(gradients, self.dp)
 
-    def _norm(self, gradient: Tensor) -> float:
+    def _norm(self, gradient: Tensor) -> Tensor:
         square = gradient.new_zeros((), dtype=torch.float64)
         for segment in self._counted:
             square += sum_of_squares(self._part(gradient, segment.start, segment.stop))
-        return math.sqrt(all_reduce_(all_reduce_(square, self.dp), self.tp).item())
+        return all_reduce_(all_reduce_(square, self.dp), self.tp).sqrt()
 
-    @torch.no_grad()
-    def _update(self, gradient: Tensor, learning_rate: float) -> None:
-        self.steps += 1
-        for decay in (False, True):
-            parts = [(s.start, s.stop) for s in self.segments if s.decay == decay]
-            weights, first, second = ([self._part(self.state[name], *part) for part in parts] for name in STATE_NAMES)
-            adamw_(
-                weights,
-                [self._part(gradient, *part) for part in parts],
-                moments=(first, second),
-                settings=self.settings,
-                learning_rate=learning_rate,
-                weight_decay=self.settings.weight_decay if decay else 0.0,
-                steps=self.steps,
+    def _update(self, gradient: Tensor, factor: Tensor, learning_rate: float, applied: Tensor) -> None:
+        settings = self.settings
+        corrections = (1 - beta**self._steps for beta in (settings.beta1, settings.beta2))
+        rate = torch.full_like(factor, learning_rate)
+        numbers = torch.stack((factor, rate, *corrections, self._steps)).to(gradient.dtype)
+        for segment in self.segments:
+            part = (segment.start, segment.stop)
+            weight, first, second = (self._part(self.state[name], *part) for name in STATE_NAMES)
+            self.kernels.adamw_(
+                (weight, first, second, self._part(self._parameters, *part)),
+                self._part(gradient, *part),
+                numbers,
+                applied,
+                (settings.beta1, settings.beta2, settings.epsilon, settings.weight_decay if segment.decay else 0.0),
             )
 
     def _part(self, shard: Tensor, start: int, stop: int) -> Tensor:
@@ -183,37 +189,3 @@ def sum_of_squares(flat: Tensor) -> Tensor:
     blocks = len(flat) // NORM_BLOCK * NORM_BLOCK
     norms = torch.linalg.vector_norm(flat[:blocks].view(-1, NORM_BLOCK), dim=1)
     return norms.double().square().sum() + flat[blocks:].double().square().sum()
-
-
-def adamw_(
-    weights: list[Tensor],
-    gradients: list[Tensor],
-    *,
-    moments: tuple[list[Tensor], list[Tensor]],
-    settings: OptimizerSection,
-    learning_rate: float,
-    weight_decay: float,
-    steps: int,
-) -> None:
-    """One AdamW update in place by PyTorch's fused kernel: one pass over memory.
-
-    Args:
-        weights: flat tensors. gradients: of the same shapes. moments: first and second, likewise.
-        steps: number of this update, from 1, for the bias correction.
-    """
-    adamw(
-        weights,
-        gradients,
-        *moments,
-        max_exp_avg_sqs=[],
-        # The function counts the update itself before it corrects the bias.
-        state_steps=[torch.tensor(float(steps - 1), device=w.device) for w in weights],
-        fused=True,
-        amsgrad=False,
-        beta1=settings.beta1,
-        beta2=settings.beta2,
-        lr=learning_rate,
-        weight_decay=weight_decay,
-        eps=settings.epsilon,
-        maximize=False,
-    )

@@ -120,8 +120,10 @@ def keyword_only(source: Source) -> Iterator[Finding]:
     """A public function takes at most two arguments by position.
 
     Methods whose signature another library or the language decides (autograd's forward and backward, __exit__) and
-    forward of a module, whose arguments are tensors, are free.
+    forward of a module, whose arguments are tensors, are free; so are the operations in trainer/kernels.
     """
+    if source.path.startswith("trainer/kernels/"):
+        return
     for name, node, parents in functions(source):
         private = any(part.startswith("_") for part in name.split(".")) and node.name != "__init__"
         private |= any(part.startswith("_") for part in name.split(".")[:-1])

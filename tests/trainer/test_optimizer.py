@@ -12,7 +12,11 @@ import torch
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import assemble, layouts, logical, microbatches, small_config
 from trainer.config import MeshSection, OptimizerSection
-from trainer.optimizer import NORM_BLOCK, adamw_, sum_of_squares
+from trainer.kernels.table import PLAIN, choose_kernels
+from trainer.models.gpt import build_gpt
+from trainer.optimizer import NORM_BLOCK, sum_of_squares
+
+CPU = torch.device("cpu")
 
 
 def slow_adamw(w, g, m, v, *, lr, wd, b1, b2, eps, steps):
@@ -22,26 +26,23 @@ def slow_adamw(w, g, m, v, *, lr, wd, b1, b2, eps, steps):
     return w - lr * wd * w - lr * corrected, m, v
 
 
-def test_adamw_equals_its_twin():
+@pytest.mark.parametrize("kernels", [PLAIN, choose_kernels(CPU)], ids=["plain", "chosen"])
+def test_adamw_equals_its_twin(kernels):
     generator = np.random.default_rng(0)
-    settings = OptimizerSection(lr=0.1, beta1=0.9, beta2=0.95, epsilon=1e-8)
     w, m, v = (generator.random(37) for _ in range(3))
-    tensors = [torch.from_numpy(x.copy()) for x in (w, m, v)]
+    state = [torch.from_numpy(x.copy()) for x in (w, m, v)]
+    rounded = torch.zeros(37, dtype=torch.bfloat16)
     for steps in range(1, 6):
         g = generator.standard_normal(37)
         w, m, v = slow_adamw(w, g, m, v, lr=0.1, wd=0.3, b1=0.9, b2=0.95, eps=1e-8, steps=steps)
-        adamw_(
-            [tensors[0]],
-            [torch.from_numpy(g)],
-            moments=([tensors[1]], [tensors[2]]),
-            settings=settings,
-            learning_rate=0.1,
-            weight_decay=0.3,
-            steps=steps,
-        )
-        for got, expected in zip(tensors, (w, m, v), strict=True):
-            # The kernel corrects the bias in fp32 arithmetic of the step number.
-            np.testing.assert_allclose(got.numpy(), expected, rtol=1e-6)
+        numbers = torch.tensor([0.25, 0.1, 1 - 0.9**steps, 1 - 0.95**steps, steps], dtype=torch.float64)
+        for applied in (False, True):  # a step that is not applied changes nothing
+            gradient = torch.from_numpy(g * 4 if applied else np.full(37, np.nan))
+            kernels.adamw_((*state, rounded), gradient, numbers, torch.tensor(applied), (0.9, 0.95, 1e-8, 0.3))
+        for got, expected in zip(state, (w, m, v), strict=True):
+            # The library corrects the bias in fp32 arithmetic of the step number.
+            np.testing.assert_allclose(got.numpy(), expected, rtol=1e-12 if kernels is PLAIN else 1e-6)
+        assert torch.equal(rounded, state[0].to(torch.bfloat16))
 
 
 def _weights_after(context, config, num_steps):
@@ -102,12 +103,14 @@ def test_weight_decay_is_for_matrices_only(ranks):
 
 
 def _norm_and_reference(context):
-    """The step's norm, and that of autograd's own gradient of sum / tokens."""
+    """The step's norm, and that of autograd's own gradient of sum / tokens, of a model without main gradients."""
     engine = layouts(context, small_config("llama"))
     batches = microbatches(engine, 0)
-    losses = [engine.model.loss_sum(b.tokens_BS, b.labels_BS, loss_mask_BS=b.loss_mask_BS) for b in batches]
+    model = build_gpt(engine.plan.shape, engine.tp, sequence_parallel=False, dtype=torch.float64, device=CPU)
+    model.load_state_dict(engine.model.state_dict())
+    losses = [model.loss_sum(b.tokens_BS, b.labels_BS, loss_mask_BS=b.loss_mask_BS) for b in batches]
     tokens = sum(b.loss_mask_BS.sum().item() for b in batches)
-    gradients = torch.autograd.grad(sum(losses) / tokens, list(engine.model.parameters()))
+    gradients = torch.autograd.grad(sum(losses) / tokens, list(model.parameters()))
     expected = sum(g.square().sum().item() for g in gradients) ** 0.5
     report = engine.step(batches, 1e-2)
     return report.grad_norm, expected, report.loss, sum(losses).item() / tokens, report.num_tokens, tokens

@@ -40,7 +40,7 @@ def _gradients(context, config):
 
     totals = all_reduce_(totals, engine.dp)
     optimizer = engine.optimizer
-    shard = optimizer._reduce(totals[1])
+    shard = optimizer._reduce() / totals[1]
     return totals.tolist(), logical(engine.layout, shard, optimizer.start, optimizer.stop)
 
 

@@ -4,34 +4,44 @@ Covers the GPT-2 form (learned positions, LayerNorm, GELU, biases) and the Llama
 SwiGLU, no biases, grouped key-value heads) and what lies between. The forward pass holds no parallel code: the
 layers know how to enter and leave a parallel region, and models/gpt_table.py says what each rank holds.
 
-Shapes: S sequence, B batch, D hidden, V local vocabulary rows, N = S * B tokens.
+Shapes: B batch, S sequence, N = B * S tokens, batch-major (N / tp of them between the parallel linears under sequence
+parallelism), D hidden, V local vocabulary rows.
 """
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from trainer.collectives import Axis
-from trainer.layers import MLP, Attention, Parallel, VocabularyEmbedding, make_norm, rotation_table
-from trainer.loss import vocabulary_cross_entropy
+from trainer.kernels.table import Kernels, choose_kernels
+from trainer.layers.attention import Attention, Sequences
+from trainer.layers.base import Parallel
+from trainer.layers.embedding import PositionEmbedding, VocabularyEmbedding
+from trainer.layers.head import head_loss
+from trainer.layers.linear import column_product
+from trainer.layers.mlp import MLP
+from trainer.layers.norm import Norm
+from trainer.layers.rope import Rotation, rotation
 from trainer.models.gpt_table import GPTShape
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); the second sum is left to the next norm."""
 
-    def __init__(self, shape: GPTShape, parallel: Parallel) -> None:
+    def __init__(self, shape: GPTShape, parallel: Parallel, *, kernels: Kernels) -> None:
         super().__init__()
-        self.attention_norm = make_norm(shape)
-        self.attention = Attention(shape, parallel)
-        self.mlp_norm = make_norm(shape)
-        self.mlp = MLP(shape, parallel)
+        self.attention_norm = make_norm(shape, kernels)
+        self.attention = Attention(shape, parallel, kernels=kernels)
+        self.mlp_norm = make_norm(shape, kernels)
+        self.mlp = MLP(shape, parallel, kernels=kernels)
 
-    def forward(self, x_SBD: Tensor, rotation_SK: Tensor | None) -> Tensor:
-        x_SBD = x_SBD + self.attention(self.attention_norm(x_SBD), rotation_SK)
-        return x_SBD + self.mlp(self.mlp_norm(x_SBD))
+    def forward(self, x_ND: Tensor, branch_ND: Tensor | None, sequences: Sequences) -> tuple[Tensor, Tensor]:
+        x_ND, y_ND = self.attention_norm(x_ND, branch_ND)
+        x_ND, y_ND = self.mlp_norm(x_ND, self.attention(y_ND, sequences))
+        return x_ND, self.mlp(y_ND)
 
 
 class GPT(nn.Module):
@@ -40,51 +50,71 @@ class GPT(nn.Module):
     Args:
         shape: what function it computes.
         tp: the tensor-parallel axis.
-        sequence_parallel: activations between the parallel linears hold S / tp positions.
+        sequence_parallel: activations between the parallel linears hold N / tp tokens.
+        kernels: implementations of the small operations.
     """
 
-    def __init__(self, shape: GPTShape, tp: Axis, *, sequence_parallel: bool = False) -> None:
+    def __init__(self, shape: GPTShape, tp: Axis, *, sequence_parallel: bool, kernels: Kernels) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.kernels = shape, kernels
         self.parallel = Parallel(tp, sequence_parallel=sequence_parallel and tp.size > 1)
         self.embedding = VocabularyEmbedding(shape, self.parallel)
         if shape.position == "learned":
-            self.positions = nn.Embedding(shape.max_position, shape.hidden_size)
-        self.blocks = nn.ModuleList(Block(shape, self.parallel) for _ in range(shape.num_layers))
-        self.final_norm = make_norm(shape)
+            self.positions = PositionEmbedding(shape)
+        self.blocks = nn.ModuleList(Block(shape, self.parallel, kernels=kernels) for _ in range(shape.num_layers))
+        self.final_norm = make_norm(shape, kernels)
         if not shape.tie_embeddings:
             self.head = VocabularyEmbedding(shape, self.parallel)
+        self._rotation = functools.lru_cache(maxsize=8)(self._make_rotation)
 
     def forward(self, tokens_BS: Tensor) -> Tensor:
-        """Logits of this rank's vocabulary rows, padding included: int64[B, S] -> [S, B, V]."""
-        sequence = tokens_BS.shape[1]
-        x_SBD = self.embedding(tokens_BS)
-        rotation_SK = None
+        """Logits of this rank's vocabulary rows, padding included: int64[B, S] -> [B, S, V]."""
+        rows = self._head()
+        logits_NV = column_product(self.hidden(tokens_BS), rows, weight=rows.weight, parallel=self.parallel)
+        return logits_NV.view(*tokens_BS.shape, -1)
+
+    def hidden(self, tokens_BS: Tensor) -> Tensor:
+        """The last norm's output for the tokens that this rank holds: [N or N / tp, D]."""
+        batch, length = tokens_BS.shape
+        x_ND, branch_ND, table = self.embedding(tokens_BS.flatten()), None, None
         if self.shape.position == "learned":
-            mine = self.parallel.local_positions(sequence)
-            x_SBD = x_SBD + self.positions.weight[mine].unsqueeze(1)
+            mine = self.parallel.local_tokens(batch * length)
+            x_ND = x_ND + self.positions(torch.arange(batch * length, device=tokens_BS.device)[mine] % length)
         else:
-            rotation_SK = rotation_table(
-                sequence, self.shape.head_dim, theta=self.shape.rope_theta, device=tokens_BS.device
-            )
+            table = self._rotation(length)
+        sequences = Sequences(batch, length, table)
         for block in self.blocks:
-            x_SBD = block(x_SBD, rotation_SK)
-        head = self.embedding if self.shape.tie_embeddings else self.head
-        return F.linear(self.parallel.enter(self.final_norm(x_SBD)), head.weight)
+            x_ND, branch_ND = block(x_ND, branch_ND, sequences)
+        _, y_ND = self.final_norm(x_ND, branch_ND)
+        return y_ND
 
     def loss_sum(self, tokens_BS: Tensor, labels_BS: Tensor, *, loss_mask_BS: Tensor) -> Tensor:
         """Sum over the unmasked tokens of -log p(label), in nats; a scalar, not divided by anything."""
-        logits_SBV = self(tokens_BS)
-        labels_N = labels_BS.transpose(0, 1).reshape(-1)
-        rows = self.embedding
-        loss_N = vocabulary_cross_entropy(
-            logits_SBV.flatten(0, 1), labels_N, first=rows.first, stop=rows.stop, tp=self.parallel.tp
+        return head_loss(
+            self.hidden(tokens_BS),
+            self._head(),
+            labels_N=labels_BS.flatten(),
+            weight_N=loss_mask_BS.flatten(),
+            kernels=self.kernels,
         )
-        return (loss_N * loss_mask_BS.transpose(0, 1).reshape(-1)).sum()
+
+    def _head(self) -> VocabularyEmbedding:
+        return self.embedding if self.shape.tie_embeddings else self.head
+
+    def _make_rotation(self, length: int) -> Rotation:
+        weight = self.embedding.weight
+        return rotation(
+            length, self.shape.head_dim, theta=self.shape.rope_theta, dtype=weight.dtype, device=weight.device
+        )
+
+
+def make_norm(shape: GPTShape, kernels: Kernels) -> Norm:
+    """The norm that the shape names."""
+    return Norm(shape.hidden_size, kind=shape.norm, epsilon=shape.norm_epsilon, kernels=kernels)
 
 
 def build_gpt(shape: GPTShape, tp: Axis, *, sequence_parallel: bool, dtype: torch.dtype, device: torch.device) -> GPT:
     """Allocate a model with uninitialized weights directly in its dtype on its device."""
     with torch.device("meta"):
-        model = GPT(shape, tp, sequence_parallel=sequence_parallel)
+        model = GPT(shape, tp, sequence_parallel=sequence_parallel, kernels=choose_kernels(device))
     return model.to(dtype).to_empty(device=device)

@@ -1,0 +1,85 @@
+"""Main gradients: what backward adds to them, and that nothing is rounded to half precision on the way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from trainer.collectives import Axis
+from trainer.kernels.table import PLAIN
+from trainer.layers.base import Layer, Parallel, add_rows
+from trainer.layers.embedding import PositionEmbedding
+from trainer.layers.linear import Linear
+from trainer.layers.norm import Norm
+
+ALONE = Parallel(Axis.single("tp"), sequence_parallel=False)
+MICROBATCHES, TOKENS, WIDTH = 64, 16, 8
+
+
+def _draw(seed: int, *size: int) -> torch.Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def _layer(name: str) -> Layer:
+    if name in ("column", "row"):
+        layer: Layer = Linear(WIDTH, WIDTH, parallel=ALONE, bias=True, column=name == "column")
+    else:
+        layer = Norm(WIDTH, kind=name, epsilon=1e-5, kernels=PLAIN)
+    layer = layer.to(torch.bfloat16)
+    for seed, parameter in enumerate(layer.parameters()):
+        parameter.data.copy_(_draw(1000 + seed, *parameter.shape))
+    return layer
+
+
+def _exact(name: str, layer: Layer, x: torch.Tensor) -> torch.Tensor:
+    weight, bias = layer.weight, layer.bias
+    if name in ("column", "row"):
+        return F.linear(x, weight, bias)
+    return F.rms_norm(x, (WIDTH,), weight, 1e-5) if name == "rmsnorm" else F.layer_norm(x, (WIDTH,), weight, bias, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["column", "row", "rmsnorm", "layernorm"])
+def test_gradients_of_64_half_precision_microbatches_are_those_of_fp64(name):
+    """bf16 has 8 bits: a sum of 64 gradients that were rounded on the way would be off by some 1e-3."""
+    layer = _layer(name)
+    named = {key: p for key, p in layer.named_parameters() if p is not None}
+    layer.main_gradients |= {key: torch.zeros(p.shape) for key, p in named.items()}
+    twin = _layer(name).double()
+    for i in range(MICROBATCHES):
+        x, dy = _draw(2 * i, TOKENS, WIDTH), _draw(2 * i + 1, TOKENS, WIDTH)
+        y = layer(x.requires_grad_())
+        (y[1] if isinstance(y, tuple) else y).backward(dy)
+        _exact(name, twin, x.detach().double()).backward(dy.double())
+    for key, parameter in named.items():
+        assert parameter.grad is None
+        expected = getattr(twin, key).grad
+        error = (layer.main_gradients[key] - expected).abs().max() / expected.abs().max()
+        assert error < 1e-6, key
+
+
+def test_without_main_gradients_autograd_has_them():
+    layer, x = _layer("column").double(), _draw(0, TOKENS, WIDTH).double().requires_grad_()
+    layer(x).square().sum().backward()
+    twin = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+    twin.load_state_dict(layer.state_dict())
+    twin(x.detach()).square().sum().backward()
+    torch.testing.assert_close(layer.weight.grad, twin.weight.grad, rtol=1e-12, atol=0)
+    torch.testing.assert_close(layer.bias.grad, twin.bias.grad, rtol=1e-12, atol=0)
+
+
+def test_rows_that_come_often_are_added_in_a_wide_dtype():
+    """4,096 times 1 in bf16 would stop at 256."""
+    main = torch.zeros(3, 2)
+    assert add_rows(main, torch.full((4096,), 1), dy_ND=torch.ones(4096, 2).bfloat16(), like=main) is None
+    assert main.tolist() == [[0, 0], [4096, 4096], [0, 0]]
+
+
+def test_what_a_main_gradient_holds_already_is_added_to():
+    from tests.trainer.shapes import GPT2
+
+    layer = PositionEmbedding(GPT2)
+    layer.main_gradients["weight"] = torch.full(layer.weight.shape, 0.5)
+    layer(torch.tensor([0, 0, 2])).sum().backward()
+    assert layer.main_gradients["weight"][:4, 0].tolist() == [2.5, 0.5, 1.5, 0.5]

@@ -1,0 +1,86 @@
+"""Operations for which PyTorch has kernels of its own that are faster on a CPU than the plain form.
+
+Each has the signature of its plain twin in plain.py; tests/trainer/test_kernels.py compares them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim.adamw import adamw
+
+from trainer.kernels import plain
+
+
+def layer_norm(
+    x_ND: Tensor, branch_ND: Tensor | None, weight_D: Tensor, bias_D: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See plain.layer_norm."""
+    sum_ND = x_ND if branch_ND is None else x_ND + branch_ND
+    y_ND, mean_N1, scale_N1 = torch.native_layer_norm(sum_ND, weight_D.shape, weight_D, bias_D, epsilon)
+    return sum_ND, y_ND, mean_N1, scale_N1
+
+
+def layer_norm_backward(
+    dsum_ND: Tensor | None, dy_ND: Tensor, sum_ND: Tensor, weight_D: Tensor, mean_N1: Tensor, scale_N1: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See plain.layer_norm_backward; half precision goes there, since the library would round the weight's gradient."""
+    if sum_ND.dtype not in (torch.float32, torch.float64):
+        return plain.layer_norm_backward(dsum_ND, dy_ND, sum_ND, weight_D, mean_N1, scale_N1)
+    bias_D = weight_D  # only asked for its shape
+    dx_ND, dweight_D, dbias_D = torch.ops.aten.native_layer_norm_backward(
+        dy_ND.contiguous(), sum_ND, weight_D.shape, mean_N1, scale_N1, weight_D, bias_D, [True, True, True]
+    )
+    return (dx_ND if dsum_ND is None else dx_ND.add_(dsum_ND)), dweight_D, dbias_D
+
+
+def swiglu_backward_(dgate_NF: Tensor, dup_NF: Tensor, dy_NF: Tensor, gate_NF: Tensor, up_NF: Tensor) -> None:
+    """See plain.swiglu_backward_."""
+    dgate_NF.copy_(torch.ops.aten.silu_backward(dy_NF * up_NF, gate_NF))
+    torch.mul(dy_NF, F.silu(gate_NF), out=dup_NF)
+
+
+def logits_to_gradient_(logits_NV: Tensor, log_total_N: Tensor, column_N: Tensor, weight_N: Tensor, real: int) -> None:
+    """See plain.logits_to_gradient_; half precision goes there, since this computes in place."""
+    if logits_NV.dtype not in (torch.float32, torch.float64):
+        plain.logits_to_gradient_(logits_NV, log_total_N, column_N, weight_N, real)
+        return
+    logits_NV.sub_(log_total_N.unsqueeze(1)).exp_()
+    mine_N = column_N >= 0
+    logits_NV[mine_N, column_N[mine_N]] -= 1
+    logits_NV.mul_(weight_N.to(logits_NV.dtype).unsqueeze(1))
+    logits_NV[:, real:] = 0
+
+
+def adamw_(
+    state: tuple[Tensor, Tensor, Tensor, Tensor],
+    gradient: Tensor,
+    numbers: Tensor,
+    applied: Tensor,
+    constants: tuple[float, float, float, float],
+) -> None:
+    """See plain.adamw_; one pass over memory. Overwrites the gradient."""
+    if not applied:
+        return
+    weight, first, second, parameter = state
+    factor, rate, _, _, steps = numbers.tolist()
+    beta1, beta2, epsilon, decay = constants
+    gradient.mul_(factor)
+    adamw(
+        [weight],
+        [gradient],
+        [first],
+        [second],
+        max_exp_avg_sqs=[],
+        state_steps=[torch.tensor(steps - 1, dtype=torch.float32)],  # the kernel counts up before it corrects the bias
+        fused=True,
+        amsgrad=False,
+        beta1=beta1,
+        beta2=beta2,
+        lr=rate,
+        weight_decay=decay,
+        eps=epsilon,
+        maximize=False,
+    )
+    parameter.copy_(weight)

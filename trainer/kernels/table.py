@@ -1,0 +1,61 @@
+"""Which implementation of each small operation a run uses.
+
+`plain.py` says what each operation computes. On a GPU the pointwise ones are the same functions compiled by
+torch.compile, each for itself: fused into one or two passes over memory, with the plain function as twin. On a CPU they
+are PyTorch's own kernels where it has some (library.py). A model is given one `Kernels`; it never asks what device it
+is on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from trainer.kernels import library, plain
+
+Kernel = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """One implementation of each operation of plain.py."""
+
+    rms_norm: Kernel = plain.rms_norm
+    rms_norm_backward: Kernel = plain.rms_norm_backward
+    layer_norm: Kernel = plain.layer_norm
+    layer_norm_backward: Kernel = plain.layer_norm_backward
+    swiglu: Kernel = plain.swiglu
+    swiglu_backward_: Kernel = plain.swiglu_backward_
+    split_heads: Kernel = plain.split_heads
+    join_heads_: Kernel = plain.join_heads_
+    attention: Kernel = plain.attention
+    logit_statistics: Kernel = plain.logit_statistics
+    logits_to_gradient_: Kernel = plain.logits_to_gradient_
+    adamw_: Kernel = plain.adamw_
+
+
+PLAIN = Kernels()
+LIBRARY = Kernels(
+    layer_norm=library.layer_norm,
+    layer_norm_backward=library.layer_norm_backward,
+    swiglu_backward_=library.swiglu_backward_,
+    logits_to_gradient_=library.logits_to_gradient_,
+    adamw_=library.adamw_,
+)
+NOT_COMPILED = ("attention",)  # one call into a library already
+
+
+@functools.cache
+def compiled() -> Kernels:
+    """The pointwise operations compiled, at their first call for the shapes of that call."""
+    names = (field.name for field in dataclasses.fields(Kernels) if field.name not in NOT_COMPILED)
+    return Kernels(**{name: torch.compile(getattr(plain, name)) for name in names})
+
+
+def choose_kernels(device: torch.device) -> Kernels:
+    """Compiled on a GPU, PyTorch's own where it has them elsewhere."""
+    return compiled() if device.type == "cuda" else LIBRARY

@@ -1,0 +1,106 @@
+"""What the layers share: main gradients, and how activations enter and leave a tensor-parallel region.
+
+A `Layer` may have a main gradient (at least fp32) beside each parameter. Its backward then adds into it and tells
+autograd that there is no gradient, so that nothing is rounded to the parameter's dtype on the way and no hook runs.
+Without one (a model that is only evaluated, or used with another optimizer) autograd gets ordinary gradients.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from trainer.collectives import (
+    Axis,
+    Pending,
+    all_gather,
+    all_reduce_,
+    reduce_scatter,
+    start_all_gather,
+    start_all_reduce_,
+    start_reduce_scatter,
+)
+
+
+class Layer(nn.Module):
+    """A module whose backward adds to main gradients.
+
+    Attributes:
+        main_gradients: name of a parameter of this module -> tensor of its shape, fp32 or wider.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main_gradients: dict[str, Tensor] = {}
+
+
+class Parallel:
+    """A tensor-parallel axis, with or without sequence parallelism.
+
+    Between the parallel linears a rank holds all N tokens, or N / tp of them under sequence parallelism, which cuts
+    dim 0 (Korthikanti et al. 2022, "Reducing Activation Recomputation").
+    """
+
+    def __init__(self, tp: Axis, *, sequence_parallel: bool) -> None:
+        self.tp, self.sequence_parallel = tp, sequence_parallel
+
+    def gather(self, x_ND: Tensor) -> Tensor:
+        """All tokens, from what this rank holds."""
+        return all_gather(x_ND, self.tp) if self.sequence_parallel else x_ND
+
+    def reduce(self, partial_ND: Tensor) -> Tensor:
+        """The sum of all ranks' partial results, for the tokens that this rank holds; may write into its argument."""
+        return reduce_scatter(partial_ND, self.tp) if self.sequence_parallel else all_reduce_(partial_ND, self.tp)
+
+    def start_gather(self, x_ND: Tensor) -> Pending:
+        """`gather`, going on beside what is computed next."""
+        return start_all_gather(x_ND, self.tp) if self.sequence_parallel else Pending(x_ND)
+
+    def start_reduce(self, partial_ND: Tensor) -> Pending:
+        """`reduce`, going on beside what is computed next."""
+        start = start_reduce_scatter if self.sequence_parallel else start_all_reduce_
+        return start(partial_ND, self.tp)
+
+    def local_tokens(self, num_tokens: int) -> slice:
+        """The tokens that this rank holds outside the parallel regions."""
+        if not self.sequence_parallel:
+            return slice(0, num_tokens)
+        part = num_tokens // self.tp.size
+        return slice(self.tp.rank * part, (self.tp.rank + 1) * part)
+
+
+def add_product(main: Tensor | None, dy_NO: Tensor, *, x_NI: Tensor) -> Tensor | None:
+    """A weight's gradient dy^T x: [O, I], added to `main`, or returned where there is no main gradient.
+
+    On CUDA one matrix product accumulates in the wider dtype; elsewhere the factors are widened first.
+    """
+    if main is None:
+        return dy_NO.t() @ x_NI
+    if main.dtype == dy_NO.dtype:
+        main.addmm_(dy_NO.t(), x_NI)
+    elif main.is_cuda:
+        torch.addmm(main, dy_NO.t(), x_NI, out_dtype=main.dtype, out=main)
+    else:
+        main.addmm_(dy_NO.t().to(main.dtype), x_NI.to(main.dtype))
+    return None
+
+
+def add_vector(main: Tensor | None, gradient: Tensor, *, dtype: torch.dtype) -> Tensor | None:
+    """A gradient that was summed in a wider dtype: added to `main`, or returned in the parameter's dtype."""
+    if main is None:
+        return gradient.to(dtype)
+    main.add_(gradient)
+    return None
+
+
+def add_rows(main: Tensor | None, rows_N: Tensor, *, dy_ND: Tensor, like: Tensor) -> Tensor | None:
+    """A table's gradient: dy[n] added to row rows[n] of `main`, or of a new tensor like the table, which is returned.
+
+    In a fixed order on both kinds of device, so that a repeated run gives the same bits.
+    """
+    target = torch.zeros_like(like) if main is None else main
+    if target.is_cuda:
+        target.index_put_((rows_N,), dy_ND.to(target.dtype), accumulate=True)  # sorted; index_add_ would be atomic
+    else:
+        target.index_add_(0, rows_N, dy_ND.to(target.dtype))
+    return target if main is None else None

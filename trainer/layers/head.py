@@ -1,0 +1,108 @@
+"""The head and its loss in one: logits of a chunk of tokens, their loss and its gradient, chunk after chunk.
+
+Whole logits never exist, neither over all tokens nor over the whole vocabulary: with tp ranks, the largest logit, and
+the sum of exponentials with the label's logit, are two reductions of a number a token (Shoeybi et al. 2019, section
+3). The gradient is made in the forward pass. That is possible because the loss is a plain sum, whose own gradient is
+1. Padding takes no part. Loss and softmax are computed in at least fp32.
+
+Shapes: N tokens, C of a chunk, D hidden, V local vocabulary rows, padding included.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.collectives import all_reduce_
+from trainer.kernels.table import Kernels
+from trainer.layers.base import add_product
+from trainer.layers.embedding import VocabularyEmbedding
+
+CHUNK_TOKENS = 2048  # bounds the logits that exist at a time; 4,096 were no faster (docs/design/one-gpu.md)
+
+
+def head_loss(
+    x_ND: Tensor,
+    rows: VocabularyEmbedding,
+    *,
+    labels_N: Tensor,
+    weight_N: Tensor,
+    kernels: Kernels,
+    chunk_tokens: int = CHUNK_TOKENS,
+) -> Tensor:
+    """Sum over all tokens of weight * -log softmax(x W^T)[label], in nats; fp64 scalar, equal on every tp rank.
+
+    Args:
+        x_ND: output of the last norm, this rank's tokens.
+        rows: the layer whose weight is W.
+        labels_N: int64, all tokens. weight_N: the loss mask, all tokens.
+        chunk_tokens: tokens whose logits exist at a time; decides nothing but memory and speed.
+
+    The main gradient of W is added to in the forward pass, for a loss that counts once: a caller that multiplies the
+    loss before backward has to use a model without main gradients.
+    """
+    return _HeadLoss.apply(
+        x_ND, rows.weight, labels_N, weight_N, rows, (kernels, torch.is_grad_enabled(), chunk_tokens)
+    )
+
+
+class _HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_ND: Tensor,
+        weight_VD: Tensor,
+        labels_N: Tensor,
+        weight_N: Tensor,
+        rows: VocabularyEmbedding,
+        how: tuple[Kernels, bool, int],
+    ) -> Tensor:
+        kernels, train, chunk = how
+        x_ND = rows.parallel.gather(x_ND)
+        column_N = torch.where(rows.local(labels_N), labels_N - rows.first, -1)
+        loss = torch.zeros((), dtype=torch.float64, device=x_ND.device)
+        main = rows.main_gradients.get("weight")
+        dx_ND = torch.empty_like(x_ND) if train else None
+        own = torch.zeros_like(weight_VD, dtype=_wide(weight_VD)) if train and main is None else None
+        for first in range(0, len(x_ND), chunk):
+            part = slice(first, first + chunk)
+            logits_CV = x_ND[part] @ weight_VD.t()
+            log_total_C = _log_total(logits_CV, column_N[part], rows, kernels)
+            loss += (log_total_C[0] * weight_N[part]).sum(dtype=torch.float64)
+            if dx_ND is None:
+                continue
+            real = rows.stop - rows.first
+            kernels.logits_to_gradient_(logits_CV, log_total_C[1], column_N[part], weight_N[part], real)
+            torch.mm(logits_CV, weight_VD, out=dx_ND[part])
+            add_product(own if main is None else main, logits_CV, x_NI=x_ND[part])
+        ctx.save_for_backward(dx_ND, own)
+        ctx.dtype = weight_VD.dtype
+        ctx.parallel = rows.parallel
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        dx_ND, own = ctx.saved_tensors
+        dx_ND = ctx.parallel.reduce(dx_ND * grad.to(dx_ND.dtype))
+        dweight = None if own is None else (own * grad.to(own.dtype)).to(ctx.dtype)
+        return dx_ND, dweight, None, None, None, None
+
+
+def _log_total(
+    logits_CV: Tensor, column_C: Tensor, rows: VocabularyEmbedding, kernels: Kernels
+) -> tuple[Tensor, Tensor]:
+    """(-log softmax of the label, log of the sum of exponentials) of each token, over the whole vocabulary."""
+    tp = rows.parallel.tp
+    top_C, total_C, label_C = kernels.logit_statistics(logits_CV, column_C, rows.stop - rows.first)
+    if tp.size > 1:
+        whole_C = all_reduce_(top_C.clone(), tp, op="max")
+        total_C, label_C = all_reduce_(torch.stack((total_C * (top_C - whole_C).exp(), label_C)), tp).unbind(0)
+        top_C = whole_C
+    log_total_C = total_C.log() + top_C
+    return log_total_C - label_C, log_total_C
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)

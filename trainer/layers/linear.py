@@ -1,0 +1,96 @@
+"""Linear layers that own their backward pass.
+
+Column-parallel: the outputs are cut over tp. Row-parallel: the inputs are, and the ranks' results are summed (Shoeybi
+et al. 2019, "Megatron-LM"). One autograd function serves both, because each is the other's backward. It saves this
+rank's part of the input only and gathers it again; in backward the communication of the input's gradient goes on
+beside the weight's product, which is added straight into the main gradient.
+
+Shapes: N tokens, I inputs and O outputs of this rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trainer.layers.base import Layer, Parallel, add_product
+
+
+class Linear(Layer):
+    """y = x W^T + b, this rank's part of it.
+
+    Args:
+        inputs, outputs: local widths.
+        parallel: the tensor-parallel axis. bias: whether there is one.
+        column: whether the outputs are cut over tp (or the inputs).
+    """
+
+    def __init__(self, inputs: int, outputs: int, *, parallel: Parallel, bias: bool, column: bool) -> None:
+        super().__init__()
+        self.parallel, self.column = parallel, column
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+
+    def forward(self, x_NI: Tensor) -> Tensor:
+        apply = _Column.apply if self.column else _Row.apply
+        return apply(x_NI, self.weight, self.bias, self.parallel, self.main_gradients)
+
+
+def column_product(x_ND: Tensor, layer: Layer, *, weight: Tensor, parallel: Parallel) -> Tensor:
+    """x W^T with a weight of another layer, such as the embedding's: [N, D] -> [N all tokens, rows of the weight]."""
+    return _Column.apply(x_ND, weight, None, parallel, layer.main_gradients)
+
+
+class _Column(torch.autograd.Function):
+    """Forward: gather, multiply. Backward: multiply and reduce, beside the weight's product."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, parallel: Parallel, main: dict[str, Tensor]
+    ) -> Tensor:
+        ctx.save_for_backward(x_NI, weight_OI)
+        ctx.parallel, ctx.main, ctx.bias = parallel, main, bias_O is not None
+        return F.linear(parallel.gather(x_NI), weight_OI, bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, dy_NO: Tensor) -> tuple[Tensor | None, ...]:
+        x_NI, weight_OI = ctx.saved_tensors
+        whole = ctx.parallel.start_gather(x_NI)
+        dx = ctx.parallel.start_reduce(dy_NO @ weight_OI)
+        dweight = add_product(ctx.main.get("weight"), dy_NO, x_NI=whole.wait())
+        dbias = _bias_gradient(ctx.main, dy_NO) if ctx.bias else None
+        return dx.wait(), dweight, dbias, None, None
+
+
+class _Row(torch.autograd.Function):
+    """Forward: multiply, reduce; the bias is added once, to the sum. Backward: gather, multiply."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, parallel: Parallel, main: dict[str, Tensor]
+    ) -> Tensor:
+        ctx.save_for_backward(x_NI, weight_OI)
+        ctx.parallel, ctx.main, ctx.bias = parallel, main, bias_O is not None
+        if parallel.tp.size == 1:
+            return F.linear(x_NI, weight_OI, bias_O)
+        y_NO = parallel.reduce(F.linear(x_NI, weight_OI))
+        return y_NO if bias_O is None else y_NO.add_(bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, dy_NO: Tensor) -> tuple[Tensor | None, ...]:
+        x_NI, weight_OI = ctx.saved_tensors
+        whole = ctx.parallel.start_gather(dy_NO)
+        dbias = _bias_gradient(ctx.main, dy_NO) if ctx.bias else None
+        whole_NO = whole.wait()
+        dx_NI = whole_NO @ weight_OI
+        return dx_NI, add_product(ctx.main.get("weight"), whole_NO, x_NI=x_NI), dbias, None, None
+
+
+def _bias_gradient(main: dict[str, Tensor], dy_NO: Tensor) -> Tensor | None:
+    """A bias is a weight whose input is 1; as a product it takes one pass, where a sum in fp32 takes two."""
+    bias_O = main.get("bias")
+    gradient = add_product(None if bias_O is None else bias_O.unsqueeze(1), dy_NO, x_NI=dy_NO.new_ones(len(dy_NO), 1))
+    return None if gradient is None else gradient.squeeze(1)
