@@ -3,7 +3,8 @@
 mdata cat out_text_document --documents 0:10,42    mdata cat out_text_document --origin a.jsonl:17
 
 One document is written as it is. Of several each has a line with its number and origin before it. A document of
-several sequences (sentences) has one line for each. With --json: one object a line.
+several sequences (sentences) has one line for each. With --json: one object a line. On a terminal, control characters
+in a text are shown as \\u001b, so that no text can command it; a pipe or a file gets them as they are.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
             continue
         lines = texts if texts is not None else [" ".join(map(str, ids)) for ids in sequences]
         head = "" if alone else _head(number, documents, sum(map(len, sequences)))
-        console.write(head + "".join(f"{line}\n" for line in lines))
+        console.write(head)
+        console.write("".join(f"{line}\n" for line in lines), raw=True)
 
 
 def _chosen(arguments: argparse.Namespace, documents: Documents) -> tuple[Iterable[int], bool]:

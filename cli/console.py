@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from cli.start import INTERRUPTED, Command, InterruptsEndAtOnce
+from cli.terminal import forget_standard_output, say, standard_error, standard_output
 from mdata.errors import MdataError, ResourceError, StoppedError, UsageError, explain_os_error, nearest
 from mdata.progress import Progress
 from mdata.signals import stop_requests
@@ -59,6 +60,9 @@ class Parser(argparse.ArgumentParser):
         found: list[Any] = super()._get_option_tuples(option_string)
         first = [match for match in found if match[0].dest not in self.second_choice] or found
         return list({match[0].dest: match for match in first}.values())  # two names of one option are one
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        say(message, standard_output())
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the whole usage."""
@@ -102,33 +106,30 @@ class Console:
         self.write(text.rstrip("\n") + "\n")
         self.flush()
 
-    def write(self, text: str) -> None:
-        """Print a part of a long result as it is; characters that the terminal's encoding lacks as escapes."""
-        if sys.stdout is None:  # closed by whoever started us: nobody wants to hear it
-            return
+    def write(self, text: str, *, raw: bool = False) -> None:
+        """Print a part of a long result; `raw`: a text that a pipe or a file is to get as it is."""
         try:
-            sys.stdout.write(text)
+            say(text, standard_output(), raw=raw)
         except BrokenPipeError as error:
             raise _ReaderGone from error
-        except UnicodeEncodeError:
-            encoding = sys.stdout.encoding
-            sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
     def flush(self) -> None:
         """Hand on what was printed."""
-        if sys.stdout is None:
+        stream = standard_output()
+        if stream is None:
             return
         try:
-            sys.stdout.flush()
+            stream.flush()
         except BrokenPipeError as error:
             raise _ReaderGone from error
 
     def note(self, text: str) -> None:
         """A line on stderr: what is going on, warnings."""
         # Nobody may be listening: a closed pipe, a full disk below a log, no stderr at all.
+        stream = standard_error()
         with suppress(OSError, AttributeError):
-            sys.stderr.write(text.rstrip("\n") + "\n")
-            sys.stderr.flush()
+            say(text.rstrip("\n") + "\n", stream)
+            stream.flush()  # type: ignore[union-attr]
 
     def error(self, text: str) -> None:
         """An error in the form of all our commands."""
@@ -140,8 +141,9 @@ class Console:
         from cli.progress import BarProgress, LineProgress
 
         listener: BarProgress | LineProgress = LineProgress(self.note, program=self.program)
-        if sys.stderr is not None and sys.stderr.isatty():
-            listener = BarProgress(sys.stderr, program=self.program)
+        stream = standard_error()
+        if stream is not None and stream.isatty():
+            listener = BarProgress(stream, program=self.program)
         try:
             yield listener
         finally:
@@ -222,7 +224,7 @@ def _stopped() -> StoppedError:
 
 def _report(error: BaseException, console: Console, *, debug: bool) -> int:
     if isinstance(error, _ReaderGone):
-        _forget_stdout()
+        forget_standard_output()
         return 0
     if debug:
         import traceback
@@ -272,10 +274,3 @@ def _as_the_system_said(error: ValueError | RuntimeError) -> BaseException:
 def _in_one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _forget_stdout() -> None:
-    """Lead stdout nowhere, so that what is left in its buffer makes no complaint at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, TextIO
 
+from cli.terminal import quoted, say
 from mdata.progress import Progress, Silent
 
 LINE_INTERVAL_S = 10.0
@@ -102,7 +103,7 @@ class BarProgress(ConsoleProgress):
         # miniters=0: with amounts of very different size tqdm's own guess would leave the bar standing for long, and
         # totals change while no unit is done (an evaluation between two steps).
         self._bar = tqdm(
-            desc=label,
+            desc=quoted(label),
             total=total,
             initial=done,
             unit=unit,
@@ -126,7 +127,7 @@ class BarProgress(ConsoleProgress):
         """See `Progress`."""
         if self._bar is not None:
             self._bar.clear()
-        self._stream.write(f"{self._program}: {text}\n")
+        say(f"{self._program}: {text}\n", self._stream)
         if self._bar is not None:
             self._bar.refresh()
 

@@ -23,6 +23,7 @@ COLLECTIVES = {
     "monitored_barrier", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter",
     "scatter_object_list", "send",
 }  # fmt: skip
+_STREAMS = {"stdout", "stderr", "__stdout__", "__stderr__"}
 GROUPS = {"init_process_group", "destroy_process_group", "new_group", "new_subgroups", "init_device_mesh"}
 
 Finding = tuple[str, str]
@@ -182,6 +183,19 @@ def no_print(source: Source) -> Iterator[Finding]:
             yield source.path, f"line {node.lineno}: print"
 
 
+def one_door_to_the_terminal(source: Source) -> Iterator[Finding]:
+    """Commands print through cli/terminal.py alone, which quotes control characters in what strangers wrote."""
+    if source.path == "cli/terminal.py":
+        return
+    for node in ast.walk(source.tree):
+        name = _dotted(node) if isinstance(node, ast.Attribute | ast.Name) else None
+        imported = [one for module, one in _imports(node) if module == "sys" and one in _STREAMS]
+        if imported or (name and name.startswith("sys.") and name.split(".")[1] in _STREAMS):
+            yield source.path, f"line {getattr(node, 'lineno', 0)}: a standard stream; use cli.terminal"
+        if isinstance(node, ast.Call) and (how := _prints(node)):
+            yield source.path, f"line {node.lineno}: {how}; use cli.terminal.say"
+
+
 def module_docstring(source: Source) -> Iterator[Finding]:
     """A module begins with what it does, in 3 to 15 lines; a package's __init__ may do with one."""
     first = source.tree.body[0] if source.tree.body else None
@@ -284,6 +298,7 @@ RULES = {
     "no global": Rule(no_global),
     "collectives in one file": Rule(collectives_in_one_file),
     "no print": Rule(no_print, ("mdata", "trainer")),
+    "one door to the terminal": Rule(one_door_to_the_terminal, ("cli",)),
     "module docstring": Rule(module_docstring),
     "no blanket except": Rule(no_blanket_except),
     "requests to stop pass": Rule(requests_to_stop_pass),
@@ -336,6 +351,15 @@ def _dotted(node: ast.AST | None) -> str | None:
     if isinstance(node, ast.Attribute) and (base := _dotted(node.value)):
         return f"{base}.{node.attr}"
     return None
+
+
+def _prints(call: ast.Call) -> str | None:
+    """How a call prints, or None; a console is of cli/console.py and goes through the door."""
+    name = _dotted(call.func) or (call.func.attr if isinstance(call.func, ast.Attribute) else "")
+    base, _, last = name.rpartition(".")
+    if name in ("print", "os.write") or last in ("writelines", "print_exc", "print_help", "print_usage"):
+        return name
+    return name if last == "write" and base not in ("console", "self") else None
 
 
 def _writes(call: ast.Call) -> str | None:
