@@ -92,6 +92,27 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
 
+def open_own(path: Path, flags: int) -> int:
+    """`os.open` of a hidden name of ours, made with the usual permissions; a link that stands there is not followed.
+
+    Nobody but us gives these names. A link among them was put there so that we write over the file that it leads to.
+
+    Raises:
+        UsageError: a link. OSError: what the file system said.
+    """
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP or not path.is_symlink():
+            raise
+        raise UsageError(
+            f"{path} is a link, where a file of ours is to be",
+            found=f"a link to {path.readlink()}",
+            expected="no file, or one that an earlier run left",
+            fix="remove the link, and ask who made it; what it leads to was not touched",
+        ) from error
+
+
 def open_alone(partial: Path, keep_bytes: int | None = 0) -> int:
     """Open a temporary file for this process alone, cut to its first bytes; what a killed process left is taken over.
 
@@ -100,7 +121,7 @@ def open_alone(partial: Path, keep_bytes: int | None = 0) -> int:
         keep_bytes: how much of its content stays; None: all of it.
 
     Raises:
-        UsageError: another process is writing it. OSError: what the file system said.
+        UsageError: another process is writing it, or it is a link. OSError: what the file system said.
         DamageError: it holds less than what was to be kept.
     """
     try:
@@ -135,7 +156,8 @@ def held(path: Path, *, remove: bool = False) -> Iterator[None]:
     locks, a holder that still lives on this host counts, and one on another host is believed to live.
 
     Raises:
-        UsageError: another process holds it, by host and process id. OSError: what the file system said.
+        UsageError: another process holds it, by host and process id; or it is a link.
+        OSError: what the file system said.
     """
     me = f"process {os.getpid()} on {os.uname().nodename}"
     try:
@@ -195,12 +217,12 @@ def _locked(path: Path, how: int, *, anyones: bool = False) -> int:
     """
     while True:
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fd = open_own(path, os.O_RDWR | os.O_CREAT)
         except PermissionError:
             if not anyones or not os.access(path.parent, os.W_OK):
                 raise
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                fd = open_own(path, os.O_RDONLY)
             except FileNotFoundError:
                 continue  # its owner took it away between our two calls
         try:
@@ -238,7 +260,7 @@ def _of(path: Path) -> Iterator[None]:
 
 
 def _held_by(path: Path) -> UsageError:
-    holder = path.read_text(errors="replace") or "another process"
+    holder = _holder(path) or "another process"
     return UsageError(
         f"{path} is held: another run is writing there",
         found=holder,
@@ -246,9 +268,15 @@ def _held_by(path: Path) -> UsageError:
     )
 
 
+def _holder(path: Path) -> str:
+    """What a lock file says of who holds it."""
+    with os.fdopen(open_own(path, os.O_RDONLY), errors="replace") as file:
+        return file.read()
+
+
 def _is_stale(path: Path, me: str) -> bool:
     """Whether the holder that the file names is known to be gone."""
-    match = re.fullmatch(r"process (\d+) on (.*)", path.read_text(errors="replace"))
+    match = re.fullmatch(r"process (\d+) on (.*)", _holder(path))
     if match is None:
         return True
     if match[2] != os.uname().nodename:
@@ -265,7 +293,7 @@ def _is_stale(path: Path, me: str) -> bool:
 def is_still(fd: int, path: Path) -> bool:
     """Whether the path names the open file."""
     try:
-        return os.path.samestat(os.fstat(fd), path.stat())
+        return os.path.samestat(os.fstat(fd), path.lstat())
     except FileNotFoundError:
         return False
 
@@ -277,11 +305,11 @@ def atomic_file(path: Path) -> Iterator[int]:
     On an error the temporary file is removed and an older `path` stays as it was.
 
     Raises:
-        OSError: what the file system said, with the file's name.
+        UsageError: a link stands under the temporary name. OSError: what the file system said, with the file's name.
     """
     partial = partial_path(path)
     try:
-        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        fd = open_own(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         with _of(path):
             try:
                 yield fd
@@ -292,7 +320,8 @@ def atomic_file(path: Path) -> Iterator[int]:
             sync_folder(path.parent)
     except BaseException:
         with suppress(OSError):  # what went wrong first is what is told
-            partial.unlink(missing_ok=True)
+            if not partial.is_symlink():  # not ours, and evidence
+                partial.unlink(missing_ok=True)
         raise
 
 

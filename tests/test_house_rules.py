@@ -20,6 +20,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("no blanket except", "mdata/loading/prefetch.py"): "the prefetching thread hands its error to the consumer",
     ("no blanket except", "mdata/preprocess/behind.py"): "the writing thread hands its error to the one that gives",
     ("no blanket except", "mdata/sources/ahead.py"): "a reading thread hands its error to the consumer",
+    ("durable is the door", "trainer/metrics.py"): "lines are appended to a file that is read while it grows",
     ("one door to the terminal", "cli/start.py"): "a fixed line before anything is imported, and no name in it",
     ("no blanket except", "mdata/preprocess/nursery.py"): "a worker hands its error to the parent, which raises it",
     ("requests to stop pass", "cli/console.py"): "the one place that turns a request to stop into an exit code",
@@ -108,6 +109,7 @@ MORE_OFFENCES = [
     ("module docstring", "mdata/x.py", '"""' + "x\n" * 15 + '"""'),
     ("durable is the door", "mdata/x.py", "import os\nos.replace(a, b)"),
     ("durable is the door", "mdata/x.py", "path.open('ab')"),
+    ("durable is the door", "mdata/x.py", "import os\nos.open(path, os.O_RDWR | os.O_CLOEXEC)"),
     ("durable is the door", "mdata/x.py", "open(path, mode='w')"),
     ("durable is the door", "mdata/x.py", "Path(path).write_text(x)"),
 ]  # fmt: skip

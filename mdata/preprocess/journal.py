@@ -39,7 +39,7 @@ class Journal:
             fresh = not path.exists()
             self.records, size = _read(path)
             self.worth_keeping = bool(self.records)
-            self._open = durable.Descriptor(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
+            self._open = durable.Descriptor(durable.open_own(path, os.O_WRONLY | os.O_CREAT))
             try:
                 self._cut(size)
                 if fresh:
@@ -116,15 +116,23 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The records up to the first line that is not whole, and their size in bytes."""
     records: list[dict[str, Any]] = []
     size = 0
-    if not path.exists():
-        return records, size
-    for line in path.read_bytes().splitlines(keepends=True):
+    for line in _content(path).splitlines(keepends=True):
         record = _record(line)
         if record is None:
             break
         records.append(record)
         size += len(line)
     return records, size
+
+
+def _content(path: Path) -> bytes:
+    """All bytes of the file; none where there is none."""
+    try:
+        fd = durable.open_own(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return b""
+    with os.fdopen(fd, "rb") as file:
+        return file.read()
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

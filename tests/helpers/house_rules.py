@@ -24,6 +24,7 @@ COLLECTIVES = {
     "scatter_object_list", "send",
 }  # fmt: skip
 _STREAMS = {"stdout", "stderr", "__stdout__", "__stderr__"}
+_WRITING = {"os.O_CREAT", "os.O_WRONLY", "os.O_RDWR"}
 GROUPS = {"init_process_group", "destroy_process_group", "new_group", "new_subgroups", "init_device_mesh"}
 
 Finding = tuple[str, str]
@@ -370,6 +371,8 @@ def _writes(call: ast.Call) -> str | None:
         return name
     if name.startswith("durable."):
         return None
+    if name == "os.open" and _WRITING & {_dotted(node) for argument in call.args for node in ast.walk(argument)}:
+        return "os.open for writing"
     if last in ("write_text", "write_bytes", "rename", "tofile", "save_file"):
         return last
     if last == "replace" and len(call.args) == 1 and not call.keywords:  # str.replace takes two, dataclasses' keywords
