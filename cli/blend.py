@@ -15,7 +15,7 @@ from typing import Any
 import mdata
 from cli.blend_change import add_change_arguments, changed, refuse_without_from
 from cli.console import Console
-from cli.text import add_tokenizer_unknown, add_training, table
+from cli.text import add_allow_outside, add_tokenizer_unknown, add_training, table
 from mdata.parsing import parse_json
 
 
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("words", nargs="*", metavar="WORD", help="weights and corpora, or one .toml or .csv file")
     add("-o", "--output", metavar="MIX.json", help="the blend manifest")
     add_tokenizer_unknown(parser)
+    add_allow_outside(parser)
     add("--dry-run", action="store_true", help="show the table and write nothing")
     add_training(parser, "the training that the table is for")
     mix = parser.add_argument_group("instead of shares")
@@ -55,7 +56,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         spec = _spec(arguments)
         if spec is None:
             raise mdata.UsageError("no data is named", expected="a prefix, or pairs of weight and prefix")
-        blend, lines, facts = mdata.plan_blend(spec, folder), [], {}
+        blend, lines, facts = mdata.plan_blend(spec, folder, allow_outside=arguments.allow_outside), [], {}
     if arguments.redistribute:
         blend = mdata.redistribute_blend(blend, **_run(arguments))
     preview = mdata.preview_blend(blend, **_run(arguments))

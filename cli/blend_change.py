@@ -57,7 +57,8 @@ def changed(
             expected=f"a sample before {length:,}",
             fix="the length of the whole training in --samples or --tokens",
         )
-    old = mdata.open_blend(arguments.from_blend, tokenizer_unknown=arguments.tokenizer_unknown)
+    how = {"tokenizer_unknown": arguments.tokenizer_unknown, "allow_outside": arguments.allow_outside}
+    old = mdata.open_blend(arguments.from_blend, **how)
     run = {"sequence_length": arguments.sequence_length, "split": arguments.split}
     edited = any((edits.shares, edits.add, edits.remove, edits.replace))
     given = replace(edits, allow_overlap=arguments.allow_overlap) if edited else None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import mdata
 from cli.console import Console
-from cli.text import add_tokenizer_unknown, table
+from cli.text import add_allow_outside, add_tokenizer_unknown, table
 
 if TYPE_CHECKING:
     from mdata.build import BuildResult
@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-head", action="store_true", help="bert: one text, without the task of the next sentence")
     add("--short-probability", "--short-seq-prob", type=float, default=0.1, metavar="P", help="bert, t5; default 0.1")
     add_tokenizer_unknown(parser)
+    add_allow_outside(parser)
     add("--cache", "--data-cache-path", metavar="FOLDER", help="where arrays are kept; default: beside the corpus")
     add("--threads", type=int, default=1, metavar="N", help="that build; default 1")
 
@@ -90,6 +91,7 @@ def _options(arguments: argparse.Namespace) -> mdata.DatasetOptions:
         head=not arguments.no_head,
         short_probability=arguments.short_probability,
         tokenizer_unknown=arguments.tokenizer_unknown,
+        allow_outside=arguments.allow_outside,
         cache=arguments.cache,
         threads=arguments.threads,
     )

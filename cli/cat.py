@@ -17,6 +17,7 @@ from typing import Any
 
 import mdata
 from cli.console import Console
+from cli.text import add_allow_outside
 from mdata.documents import Documents, select
 
 
@@ -27,11 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--documents", metavar="N,A:B", help="numbers and ranges, such as 0:10,42; default: all")
     add("--origin", action="append", metavar="FILE:ROW", help="what row ROW of an input gave, from 1; may be repeated")
     add("--ids", action="store_true", help="token ids instead of text")
+    add_allow_outside(parser)
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Write document after document."""
-    corpus = mdata.open_corpus(arguments.path)
+    corpus = mdata.open_corpus(arguments.path, allow_outside=arguments.allow_outside)
     documents = Documents(corpus)
     if documents.missing is not None:
         console.note(f"mdata: {documents.missing} is gone, so origins are not known")

@@ -14,7 +14,7 @@ import numpy as np
 
 import mdata
 from cli.console import Console
-from cli.text import table
+from cli.text import add_allow_outside, table
 from mdata.documents import Documents
 from mdata.manifest import Provenance
 
@@ -27,17 +27,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="PATH", help="a manifest, or the prefix of a .bin/.idx pair")
     add("--documents", type=int, default=3, metavar="N", help="how many documents to show; default 3")
+    add_allow_outside(parser)
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Say what is known, then show text."""
-    path = Path(arguments.path)
+    path, how = Path(arguments.path), {"allow_outside": arguments.allow_outside}
     if path.suffix == ".json" and isinstance(mdata.load_manifest(path), mdata.BlendManifest):
-        blend = mdata.open_blend(path, tokenizer_unknown="ok")  # it is only looked at
+        blend = mdata.open_blend(path, tokenizer_unknown="ok", **how)  # it is only looked at
         facts = _blend_facts(blend)
         console.result(_blend_text(facts), facts)
         return
-    facts = corpus_facts(mdata.open_corpus(path), max(arguments.documents, 0))
+    facts = corpus_facts(mdata.open_corpus(path, **how), max(arguments.documents, 0))
     if facts["tokenizer_problem"]:
         console.note(f"mdata: {facts['tokenizer_problem']}")
     console.result(_corpus_text(facts), facts)

@@ -11,7 +11,7 @@ import argparse
 
 import mdata
 from cli.console import Console
-from cli.text import add_training
+from cli.text import add_allow_outside, add_training
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("path", metavar="MIX.json", help="a manifest, or the prefix of a .bin/.idx pair")
     add("-o", "--output", metavar="FILE.html", help="the page; default MIX.report.html beside the manifest")
     add("--full", action="store_true", help="count every token's id, not a sample of 67 million")
+    add_allow_outside(parser)
     add_training(parser, "the training that it is for")
 
 
@@ -35,6 +36,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         tokens=arguments.tokens,
         split=arguments.split,
         full=arguments.full,
+        allow_outside=arguments.allow_outside,
     )
     if made.data.problem:
         console.note(f"mdata: shares over training are left out: {made.data.problem}")

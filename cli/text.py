@@ -49,6 +49,16 @@ def add_tokenizer_unknown(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_allow_outside(parser: argparse._ActionsContainer, default: bool | None = False) -> None:
+    """Whether manifests of corpora may lead elsewhere."""
+    parser.add_argument(
+        "--allow-outside",
+        action="store_true",
+        default=default,
+        help="a corpus' manifest may name files outside its folder: for manifests of people whom you trust",
+    )
+
+
 def add_training(parser: argparse.ArgumentParser, title: str) -> None:
     """The options that say how long a training is, and how it reads."""
     add = parser.add_argument_group(title).add_argument

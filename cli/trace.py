@@ -23,12 +23,13 @@ import numpy as np
 
 import mdata
 from cli.console import Console
+from cli.text import add_allow_outside
 from cli.trace_text import Shown, reader_facts, reader_table, sample_facts, sample_text, step_table
 from mdata.documents import parse_origin
 from mdata.loading.batch_sizes import BatchSizes, constant, ramp_up
 from mdata.parsing import parse_toml
 
-_READ = ("seed", "order", "kind", "split", "split_shares", "num_samples")
+_READ = ("seed", "order", "kind", "split", "split_shares", "num_samples", "allow_outside")
 _SAMPLER = ("global_batch", "rampup_batch_size", "micro_batch", "dp", "dataloader_type", "no_data_sharding")
 _BY_HAND = ("sequence_length", *_READ, "option", *_SAMPLER)
 _OF_RUN = ("blend", "validation", "test")
@@ -75,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="any other option of mdata.DatasetOptions; VALUE as in TOML: 8, true, [5, 6, 7]",
     )
+    add_allow_outside(data, default=None)
     data.add_argument("--global-batch", type=int, metavar="N", help="samples of a step")
     data.add_argument("--rampup-batch-size", type=int, nargs=3, metavar=("START", "INCREMENT", "SAMPLES"))
     data.add_argument("--micro-batch", type=int, metavar="N")

@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 import mdata
 from cli.console import Console
+from cli.text import add_allow_outside
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="a corpus or blend manifest, or a prefix")
     parser.add_argument("--full", action="store_true", help="read every .bin and name damaged blocks")
     parser.add_argument("--threads", type=int, metavar="N", help="that read; default: the cores you may use")
+    add_allow_outside(parser)
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
@@ -25,7 +27,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.threads is not None and arguments.threads < 1:
         raise mdata.UsageError(f"--threads {arguments.threads}", expected="at least 1")
     with console.progress() as progress:
-        found = mdata.verify(arguments.path, full=arguments.full, threads=arguments.threads, progress=progress)
+        how = {name: getattr(arguments, name) for name in ("full", "threads", "allow_outside")}
+        found = mdata.verify(arguments.path, **how, progress=progress)
     for problem in found.problems:
         console.error(str(problem))
     if arguments.full and found.unhashed:

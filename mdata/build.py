@@ -63,7 +63,7 @@ def build(
     Raises:
         UsageError, DamageError, ResourceError: as `open_dataset`.
     """
-    blend = open_blend(path, mode=options.mode, checked=False, tokenizer_unknown=options.tokenizer_unknown)
+    blend = open_blend(path, **options.opening)
     edges = split_edges(options.split_shares)
     splits = [split for i, split in enumerate(SPLITS) if edges[i + 1] > edges[i]]
     samples: dict[str, int | None] = {}

@@ -29,6 +29,7 @@ from mdata.indexed.gather import Gatherer
 from mdata.indexed.reader import Described, IndexedReader, Mode, PairFacts, compare_all
 from mdata.manifest import CorpusManifest, Shard, TokenizerFacts
 from mdata.manifest.facts import level_named
+from mdata.manifest.inside import file_inside, path_inside, shard_inside
 from mdata.manifest.structs import TokenDtype
 from mdata.naming import manifest_of, prefix_of
 
@@ -36,16 +37,17 @@ if TYPE_CHECKING:
     from mdata.tokenizers import Tokenizer
 
 
-def open_corpus(path: str | Path, *, mode: Mode = "mmap", checked: bool = True) -> Corpus:
+def open_corpus(path: str | Path, *, mode: Mode = "mmap", checked: bool = True, allow_outside: bool = False) -> Corpus:
     """Open a corpus by its manifest, or by the prefix of a .bin/.idx pair.
 
     Args:
         path: the manifest, or the prefix.
         mode: "mmap", or "pread" for file systems and memory limits that maps do not suit.
         checked: false: where there is a manifest, tables of an .idx are checked when they are first used, not here.
+        allow_outside: its manifest may name files outside its folder; for manifests of people whom you trust.
 
     Raises:
-        UsageError: nothing there, or a blend.
+        UsageError: nothing there, a blend, or a manifest that names files elsewhere.
         DamageError: a manifest or pair that is altered, truncated or inconsistent.
     """
     path = Path(path)
@@ -55,16 +57,20 @@ def open_corpus(path: str | Path, *, mode: Mode = "mmap", checked: bool = True) 
     content = manifests.load(found)
     if not isinstance(content, CorpusManifest):
         raise UsageError(f"{found} is a blend", expected="one corpus")
-    folder = found.parent
     readers = [
-        IndexedReader(folder / one.path, mode=mode, contiguous=one.contiguous, described=Described(found, one.idx_hash))
+        IndexedReader(
+            shard_inside(found, one.path, allow_outside=allow_outside),
+            mode=mode,
+            contiguous=one.contiguous,
+            described=Described(found, one.idx_hash),
+        )
         for one in content.shards
     ]
     for shard, reader in zip(content.shards, readers, strict=True):
         _check_pair(found, content.dtype, shard=shard, reader=reader)
         if checked:
             reader.check()
-    return Corpus(found, content, readers=readers)
+    return Corpus(found, content, readers=readers, allow_outside=allow_outside)
 
 
 class Corpus:
@@ -75,6 +81,7 @@ class Corpus:
         manifest: what is known of the content.
         readers: one per shard.
         complete: false: the manifest stands without its provenance, to be read from the file when it is asked for.
+        allow_outside: the manifest may name files outside its folder.
 
     Attributes:
         id: identity of the content. name: what people call it, from the path.
@@ -82,9 +89,16 @@ class Corpus:
     """
 
     def __init__(
-        self, path: Path, manifest: CorpusManifest, *, readers: list[IndexedReader], complete: bool = True
+        self,
+        path: Path,
+        manifest: CorpusManifest,
+        *,
+        readers: list[IndexedReader],
+        complete: bool = True,
+        allow_outside: bool = False,
     ) -> None:
         self.path = path
+        self.allow_outside = allow_outside
         self._known, self._complete = manifest, complete
         self.readers = tuple(readers)
         self.id = manifest.id
@@ -153,14 +167,15 @@ class Corpus:
         """The tokenizer's files that are kept beside the corpus; none where the tokenizer is not known.
 
         Raises:
-            UsageError: the folder is gone.
+            UsageError: the folder is gone, or it or a file in it lies outside the manifest's folder.
         """
         if self.tokenizer is None or self.tokenizer.folder is None:
             return {}
-        folder = self.path.parent / self.tokenizer.folder
+        name, allow = self.tokenizer.folder, self.allow_outside
+        folder = path_inside(self.path, name, allow_outside=allow)
         with os_errors_named(f"{self.name}: reading its tokenizer"):
-            files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
-            return {path.name: path.read_bytes() for path in files}
+            files = [path.name for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
+            return {one: file_inside(self.path, f"{name}/{one}", allow_outside=allow).read_bytes() for one in files}
 
     def load_tokenizer(self) -> Tokenizer | None:
         """The tokenizer that made this corpus, from the files beside it; None where it is not known.
@@ -281,10 +296,12 @@ class Corpus:
         known = msgspec.structs.replace(self._known, provenance=None)
         complete = self._complete and self._known.provenance is None
         facts = tuple(reader.facts for reader in self.readers)
-        return _reopen, (self.path.absolute(), self.mode, (known, complete), facts)
+        return _reopen, (self.path.absolute(), self.mode, (known, complete), facts, self.allow_outside)
 
 
-def _reopen(path: Path, mode: Mode, manifest: tuple[CorpusManifest, bool], facts: tuple[PairFacts, ...]) -> Corpus:
+def _reopen(
+    path: Path, mode: Mode, manifest: tuple[CorpusManifest, bool], facts: tuple[PairFacts, ...], allow_outside: bool
+) -> Corpus:
     known, complete = manifest
     pairs = zip(known.shards, facts, strict=True)
     readers = [
@@ -292,8 +309,8 @@ def _reopen(path: Path, mode: Mode, manifest: tuple[CorpusManifest, bool], facts
         for shard, one in pairs
     ]
     if all(reader.unchanged() for reader in readers):
-        return Corpus(path, known, readers=readers, complete=complete)
-    corpus = open_corpus(path, mode=mode, checked=False)
+        return Corpus(path, known, readers=readers, complete=complete, allow_outside=allow_outside)
+    corpus = open_corpus(path, mode=mode, checked=False, allow_outside=allow_outside)
     _check_id(path, corpus.id, expected=known.id)
     return corpus
 

@@ -62,8 +62,7 @@ def open_dataset(
     """
     options.check()
     with garbage_left():
-        unknown = options.tokenizer_unknown
-        opened = open_blend(path, mode=options.mode, checked=False, tokenizer_unknown=unknown, evaluation=evaluation)
+        opened = open_blend(path, **options.opening, evaluation=evaluation)
         opened.tell_left_out(progress)
         return Dataset(opened, options, cache=_cache_of(options, progress))
 

@@ -48,9 +48,11 @@ class Documents:
         self.origins: Origins | None = None
         self.missing: Path | None = None
         if provenance is not None and provenance.origins is not None:
-            path = path_inside(corpus.path, provenance.origins.path)
+            path = path_inside(corpus.path, provenance.origins.path, allow_outside=corpus.allow_outside)
             if path.exists():
-                self.origins = open_origins(file_inside(corpus.path, provenance.origins.path))
+                self.origins = open_origins(
+                    file_inside(corpus.path, provenance.origins.path, allow_outside=corpus.allow_outside)
+                )
             else:
                 self.missing = path
 

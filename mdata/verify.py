@@ -11,18 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from blake3 import blake3
 
 from mdata import manifest as manifests
 from mdata.corpus import Corpus, open_corpus
-from mdata.errors import DamageError, MdataError, ResourceError, os_errors_named
+from mdata.errors import DamageError, MdataError, ResourceError, UsageError, os_errors_named
 from mdata.indexed.blocks import BlockFile
 from mdata.indexed.files import hash_file
 from mdata.indexed.format import BLOCK_BYTES, bin_path, idx_path
 from mdata.indexed.tables import IndexTables, read_tables
 from mdata.manifest import BlendManifest, CorpusManifest, Shard
-from mdata.manifest.inside import file_inside
+from mdata.manifest.inside import file_inside, shard_inside
 from mdata.naming import manifest_of
 from mdata.origins import open_origins
 from mdata.progress import SILENT, Progress
@@ -101,6 +102,7 @@ class _Check:
     full: bool
     threads: int | None
     progress: Progress
+    allow_outside: bool
     problems: list[MdataError] = field(default_factory=list)
     damaged: list[DamagedBlocks] = field(default_factory=list)
     unhashed: list[str] = field(default_factory=list)
@@ -119,7 +121,7 @@ class _Check:
     def sidecar(self, name: str, expected: str) -> Path | None:
         """Where a sidecar lies; None, and a problem, where it cannot be read or is not what was written."""
         try:
-            path = file_inside(self.manifest, name)
+            path = file_inside(self.manifest, name, allow_outside=self.allow_outside)
             with os_errors_named("reading"):
                 found = hash_file(path)
         except MdataError as error:
@@ -136,7 +138,12 @@ class _Check:
 
 
 def verify(
-    path: str | Path, *, full: bool = False, threads: int | None = None, progress: Progress = SILENT
+    path: str | Path,
+    *,
+    full: bool = False,
+    threads: int | None = None,
+    allow_outside: bool = False,
+    progress: Progress = SILENT,
 ) -> Verified:
     """Check a corpus, a bare pair, or a blend and all its corpora.
 
@@ -144,6 +151,7 @@ def verify(
         path: manifest or prefix.
         full: also read every .bin that has block hashes.
         threads: that read blocks; default the cores this process may use.
+        allow_outside: as for `open_corpus`; else a manifest that names files elsewhere is a problem.
         progress: hears of the bytes read.
 
     Raises:
@@ -158,19 +166,20 @@ def verify(
         if not found.exists():
             raise
         return Verified((str(found),), problems=(error,))
+    check = _Check(found, full, threads=threads, progress=progress, allow_outside=allow_outside)
     if isinstance(content, CorpusManifest):
-        check = _Check(found, full, threads=threads, progress=progress)
         return _verify_corpus(found, content, check=check)
-    return _verify_blend(found, content, full=full, threads=threads, progress=progress)
+    return _verify_blend(found, content, check=check)
 
 
-def _verify_blend(path: Path, blend: BlendManifest, *, full: bool, threads: int | None, progress: Progress) -> Verified:
+def _verify_blend(path: Path, blend: BlendManifest, *, check: _Check) -> Verified:
     result = Verified((str(path),))
+    how: dict[str, Any] = {name: getattr(check, name) for name in ("full", "threads", "progress", "allow_outside")}
     for part in blend.components:
         place = path.parent / part.path
         try:
-            result = result.and_then(verify(place, full=full, threads=threads, progress=progress))
-            found = open_corpus(place).id
+            result = result.and_then(verify(place, **how))
+            found = open_corpus(place, allow_outside=check.allow_outside).id
         except MdataError as error:
             known = {str(problem) for problem in result.problems}
             problems = () if str(error) in known else (error,)
@@ -192,9 +201,14 @@ def _verify_bare(path: Path) -> Verified:
 
 
 def _verify_corpus(path: Path, corpus: CorpusManifest, *, check: _Check) -> Verified:
+    try:
+        for shard in corpus.shards:
+            shard_inside(path, shard.path, allow_outside=check.allow_outside)
+    except UsageError as error:  # nothing is read there, not even to be compared
+        return Verified((str(path),), problems=(error,))
     hashed = [_check_index(check, shard) for shard in corpus.shards]
     try:
-        opened = open_corpus(path, checked=False)
+        opened = open_corpus(path, checked=False, allow_outside=check.allow_outside)
     except MdataError as error:
         check.note(error)
     else:

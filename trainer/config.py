@@ -96,6 +96,7 @@ class DataSection:
     tokenizer_unknown: Literal["refuse", "ok"] = (
         "refuse"  # ok: a corpus whose tokenizer is not known may stand beside one whose tokenizer is known
     )
+    allow_outside: bool = False  # manifests of corpora may name files outside their folders
     cache: str = ""  # folder for arrays that are built (megatron, packed); "": beside the corpus
 
 

@@ -141,6 +141,7 @@ def _open_training(config: RunConfig, progress: mdata.Progress) -> mdata.Dataset
         shuffle_block=data.shuffle_block,
         blend_surplus=data.blend_surplus,
         tokenizer_unknown=data.tokenizer_unknown,
+        allow_outside=data.allow_outside,
         cache=data.cache or None,
     )
     return mdata.open_dataset(data.blend, options, progress=progress)

@@ -203,7 +203,9 @@ def _corpora_read(run: Run, train: mdata.Dataset) -> list[CorpusRead]:
         wanted = np.arange(first, min(first + LOCATED_AT_ONCE, run.consumed), dtype=np.int64)
         samples += np.bincount(train.locate(wanted)[0], minlength=len(samples))
     length = run.config.train.sequence_length
-    asked = mdata.blend_table(mdata.open_blend(run.config.data.blend, tokenizer_unknown="ok"))
+    data = run.config.data
+    blend = mdata.open_blend(data.blend, tokenizer_unknown="ok", allow_outside=data.allow_outside)
+    asked = mdata.blend_table(blend)
     out = []
     for number, part, row in zip(samples.tolist(), train.components, asked, strict=True):
         statistics = part.corpus.manifest.statistics

@@ -96,7 +96,8 @@ def change_blend(
     asked = (edits or BlendEdits()) if spec is None else read_spec(spec)
     unknown = may_be_unknown(old.tokenizer_unknown, asked.tokenizer_unknown)
     if isinstance(asked, BlendSpec):
-        phases = union.taken(plan_blend(asked, folder, tokenizer_unknown=OK if unknown else REFUSE))
+        allowed = OK if unknown else REFUSE
+        phases = union.taken(plan_blend(asked, folder, tokenizer_unknown=allowed, allow_outside=old.allow_outside))
     else:
         wholes = shown_wholes(old.manifest, [corpus.num_tokens for corpus in old.corpora])
         rest = _rest(schedules, old, sizes, at=at_sample, wholes=wholes)
@@ -169,7 +170,7 @@ class _Union:
     """The components of the old blend, and behind them those that a change adds."""
 
     def __init__(self, old: OpenBlend, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.allow_outside = folder, old.allow_outside
         self.corpora = list(old.corpora)
         self.components = [
             msgspec.structs.replace(part, path=relative_path(corpus.path, folder))
@@ -231,7 +232,7 @@ class _Union:
         return [i for i, part in enumerate(self.components) if part.group == name] or self._one(name, problems)
 
     def _added(self, path: str) -> int:
-        one = plan_blend({"component": [{"path": path}]}, self.folder)
+        one = plan_blend({"component": [{"path": path}]}, self.folder, allow_outside=self.allow_outside)
         if len(one.corpora) != 1:
             raise UsageError(f"{path} names {len(one.corpora)} corpora", expected="one", fix="a whole new mixture")
         return self._place(one.manifest.components[0], one.corpora[0])

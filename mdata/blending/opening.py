@@ -88,6 +88,11 @@ class OpenBlend:
             progress.note(f"{where} is left out: {why}")
 
     @property
+    def allow_outside(self) -> bool:
+        """Whether manifests of its corpora were allowed to name files outside their folders."""
+        return any(corpus.allow_outside for corpus in self.corpora)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Of the components."""
         return tuple(part.name for part in self.manifest.components)
@@ -129,7 +134,9 @@ class OpenBlend:
         return resolve(manifests.schedules(self.manifest), sizes)
 
 
-def make_blend(spec: SpecLike, output: str | Path, *, tokenizer_unknown: str = REFUSE, **run: Any) -> OpenBlend:
+def make_blend(
+    spec: SpecLike, output: str | Path, *, tokenizer_unknown: str = REFUSE, allow_outside: bool = False, **run: Any
+) -> OpenBlend:
     """Write a blend manifest.
 
     Args:
@@ -138,6 +145,7 @@ def make_blend(spec: SpecLike, output: str | Path, *, tokenizer_unknown: str = R
             them may be numbers.
         output: the manifest; corpora are named relative to its folder, so that both can move together.
         tokenizer_unknown: "ok": a corpus whose tokenizer is not known may stand beside one whose tokenizer is known.
+        allow_outside: as for `open_corpus`, of each corpus.
         run: of `redistribute_blend`, for a spec that asks for it: sequence_length, samples or tokens, split.
 
     Raises:
@@ -147,14 +155,20 @@ def make_blend(spec: SpecLike, output: str | Path, *, tokenizer_unknown: str = R
     from mdata.blending.redistribute import redistribute_blend
 
     output, read = Path(output), _allowing(read_spec(spec), tokenizer_unknown)
-    blend = plan_blend(replace(read, redistribute=False), output.parent)
+    blend = plan_blend(replace(read, redistribute=False), output.parent, allow_outside=allow_outside)
     return save_blend(redistribute_blend(blend, **run) if read.redistribute else blend, output)
 
 
 def plan_blend(
-    spec: SpecLike, folder: Path, *, mode: Mode = "mmap", checked: bool = True, tokenizer_unknown: str = REFUSE
+    spec: SpecLike,
+    folder: Path,
+    *,
+    mode: Mode = "mmap",
+    checked: bool = True,
+    tokenizer_unknown: str = REFUSE,
+    allow_outside: bool = False,
 ) -> OpenBlend:
-    """The blend that `make_blend` would write into a folder; `mode` and `checked` are those of `open_corpus`.
+    """The blend that `make_blend` would write into a folder; `mode`, `checked` and `allow_outside` as in `open_corpus`.
 
     Raises:
         UsageError, DamageError: as `make_blend`.
@@ -165,7 +179,8 @@ def plan_blend(
             "redistribute is resolved when a manifest is written, for one training",
             fix="mdata blend SPEC -o mix.json --redistribute --sequence-length S --samples N",
         )
-    manifest, corpora = compose(read, folder, open_one=lambda path: open_corpus(path, mode=mode, checked=checked))
+    how: dict[str, Any] = {"mode": mode, "checked": checked, "allow_outside": allow_outside}
+    manifest, corpora = compose(read, folder, open_one=lambda path: open_corpus(path, **how))
     check_one_tokenizer(corpora, unknown=read.tokenizer_unknown == OK)
     if problems := missing_lengths(manifests.schedules(manifest)):
         raise blend_error(problems)
@@ -238,27 +253,29 @@ def open_blend(
     mode: Mode = "mmap",
     checked: bool = True,
     tokenizer_unknown: str = REFUSE,
+    allow_outside: bool = False,
     evaluation: bool = False,
 ) -> OpenBlend:
     """Open a blend manifest, a corpus manifest, a bare prefix, or Megatron's words (also in one string).
 
-    `mode` and `checked` are those of `open_corpus`, `tokenizer_unknown` is that of `make_blend`. A folder, a pattern,
-    and a .toml or .csv file are taken too. `evaluation`: what is measured on, so that a folder gives its held-out
-    parts too.
+    `mode`, `checked` and `allow_outside` are those of `open_corpus`, `tokenizer_unknown` is that of `make_blend`. A
+    folder, a pattern, and a .toml or .csv file are taken too. A blend may name corpora anywhere. `evaluation`: what is
+    measured on, so that a folder gives its held-out parts too.
 
     Raises:
         UsageError: nothing there, two tokenizers, or one that is not known beside one that is.
         DamageError: something that is not what its manifest says.
     """
     words = _words(path) if isinstance(path, str | Path) else path
-    how: dict[str, Any] = {"mode": mode, "checked": checked, "tokenizer_unknown": tokenizer_unknown}
+    how: dict[str, Any] = {"mode": mode, "checked": checked, "allow_outside": allow_outside}
     if len(words) != 1 or not isinstance(path, str | Path):
-        return plan_blend(_read_for(words, evaluation), Path.cwd(), **how)
+        return plan_blend(_read_for(words, evaluation), Path.cwd(), tokenizer_unknown=tokenizer_unknown, **how)
     path = Path(path)
     content = manifests.load(path) if path.suffix == ".json" else None
     if not isinstance(content, BlendManifest):
-        return plan_blend(_read_for([str(path)], evaluation), path.parent, **how)
-    return _open_manifest(path, content, **how)
+        read = _read_for([str(path)], evaluation)
+        return plan_blend(read, path.parent, tokenizer_unknown=tokenizer_unknown, **how)
+    return _open_manifest(path, content, how, tokenizer_unknown=tokenizer_unknown)
 
 
 def _read_for(words: Sequence[WordLike], evaluation: bool) -> BlendSpec:
@@ -266,8 +283,8 @@ def _read_for(words: Sequence[WordLike], evaluation: bool) -> BlendSpec:
     return replace(read, allow_overlap=True) if evaluation else read
 
 
-def _open_manifest(path: Path, blend: BlendManifest, *, mode: Mode, checked: bool, tokenizer_unknown: str) -> OpenBlend:
-    corpora = tuple(open_corpus(path.parent / part.path, mode=mode, checked=checked) for part in blend.components)
+def _open_manifest(path: Path, blend: BlendManifest, how: dict[str, Any], *, tokenizer_unknown: str) -> OpenBlend:
+    corpora = tuple(open_corpus(path.parent / part.path, **how) for part in blend.components)
     for part, corpus in zip(blend.components, corpora, strict=True):
         if part.id != corpus.id:
             raise DamageError(

@@ -35,7 +35,8 @@ def path_inside(manifest: Path, name: str, *, allow_outside: bool = False) -> Pa
             f"{manifest} names {name}, which lies outside its folder",
             found=real,
             expected=f"a name inside {manifest.parent}",
-            fix="copy it into the folder, if you trust whoever made the manifest",
+            fix="if you trust whoever made the manifest, copy it into the folder, or give --allow-outside"
+            " (in Python allow_outside=True, in the configuration of a run data.allow_outside)",
         )
     return path
 
@@ -52,6 +53,19 @@ def file_inside(manifest: Path, name: str, *, allow_outside: bool = False) -> Pa
     if not stat.S_ISREG(mode):
         raise UsageError(f"{path} is not a regular file", fix="put back the file that the manifest names")
     return path
+
+
+def shard_inside(manifest: Path, name: str, *, allow_outside: bool = False) -> Path:
+    """The prefix of a pair that a manifest names; arguments as for `path_inside`.
+
+    Its .bin and .idx may be links: large files often lie elsewhere, and whoever put the links there said where.
+
+    Raises:
+        UsageError: it leads out of the folder.
+    """
+    if "/" not in name:  # beside the manifest, whatever it is: one of many thousand that are opened
+        return manifest.parent / name
+    return path_inside(manifest, name, allow_outside=allow_outside)
 
 
 def _folders(manifest: Path) -> tuple[str, str]:

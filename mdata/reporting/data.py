@@ -81,12 +81,13 @@ class ReportData:
         return self.parts[min(once)[1]].row if once else None
 
 
-def read_report(path: str | Path, *, full: bool = False, **run: Any) -> ReportData:
+def read_report(path: str | Path, *, full: bool = False, allow_outside: bool = False, **run: Any) -> ReportData:
     """Everything that a report says.
 
     Args:
         path: a manifest of a blend or corpus, or a bare prefix.
         full: all ids are counted, not a sample of them.
+        allow_outside: as for `open_corpus`.
         run: sequence_length, samples, tokens, split: as for `preview_blend`.
 
     Raises:
@@ -96,14 +97,14 @@ def read_report(path: str | Path, *, full: bool = False, **run: Any) -> ReportDa
     path = Path(path)
     content = manifests.load(path) if path.suffix == ".json" else None
     if isinstance(content, BlendManifest):
-        blend = open_blend(path, tokenizer_unknown="ok")  # it is only looked at
+        blend = open_blend(path, tokenizer_unknown="ok", allow_outside=allow_outside)  # it is only looked at
         kind, identity, title = "blend", blend.manifest.id, path.stem
     else:
-        corpus = open_corpus(path)
+        corpus = open_corpus(path, allow_outside=allow_outside)
         kind, identity, title = ("corpus" if corpus.path.suffix == ".json" else "pair"), corpus.id, corpus.name
         if not corpus.num_tokens:
             return _without_blend(corpus, kind, title=title, full=full)
-        blend = open_blend(path)
+        blend = open_blend(path, allow_outside=allow_outside)
     told = kind == "blend" or run.get("tokens") is not None or run.get("samples") is not None
     preview, problem, assumed = _preview(blend, run) if told else (None, None, False)
     rows = list(preview.rows) if preview else _plain_rows(blend)

@@ -41,20 +41,19 @@ def report(
     path: str | Path,
     output: str | Path | None = None,
     *,
-    sequence_length: int | None = None,
-    samples: int | None = None,
-    tokens: int | None = None,
-    split: str = "100,0,0",
     full: bool = False,
+    allow_outside: bool = False,
+    **run: Any,
 ) -> Report:
     """Write the page of a blend, a corpus or a bare pair.
 
     Args:
         path: a manifest, or the prefix of a .bin/.idx pair.
         output: the page; default beside it, NAME.report.html.
-        sequence_length, samples, tokens, split: the training, as for `preview_blend`. Without a length, one in which as
-            much is read as the corpora have.
         full: count every token's id, not a sample of 67 million.
+        allow_outside: as for `open_corpus`.
+        run: sequence_length, samples, tokens, split: the training, as for `preview_blend`. Without a length, one in
+            which as much is read as the corpora have.
 
     Raises:
         UsageError: nothing there; a training that the blend cannot give; a page that does not end in .html.
@@ -65,8 +64,7 @@ def report(
     target = Path(output) if output is not None else page_beside(Path(path))
     if target.suffix.lower() not in ENDINGS:
         raise UsageError(f"{target}: a page's name ends in .html", fix=f"-o {target}.html")
-    run = {"sequence_length": sequence_length, "samples": samples, "tokens": tokens, "split": split}
-    data = read_report(path, full=full, **run)
+    data = read_report(path, full=full, allow_outside=allow_outside, **run)
     page = render(data).encode()
     with os_errors_named(f"writing {target}"):
         durable.atomic_write(target, page)

@@ -80,6 +80,7 @@ class DatasetOptions:
             (None: as usual for the kind), and the ids of special tokens (None: as the tokenizer of the corpus says).
         cache: folder for arrays that are built (packed, bert, t5, megatron); None: see mdata/cache.py.
         tokenizer_unknown: "refuse", or "ok": a corpus whose tokenizer is not known may stand beside one whose is.
+        allow_outside: manifests of corpora may name files outside their folders; for those of people whom you trust.
         mode: "mmap" or "pread": how token files are read. threads: that read and build.
     """
 
@@ -117,8 +118,19 @@ class DatasetOptions:
     vocabulary: MaskedVocabulary | None = None
     cache: str | None = None
     tokenizer_unknown: str = REFUSE
+    allow_outside: bool = False
     mode: Mode = "mmap"
     threads: int = 1
+
+    @property
+    def opening(self) -> dict[str, Any]:
+        """How `open_blend` is to open what these options read."""
+        return {
+            "mode": self.mode,
+            "checked": False,
+            "tokenizer_unknown": self.tokenizer_unknown,
+            "allow_outside": self.allow_outside,
+        }
 
     def check(self) -> None:
         """Refuse what means nothing.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 import mdata
+from mdata import manifest as manifests
 from tests.helpers.corpora import write_pair
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_mix
@@ -139,3 +142,15 @@ def test_a_corpus_of_no_known_tokenizer_needs_the_word_of_the_run(blend, tmp_pat
     rows = mdata.collate(opened.valid["foreign"], np.arange(2))
     with pytest.raises(mdata.UsageError, match="outside the model's vocabulary"):
         to_device(rows, torch.device("cpu"), vocab_size=10)
+
+
+def test_a_manifest_that_names_files_elsewhere_needs_the_word_of_the_run(blend, tmp_path):
+    source = blend.parent / manifests.load(blend).components[0].path
+    known = manifests.load(source)
+    (shard,) = known.shards
+    moved = msgspec.structs.replace(shard, path=os.path.relpath(source.parent / shard.path, tmp_path))
+    manifests.save(msgspec.structs.replace(known, shards=[moved]), tmp_path / "moved.json")
+    with pytest.raises(mdata.UsageError, match=r"outside its folder[\s\S]*data.allow_outside"):
+        open_data(config_of(tmp_path / "moved.json", tmp_path))
+    opened = open_data(config_of(tmp_path / "moved.json", tmp_path, allow_outside=True))
+    assert opened.train.options.allow_outside and opened.valid
