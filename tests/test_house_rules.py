@@ -20,6 +20,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("no blanket except", "mdata/loading/prefetch.py"): "the prefetching thread hands its error to the consumer",
     ("no blanket except", "mdata/preprocess/behind.py"): "the writing thread hands its error to the one that gives",
     ("no blanket except", "mdata/sources/ahead.py"): "a reading thread hands its error to the consumer",
+    ("keyword only", "mdata/chat/limits.py::LimitedEnvironment.call_binop"): "Jinja calls it, by position",
     ("durable is the door", "trainer/metrics.py"): "lines are appended to a file that is read while it grows",
     ("one door to the terminal", "cli/start.py"): "a fixed line before anything is imported, and no name in it",
     ("no blanket except", "mdata/preprocess/nursery.py"): "a worker hands its error to the parent, which raises it",

@@ -1,4 +1,4 @@
-"""A tokenizer's own template, written in Jinja: run in a sandbox, the clock out of reach.
+"""A tokenizer's own template, written in Jinja: run in a sandbox and under limits, the clock out of reach.
 
 Templates give the text of a whole conversation. What a turn is, is found by running them on the messages before it,
 with the prompt that asks for an answer, and on those up to it: each text has to begin with the one before, as it does
@@ -91,9 +91,11 @@ class JinjaTemplate:
         import jinja2
 
         try:
-            return str(
-                _compiled(self.source).render(messages=told, add_generation_prompt=prompt, **dict(self.variables))
-            )
+            template = _compiled(self.source)
+            characters = sum(len(text) for message in told for text in message.values())
+            template.environment.begin(messages=len(told), characters=characters)
+            variables = {"messages": told, "add_generation_prompt": prompt, **dict(self.variables)}
+            return str(template.environment.rendered(template, variables))
         except (jinja2.TemplateError, *_WHAT_RUNNING_RAISES) as error:
             raise TemplateRefused(f"the chat template fails: {' '.join(str(error).split())[:200]}") from error
 
@@ -107,15 +109,15 @@ def _compiled(source: str) -> Any:
     """The template, ready to run; one for each process."""
     try:
         import jinja2
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        from mdata.chat.limits import LimitedEnvironment
     except ImportError as error:
         raise UsageError(
             "the tokenizer's chat template needs jinja2, which is not installed",
             fix='pip install jinja2 (or "mdata[chat]"), or --chat-template chatml',
         ) from error
     extensions = ["jinja2.ext.loopcontrols", _generation()]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    environment.filters["tojson"] = _as_json
+    environment = LimitedEnvironment({"tojson": _as_json}, trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.globals["raise_exception"] = _refusal()
     try:
         return environment.from_string(source)

@@ -1,0 +1,258 @@
+"""Limits for templates that anybody may have written: steps, and the size of any value that they make.
+
+A sandbox keeps a template from files and from the interpreter, not from looping 10^9 times or from doubling a text
+forty times. Here every turn of a loop, call and filter counts as a step; what operators, calls, filters and output may
+give is bounded before it is made. The limits grow with the conversation, so that a long one is no fault. What is
+unusual: loops, macros and ~ are rewritten in the parsed template, because Jinja offers no other place to look at them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import Any
+
+from jinja2 import TemplateRuntimeError, nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+STEPS, STEPS_PER_MESSAGE, CHARACTERS_PER_STEP = 200_000, 2_000, 16
+CHARACTERS, CHARACTERS_PER_GIVEN = 1 << 20, 16
+_CHARACTERS_OF_A_STEP, _MEMBERS_OF_A_STEP = 1024, 16  # what is copied or looked through counts too
+_MOST_BITS = 4096  # of a whole number
+_LARGEST_ARGUMENT = 1_000_000  # of a method or filter, where a number may be a width
+_FIELD = re.compile(r"%(?:\([^)]*\))?[-+ #0-9.*]*|\{[^{}]*")
+_NUMBER, _LONGEST_NUMBER = re.compile(r"\d+"), 9
+
+
+class LimitReached(TemplateRuntimeError):
+    """A template took more steps, or made more, than it may."""
+
+
+class LimitedEnvironment(ImmutableSandboxedEnvironment):
+    """A sandbox whose templates run under limits; `begin` starts the count anew, for one rendering at a time."""
+
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
+
+    def __init__(self, filters: Mapping[str, Callable[..., Any]], **options: Any) -> None:
+        super().__init__(finalize=self._measured, **options)
+        self._steps = self._most_steps = self._most = 0
+        self.filters = {name: self._limited(name, filter) for name, filter in {**self.filters, **filters}.items()}
+        del self.globals["lipsum"]
+        self.begin(messages=0, characters=0)
+
+    def begin(self, *, messages: int, characters: int) -> None:
+        """The next rendering is of so many messages with so many characters."""
+        self._steps = 0
+        self._most_steps = STEPS + STEPS_PER_MESSAGE * messages + characters // CHARACTERS_PER_STEP
+        self._most = CHARACTERS + CHARACTERS_PER_GIVEN * characters
+
+    def rendered(self, template: Any, variables: Mapping[str, Any]) -> str:
+        """The text of a template."""
+        parts, size = [], 0
+        for part in template.generate(**variables):
+            parts.append(part)
+            size += len(part)
+            self._refuse_above(size)
+        return "".join(parts)
+
+    def step(self, count: int = 1) -> None:
+        """Count one, or as many as some work is worth."""
+        self._steps += count
+        if self._steps > self._most_steps:
+            raise LimitReached(f"it takes more than {self._most_steps:,} steps")
+
+    def looked(self, value: Any) -> Any:
+        """What a comparison looks through."""
+        self._check_size(self._size(value))
+        return value
+
+    def joined(self, *parts: Any) -> str:
+        """What ~ gives."""
+        self._check_size(sum(self._size(part) for part in parts))
+        text = "".join(map(str, parts))
+        self._check_size(len(text))
+        return text
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """What an operator gives; called by Jinja for `intercepted_binops`."""
+        if operator == "+" and type(left) is type(right) is str and len(left) + len(right) < _CHARACTERS_OF_A_STEP:
+            return left + right  # nearly all that templates do, and too small to bound
+        if operator == "%" and isinstance(left, str):
+            self._check_format(left, right if isinstance(right, tuple) else (right,))
+        elif operator in ("+", "*", "**"):
+            self._check_size(_size_of(operator, left, right))
+        return self._measured(super().call_binop(context, operator, left, right))
+
+    def call(__self, __context: Any, __obj: Any, *arguments: Any, **options: Any) -> Any:
+        """What a call gives; called by Jinja."""
+        __self.step()
+        if __obj == __self.step:  # put there by us
+            return __self.step(*arguments)
+        owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)  # Jinja wraps str.format
+        if isinstance(owner, str | int | float):
+            arguments = __self._check_method(__obj.__name__, owner, arguments, options)
+        return __self._measured(super().call(__context, __obj, *arguments, **options))
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template: nodes.Template = _Counted().visit(super()._parse(source, name, filename))
+        return template.set_environment(self)  # type: ignore[return-value]
+
+    def _limited(self, name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter that counts, and whose arguments and result are bounded."""
+
+        @wraps(filter)  # its attributes say what Jinja puts before the value
+        def limited(*arguments: Any, **options: Any) -> Any:
+            self.step()
+            first = int(hasattr(filter, "jinja_pass_arg"))
+            before, given = arguments[:first], arguments[first:]
+            if given:
+                given = (given[0], *self._check_method(name, given[0], given[1:], options))
+                if name == "join":
+                    values = list(given[0])
+                    between = str(options.get("d", given[1] if len(given) > 1 else ""))
+                    self._check_size(sum(self._size(value) + len(between) for value in values))
+                    given = (values, *given[1:])
+            arguments = (*before, *given)
+            return self._measured(filter(*arguments, **options))
+
+        return limited
+
+    def _check_method(
+        self, name: str, owner: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]
+    ) -> tuple[Any, ...]:
+        """Bound what a method or filter makes of a value; gives the arguments, a generator among them as a list."""
+        given = (*arguments, *options.values())
+        sizes = [self._size(value) for value in (owner, *given)]
+        self._check_size(sum(sizes))
+        if name in ("format", "format_map"):
+            self._check_format(str(owner), given)
+            return arguments
+        if any(isinstance(value, int) and abs(value) > _LARGEST_ARGUMENT for value in given):
+            raise LimitReached(f"it gives {name} a number above {_LARGEST_ARGUMENT:,}")
+        if not isinstance(owner, str):
+            return arguments
+        if name == "replace" and len(arguments) > 1:
+            self._check_size(len(owner) + owner.count(str(arguments[0])) * len(str(arguments[1])))
+        elif name == "join" and arguments:
+            values = list(arguments[0])
+            self._check_size(sum(self._size(value) + len(owner) for value in values))
+            return (values, *arguments[1:])
+        elif name in ("indent", "expandtabs"):
+            wide = max((value for value in given if isinstance(value, int)), default=8)
+            wide = max([wide, *(len(value) for value in given if isinstance(value, str))])
+            self._check_size(len(owner) + wide * (1 + sum(map(owner.count, "\n\t\r"))))
+        elif name == "translate":
+            self._check_size(len(owner) * sum(sizes[1:]))
+        return arguments
+
+    def _check_format(self, text: str, given: Iterable[Any]) -> None:
+        """Bound what a format makes: as many values as it has fields, each as wide as any number in a field."""
+        fields = _FIELD.findall(text)
+        numbers = [number for field in fields for number in _NUMBER.findall(field)]
+        values = [one for value in given for one in (value.values() if isinstance(value, dict) else (value,))]
+        if any("*" in field for field in fields) or re.search(r"\{[^{}]*\{", text):
+            numbers += [str(abs(value)) for value in values if isinstance(value, int)] * len(fields)
+        if any(len(number) > _LONGEST_NUMBER for number in numbers):
+            raise LimitReached(f"it formats with a number of more than {_LONGEST_NUMBER} digits")
+        largest = max((self._size(value) for value in [*given, *values]), default=0)
+        self._check_size(len(text) + sum(map(int, numbers)) + len(fields) * largest)
+
+    def _measured(self, value: Any) -> Any:
+        """The value, if it is not too large."""
+        if isinstance(value, str):
+            self._check_size(len(value))
+        elif isinstance(value, bytes | bytearray):
+            raise LimitReached("it makes bytes, and a conversation is text")
+        elif isinstance(value, int):
+            self._check_size(0 if value.bit_length() <= _MOST_BITS else self._most + 1)
+        elif isinstance(value, list | tuple | dict):
+            self._check_size(self._size(value))
+        return value
+
+    def _size(self, value: Any) -> int:
+        """Characters and members of a value, those of what it holds included, as often as it does; at most a bit more
+        than the limit is counted."""
+        if isinstance(value, str):
+            return len(value)
+        size, members, waiting = 0, 0, [value]
+        while waiting and size <= self._most:
+            one = waiting.pop()
+            size += len(one) if isinstance(one, str | range) else 1
+            members += len(one) if isinstance(one, range) else 1
+            if isinstance(one, dict):
+                waiting += [*one.keys(), *one.values()]
+            elif isinstance(one, list | tuple):
+                waiting += one
+        self.step(members // _MEMBERS_OF_A_STEP)
+        return size
+
+    def _check_size(self, size: int) -> None:
+        """Count the work of making or looking through a value of this size, and bound it."""
+        if size >= _CHARACTERS_OF_A_STEP:
+            self._refuse_above(size)
+            self.step(size // _CHARACTERS_OF_A_STEP)
+
+    def _refuse_above(self, size: int) -> None:
+        if size > self._most:
+            raise LimitReached(f"it makes a value of more than {self._most:,} characters")
+
+
+def _size_of(operator: str, left: Any, right: Any) -> int:
+    """The size of a result before there is one; 0 where it is surely small, or nothing that Python can do."""
+    long = [value for value in (left, right) if isinstance(value, str | list | tuple)]
+    whole = [value for value in (left, right) if isinstance(value, int)]
+    if operator == "+" and len(long) == 2:
+        return len(left) + len(right)
+    if operator == "*" and long and whole:
+        return len(long[0]) * max(whole[0], 0)
+    if operator == "**" and len(whole) == 2:
+        return 0 if left.bit_length() * max(right, 0) <= _MOST_BITS else 1 << 62
+    return 0
+
+
+class _Counted(NodeTransformer):
+    """Puts a step at the start of the body of each loop and macro, and our own function in the place of ~."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        return self._counting(node)
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        """A value that is compared with one of the template's own is looked at no further than that."""
+        self.generic_visit(node)
+        if any(isinstance(one, nodes.Const) for one in (node.expr, *(o.expr for o in node.ops if "in" not in o.op))):
+            looked = [operand for operand in node.ops if "in" in operand.op]
+        else:
+            node.expr, looked = _asked("looked", node.expr), node.ops
+        for operand in looked:
+            operand.expr = _asked("looked", operand.expr)
+        return node
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
+        return self._counting(node)
+
+    def visit_Block(self, node: nodes.Block) -> nodes.Node:
+        return self._counting(node)
+
+    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
+        return self._counting(node)
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _asked("joined", *node.nodes)
+
+    def _counting(self, node: Any) -> nodes.Node:
+        self.generic_visit(node)
+        texts = [one.data for one in node.find_all(nodes.TemplateData)]
+        texts += [one.value for one in node.find_all(nodes.Const) if isinstance(one.value, str)]
+        step = _asked("step", nodes.Const(1 + sum(map(len, texts)) // _CHARACTERS_OF_A_STEP, lineno=node.lineno))
+        if getattr(node, "test", None) is not None:  # of a loop: it is asked where the body is not reached, too
+            node.test = nodes.Or(step, node.test, lineno=node.lineno)  # a step is none, and none is false
+        node.body.insert(0, nodes.ExprStmt(step, lineno=node.lineno))
+        return node  # type: ignore[no-any-return]
+
+
+def _asked(name: str, *arguments: nodes.Expr) -> nodes.Call:
+    """A call of a method of ours."""
+    return nodes.Call(nodes.EnvironmentAttribute(name), list(arguments), [], None, None, lineno=arguments[0].lineno)
