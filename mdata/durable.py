@@ -13,7 +13,7 @@ import errno
 import fcntl
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
@@ -329,3 +329,40 @@ def atomic_write(path: Path, data: Buffer) -> None:
     """Write a whole file: it has its old content or the new one, never a part of either."""
     with atomic_file(path) as fd:
         write_all(fd, data)
+
+
+def atomic_writes(files: Mapping[Path, Buffer]) -> None:
+    """Write files of one folder that belong together: at no time does an old one stand beside a new one.
+
+    All are complete under temporary names before the first old one is removed, in reverse order; then the new ones get
+    their names, in order. A process that is killed between leaves some of the files missing, never a mixture.
+    A single file is replaced at once. On an error the temporary files are removed.
+
+    Raises:
+        OSError: what the file system said, with the file's name.
+    """
+    partials = {path: partial_path(path) for path in files}
+    try:
+        for path, data in files.items():
+            fd = os.open(partials[path], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            with _of(path):
+                try:
+                    write_all(fd, data)
+                    sync(fd)
+                finally:
+                    os.close(fd)
+        folders = {path.parent for path in files}
+        if len(files) > 1:
+            for path in reversed(partials):
+                path.unlink(missing_ok=True)
+            for folder in folders:
+                sync_folder(folder)
+        for path, partial in partials.items():
+            rename(partial, path)
+        for folder in folders:
+            sync_folder(folder)
+    except BaseException:
+        with suppress(OSError):  # what went wrong first is what is told
+            for partial in partials.values():
+                partial.unlink(missing_ok=True)
+        raise

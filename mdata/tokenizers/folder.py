@@ -1,4 +1,7 @@
-"""A tokenizer's files in a folder, written so that a reader finds each file old or new, never in part.
+"""A tokenizer's files in a folder, written so that files of two tokenizers never stand there together.
+
+A process that is killed between two files leaves a folder that lacks some: it is refused, and written anew by the
+same command, where a mixture would look whole and give wrong ids.
 
 Beside a corpus the folder is named by its content, so that all corpora of one tokenizer in one place share
 it.
@@ -35,10 +38,11 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
         made = not folder.exists()
         folder.mkdir(exist_ok=True)
         try:
-            for name, content in files.items():
-                path = folder / name
-                if not path.is_file() or path.read_bytes() != content:
-                    durable.atomic_write(path, content)
+            there = {name for name in files if (folder / name).is_file()}
+            changed = [name for name in files if name not in there or (folder / name).read_bytes() != files[name]]
+            # tokenizer.json is a tokenizer by itself to some readers: it comes when the files beside it are there.
+            changed.sort(key=lambda name: name == "tokenizer.json")
+            durable.atomic_writes({folder / name: files[name] for name in changed})
             durable.sync_folder(folder.parent)
         except BaseException:
             if made:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,9 +18,10 @@ from tokenizers import Tokenizer as Engine
 import mdata
 from mdata import TrainOptions, learn_tokenizer
 from mdata.tokenizers import apart
+from mdata.tokenizers.folder import write_folder
 from mdata.tokenizers.learners import Task, _sentences, learn
 from tests.conftest import ROOT
-from tests.helpers.failures import durable_calls
+from tests.helpers.failures import crash_at, durable_calls
 
 WORDS = ["stone", "river", "bridge", "Caf\u00e9", "na\u00efve", "\u0441\u043b\u043e\u0432\u043e", "2026", "17"]
 WORDS += [a + b + c for a in ("st", "br", "l", "cl") for b in ("a", "o", "i") for c in ("n", "nd", "ver", "mp", "ck")]
@@ -61,6 +63,10 @@ def made(text: Path, output: Path, kind: str, **options) -> mdata.Learnt:
 
 def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def visible_content(folder: Path) -> dict[str, bytes]:
+    return {name: data for name, data in content(folder).items() if not name.startswith(".")}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -220,6 +226,30 @@ def test_failures_of_the_disk(text, tmp_path, monkeypatch):
         with durable_calls(monkeypatch, number), pytest.raises(mdata.ResourceError):
             made(text, output, "wordpiece")
         assert not output.exists()
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("kind", ["byte-bpe", "wordpiece", "sentencepiece-bpe"])
+def test_a_crash_while_overwriting_leaves_no_mixture(text, tmp_path, kind):
+    made(text, tmp_path / "old", kind)
+    made(text, tmp_path / "new", kind, special_tokens=("<new>",))
+    old, new = visible_content(tmp_path / "old"), visible_content(tmp_path / "new")
+    changed = {name for name in new if old[name] != new[name]}
+    assert len(changed) > 1 or kind == "sentencepiece-bpe"
+    output = tmp_path / "x"
+    n, crashed = 0, True
+    while crashed:
+        shutil.rmtree(output, ignore_errors=True)
+        shutil.copytree(tmp_path / "old", output)
+        crashed = crash_at(n, lambda: write_folder(output, new))
+        there = visible_content(output)
+        there_changed = {name: there[name] for name in changed & set(there)}
+        assert there_changed.items() <= old.items() or there_changed.items() <= new.items(), f"a mixture after call {n}"
+        assert there_changed if kind == "sentencepiece-bpe" else "tokenizer.json" not in there or set(there) == set(new)
+        write_folder(output, new)
+        assert visible_content(output) == new
+        n += 1
+    assert n > 3
 
 
 def test_long_lines_are_cut_where_no_piece_can_notice():
