@@ -164,6 +164,20 @@ def os_errors_named(doing: str) -> Iterator[None]:
         raise explain_os_error(error, doing) from error
 
 
+@contextmanager
+def errors_wanted_by(who: str) -> Iterator[None]:
+    """Put before an error of the block who wanted what it speaks of: "mix.json: component books"."""
+    try:
+        yield
+    except MdataError as error:
+        raise wanted_by(who, error) from error
+
+
+def wanted_by(who: str, error: MdataError) -> MdataError:
+    """The same error that begins with who wanted what it speaks of."""
+    return type(error)(f"{who}: {error}")
+
+
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The name a user most likely meant, by meaning or by spelling, or None when nothing is near."""
     import difflib

@@ -19,7 +19,7 @@ from mdata.blend.split import parse_split
 from mdata.blending.one_tokenizer import way_out
 from mdata.blending.overlap import check_apart
 from mdata.dataset import Dataset, open_dataset
-from mdata.errors import DamageError, UsageError
+from mdata.errors import DamageError, UsageError, errors_wanted_by
 from mdata.progress import SILENT, Progress
 
 EvaluationSplit = Literal["valid", "test"]
@@ -64,7 +64,10 @@ def evaluation_sets(
             check_apart(trained, named, allow="data.allow_overlap = true")
     else:
         of_blend = train.valid_sets if split == "valid" else train.test_sets
-        sets = {name: open_dataset(path, whole, progress=progress) for name, (path, _) in of_blend.items()}
+        sets = {}
+        for name, (path, _) in of_blend.items():
+            with errors_wanted_by(f"{_KINDS[split]} set {name} of the blend"):
+                sets[name] = open_dataset(path, whole, progress=progress)
         _check_ids(sets, of_blend, split=split)
     if not sets and parse_split(train.options.split_shares)[1 + _SPLITS.index(split)] > 0:
         sets = {split: train.read_as(replace(whole, split=split), progress=progress)}

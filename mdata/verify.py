@@ -9,7 +9,7 @@ instead of stopping at the first. A file that cannot be read is no damage: it ke
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from mdata import manifest as manifests
 from mdata.corpus import Corpus, open_corpus
-from mdata.errors import DamageError, MdataError, ResourceError, UsageError, os_errors_named
+from mdata.errors import DamageError, MdataError, ResourceError, UsageError, os_errors_named, wanted_by
 from mdata.indexed.blocks import BlockFile
 from mdata.indexed.files import hash_file
 from mdata.indexed.format import BLOCK_BYTES, bin_path, idx_path
@@ -177,17 +177,17 @@ def _verify_blend(path: Path, blend: BlendManifest, *, check: _Check) -> Verifie
     how: dict[str, Any] = {name: getattr(check, name) for name in ("full", "threads", "progress", "allow_outside")}
     for part in blend.components:
         place = path.parent / part.path
+        one = Verified()
         try:
-            result = result.and_then(verify(place, **how))
-            found = open_corpus(place, allow_outside=check.allow_outside).id
+            one = verify(place, **how)
+            if (found := open_corpus(place, allow_outside=check.allow_outside).id) != part.id:
+                what = f"{place} is not the corpus that was blended"
+                one = one.and_then(Verified(problems=(DamageError(what, found=found, expected=part.id),)))
         except MdataError as error:
-            known = {str(problem) for problem in result.problems}
-            problems = () if str(error) in known else (error,)
-            result = result.and_then(Verified(problems=problems))
-            continue
-        if found != part.id:
-            what = f"{place} is not the corpus that was blended"
-            result = result.and_then(Verified(problems=(DamageError(what, found=found, expected=part.id),)))
+            known = {str(problem) for problem in one.problems}
+            one = one if str(error) in known else one.and_then(Verified(problems=(error,)))
+        who = f"{path}: component {part.name}"
+        result = result.and_then(replace(one, problems=tuple(wanted_by(who, problem) for problem in one.problems)))
     return result
 
 

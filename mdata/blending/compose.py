@@ -27,7 +27,7 @@ from mdata.blending.merging import first_alike, merge_same
 from mdata.blending.overlap import ALLOW, check_apart, parts_and_wholes, to_train_on
 from mdata.blending.paths import blend_at, corpora_at, is_many
 from mdata.corpus import Corpus
-from mdata.errors import MdataError, UsageError, nearest
+from mdata.errors import MdataError, UsageError, errors_wanted_by, nearest
 from mdata.manifest import BlendComponent, BlendManifest, GroupShare, NamedSet, Phase
 
 Opener = Callable[[str], Corpus]
@@ -143,7 +143,10 @@ def _nested(entry: BlendEntry, blend: BlendManifest, open_one: Opener) -> Iterat
             expected="a blend of weights",
             fix="name its corpora one by one",
         )
-    corpora = [open_one(str(Path(entry.path).parent / part.path)) for part in blend.components]
+    corpora = []
+    for part in blend.components:
+        with errors_wanted_by(f"{entry.path}: component {part.name}"):
+            corpora.append(open_one(str(Path(entry.path).parent / part.path)))
     (weight_by,) = weights_set_by(blend, [corpus.num_tokens for corpus in corpora])
     for part, ask, corpus in zip(blend.components, phase.asks, corpora, strict=True):
         if corpus.id != part.id:

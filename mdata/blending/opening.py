@@ -33,7 +33,7 @@ from mdata.blend.spec import (
 from mdata.blending.compose import compose
 from mdata.blending.one_tokenizer import check_one_tokenizer, may_be_unknown
 from mdata.corpus import Corpus, open_corpus
-from mdata.errors import DamageError, MdataError, UsageError, os_errors_named
+from mdata.errors import DamageError, MdataError, UsageError, errors_wanted_by, os_errors_named
 from mdata.indexed.reader import Mode
 from mdata.manifest import BlendManifest, CorpusManifest
 from mdata.manifest.structs import NamedSet
@@ -284,7 +284,10 @@ def _read_for(words: Sequence[WordLike], evaluation: bool) -> BlendSpec:
 
 
 def _open_manifest(path: Path, blend: BlendManifest, how: dict[str, Any], *, tokenizer_unknown: str) -> OpenBlend:
-    corpora = tuple(open_corpus(path.parent / part.path, **how) for part in blend.components)
+    corpora = []
+    for part in blend.components:
+        with errors_wanted_by(f"{path}: component {part.name}"):
+            corpora.append(open_corpus(path.parent / part.path, **how))
     for part, corpus in zip(blend.components, corpora, strict=True):
         if part.id != corpus.id:
             raise DamageError(
@@ -293,7 +296,7 @@ def _open_manifest(path: Path, blend: BlendManifest, how: dict[str, Any], *, tok
                 expected=f"id {part.id}",
                 fix="put the corpus back, or make the blend again",
             )
-    opened = OpenBlend(blend, corpora, path.parent)
+    opened = OpenBlend(blend, tuple(corpora), path.parent)
     check_one_tokenizer(corpora, unknown=may_be_unknown(tokenizer_unknown, opened.tokenizer_unknown))
     return opened
 

@@ -231,3 +231,27 @@ def test_a_blend_does_not_take_the_place_of_a_corpus(corpora, tmp_path):
     assert other.read_bytes() == before
     mdata.make_blend(words(corpora, "1", "a"), tmp_path / "mix.json")
     mdata.make_blend(words(corpora, "1", "b"), tmp_path / "mix.json")  # a blend may be made anew
+
+
+@pytest.mark.parametrize("gone", [".json", ".bin", ".idx"])
+def test_what_is_gone_is_named_with_its_blend_and_component(tmp_path, gone):
+    for name, size in (("a", 5), ("b", 6)):
+        (tmp_path / name).mkdir()
+        write_pair(tmp_path / name / f"{name}_text_document", [[size]])
+        corpus_of_pairs(tmp_path / name / f"{name}_text_document.json", [f"{name}_text_document"])
+    mix = tmp_path / "mix.json"
+    mdata.make_blend([str(tmp_path / name / f"{name}_text_document.json") for name in "ab"], mix)
+    (tmp_path / f"b/b_text_document{gone}").unlink()
+    verified = [str(problem) for problem in mdata.verify(mix).problems]
+    assert verified
+    messages = set(verified)
+    for act in (
+        lambda: mdata.open_blend(mix),
+        lambda: mdata.open(mix, sequence_length=1),
+        lambda: mdata.make_blend([str(mix), str(tmp_path / "a/a_text_document")], tmp_path / "outer.json"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            act()
+        messages.add(str(caught.value))
+    for message in messages:
+        assert f"{mix}: component b: " in message and f"b_text_document{gone}" in message
