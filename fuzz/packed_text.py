@@ -69,7 +69,7 @@ def friendly(choice: int, data: bytes) -> None:
     packed = parts(written(f"packed{ending}", pack(text[:cut]) + pack(text[cut:])), piece_bytes, spec=spec)
     assert packed == plain, f"{compression}: pieces differ from the plain file's"
     if ending == ".jsonl":
-        by_twin = twin.pieces(text, piece_bytes, by_paragraph=False, longest=spec.max_record_bytes)
+        by_twin = twin.pieces(text, piece_bytes, by_paragraph=False, longest=spec.max_record_bytes, blank_end=False)
         assert [data for _, _, data in plain] == by_twin
 
 

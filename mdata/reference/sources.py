@@ -6,6 +6,7 @@ A record belongs to the piece in whose bytes it begins; what lies before the fir
 from __future__ import annotations
 
 LINE_ENDS = (b"\n", b"\r", b"\r\n")
+BLANKS = b" \t\n\r\x0b\x0c"
 
 
 def lines(text: bytes) -> list[bytes]:
@@ -26,12 +27,18 @@ def paragraphs(text: bytes) -> list[bytes]:
     return found
 
 
-def pieces(text: bytes, piece_bytes: int, *, by_paragraph: bool, longest: int) -> list[bytes]:
-    """Return the bytes of each piece; a last record too long for `longest` is cut four bytes later."""
+def pieces(text: bytes, piece_bytes: int, *, by_paragraph: bool, longest: int, blank_end: bool = True) -> list[bytes]:
+    """Return the bytes of each piece; a last record too long for `longest` is cut four bytes later.
+
+    Without `blank_end` the last line is no record if it is ASCII white space of at most `longest` bytes.
+    """
     found = [b"" for _ in range(0, len(text), piece_bytes)]
     first = [0] * len(found)
     place = 0
-    for number, record in enumerate(paragraphs(text) if by_paragraph else lines(text)):
+    records = paragraphs(text) if by_paragraph else lines(text)
+    if not blank_end and records and len(records[-1]) <= longest and all(byte in BLANKS for byte in records[-1]):
+        records.pop()
+    for number, record in enumerate(records):
         if record and not (by_paragraph and number == 0):
             piece = place // piece_bytes
             if not found[piece]:

@@ -31,6 +31,7 @@ _EXCERPT_CHARACTERS = 80
 
 # What else there is to do about a bad row of a kind.
 _FIXES: dict[Kind, str] = {
+    "blank": "sed -i '/^[[:space:]]*$/d' FILE removes blank lines; or ",
     "no-key": "another key (--json-keys); or ",
     "too-long": "a larger --max-record-bytes, such as 1G, if the record is good; or ",
 }

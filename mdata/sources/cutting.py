@@ -81,6 +81,20 @@ def record_start(text: Text, place: int, *, limit: int, rule: Rule) -> int:
             return limit
 
 
+def without_blank_end(data: bytes, longest: int) -> bytes:
+    """Whole lines up to the end of a text without a blank last one, which is not a record.
+
+    A blank line is ASCII white space of at most `longest` bytes. Of several at the end the last alone goes: what
+    becomes of a line then depends on it and on whether it is the last, not on where the text was cut.
+    """
+    filled = len(data.rstrip())
+    blank = data[filled:].splitlines(keepends=True)
+    # What follows text on a line is the end of that line.
+    if len(blank) > bool(filled) and len(blank[-1]) <= longest:
+        return data[: len(data) - len(blank[-1])]
+    return data
+
+
 def piece_span(text: Text, start: int, *, stop: int, rule: Rule, longest: int) -> tuple[int, int]:
     """First and last byte of the records that begin in [start, stop); the last one is cut where it is too long."""
     first = record_start(text, start, limit=stop, rule=rule)

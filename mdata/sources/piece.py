@@ -22,7 +22,7 @@ from blake3 import blake3
 from mdata.errors import UsageError, explain_os_error
 from mdata.sources.ahead import Ahead
 from mdata.sources.batch import ReadSpec
-from mdata.sources.cutting import LINES, OVERHANG, PARAGRAPHS, piece_span
+from mdata.sources.cutting import LINES, OVERHANG, PARAGRAPHS, piece_span, without_blank_end
 from mdata.sources.files import SourceFile
 from mdata.sources.streams import Part, stream_parts, without_mark
 
@@ -155,7 +155,9 @@ def _planned(file_number: int, file: SourceFile, piece_bytes: int, *, spec: Read
 def _read_plain(text: _PlainText, piece: Piece, spec: ReadSpec) -> bytes:
     if piece.source.format != "text":
         first, last = piece_span(text, piece.start, stop=piece.stop, rule=LINES, longest=spec.max_record_bytes)
-        return text.read(first, last - first)
+        data = text.read(first, last - first)
+        at_end = last == piece.source.size_bytes
+        return without_blank_end(data, spec.max_record_bytes) if at_end else data
     if spec.text_documents == "file":
         return without_mark(text.read(0, spec.max_record_bytes + OVERHANG))
     first, last = piece_span(text, piece.start, stop=piece.stop, rule=PARAGRAPHS, longest=spec.max_record_bytes)

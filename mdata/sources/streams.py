@@ -16,7 +16,7 @@ from typing import NamedTuple
 from mdata.errors import BadInputError, UsageError, explain_os_error
 from mdata.sources.ahead import Stopped
 from mdata.sources.batch import ReadSpec
-from mdata.sources.cutting import LINES, OVERHANG, PARAGRAPHS, piece_span
+from mdata.sources.cutting import LINES, OVERHANG, PARAGRAPHS, piece_span, without_blank_end
 from mdata.sources.files import HEAD_BYTES, STDIN, SourceFile, compression_of, refuse_foreign
 from mdata.sources.unpack import READ_BYTES, DamagedError, TooLargeError, unpack
 
@@ -84,6 +84,8 @@ def _parts(text: _Stream, packed: _Packed, piece_bytes: int, *, spec: ReadSpec) 
         text.drop(stop - rule.look_back)
         # Before the last piece goes out, all that follows the text (checksums, padding) was read as well.
         there = text.read(stop, 1)
+        if rule is LINES and not text.read(last, 1):
+            data = without_blank_end(data, spec.max_record_bytes)
         yield Part(start, min(stop, text.end), data, packed.taken())
         start = stop
 

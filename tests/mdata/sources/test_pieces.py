@@ -50,6 +50,8 @@ def test_spans_equal_the_twin(text, piece_bytes, longest, by_paragraph, scan):
 @given(text=TEXT, piece_bytes=st.integers(1, 40))
 def test_lines_are_those_of_a_python_text_file(tmp_path_factory, text, piece_bytes):
     expected = [line.rstrip("\n") for line in io.TextIOWrapper(io.BytesIO(text), encoding="utf-8")]
+    if expected and not expected[-1].strip(" \x0c"):
+        expected.pop()
     file = write(tmp_path_factory.mktemp("lines"), text)
     found = [line.decode() for data in piece_data(file, piece_bytes) for line in data.splitlines()]
     assert found == expected
@@ -76,7 +78,8 @@ def test_packed_pieces_are_the_plain_ones(tmp_path_factory, text, piece_bytes, l
 
     plain = facts(write(folder, text, name=name))
     if name == "x.jsonl":
-        assert [data for _, _, data in plain] == twin.pieces(text, piece_bytes, by_paragraph=False, longest=longest)
+        expected = twin.pieces(text, piece_bytes, by_paragraph=False, longest=longest, blank_end=False)
+        assert [data for _, _, data in plain] == expected
     for compression in PACKERS:
         assert facts(write(folder, text, compression, name=name, cut=cut)) == plain, compression
     if name == "x.txt" and documents == "paragraph" and longest > 100:
@@ -97,6 +100,23 @@ def test_reading_may_begin_at_any_piece(tmp_path_factory, text, piece_bytes, fir
 
     everything = listed()
     assert [p for p in everything if p[:2] >= (1, first)] == listed(start=(1, first), streams_ahead=1)
+
+
+@pytest.mark.parametrize("compression", ENDINGS)
+@pytest.mark.parametrize("piece_bytes", [1, 5, 16, 1 << 20])
+def test_only_the_last_line_may_be_blank(tmp_path, compression, piece_bytes):
+    line = b'{"text": "a"}'
+
+    def found(data, **spec):
+        return texts(write(tmp_path, data, compression), piece_bytes, ReadSpec(**spec))
+
+    for end in (b"", b"\n", b"\r\n", b"\n\n", b"\r\n\r\n", b"\n \t", b"\r\r", b"\n \n", b"\n\x0b\x0c\n"):
+        assert found(line + b"\n" + line + end) == (["a", "a"], [], 2), end
+    assert found(line + b"\n\n\n") == (["a"], [(2, "blank")], 2)
+    assert found(line + b"\n\n" + line) == (["a", "a"], [(2, "blank")], 3)
+    assert found(b"\n") == found(b"  ") == ([], [], 0)
+    assert found(line + b"\n\xc2\xa0") == (["a"], [(2, "blank")], 2)  # a blank of Unicode, not of ASCII
+    assert found(line + b"\n" + b" " * 20, max_record_bytes=19) == (["a"], [(2, "too-long")], 2)
 
 
 def test_a_whole_text_file_is_one_piece_without_its_mark(tmp_path):
