@@ -13,7 +13,7 @@ import argparse
 
 import mdata
 from cli.console import Console, Parser
-from cli.tokenizer_options import add_tokenizer, add_variants, tokenizer_of
+from cli.tokenizer_options import add_tokenizer, add_variants, given_options, tokenizer_of
 
 
 def add_arguments(parser: Parser) -> None:
@@ -40,10 +40,12 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     unused: tuple[str, ...] = ()
     if arguments.tokenizer_type is not None:
         tokenizer, unused = tokenizer_of(arguments)
-    elif arguments.tokenizer_model or arguments.vocab_file:
-        raise mdata.UsageError("the tokenizer's files without its type", fix="add --tokenizer-type")
+    elif given := given_options(arguments):
+        raise mdata.UsageError(f"{' and '.join(given)} without the tokenizer's type", fix="add --tokenizer-type")
     if unused:
         console.note(f"mdata: without effect on {arguments.tokenizer_type}: {', '.join(unused)}")
+    if arguments.threads is not None and (arguments.convert is not None or not arguments.full):
+        console.note("mdata: without effect here: --threads (needs --full, and a pair that is not converted)")
     with console.progress() as progress:
         made = _made(arguments, tokenizer, progress)
     (shard,) = made.manifest.shards

@@ -18,6 +18,8 @@ from cli.console import Console
 from cli.text import add_allow_outside, add_tokenizer_unknown, add_training, table
 from mdata.parsing import parse_json
 
+_FOR_WORDS = ("alpha", "exhaustive", "merge_same")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is mixed, for which training, and what to write."""
@@ -89,7 +91,7 @@ def _spec(arguments: argparse.Namespace) -> mdata.BlendSpec | None:
     lists = {split: getattr(arguments, f"{split}_data_path") for split in ("train", "valid", "test")}
     given = [
         ("WORD", bool(arguments.words)),
-        ("--train-data-path", any(lists.values())),
+        (next((f"--{split}-data-path" for split, words in lists.items() if words), ""), any(lists.values())),
         ("--per-split-data-args-path", arguments.per_split_data_args_path is not None),
         ("--data-args-path", arguments.data_args_path is not None),
     ]
@@ -97,12 +99,17 @@ def _spec(arguments: argparse.Namespace) -> mdata.BlendSpec | None:
     if len(named) > 1:
         raise mdata.UsageError("the data is named in two ways", found=" and ".join(named), expected="one of them")
     if not named:
+        flags = [f"--{flag.replace('_', '-')}" for flag in _FOR_WORDS if getattr(arguments, flag)]
+        if flags:
+            raise mdata.UsageError(
+                f"{' and '.join(flags)} without the corpora that it is for", fix="name them as WORDs"
+            )
         return None
     if named[0] == "WORD":
         spec = mdata.read_spec(arguments.words)
     elif named[0] == "--data-args-path":
         spec = mdata.read_spec(_file(arguments.data_args_path).split())
-    elif named[0] == "--train-data-path":
+    elif any(lists.values()):
         spec = mdata.spec_of_splits({split: words for split, words in lists.items() if words})
     else:
         spec = mdata.spec_of_splits(_json(arguments.per_split_data_args_path))
@@ -111,7 +118,7 @@ def _spec(arguments: argparse.Namespace) -> mdata.BlendSpec | None:
         changes["alpha"] = mdata.spec_of_mapping(
             {"component": [{"path": "-"}], "alpha": arguments.alpha}, "--alpha"
         ).alpha
-    changes |= {flag: True for flag in ("exhaustive", "merge_same", "allow_overlap") if getattr(arguments, flag)}
+    changes |= {flag: True for flag in (*_FOR_WORDS[1:], "allow_overlap") if getattr(arguments, flag)}
     if arguments.tokenizer_unknown == "ok":
         changes["tokenizer_unknown"] = "ok"
     arguments.redistribute = arguments.redistribute or spec.redistribute

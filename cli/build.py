@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mdata.build import BuildResult
 
 _SPLITS = ("train", "valid", "test")
+_ALL_TRAINING = "100,0,0"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="gpt",
         help="of samples; default gpt",
     )
-    add("--split", default="100,0,0", metavar="SHARES", help="of training, validation and test; default 100,0,0")
+    add("--split", default=_ALL_TRAINING, metavar="SHARES", help="of training, validation and test; default 100,0,0")
     add("--whole", action="store_true", help="all of it as one set, as data.valid of a run reads a corpus")
     add("--seed", type=int, default=1234, metavar="N", help="default 1234")
     for split in _SPLITS:
@@ -63,11 +64,23 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     words = [*arguments.words, *arguments.data_path]
     if not words:
         raise mdata.UsageError("no data is named", expected="a manifest, a prefix, or pairs of weight and prefix")
+    if arguments.whole and arguments.split != _ALL_TRAINING:
+        raise mdata.UsageError(
+            "--whole reads all of it as one set", found=f"--split {arguments.split}", fix="one of them"
+        )
     asked = {split: getattr(arguments, f"{split}_samples") for split in _SPLITS}
     num_samples = {split: count for split, count in asked.items() if count is not None}
     if num_samples and arguments.order != "megatron":
         first = next(iter(num_samples))
         raise mdata.UsageError(f"the native order has no --{first}-samples", fix="leave it out, or --order megatron")
+    shares = dict(zip(_SPLITS, mdata.parse_split(arguments.split), strict=True))
+    unread = [split for split in num_samples if arguments.whole or not shares[split]]
+    if unread:
+        raise mdata.UsageError(
+            f"--{unread[0]}-samples of a split that is not built",
+            found="--whole" if arguments.whole else f"--split {arguments.split}",
+            fix="leave it out, or give the split a share",
+        )
     with console.progress() as progress:
         result = mdata.build(
             words[0] if len(words) == 1 else words, _options(arguments), num_samples=num_samples, progress=progress

@@ -26,10 +26,6 @@ __all__ = ["add_arguments", "main", "options_of"]
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Run `mdata.preprocess`, or `mdata.estimate` under --dry-run, and say what came out."""
     options, ignored = options_of(arguments)
-    if options.keep_newlines and not options.split_sentences:
-        ignored += ("--keep-newlines",)
-    if arguments.chat_template is not None and not options.chat:
-        ignored += ("--chat-template",)
     if ignored:
         hint = "; --dry-run names the best number of workers" if "--find-optimal-num-workers" in ignored else ""
         console.note(f"mdata: accepted, without effect here: {', '.join(ignored)}{hint}")

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import mdata
+from mdata.tokenizers.registry import FILES_OF
 
 _SPECIAL, _IN_TEXT, _COMPAT = "--tokenizer-special-tokens", "--special-tokens-in-text", "--compat"
 _AROUND = "--tokenizer-hf-no-include-special-tokens"
@@ -82,9 +83,22 @@ def tokenizer_options_of(arguments: argparse.Namespace) -> tuple[tuple[tuple[str
     return tuple(given[name] for name in given if name in taken), tuple(name for name in given if name not in taken)
 
 
+def given_options(arguments: argparse.Namespace) -> list[str]:
+    """The options above, but for the type, that were given."""
+    options = tokenizer_options_of(argparse.Namespace(**vars(arguments) | {"tokenizer_type": "ByteTokenizer"}))
+    return [*options[1], *([_COMPAT] if arguments.compat else []), *_files_given(arguments)]
+
+
+def _files_given(arguments: argparse.Namespace) -> list[str]:
+    names = ("tokenizer_model", "vocab_file", "merge_file")
+    return [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]
+
+
 def tokenizer_of(arguments: argparse.Namespace) -> tuple[mdata.Tokenizer, tuple[str, ...]]:
     """The tokenizer that the options name, and the options that have no effect on it."""
     options, unused = tokenizer_options_of(arguments)
+    read = [f"--{name.replace('_', '-')}" for name in FILES_OF.get(arguments.tokenizer_type, ())]
+    unused += tuple(name for name in _files_given(arguments) if name not in read)
     spec = mdata.TokenizerSpec(
         type=arguments.tokenizer_type,
         model=arguments.tokenizer_model,

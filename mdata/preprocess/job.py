@@ -22,6 +22,7 @@ from mdata.errors import UsageError
 from mdata.indexed import smallest_dtype
 from mdata.preprocess.chats import ChatSpec
 from mdata.preprocess.encode import HOLDOUT_BITS, EncodeSpec
+from mdata.preprocess.idle import idle_options
 from mdata.preprocess.options import PreprocessOptions, content_options
 from mdata.preprocess.routes import Routes, merged_prefix
 from mdata.progress import Progress
@@ -129,6 +130,8 @@ def plan_job(
     tokenizer = load_tokenizer(replace(tokenizer_spec(options), announce=announce))
     for note in tokenizer.notes:
         progress.note(note)
+    if idle := idle_options(options, files):
+        progress.note(f"without effect here: {', '.join(idle)}")
     read = ReadSpec(
         json_keys=options.json_keys,
         text_documents=options.text_documents,

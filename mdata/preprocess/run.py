@@ -55,6 +55,8 @@ def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> Prepr
         with os_errors_named("taking the run's lock"):
             stack.enter_context(durable.held(job.beside("lock"), remove=True))
         journal = Journal(job.beside("journal"))
+        if options.verify_input and not journal.records and not any(path.is_file() for path in _results(job)):
+            progress.note("without effect here: --verify-input (there is no earlier run whose input could be compared)")
         stack.callback(lambda: journal.close(keep=journal.worth_keeping))
         result = _nothing_left(job, journal, found) if found else _run(job, journal, pool)
         for line in stale_parts(job):
@@ -73,6 +75,10 @@ def _nothing_left(job: Job, journal: Journal, found: PreprocessResult) -> Prepro
     return found
 
 
+def _results(job: Job) -> list[Path]:
+    return [manifest_path(prefix) for prefix in job.prefixes().values()]
+
+
 def _run(job: Job, journal: Journal, pool: Pool) -> PreprocessResult:
     earlier = look_back(job, journal)
     if not earlier.may_place:
@@ -89,5 +95,5 @@ def _run(job: Job, journal: Journal, pool: Pool) -> PreprocessResult:
         filling.begin_placing()
         manifests = finish_all(job, filling.ledger, sinks=filling.sinks)
     journal.remove()
-    paths = {name: manifest_path(prefix) for name, prefix in job.prefixes().items()}
+    paths = dict(zip(job.prefixes(), _results(job), strict=True))
     return PreprocessResult(manifests, paths, resumed=taken.resumed)

@@ -29,8 +29,23 @@ _MODULES = MappingProxyType(
         "ByteTokenizer": "mdata.tokenizers.byte",
     }
 )
+# The fields of PreprocessOptions that name what a type reads.
+FILES_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "GPT2BPETokenizer": ("vocab_file", "merge_file"),
+        "HuggingFaceTokenizer": ("tokenizer_model",),
+        "BertWordPieceLowerCase": ("vocab_file",),
+        "BertWordPieceCase": ("vocab_file",),
+        "TikTokenizer": ("tokenizer_model",),
+        "SentencePieceTokenizer": ("tokenizer_model",),
+        "GPTSentencePieceTokenizer": ("tokenizer_model",),
+        "Llama2Tokenizer": ("tokenizer_model",),
+        "NullTokenizer": (),
+        "ByteTokenizer": (),
+    }
+)
 # Their options say all; nothing is kept beside a corpus.
-WITHOUT_FILES = frozenset({"NullTokenizer", "ByteTokenizer"})
+WITHOUT_FILES = frozenset(type for type, read in FILES_OF.items() if not read)
 
 # What a type does where an option is not given. `include_special_tokens` is not among them: a type names it always.
 _DEFAULTS = MappingProxyType(

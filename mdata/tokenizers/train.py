@@ -104,6 +104,8 @@ def learn_tokenizer(
     _check_output(output, options, progress)
     chosen = Filter(options.include, options.exclude)
     files = find_inputs(inputs, format=options.input_format, chosen=chosen, progress=progress).files
+    if options.text_documents != "file" and not any(file.format == "text" for file in files):
+        progress.note("without effect here: --text-documents (needs plain text in the input)")
     spec = ReadSpec(
         json_keys=options.json_keys,
         text_documents=options.text_documents,

@@ -97,7 +97,7 @@ def test_a_reader_that_leaves(tmp_path):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--tokenizer-model", "m"], "the tokenizer's files without its type"),
+        (["--tokenizer-model", "m"], "--tokenizer-model without the tokenizer's type"),
         (["--tokenizer-type", "ByteTokenizer", "--full"], "was not made by this tokenizer"),
         (["--tokenizer-type", "NoTokenizer"], "no tokenizer type 'NoTokenizer'"),
     ],
