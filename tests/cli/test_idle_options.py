@@ -29,7 +29,8 @@ ALWAYS = {
         "--sample-bytes", "--seed",  # the size of the input decides, and a note says how much is learnt from
     },
     "blend": {
-        "--output", "--dry-run", "--sequence-length", "--split", "--tokens", "--tokenizer-unknown", "--allow-overlap",  # it permits
+        "--output", "--dry-run", "--sequence-length", "--split", "--tokens",
+        "--tokenizer-unknown", "--allow-overlap",  # they permit
     },
     "build": {
         "--data-path", "--sequence-length", "--order", "--kind", "--whole", "--seed", "--cache", "--threads",
