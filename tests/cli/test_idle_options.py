@@ -30,11 +30,11 @@ ALWAYS = {
     },
     "blend": {
         "--output", "--dry-run", "--sequence-length", "--split", "--tokens",
-        "--tokenizer-unknown", "--allow-overlap",  # they permit
+        "--tokenizer-unknown", "--allow-overlap", "--allow-outside",  # they permit
     },
     "build": {
         "--data-path", "--sequence-length", "--order", "--kind", "--whole", "--seed", "--cache", "--threads",
-        "--tokenizer-unknown",  # it permits
+        "--tokenizer-unknown", "--allow-outside",  # they permit
     },
     "adopt": {"--full", "--convert", "--level", "--tokenizer-type"},
 }  # fmt: skip

@@ -178,7 +178,7 @@ def test_a_signal_in_the_middle_keeps_the_old_result(tmp_path, number, code, tex
     before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path) if (tmp_path / name).is_file()}
     source = tmp_path / "large.jsonl"
     source.write_text('{"text": "many words that take a while to go through"}\n' * 400_000)
-    words = ["preprocess", "--input", str(source), "--output-prefix", str(tmp_path / "out"), *TOKENIZER]
+    words = ["preprocess", "--input", str(source), "--output-prefix", str(tmp_path / "out"), "--overwrite", *TOKENIZER]
     child = subprocess.Popen(
         [sys.executable, "-m", "cli.mdata", *words, "--workers", "2"],
         cwd=ROOT,

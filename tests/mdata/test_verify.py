@@ -205,7 +205,7 @@ def test_a_blend_verifies_its_corpora(corpus):
     found = mdata.verify(mix, full=True)
     assert found.checked == (str(mix), str(corpus))
     assert found.problems == () and found.bin_bytes > 0
-    run(corpus.parent)
+    run(corpus.parent, overwrite=True)
     (problem,) = problems(mix)
     assert "is not the corpus that was blended" in problem
     corpus.unlink()
