@@ -84,7 +84,12 @@ def parse_data_path(words: Sequence[str]) -> tuple[Word, ...]:
             expected="WEIGHT PREFIX WEIGHT PREFIX ..., or prefixes alone",
             fix=f"give a weight for every prefix (or write ./{numbers[0]} if that is a prefix)",
         )
-    return tuple(Word(prefix.strip(), share) for share, prefix in zip(firsts, words[1::2], strict=True))
+    return tuple(Word(prefix.strip(), _kept(share)) for share, prefix in zip(firsts, words[1::2], strict=True))
+
+
+def _kept(share: str) -> str:
+    """A weight without what Python reads and a manifest does not keep: blanks, a plus, underscores between digits."""
+    return share.strip().removeprefix("+").replace("_", "")
 
 
 def _is_number(word: str) -> bool:

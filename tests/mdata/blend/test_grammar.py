@@ -9,7 +9,9 @@ import pytest
 
 from mdata.blend import Word, parse_data_path
 from mdata.blend.grammar import as_words
+from mdata.blending.opening import plan_blend
 from mdata.errors import UsageError
+from tests.helpers.corpora import write_pair
 
 
 def test_pairs_and_prefixes():
@@ -34,6 +36,17 @@ def test_the_oracle_reads_the_same_words(oracles):
             assert set(shares) == {None}
         else:
             assert [str(float(share)) for share in shares] == case["weights"]
+
+
+def test_every_weight_that_python_reads_can_be_kept(tmp_path):
+    """Megatron's float() takes them, so a blend does: `1_0` was read as a weight and then refused by the manifest."""
+    ways = ["+10", "1_0", " 10 ", "+1_0.0", "1_0e0", "+.1e+2", "10."]
+    for name in ("a", "b"):
+        write_pair(tmp_path / name, [[len(name) + 2], [ord(name)]])
+    for way in ways:
+        words = [way, str(tmp_path / "a"), "20", str(tmp_path / "b")]
+        assert parse_data_path(words)[0] == Word(str(tmp_path / "a"), way.strip().removeprefix("+").replace("_", ""))
+        assert plan_blend(words, tmp_path).weights == (1, 2)
 
 
 @pytest.mark.parametrize("words", [["0.5", "a", "x", "b"], ["x", "a", "0.5", "b"]])
