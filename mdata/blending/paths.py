@@ -1,8 +1,8 @@
 """Which corpora a path of a blend means: one, or all below a folder or pattern, or those of another blend.
 
 Below a folder or among the matches of a pattern, every manifest of a corpus and every .idx counts, but not the pairs
-that a manifest there speaks of; hidden names, blends and foreign JSON are passed by. The order is that of the names, so
-that two machines find the same.
+that a manifest there speaks of; hidden names, blends and foreign JSON are passed by. Links are followed, and a folder
+to which several names lead is read once. The order is that of the names, so that two machines find the same.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def corpora_at(path: str) -> list[str]:
     roots = [Path(path)] if Path(path).is_dir() else [Path(match) for match in glob(path, recursive=True)]  # noqa: PTH207
     found: dict[Path, Path] = {}
     try:
-        files = sorted({file for root in roots for file in _files(root)})
+        files = _below(roots)
         spoken_for: set[Path] = set()
         for file in files:
             if file.suffix == ".json" and (shards := _shards(file)) is not None:
@@ -61,12 +61,31 @@ def corpora_at(path: str) -> list[str]:
     return [str(found[file]) for file in sorted(found)]
 
 
-def _files(root: Path) -> Iterable[Path]:
+def _below(roots: Iterable[Path]) -> list[Path]:
+    """Every file once, by the first of its paths; sorted."""
+    found: dict[Path, Path] = {}
+    seen: set[Path] = set()
+    for root in sorted(roots):
+        for file in _files(root, seen):
+            found.setdefault(_real(file), file)
+    return sorted(found.values())
+
+
+def _files(root: Path, seen: set[Path]) -> Iterable[Path]:
+    """The files below a folder that are not `seen`, which notes their folders: a link may lead back to one."""
     if not root.is_dir():
         yield root
         return
     for folder, folders, names in os.walk(root, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        real = Path(folder).resolve()
+        # In this order the path of a folder has no link wherever both are side by side.
+        folders[:] = sorted(
+            (name for name in folders if real not in seen and not name.startswith(".")),
+            key=lambda name: (Path(folder, name).is_symlink(), name),
+        )
+        if real in seen:
+            continue
+        seen.add(real)
         yield from (Path(folder, name) for name in names if not name.startswith("."))
 
 

@@ -53,6 +53,17 @@ def test_a_folder_is_all_corpora_below_it_sorted(folder):
     assert again.manifest.id == blend.manifest.id
 
 
+def test_a_folder_to_which_links_lead_is_read_once(folder):
+    """Two links that lead back made 2^40 paths of every corpus, and the search had no end; one made 40."""
+    (folder / "alias").symlink_to("web", target_is_directory=True)
+    for name in ("back", "again"):
+        (folder / "web" / name).symlink_to(folder / "web", target_is_directory=True)
+        for words in (["web"], ["[aw]*[sb]"], ["alias"]):
+            blend = mdata.make_blend(words, "mix.json")
+            assert blend.names == ("a", "b")
+    assert not any("back" in part.path or "alias" in part.path for part in blend.manifest.components)
+
+
 def test_what_one_entry_names_shares_its_share(folder):
     blend = made({"path": "web", "weight": "0.6"}, {"path": "*/c*", "weight": "0.4"})
     assert asked(blend) == {"a": "9/20", "b": "3/20", "c": "2/5"}
@@ -210,7 +221,7 @@ def test_all_missing_corpora_at_once(folder):
 
 def test_all_bad_shares_and_doubles_at_once(folder):
     with pytest.raises(UsageError) as caught:
-        mdata.make_blend(["0", "web/a_text_document", "1_0", "books", "-1", "code/d.json"], "mix.json")
+        mdata.make_blend(["0", "web/a_text_document", "1." + 31 * "0", "books", "-1", "code/d.json"], "mix.json")
     for problem in ("3 problems", "share of a is not a positive number", "c cannot be kept exactly", "share of d"):
         assert problem in str(caught.value).replace("group books", "c")
     with pytest.raises(
