@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mix.add_argument("--exhaustive", action="store_true", help="every corpus once, then the blend ends")
     mix.add_argument("--redistribute", action="store_true", help="give what a max_epochs leaves over to the others")
     mix.add_argument("--merge-same", action="store_true", help="a corpus named twice has the sum of its shares")
-    mix.add_argument("--allow-overlap", action="store_true", help="take held-out parts of folders, and documents twice")
+    overlap = "include held-out parts of folders; accept the same documents in two corpora"
+    mix.add_argument("--allow-overlap", action="store_true", help=overlap)
     theirs = parser.add_argument_group("Megatron's lists per split, in place of words")
     for split, what in (("train", "the blend"), ("valid", "validation sets"), ("test", "test sets")):
         theirs.add_argument(f"--{split}-data-path", nargs="+", metavar="WORD", help=f"words of {what}")
@@ -134,7 +135,7 @@ def _json(path: str) -> dict[str, Any]:
     try:
         value = parse_json(_file(path))
     except ValueError as error:
-        raise mdata.UsageError(f"{path} is no JSON", found=str(error)) from error
+        raise mdata.UsageError(f"{path} is not JSON", found=str(error)) from error
     if not isinstance(value, dict):
         raise mdata.UsageError(f"{path} has no lists per split", expected='{"train": [...], "valid": [...], ...}')
     return value

@@ -45,8 +45,8 @@ def start_lines(start: Start, steps: int) -> list[str]:
     if start.folder is None:
         return []
     if start.done.steps >= steps:
-        return [f"nothing is left to do: {start.folder} is step {start.done.steps} of train.steps={steps}"]
-    return [f"goes on from {start.folder}, {start.done.steps} of {steps} steps done", *start.notes]
+        return [f"nothing is left to do: {start.folder} is at step {start.done.steps} of train.steps={steps}"]
+    return [f"continues from {start.folder}; {start.done.steps} of {steps} steps are done", *start.notes]
 
 
 def start_facts(start: Start) -> dict[str, object]:

@@ -60,10 +60,10 @@ def _where_it_goes_on(config: RunConfig) -> str:
     try:
         newest = checkpoint.latest(Path(config.run.folder, "checkpoints"))
     except MdataError as error:
-        return f"the same command cannot go on: {error}"
+        return f"the same command cannot continue: {error}"
     if newest is not None:
-        return f"the same command goes on from {newest}"
-    return "no checkpoint was written yet; the same command begins at step 1"
+        return f"the same command continues from {newest}"
+    return "no checkpoint was written yet; the same command starts at step 1"
 
 
 def train_here(config: RunConfig, console: Console) -> None:
@@ -89,9 +89,7 @@ def train_here(config: RunConfig, console: Console) -> None:
 def result_text(result: TrainResult, folder: str) -> str:
     """How the run stands, for people."""
     if result.loss is None:
-        lines = [
-            f"step {result.step} was reached before; to train on raise train.steps, and optimizer.decay_steps with it"
-        ]
+        lines = [f"step {result.step} is already done; to train further, raise train.steps and optimizer.decay_steps"]
     else:
         lines = [f"step {result.step}, training loss {result.loss:.4f} nats per token"]
     lines += [f"validation loss {name}: {loss:.4f}" for name, loss in result.valid.items()]

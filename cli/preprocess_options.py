@@ -98,15 +98,15 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
     engines = ("auto", "gigatoken", "tiktoken", "tokenizers", "sentencepiece", "mdata")
     add("--engine", choices=engines, default="auto", help="which library tokenizes; default: the fastest exact one")
     add("--holdout", default="0", metavar="FRACTION", help="documents to PREFIX_holdout_KEY_document.* or _sentence.*")
-    add("--overwrite", action="store_true", help="replace results of this prefix from other input or options")
+    add("--overwrite", action="store_true", help="replace results that were made from other input or options")
     add("--dry-run", action="store_true", help="sample the input and predict; write nothing")
 
 
 def add_filter(group: argparse._ArgumentGroup) -> None:
     """Which files of folders are read."""
     add = group.add_argument
-    add("--include", nargs="+", default=(), metavar="P", help="of folders only files that fit, as in .gitignore")
-    add("--exclude", nargs="+", default=(), metavar="P", help="of folders no files or folders that fit")
+    add("--include", nargs="+", default=(), metavar="P", help="read only these files of folders (.gitignore patterns)")
+    add("--exclude", nargs="+", default=(), metavar="P", help="skip these files and subfolders of folders")
 
 
 def size(text: str) -> int:

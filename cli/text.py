@@ -35,7 +35,7 @@ def count(text: str) -> int:
     except (ValueError, ZeroDivisionError):
         value = Fraction(0)
     if value < 1 or value.denominator != 1 or value > 1 << 62:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(value)
 
 
@@ -45,7 +45,7 @@ def add_tokenizer_unknown(parser: argparse.ArgumentParser) -> None:
         "--tokenizer-unknown",
         choices=["refuse", "ok"],
         default="refuse",
-        help="a corpus whose tokenizer is not known, beside one whose tokenizer is known; default refuse",
+        help="what to do if some corpora record their tokenizer and others do not; default refuse",
     )
 
 

@@ -116,14 +116,14 @@ def _open(arguments: argparse.Namespace, console: Console) -> mdata.Tracer:
         if mdata.is_run(arguments.path):
             if by_hand:
                 raise mdata.UsageError(
-                    f"{arguments.path} is a run folder: it says itself how data is read",
+                    f"{arguments.path} is a run folder, which already records how its data is read",
                     found=", ".join("--" + name.replace("_", "-") for name in by_hand),
                 )
             of_run = {name: getattr(arguments, name) for name in _OF_RUN}
             return mdata.trace_run(arguments.path, **of_run, progress=progress)
         for name in _OF_RUN:
             if getattr(arguments, name) is not None:
-                raise mdata.UsageError(f"{arguments.path} is no run folder, so --{name} says nothing")
+                raise mdata.UsageError(f"{arguments.path} is not a run folder, so --{name} does not apply")
         options = _options(arguments)
         dataset = mdata.open_dataset(arguments.path, options, progress=progress)
     sizes = _sizes(arguments)
@@ -141,8 +141,8 @@ def _options(arguments: argparse.Namespace) -> mdata.DatasetOptions:
     """The options given by hand."""
     if arguments.sequence_length is None:
         raise mdata.UsageError(
-            f"{arguments.path} is no run folder, and nothing says how it is read",
-            expected="the folder of a run (it has a config.toml), or data by hand with --sequence-length at least",
+            f"{arguments.path} is not a run folder, and no option says how to read it",
+            expected="the folder of a run (it has a config.toml), or data with at least --sequence-length",
         )
     given: dict[str, Any] = {name: getattr(arguments, name) for name in _READ if getattr(arguments, name) is not None}
     known = [field.name for field in fields(mdata.DatasetOptions)]

@@ -80,7 +80,7 @@ class Documents:
                 f"{self.origins.path} does not belong to {self.corpus.path}",
                 found=f"document {number} comes from input {file}",
                 expected=f"one of its {len(self._inputs)} inputs, counted from 0",
-                fix="put back the file that preprocess wrote beside the manifest",
+                fix="restore the file that preprocess wrote next to the manifest",
             )
         return Origin(self._inputs[file], row)
 
@@ -125,7 +125,7 @@ class Documents:
         names = {Path(given).name: given for given in self._inputs}
         close = nearest(Path(path).name, names)
         raise UsageError(
-            f"{path} is no input of {self.corpus.name}",
+            f"{path} is not an input of {self.corpus.name}",
             found=f"{len(self._inputs)} inputs" if len(self._inputs) > 3 else ", ".join(self._inputs),
             fix=f"{names[close]}?" if close else None,
         )

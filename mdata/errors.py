@@ -81,8 +81,8 @@ def _in_lines(what: str, *, found: str | None = None, expected: str | None = Non
 
 _DEVICE = "see the system's log; the device may be failing"
 _PATH = "check the path and its permissions"
-_FOLDER_STANDS = "another path: a folder stands where a file is to be"
-_FILE_STANDS = "another path: a file stands where a folder is to be"
+_FOLDER_STANDS = "another path: there is a folder where a file should be"
+_FILE_STANDS = "another path: there is a file where a folder should be"
 _OTHER_PLACE = "another path: this file system, or this kind of file, cannot do it"
 
 # What the user's path or permission is the cause of, and what to do. All else that a system says is the machine's
@@ -97,12 +97,12 @@ _USAGE = MappingProxyType(
         errno.EISDIR: _FOLDER_STANDS,
         errno.EROFS: "another path: this file system is read-only",
         errno.ENAMETOOLONG: "a shorter path",
-        errno.ELOOP: "another path: its symbolic links go in a circle",
-        errno.EMLINK: "another path: the folder has as many entries as its file system takes",
+        errno.ELOOP: "another path: its symbolic links form a loop",
+        errno.EMLINK: "another path: the folder has as many entries as its file system allows",
         errno.EINVAL: _PATH,
         errno.ETXTBSY: "another path: this file is a program that is running",
-        errno.EXDEV: "a path on one file system",
-        errno.ESPIPE: "a file: a pipe is read once, from its beginning",
+        errno.EXDEV: "paths on the same file system",
+        errno.ESPIPE: "a regular file: a pipe can only be read once, from its start",
         errno.ENXIO: _OTHER_PLACE,
         errno.ENODEV: _OTHER_PLACE,
         errno.ENOTSUP: _OTHER_PLACE,
@@ -114,13 +114,13 @@ _MACHINE = MappingProxyType(
     {
         errno.ENOSPC: "free some disk space, or write to another file system",
         errno.EDQUOT: "free some of your disk quota, or write to another file system",
-        errno.EFBIG: "write to a file system that takes larger files",
-        errno.EMFILE: "raise the limit of open files (ulimit -n), or use fewer workers or partitions",
+        errno.EFBIG: "write to a file system that supports larger files",
+        errno.EMFILE: "raise the limit on open files (ulimit -n), or use fewer workers or partitions",
         errno.ENFILE: "close other programs; the system is out of open files",
         errno.ENOMEM: "use fewer workers, or a machine with more memory",
-        errno.EAGAIN: "use fewer workers; the limit of processes is reached",
+        errno.EAGAIN: "use fewer workers; the limit on processes is reached",
         errno.EINTR: "run again",
-        errno.EBUSY: "run again when no other program uses it",
+        errno.EBUSY: "run again when no other program is using it",
         errno.ESTALE: "run again: another machine removed or replaced the file",
     }
 )

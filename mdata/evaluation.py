@@ -114,10 +114,12 @@ def _by_path(found: Sequence[tuple[Path, Dataset]], split: str) -> dict[str, Dat
 def _check_tokenizer(what: str, one: Dataset, train: Dataset) -> None:
     if one.fingerprint == train.fingerprint:
         return
-    found, expected = (f"tokenizer {each.fingerprint or 'not known'}" for each in (one, train))
+    found, expected = (
+        f"tokenizer {each.fingerprint}" if each.fingerprint else "no tokenizer recorded" for each in (one, train)
+    )
     if None not in (one.fingerprint, train.fingerprint):
         raise UsageError(
-            f"{what} was made with another tokenizer than the training data",
+            f"{what} was made with a different tokenizer than the training data",
             found=found,
             expected=expected,
             fix="preprocess it again with the tokenizer of the training data",
@@ -125,7 +127,7 @@ def _check_tokenizer(what: str, one: Dataset, train: Dataset) -> None:
     if train.tokenizer_unknown == REFUSE:
         silent = one if one.fingerprint is None else train
         raise UsageError(
-            f"{what}: only one of it and the training data says its tokenizer",
+            f"{what}: either it or the training data does not record its tokenizer",
             found=found,
             expected=expected,
             fix=way_out(str(silent.components[0].corpus.path)),

@@ -138,7 +138,7 @@ class Origins:
         """
         run = bisect_right(self.runs[:, 0], number) - 1  # numpy's own search would copy the column each time
         if run < 0:
-            raise DamageError(f"{self.path} is cut: it holds no origin of document {number}")
+            raise DamageError(f"{self.path} is truncated: it has no origin for document {number}")
         first, file, row = (int(value) for value in self.runs[run])
         return file, row + (number - first) * self.step
 

@@ -170,13 +170,13 @@ class _Reader:
                 self.files[piece.file] = self._opened(piece.file)
             found: Tensor = self.files[piece.file].get_tensor(piece.key)
         except SafetensorError as error:
-            raise self._damage(piece.file, str(error), f"{piece.key} in it") from error
+            raise self._damage(piece.file, str(error), f"a tensor {piece.key}") from error
         if tuple(found.shape) != piece.size or not found.is_floating_point():
             stands = f"{piece.key} of shape {list(found.shape)}, {found.dtype}"
             raise self._damage(piece.file, stands, f"floats of shape {list(piece.size)}")
         if piece.hash is not None and (piece.file, piece.key) not in self.compared:
             if _hash(found) != piece.hash:
-                raise self._damage(piece.file, f"{piece.key} with another hash than when it was written", None)
+                raise self._damage(piece.file, f"{piece.key} with a different hash than when it was written", None)
             self.compared.add((piece.file, piece.key))
         return found
 
@@ -189,7 +189,7 @@ class _Reader:
                     length = min(_header_size(file.read(8)), self.index.files[name].bytes)
                     file.seek(0)
                     if blake3(file.read(length)).hexdigest() != header:
-                        raise self._damage(name, "a header with another hash than when it was written", None)
+                        raise self._damage(name, "a header with a different hash than when it was written", None)
             return safe_open(path, framework="pt")
 
     def _damage(self, name: str, found: str, expected: str | None) -> DamageError:

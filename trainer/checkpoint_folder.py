@@ -53,16 +53,16 @@ def find(root: Path) -> Found:
     named = _first_bytes(pointer)
     if named is not None and _NAME.fullmatch(named) and (root / named).is_dir():
         return Found(root / named)
-    problem = f"{pointer} is missing" if named is None else f"{pointer} names no checkpoint beside it ({named!r})"
+    problem = f"{pointer} is missing" if named is None else f"{pointer} names no checkpoint in its folder ({named!r})"
     whole = next(_whole(root), None)
     if whole is not None:
-        return Found(whole, f"{problem}; going on from the newest whole checkpoint, {whole.name}")
+        return Found(whole, f"{problem}; continuing from the newest whole checkpoint, {whole.name}")
     damaged = [folder.name for folder in _checkpoints(root)]
     if named is None and not damaged:
         return Found(None)
     raise DamageError(
         problem,
-        found=f"{', '.join(damaged)}, and none is whole" if damaged else "no checkpoint there",
+        found=f"{', '.join(damaged)}, and none is whole" if damaged else "no checkpoint in that folder",
         expected="the name of a checkpoint, such as step-400",
         fix=f"restore the checkpoints from a copy, or move {root} away to begin at step 1",
     )
@@ -101,8 +101,8 @@ def instead(folder: Path) -> str:
     """What to do without a checkpoint that was there."""
     other = next((path for path in _whole(folder.parent) if path != folder), None)
     if other is None:
-        return "restore it from a copy; there is no other whole checkpoint beside it"
-    return f"restore it from a copy; or write {other.name} into {folder.parent / LATEST} to go on from there"
+        return "restore it from a copy; there is no other whole checkpoint in its folder"
+    return f"restore it from a copy, or write {other.name} into {folder.parent / LATEST} to continue from that one"
 
 
 def remove_old(root: Path, keep: int) -> None:
@@ -186,7 +186,7 @@ def _kind(path: Path) -> str:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return "no such file"
-    return "file" if stat.S_ISREG(mode) else "a link" if stat.S_ISLNK(mode) else "no regular file"
+    return "file" if stat.S_ISREG(mode) else "a link" if stat.S_ISLNK(mode) else "not a regular file"
 
 
 def _first_bytes(pointer: Path) -> str | None:

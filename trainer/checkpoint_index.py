@@ -196,7 +196,7 @@ def _check_checksum(raw: bytes, claimed: Any) -> None:
     _text(claimed, "checksum", _HASH)
     whole = raw.replace(f'"checksum": "{claimed}"'.encode(), _EMPTY_CHECKSUM, 1)
     if blake3(whole).hexdigest() != claimed:
-        raise IndexFault("checksum", claimed, f"{blake3(whole).hexdigest()}, the hash of what the file says")
+        raise IndexFault("checksum", claimed, f"{blake3(whole).hexdigest()}, the hash of the file's content")
 
 
 def _files(sizes: Any, headers: Any) -> dict[str, SavedFile]:
@@ -228,8 +228,8 @@ def _tensor(name: str, value: Any, *, files: Mapping[str, SavedFile], hashed: bo
             raise IndexFault(place, piece.file, "one of the files that the index lists")
     if not tiles_exactly(shape, [(piece.start, piece.size) for piece in slices]):
         covered = sum(math.prod(piece.size) for piece in slices)
-        found = f"{len(slices)} slices of {covered} elements together"
-        raise IndexFault(place, found, f"each of the {math.prod(shape)} elements of shape {list(shape)} exactly once")
+        found = f"{len(slices)} slices with {covered} elements in total"
+        raise IndexFault(place, found, f"slices that cover each of the {math.prod(shape)} elements exactly once")
     return SavedTensor(shape, slices)
 
 

@@ -172,7 +172,7 @@ def continue_ids(model: GPT, ids: Sequence[int], *, choose: Chooser, eod: int | 
     return new
 
 
-@out_of_memory_in("the forward pass of a text", fix="shorter prompts and fewer --max-tokens, or more ranks")
+@out_of_memory_in("the forward pass of text generation", fix="shorter prompts and fewer --max-tokens, or more ranks")
 def next_logits(model: GPT, tokens_BS: Tensor) -> Tensor:
     """Logits after the last position of one row, over the whole vocabulary without padding: fp32[vocab_size]."""
     local_V = model(tokens_BS)[0, -1].float()

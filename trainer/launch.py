@@ -257,7 +257,7 @@ def first_cause(reports: Sequence[RankReport], exit_codes: Mapping[int, int], *,
             return 3, report.time_s
         return (0 if report.exit_code > 1 else 1 if report.exit_code < 0 else 2), report.time_s
 
-    nobody = RankReport(rank=-1, exit_code=1, message="the launcher reports a failure, and no rank has failed")
+    nobody = RankReport(rank=-1, exit_code=1, message="the launcher reports a failure, but no rank does")
     return min([*reports, *silent], key=order, default=nobody)
 
 
@@ -320,15 +320,15 @@ def _raise(report: RankReport) -> NoReturn:
 
 def _death(rank: int, code: int) -> str:
     if code >= 0:
-        return f"rank {rank} ended with exit code {code} and without a word"
+        return f"rank {rank} ended with exit code {code} without an error report"
     return f"rank {rank} was {'stopped' if code == -signal.SIGTERM else 'killed'} by {signal.Signals(-code).name}"
 
 
 def _after_a_kill(number: int) -> str:
     """What to do after a signal that a process cannot answer, or did not survive."""
     if number == signal.SIGKILL:
-        return "the system kills what needs more memory than there is: look into its log, or lower train.micro_batch"
-    return "look for its cause in the system's log, then run again"
+        return "the system kills processes when memory runs out: check its log, or lower train.micro_batch"
+    return "check the system's log for the cause, then run again"
 
 
 @contextmanager

@@ -28,7 +28,7 @@ SENTENCES = (
     "std::bad_alloc",
 )
 BYTES = {"fp32": 4, "bf16": 2, "fp64": 8}  # of an element of the model's weights
-FEWER_TOKENS = "a smaller train.micro_batch; else a shorter train.sequence_length, or a larger mesh.tp"
+FEWER_TOKENS = "a smaller train.micro_batch, a shorter train.sequence_length, or a larger mesh.tp"
 MORE_RANKS = "more ranks (a larger mesh.tp, or more data-parallel ones), or a smaller model"
 
 
@@ -85,7 +85,7 @@ def explained(config: RunConfig, plan: Plan, *, rank: int) -> Iterator[None]:
     except OutOfMemoryError as error:
         of_rank = f"rank {rank} of {plan.world_size}: " if plan.world_size > 1 else ""
         needs = (
-            f"{size_text(state_bytes(config, plan))} of weights, gradients and optimizer state a rank, and for "
+            f"{size_text(state_bytes(config, plan))} of weights, gradients and optimizer state per rank, and for "
             f"activations of {plan.micro_batch} x {plan.sequence_length} tokens (train.micro_batch x .sequence_length)"
         )
         raise _error(f"{of_rank}{error.phase}", error.found, error.fix, needs=needs) from error.__cause__

@@ -155,7 +155,7 @@ def _parsed(line: bytes, path: Path, number: int) -> dict[str, Any]:
         value = None
     if not isinstance(value, dict):
         shown = repr(line[:80].decode(errors="replace"))
-        raise DamageError(f"{path}, line {number} is no JSON object", found=shown, fix="remove that line")
+        raise DamageError(f"{path}, line {number} is not a JSON object", found=shown, fix="remove that line")
     return value
 
 

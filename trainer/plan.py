@@ -262,8 +262,8 @@ def _model_problems(config: RunConfig) -> Iterator[str]:
     elif model.position == "rope" and _head_dim(config) % 2:
         quotient = f"model.hidden_size={model.hidden_size} / model.num_heads={model.num_heads}"
         yield (
-            f"{f'model.head_dim={model.head_dim}' if model.head_dim else quotient} is odd, and rope "
-            'turns features in pairs; choose an even size of a head, or model.position="learned"'
+            f"{f'model.head_dim={model.head_dim}' if model.head_dim else quotient} is odd, but rope "
+            'rotates features in pairs; choose an even head size, or model.position="learned"'
         )
     if model.num_heads % kv_heads:
         yield (

@@ -239,11 +239,12 @@ def _json(path: Path, default: Any) -> Any:
     except FileNotFoundError:
         return default
     except (ValueError, RecursionError) as error:
-        raise mdata.DamageError(f"{path} is no JSON", found=str(error), fix="remove it, or train again") from error
+        raise mdata.DamageError(f"{path} is not JSON", found=str(error), fix="remove it, or train again") from error
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
     except (ValueError, RecursionError) as error:
-        raise mdata.DamageError(f"{path} is no JSON, line by line", found=str(error), fix="remove that line") from error
+        what = f"{path} has a line that is not JSON"
+        raise mdata.DamageError(what, found=str(error), fix="remove that line") from error

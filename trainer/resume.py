@@ -79,7 +79,7 @@ def find_start(config: RunConfig, data: RunData) -> Start:
     done = Done(run.step, run.consumed_samples)
     told = tuple(_seen_notes(seen))
     if stored is None:
-        note = f"{folder.name} was written with settings that this version does not know; changes are not looked for"
+        note = f"{folder.name} has settings that this version does not know, so changed settings are not reported"
         return Start(done=done, folder=folder, config=with_horizon(config, None), changes={}, notes=(*told, note))
     before = with_horizon(stored, None)
     now = with_horizon(config, before)
@@ -113,7 +113,7 @@ def _seen_notes(seen: checkpoint.Found) -> Iterator[str]:
     if seen.warning:
         yield seen.warning
     if seen.folder and not checkpoint.read_index(seen.folder).hashed:
-        yield f"{seen.folder} was written by an older version, without hashes: damage of its content is not seen"
+        yield f"{seen.folder} was written by an older version, without hashes: damage to its content cannot be detected"
 
 
 def _notes(
@@ -130,12 +130,12 @@ def _notes(
         yield f"changed since {folder.name}: {told}"
     was, will = (learning_rate(step, c.optimizer, steps=c.train.steps) for c in (before, now))
     if was != will:
-        yield f"the learning rate of step {step + 1} is {will:g}; as the run was it would be {was:g}"
+        yield f"the learning rate of step {step + 1} is {will:g}; with the checkpoint's settings it would be {was:g}"
     steps, horizon = now.train.steps, now.optimizer.decay_steps
     if not asked.optimizer.decay_steps and steps != horizon:
         yield (
-            f"the learning rate reaches optimizer.min_lr={now.optimizer.min_lr:g} at step {horizon}, as when the run "
-            f"began; set optimizer.decay_steps={steps} to let it decay until step {steps}"
+            f"the learning rate reaches optimizer.min_lr={now.optimizer.min_lr:g} at step {horizon}, as planned when "
+            f"the run began; set optimizer.decay_steps={steps} to let it decay until step {steps}"
         )
 
 
@@ -145,7 +145,7 @@ def _data_conflict(data: RunData, run: checkpoint.RunState, folder: Path) -> Ite
     changed = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
     if not mdata.resumes(data.train, before, consumed=run.consumed_samples):
         yield UsageError(
-            f"{folder} was trained on another order of data",
+            f"{folder} was trained on different data, or in a different order",
             found=", ".join(f"{name} {now.get(name)}" for name in changed),
             expected=", ".join(f"{name} {before.get(name)}" for name in changed),
             fix="restore what differs, or start a new run in another run.folder",
@@ -159,7 +159,7 @@ def _model_conflict(
     before, now = (_function(c, data) if c else {} for c in (stored, config))
     if changed := sorted(name for name in before.keys() & now.keys() if before[name] != now[name]):
         yield UsageError(
-            f"{folder} was trained as another model",
+            f"{folder} was trained as a different model",
             found=", ".join(f"{name} {now[name]}" for name in changed),
             expected=", ".join(f"{name} {before[name]}" for name in changed),
             fix="restore [model], or start a new run in another run.folder",

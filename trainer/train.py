@@ -102,7 +102,7 @@ def _go_on(
         for text in start.notes:
             log.event("note", {"text": text})
         if log.put_aside:
-            text = f"metrics of an earlier run from here on are kept in {log.put_aside}"
+            text = f"later metrics of an earlier run were moved to {log.put_aside}"
             log.event("note", {"text": text})
             progress.note(text)
         return _Loop(config, plan, data, engine, log).run(done, progress, owed=owed)
@@ -176,7 +176,7 @@ class _Loop:
             losses = self._evaluate(step, progress)
             self._record(step, measured, losses)
         if step == self.plan.steps and not saved:
-            raise _diverged(f"no checkpoint was written of the last step, {step}", report)
+            raise _diverged(f"no checkpoint was written for the last step, {step}", report)
         return losses
 
     def _reports(self, done: Done, stops: StopRequests, progress: Progress) -> Iterator[tuple[Done, StepReport]]:
@@ -266,7 +266,7 @@ class _Loop:
         if self.log is not None:
             self.log.event("stopped", {"step": step, "saved": saved})
         gather_objects(None, self.engine.everyone)  # a rank that leaves earlier looks like one that crashed
-        done = "and its checkpoint" if saved else "without a checkpoint, because its state is not sound"
+        done = "and its checkpoint" if saved else "without a checkpoint, because its state is not finite"
         stop((report.votes[1], report.votes[2]), where=f"after step {step} {done}")
 
     def _check_skipped(self, step: int, report: StepReport) -> None:
@@ -274,13 +274,13 @@ class _Loop:
         if self.log is not None and not report.applied:
             self.log.event("skipped", {"step": step, "loss": report.loss, "grad_norm": report.grad_norm})
         if self.skipped >= MAX_SKIPPED:
-            what = f"the gradient was not finite in {self.skipped} steps in a row, the last of them step {step}"
+            what = f"the gradient was not finite in {self.skipped} steps in a row; the last was step {step}"
             raise _diverged(what, report)
 
 
 def _diverged(what: str, report: StepReport) -> UsageError:
     found = f"loss {report.loss}, gradient norm {report.grad_norm}"
-    return UsageError(what, found=found, fix="lower optimizer.lr, or go on from an older checkpoint")
+    return UsageError(what, found=found, fix="lower optimizer.lr, or continue from an older checkpoint")
 
 
 def _due(step: int, interval: int) -> bool:

@@ -137,7 +137,7 @@ def lost_ranks_named(world: World) -> Iterator[None]:
         raise LostRankError(
             f"rank {world.rank} of {world.world_size} lost its connection to another rank",
             found=str(error).splitlines()[0][:200].encode("ascii", "ignore").decode().strip(),
-            fix="look at what the other ranks print: one of them has ended, and says why unless it was killed",
+            fix="check the output of the other ranks: one of them ended, and printed why unless it was killed",
         ) from error
 
 

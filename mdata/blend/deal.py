@@ -42,9 +42,9 @@ def chosen(samples: slice, num_samples: int | None) -> range:
         IndexError: a place below 0. TypeError: a slice without end.
     """
     if any(place is not None and place < 0 for place in (samples.start, samples.stop)):
-        raise IndexError(f"samples {samples.start} to {samples.stop}: places count from 0, not from the end")
+        raise IndexError(f"samples {samples.start} to {samples.stop}: sample numbers must be 0 or more")
     if num_samples is None and (samples.stop is None or (samples.step or 1) < 0):
-        raise TypeError("a slice of a dataset without end: say where it ends, or set num_samples")
+        raise TypeError("a slice without a stop, but the dataset has no end: give a stop, or set num_samples")
     return range(*samples.indices(MOST_SAMPLES if num_samples is None else num_samples))
 
 

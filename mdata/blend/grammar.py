@@ -43,7 +43,8 @@ def as_words(words: object, name: str = "the blend") -> list[str]:
     if isinstance(words, str):
         return words.split()
     if not isinstance(words, Sequence) or isinstance(words, bytes):
-        raise UsageError(f"{name} is no list of words", found=repr(words), expected='such as ["0.7", "a", "0.3", "b"]')
+        expected = 'a list such as ["0.7", "a", "0.3", "b"]'
+        raise UsageError(f"{name} is not a list of words", found=repr(words), expected=expected)
     found = []
     for number, word in enumerate(words):
         if not isinstance(word, str | Real | os.PathLike) or isinstance(word, bool):

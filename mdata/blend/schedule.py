@@ -52,7 +52,7 @@ def exact(share: str) -> Fraction:
     try:
         return Fraction(share)
     except (ValueError, ZeroDivisionError) as error:
-        raise UsageError("a share is no number", found=repr(share), expected='0.7, 3, 1e9 or "1/3"') from error
+        raise UsageError("a share is not a number", found=repr(share), expected='0.7, 3, 1e9 or "1/3"') from error
 
 
 def as_text(share: Fraction) -> str:

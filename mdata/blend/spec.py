@@ -307,7 +307,7 @@ class _Reader:
     def tables(self, tables: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
         value = tables.get(key, [])
         if not isinstance(value, Sequence) or not all(isinstance(item, Mapping) for item in value):
-            self.problems.append(f"{key} is no list of tables; write [[{key}]] above each")
+            self.problems.append(f"{key} is not a list of tables; write [[{key}]] above each")
             return []
         return list(value)
 

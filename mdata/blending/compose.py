@@ -187,7 +187,7 @@ def _check_distinct(parts: Sequence[Part]) -> None:
 
 def _check_overlap(parts: Sequence[Part]) -> None:
     if problems := parts_and_wholes([part.corpus for part in parts]):
-        fix = f"name the whole or its parts, and remove what an earlier run left; or, if that is what you want, {ALLOW}"
+        fix = f"name either the whole or its parts, and remove leftovers of earlier runs; to use both, set {ALLOW}"
         raise blend_error(problems, fix=fix)
 
 

@@ -31,7 +31,7 @@ def check_weights_alone(blend: OpenBlend) -> None:
     """
     if not blend.plain:
         raise UsageError(
-            "Megatron's order knows weights alone",
+            "Megatron's order supports only weights",
             found="phases, amounts, groups with shares, or caps",
             expected='a blend of weights, or order "native"',
         )

@@ -41,14 +41,14 @@ def check_one_tokenizer(corpora: Sequence[Corpus], *, unknown: bool) -> None:
             raise UsageError(
                 "two corpora were made with different tokenizers",
                 found=f"{known[0].path}: {_named(known[0])}",
-                expected=f"the same for {corpus.path}: {_named(corpus)}",
+                expected=f"the same tokenizer as {corpus.path}: {_named(corpus)}",
                 fix="preprocess one of them again with the tokenizer of the other",
             )
     silent = [str(corpus.path) for corpus in corpora if corpus.tokenizer_fingerprint is None]
     if known and silent and not unknown:
         raise UsageError(
-            "corpora whose tokenizer is not known stand beside others whose tokenizer is known",
-            found=f"not known: {few(silent)}",
+            "some corpora do not record their tokenizer, and others do",
+            found=f"no tokenizer recorded for {few(silent)}",
             expected=f"the tokenizer of {known[0].path}: {_named(known[0])}",
             fix=way_out(silent[0]),
         )
@@ -57,9 +57,9 @@ def check_one_tokenizer(corpora: Sequence[Corpus], *, unknown: bool) -> None:
 def way_out(prefix: str) -> str:
     """What to do about a corpus that does not say its tokenizer."""
     return (
-        f"mdata adopt {prefix} --tokenizer-type TYPE --tokenizer-model FILE writes down the tokenizer that made it\n"
-        '  if you know that its ids mean the same: --tokenizer-unknown ok (of a run data.tokenizer_unknown = "ok", in '
-        'Python tokenizer_unknown="ok")'
+        f"mdata adopt {prefix} --tokenizer-type TYPE --tokenizer-model FILE records the tokenizer that made it\n"
+        '  or, if you know that its ids match: --tokenizer-unknown ok (in a run: data.tokenizer_unknown = "ok"; '
+        'in Python: tokenizer_unknown="ok")'
     )
 
 

@@ -302,7 +302,7 @@ def _open_manifest(path: Path, blend: BlendManifest, how: dict[str, Any], *, tok
 
 
 def _is_corpus(path: Path) -> bool:
-    """Whether a corpus' manifest stands there; what is no manifest of ours is none."""
+    """Whether the file is a corpus' manifest; only manifests that mdata wrote are accepted."""
     try:
         return isinstance(manifests.load(path), CorpusManifest)
     except MdataError:

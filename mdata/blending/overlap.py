@@ -33,14 +33,14 @@ def to_train_on(path: str, corpora: Sequence[Corpus]) -> tuple[list[Corpus], dic
         if one and one.role == "holdout":
             left_out[str(corpus.path)] = f"{one.what} of {one.key}"
         elif one and one.role == "partition" and one.run in wholes:
-            left_out[str(corpus.path)] = f"{one.what} of {wholes[one.run].path.name}, which is taken"
+            left_out[str(corpus.path)] = f"{one.what} of {wholes[one.run].path.name}, which is included"
         else:
             kept.append(corpus)
     if corpora and not kept:
         raise UsageError(
-            f"{path}: every corpus there is a held-out part",
+            f"{path}: every corpus in it is a held-out part",
             found=_some([f"{where} is {why}" for where, why in left_out.items()]),
-            fix=f"name a corpus by itself to train on it, or {ALLOW}",
+            fix=f"to train on a corpus, name it by itself, or set {ALLOW}",
         )
     return kept, left_out
 
@@ -52,7 +52,7 @@ def check_added(corpora: Sequence[Corpus], known: int, *, sets: Mapping[str, Seq
         UsageError: names each pair, among the corpora or with a validation or test set.
     """
     if problems := parts_and_wholes(corpora, first=known):
-        raise blend_error(problems, fix=f"leave one of the two out; or, if that is what you want, {ALLOW}")
+        raise blend_error(problems, fix=f"leave out one of the two; to use both, set {ALLOW}")
     check_apart(corpora[known:], sets)
 
 
@@ -71,7 +71,7 @@ def parts_and_wholes(corpora: Sequence[Corpus], *, first: int = 0) -> list[str]:
                 theirs = lineages[other]
                 assert theirs is not None, "found by its inputs"
                 names = f"{corpora[number].path} ({one.what}) and {corpora[other].path} ({theirs.what})"
-                problems.append(f"{names} both hold documents of {input}")
+                problems.append(f"{names} both contain documents of {input}")
     return problems
 
 
@@ -92,17 +92,17 @@ def check_apart(train: Sequence[Corpus], sets: Mapping[str, Sequence[Corpus]], *
         for corpus in corpora:
             same = next((other for other in train if _same(corpus, other)), None)
             if same is not None:
-                problems.append(f"{name}: {corpus.path} is trained on, as {same.path}")
+                problems.append(f"{name}: {corpus.path} is also training data: {same.path}")
                 continue
             one = lineage_of(corpus.manifest)
             for other, input in found.sharing(one) if one and found else ():
-                problems.append(f"{name}: {corpus.path} and {train[other].path} both hold documents of {input}")
+                problems.append(f"{name}: {corpus.path} and {train[other].path} both contain documents of {input}")
     if problems:
         raise UsageError(
-            "evaluation sets hold documents that are trained on",
+            "evaluation sets contain documents of the training data",
             found=_some(problems),
-            expected="others, such as the part that `mdata preprocess --holdout` keeps apart",
-            fix=f"name other sets; or, if that is what you want, {allow}",
+            expected="other documents, such as the held-out part of `mdata preprocess --holdout`",
+            fix=f"name other sets; to use these, set {allow}",
         )
 
 

@@ -182,10 +182,10 @@ class IndexedReader:
         assert self.described is not None, "nothing to compare with"
         by = self.described.by
         return DamageError(
-            f"{self.idx_path} is not the one that {by.name} describes, so no sample can be read by it",
+            f"{self.idx_path} is not the one that {by.name} describes, so no sample can be read with it",
             found=f"hash {found}",
             expected=f"hash {self.described.idx_hash}",
-            fix=f"`mdata verify {by}` tells more; fetch both files of the pair again, or make it again",
+            fix=f"`mdata verify {by}` for details; then fetch both files of the pair again, or make the pair again",
         )
 
     @cached_property
@@ -208,7 +208,7 @@ class IndexedReader:
         """
         contiguous = self._judge()
         if contiguous != self.contiguous:
-            what = f"{self.idx_path}: the sequences do not lie as its manifest says"
+            what = f"{self.idx_path}: the sequences are not laid out as its manifest says"
             raise DamageError(what, found=f"contiguous: {contiguous}", expected=str(self.contiguous))
 
     def check(self) -> None:

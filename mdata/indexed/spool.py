@@ -89,7 +89,7 @@ class Spool:
         """Give the final name; what was appended should be synced before. The folder is the caller's to sync."""
         with os_errors_named(f"finishing {self.path}"):
             if not durable.is_still(self._open.fd, self.partial):
-                raise DamageError(f"{self.partial} was removed while it was written", fix="run again")
+                raise DamageError(f"{self.partial} was removed while it was being written", fix="run again")
             durable.rename(self.partial, self.path)
 
     @property

@@ -44,7 +44,7 @@ def check_tables(tables: IndexTables, *, idx: Path, bin: Path, bin_bytes: int) -
         _check_tiling(tables, idx)
     if total != bin_bytes:
         raise DamageError(
-            f"{bin}: its size is not what the .idx counts",
+            f"{bin}: its size does not match the .idx",
             found=f"{bin_bytes} bytes",
             expected=f"{total} bytes in {len(tables.lengths)} sequences of {tables.dtype.name}",
             fix="make the pair again, or fetch both files of it again",
@@ -80,7 +80,7 @@ def _check_tiling(tables: IndexTables, idx: Path) -> None:
     wrong = np.flatnonzero(starts != expected)
     if wrong.size:
         first = int(wrong[0])
-        kind = "overlaps another sequence" if starts[first] < expected[first] else "leaves a hole before it"
+        kind = "overlaps another sequence" if starts[first] < expected[first] else "leaves a gap before it"
         raise damaged_field(
             idx,
             f"pointer of sequence {order[first]}",

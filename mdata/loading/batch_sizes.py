@@ -110,13 +110,13 @@ def ramp_up(start: int, increment: int, *, samples: int, size: int) -> BatchSize
     ramp = f"start {start}, increment {increment}, over {samples} samples, to {size}"
     if start < 1 or increment < 1 or samples < 1 or size <= start:
         raise UsageError(
-            "a ramp of batch sizes goes up",
+            "the batch size ramp does not increase",
             found=ramp,
             expected="1 or more of each, and a start below the global batch",
         )
     if (size - start) % increment:
         raise UsageError(
-            "a ramp of batch sizes does not arrive",
+            "the batch size ramp never reaches the global batch",
             found=ramp,
             expected=f"{size} - {start} = {size - start} in whole steps of {increment}",
             fix=f"a global batch of {start + -(-(size - start) // increment) * increment}, or another increment",
@@ -179,5 +179,5 @@ def _amount(word: str, text: str) -> int:
         return int(float(found[1]) * _UNITS[found[2].upper()]) if found else int(word)
     except (ValueError, OverflowError) as error:
         raise UsageError(
-            f"{word!r} is no number", found=repr(text), expected="a number such as 16, 0.1k or 2.5M"
+            f"{word!r} is not a number", found=repr(text), expected="a number such as 16, 0.1k or 2.5M"
         ) from error

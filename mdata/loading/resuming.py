@@ -60,9 +60,9 @@ def goes_on(before: object, now: object, *, continues: tuple[object, int] | None
     until = continues[1]
     if until < consumed:
         raise UsageError(
-            "the blend changes before the place where the run is",
-            found=f"the mixture changes at sample {until}, the run has read {consumed}",
+            "the blend changes at a sample that the run has already read",
+            found=f"the blend changes at sample {until}; the run has read {consumed} samples",
             expected=f"a change at sample {consumed} or later",
-            fix=f"mdata blend --from OLD.json --at-sample {consumed} ..., or an older checkpoint",
+            fix=f"mdata blend --from OLD.json --at-sample {consumed} ..., or continue from an older checkpoint",
         )
     return True

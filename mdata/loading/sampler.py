@@ -62,13 +62,13 @@ def rank_rows(batch: NDArray[np.int64], *, dp_rank: int, dp_size: int, micro_bat
     """
     if micro_batch < 1 or dp_size < 1 or not 0 <= dp_rank < dp_size:
         raise UsageError(
-            "rows cannot be dealt",
+            "the batch cannot be divided among ranks",
             found=f"dp rank {dp_rank} of {dp_size}, microbatch {micro_batch}",
             expected="a rank below the number of ranks, and at least one row",
         )
     if not len(batch) or len(batch) % (dp_size * micro_batch):
         raise UsageError(
-            f"the global batch {len(batch)} is no multiple of microbatch {micro_batch} x {dp_size} ranks",
+            f"the global batch {len(batch)} is not a multiple of microbatch {micro_batch} x {dp_size} ranks",
             expected=f"a multiple of {micro_batch * dp_size}",
             fix="another global batch, microbatch, or number of data-parallel ranks",
         )
@@ -134,7 +134,7 @@ class Sampler:
         """
         consumed = state.get("consumed_samples")
         if not isinstance(consumed, int) or isinstance(consumed, bool) or consumed < 0:
-            raise UsageError("the sampler's state has no consumed_samples", found=f"{consumed!r}")
+            raise UsageError("the sampler's state has no valid consumed_samples", found=f"{consumed!r}")
         same_data = goes_on(state.get("data_id"), self.data_id, continues=self.continues, consumed=consumed)
         for field, ours, same in (
             ("data_id", self.data_id, same_data),

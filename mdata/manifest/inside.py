@@ -51,7 +51,7 @@ def file_inside(manifest: Path, name: str, *, allow_outside: bool = False) -> Pa
     with os_errors_named("reading"):
         mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
-        raise UsageError(f"{path} is not a regular file", fix="put back the file that the manifest names")
+        raise UsageError(f"{path} is not a regular file", fix="restore the file that the manifest names")
     return path
 
 

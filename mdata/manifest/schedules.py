@@ -76,7 +76,7 @@ def _asked_phase(phase: Phase, members: Sequence[str | None], *, names: Sequence
             f"phase {where} does not fit the blend",
             found=f"{len(phase.shares)} shares, {len(units)} units and {len(set_by)} set_by, samples {phase.samples}, "
             f"tokens {tokens}",
-            expected=f"{len(names)} of each, and one length",
+            expected=f"{len(names)} of each, and either samples or tokens",
         )
     asks = [Ask(unit, exact(share)) for unit, share in zip(units, phase.shares, strict=True)]
     groups: Mapping[str, GroupShare] = {} if isinstance(phase.groups, UnsetType) else phase.groups

@@ -135,8 +135,8 @@ class BlendComponent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One corpus of a blend: where its manifest (or bare prefix) lies, its id, its share as given.
 
     `unit` is what the share counts (left out: weight), `cap` the most epochs of it in all of the training. `set_by`:
-    "user": the share was given, and stands in the user's words; "tokens": none was given, so that it comes from the
-    sizes of corpora. Left out: the manifest is older than this field.
+    "user": the user gave the share, and it is kept as written; "tokens": none was given, so it follows from the sizes
+    of corpora. Left out: the manifest is older than this field.
     """
 
     path: RelativePath
@@ -161,8 +161,8 @@ class Phase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A span of training with its own shares, one per component; "0": not read.
 
     Its length is `samples` or `tokens`; without both it ends with its amounts, or never. `units`: of the shares (left
-    out: weights), `set_by`: who set each. `groups`: shares of groups. `ramp`: weights go in a line from those of the
-    phase before to these.
+    out: weights), `set_by`: who set each. `groups`: shares of groups. `ramp`: weights change linearly from those
+    of the phase before to these.
     """
 
     samples: Count | None
@@ -193,8 +193,8 @@ class BlendManifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Corpora and their shares. No phases: one phase with the components' shares.
 
     `groups` are those of the components' shares. `parent` is the id of the blend that this one continues, from the
-    last `until` of `earlier` on. `tokenizer_unknown`: corpora whose tokenizer is not known were mixed with others, and
-    the user said that this is right.
+    last `until` of `earlier` on. `tokenizer_unknown`: corpora that do not record their tokenizer were mixed
+    with others, and the user allowed it.
     """
 
     format: Literal["mdata-manifest"]

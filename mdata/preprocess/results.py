@@ -69,7 +69,7 @@ def finished_before(job: Job) -> PreprocessResult | None:
     kept = job.options.quarantine
     known = [manifest.provenance for manifest in found.values() if manifest.provenance]
     if kept is not None and any(sum(one.skipped.values()) for one in known) and not Path(kept).is_file():
-        job.progress.note(f"the results will be made again: the quarantine file {kept} is not there")
+        job.progress.note(f"the results will be made again: the quarantine file {kept} is missing")
         return None
     # The limit decides nothing in a result, so another may have been in force.
     for manifest in found.values():
@@ -91,13 +91,13 @@ def check_replaced(job: Job, placing: Placing) -> None:
     kept = job.options.quarantine
     if kept is not None and Path(kept).exists() and not placing.names_quarantine(Path(kept)):
         ours = all(_not_ours(job, name, path) is None for name, path in _results(job))
-        found |= {} if ours else {Path(kept): "nobody knows which run kept these rows"}
+        found |= {} if ours else {Path(kept): "the quarantine file of an unknown run"}
     lines = [f"{path}: {reason}" for path, reason in found.items()]
     if lines and not job.options.overwrite:
         raise UsageError(
-            "other results are there already, and are kept",
+            "other results already exist and are not replaced",
             found="; ".join(lines[:_SHOWN]) + (f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""),
-            expected="nothing, or what the same input and options gave",
+            expected="no results, or those of the same input and options",
             fix="another output prefix, or --overwrite (overwrite=True) to replace them",
         )
     for line in lines:
@@ -116,13 +116,13 @@ def _in_the_way(job: Job, name: str, path: Path, *, placing: Placing) -> str | N
     there = [file for file in map(path.with_suffix, (".idx", ".bin")) if file.exists()]
     if not there or placing.names(path.with_suffix(".bin")):
         return None
-    return f"{there[0].name} is there, and no manifest says what it is"
+    return f"{there[0].name} exists without a manifest"
 
 
 def _not_ours(job: Job, name: str, path: Path) -> str | None:
     """Why a manifest does not speak of a result of this job; None: it does."""
     if not path.is_file():
-        return "it is not there"
+        return "it is not a file"
     try:
         return _other_job(job, name, _corpus_at(path))
     except MdataError as error:
@@ -203,7 +203,7 @@ def stale_parts(job: Job) -> list[str]:
         except MdataError:
             continue
         if found is not None and found.role != "whole":
-            lines.append(f"{path} is {found.what} of an earlier run and stays; remove its files if nothing needs them")
+            lines.append(f"{path} is {found.what} of an earlier run and is kept; remove its files if unneeded")
     return lines
 
 
@@ -270,10 +270,10 @@ def _other_job(job: Job, name: str, found: CorpusManifest) -> str | None:
     known = found.provenance
     assert known is not None, "what has no provenance was not made by this command"
     if len(known.inputs) != len(job.files):
-        return f"it was made of {len(known.inputs)} inputs, {len(job.files)} are given"
+        return f"it was made from {len(known.inputs)} inputs; {len(job.files)} are given"
     for number, (file, input) in enumerate(zip(job.files, known.inputs, strict=True)):
         if printable_path(file.path) == "-":
-            return "standard input cannot be compared with what it was"
+            return "standard input cannot be compared with the earlier input"
         known_as = number, input.path, input.hash
         if known_as not in job.compared:
             state = InputState(input.path, input.bytes, input.modified_ns, hash=input.hash)

@@ -246,8 +246,8 @@ def _placed_by_the_index(corpus: TokenStream) -> Iterator[None]:
         yield
     except IndexError as error:
         raise DamageError(
-            f"corpus {corpus.id}: the sequences do not lie as its manifest says",
+            f"corpus {corpus.id}: the sequences are not laid out as its manifest says",
             found=str(error),
             expected="sequences that follow each other and fill .bin",
-            fix="mdata verify tells where; make the pair again, or fetch both files and the manifest again",
+            fix="mdata verify shows where; then make the pair again, or fetch both files and the manifest again",
         ) from error

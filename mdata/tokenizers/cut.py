@@ -145,5 +145,5 @@ def refuse_long(texts: Sequence[str], growth: float = 1.0) -> None:
     longest = min(LONGEST_WHOLE_CHARS, int(LONGEST_GROWN_CHARS / growth))
     for number, text in enumerate(texts):
         if len(text) > longest:
-            reason = f"a text of {len(text):,} characters; this tokenizer takes {longest:,} at most"
+            reason = f"the text has {len(text):,} characters; this tokenizer accepts at most {longest:,}"
             raise TextRefused(number, reason)

@@ -41,14 +41,14 @@ def refuse_growth(definition: Definition) -> None:
     decoders = [rule for rule in flat(definition.get("decoder"), "decoders") if rule.get("type") == "Replace"]
     for part, rules in (("normalizer", _normalizers(definition)), ("decoder", decoders)):
         if len(rules) > _MOST_RULES or len(_named(rules)) > _MOST_NAMED:
-            found = f"{len(rules):,} rules about {len(_named(rules)):,} characters"
+            found = f"{len(rules):,} rules with {len(_named(rules)):,} different characters"
             raise UsageError(
                 f"tokenizer.json: its {part} is too large", found=found, expected=f"at most {_MOST_RULES:,} of each"
             )
         times, before = growth(rules)
-        _refuse_more(f"its {part} can make {{}} characters of one", times, MOST_GROWTH)
+        _refuse_more(f"its {part} can turn one character into {{}}", times, MOST_GROWTH)
         _refuse_more(f"its {part} puts up to {{}} characters before every text", before, _MOST_BEFORE)
-    _refuse_more("its pre_tokenizer can make {} characters of one", _by_bytes(_words(definition)), MOST_GROWTH)
+    _refuse_more("its pre_tokenizer can turn one character into {}", _by_bytes(_words(definition)), MOST_GROWTH)
 
 
 def growth_of(definition: Definition) -> float:
@@ -75,7 +75,7 @@ def _refuse_more(what: str, found: float, most: int) -> None:
         raise UsageError(
             f"tokenizer.json: {what.format(shown)}",
             expected=f"at most {most:,}",
-            fix="leave out rules that make longer what the rules before them wrote",
+            fix="remove rules that lengthen the output of the rules before them",
         )
 
 

@@ -154,7 +154,7 @@ def _check_merges(merges: list[Any], vocabulary: Mapping[str, Any], *, prefix: o
         left, right = parts
         made = left + right.removeprefix(mark)
         if not right.startswith(mark) or made not in vocabulary:
-            what = f"{MODEL_FILE}: merge {number} makes {made[:60]!r}, which is no entry of the vocabulary"
+            what = f"{MODEL_FILE}: merge {number} makes {made[:60]!r}, which is not in the vocabulary"
             if made in vocabulary:
                 what = (
                     f"{MODEL_FILE}: merge {number} has a second part without {mark[:20]!r}, which marks parts of words"

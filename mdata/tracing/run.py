@@ -45,7 +45,8 @@ class _Run:
         """A whole number of config.toml."""
         value = self.config.get(section, {}).get(key)
         if type(value) is not int:
-            raise DamageError(f"{self.folder / 'config.toml'}: {section}.{key} is no whole number", found=repr(value))
+            what = f"{self.folder / 'config.toml'}: {section}.{key} is not a whole number"
+            raise DamageError(what, found=repr(value))
         return value
 
 
@@ -76,12 +77,12 @@ def trace_run(
     """
     folder = Path(folder)
     if not is_run(folder):
-        raise UsageError(f"{folder} is no run folder", expected="config.toml, as `mtrain train` writes it")
+        raise UsageError(f"{folder} is not a run folder", expected="config.toml, as `mtrain train` writes it")
     run = _Run(folder=folder, config=_toml(folder / "config.toml"), plan=_json(folder / "plan.json") or {})
     options = _options(run)
     path = blend or run.config.get("data", {}).get("blend")
     if not isinstance(path, str):
-        raise DamageError(f"{folder / 'config.toml'}: data.blend is no path", found=repr(path))
+        raise DamageError(f"{folder / 'config.toml'}: data.blend is not a path", found=repr(path))
     try:
         dataset = open_dataset(path, options, progress=progress)
     except UsageError as error:
@@ -166,7 +167,7 @@ def _check_data(run: _Run, dataset: Dataset) -> None:
     now = dataset.identity
     names = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)] if before else []
     raise UsageError(
-        f"{run.folder} was trained on another order of data",
+        f"{run.folder} was trained on different data, or in a different order",
         found=", ".join(f"{name} {now.get(name)}" for name in names[:_SHOWN]) or f"data id {dataset.data_id}",
         expected=", ".join(f"{name} {before.get(name)}" for name in names[:_SHOWN]) or f"data id {expected}",
         fix="put the data of the run back, or name it after --blend",
@@ -264,5 +265,5 @@ def _object(content: bytes, where: str) -> dict[str, Any]:
     except ValueError as error:
         raise DamageError(f"{where} is not JSON", found=str(error)) from error
     if not isinstance(value, dict):
-        raise DamageError(f"{where} is no JSON object", found=repr(value)[:80])
+        raise DamageError(f"{where} is not a JSON object", found=repr(value)[:80])
     return value

@@ -85,7 +85,7 @@ def test_megatrons_ways_to_name_data(corpora, capsys):
     ids = []
     for way in ways:
         if "-path" in way[0] and "words.txt" not in way:
-            assert f"c: {c} is trained on" in run(capsys, *way, "-o", "mix.json", code=2)
+            assert f"c: {c} is also training data" in run(capsys, *way, "-o", "mix.json", code=2)
         run(capsys, *way, "--allow-overlap", "-o", "mix.json")
         blend = open_blend(corpora / "mix.json")
         ids.append(blend.manifest.id)
@@ -118,7 +118,7 @@ def test_a_change_in_mid_run(corpora, capsys):
         (["web"], "needs a file to be written to"),
         (["--dry-run"], "no data is named"),
         (["web", "--train-data-path", "web", "--dry-run"], "named in two ways"),
-        (["web", "--tokens", "1.5", "--dry-run"], "'1.5' is no whole number"),
+        (["web", "--tokens", "1.5", "--dry-run"], "'1.5' is not a whole number"),
         (["web", "--samples", "5", "--dry-run"], "--samples goes with --sequence-length"),
         (["web", "--alpha", "x", "--dry-run"], "alpha is 'x'"),
         (["--per-split-data-args-path", "none.json", "--dry-run"], "none.json: No such file"),
@@ -162,7 +162,9 @@ def known(corpora):
 
 def test_a_corpus_of_no_known_tokenizer_is_refused_or_allowed(corpora, known, capsys):
     heard = run(capsys, "0.5", known, "0.5", "books", "-o", "mix.json", code=2)
-    assert "stand beside others whose tokenizer is known" in heard and "not known: books/c_text_document" in heard
+    assert (
+        "corpora do not record their tokenizer" in heard and "no tokenizer recorded for books/c_text_document" in heard
+    )
     assert "try: mdata adopt books/c_text_document --tokenizer-type TYPE" in heard
     assert not (corpora / "mix.json").exists()
     run(capsys, "0.5", known, "0.5", "books", "-o", "mix.json", "--tokenizer-unknown", "ok")

@@ -162,7 +162,7 @@ def test_os_errors_become_our_kinds(number, kind):
     ("number", "stands"), [(errno.EEXIST, "file"), (errno.ENOTDIR, "file"), (errno.EISDIR, "folder")]
 )
 def test_what_stands_in_the_way_is_told(number, stands):
-    assert f"try: another path: a {stands} stands" in str(errors.explain_os_error(OSError(number, "", "a")))
+    assert f"try: another path: there is a {stands} where" in str(errors.explain_os_error(OSError(number, "", "a")))
 
 
 def test_nearest_name():

@@ -164,7 +164,7 @@ def test_the_result_says_what_to_do_next(tmp_path: Path) -> None:
         "next: mtrain generate runs/a",
     ]
     again = result_text(TrainResult(9, None, {}, {}, checkpoint), "runs/a")
-    expected = "step 9 was reached before; to train on raise train.steps, and optimizer.decay_steps with it"
+    expected = "step 9 is already done; to train further, raise train.steps and optimizer.decay_steps"
     assert again.splitlines()[0] == expected
 
 
@@ -226,7 +226,7 @@ def test_who_stops_a_run_hears_where_it_goes_on(real_run: Path, tmp_path: Path) 
     out, err = process.communicate(timeout=60)
     newest = (folder / "checkpoints" / "latest").read_text().strip()
     assert (process.returncode, out) == (75, "")
-    assert f"\nthe same command goes on from {folder}/checkpoints/{newest}\nmtrain: error: stopped by" in err
+    assert f"\nthe same command continues from {folder}/checkpoints/{newest}\nmtrain: error: stopped by" in err
 
 
 @pytest.mark.slow
@@ -241,7 +241,7 @@ def test_ctrl_c_saves_and_leaves_no_rank(real_run: Path, tmp_path: Path) -> None
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
     newest = (folder / "checkpoints" / "latest").read_text()
-    goes_on = f"the same command goes on from {folder}/checkpoints/{newest}\n"
+    goes_on = f"the same command continues from {folder}/checkpoints/{newest}\n"
     assert (process.returncode, out) == (130, "")
     assert err.endswith(f"\n{goes_on}mtrain: interrupted\n") and "Traceback" not in err
     assert newest == f"step-{read_metrics(folder)[-1]['step']}"
@@ -293,7 +293,7 @@ def test_a_run_without_an_interval_is_saved_when_it_is_stopped(
     (saved,) = (folder / "checkpoints").glob("step-*")
     before = read_metrics(folder)
     step = int(saved.name.removeprefix("step-"))
-    assert before[-1]["step"] == step and f"goes on from {saved}\n" in err
+    assert before[-1]["step"] == step and f"continues from {saved}\n" in err
     process = mtrain(*words, f"train.steps={step + 1}")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err

@@ -129,7 +129,7 @@ def test_an_origin_is_looked_for_in_all_components(trace):
     assert out == trace(*words, "--component", "code", "--document", "2", "--text", "--length", "9")[1]
     assert "\nsample " in out and "\ndocument 2: '" in out
     code, _, err = trace(*words, "--origin", "no.jsonl:3")
-    assert code == 2 and "no component has a document of no.jsonl:3\n  found: no.jsonl is no input of web" in err
+    assert code == 2 and "no component has a document of no.jsonl:3\n  found: no.jsonl is not an input of web" in err
     _, out, err = trace("mix.json", *READ, "--origin", "code.jsonl:3", "--json", "--rows", "2")
     assert len(out.splitlines()) == 2 and "more samples than 2 read document 2" in err
 
@@ -164,7 +164,7 @@ def test_gone_origins_are_said_and_documents_stay(trace, made, tmp_path):
     [
         (["mix.json"], "takes one of --step, --sample, --token, --document, --origin\n  found: none of them"),
         (["mix.json", "--sample", "1", "--step", "1"], "found: --step, --sample"),
-        (["mix.json", "--sample", "1"], "mix.json is no run folder, and nothing says how it is read"),
+        (["mix.json", "--sample", "1"], "mix.json is not a run folder, and no option says how to read it"),
         (["mix.json", *READ, "--step", "1"], "steps are not known\n  try: a run folder, or --global-batch"),
         (["mix.json", *READ, "--micro-batch", "1", "--sample", "1"], "steps need --global-batch"),
         (["mix.json", *STEPS, "--step", "0"], "the run has no step 0"),
@@ -174,11 +174,11 @@ def test_gone_origins_are_said_and_documents_stay(trace, made, tmp_path):
         (["mix.json", *READ, "--document", "1"], "one of several corpora\n  expected: web, code\n  try: --component"),
         (["mix.json", *READ, "--component", "wob", "--document", "1"], "called wob\n  expected: web, code\n"),
         (["mix.json", *READ, "--component", "web", "--document", "40"], "web has no document 40"),
-        (["mix.json", *READ, "--component", "web", "--origin", "x.jsonl:1"], "x.jsonl is no input of web"),
+        (["mix.json", *READ, "--component", "web", "--origin", "x.jsonl:1"], "x.jsonl is not an input of web"),
         (["mix.json", *READ, "--origin", "web.jsonl"], "error: origin 'web.jsonl' names no row of"),
         (["mix.json", *READ, "--origin", f"web.jsonl:{1 << 63}"], "names no row of a file"),
         (["mix.json", *READ, "--option", "longr=drop", "--sample", "1"], "--option longr=drop"),
-        (["mix.json", *READ, "--blend", "x", "--sample", "1"], "mix.json is no run folder, so --blend says nothing"),
+        (["mix.json", *READ, "--blend", "x", "--sample", "1"], "mix.json is not a run folder, so --blend does not"),
         (["nothing.json", *READ, "--sample", "1"], "nothing.json"),
     ],
 )  # fmt: skip

@@ -15,7 +15,7 @@ LENGTHS, POINTERS = 34, 34 + 4 * 40
 BOUNDARIES = POINTERS + 8 * 40
 MASKED = {"sequence_length": 12, "vocabulary": make_vocabulary()}
 NAMED = (
-    r"c\.idx is not the one that c(\.json)? describes(.|\n)*found: hash(.|\n)*try: `mdata verify .*c(\.json)?` tells"
+    r"c\.idx is not the one that c(\.json)? describes(.|\n)*found: hash(.|\n)*`mdata verify .*c(\.json)?` for details"
 )
 
 

@@ -270,7 +270,7 @@ def test_a_slice_is_that_of_a_list(folder, ended):
         slice(None, None, -1),
     ):
         assert [sample["tokens"].tolist() for sample in dataset[places]] == every[places]
-    with pytest.raises(IndexError, match="places count from 0"):
+    with pytest.raises(IndexError, match="sample numbers must be 0 or more"):
         dataset[-3:]
 
 
@@ -280,7 +280,7 @@ def test_a_slice_of_what_has_no_end_says_where_it_ends(folder):
         endless[k]["tokens"].tolist() for k in (100, 101, 102)
     ]
     for wrong in (slice(3, None), slice(None), slice(9, 3, -1)):
-        with pytest.raises(TypeError, match="say where it ends, or set num_samples"):
+        with pytest.raises(TypeError, match="give a stop, or set num_samples"):
             endless[wrong]
 
 

@@ -64,7 +64,7 @@ def test_origins_both_ways(documents):
         ("y.jsonl:0", "expected: FILE:ROW"),
         ("y.jsonl:x", "expected: FILE:ROW"),
         ("x.jsonl:1", "is the end of 2 inputs' paths\n  found: data/a/x.jsonl, data/b/x.jsonl"),
-        ("z.jsonl:1", "z.jsonl is no input of x"),
+        ("z.jsonl:1", "z.jsonl is not an input of x"),
         ("yy.jsonl:1", "try: y.jsonl?"),
         ("y.jsonl:8", "y.jsonl:8 gave no document of x"),
         ("data/a/x.jsonl:2", "data/a/x.jsonl:2 gave no document of x"),

@@ -134,7 +134,7 @@ def test_one_global_order_for_any_number_of_ranks(folder, sizes):
     orders = {}
     for ranks in (1, 2, 3, 8, 64):
         if any(size % ranks for size in sizes.sizes):
-            with pytest.raises(mdata.UsageError, match=f"is no multiple of microbatch 1 x {ranks} ranks"):
+            with pytest.raises(mdata.UsageError, match=f"is not a multiple of microbatch 1 x {ranks} ranks"):
                 plan(0, ranks, sizes).sampler(data, 0)
             continue
         samplers = [iter(plan(rank, ranks, sizes).sampler(data, 0)) for rank in range(ranks)]

@@ -172,13 +172,13 @@ def test_a_change_of_what_was_read_already_is_refused_with_both_numbers(corpora,
         mdata.save_blend(new, corpora.folder / "late.json")
         config = config_of(tmp_path / "run", corpora.folder / "late.json", steps=6)
         if refused:
-            with pytest.raises(mdata.UsageError, match=r"changes at sample 99, the run has read 100\n.*100 or later"):
+            with pytest.raises(mdata.UsageError, match=r"at sample 99; the run has read 100 samples\n.*100 or later"):
                 run(config)
         else:
             assert run(config).step == 6
     stranger = mdata.make_blend(["1", str(made["a"])], corpora.folder / "stranger.json")
     assert stranger.continues is None
-    with pytest.raises(mdata.UsageError, match=r"another order of data\n +found: blend"):
+    with pytest.raises(mdata.UsageError, match=r"in a different order\n +found: blend"):
         run(config_of(tmp_path / "run", corpora.folder / "old.json", steps=7))
 
 

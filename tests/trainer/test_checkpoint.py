@@ -261,7 +261,7 @@ def test_no_link_is_followed_out_of_the_folder(saved, name, tmp_path):
         checkpoint.read_index(saved)
     (saved / name).unlink()
     os.mkfifo(saved / name)  # to open it would wait for ever
-    with pytest.raises(mdata.DamageError, match=rf"{name} is damaged\n  found: no regular file"):
+    with pytest.raises(mdata.DamageError, match=rf"{name} is damaged\n  found: not a regular file"):
         checkpoint.read_index(saved)
 
 
@@ -269,14 +269,14 @@ def test_damage_is_named_with_what_to_do(saved):
     path = saved / "rank-00000.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    with pytest.raises(mdata.DamageError, match=r"is damaged(.|\n)*; there is no other whole checkpoint beside it"):
+    with pytest.raises(mdata.DamageError, match=r"is damaged(.|\n)*; there is no other whole checkpoint in its folder"):
         checkpoint.read_index(saved)
     other = saved.with_name("step-1")
     shutil.copytree(saved, other)  # as damaged as the first
     with pytest.raises(mdata.DamageError, match="there is no other whole checkpoint"):
         checkpoint.read_index(saved)
     (other / path.name).write_bytes(whole)
-    instead = f"restore it from a copy; or write step-1 into {saved.parent / 'latest'} to go on from there"
+    instead = f"restore it from a copy, or write step-1 into {saved.parent / 'latest'} to continue from that one"
     with pytest.raises(mdata.DamageError, match=rf"rank-00000\.safetensors is damaged(.|\n)*{instead}"):
         checkpoint.read_index(saved)
     path.unlink()

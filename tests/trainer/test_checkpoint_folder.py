@@ -53,7 +53,7 @@ def test_without_a_name_in_latest_the_newest_whole_one_is_taken_and_it_is_said(
         (tmp_path / "latest").write_bytes(said)
     found = find(tmp_path)
     assert found.folder == tmp_path / "step-20"
-    assert found.warning is not None and found.warning.endswith("going on from the newest whole checkpoint, step-20")
+    assert found.warning is not None and found.warning.endswith("continuing from the newest whole checkpoint, step-20")
     assert str(tmp_path / "latest") in found.warning and found.warning.isprintable()
 
 
@@ -74,7 +74,7 @@ def test_a_damaged_one_that_latest_names_is_not_passed_over(tmp_path: Path) -> N
 
 def test_a_run_does_not_begin_again_where_checkpoints_are_damaged_or_gone(tmp_path: Path) -> None:
     (tmp_path / "latest").write_text("step-20")
-    with pytest.raises(DamageError, match=r"names no checkpoint beside it(.|\n)*to begin at step 1"):
+    with pytest.raises(DamageError, match=r"names no checkpoint in its folder(.|\n)*to begin at step 1"):
         find(tmp_path)
     (tmp_path / "latest").unlink()
     write(tmp_path, 20)

@@ -28,7 +28,7 @@ def test_the_header_of_many_ranks_that_go_on() -> None:
     )
     assert list(header(config, plan, start=start, device="cuda:0 (NVIDIA H200)")) == [
         f"{plan.num_parameters:,} parameters in fp32 on 8 ranks (tp 2 x dp 4, sequence parallel), cuda:0 (NVIDIA H200)",
-        "steps 401 to 2,000 of 1,024 samples x 32 tokens, in 128 microbatches of 2 a rank; "
+        "steps 401 to 2,000 of 1,024 samples x 32 tokens, in 128 microbatches of 2 per rank; "
         "resumed from run/checkpoints/step-400",
         "changed: x",
     ]
@@ -39,7 +39,7 @@ def test_the_header_of_a_new_run_on_one_rank() -> None:
     start = Start(done=Done(0, 0), folder=None, config=config, changes={}, notes=())
     first, second = header(config, make_plan(config, 1, facts=FACTS), start=start, device="cpu")
     assert first.endswith("parameters in fp32 on 1 rank, cpu")
-    assert second.startswith("steps 1 to 100 of 8 samples") and second.endswith("from new weights of seed 1234")
+    assert second.startswith("steps 1 to 100 of 8 samples") and second.endswith("new weights from seed 1234")
     assert device_text(torch.device("cpu")) == f"cpu with {torch.get_num_threads()} threads"
 
 
@@ -96,7 +96,7 @@ def test_the_log_of_a_run_without_a_terminal(run_file, monkeypatch, capsys):
     metrics = {line["step"]: line for line in read_metrics(run_file.parent / "run")}
     assert "parameters in fp32 on 1 rank, cpu" in notes[0]
     assert notes[1] == (
-        "steps 1 to 4 of 4 samples x 16 tokens, in 2 microbatches of 2 a rank; from new weights of seed 1234"
+        "steps 1 to 4 of 4 samples x 16 tokens, in 2 microbatches of 2 per rank; new weights from seed 1234"
     )
     assert notes[2].startswith("step 1: skipped, gradient norm nan")
     assert f"step 2: validation loss b {metrics[2]['valid']['b']:.4f}" in notes

@@ -88,7 +88,7 @@ def test_the_innermost_phase_speaks_and_the_outer_adds_what_it_knows():
     assert found == "  found: MemoryError" and fix == "  try: less"
     needs = size_text(state_bytes(config, plan))
     assert expected.startswith(
-        f"  expected: room for {needs} of weights, gradients and optimizer state a rank, and for"
+        f"  expected: room for {needs} of weights, gradients and optimizer state per rank, and for"
     )
     assert "activations of 2 x 32 tokens" in expected
     assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)  # ranks send errors to each other

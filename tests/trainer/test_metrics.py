@@ -116,14 +116,14 @@ def test_a_line_torn_inside_a_character_is_left_out(tmp_path: Path) -> None:
 
 def test_damage_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n{"step": 3}\n')
-    with pytest.raises(DamageError, match=r"metrics\.jsonl, line 2 is no JSON object\n  found: 'nonsense'"):
+    with pytest.raises(DamageError, match=r"metrics\.jsonl, line 2 is not a JSON object\n  found: 'nonsense'"):
         read_metrics(tmp_path)
 
 
 @pytest.mark.parametrize("line", ['{"loss": 1.0}', '{"step": "1"}', '{"step": true}', "[" * 100_000])
 def test_a_line_without_a_step_is_damage(line: str, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(line + "\n")
-    with pytest.raises(DamageError, match=r"metrics\.jsonl.*(without a step|no JSON object)"):
+    with pytest.raises(DamageError, match=r"metrics\.jsonl.*(without a step|not a JSON object)"):
         MetricsWriter(tmp_path, resumed_step=3)
 
 

@@ -132,14 +132,14 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
         (
             {"model": {"head_dim": 15}},
             2,
-            "model.head_dim=15 is odd, and rope turns features in pairs; choose an even size of a head, "
+            "model.head_dim=15 is odd, but rope rotates features in pairs; choose an even head size, "
             'or model.position="learned"',
         ),
         (
             {"model": {"hidden_size": 60}},
             2,
-            "model.hidden_size=60 / model.num_heads=4 is odd, and rope turns features in pairs; "
-            'choose an even size of a head, or model.position="learned"',
+            "model.hidden_size=60 / model.num_heads=4 is odd, but rope rotates features in pairs; "
+            'choose an even head size, or model.position="learned"',
         ),
         (
             {"model": {"num_kv_heads": 3}, "mesh": {"tp": 1}},

@@ -189,7 +189,7 @@ def test_nothing_to_report_is_named(tmp_path):
 def test_a_damaged_file_is_named(config):
     folder = runs.write_run(config, steps=2)
     (folder / "ranks.json").write_text("[{")
-    with pytest.raises(DamageError, match=r"ranks.json is no JSON"):
+    with pytest.raises(DamageError, match=r"ranks.json is not JSON"):
         write_report(folder)
 
 

@@ -73,7 +73,7 @@ def test_more_steps_do_not_rewind_the_learning_rate(corpus, tmp_path):
     notes = _train(_config(corpus, tmp_path, steps=6, checkpoint=often))
     assert _rates(tmp_path) == [*planned, 0.0, 0.0]
     told = (
-        "the learning rate reaches optimizer.min_lr=0 at step 4, as when the run began; "
+        "the learning rate reaches optimizer.min_lr=0 at step 4, as planned when the run began; "
         "set optimizer.decay_steps=6 to let it decay until step 6"
     )
     assert notes[2:4] == ["changed since step-2: train.steps 4 -> 6", told]  # behind the header
@@ -91,7 +91,7 @@ def test_a_horizon_that_the_user_moves_is_used_and_told(corpus, tmp_path):
     assert _rates(tmp_path)[2:] == [learning_rate(step, longer.optimizer, steps=4) for step in (2, 3)]
     assert notes[2:4] == [
         "changed since step-2: train.steps 2 -> 4, optimizer.decay_steps 2 -> 4",
-        "the learning rate of step 3 is 0.005; as the run was it would be 0",
+        "the learning rate of step 3 is 0.005; with the checkpoint's settings it would be 0",
     ]
 
 
@@ -154,7 +154,7 @@ def test_settings_of_a_newer_version_are_told_not_to_be_compared(corpus, tmp_pat
     _train(config)
     _rewrite(tmp_path / "checkpoints" / "step-2", dump_config(config) + "\n[later]\nx = 1\n")
     assert find_start(config, open_data(config)).notes == (
-        "step-2 was written with settings that this version does not know; changes are not looked for",
+        "step-2 has settings that this version does not know, so changed settings are not reported",
     )
 
 
@@ -189,10 +189,10 @@ def test_check_finds_what_train_would_refuse(corpus, tmp_path, capsys):
     wrong = replace(wrong, model=replace(wrong.model, head_dim=4), optimizer=replace(wrong.optimizer, warmup_steps=4))
     code, out, err = _check(wrong, tmp_path / "run.toml", capsys)
     assert (code, out) == (2, "")
-    assert "another order of data\n" in err and "found: seed 5\n" in err
-    assert "another model\n" in err and "found: head_dim 4\n" in err and "expected: head_dim 8\n" in err
+    assert "in a different order\n" in err and "found: seed 5\n" in err
+    assert "a different model\n" in err and "found: head_dim 4\n" in err and "expected: head_dim 8\n" in err
     assert "optimizer.warmup_steps=4 is more than train.steps=3" in err
-    with pytest.raises(UsageError, match="another model"):
+    with pytest.raises(UsageError, match="a different model"):
         find_start(wrong, open_data(wrong))
 
 
@@ -204,9 +204,9 @@ def test_check_tells_where_a_run_goes_on_and_what_changes(corpus, tmp_path, caps
     newest = checkpoint.latest(folder / "checkpoints")
     assert out.splitlines() == [
         f"{path}: no problems with --nproc 1",
-        f"goes on from {newest}, 1 of 3 steps done",
+        f"continues from {newest}; 1 of 3 steps are done",
         "changed since step-1: train.steps 1 -> 3, optimizer.lr 0.01 -> 0.5",
-        "the learning rate reaches optimizer.min_lr=0 at step 1, as when the run began; "
+        "the learning rate reaches optimizer.min_lr=0 at step 1, as planned when the run began; "
         "set optimizer.decay_steps=3 to let it decay until step 3",
     ]
     code, out, _ = _check(_config(corpus, folder, steps=3), path, capsys, "--json")
@@ -214,7 +214,7 @@ def test_check_tells_where_a_run_goes_on_and_what_changes(corpus, tmp_path, caps
     assert (code, facts["checkpoint"], facts["step"]) == (0, str(newest), 1)
     assert facts["changed"] == {"train.steps": {"before": 1, "now": 3}} and len(facts["notes"]) == 2
     _, out, _ = _check(_config(corpus, folder, steps=1), path, capsys)
-    assert out.splitlines()[1] == f"nothing is left to do: {newest} is step 1 of train.steps=1"
+    assert out.splitlines()[1] == f"nothing is left to do: {newest} is at step 1 of train.steps=1"
     code, out, _ = _check(_config(corpus, tmp_path / "new", steps=1), path, capsys, "--json")
     facts = json.loads(out)
     assert (code, facts["checkpoint"], facts["step"], facts["changed"]) == (0, None, 0, {})

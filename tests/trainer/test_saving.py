@@ -229,7 +229,7 @@ def test_a_run_that_diverges_replaces_no_good_checkpoint(config: RunConfig, monk
         return real(self, *arguments, **options)
 
     monkeypatch.setattr(Engine, "step", step)
-    with pytest.raises(mdata.UsageError, match=r"no checkpoint was written of the last step, 6\n  found: .*norm nan"):
+    with pytest.raises(mdata.UsageError, match=r"no checkpoint was written for the last step, 6\n  found: .*norm nan"):
         alone(config)
     assert saved(config) == ["step-3"]
     assert checkpoint.latest(Path(config.run.folder, "checkpoints")).name == "step-3"
@@ -248,7 +248,7 @@ def test_a_state_that_is_not_finite_is_no_checkpoint(name: str, value: float, co
         return real(self, loss)
 
     monkeypatch.setattr(Engine, "is_finite", is_finite)
-    with pytest.raises(mdata.UsageError, match="no checkpoint was written of the last step"):
+    with pytest.raises(mdata.UsageError, match="no checkpoint was written for the last step"):
         alone(config)
     assert saved(config) == ["step-2"]
     assert [event["step"] for event in events(config, "not saved")] == [3], "told once"
@@ -337,5 +337,5 @@ def test_a_lost_pointer_is_told_and_the_run_goes_on(config: RunConfig) -> None:
     alone(config)
     assert curve(config) == expected
     (told,) = (event["text"] for event in events(config, "note") if "latest" in event["text"])
-    assert told.endswith("names no checkpoint beside it (''); going on from the newest whole checkpoint, step-4")
+    assert told.endswith("names no checkpoint in its folder (''); continuing from the newest whole checkpoint, step-4")
     assert (root / "latest").read_text() == "step-6"

@@ -234,21 +234,21 @@ def test_the_command_on_a_run_folder(run, capsys):
     expected = [t.sample for t in traced if t.name == "web" and any(part.document == 3 for part in t.parts)]
     assert [one["sample"] for one in readers] == expected and all(one["step"] <= 4 for one in readers)
     assert main(["trace", str(run), "--seed", "3", "--step", "1"]) == 2
-    assert "is a run folder: it says itself how data is read\n  found: --seed" in capsys.readouterr().err
+    assert "is a run folder, which already records how its data is read\n  found: --seed" in capsys.readouterr().err
 
 
 def test_data_of_another_order_is_named_by_field(copied, made, capsys):
     text = (copied / "config.toml").read_text()
     (copied / "config.toml").write_text(text.replace("seed = 7", "seed = 8"))
-    with pytest.raises(UsageError, match="was trained on another order of data\n  found: seed 8\n  expected: seed 7\n"):
+    with pytest.raises(UsageError, match="in a different order\n  found: seed 8\n  expected: seed 7\n"):
         mdata.trace_run(copied)
     assert main(["trace", str(copied), "--step", "1"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 4
     shutil.rmtree(copied / "checkpoints")
-    with pytest.raises(UsageError, match="another order of data\n  found: data id"):
+    with pytest.raises(UsageError, match="in a different order\n  found: data id"):
         mdata.trace_run(copied)
     (copied / "config.toml").write_text(text)
-    with pytest.raises(UsageError, match="another order of data"):
+    with pytest.raises(UsageError, match="in a different order"):
         mdata.trace_run(copied, blend=str(made / "web_text_document.json"))
 
 
@@ -263,7 +263,7 @@ def test_a_damaged_checkpoint_names_no_field(pointer, index, copied):
     (newest / "index.json").write_text(known)
     (copied / "index.json").write_text(known)
     (copied / "checkpoints" / "latest").write_text(pointer.replace("step-4", newest.name))
-    with pytest.raises((UsageError, DamageError), match=r"another order of data\n  found: data id|is not JSON"):
+    with pytest.raises((UsageError, DamageError), match=r"in a different order\n  found: data id|is not JSON"):
         mdata.trace_run(copied)
 
 
@@ -287,21 +287,21 @@ def test_every_key_of_a_configuration_is_known_here():
 
 
 def test_folders_that_are_damaged_or_none(copied, tmp_path, monkeypatch):
-    with pytest.raises(UsageError, match=r"is no run folder\n  expected: config.toml"):
+    with pytest.raises(UsageError, match=r"is not a run folder\n  expected: config.toml"):
         mdata.trace_run(tmp_path)
     text = (copied / "config.toml").read_text()
     (copied / "config.toml").write_text("not [toml")
     with pytest.raises(DamageError, match=r"config\.toml is not a TOML file"):
         mdata.trace_run(copied)
     (copied / "config.toml").write_text(text.replace("sequence_length = 16", 'sequence_length = "16"'))
-    with pytest.raises(DamageError, match=r"train.sequence_length is no whole number\n  found: '16'"):
+    with pytest.raises(DamageError, match=r"train.sequence_length is not a whole number\n  found: '16'"):
         mdata.trace_run(copied)
     (copied / "config.toml").write_text(text.replace("mix.json", "gone.json"))
     with pytest.raises(UsageError, match="try: start from the folder in which the run was started, or --blend"):
         mdata.trace_run(copied)
     (copied / "config.toml").write_text(text)
     (copied / "events.jsonl").write_text("{}\n[]\n")
-    with pytest.raises(DamageError, match=r"events\.jsonl, line 2 is no JSON object"):
+    with pytest.raises(DamageError, match=r"events\.jsonl, line 2 is not a JSON object"):
         mdata.trace_run(copied)
     (copied / "events.jsonl").unlink()
     (copied / "metrics.jsonl").unlink()

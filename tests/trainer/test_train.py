@@ -197,7 +197,7 @@ def test_a_skipped_step_is_told_and_its_samples_are_not_read_again(corpora, tmp_
 def test_ten_skipped_steps_in_a_row_stop_the_run(corpora, tmp_path, monkeypatch):
     _poisoned(monkeypatch, {*range(1, 10), *range(11, 30)})  # nine, a good one, and then no more
     config = _config(corpora, tmp_path / "run", steps=30)
-    with pytest.raises(mdata.UsageError, match="not finite in 10 steps in a row, the last of them step 20"):
+    with pytest.raises(mdata.UsageError, match="not finite in 10 steps in a row; the last was step 20"):
         train(config, join_world(Mesh(1), placement=Placement()))
 
 
@@ -289,7 +289,7 @@ def test_a_changed_order_of_data_is_refused_by_field(corpora, tmp_path):
     config = _config(corpora, tmp_path / "run", steps=1)
     run_ranks(_train, 1, config)
     changed = replace(config, run=replace(config.run, seed=8), train=replace(config.train, steps=2))
-    with pytest.raises(AssertionError, match=r"another order of data\n +found: seed 8\n +expected: seed 7"):
+    with pytest.raises(AssertionError, match=r"in a different order\n +found: seed 8\n +expected: seed 7"):
         run_ranks(_train, 1, changed)
 
 
@@ -299,7 +299,7 @@ def test_a_changed_model_is_refused_though_its_tensors_fit(change, corpora, tmp_
     run_ranks(_train, 1, config)
     other = replace(config, model=replace(config.model, **change), train=replace(config.train, steps=2))
     (name,) = change
-    with pytest.raises(AssertionError, match=rf"was trained as another model\n +found: .*{name}"):
+    with pytest.raises(AssertionError, match=rf"was trained as a different model\n +found: .*{name}"):
         run_ranks(_train, 1, other)
 
 
@@ -322,7 +322,7 @@ def test_a_corpus_of_another_tokenizer_is_refused(corpora, tmp_path):
     made = make_corpora(tmp_path, {"x": write_jsonl(tmp_path / "x.jsonl", 9)}, vocab_size=280)
     config = _config(corpora, tmp_path / "run")
     other = replace(config, data=replace(config.data, valid=(str(made["x"]),)))
-    with pytest.raises(mdata.UsageError, match="was made with another tokenizer"):
+    with pytest.raises(mdata.UsageError, match="was made with a different tokenizer"):
         open_data(other)
 
 

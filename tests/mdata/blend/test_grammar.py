@@ -78,8 +78,8 @@ def test_words_of_python_and_json_are_those_of_a_shell():
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (5, '"valid" is no list of words\n  found: 5'),
-        ({"a": 1}, '"valid" is no list'),
+        (5, '"valid" is not a list of words\n  found: 5'),
+        ({"a": 1}, '"valid" is not a list'),
         ([None], 'word 1 of "valid" is neither'),
         (["1", True], r'word 2 of "valid" is neither a weight nor a corpus\n  found: True'),
     ],

@@ -93,7 +93,7 @@ def test_every_way_in_refuses_by_name_and_can_be_allowed(corpora, way):
     with pytest.raises(UsageError) as caught:
         WAYS[way](corpora, "refuse")
     text = str(caught.value)
-    assert "foreign" in text and "not known" in text
+    assert "foreign" in text and "no tokenizer recorded" in text
     assert "mdata adopt" in text and "--tokenizer-unknown ok" in text and "data.tokenizer_unknown" in text
     assert WAYS[way](corpora, "ok") is not None
     with pytest.raises(UsageError, match=r"tokenizer_unknown.*(yes|'yes')"):

@@ -61,7 +61,7 @@ def test_words_may_be_numbers_and_paths(corpora, monkeypatch):
     assert mdata.make_blend([0.7, a, 0.3, b], "numbers.json").manifest.id == made.manifest.id
     assert mdata.open_blend([7, a, 3, b]).manifest.id == made.manifest.id
     for wrong in (5, [None, a]):
-        with pytest.raises(UsageError, match=r"is no list of words|is neither a weight nor a corpus"):
+        with pytest.raises(UsageError, match=r"is not a list of words|is neither a weight nor a corpus"):
             mdata.make_blend(wrong, "no.json")
 
 

@@ -139,7 +139,7 @@ def test_parts_without_their_whole_are_taken(made, tmp_path):
 def test_parts_beside_what_holds_their_documents_are_refused_by_name(made, one, other):
     """Also what an earlier run with another number of parts left behind."""
     words = [name for folder, part in (one, other) for name in named(made / folder, part)]
-    with pytest.raises(UsageError, match=r"\(part .*--partitions\)(.|\n)*both hold documents of .*one\.jsonl"):
+    with pytest.raises(UsageError, match=r"\(part .*--partitions\)(.|\n)*both contain documents of .*one\.jsonl"):
         mdata.plan_blend(words, made)
     mixed = mdata.plan_blend(replace(mdata.read_spec(words), allow_overlap=True), made)
     assert len(mixed.corpora) == 2
@@ -157,7 +157,7 @@ def test_disjoint_corpora_stand_side_by_side(made):
 
 def test_held_out_parts_alone_are_not_trained_on_by_a_pattern(made):
     pattern = str(made / "split" / "*holdout*")
-    with pytest.raises(UsageError, match=r"every corpus there is a held-out part(.|\n)*allow_overlap"):
+    with pytest.raises(UsageError, match=r"every corpus in it is a held-out part(.|\n)*allow_overlap"):
         mdata.plan_blend([pattern], made)
     spec = BlendSpec(entries=mdata.read_spec([pattern]).entries, allow_overlap=True)
     assert paths_of(mdata.plan_blend(spec, made)) == {"x_holdout"}
@@ -210,14 +210,14 @@ def test_a_folder_is_measured_on_with_its_held_out_part(made):
 def test_a_pair_that_nobody_read_is_compared_by_its_files(made, tmp_path):
     for ending in (".bin", ".idx"):
         shutil.copy((made / "plain/x_text_document").with_suffix(ending), (tmp_path / "copy").with_suffix(ending))
-    with pytest.raises(UsageError, match=r"is trained on, as .*x_text_document"):
+    with pytest.raises(UsageError, match=r"is also training data: .*x_text_document"):
         mdata.plan_blend({"component": [{"path": str(made / "plain")}], "valid": {"set": str(tmp_path / "copy")}}, made)
 
 
 @pytest.mark.parametrize(("added", "refused"), [
     (("other", "_holdout"), None),
-    (("other", ""), "evaluation sets hold"),
-    (("halves", "_0"), "both hold documents"),
+    (("other", ""), "evaluation sets contain"),
+    (("halves", "_0"), "both contain documents"),
 ])  # fmt: skip
 def test_what_a_change_adds_is_looked_at_too(made, added, refused):
     (train,), (valid,), (more,) = (

@@ -156,5 +156,5 @@ def test_redistribution_that_cannot_be(corpora):
 def test_megatrons_order_knows_weights_alone(corpora, change):
     entries = [{"path": entry["path"]} for entry in THREE] if "exhaustive" in change else THREE
     made(*entries, **change)
-    with pytest.raises(UsageError, match="Megatron's order knows weights alone"):
+    with pytest.raises(UsageError, match="Megatron's order supports only weights"):
         mdata.open("mix.json", sequence_length=8, order="megatron", num_samples=5)

@@ -171,7 +171,7 @@ def test_an_index_is_judged_where_it_is_used(tmp_path, mode):
 def test_what_a_manifest_says_of_the_order_in_the_file_is_checked_with_the_tables(tmp_path):
     pairs(tmp_path, [[[2], [2]]])
     reader = IndexedReader(tmp_path / "s0", contiguous=False)
-    with pytest.raises(DamageError, match=r"do not lie as its manifest says(.|\n)*contiguous: True"):
+    with pytest.raises(DamageError, match=r"are not laid out as its manifest says(.|\n)*contiguous: True"):
         _ = reader.pointers
 
 

@@ -104,7 +104,7 @@ WORDS = {  # (word of 8 bytes in the .idx of three sequences in two documents, i
     (6, 0): "bad size",
     (6, 2**61): "bad size",
     (8, 2): "bad dimension offset 1(.|\n)*one dimension",
-    (11, 1): "its size is not what|length of sequence 0",
+    (11, 1): "its size does not match|length of sequence 0",
     (12, -1): "bad offset of sequence 1",
     (12, 2**62): "bad offset of sequence 1",
     (12, 4): "bad length of sequence 0(.|\n)*what its offset and the next one give",

@@ -106,12 +106,12 @@ def test_a_result_is_never_taken_for_the_file_in_the_making(tmp_path):
     kept = file.sync()
     (tmp_path / "x").write_bytes(b"12345")
     file.partial.unlink()
-    with pytest.raises(DamageError, match="was removed while it was written"):
+    with pytest.raises(DamageError, match="was removed while it was being written"):
         file.place()
     file.put_back()
     (tmp_path / "other").write_bytes(b"67890")
     (tmp_path / "other").rename(file.partial)
-    with pytest.raises(DamageError, match="was removed while it was written"):
+    with pytest.raises(DamageError, match="was removed while it was being written"):
         file.place()
     file.remove()
     with pytest.raises(DamageError, match="shorter"):

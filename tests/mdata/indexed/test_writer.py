@@ -314,7 +314,7 @@ def test_a_finished_pair_is_never_continued_nor_taken_back(tmp_path):
     append(writer, [[[1, 2]]])
     state = writer.checkpoint()
     (tmp_path / ".x.bin.partial").unlink()
-    with pytest.raises(DamageError, match="was removed while it was written"):
+    with pytest.raises(DamageError, match="was removed while it was being written"):
         writer.place()
     writer.unplace()
     writer.leave()

@@ -95,7 +95,7 @@ def test_a_finite_dataset_ends_with_its_last_whole_step(tmp_path):
 @pytest.mark.parametrize(
     ("plan", "options", "text"),
     [
-        (BatchPlan(3, 2), {}, "no multiple of microbatch 2"),
+        (BatchPlan(3, 2), {}, "not a multiple of microbatch 2"),
         (BatchPlan(4, 2, dp_size=3), {}, "no multiple"),
         (BatchPlan(4, 2, dp_rank=1), {}, "dp rank 1 of 1"),
         (BatchPlan(0, 1), {}, "batch of 0 samples"),
@@ -138,7 +138,7 @@ def test_steps_grow_by_the_plan_and_a_loader_goes_on_where_one_stopped(dataset):
         assert batch.samples.tolist() == again.samples.tolist()
         assert (batch.tokens == again.tokens).all()
     steps.close()
-    with pytest.raises(UsageError, match="global batch 6 is no multiple"):
+    with pytest.raises(UsageError, match="global batch 6 is not a multiple"):
         Loader(dataset, BatchPlan(4, 4, sizes=by_steps("0:4 8:6")))
 
 

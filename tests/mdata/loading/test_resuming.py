@@ -57,7 +57,7 @@ def test_a_changed_mixture_goes_on_from_the_state_of_the_one_before(folder, step
 def test_a_mixture_that_changes_what_was_read_is_refused(folder):
     old, new = opened(folder, "old"), opened(folder, "new")
     state = PLAN.sampler(old, 0).state(CHANGE // BATCH + 1)
-    words = rf"changes at sample {CHANGE}, the run has read {CHANGE + BATCH}\n.*{CHANGE + BATCH} or later"
+    words = rf"changes at sample {CHANGE}; the run has read {CHANGE + BATCH} samples\n.*{CHANGE + BATCH} or later"
     for go_on in (
         lambda: PLAN.sampler(new, 0).restored(state),
         lambda: Loader(new, PLAN).load_state_dict(state),

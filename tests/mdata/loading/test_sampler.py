@@ -74,7 +74,7 @@ def test_impossible_batches_are_refused(first, size):
 
 
 def test_a_batch_that_cannot_be_dealt_is_refused_with_the_numbers():
-    with pytest.raises(UsageError, match=r"global batch 10 is no multiple of microbatch 2 x 3 ranks(.|\n)*of 6"):
+    with pytest.raises(UsageError, match=r"global batch 10 is not a multiple of microbatch 2 x 3 ranks(.|\n)*of 6"):
         rank_rows(np.arange(10), dp_rank=0, dp_size=3, micro_batch=2)
     with pytest.raises(UsageError, match="no multiple"):
         rank_rows(np.arange(0), dp_rank=0, dp_size=1, micro_batch=1)
@@ -122,7 +122,7 @@ def test_another_stream_is_refused_by_its_field():
 
 
 def test_sizes_of_later_steps_are_checked_at_the_beginning():
-    with pytest.raises(UsageError, match="global batch 10 is no multiple"):
+    with pytest.raises(UsageError, match="global batch 10 is not a multiple"):
         Sampler(data_id="d", sizes=by_steps("0:4 100:10"), micro_batch=2, dp_size=2).check()
     with pytest.raises(UsageError, match="-1 consumed"):
         Sampler(data_id="d", sizes=constant(4), micro_batch=2, consumed=-1).check()

@@ -107,7 +107,7 @@ def test_ids_of_phases_do_not_change_between_versions_of_this_code():
         ({"phases": [phase("1", "1", units=["weight"])]}, "phase 1 does not fit the blend"),
         ({"phases": [phase("1", "1", set_by=["user"])]}, "phase 1 does not fit the blend"),
         ({"phases": [phase("1", "1", samples=1, tokens=1)]}, "samples 1, tokens 1"),
-        ({"phases": [phase("1/0", "1")]}, "a share is no number"),
+        ({"phases": [phase("1/0", "1")]}, "a share is not a number"),
     ],
 )
 def test_phases_that_do_not_fit(tmp_path, change, text):

@@ -247,7 +247,7 @@ def test_other_results_are_replaced_only_when_that_is_asked_for(tmp_path):
     before = contents(folder)
     others = {
         r"out_text_document\.json: append_eod was True, is False": replace(job, append_eod=False),
-        "it was made of 3 inputs, 2 are given": replace(job, input=inputs[:2]),
+        "it was made from 3 inputs; 2 are given": replace(job, input=inputs[:2]),
         "the input was .*0\\.jsonl, is .*other": replace(job, input=(str(tmp_path / "other.jsonl"), *inputs[1:])),
         "tokenizer was ": replace(job, tokenizer_type="ByteTokenizer", tokenizer_model=None),
     }
@@ -273,7 +273,7 @@ def test_files_of_unknown_origin_are_not_replaced(tmp_path, names):
     there = {re.sub("^x", "out_b_document", name): b"precious" for name in names}
     for name, data in there.items():
         (tmp_path / "out" / name).write_bytes(data)
-    with pytest.raises(UsageError, match="other results are there already"):
+    with pytest.raises(UsageError, match="other results already exist"):
         mdata.preprocess(job)
     assert contents(tmp_path / "out") == there
     mdata.preprocess(replace(job, overwrite=True))

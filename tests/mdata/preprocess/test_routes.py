@@ -169,6 +169,6 @@ def test_parts_that_an_earlier_run_left_are_named(tmp_path):
     for partitions, left in ((2, ["2", "holdout"]), (1, ["0", "1", "2", "holdout"])):
         notes = Notes()
         mdata.preprocess(replace(job, partitions=partitions, overwrite=True), notes)
-        said = [line for line in notes.lines if "of an earlier run and stays" in line]
+        said = [line for line in notes.lines if "of an earlier run and is kept" in line]
         assert [line.partition("_text_document")[0].rpartition("out_")[2] for line in said] == left
         assert all(str(tmp_path / "out") in line and "remove its files" in line for line in said)

@@ -96,14 +96,14 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (with_normalizers(*[plain("a", "aa")] * 30), "its normalizer can make 1,073,741,824 characters of one"),
-        (with_normalizers(*[regex("a*", "aa")] * 300), r"its normalizer can make \d\.\de\+\d+ characters of one"),
+        (with_normalizers(*[plain("a", "aa")] * 30), "its normalizer can turn one character into 1,073,741,824"),
+        (with_normalizers(*[regex("a*", "aa")] * 300), r"its normalizer can turn one character into \d\.\de\+\d+"),
         (with_normalizers(*[plain(" ", "\ufdfa"), {"type": "NFKD"}] * 9), r"its normalizer can make [0-9,]+ char"),
         (with_normalizers({"type": "Prepend", "prepend": "x" * 40}, plain("x", "y" * 30)), "of one"),
         (with_normalizers({"type": "Prepend", "prepend": "x" * 2000}), "puts up to 2,000 characters before every text"),
-        (with_normalizers(*[plain("a", "b")] * 2000), "2,000 rules about 2 characters"),
-        (with_normalizers(plain("a", "".join(map(chr, range(0x4E00, 0x5E00))))), "rules about 4,097 characters"),
-        (definition(decoder=TWICE), "its decoder can make 1,073,741,824 characters of one"),
+        (with_normalizers(*[plain("a", "b")] * 2000), "2,000 rules with 2 different characters"),
+        (with_normalizers(plain("a", "".join(map(chr, range(0x4E00, 0x5E00))))), "with 4,097 different characters"),
+        (definition(decoder=TWICE), "its decoder can turn one character into 1,073,741,824"),
         (definition(pre_tokenizer={"type": "Sequence", "pretokenizers": [BYTES] * 40}), "its pre_tokenizer can make"),
     ],
 )  # fmt: skip
@@ -120,7 +120,7 @@ def test_what_may_grow_is_taken_as_far_as_its_texts_stay_short(tmp_path, monkeyp
     assert MOST_GROWTH * cut.PIECE_CHARS <= cut.LONGEST_GROWN_CHARS
     monkeypatch.setattr(cut, "PIECE_CHARS", 100)
     monkeypatch.setattr(cut, "LONGEST_GROWN_CHARS", 1600)
-    with pytest.raises(TextRefused, match="a text of 101 characters; this tokenizer takes 100 at most"):
+    with pytest.raises(TextRefused, match="the text has 101 characters; this tokenizer accepts at most 100"):
         tokenizer.encode_batch(["a", "a" * 101])
     # As long as ever where nothing grows much.
     monkeypatch.undo()

@@ -200,7 +200,7 @@ def test_texts_that_are_refused(monkeypatch, options):
     with pytest.raises(TextRefused, match="text 1: a lone surrogate at character 4"):
         tokenizer.encode_batch(["a[X]b", "[X]b\ud800[X]"])
     monkeypatch.setattr("mdata.tokenizers.sentencepiece.LONGEST_WHOLE_CHARS", 3)
-    with pytest.raises(TextRefused, match="text 1: a text of 4 characters; this tokenizer takes 3 at most"):
+    with pytest.raises(TextRefused, match="text 1: the text has 4 characters; this tokenizer accepts at most 3"):
         tokenizer.encode_batch(["aaa", "aaaa"])
 
 

@@ -400,7 +400,7 @@ def test_a_word_that_is_too_long_is_refused(monkeypatch):
     known = definition(normalizer={"type": "Lowercase"})
     whole = build_tokenizer("HuggingFaceTokenizer", {"tokenizer.json": json.dumps(known).encode()})
     assert len(ids(whole, "12345")) == 5
-    with pytest.raises(TextRefused, match="text 1: a text of 6 characters; this tokenizer takes 5 at most"):
+    with pytest.raises(TextRefused, match="text 1: the text has 6 characters; this tokenizer accepts at most 5"):
         whole.encode_batch(["1", "123456"])
 
 
