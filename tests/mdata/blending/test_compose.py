@@ -173,7 +173,7 @@ def test_named_sets(folder):
         "valid": {"prose": "books/c_text_document", "all": "inner.json", "w": "web"},
         "test": {"t": "code/d.json"},
     }
-    with pytest.raises(UsageError, match=r"t: code/d\.json is trained on"):
+    with pytest.raises(UsageError, match=r"t: code/d\.json is also training data"):
         made({"path": "code/d.json"}, **tables)
     blend = made({"path": "code/d.json"}, **tables, allow_overlap=True)
     assert_valid(folder / "mix.json")

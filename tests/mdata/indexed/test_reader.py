@@ -145,8 +145,8 @@ def test_sequences_in_another_order_are_read_but_are_no_stream(tmp_path, empty):
     [
         ([2, 2], [0, 2], 3, "overlaps"),
         ([2, 2], [0, 0], 2, "overlaps"),
-        ([2, 2], [0, 6], 5, "hole"),
-        ([2], [2], 3, "hole"),
+        ([2, 2], [0, 6], 5, "gap"),
+        ([2], [2], 3, "gap"),
         ([3, 0, 1], [2, 4, 0], 4, "overlaps"),
         ([2], [0], 3, "its size"),
     ],
