@@ -44,7 +44,7 @@ DAMAGED = {
     "idx_empty": r"\.idx: bad magic",
     "idx_length_negative": r"\.idx: bad length of sequence 1",
     "idx_length_too_long": r"\.idx: bad pointer of sequence 3",
-    "idx_length_zero": r"\.idx: bad pointer of sequence 2(.|\n)*hole",
+    "idx_length_zero": r"\.idx: bad pointer of sequence 2(.|\n)*gap",
     "idx_magic_flipped": r"\.idx: bad magic",
     "idx_magic_tntidx": r"\.idx: bad magic(.|\n)*TNTIDX",
     "idx_pointer_back": r"\.idx: bad pointer of sequence 2(.|\n)*overlaps",
