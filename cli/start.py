@@ -62,7 +62,27 @@ def start(program: str, commands: Sequence[Command], *, description: str, argv: 
     with InterruptsEndAtOnce(program):
         from cli.console import run
 
-        return run(program, commands, description=description, argv=argv)
+        code = run(program, commands, description=description, argv=argv)
+    if argv is None:  # the command line of the process: nothing of ours follows
+        keep_exit_code(code)
+    return code
+
+
+def keep_exit_code(code: int) -> None:
+    """A signal from now on does not change how the process ends, nor what it prints: all is done and said.
+
+    Taking modules down lasts, with torch, as long as it takes to send a second signal. While threads and exit handlers
+    may still be waited for, it ends the process at once; behind that Python has no handlers, so it is ignored.
+    """
+    import atexit
+
+    numbers = [number for number in (_signal.SIGINT, _signal.SIGTERM) if _signal.getsignal(number) != _signal.SIG_IGN]
+    try:
+        for number in numbers:
+            _signal.signal(number, lambda *_: os._exit(code))
+    except ValueError:  # not the main thread, as above
+        return
+    atexit.register(lambda: [_signal.signal(number, _signal.SIG_IGN) for number in numbers])
 
 
 def keep_standard_streams() -> None:

@@ -117,3 +117,28 @@ def test_a_closed_stdin_is_no_empty_input(tmp_path, words):
         assert done.returncode == (code or (2 if words == TRAIN else 0)) and heard in done.stderr
         assert ("closed" in done.stderr) == bool(heard) and "Traceback" not in done.stderr
         assert bool(list(tmp_path.iterdir())) == (not done.returncode)
+
+
+# Signals itself when the command is done: in an exit handler, and when modules are taken down.
+LATE = """
+import atexit, os, sys
+from cli.mdata import main
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid()):
+        kill(pid, {number})
+late = Late()
+if {in_handler}:
+    atexit.register(Late)
+sys.argv[1:] = {words!r}
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("in_handler", [True, False])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["no-command"], 2)])
+def test_a_signal_behind_the_end_changes_nothing(words, code, number, in_handler):
+    program = LATE.format(number=int(number), in_handler=in_handler, words=words)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, "Exception" in done.stderr, "Traceback" in done.stderr) == (code, False, False), done
+    assert done.stdout.startswith("mdata") == (code == 0)
