@@ -49,6 +49,14 @@ INTERRUPTED = 130
 LAUNCHER_PATIENCE_S = 30  # from the launcher's SIGTERM to its SIGKILL, once one rank has failed
 
 
+class LostRankError(ResourceError):
+    """Another rank is gone; it knows why, this one only that it cannot go on.
+
+    It stands here, and not in world.py, because a rank that was stopped while it imported torch cannot import torch a
+    second time: to write its report it may need nothing that does.
+    """
+
+
 class RankFault(RuntimeError):
     """A rank failed by a fault of ours; the message names it, a note holds its traceback."""
 
@@ -274,8 +282,6 @@ def rank_process() -> None:
 
 def write_report(folder: Path, error: BaseException, *, rank: int) -> int:
     """Leave a rank's error for `launch` and return the exit code that belongs to it."""
-    from trainer.world import LostRankError
-
     known = explain_os_error(error) if isinstance(error, OSError) else error
     if isinstance(known, MemoryError):
         known = ResourceError("out of memory", fix="use a smaller train.micro_batch")

@@ -39,6 +39,9 @@ class StopRequests:
             for number in HEARD:
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._hear)
+                    # mdata's handlers remember what they raised: an import, say, may have dropped it.
+                    if getattr(self._before[number], "asked", False):
+                        self._first.setdefault(number, self._clock())
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from mdata import ResourceError, UsageError
 from trainer.collectives import Axis, all_reduce_
+from trainer.launch import LostRankError
 from trainer.mesh import AXES, Coordinates, Mesh
 
 JOIN_TIMEOUT = timedelta(minutes=10)  # for the other ranks to come; also of a single collective
@@ -116,10 +117,6 @@ def join_world(mesh: Mesh, *, placement: Placement | None = None, device_type: s
         device=device,
         axes=axes,
     )
-
-
-class LostRankError(ResourceError):
-    """Another rank is gone; it knows why, this one only that it cannot go on."""
 
 
 @contextmanager

@@ -188,6 +188,18 @@ def test_a_report_is_read_as_written(tmp_path: Path) -> None:
     ]
 
 
+def test_a_report_needs_no_torch(tmp_path: Path) -> None:
+    """A rank that is stopped while it imports torch cannot import it again, and has to write its report."""
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from pathlib import Path; from mdata import StoppedError; from trainer.launch import write_report\n"
+        "sys.exit(write_report(Path(sys.argv[1]), StoppedError('stopped'), rank=0))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (75, "")
+    assert [report.message for report in read_reports(tmp_path)] == ["stopped"]
+
+
 LISTENING = """
 from trainer.launch import listen
 def note(number, frame):

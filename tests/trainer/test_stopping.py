@@ -6,10 +6,12 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from mdata import StoppedError
+from mdata.signals import raise_if_asked, stop_requests
 from trainer.stopping import StopRequests, stop
 
 
@@ -47,6 +49,18 @@ def test_a_signal_is_remembered_and_handlers_are_put_back(number: int, votes: tu
         send(number)
         assert stops.votes() == votes
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+@pytest.mark.parametrize(("number", "votes"), [(signal.SIGTERM, (1.0, 0.0)), (signal.SIGINT, (0.0, 1.0))])
+def test_a_request_that_was_dropped_before_is_heard_at_the_first_step(number: int, votes: tuple[float, float]) -> None:
+    """By an import, say, at the start: not only when the run has ended."""
+    with pytest.raises(BaseException) as raised, stop_requests(lambda: StoppedError("stopped")):
+        with suppress(BaseException):
+            send(number)
+        with StopRequests() as stops:
+            assert stops.votes() == votes
+        raise_if_asked()
+    assert type(raised.value) is (KeyboardInterrupt if number == signal.SIGINT else StoppedError)
 
 
 def test_a_second_ctrl_c_acts_at_once_but_not_one_of_the_same_moment() -> None:
