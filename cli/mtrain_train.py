@@ -73,6 +73,7 @@ def train_here(config: RunConfig, console: Console) -> None:
     """
     from cli.progress import RankNotes
     from trainer.mesh import Mesh
+    from trainer.metrics import plain
     from trainer.train import train
     from trainer.world import Placement, find_placement, join_world, leave_world
 
@@ -81,7 +82,7 @@ def train_here(config: RunConfig, console: Console) -> None:
     with console.progress() as progress:
         result = train(config, world, progress=progress if world.is_main else RankNotes(progress, place.rank))
     if world.is_main:
-        facts = {**dataclasses.asdict(result), "checkpoint": str(result.checkpoint)}
+        facts = plain({**dataclasses.asdict(result), "checkpoint": str(result.checkpoint)})
         console.result(result_text(result, config.run.folder), facts)
     leave_world()
 

@@ -37,8 +37,9 @@ class StepReport:
     """One step, over all ranks.
 
     Args:
-        loss: mean over the step's loss tokens, nats per token. num_tokens: those tokens.
-        grad_norm: before clipping. applied: False where the step was skipped for a norm that is not finite.
+        loss: mean over the step's loss tokens, nats per token; NaN without any. num_tokens: those tokens.
+        grad_norm: before clipping. applied: False where the step was skipped for a norm that is not finite, which it is
+            without loss tokens, too.
         votes: the sums over all ranks of what each of them asked for.
     """
 
@@ -107,13 +108,13 @@ class Engine:
     @out_of_memory_in("the forward pass of an evaluation", fix=FEWER_TOKENS)
     @torch.no_grad()
     def evaluate(self, microbatches: Iterable[Microbatch]) -> float:
-        """Mean loss over the loss tokens of all data-parallel ranks' microbatches, nats per token."""
+        """Mean loss over the loss tokens of all data-parallel ranks' microbatches, nats per token; NaN without any."""
         totals = torch.zeros(2, dtype=torch.float64, device=self.world.device)
         for batch in microbatches:
             loss = self.model.loss_sum(batch.tokens_BS, batch.labels_BS, loss_mask_BS=batch.loss_mask_BS)
             totals += torch.stack((loss.double(), batch.loss_mask_BS.sum().double()))
         loss_sum, num_tokens = all_reduce_(totals, self.dp).tolist()
-        return float(loss_sum / num_tokens)
+        return float(loss_sum / num_tokens) if num_tokens else math.nan
 
     @out_of_memory_in("writing a checkpoint", fix=MORE_RANKS)
     def save(self, root: Path, run: checkpoint.RunState) -> Path:

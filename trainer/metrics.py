@@ -84,7 +84,7 @@ class MetricsWriter:
 
 def write_ranks(folder: Path, ranks: Sequence[Mapping[str, Any]]) -> None:
     """Write ranks.json: what each rank really holds, in rank order."""
-    durable.atomic_write(folder / RANKS, (json.dumps(_plain(ranks), indent=1) + "\n").encode())
+    durable.atomic_write(folder / RANKS, (json.dumps(plain(ranks), indent=1) + "\n").encode())
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -164,15 +164,15 @@ def _open_append(path: Path) -> int:
 
 
 def _line(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(_plain(value), ensure_ascii=False) + "\n").encode()
+    return (json.dumps(plain(value), ensure_ascii=False) + "\n").encode()
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """The value with every number that JSON does not know as None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value

@@ -4,7 +4,8 @@
 consumed samples says where the data stream goes on, so the rest of the run is what it would have been. Only rank 0
 writes the folder's files; checkpoints are written by all, before a step is evaluated: an evaluation that a run did not
 come to is done when it goes on. A step whose gradient norm is not finite changes nothing and is recorded; no checkpoint
-is written behind it until a step was sound again, and ten of them in a row stop the run.
+is written behind it until a step was sound again, and ten of them in a row stop the run. A step in which no token has
+loss changes nothing either, but there is nothing wrong with the state then.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from trainer.saving import SaveSchedule
 from trainer.stopping import StopRequests, stop
 from trainer.world import World, lost_ranks_named
 
-MAX_SKIPPED = 10  # steps without a finite gradient norm, one after another
+MAX_SKIPPED = 10  # steps without a finite gradient norm, or without a token that has loss, one after another
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ class _Loop:
 
     def __init__(self, config: RunConfig, plan: Plan, data: RunData, engine: Engine, log: MetricsWriter | None) -> None:
         self.config, self.plan, self.data, self.engine, self.log = config, plan, data, engine, log
-        self.rate, self.skipped = Rate(), 0
+        self.rate, self.skipped, self.without_loss = Rate(), 0, 0
         self.schedule = SaveSchedule(config.checkpoint, keeps_time=engine.world.is_main)
 
     def run(self, done: Done, progress: Progress, *, owed: checkpoint.RunState | None) -> TrainResult:
@@ -211,8 +212,8 @@ class _Loop:
         tokens_per_s, data_wait = self.rate.take()
         return {
             "consumed_samples": now.samples,
-            "loss": report.loss,
-            "grad_norm": report.grad_norm,
+            "loss": report.loss if report.num_tokens else None,
+            "grad_norm": report.grad_norm if report.num_tokens else None,
             "lr": learning_rate(now.steps - 1, self.config.optimizer, steps=self.plan.steps),
             "tokens_per_s": tokens_per_s,
             "data_wait": data_wait,
@@ -232,7 +233,9 @@ class _Loop:
         """Write a checkpoint if one is due and the state is sound; the same on every rank."""
         if not self.schedule.due(now.steps, last=now.steps == self.plan.steps, votes=report.votes):
             return False
-        if not (report.applied and self.engine.is_finite(report.loss)):
+        unchanged = report.num_tokens == 0 and self.skipped == 0  # since a state that was sound
+        loss = report.loss if report.num_tokens else 0.0
+        if not ((report.applied or unchanged) and self.engine.is_finite(loss)):
             text = f"no checkpoint is written at step {now.steps}: the step was skipped, or its state is not finite"
             if self.log is not None and self.schedule.first_refusal():
                 self.log.event("not saved", {"step": now.steps, "loss": report.loss, "grad_norm": report.grad_norm})
@@ -270,12 +273,21 @@ class _Loop:
         stop((report.votes[1], report.votes[2]), where=f"after step {step} {done}")
 
     def _check_skipped(self, step: int, report: StepReport) -> None:
-        self.skipped = 0 if report.applied else self.skipped + 1
+        if report.num_tokens:
+            self.skipped = 0 if report.applied else self.skipped + 1
+        self.without_loss = 0 if report.num_tokens else self.without_loss + 1
         if self.log is not None and not report.applied:
-            self.log.event("skipped", {"step": step, "loss": report.loss, "grad_norm": report.grad_norm})
+            numbers = {"loss": report.loss, "grad_norm": report.grad_norm, "loss_tokens": report.num_tokens}
+            self.log.event("skipped", {"step": step, **numbers})
         if self.skipped >= MAX_SKIPPED:
             what = f"the gradient was not finite in {self.skipped} steps in a row; the last was step {step}"
             raise _diverged(what, report)
+        if self.without_loss >= MAX_SKIPPED:
+            raise UsageError(
+                f"no token had loss in {self.without_loss} steps in a row, the last of them step {step}",
+                found=f"{self.plan.global_batch} samples a step, of data.kind={self.config.data.kind}",
+                fix="look at the documents with mdata cat: one of a single token teaches nothing",
+            )
 
 
 def _diverged(what: str, report: StepReport) -> UsageError:

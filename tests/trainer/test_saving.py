@@ -219,6 +219,54 @@ def test_no_checkpoint_is_written_behind_a_skipped_step_until_one_was_sound(conf
     assert [event["step"] for event in events(config, "not saved")] == [4]
 
 
+def without_loss(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
+    """No token of these steps has loss, as where every document of them is one token long."""
+    real, number = Engine.step, iter(range(1, 100))
+
+    def step(self: Engine, batches: Any, *arguments: Any, **options: Any) -> Any:
+        if next(number) in steps:
+            batches = [replace(batch, loss_mask_BS=torch.zeros_like(batch.loss_mask_BS)) for batch in batches]
+        return real(self, batches, *arguments, **options)
+
+    monkeypatch.setattr(Engine, "step", step)
+
+
+def test_a_step_without_loss_changes_nothing_and_is_saved(config: RunConfig, monkeypatch) -> None:
+    config = replace(config, checkpoint=CheckpointSection(interval=2, keep=9))
+    without_loss(monkeypatch, {2, 6})
+    alone(config)
+    assert saved(config) == ["step-2", "step-4", "step-6"]
+    last = checkpoint.run_state(Path(config.run.folder, "checkpoints", "step-6"))
+    assert (last.optimizer_steps, last.measured["loss"]) == (4, None)
+    assert [event["loss_tokens"] for event in events(config, "skipped")] == [0, 0]
+
+
+def test_a_step_without_loss_does_not_make_a_state_sound(config: RunConfig, monkeypatch) -> None:
+    config = replace(config, checkpoint=CheckpointSection(interval=1, keep=9))
+    after_forward(monkeypatch, 2, poison)
+    without_loss(monkeypatch, {3})
+    alone(config)
+    assert saved(config) == ["step-1", "step-4", "step-5", "step-6"]
+
+
+def test_ten_steps_without_loss_are_the_fault_of_the_data(config: RunConfig, monkeypatch) -> None:
+    config = replace(config, train=replace(config.train, steps=12))
+    without_loss(monkeypatch, set(range(2, 100)))
+    with pytest.raises(mdata.UsageError, match="no token had loss in 10 steps in a row, the last of them step 11"):
+        alone(config)
+
+
+def test_a_validation_set_without_loss_has_none(config: RunConfig, monkeypatch) -> None:
+    real = Engine.evaluate
+
+    def evaluate(self: Engine, batches: Any) -> float:
+        return real(self, [replace(b, loss_mask_BS=torch.zeros_like(b.loss_mask_BS)) for b in batches])
+
+    monkeypatch.setattr(Engine, "evaluate", evaluate)
+    alone(config)
+    assert [line["valid"] for line in read_metrics(Path(config.run.folder)) if "valid" in line] == [{"held": None}] * 2
+
+
 def test_a_run_that_diverges_replaces_no_good_checkpoint(config: RunConfig, monkeypatch) -> None:
     config = replace(config, checkpoint=CheckpointSection(interval=1, keep=1))
     real = Engine.step
