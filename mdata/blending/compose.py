@@ -24,7 +24,7 @@ from mdata.blend.shares import by_tokens, integer_weights
 from mdata.blend.spec import OK, Amount, BlendEntry, BlendSpec, PhaseSpec
 from mdata.blending.asked import weights_set_by
 from mdata.blending.merging import first_alike, merge_same
-from mdata.blending.overlap import ALLOW, check_apart, parts_and_wholes, to_train_on
+from mdata.blending.overlap import ALLOW, check_apart, shared_documents, to_train_on
 from mdata.blending.paths import blend_at, corpora_at, is_many
 from mdata.corpus import Corpus
 from mdata.errors import MdataError, UsageError, errors_wanted_by, nearest
@@ -186,7 +186,7 @@ def _check_distinct(parts: Sequence[Part]) -> None:
 
 
 def _check_overlap(parts: Sequence[Part]) -> None:
-    if problems := parts_and_wholes([part.corpus for part in parts]):
+    if problems := shared_documents([part.corpus for part in parts]):
         fix = f"name either the whole or its parts, and remove leftovers of earlier runs; to use both, set {ALLOW}"
         raise blend_error(problems, fix=fix)
 

@@ -1,9 +1,9 @@
 """The same documents twice: what of a folder is trained on, and corpora that must not stand side by side.
 
 Of a folder the held-out parts are left out, and the parts of a whole that is there too; both are said. Beyond that
-nothing is chosen: parts beside a whole of another run, or divided in another way, are refused by name, and so is a
-corpus, or any of its documents, in training and evaluation at once. Whoever wants one of these asks for it
-(`allow_overlap`). Corpora without a provenance are compared by id and files alone.
+nothing is chosen: corpora with documents in common (two wholes of one input, a part beside a whole of another run) are
+refused by name, and so is a corpus, or any of its documents, in training and evaluation at once. Whoever wants one of
+these asks for it (`allow_overlap`). Corpora without a provenance are compared by id and files alone.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ def check_added(corpora: Sequence[Corpus], known: int, *, sets: Mapping[str, Seq
     Raises:
         UsageError: names each pair, among the corpora or with a validation or test set.
     """
-    if problems := parts_and_wholes(corpora, first=known):
+    if problems := shared_documents(corpora, first=known):
         raise blend_error(problems, fix=f"leave out one of the two; to use both, set {ALLOW}")
     check_apart(corpora[known:], sets)
 
 
-def parts_and_wholes(corpora: Sequence[Corpus], *, first: int = 0) -> list[str]:
-    """Every part that stands beside other corpora of the same documents, in words; one of them from `first` on."""
+def shared_documents(corpora: Sequence[Corpus], *, first: int = 0) -> list[str]:
+    """Every two corpora with documents in common, in words; at least one of each pair is from `first` on."""
     lineages = [lineage_of(corpus.manifest) for corpus in corpora]
     found, seen = ByInput(lineages), set()
     problems = []
     for number, one in enumerate(lineages):
-        if one is None or one.role != "partition":
+        if one is None:
             continue
         for other, input in found.sharing(one):
             pair = frozenset((number, other))

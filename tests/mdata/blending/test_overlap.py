@@ -135,12 +135,17 @@ def test_parts_without_their_whole_are_taken(made, tmp_path):
     (("parts", "_0"), ("runs", "_1")),
     (("parts", "_2"), ("halves", "_0")),
     (("parts", "_1"), ("both", "")),
+    (("plain", ""), ("both", "")),
+    (("split", ""), ("plain", "")),
+    (("split", "_holdout"), ("plain", "")),
+    (("more", ""), ("split", "")),
 ])  # fmt: skip
-def test_parts_beside_what_holds_their_documents_are_refused_by_name(made, one, other):
-    """Also what an earlier run with another number of parts left behind."""
+def test_corpora_with_documents_in_common_are_refused_by_name(made, one, other):
+    """Also what an earlier run with another number of parts, or another share held out, left behind."""
     words = [name for folder, part in (one, other) for name in named(made / folder, part)]
-    with pytest.raises(UsageError, match=r"\(part .*--partitions\)(.|\n)*both contain documents of .*one\.jsonl"):
+    with pytest.raises(UsageError, match=r"both contain documents of .*one\.jsonl") as refused:
         mdata.plan_blend(words, made)
+    assert all(word in str(refused.value) for word in words)
     mixed = mdata.plan_blend(replace(mdata.read_spec(words), allow_overlap=True), made)
     assert len(mixed.corpora) == 2
 
