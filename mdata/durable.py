@@ -342,9 +342,11 @@ def atomic_writes(files: Mapping[Path, Buffer]) -> None:
         OSError: what the file system said, with the file's name.
     """
     partials = {path: partial_path(path) for path in files}
+    made: list[Path] = []  # a link under such a name is not ours, and stays
     try:
         for path, data in files.items():
-            fd = os.open(partials[path], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            fd = open_own(partials[path], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            made.append(partials[path])
             with _of(path):
                 try:
                     write_all(fd, data)
@@ -363,6 +365,6 @@ def atomic_writes(files: Mapping[Path, Buffer]) -> None:
             sync_folder(folder)
     except BaseException:
         with suppress(OSError):  # what went wrong first is what is told
-            for partial in partials.values():
+            for partial in made:
                 partial.unlink(missing_ok=True)
         raise

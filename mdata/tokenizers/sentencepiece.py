@@ -315,7 +315,7 @@ def _is_mark(piece: str) -> bool:
 def _refuse_long(texts: Sequence[str]) -> None:
     for index, text in enumerate(texts):
         if len(text) > LONGEST_WHOLE_CHARS:
-            reason = f"a text of {len(text):,} characters; this tokenizer takes {LONGEST_WHOLE_CHARS:,} at most"
+            reason = f"the text has {len(text):,} characters; this tokenizer accepts at most {LONGEST_WHOLE_CHARS:,}"
             raise TextRefused(index, reason)
 
 

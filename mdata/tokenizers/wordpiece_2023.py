@@ -113,7 +113,7 @@ class BertWordPiece2023:
         except UnicodeEncodeError as error:
             raise TextRefused(index, f"a lone surrogate at character {error.start}") from error
         if len(text) > LONGEST_TEXT_CHARS:
-            reason = f"a text of {len(text):,} characters; this tokenizer takes {LONGEST_TEXT_CHARS:,} at most"
+            reason = f"the text has {len(text):,} characters; this tokenizer accepts at most {LONGEST_TEXT_CHARS:,}"
             raise TextRefused(index, reason)
         text = text.translate(self._clean)
         if self._lower:

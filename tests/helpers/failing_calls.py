@@ -81,7 +81,7 @@ def commands(there: Path) -> dict[str, list[str]]:
     reading = ["--sequence-length", "32"]
     return {
         "preprocess": [*preprocess, str(there / "web.jsonl"), "--append-eod"],
-        "preprocess again": [*preprocess, str(there / "code.jsonl"), "--output-prefix", str(there / "web")],
+        "preprocess again": [*preprocess, str(there / "code.jsonl"), "--output-prefix", f"{there}/web", "--overwrite"],
         "preprocess gzip": [*preprocess, str(there / "web.jsonl.gz"), "--on-error", "skip"],
         "preprocess parquet": [*preprocess, str(there / "web.parquet")],
         "blend": ["blend", "0.5", corpus, "0.5", str(there / "code_text_document"), "-o", str(there / "n.json")],

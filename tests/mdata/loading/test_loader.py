@@ -96,7 +96,7 @@ def test_a_finite_dataset_ends_with_its_last_whole_step(tmp_path):
     ("plan", "options", "text"),
     [
         (BatchPlan(3, 2), {}, "not a multiple of microbatch 2"),
-        (BatchPlan(4, 2, dp_size=3), {}, "no multiple"),
+        (BatchPlan(4, 2, dp_size=3), {}, "not a multiple"),
         (BatchPlan(4, 2, dp_rank=1), {}, "dp rank 1 of 1"),
         (BatchPlan(0, 1), {}, "batch of 0 samples"),
         (BatchPlan(1, 1), {"consumed": -1}, "consumed -1"),

@@ -76,7 +76,7 @@ def test_impossible_batches_are_refused(first, size):
 def test_a_batch_that_cannot_be_dealt_is_refused_with_the_numbers():
     with pytest.raises(UsageError, match=r"global batch 10 is not a multiple of microbatch 2 x 3 ranks(.|\n)*of 6"):
         rank_rows(np.arange(10), dp_rank=0, dp_size=3, micro_batch=2)
-    with pytest.raises(UsageError, match="no multiple"):
+    with pytest.raises(UsageError, match="not a multiple"):
         rank_rows(np.arange(0), dp_rank=0, dp_size=1, micro_batch=1)
 
 
