@@ -10,12 +10,13 @@ from torch.nn import functional as F
 
 from tests.helpers.ranks import device_type
 from trainer.kernels import plain
-from trainer.kernels.table import LIBRARY, PLAIN, choose_kernels
+from trainer.kernels.table import PLAIN, choose_kernels
 
 DEVICE = torch.device(device_type())
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
-CHOSEN = choose_kernels(DEVICE)
-TABLES = [LIBRARY, CHOSEN] if DEVICE.type == "cuda" else [LIBRARY]
+# What a run may be given, beside the plain ones.
+CHOSEN = [(choose_kernels(DEVICE, dtype), dtype) for dtype in DTYPES]
+WITH_PLAIN = [*CHOSEN, *((PLAIN, dtype) for dtype in DTYPES)]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
@@ -56,8 +57,7 @@ def test_plain_norms_are_those_of_autograd(name, joined):
     _close(gradients, [whole.grad, *(p.grad for p in parameters)], torch.float64)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kernels", TABLES)
+@pytest.mark.parametrize(("kernels", "dtype"), CHOSEN)
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 def test_norms_equal_their_twins(name, kernels, dtype):
     x, branch, dsum, dy, weight, bias = _norm_case(dtype)
@@ -79,8 +79,7 @@ def test_plain_swiglu_is_that_of_autograd():
     _close([plain.swiglu(both.detach()), got], [expected, both.grad], torch.float64)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kernels", TABLES)
+@pytest.mark.parametrize(("kernels", "dtype"), CHOSEN)
 def test_swiglu_equals_its_twin(kernels, dtype):
     both, dy = _draw(5, 12, dtype=dtype), _draw(5, 6, dtype=dtype, seed=1)
     results = []
@@ -91,8 +90,7 @@ def test_swiglu_equals_its_twin(kernels, dtype):
     _close(*results, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kernels", [PLAIN, *TABLES])
+@pytest.mark.parametrize(("kernels", "dtype"), WITH_PLAIN)
 def test_joining_heads_is_the_transpose_of_splitting_them(kernels, dtype):
     """<split(x), y> = <x, join(y)> for every x and y; in fp64 to rounding."""
     x, sizes = _draw(2, 3, 8, 4, dtype=dtype), (4, 2, 2)
@@ -106,8 +104,7 @@ def test_joining_heads_is_the_transpose_of_splitting_them(kernels, dtype):
     torch.testing.assert_close(left, (x.double() * joined.double()).sum(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kernels", [PLAIN, *TABLES])
+@pytest.mark.parametrize(("kernels", "dtype"), WITH_PLAIN)
 @pytest.mark.parametrize("real", [9, 6])
 def test_the_logits_gradient_is_that_of_cross_entropy(kernels, dtype, real):
     """Columns from `real` on are padding; a label of -1 is held by another rank, and adds its own term there."""
@@ -128,6 +125,15 @@ def test_the_logits_gradient_is_that_of_cross_entropy(kernels, dtype, real):
 def test_a_rank_of_padding_alone_adds_nothing_to_the_statistics():
     top, total, label = plain.logit_statistics(_draw(3, 4, dtype=torch.float32), torch.full((3,), -1), 0)
     assert top.isneginf().all() and not total.any() and not label.any()
+
+
+@pytest.mark.parametrize(("kernels", "dtype"), CHOSEN)
+def test_statistics_of_norms_are_wide(kernels, dtype):
+    """In half precision they would be off by 1 part in 256."""
+    x, _, _, _, weight, bias = _norm_case(dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    for name in ("rms_norm", "layer_norm"):
+        assert {part.dtype for part in getattr(kernels, name)(x, None, weight, bias, 1e-5)[2:]} == {wide}
 
 
 def test_every_operation_has_a_plain_twin():

@@ -26,7 +26,7 @@ def slow_adamw(w, g, m, v, *, lr, wd, b1, b2, eps, steps):
     return w - lr * wd * w - lr * corrected, m, v
 
 
-@pytest.mark.parametrize("kernels", [PLAIN, choose_kernels(CPU)], ids=["plain", "chosen"])
+@pytest.mark.parametrize("kernels", [PLAIN, choose_kernels(CPU, torch.float64)], ids=["plain", "chosen"])
 def test_adamw_equals_its_twin(kernels):
     generator = np.random.default_rng(0)
     w, m, v = (generator.random(37) for _ in range(3))

@@ -1,6 +1,7 @@
 """Operations for which PyTorch has kernels of its own that are faster on a CPU than the plain form.
 
-Each has the signature of its plain twin in plain.py; tests/trainer/test_kernels.py compares them.
+Each has the signature of its plain twin in plain.py; tests/trainer/test_kernels.py compares them. For fp32 and fp64
+activations only: in half precision these kernels round on the way, which the plain functions do not.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.optim.adamw import adamw
-
-from trainer.kernels import plain
 
 
 def layer_norm(
@@ -25,12 +24,10 @@ def layer_norm(
 def layer_norm_backward(
     dsum_ND: Tensor | None, dy_ND: Tensor, sum_ND: Tensor, weight_D: Tensor, mean_N1: Tensor, scale_N1: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See plain.layer_norm_backward; half precision goes there, since the library would round the weight's gradient."""
-    if sum_ND.dtype not in (torch.float32, torch.float64):
-        return plain.layer_norm_backward(dsum_ND, dy_ND, sum_ND, weight_D, mean_N1, scale_N1)
-    bias_D = weight_D  # only asked for its shape
+    """See plain.layer_norm_backward."""
+    like_bias = weight_D  # the kernel only looks at its shape
     dx_ND, dweight_D, dbias_D = torch.ops.aten.native_layer_norm_backward(
-        dy_ND.contiguous(), sum_ND, weight_D.shape, mean_N1, scale_N1, weight_D, bias_D, [True, True, True]
+        dy_ND.contiguous(), sum_ND, weight_D.shape, mean_N1, scale_N1, weight_D, like_bias, [True, True, True]
     )
     return (dx_ND if dsum_ND is None else dx_ND.add_(dsum_ND)), dweight_D, dbias_D
 
@@ -42,10 +39,7 @@ def swiglu_backward_(dgate_NF: Tensor, dup_NF: Tensor, dy_NF: Tensor, gate_NF: T
 
 
 def logits_to_gradient_(logits_NV: Tensor, log_total_N: Tensor, column_N: Tensor, weight_N: Tensor, real: int) -> None:
-    """See plain.logits_to_gradient_; half precision goes there, since this computes in place."""
-    if logits_NV.dtype not in (torch.float32, torch.float64):
-        plain.logits_to_gradient_(logits_NV, log_total_N, column_N, weight_N, real)
-        return
+    """See plain.logits_to_gradient_."""
     logits_NV.sub_(log_total_N.unsqueeze(1)).exp_()
     mine_N = column_N >= 0
     logits_NV[mine_N, column_N[mine_N]] -= 1

@@ -56,6 +56,8 @@ def compiled() -> Kernels:
     return Kernels(**{name: torch.compile(getattr(plain, name)) for name in names})
 
 
-def choose_kernels(device: torch.device) -> Kernels:
-    """Compiled on a GPU, PyTorch's own where it has them elsewhere."""
-    return compiled() if device.type == "cuda" else LIBRARY
+def choose_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
+    """Compiled on a GPU; on a CPU PyTorch's own where it has them, but the plain ones for activations of 16 bits."""
+    if device.type == "cuda":
+        return compiled()
+    return LIBRARY if dtype in (torch.float32, torch.float64) else PLAIN

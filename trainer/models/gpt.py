@@ -116,5 +116,5 @@ def make_norm(shape: GPTShape, kernels: Kernels) -> Norm:
 def build_gpt(shape: GPTShape, tp: Axis, *, sequence_parallel: bool, dtype: torch.dtype, device: torch.device) -> GPT:
     """Allocate a model with uninitialized weights directly in its dtype on its device."""
     with torch.device("meta"):
-        model = GPT(shape, tp, sequence_parallel=sequence_parallel, kernels=choose_kernels(device))
+        model = GPT(shape, tp, sequence_parallel=sequence_parallel, kernels=choose_kernels(device, dtype))
     return model.to(dtype).to_empty(device=device)
