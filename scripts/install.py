@@ -31,6 +31,7 @@ UNDERWAY = VENV / "install-underway"
 LINK_NAME = "zz_linked_torch.pth"  # sorted last, and a .pth file extends the end of the path
 CONSTRAINTS = ROOT / "constraints.txt"
 INPUTS = ("pyproject.toml", "CMakeLists.txt", "constraints.txt", "scripts/install.py", "mdata_cpp")
+PACKAGES = ("mdata", "trainer", "cli")
 BUILD_TOOLS = ["cmake>=3.25", "ninja>=1.11"]
 PREREQUISITES = "sudo apt-get install python3-venv python3-dev g++ make"
 
@@ -134,8 +135,13 @@ def _check_prerequisites() -> None:
 
 
 def _fingerprint() -> str:
-    """Hash of everything that decides what an install makes; Python modules are read where they lie."""
+    """Hash of everything that decides what an install makes.
+
+    Of Python modules that is their names: they are read where they lie, but an editable install lists them.
+    """
     digest = hashlib.sha256(str(sys.version_info[:2]).encode())
+    for module in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        digest.update(module.relative_to(ROOT).as_posix().encode() + b"\0")
     for name in INPUTS:
         path = ROOT / name
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
