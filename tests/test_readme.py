@@ -116,8 +116,8 @@ def test_the_tour_names_every_module():
 
 
 def test_every_exit_code_is_in_the_table():
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.MdataError)]
-    for code in {0, 130, *(kind.exit_code for kind in kinds)}:
+    ours = [kind for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "exit_code")]
+    for code in {0, 130, *(kind.exit_code for kind in ours)}:
         assert f"\n| {code} | " in README
 
 
