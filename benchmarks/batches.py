@@ -22,12 +22,15 @@ from pathlib import Path
 
 import numpy as np
 
+from mdata.loader.loader import BatchPlan, collate_step
+from mdata.samples.rows import Rows
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import mdata  # noqa: E402
 from benchmarks.samples import LENGTH, some_lengths, write_pair  # noqa: E402
-from mdata.loading.sampler import Sampler  # noqa: E402
+from mdata.loader.sampler import Sampler  # noqa: E402
 
 PREFETCH = 2
 SHAPES = ((8, 4), (32, 4), (64, 8))  # rows of a microbatch, microbatches of a step
@@ -39,12 +42,12 @@ WAITS = ("Loader",)
 
 def ways(data: mdata.Dataset, rows: int, parts: int) -> dict[str, Callable[[int], None]]:
     """Name -> what reads so many steps and goes on there the next time."""
-    plan = mdata.BatchPlan(rows * parts, rows)
+    plan = BatchPlan(rows * parts, rows)
     steps = plan.sampler(data, 0)
     one = data.empty_rows(rows)
     many = [data.empty_rows(rows) for _ in range((PREFETCH + 2) * parts)]
 
-    def read(out: Iterator[mdata.Rows | None]) -> Callable[[int], None]:
+    def read(out: Iterator[Rows | None]) -> Callable[[int], None]:
         numbers = Ahead(steps)
 
         def take(count: int) -> None:
@@ -56,7 +59,7 @@ def ways(data: mdata.Dataset, rows: int, parts: int) -> dict[str, Callable[[int]
         return take
 
     def collate(count: int, use: Callable[[mdata.Batch], object]) -> None:
-        batches = (mdata.collate_step(data, step) for step in itertools.islice(collate.steps, count))
+        batches = (collate_step(data, step) for step in itertools.islice(collate.steps, count))
         deque(map(use, itertools.chain.from_iterable(batches)), maxlen=0)  # keeps none
 
     def load(count: int) -> None:

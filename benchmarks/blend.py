@@ -113,7 +113,7 @@ def megatron_part(python: str | None, size: int) -> None:
 
 def native_part() -> None:
     """Opening a blend of many components, and finding samples in it."""
-    from mdata.blend import NativeBlend
+    from mdata.mixing.native_blend import NativeBlend
 
     weights = [int(weight * 2**40) + 1 for weight in shares("zipf", 1000)]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

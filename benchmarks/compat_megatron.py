@@ -98,7 +98,7 @@ def ids_of(dtype: str, count: int) -> np.ndarray:
 
 def mdata_write(folder: Path) -> None:
     """Every case by our writer."""
-    from mdata.indexed import IndexedWriter
+    from mdata.indexed.writer import IndexedWriter
 
     for name, dtype, documents in cases():
         lengths = np.array([length for document in documents for length in document])
@@ -158,7 +158,7 @@ def same_bytes(folder: Path) -> list[dict[str, Any]]:
 
 def compare_reads(prefix: str, peer: Path) -> dict[str, Any]:
     """What mdata reads against what megatron-core read."""
-    from mdata.indexed import IndexedReader
+    from mdata.indexed.reader import IndexedReader
 
     reader, theirs = IndexedReader(Path(prefix)), np.load(peer)
     ours = np.array([digest(reader.sequence(i)) for i in range(reader.num_sequences)], "S16")

@@ -23,6 +23,7 @@ from pathlib import Path
 import mdata
 from benchmarks.train_gpu import ROOT, TEXT_BYTES, VOCABULARY
 from cli.quickstart_text import gather
+from mdata.progress import SILENT
 
 ORDERS = {
     "native": [],
@@ -55,7 +56,7 @@ def main() -> None:
 
 def prepare(out: Path, *, workers: int | None) -> None:
     """One training corpus sorted by its sources, and two for validation."""
-    sizes = gather(out, mdata.SILENT, limits=TEXT_BYTES)
+    sizes = gather(out, SILENT, limits=TEXT_BYTES)
     print("gathered", sizes, flush=True)
     training = [out / "code-train.jsonl", out / "prose-train.jsonl"]
     mdata.train_tokenizer(training, out / "tokenizer", vocab_size=VOCABULARY)

@@ -32,12 +32,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from mdata.samples.rows import Rows
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import mdata  # noqa: E402
-from mdata import manifest as manifests  # noqa: E402
-from mdata.indexed.format import pack_header  # noqa: E402
+from mdata.indexed.pair_format import pack_header  # noqa: E402
+from mdata.manifest.ids import sealed  # noqa: E402
+from mdata.manifest.io import save_manifest  # noqa: E402
 
 LENGTH = 4096
 ROUNDS = 15
@@ -90,7 +93,7 @@ def ways(dataset: mdata.Dataset, masked: mdata.Dataset, two: mdata.Dataset, *, r
     tokens = dataset.components[0].corpus.readers[0].tokens(0, dataset.num_corpus_tokens)
     out = np.zeros((rows, LENGTH + 1), np.int64)
     pool = np.ones((POOL_ROWS, LENGTH + 1), np.int64)  # zeros would all be one page
-    room, others = mdata.Rows(out), mdata.Rows(out.copy())
+    room, others = Rows(out), Rows(out.copy())
     caller = ThreadPoolExecutor(1)
 
     def loop(samples: np.ndarray) -> None:
@@ -181,7 +184,7 @@ def manifest_of(prefix: Path, times: int) -> Path:
     """A manifest that lists one pair so many times."""
     bare = mdata.open_corpus(prefix).manifest
     path = prefix.with_name(f"x{times}.json")
-    manifests.save(manifests.sealed(msgspec.structs.replace(bare, shards=bare.shards * times)), path)
+    save_manifest(sealed(msgspec.structs.replace(bare, shards=bare.shards * times)), path)
     return path
 
 

@@ -62,7 +62,7 @@ def own(prefix: Path, epochs: int, *, what: str, folder: Path) -> dict[str, Any]
             f"{prefix}.json", sequence_length=LENGTH, order="megatron", seed=SEED, num_samples=num_samples
         )
         return {"first": int(data[0]["tokens"].sum())}
-    from mdata.order.megatron import MegatronRequest, build
+    from mdata.order.megatron_order import MegatronRequest, build
 
     corpus = mdata.open_corpus(f"{prefix}.json", checked=False)
     lengths = corpus.lengths  # checked here, as the peer reads them before
@@ -145,10 +145,10 @@ def make_shard(prefix: Path, documents: int) -> None:
     import samples
 
     import mdata
-    from mdata import manifest
+    from mdata.manifest.io import save_manifest
 
     samples.write_pair(prefix, samples.some_lengths(np.random.default_rng(1), documents), tokens=None)
-    manifest.save(mdata.open_corpus(prefix).manifest, Path(f"{prefix}.json"))
+    save_manifest(mdata.open_corpus(prefix).manifest, Path(f"{prefix}.json"))
 
 
 def compare(prefix: Path, megatron_python: str, *, runs: int) -> list[dict[str, Any]]:

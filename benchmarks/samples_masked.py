@@ -57,8 +57,8 @@ def ours(prefix: Path, kind: str, order: str) -> Any:
     """Our samples of the corpus."""
     import mdata
     from mdata.samples.bert import BertOptions, BertSamples
+    from mdata.samples.special_tokens import MaskedVocabulary
     from mdata.samples.t5 import T5Options, T5Samples
-    from mdata.samples.vocabulary import MaskedVocabulary
 
     vocabulary = MaskedVocabulary(
         ids=tuple(range(IDS + SENTINELS)),

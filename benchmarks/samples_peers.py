@@ -29,6 +29,8 @@ from typing import Any
 
 import numpy as np
 
+from mdata.samples.rows import Rows
+
 ROOT = Path(__file__).resolve().parents[1]
 LENGTH, BATCH, ROUNDS, ROUND_S = 4096, 8, 5, 0.3
 Numbers = Any  # int64[8]
@@ -109,7 +111,7 @@ def mdata(folder: Path) -> dict[str, float]:
     import mdata as ours
 
     data = ours.open(folder / "a", sequence_length=LENGTH)
-    rows = ours.Rows(np.zeros((BATCH, LENGTH + 1), np.int64))
+    rows = Rows(np.zeros((BATCH, LENGTH + 1), np.int64))
     epoch = data.components[0].samples.samples_per_epoch
     return {
         "mdata, dataset[k]": rate(by_number(lambda k: data[k]["tokens"]), epoch),

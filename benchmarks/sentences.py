@@ -103,7 +103,7 @@ def rates(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 def rate(arguments: argparse.Namespace, texts: list[str], *, kind: str, language: str, keep: bool) -> dict[str, Any]:
     """Both engines, in turns."""
-    from mdata.sentences import load_splitter
+    from mdata.sentences.splitter import load_splitter
 
     where = str(arguments.nltk_data)
     start = time.process_time()

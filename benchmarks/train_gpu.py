@@ -20,6 +20,7 @@ from pathlib import Path
 
 import mdata
 from cli.quickstart_text import gather
+from mdata.progress import SILENT
 
 ROOT = Path(__file__).resolve().parent.parent
 VOCABULARY = 16_384
@@ -51,7 +52,7 @@ def main() -> None:
 def prepare(out: Path) -> None:
     """Text, tokenizer, four corpora and a blend in `out`."""
     began = time.perf_counter()
-    sizes = gather(out, mdata.SILENT, limits=TEXT_BYTES)
+    sizes = gather(out, SILENT, limits=TEXT_BYTES)
     print("gathered", sizes, f"in {time.perf_counter() - began:.0f} s", flush=True)
     training = [out / "code-train.jsonl", out / "prose-train.jsonl"]
     mdata.train_tokenizer(training, out / "tokenizer", vocab_size=VOCABULARY)

@@ -14,6 +14,7 @@ import argparse
 import mdata
 from cli.console import Console, Parser
 from cli.tokenizer_options import add_tokenizer, add_variants, given_options, tokenizer_of
+from mdata.corpus.adopt import Adopted
 
 
 def add_arguments(parser: Parser) -> None:
@@ -65,7 +66,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     console.result(f"{made.path}: {verb}\n{counts}, {made.manifest.dtype}", facts)
 
 
-def _made(arguments: argparse.Namespace, tokenizer: mdata.Tokenizer | None, progress: mdata.Progress) -> mdata.Adopted:
+def _made(arguments: argparse.Namespace, tokenizer: mdata.Tokenizer | None, progress: mdata.Progress) -> Adopted:
     if arguments.convert is None and arguments.fairseq_ids_plus_one:
         raise mdata.UsageError("--fairseq-ids-plus-one without --convert", fix="add --convert NEWPREFIX")
     if arguments.convert is not None:

@@ -16,7 +16,12 @@ import mdata
 from cli.blend_change import add_change_arguments, changed, refuse_without_from
 from cli.console import Console
 from cli.text import add_allow_outside, add_tokenizer_unknown, add_training, table
-from mdata.parsing import parse_json
+from mdata.blend.open_blend import plan_blend, read_spec
+from mdata.blend.spec import spec_of_mapping, spec_of_splits
+from mdata.blend_planning.preview import BlendRow
+from mdata.blend_planning.redistribute import redistribute_blend
+from mdata.errors import os_errors_named
+from mdata.util.config_text import parse_json
 
 _FOR_WORDS = ("alpha", "exhaustive", "merge_same")
 
@@ -59,9 +64,9 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         spec = _spec(arguments)
         if spec is None:
             raise mdata.UsageError("no data is named", expected="a prefix, or pairs of weight and prefix")
-        blend, lines, facts = mdata.plan_blend(spec, folder, allow_outside=arguments.allow_outside), [], {}
+        blend, lines, facts = plan_blend(spec, folder, allow_outside=arguments.allow_outside), [], {}
     if arguments.redistribute:
-        blend = mdata.redistribute_blend(blend, **_run(arguments))
+        blend = redistribute_blend(blend, **_run(arguments))
     preview = mdata.preview_blend(blend, **_run(arguments))
     if not arguments.dry_run:
         blend = mdata.save_blend(blend, Path(arguments.output))
@@ -107,18 +112,16 @@ def _spec(arguments: argparse.Namespace) -> mdata.BlendSpec | None:
             )
         return None
     if named[0] == "WORD":
-        spec = mdata.read_spec(arguments.words)
+        spec = read_spec(arguments.words)
     elif named[0] == "--data-args-path":
-        spec = mdata.read_spec(_file(arguments.data_args_path).split())
+        spec = read_spec(_file(arguments.data_args_path).split())
     elif any(lists.values()):
-        spec = mdata.spec_of_splits({split: words for split, words in lists.items() if words})
+        spec = spec_of_splits({split: words for split, words in lists.items() if words})
     else:
-        spec = mdata.spec_of_splits(_json(arguments.per_split_data_args_path))
+        spec = spec_of_splits(_json(arguments.per_split_data_args_path))
     changes: dict[str, Any] = {}
     if arguments.alpha is not None:
-        changes["alpha"] = mdata.spec_of_mapping(
-            {"component": [{"path": "-"}], "alpha": arguments.alpha}, "--alpha"
-        ).alpha
+        changes["alpha"] = spec_of_mapping({"component": [{"path": "-"}], "alpha": arguments.alpha}, "--alpha").alpha
     changes |= {flag: True for flag in (*_FOR_WORDS[1:], "allow_overlap") if getattr(arguments, flag)}
     if arguments.tokenizer_unknown == "ok":
         changes["tokenizer_unknown"] = "ok"
@@ -127,7 +130,7 @@ def _spec(arguments: argparse.Namespace) -> mdata.BlendSpec | None:
 
 
 def _file(path: str) -> str:
-    with mdata.os_errors_named("reading the data's names"):
+    with os_errors_named("reading the data's names"):
         return Path(path).read_text(encoding="utf-8", errors="surrogateescape")
 
 
@@ -158,9 +161,9 @@ def _text(preview: mdata.BlendPreview) -> list[str]:
     return [table(header, lines), *_notes(preview)]
 
 
-def _with_groups(preview: mdata.BlendPreview) -> list[mdata.BlendRow]:
+def _with_groups(preview: mdata.BlendPreview) -> list[BlendRow]:
     groups = {group.name: group for group in preview.groups}
-    rows: list[mdata.BlendRow] = []
+    rows: list[BlendRow] = []
     seen: set[str] = set()
     for row in preview.rows:
         if row.group is None:

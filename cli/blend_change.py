@@ -13,6 +13,7 @@ from typing import Any
 
 import mdata
 from cli.text import table
+from mdata.blend_planning.change_table import ChangeRow, change_table
 
 
 def add_change_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +64,7 @@ def changed(
     edited = any((edits.shares, edits.add, edits.remove, edits.replace))
     given = replace(edits, allow_overlap=arguments.allow_overlap) if edited else None
     blend = mdata.change_blend(old, arguments.at_sample, folder=folder, spec=spec, edits=given, **run)
-    rows = mdata.change_table(old, blend, run=length, **run)
+    rows = change_table(old, blend, run=length, **run)
     lines = [
         f"\nthe change at sample {arguments.at_sample:,} of blend {old.manifest.id[:16]}, in samples:",
         _table(rows),
@@ -76,7 +77,7 @@ def changed(
     )
 
 
-def _table(rows: list[mdata.ChangeRow]) -> str:
+def _table(rows: list[ChangeRow]) -> str:
     """What happens to each component; without the last column where nothing is read again."""
     header = ["component", "read before", "epochs", "part before", "part after", "never read", "read again from"]
     cells = [

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import mdata
 from cli.console import Console
 from cli.text import add_allow_outside, add_tokenizer_unknown, table
+from mdata.order.data_split import parse_split
 
 if TYPE_CHECKING:
-    from mdata.build import BuildResult
+    from mdata.dataset.prebuild import BuildResult
 
 _SPLITS = ("train", "valid", "test")
 _ALL_TRAINING = "100,0,0"
@@ -73,7 +74,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     if num_samples and arguments.order != "megatron":
         first = next(iter(num_samples))
         raise mdata.UsageError(f"the native order has no --{first}-samples", fix="leave it out, or --order megatron")
-    shares = dict(zip(_SPLITS, mdata.parse_split(arguments.split), strict=True))
+    shares = dict(zip(_SPLITS, parse_split(arguments.split), strict=True))
     unread = [split for split in num_samples if arguments.whole or not shares[split]]
     if unread:
         raise mdata.UsageError(

@@ -18,7 +18,7 @@ from typing import Any
 import mdata
 from cli.console import Console
 from cli.text import add_allow_outside
-from mdata.documents import Documents, select
+from mdata.corpus.documents import Documents, select
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

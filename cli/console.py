@@ -24,10 +24,10 @@ from typing import Any, NoReturn
 
 from cli.start import INTERRUPTED, Command, InterruptsEndAtOnce
 from cli.terminal import forget_standard_output, say, standard_error, standard_output
-from mdata.errors import MdataError, ResourceError, StoppedError, UsageError, explain_os_error, nearest
+from mdata.errors import MdataError, ResourceError, StoppedError, UsageError, explain_os_error
 from mdata.progress import Progress
-from mdata.signals import stop_requests
-from mdata.synonyms import synonym
+from mdata.util.option_synonyms import nearest, synonym
+from mdata.util.stop_signals import stop_requests
 from mdata.version import __version__
 
 __all__ = ["Command", "Console", "Parser", "run"]

@@ -15,8 +15,9 @@ import numpy as np
 import mdata
 from cli.console import Console
 from cli.text import add_allow_outside, table
-from mdata.documents import Documents
-from mdata.manifest import Provenance
+from mdata.blend_planning.preview import blend_table
+from mdata.corpus.documents import Documents
+from mdata.manifest.types import Provenance
 
 _TEXT_WIDTH = 300
 _INPUTS_SHOWN = 5
@@ -165,7 +166,7 @@ def _plain(value: object) -> str:
 def _blend_facts(blend: mdata.OpenBlend) -> dict[str, Any]:
     from msgspec import to_builtins
 
-    rows = mdata.blend_table(blend)
+    rows = blend_table(blend)
     parts = zip(rows, blend.weights, blend.manifest.components, strict=True)
     parent, at_sample = blend.continues or (blend.manifest.parent, None)
     return {

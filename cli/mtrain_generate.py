@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Generate, and print each prompt with its continuation."""
-    from mdata import SILENT
+    from mdata.progress import SILENT
     from trainer.generate import Sampling, generate
     from trainer.mesh import Mesh
     from trainer.world import Placement, find_placement, join_world, leave_world

@@ -18,7 +18,7 @@ from pathlib import Path  # noqa: E402
 from types import FrameType  # noqa: E402
 
 from mdata.errors import StoppedError  # noqa: E402
-from mdata.signals import stop_requests  # noqa: E402
+from mdata.util.stop_signals import stop_requests  # noqa: E402
 
 
 def main(argv: Sequence[str]) -> int:

@@ -24,9 +24,9 @@ from email.parser import BytesParser
 from pathlib import Path
 from types import MappingProxyType
 
-from mdata.durable import atomic_write
 from mdata.errors import UsageError
 from mdata.progress import Progress
+from mdata.util.atomic_io import atomic_write
 
 LIMITS: Mapping[str, int] = MappingProxyType({"code": 8_000_000, "prose": 5_000_000})  # UTF-8 bytes at most
 LEAST_BYTES = 500_000

@@ -21,7 +21,7 @@ from cli.text import table
 from cli.tokenizer_options import add_tokenizer, add_variants, tokenizer_options_of
 
 if TYPE_CHECKING:
-    from mdata.tokenizers.speed import Measured, TypeFacts
+    from mdata.tokenizer_training.tokenizer_benchmark import Measured, TypeFacts
 
 _TEXT = "sources of this Python's standard library"
 
@@ -35,7 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """List, measure, print."""
-    from mdata.tokenizers.speed import SMALL_VOCABULARY, TYPES, engine_versions, learnt_here, measure
+    from mdata.tokenizer_training.tokenizer_benchmark import (
+        SMALL_VOCABULARY,
+        TYPES,
+        engine_versions,
+        learnt_here,
+        measure,
+    )
 
     # One thread, as a worker process of mdata preprocess works.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

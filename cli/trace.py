@@ -25,9 +25,13 @@ import mdata
 from cli.console import Console
 from cli.text import add_allow_outside
 from cli.trace_text import Shown, reader_facts, reader_table, sample_facts, sample_text, step_table
-from mdata.documents import parse_origin
-from mdata.loading.batch_sizes import BatchSizes, constant, ramp_up
-from mdata.parsing import parse_toml
+from mdata.corpus.documents import parse_origin
+from mdata.loader.batch_sizes import BatchSizes, constant, ramp_up
+from mdata.tracing.cyclic_steps import ShuffledSteps
+from mdata.tracing.run_folder import is_run
+from mdata.tracing.run_steps import Steps, StepSpan
+from mdata.util.config_text import parse_toml
+from mdata.util.option_synonyms import nearest
 
 _READ = ("seed", "order", "kind", "split", "split_shares", "num_samples", "allow_outside")
 _SAMPLER = ("global_batch", "rampup_batch_size", "micro_batch", "dp", "dataloader_type", "no_data_sharding")
@@ -113,7 +117,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
 def _open(arguments: argparse.Namespace, console: Console) -> mdata.Tracer:
     by_hand = [name for name in _BY_HAND if getattr(arguments, name) is not None]
     with console.progress() as progress:
-        if mdata.is_run(arguments.path):
+        if is_run(arguments.path):
             if by_hand:
                 raise mdata.UsageError(
                     f"{arguments.path} is a run folder, which already records how its data is read",
@@ -133,8 +137,8 @@ def _open(arguments: argparse.Namespace, console: Console) -> mdata.Tracer:
         return mdata.Tracer(dataset)
     if dataset.num_samples is None and arguments.num_samples is not None:
         raise mdata.UsageError("the native order has no number of samples", fix="--until-step, or leave it out")
-    span = mdata.StepSpan(sizes=sizes, micro_batch=arguments.micro_batch, dp_size=arguments.dp)
-    return mdata.Tracer(dataset, mdata.Steps([span], seed=options.seed, in_order=options.order == "megatron"))
+    span = StepSpan(sizes=sizes, micro_batch=arguments.micro_batch, dp_size=arguments.dp)
+    return mdata.Tracer(dataset, Steps([span], seed=options.seed, in_order=options.order == "megatron"))
 
 
 def _options(arguments: argparse.Namespace) -> mdata.DatasetOptions:
@@ -149,7 +153,7 @@ def _options(arguments: argparse.Namespace) -> mdata.DatasetOptions:
     for word in arguments.option or ():
         name, equals, value = word.partition("=")
         if not equals or name not in known:
-            close = mdata.nearest(name, known)
+            close = nearest(name, known)
             raise mdata.UsageError(f"--option {word}", expected="NAME=VALUE", fix=f"{close}=...?" if close else None)
         given[name] = _value(value)
     # Whether corpora may be read together is a matter of the run; here it is only told what is read.
@@ -174,15 +178,15 @@ def _sizes(arguments: argparse.Namespace) -> BatchSizes | None:
     return ramp_up(ramp[0], ramp[1], samples=ramp[2], size=size) if ramp else constant(size)
 
 
-def _shuffled(arguments: argparse.Namespace, dataset: mdata.Dataset, sizes: BatchSizes | None) -> mdata.ShuffledSteps:
+def _shuffled(arguments: argparse.Namespace, dataset: mdata.Dataset, sizes: BatchSizes | None) -> ShuffledSteps:
     """The steps of Megatron's random sampler."""
     if sizes is None or arguments.micro_batch is None or arguments.dp is None:
         raise mdata.UsageError("a shuffled epoch is dealt to ranks", fix="--global-batch, --micro-batch and --dp")
     if dataset.num_samples is None:
         fix = "--order megatron --num-samples N, or a validation set (--split)"
         raise mdata.UsageError("the native order has no end, and no epochs to shuffle", fix=fix)
-    span = mdata.StepSpan(sizes=sizes, micro_batch=arguments.micro_batch, dp_size=arguments.dp)
-    return mdata.ShuffledSteps(span, num_samples=dataset.num_samples, sharded=not arguments.no_data_sharding)
+    span = StepSpan(sizes=sizes, micro_batch=arguments.micro_batch, dp_size=arguments.dp)
+    return ShuffledSteps(span, num_samples=dataset.num_samples, sharded=not arguments.no_data_sharding)
 
 
 def _sample(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Console, *, shown: Shown) -> None:
@@ -235,7 +239,7 @@ def _document(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Cons
     until, rows = arguments.until_sample, max(arguments.rows, 1)
     if arguments.until_step is not None and tracer.steps is None:
         raise mdata.UsageError("--until-step: steps are not known", fix="a run folder, or --global-batch")
-    if arguments.until_step is not None and isinstance(tracer.steps, mdata.Steps):
+    if arguments.until_step is not None and isinstance(tracer.steps, Steps):
         end = sum(tracer.steps.bounds(arguments.until_step))
         until = end if until is None else min(until, end)
     bounded = until is not None or arguments.until_step is not None or _bounded(tracer)
@@ -258,7 +262,7 @@ def _document(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Cons
 
 def _bounded(tracer: mdata.Tracer) -> bool:
     """Whether the training has an end by itself."""
-    if isinstance(tracer.steps, mdata.ShuffledSteps):
+    if isinstance(tracer.steps, ShuffledSteps):
         return tracer.steps.total is not None
     return tracer.num_samples is not None
 

@@ -15,6 +15,9 @@ import numpy.typing as npt
 import mdata
 from cli.text import table
 from mdata.errors import few
+from mdata.tracing.cyclic_steps import ShuffledSteps
+from mdata.tracing.run_steps import Steps
+from mdata.tracing.tracer import TracedPart, TracedSample
 
 
 @dataclass(frozen=True)
@@ -26,18 +29,18 @@ class Shown:
     length: int | None
 
 
-def sample_facts(tracer: mdata.Tracer, traced: mdata.TracedSample, *, shown: Shown) -> dict[str, Any]:
+def sample_facts(tracer: mdata.Tracer, traced: TracedSample, *, shown: Shown) -> dict[str, Any]:
     """A sample as JSON types."""
     parts = [_part_facts(tracer, traced.component, part, shown=shown) for part in traced.parts]
     return {**_head_facts(traced), "parts": parts}
 
 
-def reader_facts(tracer: mdata.Tracer, traced: mdata.TracedSample, *, document: int, shown: Shown) -> dict[str, Any]:
+def reader_facts(tracer: mdata.Tracer, traced: TracedSample, *, document: int, shown: Shown) -> dict[str, Any]:
     """A sample that reads a document."""
     return {"document": document, **sample_facts(tracer, traced, shown=shown)}
 
 
-def sample_text(tracer: mdata.Tracer, traced: mdata.TracedSample, *, shown: Shown, place: int | None = None) -> str:
+def sample_text(tracer: mdata.Tracer, traced: TracedSample, *, shown: Shown, place: int | None = None) -> str:
     """A sample for people; with a place: the token there alone."""
     parts, lines = traced.parts, [_sentence(tracer, traced)]
     if place is not None:
@@ -63,14 +66,14 @@ def step_table(
     *,
     samples: npt.NDArray[np.int64],
     counts: Mapping[str, int],
-    traced: Sequence[mdata.TracedSample],
+    traced: Sequence[TracedSample],
     rank: int | None,
 ) -> str:
     """A step for people: how many samples of each component, then the first rows."""
     steps = tracer.steps
     assert steps is not None, "a step was found"
     whose = "" if rank is None else f"; {len(samples):,} of them are rank {rank}'s"
-    if isinstance(steps, mdata.Steps):
+    if isinstance(steps, Steps):
         first, size = steps.bounds(step)
         what = f"samples {first:,} to {first + size - 1:,}"
     else:
@@ -90,7 +93,7 @@ def reader_table(
     component: int,
     *,
     document: int,
-    readers: Sequence[mdata.TracedSample],
+    readers: Sequence[TracedSample],
     more: bool,
     bounded: bool,
     shown: Shown,
@@ -100,7 +103,7 @@ def reader_table(
     origin = tracer.documents(component).origin(document)
     size = sum(map(part.corpus.length_of, range(*part.corpus.sequences_of(document))))
     place = f", {origin.path}:{origin.row}" if origin else ""
-    whose, further = ("", "step") if isinstance(tracer.steps, mdata.ShuffledSteps) else (" of its component", "sample")
+    whose, further = ("", "step") if isinstance(tracer.steps, ShuffledSteps) else (" of its component", "sample")
     far = "" if bounded else f", in the first 3 epochs{whose} (--until-{further} looks further)"
     lines = [f"document {document:,} of {part.name}{place}: {size:,} tokens{far}"]
     header = ["step", "sample", "rank", "microbatch", "its sample", "epoch", "tokens of it", "in the sample"]
@@ -114,7 +117,7 @@ def reader_table(
     return "\n".join(lines) + "\n"
 
 
-def _head_facts(traced: mdata.TracedSample) -> dict[str, Any]:
+def _head_facts(traced: TracedSample) -> dict[str, Any]:
     place = traced.place
     return {
         "sample": traced.sample,
@@ -129,7 +132,7 @@ def _head_facts(traced: mdata.TracedSample) -> dict[str, Any]:
     }
 
 
-def _part_facts(tracer: mdata.Tracer, component: int, part: mdata.TracedPart, *, shown: Shown) -> dict[str, Any]:
+def _part_facts(tracer: mdata.Tracer, component: int, part: TracedPart, *, shown: Shown) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "first": part.first,
         "tokens": part.count,
@@ -148,7 +151,7 @@ def _part_facts(tracer: mdata.Tracer, component: int, part: mdata.TracedPart, *,
     return facts
 
 
-def _sentence(tracer: mdata.Tracer, traced: mdata.TracedSample) -> str:
+def _sentence(tracer: mdata.Tracer, traced: TracedSample) -> str:
     place, steps = traced.place, tracer.steps
     words = [f"sample {traced.sample:,}: sample {traced.inside:,} of {traced.name}"]
     words += [f"epoch {traced.epoch:,}"] if traced.epoch is not None else []
@@ -156,14 +159,14 @@ def _sentence(tracer: mdata.Tracer, traced: mdata.TracedSample) -> str:
     if place and place.dp_rank is not None:
         words.append(f"rank {place.dp_rank}, microbatch {place.microbatch}")
     if steps and not place:
-        shuffled = isinstance(steps, mdata.ShuffledSteps)
+        shuffled = isinstance(steps, ShuffledSteps)
         words.append("not read in the epochs that were looked at" if shuffled else "no evaluation reads it")
     if traced.again:
         words.append(f"again {steps.verb if steps else ''} {few([f'{place.step:,}' for place in traced.again])}")
     return ", ".join(words)
 
 
-def _part_row(part: mdata.TracedPart) -> list[object]:
+def _part_row(part: TracedPart) -> list[object]:
     first, last = part.sequences
     return [
         _range(part.first, part.count),
@@ -175,7 +178,7 @@ def _part_row(part: mdata.TracedPart) -> list[object]:
     ]
 
 
-def _step_row(traced: mdata.TracedSample) -> list[object]:
+def _step_row(traced: TracedSample) -> list[object]:
     place, first = traced.place, traced.parts[0] if traced.parts else None
     assert place is not None, "a step was found"
     numbers = [f"{part.document:,}" for part in traced.parts]
@@ -192,7 +195,7 @@ def _step_row(traced: mdata.TracedSample) -> list[object]:
     ]
 
 
-def _reader_row(traced: mdata.TracedSample) -> list[object]:
+def _reader_row(traced: TracedSample) -> list[object]:
     place = traced.place
     return [
         place.step if place else None,
@@ -206,7 +209,7 @@ def _reader_row(traced: mdata.TracedSample) -> list[object]:
     ]
 
 
-def _content(tracer: mdata.Tracer, component: int, part: mdata.TracedPart, *, shown: Shown) -> list[str]:
+def _content(tracer: mdata.Tracer, component: int, part: TracedPart, *, shown: Shown) -> list[str]:
     lines = []
     if shown.tokens:
         ids = tracer.tokens(component, part).tolist()

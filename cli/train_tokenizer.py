@@ -15,6 +15,7 @@ from dataclasses import fields
 import mdata
 from cli.console import Console
 from cli.preprocess_options import add_filter, size
+from mdata.tokenizer_training.train import learn_tokenizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +63,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     given = {field.name: getattr(arguments, field.name) for field in fields(mdata.TrainOptions)}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     with console.progress() as progress:
-        made = mdata.learn_tokenizer(
+        made = learn_tokenizer(
             arguments.input,
             arguments.output,
             kind=arguments.kind,

@@ -13,9 +13,9 @@ import numpy as np
 
 from fuzz.record_lines import check_message
 from mdata.errors import UsageError
-from mdata.tokenizers.bytelevel import ALPHABET
-from mdata.tokenizers.engines import EXACT
-from mdata.tokenizers.gpt2 import MERGE_FILE, VOCAB_FILE, GPT2BPETokenizer, check_merges, check_vocabulary
+from mdata.tokenizers.base.byte_alphabet import ALPHABET
+from mdata.tokenizers.engines.libraries import EXACT
+from mdata.tokenizers.types.gpt2 import MERGE_FILE, VOCAB_FILE, GPT2BPETokenizer, check_merges, check_vocabulary
 
 TEXTS = ["hello he\n  lo <|endoftext|> \xe9\u4f60[X]", "", " 'll aaaa\x00"]
 FRIENDLY = json.dumps({symbol: id for id, symbol in enumerate(ALPHABET)})[:-1].encode() + b", "

@@ -28,7 +28,7 @@ WATCHED = [
     "mdata.manifest",
     "mdata.blend",
 ]
-WATCHED += ["mdata.origins", "mdata.preprocess.journal", "trainer.config", "trainer.checkpoint_index", "fuzz"]
+WATCHED += ["mdata.corpus.origins", "mdata.preprocessing.journal", "trainer.config", "trainer.checkpoint_index", "fuzz"]
 
 
 @functools.cache

@@ -15,7 +15,7 @@ import numpy as np
 
 from fuzz.harness import scratch
 from mdata.errors import DamageError
-from mdata.indexed import IndexedReader
+from mdata.indexed.reader import IndexedReader
 from mdata.reference.indexed import read_pair
 
 MAGIC = b"MMIDIDX\0\0"

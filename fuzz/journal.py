@@ -10,7 +10,7 @@ from __future__ import annotations
 from blake3 import blake3
 
 from fuzz.harness import scratch
-from mdata.preprocess.journal import Journal, read_records
+from mdata.preprocessing.journal import Journal, read_records
 
 MORE = {"kind": "merged", "key": "text"}
 

@@ -14,9 +14,9 @@ import msgspec
 
 from fuzz.record_lines import check_message
 from mdata.errors import DamageError, UsageError
-from mdata.manifest import Manifest
-from mdata.manifest.identity import manifest_id, sealed, text_of
-from mdata.manifest.store import parse
+from mdata.manifest.ids import manifest_id, sealed, text_of
+from mdata.manifest.io import parse_manifest
+from mdata.manifest.types import Manifest
 
 HASH = "0123456789abcdef" * 4
 SHARD = {
@@ -50,13 +50,13 @@ def check(data: bytes) -> None:
     if data[:1] and (base := {1: CORPUS, 2: BLEND}.get(data[0] & 3)):
         text = built(base, text)
     try:
-        found = parse(text, "x.json")
+        found = parse_manifest(text, "x.json")
     except (UsageError, DamageError) as error:
         check_message(str(error))
         return
     again = text_of(found)
-    assert parse(again, "x.json") == found
-    assert text_of(parse(again, "x.json")) == again
+    assert parse_manifest(again, "x.json") == found
+    assert text_of(parse_manifest(again, "x.json")) == again
     assert manifest_id(found) == found.id
 
 

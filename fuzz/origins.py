@@ -12,8 +12,8 @@ import numpy as np
 from fuzz.harness import scratch
 from fuzz.index_reader import number
 from fuzz.record_lines import check_message
+from mdata.corpus.origins import HEADER_BYTES, MAGIC, VERSION, open_origins
 from mdata.errors import DamageError, UsageError
-from mdata.origins import HEADER_BYTES, MAGIC, VERSION, open_origins
 
 FARTHEST = 1 << 62  # of documents asked for; a corpus has fewer
 

@@ -19,7 +19,9 @@ import zstandard
 from fuzz.harness import scratch
 from mdata.errors import BadInputError, UsageError
 from mdata.reference import sources as twin
-from mdata.sources import ReadSpec, SourceFile, find_files, pieces, read_piece
+from mdata.sources.chunk import pieces, read_piece
+from mdata.sources.input_files import SourceFile, find_files
+from mdata.sources.record_batch import ReadSpec
 
 PACKERS = {
     "gzip": gzip.compress,

@@ -17,7 +17,10 @@ import pyarrow.parquet as pq
 
 from fuzz.harness import scratch
 from mdata.errors import BadInputError, ResourceError, UsageError
-from mdata.sources import ReadSpec, find_files, parse, pieces, read_piece
+from mdata.sources.chunk import pieces, read_piece
+from mdata.sources.input_files import find_files
+from mdata.sources.parse import parse
+from mdata.sources.record_batch import ReadSpec
 
 TEXTS = ["a text", "", "caf\u00e9 " * 9, "the last one"] * 3
 KEYS = (("text",), ("many",), ("meta.text", "text"), ("nothing",))

@@ -7,9 +7,9 @@ lines gives, and with these tables the C++ engine must give the sentences of its
 from __future__ import annotations
 
 from mdata.errors import UsageError
-from mdata.reference import punkt as twin
-from mdata.sentences.by_core import CoreEngine
-from mdata.sentences.tables import ABBREVIATIONS, COLLOCATIONS, CONTEXTS, FILES, STARTERS, Tables, read_tables
+from mdata.sentences import punkt_reference as twin
+from mdata.sentences.punkt_engine import CoreEngine
+from mdata.sentences.punkt_tables import ABBREVIATIONS, COLLOCATIONS, CONTEXTS, FILES, STARTERS, Tables, read_tables
 
 MOST_TEXT = 400
 

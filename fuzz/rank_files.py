@@ -11,8 +11,8 @@ import json
 
 from fuzz.record_lines import check_message
 from mdata.errors import UsageError
-from mdata.tokenizers.tik import EXACT, LINES_FILE, LIST_FILE, TikTokenizer
-from mdata.tokenizers.tikfile import SINGLE_BYTES, is_list, read_lines, read_list
+from mdata.tokenizers.tiktoken.tiktoken_ranks import SINGLE_BYTES, is_list, read_lines, read_list
+from mdata.tokenizers.types.tiktoken import EXACT, LINES_FILE, LIST_FILE, TikTokenizer
 
 TEXTS = ["hello he\n  lo <s></s> \xe9\u4f60", "", " 'll aaaa\x00"]
 LINES = b"".join(base64.b64encode(byte) + b" %d\n" % rank for rank, byte in enumerate(SINGLE_BYTES))

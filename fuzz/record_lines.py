@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from mdata.reference.records import record
 from mdata.reference.sources import documents
-from mdata.sources import ReadSpec, RecordBatch, parse
+from mdata.sources.parse import parse
+from mdata.sources.record_batch import ReadSpec, RecordBatch
 
 MANY_BRACKETS = 500
 SMALL_LIMIT = 40

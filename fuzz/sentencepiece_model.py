@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 from fuzz.record_lines import check_message
 from mdata.errors import UsageError
-from mdata.tokenizers.sentencepiece_engines import LibraryEngine
-from mdata.tokenizers.sentencepiece_model import read_model
+from mdata.tokenizers.sentencepiece.sentencepiece_engines import LibraryEngine
+from mdata.tokenizers.sentencepiece.sentencepiece_model import read_model
 
 TEXTS = (b"<unk>", b"<s>", b"</s>", b"<pad>", b"\xe2\x96\x81", b"a", b"b", b"ab", b"\xe2\x96\x81a", b"\xff", b"\0", b"")
 SCORES = (0.0, -1.0, -2.5, float("nan"), float("inf"), 1e38)

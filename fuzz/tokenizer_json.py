@@ -17,10 +17,10 @@ import numpy as np
 
 from fuzz.record_lines import check_message
 from mdata.errors import UsageError
-from mdata.tokenizers.bytelevel import ALPHABET
-from mdata.tokenizers.engines import EXACT
-from mdata.tokenizers.huggingface import HuggingFaceTokenizer
-from mdata.tokenizers.protocol import TextRefused
+from mdata.tokenizers.base.byte_alphabet import ALPHABET
+from mdata.tokenizers.base.tokenizer import TextRefused
+from mdata.tokenizers.engines.libraries import EXACT
+from mdata.tokenizers.types.huggingface import HuggingFaceTokenizer
 
 TEXTS = ["hello he\n  lo <s>[X]</s> \xe9\u4f60", "", " 'll aaaa\x00"]
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}

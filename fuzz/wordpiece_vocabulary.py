@@ -10,9 +10,9 @@ from tokenizers.models import WordPiece
 from fuzz.harness import scratch
 from fuzz.record_lines import check_message
 from mdata.errors import UsageError
-from mdata.tokenizers import build_tokenizer
-from mdata.tokenizers.wordpiece import CASE, LOWER, VOCAB_FILE
-from mdata.tokenizers.wordpiece_vocabulary import UNKNOWN, read_vocabulary
+from mdata.tokenizers.registry import build_tokenizer
+from mdata.tokenizers.types.wordpiece import CASE, LOWER, VOCAB_FILE
+from mdata.tokenizers.types.wordpiece_vocab import UNKNOWN, read_vocabulary
 
 MOST_TEXT = 400
 

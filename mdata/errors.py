@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 
@@ -62,7 +62,7 @@ class StoppedError(BaseException):
     """Stopped early on request; run the same command again to continue (exit code 75).
 
     Like KeyboardInterrupt it is no Exception, and no MdataError: whoever catches errors in order to go on does not
-    catch it. It may be raised anywhere; see mdata/signals.py.
+    catch it. It may be raised anywhere; see mdata/util/stop_signals.py.
     """
 
     exit_code = 75
@@ -176,17 +176,6 @@ def errors_wanted_by(who: str) -> Iterator[None]:
 def wanted_by(who: str, error: MdataError) -> MdataError:
     """The same error that begins with who wanted what it speaks of."""
     return type(error)(f"{who}: {error}")
-
-
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name a user most likely meant, by meaning or by spelling, or None when nothing is near."""
-    import difflib
-
-    from mdata.synonyms import synonym
-
-    known = list(names)
-    found = synonym(name, known) or next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.6)), None)
-    return None if found == name else found
 
 
 def few(names: Sequence[str], most: int = 8) -> str:

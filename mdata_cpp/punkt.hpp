@@ -1,5 +1,5 @@
 // Sentence splitting by Punkt: the rules of docs/sentences.md over a language's tables, in time that grows with the
-// text alone, whatever the text. Twin: mdata/reference/punkt.py; what decides is NLTK 3.10.
+// text alone, whatever the text. Twin: mdata/sentences/punkt_reference.py; what decides is NLTK 3.10.
 //
 // A text is a span of code points of 1, 2 or 4 bytes, as Python keeps them. Every place that may end a sentence is
 // judged by its context: the word before it, itself, and the mark or the word after it, which follow each other in the
@@ -90,7 +90,7 @@ unsigned class_of(Char c) {
     else return c < 256 ? kClasses[c] : c < 0x1680 || c > 0x3000 ? 0U : wide_class(c);
 }
 
-// A word of the tables. Bits of contexts: see mdata/sentences/tables.py.
+// A word of the tables. Bits of contexts: see mdata/sentences/punkt_tables.py.
 struct Entry {
     bool abbreviation = false;
     bool starter = false;

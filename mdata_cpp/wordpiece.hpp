@@ -4,7 +4,7 @@
 // word is looked up as a whole if it is short, else taken apart from the left, the longest entry first. A word of too
 // many characters is counted and not kept, so memory does not depend on the text; time is linear in its length. Added
 // tokens are cut out of the raw text first. A text with a code point on which editions of Unicode differ is not
-// encoded but named in Batch::left. The readable twin is mdata/reference/wordpiece.py.
+// encoded but named in Batch::left. The readable twin is mdata/tokenizers/wordpiece/wordpiece_reference.py.
 //
 // Any number of threads may encode with one Encoder: all that changes is a Memo, and each call has one of its own.
 #pragma once

@@ -4,7 +4,7 @@ Run `python scripts/wordpiece_tables.py > mdata_cpp/wordpiece_tables.hpp`. The `
 point at a time: what it drops, blanks, sets apart, decomposes, lowers. Combining classes are the standard library's,
 and the library is asked whether it orders marks so. Code points that editions of Unicode in use treat differently
 (newer than edition 14, or newer than the library's own decompositions) are listed as unsettled: whoever meets one
-leaves the text to the library. tests/mdata/tokenizers/test_wordpiece_engine.py compares the tables with the library.
+leaves the text to the library. test_wordpiece_engine.py compares the tables with the library.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mdata.tokenizers.assigned import unassigned
+from mdata.tokenizers.base.unicode14 import unassigned
 
 CODES = [code for code in range(0x110000) if not 0xD800 <= code < 0xE000]
 FLAGS = {"clean_text": False, "handle_chinese_chars": False, "strip_accents": False, "lowercase": False}

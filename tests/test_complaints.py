@@ -17,10 +17,12 @@ import pytest
 
 import mdata
 from cli.mdata import main
-from mdata import BatchPlan, Loader
-from mdata.blend import NativeBlend, megatron
-from mdata.blend.shares import integer_weights
-from mdata.loading.megatron_sampler import Deal, random
+from mdata import Loader
+from mdata.loader.loader import BatchPlan
+from mdata.loader.megatron_sampler import Deal, random
+from mdata.mixing import megatron_blend
+from mdata.mixing.native_blend import NativeBlend
+from mdata.mixing.shares import integer_weights
 from tests.helpers.corpora import write_pair
 
 S = 8
@@ -181,7 +183,7 @@ def test_small_sources_get_nothing_and_nobody_is_told(folder, capsys):
     shares, native = shares_of_small_sources()
     for count, by_megatron, by_us in ((1_000, 157, 153), (20_000, 38, 43)):
         owed = np.array(shares) * count
-        theirs = np.bincount(megatron.weighted(shares, count).components, minlength=200)
+        theirs = np.bincount(megatron_blend.weighted(shares, count).components, minlength=200)
         ours = np.array(native.counts(count))
         assert ((theirs == 0).sum(), (ours == 0).sum()) == (by_megatron, by_us)
         assert (ours[owed >= 1] > 0).all() and np.abs(ours - owed).max() < 1.68
@@ -217,7 +219,7 @@ def held():
     maps = sum(sys.argv[2] in line for line in open("/proc/self/maps"))
     return len(os.listdir("/proc/self/fd")), maps, len(os.listdir("/proc/self/task"))
 mdata.DatasetOptions(sequence_length=8)
-import mdata.dataset, mdata.loading.loader
+import mdata.dataset.dataset, mdata.loader.loader
 before = held()
 data = mdata.open(sys.argv[1], sequence_length=8)
 steps = iter(mdata.Loader(data, mdata.BatchPlan(500, 50)))

@@ -17,20 +17,23 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ): "`python -m mdata` is the command line; who imports mdata imports no cli",
     ("no blanket except", "cli/console.py"): "the one place that turns any error into an exit code and a message",
     ("no blanket except", "cli/mtrain_rank.py"): "a rank hands its error to the process that started it",
-    ("no blanket except", "mdata/loading/prefetch.py"): "the prefetching thread hands its error to the consumer",
-    ("no blanket except", "mdata/preprocess/behind.py"): "the writing thread hands its error to the one that gives",
-    ("no blanket except", "mdata/sources/ahead.py"): "a reading thread hands its error to the consumer",
-    ("keyword only", "mdata/chat/limits.py::LimitedEnvironment.call_binop"): "Jinja calls it, by position",
-    ("durable is the door", "trainer/metrics.py"): "lines are appended to a file that is read while it grows",
+    ("no blanket except", "mdata/loader/prefetch.py"): "the prefetching thread hands its error to the consumer",
+    ("no blanket except", "mdata/util/ordered_worker.py"): "the writing thread hands its error to the one that gives",
+    ("no blanket except", "mdata/util/read_ahead.py"): "a reading thread hands its error to the consumer",
+    ("keyword only", "mdata/chat/template_limits.py::LimitedEnvironment.call_binop"): "Jinja calls it, by position",
+    ("atomic_io is the door", "trainer/metrics.py"): "lines are appended to a file that is read while it grows",
     ("one door to the terminal", "cli/start.py"): "a fixed line before anything is imported, and no name in it",
-    ("no blanket except", "mdata/preprocess/nursery.py"): "a worker hands its error to the parent, which raises it",
+    (
+        "no blanket except",
+        "mdata/preprocessing/fork_server.py",
+    ): "a worker hands its error to the parent, which raises",
     ("requests to stop pass", "cli/console.py"): "the one place that turns a request to stop into an exit code",
     ("requests to stop pass", "cli/mtrain_rank.py"): "a rank hands it to the process that started it",
     (
         "requests to stop pass",
-        "mdata/preprocess/behind.py",
+        "mdata/util/ordered_worker.py",
     ): "it is kept until the thread has ended, then raised",
-    ("requests to stop pass", "mdata/sources/ahead.py"): "a reading thread hands whatever it is to the consumer",
+    ("requests to stop pass", "mdata/util/read_ahead.py"): "a reading thread hands whatever it is to the consumer",
 }
 
 # For each rule a file that breaks it and one that does not: a rule that cannot fail is no rule.
@@ -77,7 +80,7 @@ SAMPLES = {
         "try: f()\nexcept BaseException:\n g()\n raise",
     ),
     "closed once": ("mdata/x.py", "import os\nos.close(self._fd)", "import os\nfd = os.open(p, 0)\nos.close(fd)"),
-    "durable is the door": ("trainer/x.py", "path.replace(other)", "text.replace('a', 'b')\nopen(path, 'rb')"),
+    "atomic_io is the door": ("trainer/x.py", "path.replace(other)", "text.replace('a', 'b')\nopen(path, 'rb')"),
     "assert has a message": ("mdata/x.py", "assert x", "assert x, 'because'"),
     "no stub": ("mdata/x.py", "raise NotImplementedError('soon')", "raise ValueError('no')"),
     "no environment at import": (
@@ -90,8 +93,7 @@ MORE_OFFENCES = [
     ("import direction", "mdata/x.py", "def f():\n import torch"),
     ("import direction", "mdata/x.py", "from trainer.config import RunConfig"),
     ("import direction", "trainer/x.py", "from cli.console import run"),
-    ("import direction", "trainer/x.py", "import mdata\nmdata.indexed.reader"),
-    ("import direction", "trainer/x.py", "import mdata.indexed"),
+    ("import direction", "trainer/x.py", "import mdata.indexed.reader"),
     ("collectives in one file", "trainer/x.py", "from torch.distributed import all_gather"),
     ("collectives in one file", "trainer/x.py", "from torch import distributed as d\nd.barrier()"),
     ("collectives in one file", "trainer/x.py", "import torch\ntorch.distributed.broadcast(x, 0)"),
@@ -108,11 +110,11 @@ MORE_OFFENCES = [
     ("one door to the terminal", "cli/x.py", "import sys\nf(file=sys.__stderr__)"),
     ("module docstring", "mdata/x.py", "x = 1"),
     ("module docstring", "mdata/x.py", '"""' + "x\n" * 15 + '"""'),
-    ("durable is the door", "mdata/x.py", "import os\nos.replace(a, b)"),
-    ("durable is the door", "mdata/x.py", "path.open('ab')"),
-    ("durable is the door", "mdata/x.py", "import os\nos.open(path, os.O_RDWR | os.O_CLOEXEC)"),
-    ("durable is the door", "mdata/x.py", "open(path, mode='w')"),
-    ("durable is the door", "mdata/x.py", "Path(path).write_text(x)"),
+    ("atomic_io is the door", "mdata/x.py", "import os\nos.replace(a, b)"),
+    ("atomic_io is the door", "mdata/x.py", "path.open('ab')"),
+    ("atomic_io is the door", "mdata/x.py", "import os\nos.open(path, os.O_RDWR | os.O_CLOEXEC)"),
+    ("atomic_io is the door", "mdata/x.py", "open(path, mode='w')"),
+    ("atomic_io is the door", "mdata/x.py", "Path(path).write_text(x)"),
 ]  # fmt: skip
 
 

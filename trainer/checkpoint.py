@@ -26,8 +26,9 @@ from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-import mdata
-from mdata import DamageError, MdataError, durable
+from mdata import DamageError, MdataError
+from mdata.errors import explain_os_error, os_errors_named
+from mdata.util import atomic_io
 from trainer.checkpoint_folder import (
     INDEX,
     LATEST,
@@ -102,7 +103,7 @@ def save(root: Path, run: RunState, *, shard: Shard, state: dict[str, Tensor], w
         MdataError: a rank could not write; no rank goes on, nothing that looks finished is left.
     """
     final = root / folder_name(run.step)
-    partial = durable.partial_path(final)
+    partial = atomic_io.partial_path(final)
     lead = world.rank == 0
     try:
         together(world, lambda: _prepare(partial) if lead else None)
@@ -183,7 +184,7 @@ class _Reader:
     def _opened(self, name: str) -> Any:
         path = self.folder / name
         header = self.index.files[name].header
-        with mdata.os_errors_named("reading a checkpoint"):
+        with os_errors_named("reading a checkpoint"):
             if header is not None:
                 with path.open("rb") as file:
                     length = min(_header_size(file.read(8)), self.index.files[name].bytes)
@@ -222,7 +223,7 @@ def _write_slices(path: Path, shard: Shard, state: dict[str, Tensor]) -> _Part:
             before = saved[logical].slices if logical in saved else ()
             saved[logical] = SavedTensor(tuple(part.shape), (*before, piece))
     data = safetensors.torch.save(tensors)
-    durable.atomic_write(path, data)
+    atomic_io.atomic_write(path, data)
     header = blake3(data[: _header_size(data[:8])]).hexdigest()
     return _Part(path.name, SavedFile(len(data), header), saved)
 
@@ -252,11 +253,11 @@ def _merged(run: RunState, parts: Sequence[_Part]) -> Index:
 
 
 def _commit(root: Path, partial: Path, final: Path, index: Index) -> None:
-    durable.atomic_write(partial / INDEX, dump_index(index))
+    atomic_io.atomic_write(partial / INDEX, dump_index(index))
     make_room(final)
-    durable.rename(partial, final)
-    durable.sync_folder(root)
-    durable.atomic_write(root / LATEST, final.name.encode())
+    atomic_io.rename(partial, final)
+    atomic_io.sync_folder(root)
+    atomic_io.atomic_write(root / LATEST, final.name.encode())
 
 
 def together(world: Axis, action: Callable[[], T], *, doing: str = "writing a checkpoint") -> list[T]:
@@ -265,7 +266,7 @@ def together(world: Axis, action: Callable[[], T], *, doing: str = "writing a ch
     try:
         outcome = action()
     except OSError as error:
-        outcome = mdata.explain_os_error(error, f"rank {world.rank} {doing}")
+        outcome = explain_os_error(error, f"rank {world.rank} {doing}")
     except MdataError as error:
         outcome = error
     values = gather_objects(outcome, world)

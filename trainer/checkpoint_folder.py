@@ -17,8 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import mdata
-from mdata import DamageError, MdataError, UsageError, durable
+from mdata import DamageError, MdataError, UsageError
+from mdata.errors import os_errors_named
+from mdata.util import atomic_io
 from trainer.checkpoint_index import Index, IndexFault, RunState, parse_index
 
 INDEX, LATEST = "index.json", "latest"
@@ -131,15 +132,15 @@ def make_room(final: Path) -> None:
         _remove(final)  # a step that is done again after a resume from before it
         return
     names = (final.with_name(f"{final.name}.not-ours-{number}") for number in range(1, 1 << 30))
-    durable.rename(final, next(path for path in names if not os.path.lexists(path)))
+    atomic_io.rename(final, next(path for path in names if not os.path.lexists(path)))
 
 
 def _remove(folder: Path) -> None:
     """Delete a checkpoint: first it surely loses its name, so that nobody finds a part of it under that."""
     gone = folder.with_name(f".{folder.name}.removed")
     shutil.rmtree(gone, ignore_errors=True)
-    durable.rename(folder, gone)
-    durable.sync_folder(folder.parent)
+    atomic_io.rename(folder, gone)
+    atomic_io.sync_folder(folder.parent)
     shutil.rmtree(gone, ignore_errors=True)
 
 
@@ -163,7 +164,7 @@ def _whole(root: Path) -> Iterator[Path]:
 
 def _read_index(folder: Path) -> Index:
     path = folder / INDEX
-    with mdata.os_errors_named("reading a checkpoint"):
+    with os_errors_named("reading a checkpoint"):
         kind = _kind(path)
         if kind != "file":
             raise IndexFault("", kind, "a file")
@@ -191,7 +192,7 @@ def _kind(path: Path) -> str:
 
 def _first_bytes(pointer: Path) -> str | None:
     """What `latest` says; None where there is no such file."""
-    with mdata.os_errors_named("reading which checkpoint is the latest"):
+    with os_errors_named("reading which checkpoint is the latest"):
         if _kind(pointer) == "no such file":
             return None
         if not pointer.is_file():

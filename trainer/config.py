@@ -18,7 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from mdata import UsageError, explain_os_error, nearest
+from mdata import UsageError
+from mdata.errors import explain_os_error
+from mdata.util.option_synonyms import nearest
 
 # Rules between values need all of them: what is said to a user whose file has wrong ones.
 AFTERWARDS = "correct this first; whether the sizes fit each other and the data is checked after that"

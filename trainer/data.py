@@ -16,6 +16,9 @@ import torch
 
 import mdata
 from mdata import UsageError
+from mdata.dataset.eval_sets import evaluation_sets, samples_asked
+from mdata.loader.loader import BatchPlan
+from mdata.progress import SILENT
 from trainer.collectives import Axis
 from trainer.config import RunConfig
 from trainer.executor import Microbatch
@@ -38,7 +41,7 @@ class RunData:
     facts: DataFacts
 
 
-def open_data(config: RunConfig, *, progress: mdata.Progress = mdata.SILENT) -> RunData:
+def open_data(config: RunConfig, *, progress: mdata.Progress = SILENT) -> RunData:
     """Open what the configuration names.
 
     Args:
@@ -50,13 +53,13 @@ def open_data(config: RunConfig, *, progress: mdata.Progress = mdata.SILENT) -> 
     """
     train = _open_training(config, progress)
     steps, limit = config.train.steps, config.train.eval_samples
-    valid_asked = mdata.samples_asked(limit, steps=steps, interval=config.train.eval_interval)
-    test_asked = mdata.samples_asked(limit, steps=steps)
+    valid_asked = samples_asked(limit, steps=steps, interval=config.train.eval_interval)
+    test_asked = samples_asked(limit, steps=steps)
     overlap = config.data.allow_overlap
-    valid = mdata.evaluation_sets(
+    valid = evaluation_sets(
         train, "valid", paths=config.data.valid, num_samples=valid_asked, allow_overlap=overlap, progress=progress
     )
-    test = mdata.evaluation_sets(
+    test = evaluation_sets(
         train, "test", paths=config.data.test, num_samples=test_asked, allow_overlap=overlap, progress=progress
     )
     facts = DataFacts(
@@ -78,14 +81,14 @@ def training_batches(
     plan: Plan,
     dp: Axis,
     consumed: int,
-    progress: mdata.Progress = mdata.SILENT,
+    progress: mdata.Progress = SILENT,
 ) -> mdata.Loader:
     """This rank's microbatches of every step from `consumed` samples on, read ahead.
 
     `progress` hears it when a step has to be waited for. Ranks along the tensor axis read the same rows, each for
     itself: the file comes from the disk once a node (docs/design/loader.md).
     """
-    batches = mdata.BatchPlan(
+    batches = BatchPlan(
         global_batch=plan.global_batch,
         micro_batch=plan.micro_batch,
         dp_rank=dp.rank,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import mdata
 from mdata import Progress
+from mdata.dataset.eval_sets import evaluated_samples
 from trainer.data import evaluation_batches, to_device
 from trainer.engine import Engine
 from trainer.executor import Microbatch
@@ -25,7 +26,7 @@ def evaluate_sets(
         progress: hears `to_evaluate`, the samples that are left over all ranks.
     """
     chosen = {
-        (split, name): mdata.evaluated_samples(dataset, limit)
+        (split, name): evaluated_samples(dataset, limit)
         for split, sets in splits.items()
         for name, dataset in sets.items()
     }

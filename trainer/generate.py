@@ -17,7 +17,12 @@ import torch
 from torch import Tensor
 
 import mdata
-from mdata import SILENT, DamageError, Progress, UsageError, durable
+from mdata import DamageError, Progress, UsageError
+from mdata.errors import os_errors_named
+from mdata.progress import SILENT
+from mdata.tokenizers.base.tokenizer import TextRefused
+from mdata.util import atomic_io
+from mdata.util.random_keys import derive_key
 from trainer import checkpoint
 from trainer.collectives import all_gather
 from trainer.config import MeshSection, load_config
@@ -112,7 +117,7 @@ def generate(
         lines = "".join(
             json.dumps({"prompt": g.prompt, "text": g.text, "step": g.step}, ensure_ascii=False) + "\n" for g in out
         )
-        durable.atomic_write(run_folder / "generated.jsonl", lines.encode())
+        atomic_io.atomic_write(run_folder / "generated.jsonl", lines.encode())
     return out
 
 
@@ -124,7 +129,7 @@ def run_tokenizer(run_folder: Path) -> mdata.Tokenizer:
         DamageError: what it keeps is not the tokenizer of its data.
     """
     facts_path, folder = run_folder / "tokenizer_facts.json", run_folder / "tokenizer"
-    with mdata.os_errors_named(f"reading the tokenizer of {run_folder}"):
+    with os_errors_named(f"reading the tokenizer of {run_folder}"):
         files = {path.name: path.read_bytes() for path in folder.glob("*") if path.is_file()}
         kept = facts_path.read_bytes() if facts_path.exists() else None
     if kept is None:
@@ -189,7 +194,7 @@ class Chooser:
         """The next token after fp32[vocab_size] logits."""
         if self.sampling.greedy:
             return int(logits.argmax())
-        key = mdata.derive_key("mtrain generate v1", self.sampling.seed, self.prompt_number, self.position)
+        key = derive_key("mtrain generate v1", self.sampling.seed, self.prompt_number, self.position)
         self.position += 1
         return top_p_token(logits, self.sampling, uniform=key.below(2**53) / 2**53)
 
@@ -210,7 +215,7 @@ def _encode(tokenizer: mdata.Tokenizer, prompt: str) -> list[int]:
         raise UsageError("the prompt is not UTF-8 text", found=repr(prompt[:80]))
     try:
         ids = tokenizer.encode_batch([prompt])[0].tolist()
-    except mdata.TextRefused as refused:
+    except TextRefused as refused:
         if prompt:
             raise UsageError(f"the prompt has no tokens: {refused.reason}", found=repr(prompt[:80])) from refused
         ids = []  # a tokenizer that knows no empty text

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import mdata
+from mdata.util.random_keys import derive_key
 from trainer.params import ParamSpec, Piece
 
 _BLOCK = 4  # 64-bit outputs of one Philox counter
@@ -53,7 +53,7 @@ def _row_chunks(seed: int, piece: Piece) -> Iterator[tuple[int, Tensor]]:
 
 def _raw(seed: int, name: str, first: int, count: int) -> np.ndarray:
     """64-bit outputs [first, first + count) of the stream that belongs to a logical tensor."""
-    key = mdata.derive_key("mtrain init v1", seed, name)
+    key = derive_key("mtrain init v1", seed, name)
     generator = np.random.Philox(key=np.array([key.low, key.high], dtype=np.uint64))
     generator.advance(first // _BLOCK)
     skip = first % _BLOCK

@@ -25,18 +25,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from mdata import (
-    SILENT,
-    BadInputError,
-    DamageError,
-    MdataError,
-    Progress,
-    ResourceError,
-    StoppedError,
-    UsageError,
-    durable,
-    explain_os_error,
-)
+from mdata import BadInputError, DamageError, MdataError, Progress, ResourceError, StoppedError, UsageError
+from mdata.errors import explain_os_error
+from mdata.progress import SILENT
+from mdata.util import atomic_io
 from trainer.config import RunConfig, problems_error
 from trainer.plan import check
 from trainer.stopping import HEARD, SAME_REQUEST_S
@@ -216,7 +208,7 @@ class _HandingOn:
 
 def listen(reports: Path, *, rank: int) -> None:
     """To be called by a rank when its handlers of signals are in place: `launch` hands them on from now on."""
-    durable.atomic_write(reports / f"listens-{rank}", str(os.getpid()).encode())
+    atomic_io.atomic_write(reports / f"listens-{rank}", str(os.getpid()).encode())
 
 
 def _raise_stopped(reports: Path, number: signal.Signals) -> NoReturn:
@@ -299,7 +291,7 @@ def write_report(folder: Path, error: BaseException, *, rank: int) -> int:
         time_s=time.monotonic(),
         lost=isinstance(known, LostRankError),
     )
-    durable.atomic_write(folder / f"rank-{rank}.json", json.dumps(asdict(report)).encode())
+    atomic_io.atomic_write(folder / f"rank-{rank}.json", json.dumps(asdict(report)).encode())
     return code
 
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mdata import DamageError, durable
+from mdata import DamageError
+from mdata.util import atomic_io
 from trainer.log_text import event_text, losses_text
 
 METRICS, EVENTS, RANKS = "metrics.jsonl", "events.jsonl", "ranks.json"
@@ -52,20 +53,20 @@ class MetricsWriter:
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl: the number of finished steps and what was measured then."""
-        durable.write_all(self._metrics, _line({"step": step, **values}))
+        atomic_io.write_all(self._metrics, _line({"step": step, **values}))
         for text in losses_text(step, values):
             self._tell(text)
 
     def event(self, kind: str, facts: Mapping[str, Any]) -> None:
         """One line of events.jsonl: when (seconds since 1970), what happened, and its facts."""
-        durable.write_all(self._events, _line({"time_s": round(time.time(), 3), "event": kind, **facts}))
+        atomic_io.write_all(self._events, _line({"time_s": round(time.time(), 3), "event": kind, **facts}))
         if text := event_text(kind, facts):
             self._tell(text)
 
     def sync(self) -> None:
         """Wait until what was written is on the device."""
         for fd in (self._metrics, self._events):
-            durable.sync(fd)
+            atomic_io.sync(fd)
 
     def close(self) -> None:
         """Close both files; what was written is on the device then."""
@@ -84,7 +85,7 @@ class MetricsWriter:
 
 def write_ranks(folder: Path, ranks: Sequence[Mapping[str, Any]]) -> None:
     """Write ranks.json: what each rank really holds, in rank order."""
-    durable.atomic_write(folder / RANKS, (json.dumps(plain(ranks), indent=1) + "\n").encode())
+    atomic_io.atomic_write(folder / RANKS, (json.dumps(plain(ranks), indent=1) + "\n").encode())
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -113,15 +114,15 @@ def _keep_until(folder: Path, resumed_step: int | None) -> Path | None:
         if not path.exists() or path.stat().st_size == 0:
             return None
         aside = _free_name(folder)
-        durable.rename(path, aside)
+        atomic_io.rename(path, aside)
         return aside
     lines = read_metrics(folder)
     later = [line for line in lines if line["step"] > resumed_step]
     aside = _free_name(folder)
     if later:
-        durable.atomic_write(aside, b"".join(map(_line, later)))
+        atomic_io.atomic_write(aside, b"".join(map(_line, later)))
     if path.exists():
-        durable.atomic_write(path, b"".join(_line(line) for line in lines if line["step"] <= resumed_step))
+        atomic_io.atomic_write(path, b"".join(_line(line) for line in lines if line["step"] <= resumed_step))
     return aside if later else None
 
 
@@ -136,7 +137,7 @@ def _drop_torn_end(path: Path) -> None:
     content = path.read_bytes() if path.exists() else b""
     whole = content[: content.rfind(b"\n") + 1]
     if whole != content:
-        durable.atomic_write(path, whole)
+        atomic_io.atomic_write(path, whole)
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:

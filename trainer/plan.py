@@ -12,7 +12,8 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from mdata import BatchSizes, DatasetOptions, UsageError, read_ramp
+from mdata import DatasetOptions, UsageError
+from mdata.loader.batch_sizes import BatchSizes, read_ramp
 from trainer.config import OptimizerSection, RunConfig, problems_error, value_problems
 from trainer.models.gpt_table import GPTShape, num_parameters
 

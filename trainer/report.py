@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from mdata import durable
+from mdata.util import atomic_io
 from trainer import report_plots
 from trainer.report_data import Corpora, Run, ValidCorpus, read_corpora, read_run
 
@@ -67,7 +67,7 @@ def write_report(run_folder: str | Path) -> tuple[Path, list[str]]:
     run = read_run(Path(run_folder))
     corpora = read_corpora(run)
     path = run.folder / "report.html"
-    durable.atomic_write(path, render(run, corpora).encode())
+    atomic_io.atomic_write(path, render(run, corpora).encode())
     return path, [_line(corpus) for corpus in corpora.valid if corpus.curve]
 
 

@@ -19,7 +19,10 @@ from typing import Any
 import numpy as np
 
 import mdata
-from mdata import MdataError, UsageError, durable
+from mdata import MdataError, UsageError
+from mdata.blend_planning.preview import blend_table
+from mdata.dataset.eval_sets import evaluated_samples
+from mdata.util import atomic_io
 from trainer.baselines import Baselines, count_pairs, evaluate
 from trainer.config import RunConfig, load_config
 from trainer.data import RunData, open_data
@@ -161,11 +164,11 @@ def baselines_of(run: Run, data: RunData) -> tuple[dict[str, Baselines], list[st
         return {name: Baselines(**values) for name, values in kept["valid"].items()}, []
     counts = count_pairs(_rows(data.train, np.arange(run.consumed, dtype=np.int64)), vocab_size)
     found = {
-        name: evaluate(counts, _rows(valid, mdata.evaluated_samples(valid, run.config.train.eval_samples)))
+        name: evaluate(counts, _rows(valid, evaluated_samples(valid, run.config.train.eval_samples)))
         for name, valid in data.valid.items()
     }
     values = {name: dataclasses.asdict(baselines) for name, baselines in found.items()}
-    durable.atomic_write(path, (json.dumps({"facts": facts, "valid": values}, indent=1) + "\n").encode())
+    atomic_io.atomic_write(path, (json.dumps({"facts": facts, "valid": values}, indent=1) + "\n").encode())
     return found, []
 
 
@@ -205,7 +208,7 @@ def _corpora_read(run: Run, train: mdata.Dataset) -> list[CorpusRead]:
     length = run.config.train.sequence_length
     data = run.config.data
     blend = mdata.open_blend(data.blend, tokenizer_unknown="ok", allow_outside=data.allow_outside)
-    asked = mdata.blend_table(blend)
+    asked = blend_table(blend)
     out = []
     for number, part, row in zip(samples.tolist(), train.components, asked, strict=True):
         statistics = part.corpus.manifest.statistics

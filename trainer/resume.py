@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import mdata
 from mdata import UsageError
+from mdata.loader.resume_check import resumes
 from trainer import checkpoint
 from trainer.config import RunConfig, parse_config
 from trainer.data import RunData
@@ -143,7 +143,7 @@ def _data_conflict(data: RunData, run: checkpoint.RunState, folder: Path) -> Ite
     """Why the checkpoint's stream of data is not the one that would be gone on with, if it is not."""
     before, now = run.data, data.train.identity
     changed = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
-    if not mdata.resumes(data.train, before, consumed=run.consumed_samples):
+    if not resumes(data.train, before, consumed=run.consumed_samples):
         yield UsageError(
             f"{folder} was trained on different data, or in a different order",
             found=", ".join(f"{name} {now.get(name)}" for name in changed),

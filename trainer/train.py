@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import mdata
-from mdata import SILENT, Progress, UsageError, durable
+from mdata import Progress, UsageError
+from mdata.errors import os_errors_named
+from mdata.progress import SILENT
+from mdata.util import atomic_io
 from trainer import checkpoint
 from trainer.collectives import gather_objects
 from trainer.config import RunConfig, dump_config
@@ -126,9 +128,9 @@ def _alone(config: RunConfig, world: World) -> Iterator[None]:
         yield
         return
     folder = Path(config.run.folder)
-    with mdata.os_errors_named("making the run folder"):
+    with os_errors_named("making the run folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    with durable.held(folder / ".lock"):
+    with atomic_io.held(folder / ".lock"):
         yield
 
 
@@ -307,10 +309,10 @@ def _prepare_folder(config: RunConfig, plan: Plan, data: RunData) -> Path:
     """Make the run folder and write what does not change during a run: config.toml, plan.json, tokenizer."""
     folder = Path(config.run.folder)
     (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
-    durable.atomic_write(folder / "config.toml", dump_config(config).encode())
+    atomic_io.atomic_write(folder / "config.toml", dump_config(config).encode())
     _write_json(folder / "plan.json", {**dataclasses.asdict(plan), "data_id": data.train.data_id})
     for name, content in data.train.tokenizer_files.items():
-        durable.atomic_write(folder / "tokenizer" / name, content)
+        atomic_io.atomic_write(folder / "tokenizer" / name, content)
     if known := data.train.tokenizer:
         # With the files above all that decides ids, so that `generate` needs no corpus.
         facts = {"type": known.type, "options": known.options, "fingerprint": known.fingerprint}
@@ -330,7 +332,7 @@ def _start_facts(start: Start, world: World) -> dict[str, Any]:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    durable.atomic_write(path, (json.dumps(value, indent=1) + "\n").encode())
+    atomic_io.atomic_write(path, (json.dumps(value, indent=1) + "\n").encode())
 
 
 def _check_agreed(done: Done, config: RunConfig, world: World) -> None:

@@ -3,7 +3,7 @@
 An entry names corpora (a manifest, a prefix, a folder, a pattern, another blend) and asks for something with them, in
 exactly one unit; an entry without a share counts by its tokens. Shares stay text, so that 0.1 is 0.1: TOML is read with
 its numbers as they stand. Every problem of a document is found before one error says them all. Which corpora an entry
-means, and what is made of it, is `mdata.blending.compose`'s business.
+means, and what is made of it, is `mdata.blend.compose`'s business.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple, get_args
 
-from mdata.blend.grammar import WordLike, as_words, parse_data_path
-from mdata.blend.schedule import USER, WEIGHT, SetBy, Unit, blend_error
-from mdata.errors import UsageError, nearest
-from mdata.parsing import parse_toml
+from mdata.blend.data_path import WordLike, as_words, parse_data_path
+from mdata.errors import UsageError
+from mdata.mixing.schedule import USER, WEIGHT, SetBy, Unit, blend_error
+from mdata.util.config_text import parse_toml
+from mdata.util.option_synonyms import nearest
 
 UNITS: tuple[Unit, ...] = get_args(Unit)
 TokenizerUnknown = Literal["refuse", "ok"]

@@ -2,7 +2,7 @@
 
 Without a choice it is the tokenizer's own where its folder has one (chat_template.jinja, or chat_template in
 tokenizer_config.json), else ChatML. ChatML and plain give control tokens as ids. Not here: how a template of the
-tokenizer is run (mdata/chat/jinja.py).
+tokenizer is run (mdata/chat/jinja_template.py).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 from blake3 import blake3
 
-from mdata.chat.jinja import JinjaTemplate
-from mdata.chat.messages import ASSISTANT, Message
-from mdata.chat.spans import Template, Turn
+from mdata.chat.jinja_template import JinjaTemplate
+from mdata.chat.loss_spans import Template, Turn
 from mdata.errors import UsageError, os_errors_named
-from mdata.parsing import parse_json
-from mdata.tokenizers import Tokenizer
-from mdata.tokenizers.named import named_id
+from mdata.sources.conversation import ASSISTANT, Message
+from mdata.tokenizers.base.token_lookup import named_id
+from mdata.tokenizers.base.tokenizer import Tokenizer
+from mdata.util.config_text import parse_json
 
 CHATML, PLAIN, OWN = "chatml", "plain", "tokenizer"
 START, END = "<|im_start|>", "<|im_end|>"

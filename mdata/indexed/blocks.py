@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from mdata import durable
-from mdata.cores import usable_cores
-from mdata.indexed.format import BLOCK_BYTES
+from mdata.indexed.pair_format import BLOCK_BYTES
+from mdata.util import atomic_io
+from mdata.util.cpu_limit import usable_cores
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class BlockFile:
     def __init__(self, path: Path, size: int) -> None:
         self.num_blocks = -(-size // BLOCK_BYTES)
         self._size = size
-        self._open = durable.Descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        self._open = atomic_io.Descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         self._own = threading.local()
 
     def __enter__(self) -> Self:

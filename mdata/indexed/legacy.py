@@ -5,7 +5,7 @@ Nothing in a file says which variant it is; its size does. A reader serves one t
 index as `IndexedReader` does (every byte of .bin belongs to one sequence, every sequence to one document) and then
 gives the documents in order, in groups, by `pread` into bounded memory. Where no boundaries are known each sequence is
 a document. Unusual: the codes 6 and 7 are both a 64-bit float here, and offsets of code 6 count units of 4 bytes. Not
-done: items of more than one dimension; taking off the 1 that fairseq adds to each id, see mdata/convert.py.
+done: items of more than one dimension; taking off the 1 that fairseq adds to each id, see mdata/corpus/convert.py.
 
 Slow twin: mdata/reference/legacy.py.
 """
@@ -24,9 +24,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mdata import durable
 from mdata.errors import DamageError, os_errors_named
-from mdata.indexed.format import (
+from mdata.indexed.pair_format import (
     DTYPES,
     LEGACY_HEAD_BYTES,
     MMAP_HEADER,
@@ -37,6 +36,7 @@ from mdata.indexed.format import (
     idx_path,
     legacy_form,
 )
+from mdata.util import atomic_io
 
 # Where the codes of older formats mean something else than today's; 9 and 10 are fairseq's.
 LEGACY_DTYPES = {**DTYPES, 7: np.dtype("<f8"), 9: np.dtype("<u4"), 10: np.dtype("<u8")}
@@ -60,7 +60,7 @@ class _File:
     def __init__(self, path: Path) -> None:
         self.path = path
         with os_errors_named("reading"):
-            self._open = durable.Descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            self._open = atomic_io.Descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
             try:
                 self.size = os.fstat(self._open.fd).st_size
             except BaseException:

@@ -25,12 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdata import _core
-from mdata.cores import usable_cores
 from mdata.errors import DamageError, MdataError, UsageError
-from mdata.indexed.files import Identity, explain, hash_file, lies_at, look_at, map_bytes, pooled
-from mdata.indexed.format import DTYPES, HEADER_BYTES, LENGTH_DTYPE, POINTER_DTYPE, bin_path, idx_path
-from mdata.indexed.structure import check_tables
-from mdata.indexed.tables import IndexTables, damaged_field, read_header, read_tables
+from mdata.indexed.index_checks import check_tables
+from mdata.indexed.index_tables import IndexTables, damaged_field, read_header, read_tables
+from mdata.indexed.mapped_files import Identity, explain, hash_file, lies_at, look_at, map_bytes, pooled
+from mdata.indexed.pair_format import DTYPES, HEADER_BYTES, LENGTH_DTYPE, POINTER_DTYPE, bin_path, idx_path
+from mdata.util.cpu_limit import usable_cores
 
 Mode = Literal["mmap", "pread"]
 MODES: tuple[str, ...] = get_args(Mode)

@@ -20,9 +20,11 @@ import blake3
 import numpy as np
 from numpy.typing import NDArray
 
-from mdata import _core, durable
+from mdata import _core
 from mdata.errors import BadInputError, UsageError, os_errors_named
-from mdata.indexed.format import (
+from mdata.indexed.append_file import Kept, Spool, raw_bytes
+from mdata.indexed.block_hashes import BlockHasher
+from mdata.indexed.pair_format import (
     BLOCK_BYTES,
     DTYPES,
     LARGEST_LENGTH,
@@ -32,8 +34,7 @@ from mdata.indexed.format import (
     idx_path,
     pack_header,
 )
-from mdata.indexed.hashes import BlockHasher
-from mdata.indexed.spool import Kept, Spool, raw_bytes
+from mdata.util import atomic_io
 
 _WORTH_A_THREAD = 1 << 17  # bytes: 0.02 ms of hashing
 
@@ -305,7 +306,7 @@ class IndexedWriter:
             try:
                 for spool in (self._bin, index):
                     spool.place()
-                    durable.sync_folder(folder)
+                    atomic_io.sync_folder(folder)
             except BaseException:
                 index.path.unlink(missing_ok=True)
                 self._bin.put_back()
@@ -315,7 +316,7 @@ class IndexedWriter:
 def _unlink_lasting(path: Path) -> None:
     if path.exists():
         path.unlink()
-        durable.sync_folder(path.parent)
+        atomic_io.sync_folder(path.parent)
 
 
 def _check_shapes(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
-from mdata.manifest.structs import CorpusManifest
+from mdata.manifest.types import CorpusManifest
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,5 @@
-"""Which tokens make sample k: orders as arithmetic, and one as arrays.
+"""Which tokens make sample k: permutations, the native order, Megatron's order, and the split into training,
+validation and test.
 
-`permutation` is a keyed bijection of [0, n), `native` the order built on it; `megatron` is the order of
-Megatron's GPT dataset, three arrays equal to its own. All are pure: nothing here reads a file. Why the numbers
-in them are what they are: docs/design/order.md.
+All of it is pure: nothing here reads a file. docs/design/order.md says why the numbers are what they are.
 """
-
-from mdata.order.native import NativeOrder, OrderKey
-from mdata.order.permutation import Permutation
-
-__all__ = ["NativeOrder", "OrderKey", "Permutation"]

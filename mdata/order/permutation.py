@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mdata import _core
-from mdata.keys import Key
+from mdata.util.random_keys import Key
 
 
 class Permutation:

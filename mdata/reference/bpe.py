@@ -1,7 +1,7 @@
 """Byte-level BPE with GPT-2's pattern as it is defined, one word and one merge at a time.
 
-The twin of every engine in mdata/tokenizers/engines.py. White space is what Unicode calls so; Python's own idea
-of it has four characters more. Numbers and letters are those of this Python's edition of Unicode.
+The twin of every engine in mdata/tokenizers/engines/libraries.py. White space is what Unicode calls so; Python's own
+idea of it has four characters more. Numbers and letters are those of this Python's edition of Unicode.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from mdata.tokenizers.bytelevel import from_bytes
+from mdata.tokenizers.base.byte_alphabet import from_bytes
 
 _CONTRACTION = re.compile("'(?:[sdmt]|ll|ve|re)")
 # Over the classes of characters: L letter, N number, B blank, S other white space, O the rest.

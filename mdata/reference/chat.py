@@ -1,4 +1,4 @@
-"""Twin of mdata/preprocess/chats.py and mdata/chat/spans.py: each token of a conversation beside its bit of loss.
+"""Twin of encode_chat.py and loss_spans.py: each token of a conversation beside its bit of loss.
 
 A template is a function from a message to three lists of parts (text or id): what stands before, what is said, what
 stands behind. Bits become spans only at the end, so nothing here knows that spans take turns.

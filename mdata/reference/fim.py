@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mdata.tokenizers import Tokenizer
+from mdata.tokenizers.base.tokenizer import Tokenizer
 
 Ids = list[int]
 

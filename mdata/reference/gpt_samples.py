@@ -1,6 +1,6 @@
 """Slow twins of whole GPT samples: Megatron's, the native order's, documents one a row or packed into rows.
 
-Tokens are joined token by token, and lengths are plain lists. The fast code is mdata/samples/gpt_megatron.py,
+Tokens are joined token by token, and lengths are plain lists. The fast code is mdata/samples/megatron_gpt.py,
 gpt.py, documents.py and packed.py; what is told beside the tokens is in mdata/reference/gather.py.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mdata.order.megatron import MegatronRequest
+from mdata.order.megatron_order import MegatronRequest
 from mdata.reference import gather as slow
 from mdata.reference.megatron_order import indices
 from mdata.reference.native_order import native_start

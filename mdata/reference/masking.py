@@ -17,8 +17,8 @@ import numpy as np
 from mdata.reference.mapping import keyed_words
 from mdata.samples.bert import BertOptions
 from mdata.samples.masked import MaskingOptions
+from mdata.samples.special_tokens import MaskedVocabulary
 from mdata.samples.t5 import T5Options
-from mdata.samples.vocabulary import MaskedVocabulary
 
 Replace = Callable[[int], int]
 

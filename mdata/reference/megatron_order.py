@@ -1,4 +1,4 @@
-"""Twin of mdata/order/megatron.py: numpy's own generator, Python integers, and a list of all places.
+"""Twin of mdata/order/megatron_order.py: numpy's own generator, Python integers, and a list of all places.
 
 What a sample is follows the words of the format: q inputs, and one token more where labels are read. Where a place is
 looked up by its number there is no arithmetic to get wrong.

@@ -3,7 +3,7 @@
 Follows the words of the format alone. An even number of words whose places 0, 2, 4 ... are all numbers is pairs of
 weight and prefix. Weights are doubles as Python's float reads them (or 1/3, which is ours). Whether there are weights
 is a matter of the words, never of their values. A function says how many samples a corpus has that is built for so
-many. The fast code is mdata/blending/megatron.py; the fills are in mdata/reference/megatron_blend.py.
+many. The fast code is mdata/dataset/megatron_mix.py; the fills are in mdata/reference/megatron_blend.py.
 """
 
 from __future__ import annotations

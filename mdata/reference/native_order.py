@@ -1,15 +1,15 @@
-"""Twin of mdata/order/native.py and mdata_cpp/block_shuffle.hpp: the first token of sample k, from the definition, and
+"""Twin of native_order.py and mdata_cpp/block_shuffle.hpp: the first token of sample k, from the definition, and
 the stream of tokens in which it stands where sequences are permuted inside of blocks.
 
-T tokens, S a sample, x = 1 with the extra token; keys as in mdata/keys.py.
+T tokens, S a sample, x = 1 with the extra token; keys as in mdata/util/random_keys.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mdata.keys import derive_key
 from mdata.reference.permutation import entry, keyed_words
+from mdata.util.random_keys import derive_key
 
 BLOCK_TAG = 0xFFFFFFFE
 

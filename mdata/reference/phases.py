@@ -1,4 +1,4 @@
-"""Twin of mdata/blend/phases.py and apportion.py: phases dealt one after another, whole samples for exact targets.
+"""Twin of phased_blend.py and apportion.py: phases dealt one after another, whole samples for exact targets.
 
 A segment is (weights, length), with 0 for a component that is not read and None for a length without end. Targets are
 rows of fractions, one row for the end of each piece, counted from the beginning; remainders are compared in units of

@@ -1,4 +1,4 @@
-"""Twin of mdata/preprocess/routes.py, of `held_out` and of mdata/origins.py: one row at a time, Python lists.
+"""Twin of partitions.py, of `held_out` and of origins.py: one row at a time, Python lists.
 
 Where each document goes and where it came from, said as plainly as it can be.
 """

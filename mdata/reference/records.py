@@ -1,4 +1,4 @@
-"""Twin of mdata/sources/records.py: one line of JSON by the standard library alone, then every check in words.
+"""Twin of mdata/sources/jsonl.py: one line of JSON by the standard library alone, then every check in words.
 
 The result is the value of each key, or the kind of fault.
 """

@@ -1,4 +1,4 @@
-"""Slow twin of mdata/reporting/counts.py: documents by length and ids, one document and one token at a time.
+"""Slow twin of mdata/reporting/token_counts.py: documents by length and ids, one document and one token at a time.
 
 For tests. It reads through `Corpus.document`, knows no blocks and no sample, and counts every token.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from mdata.corpus import Corpus
+from mdata.corpus.corpus import Corpus
 
 
 def document_lengths(corpus: Corpus) -> tuple[list[int], list[int]]:

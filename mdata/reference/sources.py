@@ -1,4 +1,4 @@
-"""Twin of mdata/sources/cutting.py and piece.py: the pieces of a whole text in memory.
+"""Twin of mdata/sources/record_boundaries.py and piece.py: the pieces of a whole text in memory.
 
 A record belongs to the piece in whose bytes it begins; what lies before the first record belongs to none.
 """

@@ -1,5 +1,1 @@
-"""A blend drawn as one HTML page, before it is trained on.
-
-`data` says what is true (`facts`, `counts`, `curves`, `vocabulary` of it), `plots` draws by `svg`, `tables` and `page`
-write, `report` puts the page on disk.
-"""
+"""The report of a blend as one HTML page, and as JSON."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mdata.blending.preview import BlendPreview, BlendRow
+from mdata.blend_planning.preview import BlendPreview, BlendRow
 
 MOST_BANDS = 12
 MOST_GROUPS = 6  # groups whose rest is a band of its own

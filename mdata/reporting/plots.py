@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mdata.reporting import svg as svg
-from mdata.reporting.counts import Lengths
+from mdata.reporting import svg
 from mdata.reporting.curves import Band, Curves
-from mdata.reporting.vocabulary import Usage
+from mdata.reporting.token_counts import Lengths
+from mdata.reporting.vocabulary_use import Usage
 
 WIDTH = 900
 MARKS = (1, 4)  # epochs that a reader looks for: all was seen once; repeating begins to cost

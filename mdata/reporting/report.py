@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mdata import durable
 from mdata.errors import UsageError, os_errors_named
-from mdata.reporting.data import ReportData, read_report
+from mdata.reporting.report_data import ReportData, read_report
+from mdata.util import atomic_io
 
 ENDINGS = (".html", ".htm")
 
@@ -32,7 +32,7 @@ class Report:
     @property
     def facts(self) -> dict[str, Any]:
         """The numbers of the page, as JSON types."""
-        from mdata.reporting.facts import facts_of
+        from mdata.reporting.report_json import facts_of
 
         return facts_of(self.data)
 
@@ -59,7 +59,7 @@ def report(
         UsageError: nothing there; a training that the blend cannot give; a page that does not end in .html.
         DamageError: something that is not what its manifest says.
     """
-    from mdata.reporting.page import render
+    from mdata.reporting.html_page import render
 
     target = Path(output) if output is not None else page_beside(Path(path))
     if target.suffix.lower() not in ENDINGS:
@@ -67,7 +67,7 @@ def report(
     data = read_report(path, full=full, allow_outside=allow_outside, **run)
     page = render(data).encode()
     with os_errors_named(f"writing {target}"):
-        durable.atomic_write(target, page)
+        atomic_io.atomic_write(target, page)
     return Report(target, data)
 
 

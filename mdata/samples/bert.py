@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata import _core
-from mdata.samples.mapping import MappingOptions
 from mdata.samples.masked import MaskedSamples, MaskingOptions
 from mdata.samples.rows import Sample
+from mdata.samples.sentence_mapping import MappingOptions
 
 _NUM_SPECIAL = 3  # [CLS] and two [SEP]
 

@@ -20,13 +20,13 @@ import numpy.typing as npt
 from mdata._core import FimRule, KeyedStream, fim_rows
 from mdata.errors import UsageError
 from mdata.indexed.gather import Int64s
-from mdata.keys import derive_key
 from mdata.samples.fim_options import CHARACTER, ROLES, VERSION, FimOptions, Name
-from mdata.samples.kind import RowKind, sample_of
 from mdata.samples.rows import Gathered, RowOptions, Sample
-from mdata.samples.traced import Piece, Traceable
-from mdata.tokenizers import TextRefused, Tokenizer
-from mdata.tokenizers.named import named_id
+from mdata.samples.sample_kind import RowKind, sample_of
+from mdata.samples.traceable import Piece, Traceable
+from mdata.tokenizers.base.token_lookup import named_id
+from mdata.tokenizers.base.tokenizer import TextRefused, Tokenizer
+from mdata.util.random_keys import derive_key
 
 PURPOSE = f"fim sample v{VERSION}"
 PAD_NAME = "<fim_pad>"
@@ -47,7 +47,7 @@ class FimIds:
 
 
 class FimCorpus(Protocol):
-    """What is needed of a corpus (`mdata.corpus.Corpus` is one)."""
+    """What is needed of a corpus (`mdata.corpus.corpus.Corpus` is one)."""
 
     id: str
     name: str

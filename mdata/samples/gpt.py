@@ -19,17 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdata._core import BlockShuffle
-from mdata.blend import MOST_SAMPLES
 from mdata.errors import DamageError
 from mdata.indexed.gather import Blocks, Cuts, Gatherer, Int64s, Told
-from mdata.order.native import NativeOrder, OrderKey
-from mdata.samples.kind import NativelyOrdered, sample_of
+from mdata.mixing.selection import MOST_SAMPLES
+from mdata.order.native_order import NativeOrder, OrderKey
 from mdata.samples.rows import Gathered, RowOptions, Rows, Sample
-from mdata.samples.traced import Piece, pieces_of_runs
+from mdata.samples.sample_kind import NativelyOrdered, sample_of
+from mdata.samples.traceable import Piece, pieces_of_runs
 
 
 class TokenStream(Protocol):
-    """What a sample needs of a corpus (`mdata.corpus.Corpus` is one)."""
+    """What a sample needs of a corpus (`mdata.corpus.corpus.Corpus` is one)."""
 
     @property
     def id(self) -> str:

@@ -20,17 +20,17 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata import _core
-from mdata.arrays import Arrays
-from mdata.cache import Cache, in_memory
-from mdata.corpus import Corpus
+from mdata.array_cache.cache import Cache, in_memory
+from mdata.array_cache.store import Arrays
+from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
-from mdata.keys import derive_key
 from mdata.order.permutation import Permutation
-from mdata.samples.mapping import MappingOptions, Rows, megatron_mapping, native_parts
 from mdata.samples.rows import Sample
-from mdata.samples.sentences import SentenceText
-from mdata.samples.traced import Piece
-from mdata.samples.vocabulary import MaskedVocabulary, vocabulary_of
+from mdata.samples.sentence_mapping import MappingOptions, Rows, megatron_mapping, native_parts
+from mdata.samples.sentence_reader import SentenceText
+from mdata.samples.special_tokens import MaskedVocabulary, vocabulary_of
+from mdata.samples.traceable import Piece
+from mdata.util.random_keys import derive_key
 
 ORDERS = ("native", "file", "megatron")
 _EPOCHS_KEPT = 16

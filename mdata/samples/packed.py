@@ -1,9 +1,9 @@
 """Packed samples in native order: whole documents, fitted into rows so that hardly anything is cut or padded.
 
-Which documents make a row is built once (packing.py) and kept (mdata/cache.py); rows are permuted anew in each epoch by
-the native order's permutation, or stand in the order of the windows for validation and test. The last token of a piece
-that is not the last of its row stands in front of another document's, so it has no loss; padding is known by place.
-With document masks positions restart with each piece, and padding belongs to the last one.
+Which documents make a row is built once (packing.py) and kept (mdata/array_cache/cache.py); rows are permuted anew in
+each epoch by the native order's permutation, or stand in the order of the windows for validation and test. The last
+token of a piece that is not the last of its row stands in front of another document's, so it has no loss; padding is
+known by place. With document masks positions restart with each piece, and padding belongs to the last one.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from mdata.arrays import Arrays
-from mdata.cache import Cache, in_memory
+from mdata.array_cache.cache import Cache, in_memory
+from mdata.array_cache.store import Arrays
 from mdata.errors import UsageError
 from mdata.indexed.gather import Int64s
-from mdata.order.native import NativeOrder, OrderKey
+from mdata.order.native_order import NativeOrder, OrderKey
 from mdata.progress import SILENT
-from mdata.samples.kind import NativelyOrdered, sample_of
 from mdata.samples.packing import PackedStream, PackingRule, key_of, packed
 from mdata.samples.rows import Gathered, RowOptions, Sample
-from mdata.samples.traced import Piece, pieces_of_runs, samples_at
+from mdata.samples.sample_kind import NativelyOrdered, sample_of
+from mdata.samples.traceable import Piece, pieces_of_runs, samples_at
 
 
 class PackedSamples(NativelyOrdered):

@@ -17,11 +17,11 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from mdata import _core
-from mdata.arrays import Arrays
+from mdata.array_cache.store import Arrays
 from mdata.errors import UsageError
 from mdata.indexed.gather import Gatherer
 from mdata.progress import Progress
-from mdata.samples.traced import SequenceTable
+from mdata.samples.traceable import SequenceTable
 
 VERSION = 1  # of the construction; part of every data id
 Longer = Literal["cut", "drop"]
@@ -31,7 +31,7 @@ _MOST_TOKENS = 1 << 26
 
 
 class PackedStream(SequenceTable, Protocol):
-    """What packing needs of a corpus (`mdata.corpus.Corpus` is one)."""
+    """What packing needs of a corpus (`mdata.corpus.corpus.Corpus` is one)."""
 
     @property
     def id(self) -> str:

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from mdata import _core
 from mdata.errors import UsageError
-from mdata.samples.mapping import MappingOptions
 from mdata.samples.masked import MaskedSamples, MaskingOptions
 from mdata.samples.rows import Sample
+from mdata.samples.sentence_mapping import MappingOptions
 
 _NUM_SPECIAL = 2
 _LEAST_DECODER = 3  # the first token, a sentinel and a token

@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mdata.errors import BadInputError, MdataError, UsageError, explain_os_error
-from mdata.signals import raise_if_asked
-from mdata.sources.batch import Column, Problem, ReadSpec, RecordBatch, Refused, decoded, list_refused, too_long
-from mdata.sources.files import SourceFile
-from mdata.sources.records import columns_of
+from mdata.sources.input_files import SourceFile
+from mdata.sources.jsonl import columns_of
+from mdata.sources.record_batch import Column, Problem, ReadSpec, RecordBatch, Refused, decoded, list_refused, too_long
 from mdata.sources.streams import Part
+from mdata.util.stop_signals import raise_if_asked
 
 _MOST_ROWS = 1 << 15
 # Of text that is decoded at once, beside a page of each column.

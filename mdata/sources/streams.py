@@ -14,11 +14,11 @@ from itertools import chain
 from typing import NamedTuple
 
 from mdata.errors import BadInputError, UsageError, explain_os_error
-from mdata.sources.ahead import Stopped
-from mdata.sources.batch import ReadSpec
-from mdata.sources.cutting import LINES, OVERHANG, PARAGRAPHS, piece_span, without_blank_end
-from mdata.sources.files import HEAD_BYTES, STDIN, SourceFile, compression_of, refuse_foreign
-from mdata.sources.unpack import READ_BYTES, DamagedError, TooLargeError, unpack
+from mdata.sources.decompress import READ_BYTES, DamagedError, TooLargeError, unpack
+from mdata.sources.input_files import HEAD_BYTES, STDIN, SourceFile, compression_of, refuse_foreign
+from mdata.sources.record_batch import ReadSpec
+from mdata.sources.record_boundaries import LINES, OVERHANG, PARAGRAPHS, piece_span, without_blank_end
+from mdata.util.read_ahead import Stopped
 
 _WAIT_S = 0.1
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"

@@ -12,21 +12,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-from mdata.errors import UsageError, nearest
-from mdata.tokenizers.protocol import Tokenizer, TokenizerSpec, TokenizerType
+from mdata.errors import UsageError
+from mdata.tokenizers.base.tokenizer import Tokenizer, TokenizerSpec, TokenizerType
+from mdata.util.option_synonyms import nearest
 
 _MODULES = MappingProxyType(
     {
-        "GPT2BPETokenizer": "mdata.tokenizers.gpt2",
-        "HuggingFaceTokenizer": "mdata.tokenizers.huggingface",
-        "BertWordPieceLowerCase": "mdata.tokenizers.wordpiece",
-        "BertWordPieceCase": "mdata.tokenizers.wordpiece",
-        "TikTokenizer": "mdata.tokenizers.tik",
-        "SentencePieceTokenizer": "mdata.tokenizers.sentencepiece",
-        "GPTSentencePieceTokenizer": "mdata.tokenizers.sentencepiece",
-        "Llama2Tokenizer": "mdata.tokenizers.sentencepiece",
-        "NullTokenizer": "mdata.tokenizers.null",
-        "ByteTokenizer": "mdata.tokenizers.byte",
+        "GPT2BPETokenizer": "mdata.tokenizers.types.gpt2",
+        "HuggingFaceTokenizer": "mdata.tokenizers.types.huggingface",
+        "BertWordPieceLowerCase": "mdata.tokenizers.types.wordpiece",
+        "BertWordPieceCase": "mdata.tokenizers.types.wordpiece",
+        "TikTokenizer": "mdata.tokenizers.types.tiktoken",
+        "SentencePieceTokenizer": "mdata.tokenizers.types.sentencepiece",
+        "GPTSentencePieceTokenizer": "mdata.tokenizers.types.sentencepiece",
+        "Llama2Tokenizer": "mdata.tokenizers.types.sentencepiece",
+        "NullTokenizer": "mdata.tokenizers.types.null",
+        "ByteTokenizer": "mdata.tokenizers.types.byte",
     }
 )
 # The fields of PreprocessOptions that name what a type reads.

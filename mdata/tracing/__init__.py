@@ -1,4 +1,1 @@
-"""From a sample of training back to documents, files and rows, and from a document to the samples that read it.
-
-`trace` answers for a dataset, `steps` knows ranks and global batches, `run` reads the run folder of a training.
-"""
+"""From a sample, step or rank back to documents, files and rows; and from a document to its samples."""

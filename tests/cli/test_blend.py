@@ -9,7 +9,7 @@ import pytest
 
 from cli.mdata import main
 from mdata import load_manifest, open_blend
-from mdata.manifest import save
+from mdata.manifest.io import save_manifest
 from tests.helpers.corpora import write_pair
 from tests.helpers.manifests import corpus_of_pairs, some_corpus
 
@@ -184,7 +184,7 @@ def test_a_corpus_of_no_known_tokenizer_is_refused_or_allowed(corpora, known, ca
 def test_what_is_only_looked_at_needs_no_leave(corpora, known, capsys):
     """A manifest that was written before there was such a question is shown, reported and traced."""
     run(capsys, "0.5", known, "0.5", "books/c_text_document", "-o", "mix.json", "--tokenizer-unknown", "ok")
-    save(
+    save_manifest(
         msgspec.structs.replace(load_manifest(corpora / "mix.json"), tokenizer_unknown=msgspec.UNSET),
         corpora / "mix.json",
     )

@@ -9,7 +9,7 @@ import pytest
 
 import mdata
 from cli.mdata import main
-from mdata.samples import gpt_megatron, packed
+from mdata.samples import megatron_gpt, packed
 from tests.helpers.corpora import write_pair
 
 
@@ -53,7 +53,7 @@ def test_megatrons_names_make_megatrons_arrays(folder, capsys, monkeypatch):
     each = [("megatron-gpt", "a"), ("megatron-gpt", "b"), ("megatron-blend", None)]
     assert kinds == [(split, *one) for split in ("train", "valid", "test") for one in each]
     assert all(part["path"].startswith("kept/") for part in made["arrays"])
-    monkeypatch.setattr(gpt_megatron, "build", None)
+    monkeypatch.setattr(megatron_gpt, "build", None)
     options = {"sequence_length": 8, "seed": 3, "order": "megatron", "split_shares": "70,20,10", "cache": "kept"}
     assert len(mdata.open("0.7 a 0.3 b", num_samples=90, **options)) == 90
     assert len(mdata.open("0.7 a 0.3 b", num_samples=5, split="test", **options)) == 6
@@ -70,7 +70,7 @@ def test_a_blends_surplus_is_given_as_the_run_gives_it(folder, capsys, monkeypat
     ]
     assert all(more["rows"] > few["rows"] for few, more in zip(usual[:2], larger[:2], strict=True))
     assert not any(part["built"] for part in built(capsys, *flags, "--mid-level-dataset-surplus", "1.5")["arrays"])
-    monkeypatch.setattr(gpt_megatron, "build", None)
+    monkeypatch.setattr(megatron_gpt, "build", None)
     data = mdata.open(
         "0.7 a 0.3 b", sequence_length=8, order="megatron", num_samples=200, cache="kept", blend_surplus=1.5
     )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cli.mdata import main
-from mdata.tokenizers import load_tokenizer
+from mdata.tokenizers.registry import load_tokenizer
 from tests.helpers.corpora import write_pair
 from tests.helpers.legacy_pairs import write_legacy
 

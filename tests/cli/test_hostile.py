@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from cli import mdata as mdata_command
 from cli import mtrain as mtrain_command
-from mdata.manifest import identity
-from mdata.manifest.structs import Manifest
+from mdata.manifest import ids
+from mdata.manifest.types import Manifest
 from tests.helpers.examples import examples
 from tests.helpers.failing_calls import commands, make_world
 
@@ -94,7 +94,7 @@ def altered(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 def sealed(value: Any) -> bytes:
     """The manifest's text, with a checksum and an id that fit where it can have them: altered by who knows how."""
     try:
-        return identity.text_of(identity.sealed(msgspec.convert(value, Manifest)))
+        return ids.text_of(ids.sealed(msgspec.convert(value, Manifest)))
     except (TypeError, ValueError, OverflowError):
         return json.dumps(value).encode()
 

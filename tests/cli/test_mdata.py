@@ -14,6 +14,7 @@ import pytest
 
 import mdata
 from cli.mdata import COMMANDS, main
+from mdata.util import atomic_io
 from tests.helpers.manifests import assert_valid
 
 ROOT = Path(__file__).parents[2]
@@ -145,7 +146,7 @@ def test_a_full_disk_is_code_5(tmp_path, capsys, monkeypatch):
     def full(fd: int, data: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(mdata.durable, "write", full)
+    monkeypatch.setattr(atomic_io, "write", full)
     assert preprocess(tmp_path) == 5
     err = capsys.readouterr().err
     assert "mdata: error: writing " in err and "No space left on device\n  try: free some disk space" in err

@@ -43,7 +43,7 @@ TRAIN = "train-tokenizer --vocab-size 300 --output o"
     [
         ("mdata", "cli.console", []),
         ("mdata", "numpy", ["inspect", "x"]),
-        ("mdata", "mdata.corpus", ["inspect", "x"]),
+        ("mdata", "mdata.corpus.corpus", ["inspect", "x"]),
         ("mdata", "cli.inspect", ["inspect", "x"]),
         ("mtrain", "argparse", ["train", "x"]),
         ("mtrain", "mdata.errors", ["train", "x"]),

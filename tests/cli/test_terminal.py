@@ -16,7 +16,7 @@ import pytest
 from cli.mdata import main
 from cli.progress import BarProgress
 from cli.terminal import quoted, say
-from mdata.tokenizers import load_tokenizer
+from mdata.tokenizers.registry import load_tokenizer
 from tests.helpers.corpora import write_pair
 
 ROOT = Path(__file__).parents[2]

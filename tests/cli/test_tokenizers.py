@@ -10,15 +10,16 @@ import pytest
 
 from cli import tokenizers as command
 from cli.console import Command, run
-from mdata.tokenizers import available, speed
+from mdata.tokenizer_training import tokenizer_benchmark
+from mdata.tokenizers.registry import available
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tokenizer"
-FEW = [Path(speed.__file__)] * 3
+FEW = [Path(tokenizer_benchmark.__file__)] * 3
 
 
 @pytest.fixture(autouse=True)
 def little_text(monkeypatch):
-    monkeypatch.setattr(speed, "_files", lambda: FEW)
+    monkeypatch.setattr(tokenizer_benchmark, "_files", lambda: FEW)
     # main() tells the library to use one thread; put back what was set.
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
 

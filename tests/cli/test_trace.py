@@ -10,6 +10,7 @@ import pytest
 
 import mdata
 from cli.mdata import main
+from mdata.loader.sampler import global_batch
 from tests.helpers.runs import make_mix
 
 READ = ["--sequence-length", "32"]
@@ -86,7 +87,7 @@ def test_a_step_is_counted_then_listed(trace, made):
     assert code == 0
     assert out.startswith("step 3: samples 16 to 23\ncomponent  samples  share\nweb              6   0.75\n")
     assert out.endswith("and 5 more (--rows)\n")
-    expected = mdata.global_batch(16, 8, seed=1234).tolist()
+    expected = global_batch(16, 8, seed=1234).tolist()
     rows = table_of(out, "row  sample")
     assert [int(row[1]) for row in rows] == expected[:3]
     assert [(row[2].strip(), row[3].strip()) for row in rows] == [("0", "0"), ("0", "0"), ("1", "0")]

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mdata.indexed import IndexedReader
 from mdata.indexed.gather import Gatherer
+from mdata.indexed.reader import IndexedReader
 
 
 def write_pair(

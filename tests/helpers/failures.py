@@ -1,4 +1,4 @@
-"""Failure injection: every write, sync and rename of ours goes through mdata.durable, and each can be made to fail."""
+"""Failure injection: every write, sync and rename goes through mdata.util.atomic_io; each can be made to fail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mdata import durable
+from mdata.util import atomic_io
 
 
 class Calls:
@@ -46,7 +46,7 @@ def durable_calls(
     calls = Calls(fail_at, code)
     with monkeypatch.context() as patch:
         for name in ("write", "sync", "rename"):
-            patch.setattr(durable, name, calls.through(name, getattr(durable, name)))
+            patch.setattr(atomic_io, name, calls.through(name, getattr(atomic_io, name)))
         yield calls
 
 
@@ -87,7 +87,7 @@ def crash_at(n: int, work: Callable[[], object], *, removals: bool = False) -> b
             with pytest.MonkeyPatch.context() as patch:
                 counted = itertools.count()
                 for name in ("write", "sync", "rename"):
-                    patch.setattr(durable, name, _dying(getattr(durable, name), counted, n))
+                    patch.setattr(atomic_io, name, _dying(getattr(atomic_io, name), counted, n))
                 for name in ("unlink", "ftruncate") if removals else ():
                     patch.setattr(os, name, _dying(getattr(os, name), counted, n))
                 work()

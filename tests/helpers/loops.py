@@ -14,7 +14,7 @@ import numpy as np
 from torch.utils.data import DataLoader, Sampler
 
 import mdata
-from mdata.loading.sampler import global_batch
+from mdata.loader.sampler import global_batch
 from tests.helpers.corpora import write_pair
 from tests.helpers.masked import make_vocabulary
 

@@ -9,25 +9,40 @@ import jsonschema
 import msgspec
 
 import mdata
-from mdata import manifest as m
+from mdata.manifest import types
+from mdata.manifest.io import save_manifest
+from mdata.manifest.types import (
+    FORMAT,
+    VERSION,
+    BlendComponent,
+    BlendManifest,
+    BlockHashes,
+    CorpusManifest,
+    InputFile,
+    Origins,
+    Provenance,
+    Shard,
+    Statistics,
+    TokenizerFacts,
+)
 
 
 def assert_valid(path: Path) -> None:
     """The file fits mdata/manifest/schema.json."""
-    schema = json.loads((Path(m.__file__).parent / "schema.json").read_text())
+    schema = json.loads((Path(types.__file__).parent / "schema.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(json.loads(path.read_text()))
 
 
-def some_corpus() -> m.CorpusManifest:
-    return m.CorpusManifest(
-        format=m.FORMAT,
-        version=m.VERSION,
+def some_corpus() -> CorpusManifest:
+    return CorpusManifest(
+        format=FORMAT,
+        version=VERSION,
         id="",
         checksum="",
         dtype="uint16",
         level="document",
         verified=True,
-        tokenizer=m.TokenizerFacts(
+        tokenizer=TokenizerFacts(
             type="HuggingFaceTokenizer",
             fingerprint="34" * 32,
             vocab_size=300,
@@ -37,7 +52,7 @@ def some_corpus() -> m.CorpusManifest:
             folder="tokenizer-1",
         ),
         shards=[
-            m.Shard(
+            Shard(
                 path="x_text_document",
                 documents=2,
                 sequences=2,
@@ -46,32 +61,32 @@ def some_corpus() -> m.CorpusManifest:
                 contiguous=True,
                 largest_id=299,
                 idx_hash="56" * 32,
-                blocks=m.BlockHashes(path="x_text_document.bin.blake3", hash="78" * 32),
+                blocks=BlockHashes(path="x_text_document.bin.blake3", hash="78" * 32),
             )
         ],
-        provenance=m.Provenance(
+        provenance=Provenance(
             program="mdata test",
             options={"json_key": "text", "append_eod": True},
-            inputs=[m.InputFile(path="x.jsonl", bytes=40, modified_ns=1, hash="9a" * 32, block_bytes=1 << 22, rows=3)],
+            inputs=[InputFile(path="x.jsonl", bytes=40, modified_ns=1, hash="9a" * 32, block_bytes=1 << 22, rows=3)],
             records=2,
             skipped={"blank": 1},
             special_in_text=0,
-            origins=m.Origins(path="x_text_document.origins", hash="9b" * 32),
+            origins=Origins(path="x_text_document.origins", hash="9b" * 32),
         ),
-        statistics=m.Statistics(document_lengths=[0, 0, 0, 2], text_bytes=30),
+        statistics=Statistics(document_lengths=[0, 0, 0, 2], text_bytes=30),
     )
 
 
-def some_blend() -> m.BlendManifest:
+def some_blend() -> BlendManifest:
     parts = [("code", "0.7", "bc" * 32), ("prose", "0.3", "de" * 32)]
-    return m.BlendManifest(
-        format=m.FORMAT,
-        version=m.VERSION,
+    return BlendManifest(
+        format=FORMAT,
+        version=VERSION,
         id="",
         checksum="",
         algorithm="native",
         components=[
-            m.BlendComponent(path=f"{name}_text_document.json", id=id, name=name, share=share, group=None, cap=None)
+            BlendComponent(path=f"{name}_text_document.json", id=id, name=name, share=share, group=None, cap=None)
             for name, share, id in parts
         ],
         phases=[],
@@ -79,7 +94,7 @@ def some_blend() -> m.BlendManifest:
     )
 
 
-def corpus_of_pairs(path: Path, names: list[str], **changes: object) -> m.CorpusManifest:
+def corpus_of_pairs(path: Path, names: list[str], **changes: object) -> CorpusManifest:
     """Write a manifest over pairs that lie beside it, as an adopted foreign corpus would have it."""
     shards = []
     for name in names:
@@ -87,6 +102,6 @@ def corpus_of_pairs(path: Path, names: list[str], **changes: object) -> m.Corpus
         shards.append(pair.manifest.shards[0])
     facts = {"tokenizer": None, "verified": False, "provenance": None, "statistics": None, **changes}
     made = msgspec.structs.replace(some_corpus(), dtype=pair.manifest.dtype, shards=shards, **facts)
-    saved = m.save(made, path)
+    saved = save_manifest(made, path)
     assert_valid(path)
     return saved

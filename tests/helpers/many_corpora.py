@@ -15,9 +15,8 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from mdata import manifest as manifests
-from mdata.manifest import BlendComponent, BlockHashes, CorpusManifest, Shard
-from mdata.manifest.identity import text_of
+from mdata.manifest.ids import sealed, text_of
+from mdata.manifest.types import BlendComponent, BlockHashes, CorpusManifest, Shard
 from tests.helpers.manifests import some_blend, some_corpus
 
 SEQUENCES = 8
@@ -47,7 +46,7 @@ def write_corpora(folder: Path, count: int, *, length: int = 64) -> Path:
         )
     blend = msgspec.structs.replace(some_blend(), components=components)
     path = folder / "mix.json"
-    path.write_bytes(text_of(manifests.sealed(blend)))
+    path.write_bytes(text_of(sealed(blend)))
     return path
 
 
@@ -73,6 +72,6 @@ def _write_one(prefix: Path, number: int, length: int) -> CorpusManifest:
         blocks=BlockHashes(path=f"{prefix.name}.bin.blake3", hash=blake3(blake3(content).digest()).hexdigest()),
     )
     corpus = msgspec.structs.replace(some_corpus(), tokenizer=None, shards=[shard], provenance=None, statistics=None)
-    done = manifests.sealed(corpus)
+    done = sealed(corpus)
     prefix.with_suffix(".json").write_bytes(text_of(done))
     return done

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from mdata import Corpus, open_corpus
-from mdata.keys import derive_key
 from mdata.reference import masking as twin
 from mdata.reference.mapping import Row, keyed_words, one_epoch, shuffled, words32
 from mdata.reference.permutation import entry
 from mdata.samples.bert import BertSamples
+from mdata.samples.special_tokens import MaskedVocabulary
 from mdata.samples.t5 import T5Samples
-from mdata.samples.vocabulary import MaskedVocabulary
+from mdata.util.random_keys import derive_key
 from tests.helpers.corpora import write_pair
 
 KINDS = (BertSamples, T5Samples)

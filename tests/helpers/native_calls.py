@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from mdata import _core
-from mdata.indexed.files import identity_of, pooled
-from mdata.order.megatron import repeated
+from mdata.indexed.mapped_files import identity_of, pooled
+from mdata.order.megatron_order import repeated
 
 N = 300_000
 TRIES = 300

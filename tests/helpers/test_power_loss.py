@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from mdata import durable
+from mdata.util import atomic_io
 from tests.helpers.power_loss import Cut, Disk, Event, Named, Synced, Tree, Wrote, recorded, states
 
 ROOT, A, B, FOLDER = 1, 2, 3, 4
@@ -71,10 +71,10 @@ def test_real_calls_are_seen_and_trees_can_be_put_back(tmp_path):
     (root / "sub").mkdir(parents=True)
     (root / "old").write_bytes(b"old")
     with recorded(root, tmp_path / "beside") as kept:
-        durable.atomic_write(root / "new", b"content")
-        durable.atomic_write(root / "old", b"other")
+        atomic_io.atomic_write(root / "new", b"content")
+        atomic_io.atomic_write(root / "old", b"other")
         (root / "made").mkdir()
-        durable.atomic_write(root / "made" / "x", b"x")
+        atomic_io.atomic_write(root / "made" / "x", b"x")
         shutil.rmtree(root / "made")
         (root / "sub").rmdir()
         fd = os.open(root / "new", os.O_RDWR | os.O_TRUNC)
@@ -96,7 +96,7 @@ def test_real_calls_are_seen_and_trees_can_be_put_back(tmp_path):
     kept.restore(seen)
     assert (root / "old").read_bytes() == b"other"
     assert {path.name: path.stat().st_ino for path in root.iterdir()} == numbers
-    assert durable.atomic_write(root / "old", b"newest") is None
+    assert atomic_io.atomic_write(root / "old", b"newest") is None
     kept.restore(seen)
     assert (root / "old").read_bytes() == b"other"
 
@@ -105,9 +105,9 @@ def test_what_was_promised_is_told(tmp_path):
     root = tmp_path / "root"
     root.mkdir()
     with recorded(root, tmp_path / "beside") as kept:
-        durable.atomic_write(root / "x", b"1")
+        atomic_io.atomic_write(root / "x", b"1")
         kept.promise()
-        durable.atomic_write(root / "x", b"2")
+        atomic_io.atomic_write(root / "x", b"2")
         kept.promise()
     found = {(made, content) for made, tree in states(kept) for name, _, content in tree if name == "x"}
     assert found == {(0, b"1"), (1, b"1"), (1, b"2"), (2, b"2")}
@@ -119,18 +119,18 @@ def test_atomic_write_never_shows_a_part(tmp_path):
     root.mkdir()
     (root / "x").write_bytes(b"old")
     with recorded(root, tmp_path / "beside") as kept:
-        durable.atomic_write(root / "x", b"newer content")
+        atomic_io.atomic_write(root / "x", b"newer content")
     found = {path: {content for _, tree in states(kept) for name, _, content in tree if name == path} for path in ["x"]}
     assert found == {"x": {b"old", b"newer content"}}
 
 
 def careless_write(path: Path, data: bytes) -> None:
     """What `atomic_write` would be without its sync."""
-    fd = os.open(durable.partial_path(path), os.O_WRONLY | os.O_CREAT)
-    durable.write_all(fd, data)
+    fd = os.open(atomic_io.partial_path(path), os.O_WRONLY | os.O_CREAT)
+    atomic_io.write_all(fd, data)
     os.close(fd)
-    durable.rename(durable.partial_path(path), path)
-    durable.sync_folder(path.parent)
+    atomic_io.rename(atomic_io.partial_path(path), path)
+    atomic_io.sync_folder(path.parent)
 
 
 def test_a_missing_sync_is_found(tmp_path):

@@ -18,18 +18,18 @@ from random import Random
 
 import numpy as np
 
-from mdata.order import NativeOrder, OrderKey
-from mdata.order.megatron import MegatronRequest, build
+from mdata.order.megatron_order import MegatronRequest, build
+from mdata.order.native_order import NativeOrder, OrderKey
 from mdata.reference.gpt_samples import Native, document_sample, megatron_samples, native_sample, packed_sample
 from mdata.reference.megatron_order import indices
 from mdata.reference.native_order import native_start
-from mdata.samples.documents import DocumentSamples
 from mdata.samples.gpt import GptSamples
-from mdata.samples.gpt_megatron import MegatronGptSamples
-from mdata.samples.kind import RowKind
+from mdata.samples.megatron_gpt import MegatronGptSamples
 from mdata.samples.packed import PackedSamples
 from mdata.samples.packing import PackingRule
 from mdata.samples.rows import empty_rows, finish
+from mdata.samples.sample_kind import RowKind
+from mdata.samples.single_document import DocumentSamples
 from tests.helpers.corpora import FileStream, write_pair
 from tests.mdata import layouts
 from tests.mdata.layouts import Refused

@@ -13,8 +13,9 @@ import numpy as np
 from blake3 import blake3
 
 import mdata
-from mdata import manifest
-from mdata.origins import OriginsWriter
+from mdata.corpus.origins import OriginsWriter
+from mdata.manifest.io import save_manifest
+from mdata.manifest.types import BlockHashes, Origins
 from tests.helpers.corpora import write_pair
 from tests.helpers.manifests import some_corpus
 
@@ -31,12 +32,12 @@ def make_corpus(folder: Path, documents: Sequence[Sequence[int]], *, name: str =
     prefix.with_name(f"{name}.bin.blake3").write_bytes(hashes)
     writer = OriginsWriter(prefix.with_name(f"{name}.origins"), step=1)
     writer.append(0, np.arange(1, len(documents) + 1))
-    origins = manifest.Origins(path=f"{name}.origins", hash=writer.place())
+    origins = Origins(path=f"{name}.origins", hash=writer.place())
     writer.leave()
     made = some_corpus()
     (shard,) = mdata.open_corpus(prefix.with_name(f"{name}.idx")).manifest.shards
     shard = msgspec.structs.replace(
-        shard, blocks=manifest.BlockHashes(path=f"{name}.bin.blake3", hash=blake3(hashes).hexdigest())
+        shard, blocks=BlockHashes(path=f"{name}.bin.blake3", hash=blake3(hashes).hexdigest())
     )
     made = msgspec.structs.replace(
         made,
@@ -45,5 +46,5 @@ def make_corpus(folder: Path, documents: Sequence[Sequence[int]], *, name: str =
         shards=[shard],
         provenance=msgspec.structs.replace(made.provenance, origins=origins),
     )
-    manifest.save(made, folder / f"{name}.json")
+    save_manifest(made, folder / f"{name}.json")
     return folder / f"{name}.json"

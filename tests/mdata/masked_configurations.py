@@ -7,12 +7,12 @@ from random import Random
 
 import numpy as np
 
-from mdata.keys import derive_key
 from mdata.reference.mapping import Row, keyed_words, one_epoch, shuffled, words32
 from mdata.samples.bert import BertOptions, BertSamples
-from mdata.samples.mapping import MappingOptions, megatron_mapping, native_mapping
 from mdata.samples.masked import MaskingOptions
+from mdata.samples.sentence_mapping import MappingOptions, megatron_mapping, native_mapping
 from mdata.samples.t5 import T5Options, T5Samples
+from mdata.util.random_keys import derive_key
 from tests.helpers.masked import expected, make_corpus, make_vocabulary, row_of, rows_of
 from tests.mdata import layouts
 from tests.mdata.layouts import Refused

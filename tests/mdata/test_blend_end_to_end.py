@@ -14,7 +14,8 @@ import pytest
 
 import mdata
 from cli.mdata import main
-from mdata import BatchPlan, Loader
+from mdata import Loader
+from mdata.loader.loader import BatchPlan
 from tests.helpers.corpora import write_pair
 
 S, BATCH, RANKS = 8, 30, 2

@@ -17,11 +17,11 @@ import pytest
 
 import mdata
 from mdata._core import KeyedStream
-from mdata.keys import derive_key
 from mdata.reference import fim as fim_twin
 from mdata.samples.bert import BertOptions, BertSamples
+from mdata.samples.special_tokens import MaskedVocabulary
 from mdata.samples.t5 import T5Options, T5Samples
-from mdata.samples.vocabulary import MaskedVocabulary
+from mdata.util.random_keys import derive_key
 from tests.helpers.corpora import write_pair
 
 BASE = 100  # the first token; smaller ids are special, and padding

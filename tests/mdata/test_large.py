@@ -15,14 +15,14 @@ import pytest
 
 import mdata
 from mdata._core import Mersenne, fill_sample_index
-from mdata.indexed import IndexedReader
 from mdata.indexed.gather import Gatherer
-from mdata.keys import derive_key
-from mdata.order import NativeOrder, OrderKey
-from mdata.order import megatron as megatron_room
-from mdata.order.megatron import MegatronPlan, MegatronRequest, plan
+from mdata.indexed.reader import IndexedReader
+from mdata.order import megatron_order as megatron_room
+from mdata.order.megatron_order import MegatronPlan, MegatronRequest, plan
+from mdata.order.native_order import NativeOrder, OrderKey
 from mdata.reference.native_order import native_start
-from mdata.samples.mapping import MappingOptions, megatron_mapping, native_mapping
+from mdata.samples.sentence_mapping import MappingOptions, megatron_mapping, native_mapping
+from mdata.util.random_keys import derive_key
 
 PAST = 2**31 + 5
 

@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 
 import mdata
-from mdata import arrays, durable
-from mdata.indexed.spool import Spool
-from mdata.preprocess.journal import Journal, read_records
-from mdata.tokenizers.folder import write_folder
-from tests.mdata.preprocess.test_preprocess import options
+from mdata.array_cache import store
+from mdata.indexed.append_file import Spool
+from mdata.preprocessing.journal import Journal, read_records
+from mdata.tokenizers.base.tokenizer_folder import write_folder
+from mdata.util import atomic_io
+from tests.mdata.preprocessing.test_preprocess import options
 
 TEXT = b"precious\n"
 
 
 def atomically(path: Path) -> None:
-    durable.atomic_write(path, b"new")
+    atomic_io.atomic_write(path, b"new")
 
 
 def spooled(path: Path) -> None:
@@ -27,12 +28,12 @@ def spooled(path: Path) -> None:
 
 
 def held(path: Path) -> None:
-    with durable.held(path):
+    with atomic_io.held(path):
         pass
 
 
 def waited_for(path: Path) -> None:
-    with durable.waited_for(path):
+    with atomic_io.waited_for(path):
         pass
 
 
@@ -72,17 +73,17 @@ def test_a_folder_of_arrays(tmp_path):
     """Its lock is planted; what is made has names that nobody can know before."""
     target, key = tmp_path / "target", {"name": "test"}
     target.write_bytes(TEXT)
-    entry = arrays.entry_path(tmp_path / "cache", key)
+    entry = store.entry_path(tmp_path / "cache", key)
     entry.parent.mkdir(parents=True)
     planted(entry.with_name(f".{entry.name}.building"), target)
     with pytest.raises(mdata.UsageError, match="is a link"):
-        arrays.kept(tmp_path / "cache", key, make=lambda: iter([{"a": np.arange(3)}]))
+        store.kept(tmp_path / "cache", key, make=lambda: iter([{"a": np.arange(3)}]))
     assert target.read_bytes() == TEXT
 
 
 def test_every_hidden_name_of_a_run(tmp_path, monkeypatch):
     """The names that `preprocess` opens are collected from a run; a link at any of them stops the next one."""
-    real, opened = durable.open_own, set()
+    real, opened = atomic_io.open_own, set()
 
     def noting(path: Path, flags: int) -> int:
         opened.add(path.relative_to(tmp_path / "whole"))
@@ -90,7 +91,7 @@ def test_every_hidden_name_of_a_run(tmp_path, monkeypatch):
 
     (tmp_path / "whole").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(durable, "open_own", noting)
+        patch.setattr(atomic_io, "open_own", noting)
         mdata.preprocess(options(tmp_path / "whole", workers=1))
     assert {".lock", ".journal", ".partial"} <= {name.suffix for name in opened} and len(opened) > 6
     target = tmp_path / "target"
@@ -108,4 +109,4 @@ def test_every_hidden_name_of_a_run(tmp_path, monkeypatch):
 def test_another_error_of_links_passes(tmp_path):
     (tmp_path / "a").symlink_to(tmp_path / "a")
     with pytest.raises(OSError, match="Too many levels"):
-        durable.open_own(tmp_path / "a" / "x", os.O_RDONLY)
+        atomic_io.open_own(tmp_path / "a" / "x", os.O_RDONLY)

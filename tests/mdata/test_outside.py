@@ -12,9 +12,10 @@ import pytest
 
 import mdata
 from cli.mdata import main
-from mdata import manifest as manifests
-from mdata.documents import Documents
-from mdata.tokenizers import load_tokenizer
+from mdata.blend_planning.make_blend import plan_blend
+from mdata.corpus.documents import Documents
+from mdata.manifest.io import load_manifest, save_manifest
+from mdata.tokenizers.registry import load_tokenizer
 from tests.helpers.corpora import write_pair
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -24,11 +25,11 @@ LEADS_OUT = "outside its folder"
 
 def forged(source: Path, target: Path, **changes: str) -> Path:
     """A manifest of the same corpus at another place, whose shard's prefix or tokenizer's folder is another."""
-    known = manifests.load(source)
+    known = load_manifest(source)
     shard = msgspec.structs.replace(known.shards[0], path=changes.get("shard", known.shards[0].path))
     tokenizer = msgspec.structs.replace(known.tokenizer, folder=changes.get("folder", known.tokenizer.folder))
     target.parent.mkdir(exist_ok=True)
-    manifests.save(msgspec.structs.replace(known, shards=[shard], tokenizer=tokenizer), target)
+    save_manifest(msgspec.structs.replace(known, shards=[shard], tokenizer=tokenizer), target)
     return target
 
 
@@ -45,7 +46,7 @@ def honest(tmp_path) -> Path:
 @pytest.fixture
 def elsewhere(honest, tmp_path) -> Path:
     """A manifest from a stranger, which names that private corpus."""
-    folder = manifests.load(honest).tokenizer.folder
+    folder = load_manifest(honest).tokenizer.folder
     made = forged(honest, tmp_path / "work" / "y.json", shard="../private/x", folder=f"../private/{folder}")
     shutil.copy(f"{honest.parent}/x.bin.blake3", made.parent)
     return made
@@ -59,7 +60,7 @@ DOORS = {
     "open_corpus": mdata.open_corpus,
     "open_blend": mdata.open_blend,
     "words": lambda path, **how: mdata.open_blend(["1", str(path)], **how),
-    "plan_blend": lambda path, **how: mdata.plan_blend([str(path)], Path.cwd(), **how),
+    "plan_blend": lambda path, **how: plan_blend([str(path)], Path.cwd(), **how),
     "make_blend": lambda path, **how: mdata.make_blend([str(path)], path.with_name("mix.json"), **how),
     "open": read,
     "report": lambda path, **how: mdata.report(path, path.with_name("x.html"), **how),
@@ -104,7 +105,7 @@ def test_verify_tells_it_as_a_problem_and_reads_nothing_there(elsewhere, full):
 
 
 def test_a_tokenizers_folder(honest):
-    folder = manifests.load(honest).tokenizer.folder
+    folder = load_manifest(honest).tokenizer.folder
     (honest.parent.parent / "private-2").mkdir()
     shutil.move(honest.parent / folder, honest.parent.parent / "private-2" / folder)
     made = forged(honest, honest, folder=f"../private-2/{folder}")

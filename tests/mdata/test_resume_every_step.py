@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import mdata
-from mdata import BatchPlan, Loader
-from mdata.loading.batch_sizes import BatchSizes, by_steps, ramp_up
+from mdata import Loader
+from mdata.loader.batch_sizes import BatchSizes, by_steps, ramp_up
+from mdata.loader.loader import BatchPlan
 from tests.helpers.corpora import write_pair
 
 pytestmark = pytest.mark.slow  # it opens its data some hundred times

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-import mdata
+from mdata.samples.rows import Rows
 from tests.helpers.corpora import write_pair
 
 torch_data = pytest.importorskip("torch.utils.data")
@@ -41,7 +41,7 @@ def test_workers_change_nothing(folder, name, context, workers):
     assert len(alone) == STEPS
     numbers = list(Resumed())[:BATCH]
     rows = dataset.read(numbers)
-    if isinstance(rows, mdata.Rows):
+    if isinstance(rows, Rows):
         assert alone[0]["tokens"] == rows.tokens.tolist()
         assert alone[0]["labels"] == rows.labels.tolist()
         assert alone[0]["position_ids"] == rows.position_ids.tolist()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mdata
-from mdata.tracing.run import trace_run
+from mdata.tracing.run_folder import trace_run
 from tests.helpers.runs import make_corpora, write_jsonl
 from trainer.config import RunConfig, parse_config
 from trainer.data import open_data

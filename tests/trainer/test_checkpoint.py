@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mdata
+from mdata.util import atomic_io
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import assemble, layouts, logical, microbatches, small_config
 from trainer import checkpoint
@@ -135,16 +136,16 @@ def _save_twice(context, config, root, failing_rank, call):
         return run
 
     names = ("write", "sync", "rename") if context.rank == failing_rank else ()
-    real = {name: getattr(mdata.durable, name) for name in names}
+    real = {name: getattr(atomic_io, name) for name in names}
     try:
         for name, function in real.items():
-            setattr(mdata.durable, name, failing(function))
+            setattr(atomic_io, name, failing(function))
         engine.save(root, _state(2))
     except mdata.ResourceError as error:
         return str(error), calls[0]
     finally:
         for name, function in real.items():
-            setattr(mdata.durable, name, function)
+            setattr(atomic_io, name, function)
     return None, calls[0]
 
 
@@ -325,11 +326,9 @@ def test_a_full_disk_is_told_with_the_files_name(tmp_path, monkeypatch):
     def full(fd, data):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(mdata.durable, "write", full)
+    monkeypatch.setattr(atomic_io, "write", full)
     with pytest.raises(mdata.ResourceError, match=r"rank 0 writing a checkpoint: .*rank-0\.safetensors: No space left"):
-        checkpoint.together(
-            Axis.single("world"), lambda: mdata.durable.atomic_write(tmp_path / "rank-0.safetensors", b"x")
-        )
+        checkpoint.together(Axis.single("world"), lambda: atomic_io.atomic_write(tmp_path / "rank-0.safetensors", b"x"))
 
 
 def test_another_format_or_no_checkpoint_is_refused(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import mdata
-from mdata import manifest as manifests
+from mdata.manifest.io import load_manifest, save_manifest
 from tests.helpers.corpora import write_pair
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_mix
@@ -145,11 +145,11 @@ def test_a_corpus_of_no_known_tokenizer_needs_the_word_of_the_run(blend, tmp_pat
 
 
 def test_a_manifest_that_names_files_elsewhere_needs_the_word_of_the_run(blend, tmp_path):
-    source = blend.parent / manifests.load(blend).components[0].path
-    known = manifests.load(source)
+    source = blend.parent / load_manifest(blend).components[0].path
+    known = load_manifest(source)
     (shard,) = known.shards
     moved = msgspec.structs.replace(shard, path=os.path.relpath(source.parent / shard.path, tmp_path))
-    manifests.save(msgspec.structs.replace(known, shards=[moved]), tmp_path / "moved.json")
+    save_manifest(msgspec.structs.replace(known, shards=[moved]), tmp_path / "moved.json")
     with pytest.raises(mdata.UsageError, match=r"outside its folder[\s\S]*data.allow_outside"):
         open_data(config_of(tmp_path / "moved.json", tmp_path))
     opened = open_data(config_of(tmp_path / "moved.json", tmp_path, allow_outside=True))

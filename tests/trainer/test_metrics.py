@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdata import DamageError, durable
+from mdata import DamageError
+from mdata.util import atomic_io
 from tests.helpers.failures import durable_calls
 from trainer.metrics import MetricsWriter, read_events, read_metrics, write_ranks
 
@@ -145,7 +146,7 @@ def test_ranks_are_replaced_whole(tmp_path: Path) -> None:
 
 
 def test_a_short_write_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = durable.write
-    monkeypatch.setattr(durable, "write", lambda fd, data: whole(fd, bytes(data)[:3]))
+    whole = atomic_io.write
+    monkeypatch.setattr(atomic_io, "write", lambda fd, data: whole(fd, bytes(data)[:3]))
     write_steps(tmp_path, 1, 3, resumed_step=None)
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]

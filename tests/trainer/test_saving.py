@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import mdata
+from mdata.progress import SILENT
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_config, make_mix
 from trainer import checkpoint
@@ -102,7 +103,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def alone(config: RunConfig, progress: mdata.Progress = mdata.SILENT) -> TrainResult:
+def alone(config: RunConfig, progress: mdata.Progress = SILENT) -> TrainResult:
     return train(config, join_world(Mesh(1), placement=Placement()), progress=progress)
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from mdata import StoppedError
-from mdata.signals import raise_if_asked, stop_requests
+from mdata.util.stop_signals import raise_if_asked, stop_requests
 from trainer.stopping import StopRequests, stop
 
 

@@ -15,7 +15,7 @@ import mdata
 import trainer.train
 from cli.mdata import main
 from mdata import DamageError, DatasetOptions, UsageError
-from mdata.tracing.run import _OTHER_DATA, _TRAIN
+from mdata.tracing.run_folder import _OTHER_DATA, _TRAIN
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_mix
 from trainer.config import (

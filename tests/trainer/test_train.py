@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 
 import mdata
+from mdata.dataset.eval_sets import evaluated_samples
+from mdata.util import atomic_io
 from tests.helpers.examples import SOAK
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_corpora, make_mix, write_jsonl
@@ -306,7 +308,10 @@ def test_a_changed_model_is_refused_though_its_tensors_fit(change, corpora, tmp_
 def test_a_second_run_in_one_folder_is_refused(corpora, tmp_path):
     config = _config(corpora, tmp_path / "run", steps=1)
     (tmp_path / "run").mkdir()
-    with mdata.durable.held(tmp_path / "run" / ".lock"), pytest.raises(AssertionError, match="another run is writing"):
+    with (
+        atomic_io.held(tmp_path / "run" / ".lock"),
+        pytest.raises(AssertionError, match="another run is writing"),
+    ):
         run_ranks(_train, 1, config)
     assert [p.name for p in (tmp_path / "run").iterdir()] == [".lock"]
     run_ranks(_train, 1, config)
@@ -335,7 +340,7 @@ def test_two_validation_sets_of_one_name_are_refused(corpora, tmp_path):
 
 @pytest.mark.parametrize(("limit", "samples"), [(0, range(10)), (4, [0, 2, 5, 7]), (10, range(10)), (99, range(10))])
 def test_validation_samples_are_spread_over_the_set(limit, samples):
-    assert mdata.evaluated_samples(SimpleNamespace(num_samples=10), limit).tolist() == list(samples)
+    assert evaluated_samples(SimpleNamespace(num_samples=10), limit).tolist() == list(samples)
 
 
 def test_a_vocabulary_that_is_too_small_is_refused(corpora, tmp_path):

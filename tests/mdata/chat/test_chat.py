@@ -10,16 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata import UsageError
-from mdata.chat import choose_template, conversation_of, spans_of
-from mdata.chat.jinja import JinjaTemplate
-from mdata.chat.messages import Message, NoConversation, messages_of
-from mdata.chat.spans import TemplateRefused
-from mdata.chat.templates import ChatMl, Plain
-from mdata.preprocess.chats import ChatSpec, tokenize_chats
+from mdata.chat.jinja_template import JinjaTemplate
+from mdata.chat.loss_spans import TemplateRefused, spans_of
+from mdata.chat.templates import ChatMl, Plain, choose_template
+from mdata.preprocessing.encode_chat import ChatSpec, tokenize_chats
 from mdata.reference import chat as twin
-from mdata.sources import Column
-from mdata.tokenizers import TextRefused
-from mdata.tokenizers.byte import ByteTokenizer
+from mdata.sources.conversation import Message, NoConversation, conversation_of, messages_of
+from mdata.sources.record_batch import Column
+from mdata.tokenizers.base.tokenizer import TextRefused
+from mdata.tokenizers.types.byte import ByteTokenizer
 from tests.helpers.examples import examples
 
 START, END = 300, 301

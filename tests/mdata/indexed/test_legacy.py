@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.errors import DamageError, UsageError
-from mdata.indexed import IndexedReader
 from mdata.indexed.legacy import LegacyReader
+from mdata.indexed.reader import IndexedReader
 from mdata.reference.legacy import read_legacy
 from tests.helpers.examples import examples
 from tests.helpers.legacy_pairs import FORMS, TYPES, write_legacy

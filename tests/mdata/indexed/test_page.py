@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mdata.indexed import IndexedWriter
-from mdata.indexed.format import DTYPES
+from mdata.indexed.pair_format import DTYPES
+from mdata.indexed.writer import IndexedWriter
 
 PAGE = (Path(__file__).parents[3] / "docs/formats.md").read_text()
 

@@ -12,8 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mdata.errors import DamageError, UsageError
-from mdata.indexed import IndexedReader
-from mdata.indexed.tables import IndexTables, read_tables
+from mdata.indexed.index_tables import IndexTables, read_tables
+from mdata.indexed.reader import IndexedReader
 from mdata.reference.indexed import read_pair
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.errors import BadInputError, DamageError, ResourceError, UsageError
-from mdata.indexed import IndexedReader, IndexedWriter, smallest_dtype
-from mdata.indexed.format import BLOCK_BYTES
+from mdata.indexed.pair_format import BLOCK_BYTES, smallest_dtype
+from mdata.indexed.reader import IndexedReader
+from mdata.indexed.writer import IndexedWriter
 from mdata.reference.indexed import read_pair
 from tests.helpers.examples import examples
 from tests.helpers.failures import durable_calls
@@ -210,10 +211,10 @@ def test_any_failure_leaves_the_old_pair_or_nothing(tmp_path, monkeypatch, old):
 
 
 def test_short_writes_are_continued(tmp_path, monkeypatch):
-    from mdata import durable
+    from mdata.util import atomic_io
 
-    real = durable.write
-    monkeypatch.setattr(durable, "write", lambda fd, data: real(fd, data[:3]))
+    real = atomic_io.write
+    monkeypatch.setattr(atomic_io, "write", lambda fd, data: real(fd, data[:3]))
     write(tmp_path / "x", [[[1, 2, 3], [4]], [[5, 6]]])
     assert read_pair(tmp_path / "x") == ([(1, 2, 3), (4,), (5, 6)], [0, 2, 3])
 

@@ -9,10 +9,12 @@ import msgspec
 import pytest
 from blake3 import blake3
 
-from mdata import manifest as m
 from mdata.errors import DamageError, UsageError
-from mdata.manifest.identity import canonical
-from mdata.manifest.schema import schema_text
+from mdata.manifest import types
+from mdata.manifest.ids import blend_id, checksum, corpus_id, sealed
+from mdata.manifest.io import load_manifest, parse_manifest, save_manifest
+from mdata.manifest.json_schema import schema_text
+from mdata.util.canonical_json import canonical
 from tests.helpers.manifests import assert_valid, some_blend, some_corpus
 
 HASH = "ab" * 32
@@ -20,8 +22,8 @@ HASH = "ab" * 32
 
 @pytest.mark.parametrize("make", [some_corpus, some_blend])
 def test_a_saved_manifest_loads_equal_and_fits_the_schema(tmp_path, make):
-    saved = m.save(make(), tmp_path / "x.json")
-    assert m.load(tmp_path / "x.json") == saved
+    saved = save_manifest(make(), tmp_path / "x.json")
+    assert load_manifest(tmp_path / "x.json") == saved
     assert len(saved.id) == len(saved.checksum) == 64
     assert_valid(tmp_path / "x.json")
     text = (tmp_path / "x.json").read_text()
@@ -29,7 +31,7 @@ def test_a_saved_manifest_loads_equal_and_fits_the_schema(tmp_path, make):
 
 
 def test_schema_file_is_what_the_structs_give():
-    assert (Path(m.__file__).parent / "schema.json").read_text() == schema_text()
+    assert (Path(types.__file__).parent / "schema.json").read_text() == schema_text()
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,7 @@ def test_schema_file_is_what_the_structs_give():
     ],
 )
 def test_corpus_id_covers_what_decides_the_tokens(change):
-    assert m.corpus_id(msgspec.structs.replace(some_corpus(), **change)) != m.corpus_id(some_corpus())
+    assert corpus_id(msgspec.structs.replace(some_corpus(), **change)) != corpus_id(some_corpus())
 
 
 @pytest.mark.parametrize(
@@ -57,8 +59,8 @@ def test_corpus_id_covers_what_decides_the_tokens(change):
 )
 def test_corpus_id_leaves_out_names_and_history(change):
     changed = msgspec.structs.replace(some_corpus(), **change)
-    assert m.corpus_id(changed) == m.corpus_id(some_corpus())
-    assert m.checksum(changed) != m.checksum(some_corpus())
+    assert corpus_id(changed) == corpus_id(some_corpus())
+    assert checksum(changed) != checksum(some_corpus())
 
 
 def test_blend_id_is_that_of_the_mixture():
@@ -66,24 +68,24 @@ def test_blend_id_is_that_of_the_mixture():
 
     def with_parts(**changes):
         parts = [msgspec.structs.replace(part, **changes) for part in blend.components]
-        return m.blend_id(msgspec.structs.replace(blend, components=parts))
+        return blend_id(msgspec.structs.replace(blend, components=parts))
 
-    assert with_parts(name="other", path="moved.json") == m.blend_id(blend)
-    assert with_parts(share="0.5") != m.blend_id(blend)
-    assert with_parts(id=HASH) != m.blend_id(blend)
+    assert with_parts(name="other", path="moved.json") == blend_id(blend)
+    assert with_parts(share="0.5") != blend_id(blend)
+    assert with_parts(id=HASH) != blend_id(blend)
     doubled = [msgspec.structs.replace(p, share=s) for p, s in zip(blend.components, ["7", "3"], strict=True)]
-    assert m.blend_id(msgspec.structs.replace(blend, components=doubled)) == m.blend_id(blend)
+    assert blend_id(msgspec.structs.replace(blend, components=doubled)) == blend_id(blend)
 
 
 def test_ids_do_not_change_between_versions_of_this_code():
     """If this fails, every id that users have stored is lost: raise the manifest's version instead."""
-    assert m.sealed(some_corpus()).id == "62ea38b2a800c4a69787df9e5ca4286de802fe2f466f2101141f7840367fc4dc"
-    assert m.sealed(some_blend()).id == "fb9375202d33775c7e0434604493f490e7aee15b74af1cf2d6d7941dd606ce5f"
+    assert sealed(some_corpus()).id == "62ea38b2a800c4a69787df9e5ca4286de802fe2f466f2101141f7840367fc4dc"
+    assert sealed(some_blend()).id == "fb9375202d33775c7e0434604493f490e7aee15b74af1cf2d6d7941dd606ce5f"
 
 
 def test_an_id_is_what_the_page_says():
     """docs/formats.md, in three lines of plain JSON and BLAKE3."""
-    corpus = m.sealed(some_corpus())
+    corpus = sealed(some_corpus())
     shards = [[shard.idx_hash, shard.blocks.hash] for shard in corpus.shards]
     content = {"format": "mdata-manifest", "version": 1, "kind": "corpus", "dtype": "uint16", "level": "document"}
     content |= {"shards": shards, "tokenizer": corpus.tokenizer.fingerprint}
@@ -115,18 +117,18 @@ def broken(path: Path, change) -> Path:
     ],
 )
 def test_altered_manifest_is_damage_with_its_place(tmp_path, change, text):
-    m.save(some_corpus(), tmp_path / "x.json")
+    save_manifest(some_corpus(), tmp_path / "x.json")
     with pytest.raises(DamageError) as caught:
-        m.load(broken(tmp_path / "x.json", change))
+        load_manifest(broken(tmp_path / "x.json", change))
     assert text in str(caught.value) and str(tmp_path / "x.json") in str(caught.value)
 
 
 def test_a_false_id_under_a_true_checksum_is_damage(tmp_path):
-    false = msgspec.structs.replace(m.sealed(some_corpus()), id=HASH)
-    false = msgspec.structs.replace(false, checksum=m.checksum(false))
+    false = msgspec.structs.replace(sealed(some_corpus()), id=HASH)
+    false = msgspec.structs.replace(false, checksum=checksum(false))
     (tmp_path / "x.json").write_bytes(msgspec.json.encode(false))
     with pytest.raises(DamageError, match=r"at `\$\.id`"):
-        m.load(tmp_path / "x.json")
+        load_manifest(tmp_path / "x.json")
 
 
 @pytest.mark.parametrize(
@@ -144,20 +146,20 @@ def test_a_false_id_under_a_true_checksum_is_damage(tmp_path):
 )
 def test_what_is_no_manifest(text, kind, words):
     with pytest.raises(kind) as caught:
-        m.parse(text, "x.json")
+        parse_manifest(text, "x.json")
     assert words in str(caught.value)
 
 
 def test_missing_file_is_usage(tmp_path):
     with pytest.raises(UsageError, match=r"reading a manifest: .*none\.json: No such file"):
-        m.load(tmp_path / "none.json")
+        load_manifest(tmp_path / "none.json")
 
 
 def test_white_space_and_key_order_are_free(tmp_path):
-    saved = m.save(some_corpus(), tmp_path / "x.json")
+    saved = save_manifest(some_corpus(), tmp_path / "x.json")
     value = json.loads((tmp_path / "x.json").read_text())
     shuffled = json.dumps(dict(reversed(value.items())))
-    assert m.parse(shuffled.encode(), "x") == saved
+    assert parse_manifest(shuffled.encode(), "x") == saved
 
 
 def test_canonical_text():

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mdata.keys import Key
-from mdata.order import NativeOrder, OrderKey
+from mdata.order.native_order import NativeOrder, OrderKey
 from mdata.order.permutation import Permutation, shuffled_range
 from mdata.reference import permutation as twin
+from mdata.util.random_keys import Key
 from tests.helpers.chance import RARE, normal_tail, of_counts, of_values, tail
 
 Int64s = NDArray[np.int64]

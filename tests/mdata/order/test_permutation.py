@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata import _core
-from mdata.keys import Key
 from mdata.order.permutation import Permutation, shuffled_range
 from mdata.reference import permutation as twin
+from mdata.util.random_keys import Key
 from tests.helpers.examples import examples
 
 WORDS = st.integers(0, 2**32 - 1)

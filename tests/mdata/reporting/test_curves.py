@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mdata
-from mdata.blending.preview import BlendRow
+from mdata.blend_planning.preview import BlendRow
 from mdata.reporting.curves import MOST_BANDS, bands_of, curves_of
 from tests.helpers.corpora import write_pair
 

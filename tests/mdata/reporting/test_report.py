@@ -12,9 +12,9 @@ import pytest
 
 import mdata
 from mdata import DamageError, UsageError
-from mdata import manifest as m
-from mdata.reporting.data import read_report
-from mdata.reporting.vocabulary import vocabulary_use
+from mdata.manifest.types import TokenizerFacts
+from mdata.reporting.report_data import read_report
+from mdata.reporting.vocabulary_use import vocabulary_use
 from tests.helpers.corpora import write_pair
 from tests.helpers.manifests import corpus_of_pairs
 
@@ -95,7 +95,7 @@ def test_the_vocabulary_is_that_of_what_is_read(corpora):
 
 def test_ids_that_do_not_occur_are_listed(corpora):
     tokenizer = msgspec.structs.replace(
-        m.TokenizerFacts(type="NullTokenizer", fingerprint="0" * 64, vocab_size=60, eod=59, special_ids={}, options={},
+        TokenizerFacts(type="NullTokenizer", fingerprint="0" * 64, vocab_size=60, eod=59, special_ids={}, options={},
                          folder=None), vocab_size=48)  # fmt: skip
     corpus_of_pairs(corpora / "known.json", ["c3_text_document"], tokenizer=tokenizer)
     words = read_report("known.json").vocabulary

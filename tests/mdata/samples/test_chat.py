@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata import UsageError
+from mdata.loader.loader import BatchPlan
 from mdata.reference import chat as twin
 from mdata.samples.chat import ChatSamples
 from mdata.samples.packing import PackingRule
 from mdata.samples.rows import RowOptions
-from mdata.samples.sentences import SentenceText
+from mdata.samples.sentence_reader import SentenceText
 from tests.helpers.corpora import FileStream, write_pair
 from tests.helpers.examples import examples
 
@@ -148,7 +149,7 @@ def test_a_torch_data_loader(folder):
     one, two = ([{name: value.tolist() for name, value in batch.items()} for batch in loader] for loader in loaders)
     assert one == two and len(one) == 6
     assert one[1]["loss_mask"] == data.read([4, 5, 6, 7]).loss_mask.tolist()
-    batches = next(iter(mdata.Loader(data, mdata.BatchPlan(global_batch=4, micro_batch=4))))
+    batches = next(iter(mdata.Loader(data, BatchPlan(global_batch=4, micro_batch=4))))
     assert batches[0].loss_mask.sum() > 0 and batches[0].rows.cu_seqlens is not None
 
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata import UsageError, _core
-from mdata.keys import derive_key
 from mdata.reference import fim as twin
 from mdata.reference.masking import KeyedDraws
 from mdata.samples.fim import FimSamples
 from mdata.samples.fim_options import CHARACTER, TOKEN, FimOptions
 from mdata.samples.rows import Gathered, RowOptions
-from mdata.tokenizers.byte import ByteTokenizer
+from mdata.tokenizers.types.byte import ByteTokenizer
+from mdata.util.random_keys import derive_key
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mdata import UsageError, _core, open_corpus
 from mdata._core import MaskRule
-from mdata.cache import Cache
+from mdata.array_cache.cache import Cache
 from mdata.reference import masking as twin
 from mdata.samples.bert import BertOptions, BertSamples
 from mdata.samples.masked import MaskingOptions

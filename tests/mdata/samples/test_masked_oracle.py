@@ -13,8 +13,8 @@ from mdata import UsageError, open_corpus
 from mdata.reference import masking as twin
 from mdata.samples.bert import BertOptions, BertSamples
 from mdata.samples.masked import MaskingOptions
+from mdata.samples.special_tokens import MaskedVocabulary
 from mdata.samples.t5 import T5Options, T5Samples
-from mdata.samples.vocabulary import MaskedVocabulary
 from tests.conftest import oracle_folder
 from tests.helpers.corpora import write_pair
 

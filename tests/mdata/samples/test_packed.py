@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata import UsageError
-from mdata.cache import Cache
+from mdata.array_cache.cache import Cache
 from mdata.progress import Silent
 from mdata.reference.packing import pack
 from mdata.samples.packed import PackedSamples

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.conftest import ROOT
-from tests.mdata.samples.test_vocabulary import preprocessed
+from tests.mdata.samples.test_special_tokens import preprocessed
 
 SECTION = "## BERT and T5\n"
 

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 import mdata
 from mdata._core import BlockShuffle
 from mdata.errors import DamageError, UsageError
-from mdata.indexed import IndexedReader
 from mdata.indexed.gather import Blocks, Gatherer
+from mdata.indexed.reader import IndexedReader
 from mdata.reference.native_order import block_order, block_stream
 from mdata.samples.gpt import GptSamples
 from mdata.samples.rows import RowOptions, empty_rows
+from mdata.util.random_keys import derive_key
 from tests.helpers.corpora import FileStream, write_pair
 from tests.helpers.examples import examples
 
@@ -185,7 +186,7 @@ def test_large_blocks_and_many_of_them_equal_the_twin(tmp_path):
     before = np.concatenate(([0], np.cumsum(lengths)))
     write_pair(tmp_path / "x", [[n] for n in lengths])
     gatherer = Gatherer([IndexedReader(tmp_path / "x")])
-    key = mdata.derive_key("native blocks v1", 7, "c", 2)
+    key = derive_key("native blocks v1", 7, "c", 2)
     for block in (1, 2, 17, 5000, 30_000, 1 << 20):
         blocks = Blocks(gatherer.block_shuffle((0, 30_000), block), (key.low, key.high))
         total = np.array([before[-1]])

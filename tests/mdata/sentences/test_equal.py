@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdata.reference import punkt as twin
-from mdata.sentences import build_splitter, load_splitter
-from mdata.sentences.hostile import hostile_texts
+from mdata.sentences import punkt_reference as twin
+from mdata.sentences.punkt_self_check import hostile_texts
+from mdata.sentences.splitter import build_splitter, load_splitter
 from tests.helpers.examples import examples
 from tests.mdata.sentences import visible
 

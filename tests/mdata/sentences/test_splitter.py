@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from mdata import TextRefused, UsageError
-from mdata.sentences import build_splitter, choice, load_splitter
-from mdata.sentences.by_core import CoreEngine
-from mdata.sentences.choice import ENGINES
-from mdata.sentences.splitter import SLICE_CHARS
+from mdata import UsageError
+from mdata.sentences import splitter as splitter_module
+from mdata.sentences.engine import SLICE_CHARS
+from mdata.sentences.punkt_engine import CoreEngine
+from mdata.sentences.splitter import ENGINES, build_splitter, load_splitter
+from mdata.tokenizers.base.tokenizer import TextRefused
 from tests.mdata.sentences import visible
 
 # (text, its sentences, the same with keep_newlines); by hand, from the rules.
@@ -100,7 +101,7 @@ def test_an_engine_that_differs_is_not_taken(tmp_path, monkeypatch, word, other)
             changed = frozenset(tables.abbreviations - {word} | {other})
             super().__init__(replace(tables, abbreviations=changed), keep_newlines=keep_newlines)
 
-    monkeypatch.setattr(choice, "CoreEngine", Wrong)
+    monkeypatch.setattr(splitter_module, "CoreEngine", Wrong)
     folder = str(visible.write(tmp_path))
     loaded = load_splitter("ours", nltk_data=folder)
     assert loaded.engine == "nltk"

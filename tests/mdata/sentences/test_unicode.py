@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mdata import _core
-from mdata.sentences import build_splitter
-from mdata.sentences.characters import CHANGED, NEWER, facts_of, newer_characters
-from mdata.tokenizers.assigned import unassigned
+from mdata.sentences.character_facts import CHANGED, NEWER, facts_of, newer_characters
+from mdata.sentences.splitter import build_splitter
+from mdata.tokenizers.base.unicode14 import unassigned
 from tests.mdata.sentences import visible
 
 CODES = range(0x110000)

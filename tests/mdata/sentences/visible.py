@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mdata.sentences.tables import FILES
+from mdata.sentences.punkt_tables import FILES
 
 ABBREVIATIONS = ("mr", "z.b", "e.g", "bzw", "st", "\u00fc.a", ". . ", "3", "\u03bf\u03c2", "\u03c3\u03b1", "i\u0307")
 COLLOCATIONS = (("st", "john"), ("##number##", "international"), (".", "x"), ("a", "b."), ("z", "##number##"))

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import zstandard
 
-from mdata.sources import ReadSpec, find_files, parse, pieces, read_piece
+from mdata.sources.chunk import pieces, read_piece
+from mdata.sources.input_files import find_files
+from mdata.sources.parse import parse
+from mdata.sources.record_batch import ReadSpec
 
 PLAIN = ReadSpec()
 SKIPPABLE = b"\x5a\x2a\x4d\x18\x03\0\0\0abc"

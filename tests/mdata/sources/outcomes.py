@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 
 from mdata.errors import MdataError
-from mdata.sources import find_files
+from mdata.sources.input_files import find_files
 from tests.mdata.sources.inputs import texts
 
 

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from mdata.sources import batch, files
+from mdata.sources import input_files, record_batch
 from tests.conftest import ROOT
 from tests.mdata.sources.outcomes import outcome
 
@@ -27,11 +27,11 @@ def test_every_hostile_file_has_the_stated_outcome(oracles):
     assert len(STATED) == len(paths) == 67
 
 
-@pytest.mark.parametrize("kind", get_args(batch.Kind))
+@pytest.mark.parametrize("kind", get_args(record_batch.Kind))
 def test_the_page_names_every_kind_of_problem(kind):
     assert re.search(rf"^\| {kind} \|", PAGE, re.MULTILINE)
 
 
 def test_the_page_names_every_ending():
-    for endings in files.ENDINGS.values():
+    for endings in input_files.ENDINGS.values():
         assert all(f"`.{part}`" in PAGE for ending in endings for part in ending.split(".")[1:])

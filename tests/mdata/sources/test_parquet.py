@@ -12,7 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.errors import BadInputError, UsageError
-from mdata.sources import ReadSpec, find_files, parquet, parse, pieces, read_records
+from mdata.sources import parquet
+from mdata.sources.chunk import pieces
+from mdata.sources.input_files import find_files
+from mdata.sources.parse import parse, read_records
+from mdata.sources.record_batch import ReadSpec
 from tests.helpers.examples import examples
 from tests.mdata.sources.inputs import piece_data, texts
 

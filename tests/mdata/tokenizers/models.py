@@ -6,7 +6,7 @@ import io
 import struct
 from collections.abc import Iterable, Sequence
 
-from mdata.tokenizers.sentencepiece_model import BLANK, BYTE, CONTROL, NORMAL, UNKNOWN
+from mdata.tokenizers.sentencepiece.sentencepiece_model import BLANK, BYTE, CONTROL, NORMAL, UNKNOWN
 
 BPE, UNIGRAM, WORD, CHAR = 2, 1, 3, 4
 # Name -> field number, of the trainer's and of the normalizer's facts.

@@ -11,7 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mdata.tokenizers import TokenizerSpec, available, load_tokenizer
+from mdata.tokenizers.base.tokenizer import TokenizerSpec
+from mdata.tokenizers.registry import available, load_tokenizer
 
 # test_sentencepiece.py has these.
 ELSEWHERE = {"SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer"}

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from mdata import UsageError
-from mdata.tokenizers import TokenizerSpec, load_tokenizer
-from mdata.tokenizers.registry import available
+from mdata.tokenizers.base.tokenizer import TokenizerSpec
+from mdata.tokenizers.registry import available, load_tokenizer
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "tokenizers.md").read_text()

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from mdata.tokenizers import Tokenizer, TokenizerSpec, load_tokenizer
-from mdata.tokenizers.engines import TiktokenEngine
+from mdata.tokenizers.base.tokenizer import Tokenizer, TokenizerSpec
+from mdata.tokenizers.engines.libraries import TiktokenEngine
+from mdata.tokenizers.registry import load_tokenizer
 from tests.mdata.tokenizers.models import BYTES, bpe
-from tests.mdata.tokenizers.test_tik import BYTES as RANKS
-from tests.mdata.tokenizers.test_tik import as_list
 from tests.mdata.tokenizers.test_types import MERGES, files
-from tests.mdata.tokenizers.test_wordpiece import ENTRIES, vocabulary
+from tests.mdata.tokenizers.types.test_tiktoken import BYTES as RANKS
+from tests.mdata.tokenizers.types.test_tiktoken import as_list
+from tests.mdata.tokenizers.types.test_wordpiece import ENTRIES, vocabulary
 from tests.mdata.tokenizers.visible import definition, token
 
 SMALL = 150

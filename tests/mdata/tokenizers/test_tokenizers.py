@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata import UsageError
-from mdata.tokenizers import available, build_tokenizer, load_tokenizer
-from mdata.tokenizers.folder import folder_name, write_folder
+from mdata.tokenizers.base.tokenizer_folder import folder_name, write_folder
+from mdata.tokenizers.registry import available, build_tokenizer, load_tokenizer
 from tests.helpers.examples import examples
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "tokenizer"

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata import UsageError
-from mdata.tokenizers import TextRefused, TokenizerSpec, build_tokenizer, cut, load_tokenizer
-from mdata.tokenizers.bytelevel import ALPHABET, from_bytes, to_bytes
-from mdata.tokenizers.definition import AddedToken
+from mdata.tokenizers.base.byte_alphabet import ALPHABET, from_bytes, to_bytes
+from mdata.tokenizers.base.tokenizer import TextRefused, TokenizerSpec
+from mdata.tokenizers.base.tokenizer_json import AddedToken
+from mdata.tokenizers.engines import long_text
+from mdata.tokenizers.registry import build_tokenizer, load_tokenizer
 from tests.helpers.examples import examples
 from tests.mdata.tokenizers.visible import END, definition, token
 
@@ -349,7 +351,7 @@ def test_special_tokens_of_a_folder(tmp_path):
 @examples(150)
 def test_long_texts_are_cut_where_no_id_can_notice(text):
     tokenizer = HUGGING["tokenizers"]
-    pieces = list(cut.cut(text, piece_chars=3))
+    pieces = list(long_text.cut(text, piece_chars=3))
     assert "".join(pieces) == text
     assert ids(tokenizer, *pieces) == ids(tokenizer, text)
 
@@ -365,8 +367,8 @@ HUGGING = {
 def test_a_long_text_keeps_its_surroundings_once(monkeypatch):
     tokenizer, _ = adding("tokenizers")
     whole = tokenizer.encode_batch(["1", "a b " * 20, "2"])
-    monkeypatch.setattr("mdata.tokenizers.cut.PIECE_CHARS", 10)
-    monkeypatch.setattr(cut.cut, "__defaults__", (10,))
+    monkeypatch.setattr("mdata.tokenizers.engines.long_text.PIECE_CHARS", 10)
+    monkeypatch.setattr(long_text.cut, "__defaults__", (10,))
     for ours, theirs in zip(tokenizer.encode_batch(["1", "a b " * 20, "2"]), whole, strict=True):
         assert ours.tolist() == theirs.tolist()
 
@@ -387,16 +389,16 @@ def test_a_long_text_keeps_its_surroundings_once(monkeypatch):
     ],
 )
 def test_added_tokens_that_may_lie_over_a_cut(added, fine):
-    assert cut.can_cut([AddedToken(**{"id": 1, "content": END, **added})]) is fine
+    assert long_text.can_cut([AddedToken(**{"id": 1, "content": END, **added})]) is fine
 
 
 def test_a_word_that_is_too_long_is_refused(monkeypatch):
-    long = "a" * cut.LONGEST_WORD_CHARS
-    for text in (long, f"x y {long} z", " " * cut.LONGEST_WORD_CHARS, "!" * cut.LONGEST_WORD_CHARS):
+    long = "a" * long_text.LONGEST_WORD_CHARS
+    for text in (long, f"x y {long} z", " " * long_text.LONGEST_WORD_CHARS, "!" * long_text.LONGEST_WORD_CHARS):
         with pytest.raises(TextRefused, match=r"text 1: a word of more than 4,194,304 characters"):
             HUGGING["gigatoken"].encode_batch(["a", text])
-    monkeypatch.setattr("mdata.tokenizers.cut.LONGEST_WHOLE_CHARS", 5)
-    monkeypatch.setattr("mdata.tokenizers.cut.PIECE_CHARS", 4)
+    monkeypatch.setattr("mdata.tokenizers.engines.long_text.LONGEST_WHOLE_CHARS", 5)
+    monkeypatch.setattr("mdata.tokenizers.engines.long_text.PIECE_CHARS", 4)
     known = definition(normalizer={"type": "Lowercase"})
     whole = build_tokenizer("HuggingFaceTokenizer", {"tokenizer.json": json.dumps(known).encode()})
     assert len(ids(whole, "12345")) == 5

@@ -1,0 +1,122 @@
+"""Where built arrays are kept: beside the corpus, in a folder that is given, or in the user's own.
+
+Arrays are looked for in every place and kept in the first that can be written: the folder that was given (option
+`cache`, or the environment's MDATA_CACHE), else `cache` beside the corpus, else `mdata` in the user's cache folder
+(XDG_CACHE_HOME, ~/.cache). Unless a folder was given, arrays that are made faster than a file are not kept: whoever
+needs them builds them in memory. What an entry is, and who builds it, is arrays.py's business.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mdata.array_cache.store import Arrays, Make, entry_path, find, kept
+from mdata.progress import SILENT, Progress
+
+VARIABLE = "MDATA_CACHE"
+FOLDER = "cache"
+# Entries of arrays that are built in a few hundredths of a second.
+_SMALL = 1 << 20
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Arrays that were asked for: what, where (None: in memory), rows and bytes, whether they were built."""
+
+    name: str
+    corpus: str
+    path: Path | None
+    rows: int
+    num_bytes: int
+    seconds: float
+    built: bool
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Hands out arrays that take long to build.
+
+    Args:
+        folder: where they are kept; None: see above.
+        mapped: false: they are read into memory.
+        all: also small ones are kept.
+        progress: hears what is built.
+        log: every answer, appended.
+    """
+
+    folder: str | None = None
+    mapped: bool = True
+    all: bool = False
+    progress: Progress = SILENT
+    log: list[Kept] = field(default_factory=list)
+
+    def arrays(self, beside: Path, key: Mapping[str, Any], *, make: Make, entries: Callable[[], int]) -> Arrays:
+        """The arrays of a key, read-only.
+
+        Args:
+            beside: the file of the corpus.
+            key: see `mdata.array_cache.store.kept`; its `name` and `corpus` are logged.
+            make: builds them.
+            entries: how many numbers they hold, about; asked where they are not kept yet.
+
+        Raises:
+            ResourceError, UsageError: the disk is full, or the given folder cannot be written.
+        """
+        start, made = time.perf_counter(), list[bool]()
+
+        def make_now() -> Iterable[Arrays]:
+            made.append(True)  # where several want the same arrays one makes them, and the others wait
+            return make()
+
+        places = self._places(beside)
+        hits = ((folder, find(folder, key, progress=self.progress, mapped=self.mapped)) for folder in places)
+        folder, found = next((hit for hit in hits if hit[1] is not None), (None, None))
+        if found is None and not self.all and not self._given and entries() < _SMALL:
+            found = in_memory(make_now)
+        elif found is None:
+            folder = next((place for place in places if _can_be_written(place)), places[0])
+            # What is wrong with an entry there was said above.
+            found = kept(folder, key, make=make_now, mapped=self.mapped)
+        path = None if folder is None else entry_path(folder, key)
+        rows = max((len(array) for array in found.values()), default=0)
+        sizes = sum(array.nbytes for array in found.values())
+        seconds = time.perf_counter() - start
+        self.log.append(Kept(str(key["name"]), str(key["corpus"]), path, rows, sizes, seconds, bool(made)))
+        return found
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Another process has its own listener and log."""
+        return Cache, (self.folder, self.mapped, self.all)
+
+    @property
+    def _given(self) -> str | None:
+        return self.folder or os.environ.get(VARIABLE)
+
+    def _places(self, beside: Path) -> list[Path]:
+        if self._given:
+            return [Path(self._given)]
+        users = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        return [beside.parent / FOLDER, Path(users).expanduser() / "mdata"]
+
+
+def in_memory(make: Make) -> Arrays:
+    """The arrays without a file."""
+    parts = list(make())
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _can_be_written(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)

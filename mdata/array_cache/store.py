@@ -1,0 +1,224 @@
+"""Arrays that take long to build, kept in a folder: found by what they are, whole or not there, built once a node.
+
+An entry is a folder named by the hash of its key, with one .npy for each array and `arrays.json`: the key, and
+size and hash of every file. All of it is compared when it is opened, so an array that is opened is the one that
+was built; what does not agree is built anew. An entry is made under another name and renamed as a whole. Whoever
+comes while it is being built waits; nodes whose file system shares no locks each build it, and the first one's stays.
+Nothing here speaks to other nodes.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from mdata.errors import os_errors_named
+from mdata.progress import SILENT, Progress
+from mdata.util import atomic_io
+from mdata.util.canonical_json import hash_of
+
+FORMAT, VERSION = "mdata-arrays", 1
+FACTS = "arrays.json"
+_REST_S = 86_400.0
+
+Arrays = dict[str, npt.NDArray[Any]]
+Make = Callable[[], Iterable[Arrays]]
+"""Parts of the same arrays, one behind the other; at least one part."""
+
+
+def kept(
+    folder: Path, key: Mapping[str, Any], *, make: Make, progress: Progress = SILENT, mapped: bool = True
+) -> Arrays:
+    """The arrays of a key, read-only: mapped from the folder, after they were built if need be.
+
+    Args:
+        folder: where entries are kept; made where it is not there.
+        key: all that decides the arrays, as JSON types; `name` in it begins the entry's name.
+        make: builds them, when there is no such entry.
+        progress: hears why an entry is built anew.
+        mapped: false: they are read into memory.
+
+    Raises:
+        ResourceError, UsageError: the disk is full, or the folder cannot be written.
+    """
+    found = find(folder, key, progress=progress, mapped=mapped)
+    if found is not None:
+        return found
+    with os_errors_named(f"keeping arrays in {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        entry = entry_path(folder, key)
+        with _alone(entry):
+            # Somebody else may have built it while we waited.
+            found = _opened(entry, key, mapped=mapped) if entry.is_dir() else None
+            if found is None:
+                found = _build(entry, key, parts=make(), mapped=mapped)
+    return found
+
+
+def find(folder: Path, key: Mapping[str, Any], *, progress: Progress = SILENT, mapped: bool = True) -> Arrays | None:
+    """The arrays of a key if the folder has them whole; nothing is written.
+
+    Args:
+        folder, key, mapped: as for `kept`.
+        progress: hears what is wrong with an entry that is there.
+    """
+    entry = entry_path(folder, key)
+    return _opened(entry, key, progress=progress, mapped=mapped) if entry.is_dir() else None
+
+
+def entry_path(folder: Path, key: Mapping[str, Any]) -> Path:
+    """The folder of an entry."""
+    return folder / f"{key['name']}-{hash_of(dict(key))[:32]}"
+
+
+def _opened(entry: Path, key: Mapping[str, Any], *, progress: Progress = SILENT, mapped: bool) -> Arrays | None:
+    """The arrays of an entry, if it is whole and of this key."""
+    try:
+        facts = json.loads((entry / FACTS).read_bytes())
+        reason = _difference(entry, facts, key=key)
+        if reason is None:
+            return _loaded(entry, facts["files"], mapped=mapped)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = str(error)
+    progress.note(f"{entry} is built anew: {reason}")
+    return None
+
+
+def _loaded(entry: Path, names: Iterable[str], *, mapped: bool) -> Arrays:
+    found: Arrays = {}
+    for name in names:
+        # A view of the plain type: a memmap is slow to index.
+        found[name] = np.asarray(np.load(entry / f"{name}.npy", mmap_mode="r" if mapped else None))
+        found[name].flags.writeable = False
+    return found
+
+
+def _difference(entry: Path, facts: dict[str, Any], *, key: Mapping[str, Any]) -> str | None:
+    if (facts["format"], facts["version"], facts["key"]) != (FORMAT, VERSION, dict(key)):
+        return "it is of another key or version"
+    for name, known in facts["files"].items():
+        path = entry / f"{name}.npy"
+        if path.stat().st_size != known["bytes"]:
+            return f"{path.name} has {path.stat().st_size} bytes, not {known['bytes']}"
+        if blake3().update_mmap(path).hexdigest() != known["hash"]:
+            return f"{path.name} is not what was written"
+    return None
+
+
+def _build(entry: Path, key: Mapping[str, Any], *, parts: Iterable[Arrays], mapped: bool) -> Arrays:
+    """Make the entry under another name, then give it its own, unless another node was faster."""
+    import shutil  # takes compression libraries along
+
+    making = _hidden(entry)
+    making.mkdir()
+    try:
+        names = _write_parts(making, parts)
+        files = {name: _file_facts(making / f"{name}.npy") for name in names}
+        facts = {"format": FORMAT, "version": VERSION, "key": dict(key), "files": files}
+        atomic_io.atomic_write(making / FACTS, json.dumps(facts, indent=1, sort_keys=True).encode() + b"\n")
+        found = _loaded(making, files, mapped=mapped)  # its own name may be gone again at once
+        return _placed(making, entry, key, mapped=mapped) or found
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+
+
+def _placed(making: Path, entry: Path, key: Mapping[str, Any], *, mapped: bool) -> Arrays | None:
+    """Give what is made its name; a whole entry that has it already stays, and is returned."""
+    import shutil
+
+    while True:
+        try:
+            atomic_io.rename(making, entry)
+            atomic_io.sync_folder(entry.parent)
+            return None
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        theirs = _opened(entry, key, mapped=mapped)
+        if theirs is not None:
+            return theirs
+        damaged = _hidden(entry)
+        with suppress(FileNotFoundError):
+            atomic_io.rename(entry, damaged)
+        shutil.rmtree(damaged, ignore_errors=True)
+
+
+def _write_parts(folder: Path, parts: Iterable[Arrays]) -> list[str]:
+    """Write a file for each array; its header once more at the end, when its length is known."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    dtypes: dict[str, np.dtype[Any]] = {}
+    files: dict[str, int] = {}
+    with ExitStack() as stack:
+        for part in parts:
+            for name, array in part.items():
+                if name not in files:
+                    files[name] = stack.enter_context(atomic_io.atomic_file(folder / f"{name}.npy"))
+                    shapes[name], dtypes[name] = (0, *array.shape[1:]), array.dtype
+                    atomic_io.write_all(files[name], _header(shapes[name], dtypes[name]))
+                assert (array.shape[1:], array.dtype) == (shapes[name][1:], dtypes[name]), f"parts of {name} differ"
+                shapes[name] = (shapes[name][0] + len(array), *array.shape[1:])
+                atomic_io.write_all(files[name], np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        for name, fd in files.items():
+            os.lseek(fd, 0, os.SEEK_SET)
+            atomic_io.write_all(fd, _header(shapes[name], dtypes[name]))
+    return list(files)
+
+
+def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """What begins a .npy; numpy leaves room in it for a first dimension that grows."""
+    header = io.BytesIO()
+    facts = {"shape": shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
+    np.lib.format.write_array_header_1_0(header, facts)
+    return header.getvalue()
+
+
+def _file_facts(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "hash": blake3().update_mmap(path).hexdigest()}
+
+
+@contextmanager
+def _alone(entry: Path) -> Iterator[None]:
+    """One builder of an entry on this node, or of all nodes if they share locks; what killed ones left is cleared."""
+    import shutil
+
+    with atomic_io.waited_for(entry.with_name(f".{entry.name}.building")):
+        for left in entry.parent.glob(f".{entry.name}.*-*-*"):
+            if _is_dead(left):
+                shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def _hidden(entry: Path) -> Path:
+    """A name that nobody else takes; it tells whose it is."""
+    return entry.with_name(f".{entry.name}.{_machine()}-{os.getpid()}-{os.urandom(4).hex()}")
+
+
+def _is_dead(left: Path) -> bool:
+    """Whether the builder of a folder is gone: a process of this machine that is no more, or one that rested a day."""
+    machine, process, *_ = left.name.rpartition(".")[2].split("-")
+    if machine == _machine() and not Path(f"/proc/{process}").exists():
+        return True
+    with suppress(OSError):  # what is gone meanwhile was somebody's
+        return max(path.stat().st_mtime for path in (left, *left.iterdir())) < time.time() - _REST_S
+    return False
+
+
+@cache
+def _machine() -> str:
+    """The same in processes whose numbers can be compared: in one start of one host, seen from one container."""
+    facts = [os.uname().nodename]
+    with suppress(OSError):
+        facts += [Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").readlink())]
+    return blake3(" ".join(facts).encode()).hexdigest(length=4)

@@ -1,0 +1,103 @@
+"""Which corpora a path of a blend means: one, or all below a folder or pattern, or those of another blend.
+
+Below a folder or among the matches of a pattern, every manifest of a corpus and every .idx counts, but not the pairs
+that a manifest there speaks of; hidden names, blends and foreign JSON are passed by. Links are followed, and a folder
+to which several names lead is read once. The order is that of the names, so that two machines find the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from glob import glob, has_magic
+from pathlib import Path
+
+from mdata.corpus.paths import prefix_of
+from mdata.errors import UsageError, explain_os_error
+from mdata.manifest.io import load_manifest
+from mdata.manifest.types import FORMAT, BlendManifest, CorpusManifest
+
+_MARK = FORMAT.encode()
+
+
+def blend_at(path: str) -> BlendManifest | None:
+    """The blend whose manifest a path is; None for anything else that is there."""
+    if not path.endswith(".json") or not Path(path).is_file():
+        return None
+    content = load_manifest(Path(path))
+    return content if isinstance(content, BlendManifest) else None
+
+
+def is_many(path: str) -> bool:
+    """Whether a path is a folder or a pattern."""
+    return Path(path).is_dir() or (has_magic(path) and not Path(path).exists())
+
+
+def corpora_at(path: str) -> list[str]:
+    """Manifests and prefixes below a folder, or among the matches of a pattern; sorted.
+
+    Raises:
+        UsageError: there are none. DamageError: a manifest that is not whole.
+    """
+    if not path:
+        raise UsageError("'' names no corpus", expected="a manifest, a prefix, a folder or a pattern")
+    roots = [Path(path)] if Path(path).is_dir() else [Path(match) for match in glob(path, recursive=True)]  # noqa: PTH207
+    found: dict[Path, Path] = {}
+    try:
+        files = _below(roots)
+        spoken_for: set[Path] = set()
+        for file in files:
+            if file.suffix == ".json" and (shards := _shards(file)) is not None:
+                found[file] = file
+                spoken_for.update(shards)
+    except OSError as error:
+        raise explain_os_error(error, "looking for corpora") from error
+    for file in files:
+        if file.suffix == ".idx" and _real(prefix_of(file)) not in spoken_for:
+            found[file] = prefix_of(file)
+    if not found:
+        seen = f"{len(files)} files" if roots else "nothing"
+        raise UsageError(f"{path}: no corpus is there", found=seen, expected="manifests or .idx files")
+    return [str(found[file]) for file in sorted(found)]
+
+
+def _below(roots: Iterable[Path]) -> list[Path]:
+    """Every file once, by the first of its paths; sorted."""
+    found: dict[Path, Path] = {}
+    seen: set[Path] = set()
+    for root in sorted(roots):
+        for file in _files(root, seen):
+            found.setdefault(_real(file), file)
+    return sorted(found.values())
+
+
+def _files(root: Path, seen: set[Path]) -> Iterable[Path]:
+    """The files below a folder that are not `seen`, which notes their folders: a link may lead back to one."""
+    if not root.is_dir():
+        yield root
+        return
+    for folder, folders, names in os.walk(root, followlinks=True):
+        real = Path(folder).resolve()
+        # In this order the path of a folder has no link wherever both are side by side.
+        folders[:] = sorted(
+            (name for name in folders if real not in seen and not name.startswith(".")),
+            key=lambda name: (Path(folder, name).is_symlink(), name),
+        )
+        if real in seen:
+            continue
+        seen.add(real)
+        yield from (Path(folder, name) for name in names if not name.startswith("."))
+
+
+def _shards(path: Path) -> list[Path] | None:
+    """The prefixes that a corpus manifest speaks of; None for another file."""
+    if _MARK not in path.read_bytes():
+        return None
+    content = load_manifest(path)
+    if not isinstance(content, CorpusManifest):
+        return None
+    return [_real(path.parent / shard.path) for shard in content.shards]
+
+
+def _real(path: Path) -> Path:
+    return path.parent.resolve() / path.name

@@ -1,0 +1,354 @@
+"""From a spec to a manifest: finds and opens the corpora, and writes down their shares as given.
+
+A corpus counts as it was asked for; where one entry names many (a folder, a pattern, a blend), they are a group that
+has the entry's share, divided by their tokens or, for a blend, by its own shares: shares of nested blends multiply. The
+manifest is self-contained: nested blends and patterns are gone from it. All problems are said at once. Nothing is
+written here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from pathlib import Path
+
+import msgspec
+from msgspec import UNSET
+
+from mdata.blend.component_paths import blend_at, corpora_at, is_many
+from mdata.blend.duplicates import first_alike, merge_same
+from mdata.blend.overlap import ALLOW, check_apart, shared_documents, to_train_on
+from mdata.blend.parts import Part
+from mdata.blend.share_texts import weights_set_by
+from mdata.blend.spec import OK, Amount, BlendEntry, BlendSpec, PhaseSpec
+from mdata.corpus.corpus import Corpus
+from mdata.errors import MdataError, UsageError, errors_wanted_by
+from mdata.manifest.blend_schedule import schedules_of
+from mdata.manifest.ids import sealed
+from mdata.manifest.types import FORMAT, VERSION, BlendComponent, BlendManifest, GroupShare, NamedSet, Phase, Share
+from mdata.mixing.schedule import TOKENS, WEIGHT, as_text, blend_error
+from mdata.mixing.shares import by_tokens, integer_weights
+from mdata.util.option_synonyms import nearest
+
+Opener = Callable[[str], Corpus]
+
+
+@dataclass
+class Found:
+    """An entry and its corpora; `many`: they are a group by themselves. `left_out`: path -> why, of a folder."""
+
+    entry: BlendEntry
+    parts: list[Part]
+    many: bool
+    nested: bool
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+def compose(spec: BlendSpec, folder: Path, *, open_one: Opener) -> tuple[BlendManifest, tuple[Corpus, ...]]:
+    """The manifest that a spec means, with paths relative to `folder`, and its open corpora.
+
+    Raises:
+        UsageError: everything that is wrong with the spec, its corpora or their shares.
+        DamageError: a corpus that is not what its manifest says.
+    """
+    problems: list[str] = []
+    found = [one for entry in spec.entries if (one := _find(entry, spec, open_one, problems=problems))]
+    if problems:
+        raise blend_error(problems)
+    if spec.per_split and len(found) == 1 and not found[0].many:
+        found[0].entry = replace(found[0].entry, share=None)  # as in Megatron, which ignores it
+    parts = [part for one in found for part in one.parts]
+    _name_all(found)
+    if not spec.merge_same:
+        _check_distinct(parts)
+    if not spec.allow_overlap:
+        _check_overlap(parts)
+    groups = _share_out(found, spec)
+    merged: dict[str, str] = {}
+    if spec.merge_same:
+        parts, merged = merge_same(parts, groups, spec=spec, problems=problems)
+        if problems:
+            raise blend_error(problems)
+    _check_kept(parts, groups)
+    left_out = {relative_path(Path(path), folder): why for one in found for path, why in one.left_out.items()}
+    components = [_component(part, folder) for part in parts]
+    whole = PhaseSpec(samples=spec.samples, tokens=spec.tokens)
+    asked = spec.phases or ((whole,) if whole != PhaseSpec() else ())
+    phases = [_phase(phase, parts, groups=groups, problems=problems, where=i + 1) for i, phase in enumerate(asked)]
+    if problems:
+        raise blend_error(problems)
+    blend = BlendManifest(
+        format=FORMAT,
+        version=VERSION,
+        id="",
+        checksum="",
+        algorithm="native",
+        components=components,
+        phases=phases,
+        parent=None,
+        groups=_group_shares(groups) or UNSET,
+        valid=_sets(spec.valid, folder, open_one, problems=problems) or UNSET,
+        test=_sets(spec.test, folder, open_one, problems=problems) or UNSET,
+        tokenizer_unknown="ok" if spec.tokenizer_unknown == OK else UNSET,
+        notes={key: note for key, note in (("alpha", spec.alpha), ("merged", merged), ("left_out", left_out)) if note},
+    )
+    if problems:
+        raise blend_error(problems)
+    if not spec.allow_overlap:
+        check_apart([part.corpus for part in parts], corpora_of_sets(blend, folder, open_one=open_one))
+    return sealed(blend), tuple(part.corpus for part in parts)
+
+
+def _find(entry: BlendEntry, spec: BlendSpec, open_one: Opener, *, problems: list[str]) -> Found | None:
+    """Open what an entry names; None, and a problem, where that cannot be."""
+    try:
+        blend = blend_at(entry.path)
+        if blend is not None:
+            return Found(entry, list(_nested(entry, blend, open_one)), many=True, nested=True)
+        many = is_many(entry.path)
+        paths = corpora_at(entry.path) if many else [entry.path]
+        corpora = [open_one(path) for path in paths]
+        left_out: Mapping[str, str] = {}
+        if many and not spec.allow_overlap:
+            corpora, left_out = to_train_on(entry.path, corpora)
+        if many:  # an empty one among many is no loss
+            corpora = [corpus for corpus in corpora if corpus.num_tokens] or corpora[:1]
+        parts = [Part(corpus, by_tokens(corpus.num_tokens, spec.alpha), entry.max_epochs) for corpus in corpora]
+        return Found(entry, parts, many=many, nested=False, left_out=left_out)
+    except UsageError as error:
+        problems.append(str(error))
+        return None
+
+
+def _nested(entry: BlendEntry, blend: BlendManifest, open_one: Opener) -> Iterator[Part]:
+    (*earlier, schedule) = schedules_of(blend)
+    phase = schedule.phases[0]
+    if earlier or blend.phases or any(ask.unit != WEIGHT for ask in phase.asks):
+        raise UsageError(
+            f"{entry.path} cannot stand inside another blend",
+            found="phases, or amounts of tokens, samples or epochs",
+            expected="a blend of weights",
+            fix="name its corpora one by one",
+        )
+    corpora = []
+    for part in blend.components:
+        with errors_wanted_by(f"{entry.path}: component {part.name}"):
+            corpora.append(open_one(str(Path(entry.path).parent / part.path)))
+    (weight_by,) = weights_set_by(blend, [corpus.num_tokens for corpus in corpora])
+    for part, ask, corpus in zip(blend.components, phase.asks, corpora, strict=True):
+        if corpus.id != part.id:
+            raise UsageError(f"{entry.path}: component {part.name} is not the corpus that was blended")
+        yield Part(corpus, str(ask.amount), entry.max_epochs or part.cap, weight_by=weight_by, name=part.name)
+
+
+def _name_all(found: Sequence[Found]) -> None:
+    """Short names where they differ, else paths; an entry's own name goes first."""
+    for one in found:
+        for part in one.parts:
+            own = one.entry.name if not one.many else None
+            part.name = own or part.name or part.corpus.name
+    parts = [part for one in found for part in one.parts]
+    times = Counter(name for name, _ in {(part.name, part.corpus.id) for part in parts})
+    for part in parts:
+        if times[part.name] > 1:
+            part.name = str(part.corpus.path)
+
+
+def _check_distinct(parts: Sequence[Part]) -> None:
+    problems, bare = [], False
+    for part, alike in zip(parts, first_alike([part.corpus for part in parts]), strict=True):
+        other = parts[alike]
+        if other is not part:
+            both = f"{part.corpus.path} and {other.corpus.path}"
+            one_id = part.corpus.id == other.corpus.id
+            why = f"id {part.corpus.id[:16]}" if one_id else "the same .idx, and as many bytes in .bin"
+            problems.append(f"{both} are the same corpus ({why})")
+            unread = not (part.corpus.manifest.verified and other.corpus.manifest.verified)
+            bare |= unread and part.corpus.path != other.corpus.path
+    if problems:
+        fix = "name it once, with the sum of its shares; merge_same = true (--merge-same) does that"
+        if bare:  # documents of one length each make such files
+            fix += "\n  where only the .idx are alike, and no .bin was read: mdata adopt --full each pair first"
+        raise blend_error(problems, fix=fix)
+
+
+def _check_overlap(parts: Sequence[Part]) -> None:
+    if problems := shared_documents([part.corpus for part in parts]):
+        fix = f"name either the whole or its parts, and remove leftovers of earlier runs; to use both, set {ALLOW}"
+        raise blend_error(problems, fix=fix)
+
+
+def corpora_of_sets(blend: BlendManifest, folder: Path, *, open_one: Opener) -> dict[str, list[Corpus]]:
+    """The corpora of each validation and test set, those of a blend that is one among them."""
+    found: dict[str, list[Corpus]] = {}
+    for one in (*(blend.valid or ()), *(blend.test or ())):
+        inner = blend_at(str(folder / one.path))
+        paths = [one.path] if inner is None else [str(Path(one.path).parent / part.path) for part in inner.components]
+        found.setdefault(one.name, []).extend(open_one(str(folder / path)) for path in paths)
+    return found
+
+
+def _share_out(found: Sequence[Found], spec: BlendSpec) -> dict[str, Amount]:
+    """Give every part its share and group; returns the groups that have shares."""
+    _check_shares(found, spec)
+    groups = dict(spec.groups)
+    for one in found:
+        entry = one.entry
+        share = Amount("1", "epochs") if spec.exhaustive else entry.share
+        by_itself = share is None and not one.nested
+        if not one.many or by_itself or (share is not None and share.unit == "epochs"):
+            for part in one.parts:
+                part.group = entry.group or (_group_name(one) if one.many else None)
+                part.share = share or Amount(part.weight, set_by=TOKENS)
+            continue
+        whole = share or Amount(str(sum(part.corpus.num_tokens for part in one.parts)), set_by=TOKENS)
+        total = sum((Fraction(part.weight) for part in one.parts), Fraction(0))
+        name = entry.group or _group_name(one)
+        if entry.group is None:
+            if name in groups:
+                raise UsageError(f"two groups are called {name}", fix="a name for each entry")
+            groups[name] = whole
+        for part in one.parts:
+            part.group = name
+            divided = Fraction(whole.share) * (Fraction(part.weight) / total if total else 1)
+            part.share = Amount(part.weight, set_by=part.weight_by)
+            if entry.group is not None:
+                part.share = Amount(as_text(divided), whole.unit, whole.set_by)
+    return groups
+
+
+def _group_name(one: Found) -> str:
+    return one.entry.name or Path(one.entry.path).stem.strip("*") or Path(one.entry.path).parent.name or one.entry.path
+
+
+def _check_shares(found: Sequence[Found], spec: BlendSpec) -> None:
+    """Shares for all or for none among those that stand side by side; nothing beside `exhaustive`."""
+    if spec.exhaustive and (spec.groups or spec.phases or spec.alpha or any(one.entry.share for one in found)):
+        raise UsageError("exhaustive reads every corpus once", expected="no shares, groups, phases or alpha beside it")
+    if spec.alpha is not None and not any(_by_tokens(one) for one in found):
+        raise UsageError(
+            "alpha has nothing to divide: every entry has a share of its own",
+            found=f"alpha {spec.alpha}",
+            expected="entries without a share, or folders of several corpora",
+            fix="leave alpha out, or leave the shares out",
+        )
+    unused = [name for name in spec.groups if not any(one.entry.group == name for one in found)]
+    if unused:
+        raise UsageError(
+            f"the group {unused[0]} has a share and no members", fix=f'group = "{unused[0]}" at a component'
+        )
+    sides: dict[str | None, list[Found]] = {None: []}
+    for one in found:
+        sides.setdefault(one.entry.group if one.entry.group in spec.groups else None, []).append(one)
+    for group, side in sides.items():
+        without = [one.entry.path for one in side if one.entry.share is None]
+        if without and (len(without) < len(side) or (group is None and spec.groups)) and not spec.exhaustive:
+            raise UsageError(
+                f"{without[0]} has no share, others beside it have one",
+                expected="a share for each, or for none (they then count by their tokens)",
+            )
+
+
+def _by_tokens(one: Found) -> bool:
+    """Whether tokens say what any corpus of an entry gets."""
+    if one.nested or not one.entry.share:
+        return not one.nested
+    return len(one.parts) > 1 and one.entry.share.unit != "epochs"
+
+
+def _check_kept(parts: Sequence[Part], groups: Mapping[str, Amount]) -> None:
+    """Shares that are numbers above 0 and can be kept as text."""
+    problems = [f"{part.name} has no tokens; leave it out" for part in parts if not part.corpus.num_tokens]
+    named = [(part.name, part.share) for part in parts if part.corpus.num_tokens]
+    named += [(f"group {name}", share) for name, share in groups.items()]
+    for name, share in named:
+        try:
+            integer_weights([share.share], [name])
+            msgspec.convert(share.share, Share)
+        except UsageError as error:
+            problems.append(str(error))
+        except msgspec.ValidationError:
+            problems.append(f"the share of {name} cannot be kept exactly: {share.share!r}; write a number such as 0.7")
+    if problems:
+        raise blend_error(problems)
+
+
+def _component(part: Part, folder: Path) -> BlendComponent:
+    return BlendComponent(
+        path=relative_path(part.corpus.path, folder),
+        id=part.corpus.id,
+        name=part.name,
+        share=part.share.share,
+        group=part.group,
+        cap=part.cap,
+        unit=UNSET if part.share.unit == WEIGHT else part.share.unit,
+        set_by=part.share.set_by,
+    )
+
+
+def _phase(
+    phase: PhaseSpec, parts: Sequence[Part], *, groups: Mapping[str, Amount], problems: list[str], where: int
+) -> Phase:
+    """A phase with a share for every component and group: its own, or those of the entries."""
+    shares = {part.name: part.share for part in parts}
+    of_groups = dict(groups)
+    if phase.shares is not None:
+        inside = {part.name for part in parts if part.group in groups}
+        known = [name for name in shares if name not in inside] + list(groups)
+        for name in phase.shares:
+            if known.count(name) > 1:
+                problems.append(f"phase {where} gives {name} a share, which is a component and a group; rename one")
+            if name not in known:
+                close = nearest(name, known)
+                hint = f"; meant {close}?" if close else ""
+                problems.append(
+                    f"phase {where} gives {name} a share, which is no component or group of the blend{hint}"
+                )
+        nothing = Amount("0")
+        shares = {name: s if name in inside else phase.shares.get(name, nothing) for name, s in shares.items()}
+        of_groups = {name: phase.shares.get(name, nothing) for name in groups}
+    units = [share.unit for share in shares.values()]
+    return Phase(
+        samples=phase.samples,
+        shares=[share.share for share in shares.values()],
+        tokens=UNSET if phase.tokens is None else phase.tokens,
+        units=UNSET if all(unit == WEIGHT for unit in units) else units,
+        groups=_group_shares(of_groups) or UNSET,
+        ramp=phase.ramp or UNSET,
+        set_by=[share.set_by for share in shares.values()],
+    )
+
+
+def _group_shares(groups: Mapping[str, Amount]) -> dict[str, GroupShare]:
+    return {
+        name: GroupShare(share=share.share, unit=UNSET if share.unit == WEIGHT else share.unit, set_by=share.set_by)
+        for name, share in groups.items()
+    }
+
+
+def _sets(sets: Mapping[str, str], folder: Path, open_one: Opener, *, problems: list[str]) -> list[NamedSet]:
+    """Named sets; one that names many corpora becomes one set of each."""
+    made: dict[str, NamedSet] = {}
+    for name, path in sets.items():
+        try:
+            blend = blend_at(path)
+            paths = corpora_at(path) if is_many(path) else [path]
+            for one in paths:
+                corpus = None if blend else open_one(one)
+                where = Path(one) if corpus is None else corpus.path
+                found = blend.id if blend else corpus.id if corpus else ""
+                called = name if name != path and len(paths) == 1 else corpus.name if corpus else where.stem
+                called = called if called not in made else str(where)
+                made[called] = NamedSet(name=called, path=relative_path(where, folder), id=found)
+        except MdataError as error:
+            problems.append(str(error))
+    return list(made.values())
+
+
+def relative_path(path: Path, folder: Path) -> str:
+    """A path from a folder, both without symbolic links, so that `..` means the same when it is followed."""
+    real = path.parent.resolve() / path.name
+    return Path(os.path.relpath(real, folder.resolve())).as_posix()

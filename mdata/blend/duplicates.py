@@ -1,0 +1,114 @@
+"""One corpus that several entries name: which do, and, where that is asked for, one component with all their shares.
+
+Two components of one corpus would read the same texts at the same pace, since the order inside a corpus depends on
+nothing but the corpus: each text would come twice in every pass. One component has one cursor, so nothing comes again
+before all of it was read; random access, inverse and the bound of a share are those of any component. A share is a sum
+only of shares that count alike. A member of a group with a share, named once more outside of it, leaves the group with
+its part of that share; what the others get does not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from mdata.blend.spec import Amount, BlendSpec
+from mdata.corpus.corpus import Corpus
+from mdata.mixing.schedule import TOKENS, USER, as_text
+
+if TYPE_CHECKING:
+    from mdata.blend.parts import Part
+
+
+def first_alike(corpora: Sequence[Corpus]) -> list[int]:
+    """For each corpus the number of the first that is the same, or may be; its own where there is none.
+
+    A pair of which no .bin was read is known by its .idx and the size of its .bin alone: it may be any with the same.
+    """
+    by_id: dict[str, int] = {}
+    by_files: dict[object, int] = {}
+    unread: dict[object, int] = {}
+    found = []
+    for number, corpus in enumerate(corpora):
+        key, verified = files_of(corpus), corpus.manifest.verified
+        alike = by_id.get(corpus.id, (unread if verified else by_files).get(key, number))
+        found.append(alike)
+        by_id.setdefault(corpus.id, number)
+        by_files.setdefault(key, number)
+        if not verified:
+            unread.setdefault(key, number)
+    return found
+
+
+def files_of(corpus: Corpus) -> tuple[tuple[str, int], ...]:
+    """What is known of the files of any corpus: the hash of each .idx and the size of its .bin."""
+    return tuple((shard.idx_hash, shard.bytes) for shard in corpus.manifest.shards)
+
+
+def merge_same(
+    parts: Sequence[Part], groups: dict[str, Amount], *, spec: BlendSpec, problems: list[str]
+) -> tuple[list[Part], dict[str, str]]:
+    """The parts with every corpus once, under its first name; `groups` loses what its members take along.
+
+    Returns:
+        The parts, and for each that was merged the shares that it was given, as text.
+    """
+    of_corpus: dict[int, list[Part]] = {}
+    roots: list[int] = []
+    for number, alike in enumerate(first_alike([part.corpus for part in parts])):
+        roots.append(number if alike == number else roots[alike])
+        of_corpus.setdefault(roots[number], []).append(parts[number])
+    given = {}
+    for same in of_corpus.values():
+        if len(same) > 1:
+            unread = not all(part.corpus.manifest.verified for part in same)
+            if unread and len({tuple(r.bin_path.resolve() for r in part.corpus.readers) for part in same}) > 1:
+                both = " and ".join(str(part.corpus.path) for part in same[:2])
+                problems.append(f"{both}: where only the .idx are alike tokens may differ; mdata adopt --full each")
+            given[same[0].name] = _merge(same, parts, groups, spec=spec, problems=problems)
+    merged = [same[0] for same in of_corpus.values()]
+    for name in groups.keys() - {part.group for part in merged}:
+        del groups[name]
+    return merged, given
+
+
+def _merge(
+    same: list[Part], parts: Sequence[Part], groups: dict[str, Amount], *, spec: BlendSpec, problems: list[str]
+) -> str:
+    """Make the first of these all of them; their shares in words."""
+    first = same[0]
+    caps = [part.cap for part in same if part.cap is not None]
+    first.cap = min(caps, key=Fraction) if caps else None
+    if spec.exhaustive:
+        return "once, as every corpus"
+    if len({part.group if part.group in groups else None for part in same}) > 1:
+        if any(phase.shares is not None for phase in spec.phases):
+            what = f"{first.name} is named inside of a group and outside of it"
+            problems.append(f"{what}; phases with shares of their own need every corpus in one place")
+            return ""
+        for part in same:
+            if part.group in groups:
+                _leave_group(part, parts, groups)
+    units = {part.share.unit for part in same}
+    if len(units) > 1:
+        problems.append(
+            f"{first.name} is asked for in {' and in '.join(sorted(units))}; only what counts alike is merged"
+        )
+        return ""
+    shares = [part.share for part in same]
+    set_by = USER if any(share.set_by == USER for share in shares) else TOKENS
+    first.share = Amount(as_text(sum((Fraction(share.share) for share in shares), Fraction(0))), units.pop(), set_by)
+    for part in same[1:]:
+        part.share = Amount("0")
+    return " + ".join(map(str, shares))
+
+
+def _leave_group(part: Part, parts: Sequence[Part], groups: dict[str, Amount]) -> None:
+    """Take a member out of its group, with its part of the group's share."""
+    assert part.group is not None, "no member"
+    whole = groups[part.group]
+    weights = sum(Fraction(other.share.share) for other in parts if other.group == part.group)
+    taken = Fraction(whole.share) * Fraction(part.share.share) / weights
+    groups[part.group] = whole._replace(share=as_text(Fraction(whole.share) - taken))
+    part.group, part.share = None, whole._replace(share=as_text(taken))

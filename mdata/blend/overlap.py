@@ -1,0 +1,116 @@
+"""The same documents twice: what of a folder is trained on, and corpora that must not stand side by side.
+
+Of a folder the held-out parts are left out, and the parts of a whole that is there too; both are said. Beyond that
+nothing is chosen: corpora with documents in common (two wholes of one input, a part beside a whole of another run) are
+refused by name, and so is a corpus, or any of its documents, in training and evaluation at once. Whoever wants one of
+these asks for it (`allow_overlap`). Corpora without a provenance are compared by id and files alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mdata.blend.duplicates import files_of
+from mdata.corpus.corpus import Corpus
+from mdata.errors import UsageError
+from mdata.manifest.lineage import ByInput, lineage_of
+from mdata.mixing.schedule import blend_error
+
+ALLOW = "allow_overlap = true (--allow-overlap)"
+_SHOWN = 5
+
+
+def to_train_on(path: str, corpora: Sequence[Corpus]) -> tuple[list[Corpus], dict[str, str]]:
+    """Which of a folder's corpora a blend takes: those, and why each other one is left out, by its path.
+
+    Raises:
+        UsageError: all of them are held-out parts.
+    """
+    lineages = [lineage_of(corpus.manifest) for corpus in corpora]
+    wholes = {one.run: corpus for one, corpus in zip(lineages, corpora, strict=True) if one and one.role == "whole"}
+    kept, left_out = [], {}
+    for corpus, one in zip(corpora, lineages, strict=True):
+        if one and one.role == "holdout":
+            left_out[str(corpus.path)] = f"{one.what} of {one.key}"
+        elif one and one.role == "partition" and one.run in wholes:
+            left_out[str(corpus.path)] = f"{one.what} of {wholes[one.run].path.name}, which is included"
+        else:
+            kept.append(corpus)
+    if corpora and not kept:
+        raise UsageError(
+            f"{path}: every corpus in it is a held-out part",
+            found=_some([f"{where} is {why}" for where, why in left_out.items()]),
+            fix=f"to train on a corpus, name it by itself, or set {ALLOW}",
+        )
+    return kept, left_out
+
+
+def check_added(corpora: Sequence[Corpus], known: int, *, sets: Mapping[str, Sequence[Corpus]]) -> None:
+    """Refuse what a changed mixture adds to its `known` first corpora, where the same documents are there already.
+
+    Raises:
+        UsageError: names each pair, among the corpora or with a validation or test set.
+    """
+    if problems := shared_documents(corpora, first=known):
+        raise blend_error(problems, fix=f"leave out one of the two; to use both, set {ALLOW}")
+    check_apart(corpora[known:], sets)
+
+
+def shared_documents(corpora: Sequence[Corpus], *, first: int = 0) -> list[str]:
+    """Every two corpora with documents in common, in words; at least one of each pair is from `first` on."""
+    lineages = [lineage_of(corpus.manifest) for corpus in corpora]
+    found, seen = ByInput(lineages), set()
+    problems = []
+    for number, one in enumerate(lineages):
+        if one is None:
+            continue
+        for other, input in found.sharing(one):
+            pair = frozenset((number, other))
+            if other != number and max(pair) >= first and pair not in seen and corpora[other].id != corpora[number].id:
+                seen.add(pair)
+                theirs = lineages[other]
+                assert theirs is not None, "found by its inputs"
+                names = f"{corpora[number].path} ({one.what}) and {corpora[other].path} ({theirs.what})"
+                problems.append(f"{names} both contain documents of {input}")
+    return problems
+
+
+def check_apart(train: Sequence[Corpus], sets: Mapping[str, Sequence[Corpus]], *, allow: str = ALLOW) -> None:
+    """Refuse evaluation sets that hold documents of the training data.
+
+    Args:
+        train: corpora that are trained on.
+        sets: name -> corpora of a validation or test set.
+        allow: how a user asks for it all the same.
+
+    Raises:
+        UsageError: names each pair.
+    """
+    found = ByInput([lineage_of(corpus.manifest) for corpus in train]) if sets else None
+    problems = []
+    for name, corpora in sets.items():
+        for corpus in corpora:
+            same = next((other for other in train if _same(corpus, other)), None)
+            if same is not None:
+                problems.append(f"{name}: {corpus.path} is also training data: {same.path}")
+                continue
+            one = lineage_of(corpus.manifest)
+            for other, input in found.sharing(one) if one and found else ():
+                problems.append(f"{name}: {corpus.path} and {train[other].path} both contain documents of {input}")
+    if problems:
+        raise UsageError(
+            "evaluation sets contain documents of the training data",
+            found=_some(problems),
+            expected="other documents, such as the held-out part of `mdata preprocess --holdout`",
+            fix=f"name other sets; to use these, set {allow}",
+        )
+
+
+def _same(one: Corpus, other: Corpus) -> bool:
+    unread = not (one.manifest.verified and other.manifest.verified)
+    return one.id == other.id or (unread and files_of(one) == files_of(other))
+
+
+def _some(lines: Sequence[str]) -> str:
+    more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    return "; ".join(lines[:_SHOWN]) + more

@@ -1,0 +1,71 @@
+"""Whether the corpora that are read together have one tokenizer, as far as their manifests say.
+
+A pair without a manifest, or with that of a plain `mdata adopt`, does not say which tokenizer made it. Such corpora are
+read together. One of them beside a corpus that names its tokenizer is refused, unless the user says that it is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mdata.blend.spec import OK, TOKENIZER_UNKNOWN
+from mdata.corpus.corpus import Corpus
+from mdata.errors import UsageError, few
+
+
+def may_be_unknown(*said: str) -> bool:
+    """Whether any of these, "refuse" or "ok" each, says that corpora of no known tokenizer may stand beside others.
+
+    Raises:
+        UsageError: another word.
+    """
+    for word in said:
+        if word not in TOKENIZER_UNKNOWN:
+            raise UsageError(f"no tokenizer_unknown {word!r}", expected=" or ".join(TOKENIZER_UNKNOWN))
+    return OK in said
+
+
+def check_one_tokenizer(corpora: Sequence[Corpus], *, unknown: bool) -> None:
+    """Refuse corpora whose ids mean different things, or may do so.
+
+    Args:
+        corpora: read together.
+        unknown: the user says that ids of corpora whose tokenizer is not known mean what the others' mean.
+
+    Raises:
+        UsageError: names two corpora, and what is known of their tokenizers.
+    """
+    known = [corpus for corpus in corpora if corpus.tokenizer_fingerprint is not None]
+    for corpus in known[1:]:
+        if corpus.tokenizer_fingerprint != known[0].tokenizer_fingerprint:
+            raise UsageError(
+                "two corpora were made with different tokenizers",
+                found=f"{known[0].path}: {_named(known[0])}",
+                expected=f"the same tokenizer as {corpus.path}: {_named(corpus)}",
+                fix="preprocess one of them again with the tokenizer of the other",
+            )
+    silent = [str(corpus.path) for corpus in corpora if corpus.tokenizer_fingerprint is None]
+    if known and silent and not unknown:
+        raise UsageError(
+            "some corpora do not record their tokenizer, and others do",
+            found=f"no tokenizer recorded for {few(silent)}",
+            expected=f"the tokenizer of {known[0].path}: {_named(known[0])}",
+            fix=way_out(silent[0]),
+        )
+
+
+def way_out(prefix: str) -> str:
+    """What to do about a corpus that does not say its tokenizer."""
+    return (
+        f"mdata adopt {prefix} --tokenizer-type TYPE --tokenizer-model FILE records the tokenizer that made it\n"
+        '  or, if you know that its ids match: --tokenizer-unknown ok (in a run: data.tokenizer_unknown = "ok"; '
+        'in Python: tokenizer_unknown="ok")'
+    )
+
+
+def _named(corpus: Corpus) -> str:
+    """A corpus' tokenizer as people know it."""
+    facts = corpus.tokenizer
+    assert facts is not None, "only corpora whose tokenizer is known are compared"
+    options = "".join(f", {name} {value}" for name, value in sorted(facts.options.items()) if name != "special_tokens")
+    return f"{facts.type} with {facts.vocab_size:,} entries{options}, fingerprint {facts.fingerprint}"

@@ -1,0 +1,1 @@
+"""Blends before and during a training: making, previewing, changing and redistributing them."""

@@ -1,0 +1,357 @@
+"""Another mixture for the rest of a run: what was read before sample N stays as it is, corpora go on where they were.
+
+The new manifest names the old one as its parent and carries its phases, left at N, before its own. Components keep
+their numbers and new ones are added behind them, so that nothing before N changes; a corpus that is no longer read
+keeps its place with a share of 0. Amounts of the new phases count from N; caps count from the run's beginning. Pure but
+for opening what is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from pathlib import Path
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from mdata.blend.compose import corpora_of_sets, relative_path
+from mdata.blend.duplicates import first_alike
+from mdata.blend.open_blend import OpenBlend, SpecLike, plan_blend, read_spec
+from mdata.blend.overlap import check_added
+from mdata.blend.same_tokenizer import check_one_tokenizer, may_be_unknown
+from mdata.blend.share_texts import shown_wholes
+from mdata.blend.spec import OK, REFUSE, BlendSpec
+from mdata.blend_planning.preview import samples_per_epoch
+from mdata.corpus.corpus import Corpus, open_corpus
+from mdata.errors import UsageError, few
+from mdata.manifest.blend_schedule import caps_of, phases_of, schedules_of
+from mdata.manifest.ids import sealed
+from mdata.manifest.types import BlendComponent, EarlierPhases, NamedSet, Phase, Share
+from mdata.mixing.resolve import Sizes, phase_starts
+from mdata.mixing.schedule import (
+    NOTHING,
+    TOKENS,
+    USER,
+    WEIGHT,
+    Ask,
+    AskedPhase,
+    Schedule,
+    SetBy,
+    as_text,
+    blend_error,
+    exact,
+)
+from mdata.util.option_synonyms import nearest
+
+
+@dataclass(frozen=True)
+class BlendEdits:
+    """Changes of the mixture that is in force.
+
+    Args:
+        shares: component -> its new weight. add: (weight, corpus). remove: components.
+        replace: component -> the corpus that takes its share. tokenizer_unknown, allow_overlap: as of a `BlendSpec`.
+    """
+
+    shares: Mapping[str, str] = field(default_factory=dict)
+    add: Sequence[tuple[str, str]] = ()
+    remove: Sequence[str] = ()
+    replace: Mapping[str, str] = field(default_factory=dict)
+    tokenizer_unknown: str = REFUSE
+    allow_overlap: bool = False
+
+
+def change_blend(
+    old: OpenBlend,
+    at_sample: int,
+    *,
+    folder: Path,
+    sequence_length: int,
+    spec: SpecLike | None = None,
+    edits: BlendEdits | None = None,
+    split: str = "100,0,0",
+) -> OpenBlend:
+    """The blend that goes on otherwise from a sample on; `save_blend` writes it.
+
+    Args:
+        old: the blend of the run. at_sample: samples read before the change.
+        folder: where the manifest will lie.
+        sequence_length, split: those of the run.
+        spec: the whole new mixture; or edits: changes of the one in force.
+
+    Raises:
+        UsageError: a sample that cannot be, names that are not there, no change or two.
+    """
+    if (spec is None) == (edits is None):
+        raise UsageError("the change is missing, or there are two", expected="a new mixture, or edits of the old one")
+    sizes = Sizes(
+        old.names,
+        samples_per_epoch(old, sequence_length, split=split),
+        sequence_length,
+        caps_of(old.manifest),
+    )
+    schedules = schedules_of(old.manifest)
+    _check_sample(old, schedules, sizes, at=at_sample)
+    union = _Union(old, folder)
+    asked = (edits or BlendEdits()) if spec is None else read_spec(spec)
+    unknown = may_be_unknown(old.tokenizer_unknown, asked.tokenizer_unknown)
+    if isinstance(asked, BlendSpec):
+        allowed = OK if unknown else REFUSE
+        phases = union.taken(plan_blend(asked, folder, tokenizer_unknown=allowed, allow_outside=old.allow_outside))
+    else:
+        wholes = shown_wholes(old.manifest, [corpus.num_tokens for corpus in old.corpora])
+        rest = _rest(schedules, old, sizes, at=at_sample, wholes=wholes)
+        set_by = [USER if whole is None else TOKENS for whole in wholes[-len(rest) :]]
+        phases = union.edited(rest, asked, set_by=set_by)
+    check_one_tokenizer(union.corpora, unknown=unknown)
+    if not asked.allow_overlap:
+        sets = corpora_of_sets(old.manifest, old.folder, open_one=open_corpus)
+        check_added(union.corpora, len(old.corpora), sets=sets)
+    count = len(union.corpora)
+    earlier = [EarlierPhases(until=part.until or at_sample, phases=_flat(part.phases, count)) for part in schedules]
+    changed = msgspec.structs.replace(
+        old.manifest,
+        components=[_with_share(part, phases[-1], i) for i, part in enumerate(union.components)],
+        phases=phases,
+        groups=UNSET,
+        earlier=earlier,
+        parent=old.manifest.id,
+        valid=_moved(old.manifest.valid, old.folder, folder),
+        test=_moved(old.manifest.test, old.folder, folder),
+        tokenizer_unknown="ok" if unknown else UNSET,
+    )
+    return OpenBlend(sealed(changed), tuple(union.corpora), folder)
+
+
+def _check_sample(old: OpenBlend, schedules: Sequence[Schedule], sizes: Sizes, *, at: int) -> None:
+    first = schedules[-2].until or 0 if len(schedules) > 1 else 0
+    end = old.phased(sizes.samples_per_epoch, sizes.sequence_length).num_samples
+    if at <= first or (end is not None and at >= end):
+        last = "its end" if end is None else f"{end - 1:,}"
+        raise UsageError(
+            "the mixture cannot change there",
+            found=f"sample {at:,}",
+            expected=f"a sample from {first + 1:,} to {last}" + (" (it changed there before)" if first else ""),
+        )
+
+
+def _rest(
+    schedules: Sequence[Schedule], old: OpenBlend, sizes: Sizes, *, at: int, wholes: Sequence[Fraction | None]
+) -> list[AskedPhase]:
+    """What is left of the phases in force, from sample `at` on; weights as given, or as parts of `wholes`."""
+    phases = tuple(_divided(phase, whole or 1) for phase, whole in zip(schedules[-1].phases, wholes, strict=True))
+    begin = schedules[-2].until or 0 if len(schedules) > 1 else 0
+    starts = [begin + start for start in phase_starts([Schedule(phases)], sizes)]
+    number = max(i for i, start in enumerate(starts) if start <= at)
+    phase = phases[number]
+    if phase.ramp:
+        raise UsageError(
+            f"sample {at:,} lies in the ramp of phase {number + 1}, which has no one mixture to change",
+            fix="the sample at which the ramp ends, or the whole new mixture",
+        )
+    if phase.endless or starts[number] == at:
+        return list(phases[number:])
+    dealt = old.phased(sizes.samples_per_epoch, sizes.sequence_length)
+    stop = starts[number + 1] if number + 1 < len(phases) else dealt.num_samples
+    assert stop is not None, "a bounded phase has an end"
+    left = [b - a for a, b in zip(dealt.counts(at), dealt.counts(stop), strict=True)]
+    asks = tuple(
+        ask if ask.unit == WEIGHT else Ask("samples", Fraction(rest))
+        for ask, rest in zip(phase.asks, left, strict=True)
+    )
+    return [replace(phase, asks=asks, samples=stop - at, tokens=None), *phases[number + 1 :]]
+
+
+def _divided(phase: AskedPhase, whole: Fraction | int) -> AskedPhase:
+    return replace(phase, asks=tuple(Ask(a.unit, a.amount / whole) if a.unit == WEIGHT else a for a in phase.asks))
+
+
+class _Union:
+    """The components of the old blend, and behind them those that a change adds."""
+
+    def __init__(self, old: OpenBlend, folder: Path) -> None:
+        self.folder, self.allow_outside = folder, old.allow_outside
+        self.corpora = list(old.corpora)
+        self.components = [
+            msgspec.structs.replace(part, path=relative_path(corpus.path, folder))
+            for part, corpus in zip(old.manifest.components, old.corpora, strict=True)
+        ]
+
+    def taken(self, new: OpenBlend) -> list[Phase]:
+        """The phases of a whole new mixture, with a place for every component."""
+        places = [self._place(part, corpus) for part, corpus in zip(new.manifest.components, new.corpora, strict=True)]
+        for place, part in zip(places, new.manifest.components, strict=True):
+            cap = part.cap or self.components[place].cap
+            self.components[place] = msgspec.structs.replace(self.components[place], group=part.group, cap=cap)
+        return [_spread(phase, places, len(self.corpora)) for phase in phases_of(new.manifest)]
+
+    def edited(self, phases: Sequence[AskedPhase], edits: BlendEdits, *, set_by: Sequence[SetBy]) -> list[Phase]:
+        """Phases with edits; a component is named as in the table. `set_by`: who set the weights of each phase.
+
+        Raises:
+            UsageError: every name that is not there, and every share that is no number.
+        """
+        problems: list[str] = []
+        named = [*edits.shares, *edits.remove, *edits.replace]
+        problems += [f"{name} is changed twice" for name in dict.fromkeys(named) if named.count(name) > 1]
+        weights = {number: share for name, share in edits.shares.items() for number in self._one(name, problems)}
+        gone = {number for name in edits.remove for number in self._members(name, problems)}
+        given = {number: _weight(share, self.components[number].name, problems) for number, share in weights.items()}
+        swaps = {number: path for name, path in edits.replace.items() for number in self._one(name, problems)}
+        more = [(_weight(share, path, problems), path) for share, path in edits.add]
+        if TOKENS in set_by:  # they are parts of 1: a number of tokens would leave the others next to nothing
+            large = [as_text(weight) for weight in (*given.values(), *(weight for weight, _ in more)) if weight > 1]
+            problems += [f"the weight {text} stands beside parts of 1, as `mdata blend` shows them" for text in large]
+        if problems:
+            raise blend_error(problems)
+        read = {i for i in range(len(self.components)) if any(phase.asks[i].amount for phase in phases)}
+        read |= given.keys()
+        for weight, path in more:
+            given[self._newly(path, read, "--add", fix="--set {}=WEIGHT changes its weight")] = weight
+        fix = "--remove takes a corpus out, and --set {}=WEIGHT changes the weight of this one"
+        moved = {number: self._newly(path, read, "--replace", fix=fix) for number, path in swaps.items()}
+        count = len(self.corpora)
+        flat = _flat([_edited(phase, given, gone=gone, moved=moved, count=count) for phase in phases], count)
+        return [
+            msgspec.structs.replace(phase, set_by=[USER if number in given else by for number in range(count)])
+            for phase, by in zip(flat, set_by, strict=True)
+        ]
+
+    def _one(self, name: str, problems: list[str]) -> list[int]:
+        """The component of a name, as a list; none, and a problem, where there is none."""
+        found = [i for i, part in enumerate(self.components) if part.name == name]
+        if not found:
+            names = [part.name for part in self.components]
+            close = nearest(name, names)
+            instead = f"meant {close}?" if close else f"there are {few(names)}"
+            problems.append(f"no component is called {name}; {instead}")
+        return found
+
+    def _members(self, name: str, problems: list[str]) -> list[int]:
+        """The members of a group, or the one component of a name."""
+        return [i for i, part in enumerate(self.components) if part.group == name] or self._one(name, problems)
+
+    def _added(self, path: str) -> int:
+        one = plan_blend({"component": [{"path": path}]}, self.folder, allow_outside=self.allow_outside)
+        if len(one.corpora) != 1:
+            raise UsageError(f"{path} names {len(one.corpora)} corpora", expected="one", fix="a whole new mixture")
+        return self._place(one.manifest.components[0], one.corpora[0])
+
+    def _newly(self, path: str, read: set[int], option: str, *, fix: str) -> int:
+        """The number of a corpus that nothing reads yet, where its weight would be lost; noted in `read`."""
+        number = self._added(path)
+        if number in read:
+            name = self.components[number].name
+            what = f"{option} {path}: that corpus is in the blend already, as {name}"
+            raise UsageError(what, expected="a corpus that is not read", fix=fix.format(name))
+        read.add(number)
+        return number
+
+    def _place(self, part: BlendComponent, corpus: Corpus) -> int:
+        """The number of a corpus, which is added if it is new.
+
+        Raises:
+            UsageError: it may be one of the blend under another id, and would be read from its beginning again.
+        """
+        for number, known in enumerate(self.components):
+            if known.id == part.id:
+                return number
+        near = [number for number, known in enumerate(self.corpora) if known.num_tokens == corpus.num_tokens]
+        alike = first_alike([*(self.corpora[number] for number in near), corpus])[-1]
+        if alike < len(near):
+            name, path = self.components[near[alike]].name, self.corpora[near[alike]].path
+            raise UsageError(
+                f"{corpus.path} is {name} of the blend, by its .idx and the size of its .bin",
+                found="one of them without hashes of its tokens, so that they have two ids",
+                fix=f"{path}, as the blend names it; if the tokens are others: mdata adopt --full each",
+            )
+        if part.name in [known.name for known in self.components]:
+            part = msgspec.structs.replace(part, name=str(corpus.path))
+        self.components.append(part)
+        self.corpora.append(corpus)
+        return len(self.corpora) - 1
+
+
+def _weight(share: str, name: str, problems: list[str]) -> Fraction:
+    weight = _number(share)
+    if weight is None and _number(name) is not None:
+        problems.append(f"a weight stands before its corpus; found {share} {name}; meant {name} {share}?")
+    elif weight is None or weight < 0:
+        problems.append(f"the share of {name} is {share!r}; expected a number of at least 0")
+    return weight or Fraction(0)
+
+
+def _number(text: str) -> Fraction | None:
+    try:
+        return exact(text)
+    except UsageError:
+        return None
+
+
+def _edited(
+    phase: AskedPhase, new: Mapping[int, Fraction], *, gone: set[int], moved: Mapping[int, int], count: int
+) -> AskedPhase:
+    asks = [*phase.asks, *[NOTHING] * (count - len(phase.asks))]
+    for number, weight in new.items():
+        asks[number] = Ask(WEIGHT, weight)
+    for number, place in moved.items():
+        asks[place] = asks[number]
+    for number in (*gone, *moved):
+        asks[number] = NOTHING
+    return replace(phase, asks=tuple(asks))
+
+
+def _flat(phases: Sequence[AskedPhase], count: int) -> list[Phase]:
+    """Phases as a manifest has them, groups divided, with a share of 0 for components that came later."""
+    made = []
+    for phase in phases:
+        asks = [*phase.asks, *[NOTHING] * (count - len(phase.asks))]
+        units = [ask.unit for ask in asks]
+        shares = [as_text(ask.amount) for ask in asks]
+        made.append(
+            Phase(
+                samples=phase.samples,
+                shares=[_kept(share) for share in shares],
+                tokens=UNSET if phase.tokens is None else phase.tokens,
+                units=UNSET if all(unit == WEIGHT for unit in units) else units,
+                ramp=phase.ramp or UNSET,
+            )
+        )
+    return made
+
+
+def _kept(share: str) -> str:
+    try:
+        return msgspec.convert(share, Share)
+    except msgspec.ValidationError as error:
+        what = "a share of the changed blend cannot be kept exactly"
+        raise UsageError(what, found=share, fix="shorter numbers") from error
+
+
+def _spread(phase: Phase, places: Sequence[int], count: int) -> Phase:
+    """A phase over some components as one over all."""
+    shares, units, set_by = ["0"] * count, [WEIGHT] * count, [USER] * count
+    for number, place in enumerate(places):
+        shares[place] = phase.shares[number]
+        units[place] = WEIGHT if isinstance(phase.units, UnsetType) else phase.units[number]
+        set_by[place] = USER if isinstance(phase.set_by, UnsetType) else phase.set_by[number]
+    plain = all(unit == WEIGHT for unit in units)
+    return msgspec.structs.replace(phase, shares=shares, units=UNSET if plain else units, set_by=set_by)
+
+
+def _with_share(part: BlendComponent, phase: Phase, number: int) -> BlendComponent:
+    """A component with its share in a phase, for people to read."""
+    unit = WEIGHT if isinstance(phase.units, UnsetType) else phase.units[number]
+    set_by = phase.set_by if isinstance(phase.set_by, UnsetType) else phase.set_by[number]
+    return msgspec.structs.replace(
+        part, share=phase.shares[number], unit=UNSET if unit == WEIGHT else unit, set_by=set_by
+    )
+
+
+def _moved(sets: list[NamedSet] | UnsetType, before: Path | None, folder: Path) -> list[NamedSet] | UnsetType:
+    """Named sets with paths from another folder."""
+    if isinstance(sets, UnsetType) or before is None:
+        return sets
+    return [msgspec.structs.replace(one, path=relative_path(before / one.path, folder)) for one in sets]

@@ -1,0 +1,64 @@
+"""Making a blend: corpora and shares in, one manifest out.
+
+Shares stay the text that was given; where none is given, each corpus counts by its number of tokens, as in Megatron.
+Corpora made with different tokenizers are refused, and so is the same corpus twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mdata.blend.open_blend import OpenBlend, SpecLike, allowing, plan_blend, read_spec
+from mdata.blend.spec import REFUSE
+from mdata.blend_planning.redistribute import redistribute_blend
+from mdata.errors import MdataError, UsageError
+from mdata.manifest.io import load_manifest, save_manifest
+from mdata.manifest.types import CorpusManifest
+
+
+def make_blend(
+    spec: SpecLike, output: str | Path, *, tokenizer_unknown: str = REFUSE, allow_outside: bool = False, **run: Any
+) -> OpenBlend:
+    """Write a blend manifest.
+
+    Args:
+        spec: Megatron's grammar, `["0.7", "code.json", "0.3", "prose.json"]`, or corpora alone; a .toml or .csv file;
+            a `BlendSpec`, or the content of a TOML file as a mapping. Words may stand in one string; weights among
+            them may be numbers.
+        output: the manifest; corpora are named relative to its folder, so that both can move together.
+        tokenizer_unknown: "ok": a corpus whose tokenizer is not known may stand beside one whose tokenizer is known.
+        allow_outside: as for `open_corpus`, of each corpus.
+        run: of `redistribute_blend`, for a spec that asks for it: sequence_length, samples or tokens, split.
+
+    Raises:
+        UsageError: shares or corpora that cannot be used, two tokenizers or one that is not known, a corpus twice.
+        DamageError: a corpus that is not what its manifest says.
+    """
+    output, read = Path(output), allowing(read_spec(spec), tokenizer_unknown)
+    blend = plan_blend(replace(read, redistribute=False), output.parent, allow_outside=allow_outside)
+    return save_blend(redistribute_blend(blend, **run) if read.redistribute else blend, output)
+
+
+def save_blend(blend: OpenBlend, output: Path) -> OpenBlend:
+    """Write the manifest of a blend that was made for this folder.
+
+    Raises:
+        UsageError: another name's ending, or the place of a corpus' manifest.
+    """
+    if output.suffix != ".json":
+        raise UsageError(f"{output}: a manifest's name ends in .json", fix=f"{output}.json")
+    # A bare pair has no manifest yet, but this name is where one would be looked for.
+    beside = any(corpus.path.with_suffix(".json").resolve() == output.resolve() for corpus in blend.corpora)
+    if beside or _is_corpus(output):
+        raise UsageError(f"{output} is the manifest of a corpus", fix="another name after --output")
+    return OpenBlend(save_manifest(blend.manifest, output), blend.corpora, output.parent)
+
+
+def _is_corpus(path: Path) -> bool:
+    """Whether the file is a corpus' manifest; only manifests that mdata wrote are accepted."""
+    try:
+        return isinstance(load_manifest(path), CorpusManifest)
+    except MdataError:
+        return False

@@ -1,0 +1,260 @@
+"""What a blend does, before anything is built: what each component is asked for and gets, and what runs out first.
+
+Without a sequence length a sample is a token, so that shares, tokens and epochs can be told of any blend that does not
+count in samples. With one, corpora are opened as a training would (native order), and numbers of samples are exact.
+Nothing is written and no text is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from mdata.blend.open_blend import OpenBlend
+from mdata.blend.share_texts import share_texts
+from mdata.errors import UsageError
+from mdata.manifest.blend_schedule import caps_of, schedules_of
+from mdata.mixing.phased_blend import PhasedBlend
+from mdata.mixing.resolve import Sizes, phase_starts
+from mdata.mixing.schedule import Schedule, blend_error
+from mdata.order.data_split import split_edges
+
+
+@dataclass(frozen=True)
+class BlendRow:
+    """What a blend does with one component, or with a group of them.
+
+    Args:
+        name, group: as given. achieved: part of all samples.
+        share: asked for, as people read it (mdata/blend/share_texts.py); None for a group that is a heading.
+        tokens, documents: of the corpus. epochs: over the run; None where no length was given.
+        samples, read_tokens: over the run. samples_per_epoch: None without a sequence length.
+        once_at: samples of the blend after which the corpus has been read once; None: not in this run.
+        phases: part of the samples of each phase.
+    """
+
+    name: str
+    share: str | None
+    achieved: float
+    tokens: int
+    documents: int
+    epochs: float | None
+    group: str | None = None
+    samples: int | None = None
+    read_tokens: int | None = None
+    samples_per_epoch: int | None = None
+    once_at: int | None = None
+    phases: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class BlendPreview:
+    """Rows of components and of groups, and the run that they are for.
+
+    Args:
+        num_samples: of the run; None: no length was given and the blend has no end. sequence_length: None: not given.
+        starts: first sample of each phase. blend: who deals.
+    """
+
+    rows: tuple[BlendRow, ...]
+    groups: tuple[BlendRow, ...]
+    num_samples: int | None
+    sequence_length: int | None
+    starts: tuple[int, ...]
+    blend: PhasedBlend
+
+
+def preview_blend(
+    blend: OpenBlend,
+    *,
+    sequence_length: int | None = None,
+    samples: int | None = None,
+    tokens: int | None = None,
+    split: str = "100,0,0",
+) -> BlendPreview:
+    """What a training over `samples` or `tokens` reads of each corpus.
+
+    Args:
+        blend: an open blend.
+        sequence_length: tokens of a sample. samples, tokens: length of the training, at most one of them.
+        split: Megatron's split string; training reads its first part.
+
+    Raises:
+        UsageError: shares, lengths or caps that cannot be met; a run longer than the blend; with all numbers.
+    """
+    schedules = schedules_of(blend.manifest)
+    if sequence_length is None and _counts_samples(schedules, samples):
+        raise UsageError("the blend counts in samples", fix="--sequence-length, for how long they are")
+    length = sequence_length or 1
+    sizes = Sizes(
+        blend.names,
+        tuple(max(1, corpus.num_tokens) for corpus in blend.corpora)
+        if sequence_length is None
+        else samples_per_epoch(blend, sequence_length, split=split),
+        length,
+        caps_of(blend.manifest),
+    )
+    dealt = blend.phased(sizes.samples_per_epoch, length)
+    asked = samples if samples is not None else -(-tokens // length) if tokens is not None else None
+    if asked is not None and asked < 0:
+        raise UsageError(f"a training of {asked:,} samples", expected="0 or more")
+    run = _run_length(asked, dealt, sizes)
+    starts = tuple(start for start in phase_starts(schedules, sizes) if run is None or start < run)
+    shares, of_groups = share_texts(blend.manifest, [corpus.num_tokens for corpus in blend.corpora])
+    in_samples = sequence_length is not None
+    rows = _rows(blend, dealt, sizes, run=run, starts=starts, shares=shares, in_samples=in_samples)
+    groups = tuple(_group_row(name, rows, share) for name, share in of_groups.items())
+    return BlendPreview(rows, groups, run, sequence_length, starts, dealt)
+
+
+def blend_table(blend: OpenBlend, total_tokens: int | None = None) -> list[BlendRow]:
+    """The rows of `preview_blend` in tokens; where that cannot be told without a run, the shares of the last phase."""
+    if total_tokens is not None:
+        return list(preview_blend(blend, tokens=total_tokens).rows)
+    try:
+        return list(preview_blend(blend).rows)
+    except UsageError:
+        weights = blend.weights
+        texts, _ = share_texts(blend.manifest, [corpus.num_tokens for corpus in blend.corpora])
+        parts = zip(blend.manifest.components, blend.corpora, strict=True)
+        return [
+            BlendRow(part.name, text, weight / (sum(weights) or 1), c.num_tokens, c.num_documents, None, part.group)
+            for (part, c), weight, text in zip(parts, weights, texts, strict=True)
+        ]
+
+
+def samples_per_epoch(blend: OpenBlend, sequence_length: int, *, split: str) -> tuple[int, ...]:
+    """Samples of one pass over each corpus' part in training.
+
+    Raises:
+        UsageError: corpora that are too short, all of them.
+    """
+    from mdata.array_cache.cache import Cache
+    from mdata.dataset.dataset_options import DatasetOptions
+    from mdata.dataset.open_samples import bounds_of, open_samples
+
+    split_edges(split)  # a slip in it is no fault of each corpus
+    options = DatasetOptions(sequence_length=sequence_length, split="train", split_shares=split)
+    options.check()
+    rows, cache = options.row_options(0), Cache(options.cache, mapped=True)
+    problems, found = [], []
+    for corpus in blend.corpora:
+        try:
+            kind = open_samples(corpus, bounds_of(corpus, options), options=options, rows=rows, cache=cache)
+            found.append(kind.samples_per_epoch if kind else 0)
+        except UsageError as error:
+            problems.append("; ".join(line.strip() for line in str(error).split("\n  try:")[0].splitlines()))
+    if problems:
+        raise blend_error(problems, fix="a shorter sequence length, or leave these out")
+    return tuple(found)
+
+
+def _counts_samples(schedules: Sequence[Schedule], samples: int | None) -> bool:
+    phases = [phase for schedule in schedules for phase in schedule.phases]
+    lengths = any(phase.samples is not None or any(ask.unit == "samples" for ask in phase.asks) for phase in phases)
+    return lengths or samples is not None or any(schedule.until is not None for schedule in schedules)
+
+
+def _run_length(asked: int | None, dealt: PhasedBlend, sizes: Sizes) -> int | None:
+    """Samples of the run: as asked, else those of a blend that ends.
+
+    Raises:
+        UsageError: the blend ends before the run does.
+    """
+    end = dealt.num_samples
+    if asked is None or end is None or asked <= end:
+        return end if asked is None else asked
+    counts = dealt.counts(end)
+    spent = [
+        f"{name} is at {count / size:.4g} of {cap} epochs"
+        for name, count, size, cap in zip(sizes.names, counts, sizes.samples_per_epoch, sizes.caps, strict=True)
+        if cap is not None and count >= int(cap * size)
+    ]
+    raise UsageError(
+        "the blend ends before the training",
+        found=f"{end:,} samples ({end * sizes.sequence_length:,} tokens)"
+        + (f"; {', '.join(spent[:5])}" if spent else ""),
+        expected=f"{asked:,} samples ({asked * sizes.sequence_length:,} tokens)",
+        fix="a shorter training, larger shares or caps, or a last phase without a length",
+    )
+
+
+def _rows(
+    blend: OpenBlend,
+    dealt: PhasedBlend,
+    sizes: Sizes,
+    *,
+    run: int | None,
+    starts: Sequence[int],
+    shares: Sequence[str],
+    in_samples: bool,
+) -> tuple[BlendRow, ...]:
+    last = dealt.segments[-1].weights
+    counts = dealt.counts(run) if run is not None else None
+    parts_of_run = [n / (run or 1) for n in counts] if counts else (last / last.sum()).tolist()
+    phases = _phase_shares(dealt, starts, run)
+    rows = []
+    for i, (part, corpus) in enumerate(zip(blend.manifest.components, blend.corpora, strict=True)):
+        size, given = sizes.samples_per_epoch[i], counts[i] if counts else None
+        rows.append(
+            BlendRow(
+                name=part.name,
+                share=shares[i],
+                achieved=parts_of_run[i],
+                tokens=corpus.num_tokens,
+                documents=corpus.num_documents,
+                epochs=given / size if given is not None and size else None,
+                group=part.group,
+                samples=given if in_samples else None,
+                read_tokens=given * sizes.sequence_length if given is not None else None,
+                samples_per_epoch=size if in_samples else None,
+                once_at=_once_at(dealt, i, size, run=run),
+                phases=tuple(phase[i] for phase in phases),
+            )
+        )
+    return tuple(rows)
+
+
+def _phase_shares(dealt: PhasedBlend, starts: Sequence[int], run: int | None) -> list[list[float]]:
+    """Each component's part of each phase that the run reaches; of a phase without end, what it asks for."""
+    shares = []
+    for start, stop in zip(starts, [*starts[1:], run], strict=True):
+        if stop is None:
+            weights = dealt.segments[-1].weights
+            shares.append((weights / weights.sum()).tolist())
+            continue
+        pairs = zip(dealt.counts(start), dealt.counts(stop), strict=True)
+        shares.append([(after - before) / max(stop - start, 1) for before, after in pairs])
+    return shares
+
+
+def _once_at(dealt: PhasedBlend, component: int, size: int, *, run: int | None) -> int | None:
+    """Samples of the blend after which a component has given all of its samples once; None: not in this run."""
+    if not size:
+        return None
+    try:
+        last = int(dealt.inverse([component], [size - 1])[0])
+    except (IndexError, OverflowError):
+        return None
+    return last + 1 if run is None or last < run else None
+
+
+def _group_row(name: str, rows: Sequence[BlendRow], share: str | None) -> BlendRow:
+    """The sum of a group's members."""
+    members = [row for row in rows if row.group == name]
+    tokens = sum(row.tokens for row in members)
+    read = [row.read_tokens for row in members if row.read_tokens is not None]
+    samples = [row.samples for row in members if row.samples is not None]
+    whole = sum(row.samples_per_epoch or 0 for row in members) if samples else tokens
+    return BlendRow(
+        name=name,
+        share=share,
+        achieved=float(sum(Fraction(row.achieved) for row in members)),
+        tokens=tokens,
+        documents=sum(row.documents for row in members),
+        epochs=sum(samples or read) / whole if read and whole else None,
+        samples=sum(samples) if samples else None,
+        read_tokens=sum(read) if read else None,
+        phases=tuple(sum(parts) for parts in zip(*(row.phases for row in members), strict=True)),
+    )

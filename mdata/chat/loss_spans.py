@@ -1,0 +1,87 @@
+"""From messages to spans: what is context and what is trained on, by turns, the first one context (it may be empty).
+
+A template gives each message as three lists of parts: what stands before the model would speak (always context), what
+the model has to say (its end-of-turn token included), and what follows. A part is text, or the id of a control token,
+which no text can spell. Parts of text that meet inside of a span are one text for the tokenizer; where a span begins
+a new text begins, as at inference, where the prompt is tokenized before there is an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from mdata.sources.conversation import ASSISTANT, Message
+
+Part = str | int
+Span = list[Part]
+
+
+class Turn(NamedTuple):
+    """One message as a template writes it."""
+
+    before: Span
+    said: Span
+    behind: Span
+
+
+class Template(Protocol):
+    """Writes conversations; can be pickled."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    @property
+    def fingerprint(self) -> str:
+        """BLAKE3 (hex) of what decides its parts."""
+
+    @property
+    def spells_tokens(self) -> bool:
+        """Whether control tokens stand in its text, and not as ids."""
+
+    def turns(self, messages: Sequence[Message], *, every: bool = True) -> Iterator[Turn]:
+        """One for each message.
+
+        Args:
+            messages: one or more.
+            every: false: the assistant's turns have to be told apart, others may stand before the next of these.
+
+        Raises:
+            TemplateRefused: the template does not take this conversation.
+        """
+
+
+class TemplateRefused(Exception):
+    """Why a template does not take a conversation."""
+
+
+def spans_of(messages: Sequence[Message], template: Template, *, train_on: str) -> list[Span]:
+    """The spans of a conversation: context at 0, 2, 4 ..., trained at 1, 3, 5 ...
+
+    Args:
+        messages: one or more.
+        template: writes them.
+        train_on: "assistant": what it says; "last": what it says last; "all": what anybody says.
+    """
+    said_by = [message.role == ASSISTANT for message in messages]
+    last = max((i for i, by in enumerate(said_by) if by), default=-1)
+    spans: list[Span] = [[]]
+    for i, turn in enumerate(template.turns(messages, every=train_on == "all")):
+        trained = train_on == "all" or (said_by[i] and (train_on == ASSISTANT or i == last))
+        _add(spans[-1], turn.before)
+        if trained:
+            spans += [list(turn.said), list(turn.behind)]
+        else:
+            _add(spans[-1], turn.said)
+            _add(spans[-1], turn.behind)
+    return spans if spans[-1] else spans[:-1]
+
+
+def _add(span: Span, parts: Span) -> None:
+    """Append, texts that meet as one."""
+    for part in parts:
+        if isinstance(part, str) and span and isinstance(span[-1], str):
+            span[-1] += part
+        else:
+            span.append(part)

@@ -1,0 +1,289 @@
+"""Giving a foreign .bin/.idx pair a manifest, so that it can be blended, verified and trained on like our own.
+
+The pair is read and never changed. Without `full` only the index is read, and the manifest says `verified:
+false`; with it every token is looked at: the hashes of .bin's blocks, the largest id, and that each id is one
+of the tokenizer's. A manifest that is there already is never contradicted, only completed: what it does not know
+(hashes, tokenizer) is filled in. Sidecar and tokenizer folder come first, the manifest last. Not done: finding out
+which tokenizer made the ids. Whoever adopts says so; ids that it cannot give are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from mdata.corpus.paths import manifest_of, prefix_of
+from mdata.errors import DamageError, UsageError, os_errors_named
+from mdata.indexed.blocks import BlockFile
+from mdata.indexed.mapped_files import hash_file
+from mdata.indexed.pair_format import bin_path, smallest_dtype
+from mdata.indexed.reader import IndexedReader
+from mdata.indexed.writer import ShardFacts
+from mdata.manifest.ids import sealed
+from mdata.manifest.io import load_manifest, save_manifest
+from mdata.manifest.sidecars import hashes_path, level_named, manifest_path, tokenizer_facts
+from mdata.manifest.types import (
+    FORMAT,
+    VERSION,
+    BlockHashes,
+    CorpusManifest,
+    Level,
+    Shard,
+    Statistics,
+    TokenDtype,
+    TokenizerFacts,
+)
+from mdata.progress import SILENT, Progress
+from mdata.tokenizers.base.tokenizer import Tokenizer
+from mdata.tokenizers.base.tokenizer_folder import folder_name, write_folder
+from mdata.util import atomic_io
+
+_DOCUMENTS_AT_ONCE = 1 << 18
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """A manifest, where it lies, and whether the same one lay there before."""
+
+    manifest: CorpusManifest
+    path: Path
+    there_before: bool
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What reading every token tells; block hashes are joined, 32 bytes each."""
+
+    block_hashes: bytes
+    largest_id: int | None
+
+
+def adopt(
+    prefix: str | Path,
+    tokenizer: Tokenizer | None,
+    *,
+    level: Level | None = None,
+    full: bool = False,
+    threads: int | None = None,
+    progress: Progress = SILENT,
+) -> Adopted:
+    """Write the manifest of a pair that another program wrote.
+
+    Args:
+        prefix: of the pair; also as `x.bin` or `x.idx`.
+        tokenizer: that made its ids; None if nobody knows.
+        level: default "sentence" or "chat" for a prefix that ends so, as Megatron's tool names them, else "document".
+        full: read every token.
+        threads: that read; default the cores this process may use.
+        progress: hears of the bytes read, and of what looks odd.
+
+    Raises:
+        UsageError: no such pair, values that are no ids, a manifest is there that says something else, or ids that
+            the tokenizer does not have.
+        DamageError: the pair is not sound.
+    """
+    prefix = prefix_of(Path(prefix))
+    manifest_of(prefix)
+    reader = IndexedReader(prefix)
+    if reader.dtype.kind not in "iu":
+        raise UsageError(f"{prefix} holds {reader.dtype.name} values", expected="token ids, which are integers")
+    there = _there(manifest_path(prefix))
+    if tokenizer is not None:
+        _note_odd_type(reader, tokenizer, prefix, progress=progress)
+    content = _read_everything(prefix, reader, threads=threads, progress=progress) if full else None
+    level = level or (there.level if there else level_named(prefix))
+    return _give(
+        prefix, _manifest(prefix, reader, tokenizer, content=content, level=level), tokenizer, content, progress
+    )
+
+
+def adopt_written(
+    prefix: Path, tokenizer: Tokenizer | None, *, level: Level, facts: ShardFacts, progress: Progress = SILENT
+) -> Adopted:
+    """As `adopt` with `full`, of a pair that was just written, so that nothing is read again."""
+    content = _Content(b"".join(facts.block_hashes), facts.largest_id)
+    made = _manifest(prefix, IndexedReader(prefix), tokenizer, content=content, level=level)
+    return _give(prefix, made, tokenizer, content, progress)
+
+
+def check_largest_id(prefix: Path, largest: int | None, *, tokenizer: TokenizerFacts) -> None:
+    """Refuse ids that a tokenizer does not have.
+
+    Raises:
+        UsageError: names the id.
+    """
+    # A vocabulary with gaps counts fewer entries than its largest id; special ids are often those beyond the gap.
+    largest_known = max(tokenizer.vocab_size - 1, tokenizer.eod or 0, *tokenizer.special_ids.values(), 0)
+    if largest is not None and largest > largest_known:
+        raise UsageError(
+            f"{prefix} was not made by this tokenizer",
+            found=f"id {largest}",
+            expected=f"at most {largest_known} from {tokenizer.type} with {tokenizer.vocab_size:,} entries",
+            fix="name the tokenizer that made it",
+        )
+
+
+def length_histogram(lengths: npt.NDArray[np.int32], boundaries: npt.NDArray[np.int64]) -> list[int]:
+    """Documents by length: [0] without tokens, [k] with 2^(k-1) to 2^k - 1 tokens; memory is bounded."""
+    counts = np.zeros(65, np.int64)
+    for first in range(0, len(boundaries) - 1, _DOCUMENTS_AT_ONCE):
+        ends = np.array(boundaries[first : first + _DOCUMENTS_AT_ONCE + 1], np.int64)
+        tokens_before = np.concatenate(([0], np.cumsum(lengths[ends[0] : ends[-1]], dtype=np.int64)))
+        documents = np.diff(tokens_before[ends - ends[0]])
+        # frexp's exponent is the number of binary digits, exact below 2^53.
+        counts += np.bincount(np.frexp(documents.astype(np.float64))[1], minlength=65)
+    return [int(count) for count in np.trim_zeros(counts, "b")]
+
+
+def _note_odd_type(reader: IndexedReader, tokenizer: Tokenizer, prefix: Path, *, progress: Progress) -> None:
+    expected = smallest_dtype(tokenizer.vocab_size)
+    if reader.dtype != expected:
+        progress.note(
+            f"{prefix} is {reader.dtype.name}; with {tokenizer.vocab_size:,} entries Megatron's tool would have"
+            f" written {expected.name}: is this the tokenizer that made it?"
+        )
+
+
+def _read_everything(prefix: Path, reader: IndexedReader, *, threads: int | None, progress: Progress) -> _Content:
+    path = bin_path(prefix)
+    hashes: list[bytes] = []
+    extremes: list[tuple[int, int]] = []
+    with os_errors_named("reading"):
+        before = path.stat()
+        with BlockFile(path, before.st_size) as file:
+
+            def look(number: int) -> tuple[bytes, int, int, int]:
+                block = file.read(number)
+                ids = np.frombuffer(block, reader.dtype)
+                return blake3(block).digest(), int(ids.min()), int(ids.max()), len(block)
+
+            progress.begin(f"reading {path.name}", before.st_size, unit="B")
+            for digest, smallest, largest, num_bytes in file.each(look, threads=threads):
+                hashes.append(digest)
+                extremes.append((smallest, largest))
+                progress.advance(num_bytes)
+            progress.end()
+        after = path.stat()
+    if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+        raise UsageError(f"{path} changed while it was read", fix="wait until nobody writes it any more")
+    if extremes and min(smallest for smallest, _ in extremes) < 0:
+        raise UsageError(f"{prefix} holds negative values", expected="token ids")
+    return _Content(b"".join(hashes), max((largest for _, largest in extremes), default=None))
+
+
+def _manifest(
+    prefix: Path, reader: IndexedReader, tokenizer: Tokenizer | None, *, content: _Content | None, level: Level
+) -> CorpusManifest:
+    with os_errors_named("reading"):
+        idx_hash = hash_file(reader.idx_path, reader.facts.idx)
+    blocks = None
+    if content is not None:
+        blocks = BlockHashes(path=hashes_path(prefix).name, hash=blake3(content.block_hashes).hexdigest())
+    shard = Shard(
+        path=prefix.name,
+        documents=reader.num_documents,
+        sequences=reader.num_sequences,
+        tokens=reader.num_tokens,
+        bytes=reader.num_tokens * reader.dtype.itemsize,
+        contiguous=reader.contiguous,
+        largest_id=content.largest_id if content else None,
+        idx_hash=idx_hash,
+        blocks=blocks,
+    )
+    return CorpusManifest(
+        format=FORMAT,
+        version=VERSION,
+        id="",
+        checksum="",
+        dtype=cast(TokenDtype, reader.dtype.name),
+        level=level,
+        verified=content is not None,
+        tokenizer=tokenizer_facts(tokenizer) if tokenizer else None,
+        shards=[shard],
+        provenance=None,
+        statistics=Statistics(document_lengths=length_histogram(reader.lengths, reader.boundaries), text_bytes=None),
+    )
+
+
+def _there(path: Path) -> CorpusManifest | None:
+    """The manifest that is there already."""
+    if not path.exists():
+        return None
+    try:
+        there = load_manifest(path)
+    except DamageError as error:
+        raise UsageError(f"{path} is there already and is damaged", fix="remove it, and adopt again") from error
+    if not isinstance(there, CorpusManifest):
+        raise UsageError(f"{path} is there already and is a blend", fix="give the blend another name")
+    return there
+
+
+def _give(
+    prefix: Path, made: CorpusManifest, tokenizer: Tokenizer | None, content: _Content | None, progress: Progress
+) -> Adopted:
+    """Write what was found out, together with what a manifest that is there knows."""
+    path = manifest_path(prefix)
+    there = _there(path)
+    whole = sealed(_together(path, there, made) if there else made)
+    if whole.tokenizer is not None:
+        for shard in whole.shards:
+            check_largest_id(prefix, shard.largest_id, tokenizer=whole.tokenizer)
+    _write_beside(prefix, tokenizer, content=content)
+    if there == whole:
+        return Adopted(whole, path, there_before=True)
+    if there is not None:
+        progress.note(
+            f"{path}: completed; its id was {there.id[:16]} and is {whole.id[:16]}: blends with it must be made again"
+        )
+    save_manifest(whole, path)
+    return Adopted(whole, path, there_before=False)
+
+
+def _together(path: Path, there: CorpusManifest, made: CorpusManifest) -> CorpusManifest:
+    """What two manifests of one pair know, with the notes of the first; they must not contradict each other."""
+    whole = _completed(there, made)
+    if _without_notes(whole) != _without_notes(_completed(made, there)):
+        ours = sealed(made)
+        raise UsageError(
+            f"{path} is there already and says something else",
+            found=f"id {there.id[:16]}",
+            expected=f"id {ours.id[:16]}, or no manifest",
+            fix="keep it; or remove it and adopt again: blends with it must then be made again",
+        )
+    return whole
+
+
+def _completed(one: CorpusManifest, other: CorpusManifest) -> CorpusManifest:
+    """The first, and from the second what the first does not know."""
+    shards = [
+        msgspec.structs.replace(
+            known,
+            blocks=known.blocks or more.blocks,
+            largest_id=more.largest_id if known.largest_id is None else known.largest_id,
+        )
+        for known, more in zip(one.shards, other.shards, strict=False)
+    ]
+    return msgspec.structs.replace(
+        one,
+        verified=one.verified or other.verified,
+        tokenizer=one.tokenizer or other.tokenizer,
+        shards=shards + one.shards[len(shards) :],
+    )
+
+
+def _without_notes(known: CorpusManifest) -> CorpusManifest:
+    return msgspec.structs.replace(known, notes={}, id="", checksum="")
+
+
+def _write_beside(prefix: Path, tokenizer: Tokenizer | None, *, content: _Content | None) -> None:
+    with os_errors_named(f"adopting {prefix}"):
+        if content is not None:
+            atomic_io.atomic_write(hashes_path(prefix), content.block_hashes)
+        if tokenizer is not None and tokenizer.files:
+            write_folder(prefix.parent / folder_name(tokenizer.files), tokenizer.files)

@@ -1,0 +1,392 @@
+"""A corpus: the shards of one manifest, or one bare .bin/.idx pair, as a single stream of sequences and
+tokens.
+
+A path means what stands there: a manifest (`x.json`); a prefix (also written as `x.bin` or `x.idx`), whose
+manifest `x.json` is used if it is there. Of a bare pair only the .idx is read: its id comes from the .idx
+and the size of .bin, and what the pair cannot say (tokenizer, end of document, largest id) stays None.
+Opening checks that counts fit the manifest, and of each .idx its hash and its tables; a dataset leaves the latter until
+a table is used, so that one which needs none opens in the same time for any number of documents. Hashes of .bin are
+`mdata verify`'s business. A corpus can be pickled: path and id travel, and what opening found out, so that a process
+which sees the same unchanged files opens none before it reads; any other opens the path, and the id must be the same.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from mdata.corpus.paths import manifest_of, prefix_of
+from mdata.errors import DamageError, UsageError, os_errors_named
+from mdata.indexed.gather import Gatherer
+from mdata.indexed.mapped_files import explain, hash_file
+from mdata.indexed.reader import Described, IndexedReader, Mode, PairFacts, compare_all
+from mdata.manifest.contained_paths import file_inside, path_inside, shard_inside
+from mdata.manifest.ids import sealed
+from mdata.manifest.io import load_manifest
+from mdata.manifest.sidecars import level_named
+from mdata.manifest.types import FORMAT, VERSION, CorpusManifest, Shard, TokenDtype, TokenizerFacts
+
+if TYPE_CHECKING:
+    from mdata.tokenizers.base.tokenizer import Tokenizer
+
+
+def open_corpus(path: str | Path, *, mode: Mode = "mmap", checked: bool = True, allow_outside: bool = False) -> Corpus:
+    """Open a corpus by its manifest, or by the prefix of a .bin/.idx pair.
+
+    Args:
+        path: the manifest, or the prefix.
+        mode: "mmap", or "pread" for file systems and memory limits that maps do not suit.
+        checked: false: where there is a manifest, tables of an .idx are checked when they are first used, not here.
+        allow_outside: its manifest may name files outside its folder; for manifests of people whom you trust.
+
+    Raises:
+        UsageError: nothing there, a blend, or a manifest that names files elsewhere.
+        DamageError: a manifest or pair that is altered, truncated or inconsistent.
+    """
+    path = Path(path)
+    found = manifest_of(path)
+    if found is None:
+        return _open_bare(prefix_of(path), mode)
+    content = load_manifest(found)
+    if not isinstance(content, CorpusManifest):
+        raise UsageError(f"{found} is a blend", expected="one corpus")
+    readers = [
+        IndexedReader(
+            shard_inside(found, one.path, allow_outside=allow_outside),
+            mode=mode,
+            contiguous=one.contiguous,
+            described=Described(found, one.idx_hash),
+        )
+        for one in content.shards
+    ]
+    for shard, reader in zip(content.shards, readers, strict=True):
+        _check_pair(found, content.dtype, shard=shard, reader=reader)
+        if checked:
+            reader.check()
+    return Corpus(found, content, readers=readers, allow_outside=allow_outside)
+
+
+class Corpus:
+    """One stream of tokens; see `open_corpus`.
+
+    Args:
+        path: the manifest, or the prefix of a bare pair.
+        manifest: what is known of the content.
+        readers: one per shard.
+        complete: false: the manifest stands without its provenance, to be read from the file when it is asked for.
+        allow_outside: the manifest may name files outside its folder.
+
+    Attributes:
+        id: identity of the content. name: what people call it, from the path.
+        dtype: of the tokens on disk. eod, largest_id, tokenizer_fingerprint: None where not known.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        manifest: CorpusManifest,
+        *,
+        readers: list[IndexedReader],
+        complete: bool = True,
+        allow_outside: bool = False,
+    ) -> None:
+        self.path = path
+        self.allow_outside = allow_outside
+        self._known, self._complete = manifest, complete
+        self.readers = tuple(readers)
+        self.id = manifest.id
+        self.name = _name(path)
+        self.dtype: np.dtype[np.generic] = np.dtype(manifest.dtype)
+        self.num_documents = sum(reader.num_documents for reader in readers)
+        self._sequence_ends = list(accumulate(reader.num_sequences for reader in readers))
+        self._token_ends = list(accumulate(reader.num_tokens for reader in readers))
+        self.num_sequences = self._sequence_ends[-1]
+        self.num_tokens = self._token_ends[-1]
+        self.contiguous = all(reader.contiguous for reader in readers)
+        self.mode = self.readers[0].mode
+
+    @cached_property
+    def manifest(self) -> CorpusManifest:
+        """All that is known of the content.
+
+        Raises:
+            DamageError: another one lies there than when the corpus was opened.
+        """
+        return self._known if self._complete else _load(self.path, self.id)
+
+    @cached_property
+    def gatherer(self) -> Gatherer:
+        """Reads many rows of tokens at once."""
+        return Gatherer(self.readers)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """int32[n], tokens of every sequence; all tables are checked first.
+
+        Raises:
+            DamageError: an .idx that is not what was written, or a table that is inconsistent.
+        """
+        compare_all(self.readers)
+        parts = [reader.lengths for reader in self.readers]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    @property
+    def tokenizer(self) -> TokenizerFacts | None:
+        """What is known of the tokenizer."""
+        return self._known.tokenizer
+
+    @property
+    def tokenizer_fingerprint(self) -> str | None:
+        """Hash of the content that decided the ids."""
+        return self.tokenizer.fingerprint if self.tokenizer else None
+
+    @property
+    def eod(self) -> int | None:
+        """The end-of-document id."""
+        return self.tokenizer.eod if self.tokenizer else None
+
+    @property
+    def largest_id(self) -> int | None:
+        """The largest token id; None where not known or without tokens."""
+        known = [shard.largest_id for shard in self._known.shards if shard.largest_id is not None]
+        return max(known, default=None)
+
+    @property
+    def text_bytes(self) -> int | None:
+        """Size of all texts in UTF-8."""
+        return self._known.statistics.text_bytes if self._known.statistics else None
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        """The tokenizer's files that are kept beside the corpus; none where the tokenizer is not known.
+
+        Raises:
+            UsageError: the folder is gone, or it or a file in it lies outside the manifest's folder.
+        """
+        if self.tokenizer is None or self.tokenizer.folder is None:
+            return {}
+        name, allow = self.tokenizer.folder, self.allow_outside
+        folder = path_inside(self.path, name, allow_outside=allow)
+        with os_errors_named(f"{self.name}: reading its tokenizer"):
+            files = [path.name for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
+            return {one: file_inside(self.path, f"{name}/{one}", allow_outside=allow).read_bytes() for one in files}
+
+    def load_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer that made this corpus, from the files beside it; None where it is not known.
+
+        Raises:
+            DamageError: the files beside the corpus are not those that made it.
+        """
+        from mdata.tokenizers.base.tokenizer_folder import folder_name
+        from mdata.tokenizers.registry import WITHOUT_FILES, build_tokenizer
+
+        if self.tokenizer is None or (self.tokenizer.folder is None and self.tokenizer.type not in WITHOUT_FILES):
+            return None
+        files = self.tokenizer_files()
+        if self.tokenizer.folder is not None and folder_name(files) != Path(self.tokenizer.folder).name:
+            raise DamageError(
+                f"{self.path.parent / self.tokenizer.folder}: its files are not those that were written",
+                found=folder_name(files),
+                fix="put the original files back",
+            )
+        tokenizer = build_tokenizer(self.tokenizer.type, files, options=self.tokenizer.options)
+        if tokenizer.fingerprint != self.tokenizer.fingerprint:
+            raise DamageError(
+                f"{self.path.parent / str(self.tokenizer.folder)} is not the tokenizer of {self.name}",
+                found=f"fingerprint {tokenizer.fingerprint}",
+                expected=self.tokenizer.fingerprint,
+                fix="put the original files back",
+            )
+        return tokenizer
+
+    def token_bounds(self, first_sequence: int, last_sequence: int) -> tuple[int, int]:
+        """The stream's token numbers [start, stop) of sequences [first_sequence, last_sequence).
+
+        Raises:
+            UsageError: the sequences do not follow each other on disk, so there is no such stream.
+        """
+        if not self.contiguous:
+            raise UsageError(
+                f"{self.name}: its sequences do not follow each other in .bin",
+                fix="write the pair again; the native order reads a stream of tokens",
+            )
+        assert 0 <= first_sequence <= last_sequence <= self.num_sequences, (
+            f"sequences {first_sequence} to {last_sequence} of {self.num_sequences}"
+        )
+        return self._token_of_sequence(first_sequence), self._token_of_sequence(last_sequence)
+
+    def place_of(self, token: int) -> tuple[Path, int]:
+        """The .bin that holds a token of the stream, and the token's byte there; nothing is read for it."""
+        assert 0 <= token < self.num_tokens, f"token {token} of {self.num_tokens}"
+        shard = bisect_right(self._token_ends, token)
+        before = self._token_ends[shard - 1] if shard else 0
+        return self.readers[shard].bin_path, (token - before) * self.dtype.itemsize
+
+    def read(self, start: int, count: int, *, out: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
+        """Tokens [start, start + count) of the stream, across shards: int64[count], into `out` if given.
+
+        Raises:
+            DamageError: a file is shorter than when it was opened (mode "pread").
+        """
+        assert start >= 0 and 0 <= count <= self.num_tokens - start, (
+            f"tokens {start} to {start + count} of {self.num_tokens}"
+        )
+        target = np.empty(count, np.int64) if out is None else out
+        if count:
+            self.gatherer.gather(np.array([start]), np.array([count]), out=target.reshape(1, -1))
+        return target
+
+    def document(self, number: int) -> npt.NDArray[np.int64]:
+        """All tokens of one document: int64[n]."""
+        assert 0 <= number < self.num_documents, f"document {number} of {self.num_documents}"
+        for reader in self.readers:
+            if number < reader.num_documents:
+                first, last = reader.boundaries[number : number + 2]
+                parts = [reader.sequence(i) for i in range(int(first), int(last))]
+                return np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64)
+            number -= reader.num_documents
+        raise AssertionError("the documents of the shards do not sum to those of the corpus")
+
+    def locate_sequence(self, sequence: int) -> tuple[int, int]:
+        """(number of the shard, sequence inside it)."""
+        assert 0 <= sequence < self.num_sequences, f"sequence {sequence} of {self.num_sequences}"
+        shard = bisect_right(self._sequence_ends, sequence)
+        return shard, sequence - self._sequence_ends[shard] + self.readers[shard].num_sequences
+
+    def document_of(self, sequence: int) -> int:
+        """The document that a sequence belongs to."""
+        shard, inside = self.locate_sequence(sequence)
+        before = sum(reader.num_documents for reader in self.readers[:shard])
+        return before + bisect_right(self.readers[shard].tables.boundaries, inside) - 1
+
+    def sequences_of(self, document: int) -> tuple[int, int]:
+        """The sequences [first, last) of a document."""
+        assert 0 <= document < self.num_documents, f"document {document} of {self.num_documents}"
+        before = 0
+        for reader in self.readers:
+            if document < reader.num_documents:
+                first, last = reader.tables.boundaries[document : document + 2]
+                return before + int(first), before + int(last)
+            document -= reader.num_documents
+            before += reader.num_sequences
+        raise AssertionError("the documents of the shards do not sum to those of the corpus")
+
+    def length_of(self, sequence: int) -> int:
+        """Tokens of a sequence."""
+        shard, inside = self.locate_sequence(sequence)
+        return int(self.readers[shard].tables.lengths[inside])
+
+    def _token_of_sequence(self, sequence: int) -> int:
+        """The first token of a sequence; for the number of sequences, the number of tokens."""
+        shard = bisect_right(self._sequence_ends, sequence)
+        if shard == len(self.readers):
+            return self.num_tokens
+        reader = self.readers[shard]
+        inside = sequence - (self._sequence_ends[shard] - reader.num_sequences)
+        return self._token_ends[shard] - reader.num_tokens + reader.first_token(inside)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Provenance may list more files than there are documents, and no reader needs it.
+        known = msgspec.structs.replace(self._known, provenance=None)
+        complete = self._complete and self._known.provenance is None
+        facts = tuple(reader.facts for reader in self.readers)
+        return _reopen, (self.path.absolute(), self.mode, (known, complete), facts, self.allow_outside)
+
+
+def _reopen(
+    path: Path, mode: Mode, manifest: tuple[CorpusManifest, bool], facts: tuple[PairFacts, ...], allow_outside: bool
+) -> Corpus:
+    known, complete = manifest
+    pairs = zip(known.shards, facts, strict=True)
+    readers = [
+        IndexedReader(path.parent / shard.path, mode=mode, described=Described(path, shard.idx_hash), known=one)
+        for shard, one in pairs
+    ]
+    if all(reader.unchanged() for reader in readers):
+        return Corpus(path, known, readers=readers, complete=complete, allow_outside=allow_outside)
+    corpus = open_corpus(path, mode=mode, checked=False, allow_outside=allow_outside)
+    _check_id(path, corpus.id, expected=known.id)
+    return corpus
+
+
+def _load(path: Path, id: str) -> CorpusManifest:
+    content = load_manifest(path)
+    _check_id(path, content.id, expected=id)
+    assert isinstance(content, CorpusManifest), f"{path} has the id of a corpus"
+    return content
+
+
+def _check_id(path: Path, found: str, *, expected: str) -> None:
+    if found != expected:
+        raise DamageError(f"{path} was replaced while it was in use", found=found, expected=expected)
+
+
+def _open_bare(prefix: Path, mode: Mode) -> Corpus:
+    """A pair without a manifest: what its .idx tells."""
+    reader = IndexedReader(prefix, mode=mode)
+    try:
+        idx_hash = hash_file(reader.idx_path, reader.facts.idx)
+    except OSError as error:
+        raise explain(error, reader.idx_path) from error
+    shard = Shard(
+        path=prefix.name,
+        documents=reader.num_documents,
+        sequences=reader.num_sequences,
+        tokens=reader.num_tokens,
+        bytes=reader.bin_bytes,
+        contiguous=reader.contiguous,
+        largest_id=None,
+        idx_hash=idx_hash,
+        blocks=None,
+    )
+    reader.described = Described(prefix, idx_hash)  # of what is found there later
+    if reader.dtype.kind not in "iu":
+        raise UsageError(f"{prefix} holds {reader.dtype.name} values", expected="token ids, which are integers")
+    known = CorpusManifest(
+        format=FORMAT,
+        version=VERSION,
+        id="",
+        checksum="",
+        dtype=cast(TokenDtype, reader.dtype.name),
+        level=level_named(prefix),
+        verified=False,
+        tokenizer=None,
+        shards=[shard],
+        provenance=None,
+        statistics=None,
+    )
+    return Corpus(prefix, sealed(known), readers=[reader])
+
+
+def _check_pair(path: Path, dtype: str, *, shard: Shard, reader: IndexedReader) -> None:
+    """Refuse a pair that is not the one its manifest speaks of, by the file that is another."""
+    facts: list[tuple[Path, str, object, object]] = [
+        (reader.idx_path, "token type", reader.dtype.name, dtype),
+        (reader.idx_path, "documents", reader.num_documents, shard.documents),
+        (reader.idx_path, "sequences", reader.num_sequences, shard.sequences),
+        (reader.bin_path, "bytes", reader.bin_bytes, shard.bytes),
+        (reader.bin_path, "tokens", reader.bin_bytes // np.dtype(dtype).itemsize, shard.tokens),
+    ]
+    wrong = [fact for fact in facts if fact[2] != fact[3]]
+    if not wrong:
+        return
+    files = list(dict.fromkeys(str(file) for file, *_ in wrong))
+    one = f"fetch {files[0]} again, or make the pair again"
+    both = f"fetch the pair again, or remove {path.name} to use the pair as it is"
+    raise DamageError(
+        f"{' and '.join(files)} {'is not the one' if len(files) == 1 else 'are not those'} that {path.name} describes",
+        found=", ".join(f"{name}: {found}" for _, name, found, _ in wrong),
+        expected=", ".join(f"{name}: {expected}" for _, name, _, expected in wrong),
+        fix=one if len(files) == 1 else both,
+    )
+
+
+def _name(path: Path) -> str:
+    stem = path.name.removesuffix(".json")
+    return stem.removesuffix("_document").removesuffix("_sentence").removesuffix("_chat").removesuffix("_text") or stem

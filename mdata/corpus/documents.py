@@ -1,0 +1,172 @@
+"""Documents of a corpus by number or by origin: their sequences, and the file and row each came from.
+
+Numbers count from 0 over all shards, in the order of the files. Origins are known where `mdata preprocess`
+wrote them (the origins sidecar); a pair of another program has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata.corpus.corpus import Corpus
+from mdata.corpus.origins import Origins, open_origins
+from mdata.errors import DamageError, UsageError
+from mdata.manifest.contained_paths import file_inside, path_inside
+from mdata.util.option_synonyms import nearest
+
+
+class Origin(NamedTuple):
+    """Where a document came from: the input's path as it was given, and the row, from 1."""
+
+    path: str
+    row: int
+
+
+class Documents:
+    """Reading access by document.
+
+    Args:
+        corpus: what is read.
+
+    Attributes:
+        origins: what the sidecar says, None where there is none or it has gone.
+        missing: the path of a sidecar that the manifest names and that has gone, else None.
+
+    Raises:
+        DamageError: the sidecar is damaged. UsageError: it is no regular file, or outside the corpus' folder.
+    """
+
+    def __init__(self, corpus: Corpus) -> None:
+        self.corpus = corpus
+        provenance = corpus.manifest.provenance
+        self._inputs = [file.path for file in provenance.inputs] if provenance else []
+        self.origins: Origins | None = None
+        self.missing: Path | None = None
+        if provenance is not None and provenance.origins is not None:
+            path = path_inside(corpus.path, provenance.origins.path, allow_outside=corpus.allow_outside)
+            if path.exists():
+                self.origins = open_origins(
+                    file_inside(corpus.path, provenance.origins.path, allow_outside=corpus.allow_outside)
+                )
+            else:
+                self.missing = path
+
+    def sequences(self, number: int) -> list[npt.NDArray[np.int64]]:
+        """The tokens of each sequence of a document; none for an empty one."""
+        assert 0 <= number < self.corpus.num_documents, f"document {number} of {self.corpus.num_documents}"
+        for reader in self.corpus.readers:
+            if number < reader.num_documents:
+                first, last = (int(boundary) for boundary in reader.boundaries[number : number + 2])
+                return [reader.sequence(i).astype(np.int64) for i in range(first, last)]
+            number -= reader.num_documents
+        raise AssertionError("the documents of the shards do not sum to those of the corpus")
+
+    def origin(self, number: int) -> Origin | None:
+        """Where a document came from, if that is known.
+
+        Raises:
+            DamageError: the sidecar does not say, or names an input that the manifest does not.
+        """
+        if self.origins is None:
+            return None
+        file, row = self.origins.of_document(number)
+        if file >= len(self._inputs):
+            raise DamageError(
+                f"{self.origins.path} does not belong to {self.corpus.path}",
+                found=f"document {number} comes from input {file}",
+                expected=f"one of its {len(self._inputs)} inputs, counted from 0",
+                fix="restore the file that preprocess wrote next to the manifest",
+            )
+        return Origin(self._inputs[file], row)
+
+    def from_origin(self, place: str) -> list[int]:
+        """The documents that "FILE:ROW" gave.
+
+        Args:
+            place: the file as it was given to preprocess, or the end of its path, and the row, from 1.
+
+        Raises:
+            UsageError: no origins are known, no such input, or the row gave no document here.
+        """
+        if self.origins is None:
+            raise UsageError(
+                f"{self.corpus.name}: the origins of its documents are not known",
+                found=f"{self.missing} is gone" if self.missing else "no origins sidecar",
+                fix="choose documents by number",
+            )
+        path, row = parse_origin(place)
+        file = self._input(path)
+        numbers = self.origins.documents_of(file, row)
+        numbers = [number for number in numbers if number < self.corpus.num_documents]
+        if not numbers:
+            raise UsageError(
+                f"{self._inputs[file]}:{row} gave no document of {self.corpus.name}",
+                expected="a row of the input that was taken, and neither held out nor another part's",
+            )
+        return numbers
+
+    def _input(self, path: str) -> int:
+        """The number of the one input that a path means."""
+        if self._inputs.count(path) == 1:
+            return self._inputs.index(path)
+        wanted = Path(path).parts
+        hits = [i for i, given in enumerate(self._inputs) if Path(given).parts[-len(wanted) :] == wanted]
+        if len(hits) == 1:
+            return hits[0]
+        if hits:
+            raise UsageError(
+                f"{path} is the end of {len(hits)} inputs' paths", found=", ".join(self._inputs[i] for i in hits[:3])
+            )
+        names = {Path(given).name: given for given in self._inputs}
+        close = nearest(Path(path).name, names)
+        raise UsageError(
+            f"{path} is not an input of {self.corpus.name}",
+            found=f"{len(self._inputs)} inputs" if len(self._inputs) > 3 else ", ".join(self._inputs),
+            fix=f"{names[close]}?" if close else None,
+        )
+
+
+_MOST_DIGITS = 19  # of 64 bits; Python itself refuses to read thousands
+
+
+def parse_origin(place: str) -> tuple[str, int]:
+    """File and row of "FILE:ROW".
+
+    Raises:
+        UsageError: not such a text.
+    """
+    path, _, row = place.rpartition(":")
+    if not path or not row.isdecimal() or len(row) > _MOST_DIGITS or not 1 <= int(row) < 1 << 63:
+        raise UsageError(
+            f"origin {place!r} names no row of a file", expected="FILE:ROW, such as a.jsonl:17; rows count from 1"
+        )
+    return path, int(row)
+
+
+def select(text: str, num_documents: int) -> Iterator[int]:
+    """The numbers that "0:10,42,-3:" means of so many documents; ranges as in Python, in the order given.
+
+    Raises:
+        UsageError: not such a text, or one document that is not there.
+    """
+    return chain.from_iterable([_range(part.strip(), num_documents) for part in text.split(",")])
+
+
+def _range(part: str, num_documents: int) -> range:
+    start, colon, stop = part.partition(":")
+    try:
+        if colon:
+            bounds = slice(int(start) if start else None, int(stop) if stop else None)
+            return range(*bounds.indices(num_documents))
+        number = int(part)
+    except ValueError as error:
+        raise UsageError(f"documents {part!r}", expected="numbers and ranges such as 0:10,42,-3:") from error
+    if not -num_documents <= number < num_documents:
+        raise UsageError(f"document {number}", expected=f"one of the {num_documents}, counted from 0")
+    return range(number % num_documents, number % num_documents + 1)

@@ -1,0 +1,192 @@
+"""Where each document came from: a sidecar `<prefix>.origins` with file and row, as runs.
+
+Documents are written in the order of the input, so their rows mostly count up: a run says at which document
+it starts, the file (its number in the manifest's inputs) and the row (from 1); each further document of the
+run lies `step` rows on. The step is one for the whole file: 1, or P for a part that takes every P-th row.
+docs/formats.md, "Origins", describes every byte.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from mdata.errors import DamageError, UsageError, os_errors_named
+from mdata.indexed.append_file import Kept, Spool
+
+MAGIC = b"MDORIGIN"
+VERSION = 1
+HEADER_BYTES = 24
+RUN_BYTES = 24
+_RUNS_AT_ONCE = 1 << 16
+
+
+class OriginsState(NamedTuple):
+    """How far a writer has come: bytes written, documents taken, and what would continue the last run.
+
+    `kept`: of the file, where it was made lasting.
+    """
+
+    size: int
+    documents: int
+    file: int
+    next_row: int
+    kept: Kept | None = None
+
+
+_FRESH = OriginsState(0, 0, -1, 0)
+
+
+class OriginsWriter:
+    """Collects the origin of documents in their order.
+
+    Args:
+        path: the final name.
+        step: rows between two documents of a run.
+        resume: where to continue what an earlier writer left.
+    """
+
+    def __init__(self, path: Path, step: int, *, resume: OriginsState | None = None) -> None:
+        state = resume or _FRESH
+        self._step = step
+        self._documents, self._file, self._next_row = state[1:4]
+        assert resume is None or state.kept, "a state to continue from comes from a checkpoint"
+        self._spool = Spool(path, Kept(*state.kept) if state.kept else None)
+        if resume is None:
+            try:
+                self._spool.append(MAGIC + np.array([VERSION, step], "<i8").tobytes())
+            except BaseException:
+                self._spool.remove()
+                raise
+
+    @property
+    def state(self) -> OriginsState:
+        """How far this writer has come."""
+        return OriginsState(self._spool.size, self._documents, self._file, self._next_row)
+
+    def append(self, file: int, rows: NDArray[np.int64]) -> None:
+        """Add documents of one file: int64[n], their rows, rising."""
+        if not len(rows):
+            return
+        expected = np.concatenate(([self._next_row if file == self._file else -1], rows[:-1] + self._step))
+        starts = np.flatnonzero(rows != expected)
+        if len(starts):
+            documents = self._documents + starts
+            runs = np.column_stack((documents, np.full(len(starts), file), rows[starts])).astype("<i8")
+            self._spool.append(runs)
+        self._documents += len(rows)
+        self._file, self._next_row = file, int(rows[-1]) + self._step
+
+    def append_runs(self, runs: NDArray[np.int64], documents: int) -> None:
+        """Add all `documents` of another sidecar with the same step: int64[n, 3], its runs."""
+        further_on = np.array([self._documents, 0, 0])
+        for first in range(0, len(runs), _RUNS_AT_ONCE):
+            self._spool.append((runs[first : first + _RUNS_AT_ONCE] + further_on).astype("<i8"))
+        self._documents += documents
+        self._file = -1
+
+    def checkpoint(self) -> OriginsState:
+        """Make everything appended lasting."""
+        return self.state._replace(kept=self._spool.sync())
+
+    def place(self) -> str:
+        """Make the file lasting and give it its name; returns its hash (BLAKE3, hex)."""
+        self._spool.sync()
+        hasher = blake3()
+        for block in self._spool.blocks(np.dtype(np.uint8)):
+            hasher.update(block.data)
+        with os_errors_named(f"finishing {self._spool.path}"):
+            self._spool.place()
+        return hasher.hexdigest()
+
+    def unplace(self) -> None:
+        """Take the final name away again."""
+        self._spool.put_back()
+
+    def leave(self) -> None:
+        """Stop writing; what has no final name stays for a writer that resumes."""
+        self._spool.close()
+
+    def abandon(self) -> None:
+        """Stop writing and remove what has no final name."""
+        self._spool.remove()
+
+
+class Origins:
+    """The content of a sidecar; see `open_origins`.
+
+    Attributes:
+        step: rows between two documents of a run.
+        runs: int64[n, 3], (first document, file, row of the first document) of each run.
+    """
+
+    def __init__(self, path: Path, step: int, *, runs: NDArray[np.int64]) -> None:
+        self.path = path
+        self.step = step
+        self.runs = runs
+
+    def of_document(self, number: int) -> tuple[int, int]:
+        """The file (number in the manifest's inputs) and row (from 1) that document `number` came from.
+
+        Raises:
+            DamageError: the sidecar has no document.
+        """
+        run = bisect_right(self.runs[:, 0], number) - 1  # numpy's own search would copy the column each time
+        if run < 0:
+            raise DamageError(f"{self.path} is truncated: it has no origin for document {number}")
+        first, file, row = (int(value) for value in self.runs[run])
+        return file, row + (number - first) * self.step
+
+    def documents_of(self, file: int, row: int) -> list[int]:
+        """The documents that a row gave: none or one, unless a file was read in several passes."""
+        ends = np.append(self.runs[1:, 0], np.iinfo(np.int64).max)
+        first, of_file, first_row = self.runs.T
+        ahead = row - first_row
+        further = ahead // self.step
+        # Compared, not added: in an altered file the sum can overflow.
+        hits = (of_file == file) & (ahead >= 0) & (ahead % self.step == 0) & (further < ends - first)
+        return [int(number) for number in (first + further)[hits]]
+
+
+def open_origins(path: Path) -> Origins:
+    """Read a sidecar.
+
+    The last run has no end of its own: `documents_of` may name a document past the corpus' last.
+
+    Raises:
+        UsageError: it cannot be read.
+        DamageError: it is not such a file, is cut, or its runs do not rise.
+    """
+    with os_errors_named("reading origins"):
+        size = path.stat().st_size
+        # Mapped, not read: it may be larger than memory.
+        data = np.memmap(path, np.uint8, "r") if size >= HEADER_BYTES else np.empty(0, np.uint8)
+    if data[:8].tobytes() != MAGIC:
+        raise DamageError(f"{path} is not an origins sidecar", expected=f"a file that begins with {MAGIC.decode()}")
+    version, step = (int(value) for value in data[8:HEADER_BYTES].view("<i8"))
+    if version != VERSION:
+        raise UsageError(f"{path}: this mdata cannot read its version", found=str(version), expected=str(VERSION))
+    body = data[HEADER_BYTES:]
+    if step < 1 or len(body) % RUN_BYTES:
+        raise DamageError(f"{path} is cut or altered", found=f"step {step}, {len(body)} bytes of runs")
+    runs = body.view("<i8").reshape(-1, 3)
+    if not _in_order(runs):
+        raise DamageError(f"{path} is altered: its runs do not begin at document 0 and rise")
+    return Origins(path, step, runs=runs)
+
+
+def _in_order(runs: NDArray[np.int64]) -> bool:
+    """Whether documents begin at 0 and rise, and files and rows can be such; looked at in bounded runs."""
+    if len(runs) and runs[0, 0] != 0:
+        return False
+    for first in range(0, len(runs), _RUNS_AT_ONCE):
+        some = runs[first : first + _RUNS_AT_ONCE + 1]
+        # Compared, not subtracted: a difference of altered numbers can overflow.
+        if (some[1:, 0] <= some[:-1, 0]).any() or (some[:, 1:] < [0, 1]).any():
+            return False
+    return True

@@ -1,0 +1,58 @@
+"""What the path of a corpus means: its manifest, or the prefix of a .bin/.idx pair.
+
+Where nothing of the kind is, the error says what the user most likely means: the corpus that `mdata preprocess` made of
+that prefix, or a name that is near. Nothing is opened here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mdata.errors import UsageError
+from mdata.indexed.pair_format import idx_path
+from mdata.util.option_synonyms import nearest
+
+_BARE_ENDINGS = (".bin", ".idx")
+_TEXT_ENDINGS = (".jsonl", ".txt", ".gz", ".zst", ".bz2", ".xz", ".parquet")
+
+
+def prefix_of(path: Path) -> Path:
+    """`x` of `x`, `x.bin` or `x.idx`."""
+    return path.with_suffix("") if path.suffix in _BARE_ENDINGS else path
+
+
+def manifest_of(path: Path) -> Path | None:
+    """The manifest that a path means, or None for a bare pair.
+
+    Raises:
+        UsageError: neither a manifest nor a pair is there.
+    """
+    if path.suffix == ".json":
+        return path
+    if path.name in ("", ".."):
+        raise UsageError(f"{str(path)!r} names no corpus", expected="a manifest, or the prefix of a .bin/.idx pair")
+    prefix = prefix_of(path)
+    beside = prefix.with_name(prefix.name + ".json")
+    if beside.is_file():
+        return beside
+    if not idx_path(prefix).is_file():
+        raise UsageError(
+            f"{path}: neither a manifest nor a .bin/.idx pair is there",
+            expected=f"{beside.name} or {idx_path(prefix).name}",
+            fix=_meant(path) or "check the path; a prefix is a path without .bin",
+        )
+    return None
+
+
+def _meant(path: Path) -> str | None:
+    """What somebody most likely means by a path at which no corpus is."""
+    if path.suffix in _TEXT_ENDINGS and path.is_file():
+        return f"mdata preprocess --input {path} makes a corpus of text"
+    try:
+        names = [one.name.removesuffix(one.suffix) for one in path.parent.iterdir() if one.suffix in (".json", ".idx")]
+    except OSError:
+        return None
+    # `mdata preprocess` puts key and level behind the prefix that it is given.
+    longer = [name for name in sorted(names) if name.startswith(f"{path.name}_")]
+    close = longer[0] if longer else nearest(path.name, names)
+    return f"{path.with_name(close)}?" if close else None

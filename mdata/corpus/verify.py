@@ -1,0 +1,367 @@
+"""Checking that files are what their manifest says.
+
+`verify` reads manifests, indexes and sidecars: format, checksum, id, structure, counts, the hashes of each .idx,
+of the block hashes and of the origins, and the tokenizer's files. With `full` it also reads every .bin by
+several threads and names the 4 MiB blocks that differ and the documents they touch. It collects every problem
+instead of stopping at the first. A file that cannot be read is no damage: it keeps its own kind of error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from mdata.corpus.corpus import Corpus, open_corpus
+from mdata.corpus.origins import open_origins
+from mdata.corpus.paths import manifest_of
+from mdata.errors import DamageError, MdataError, ResourceError, UsageError, os_errors_named, wanted_by
+from mdata.indexed.blocks import BlockFile
+from mdata.indexed.index_tables import IndexTables, read_tables
+from mdata.indexed.mapped_files import hash_file
+from mdata.indexed.pair_format import BLOCK_BYTES, bin_path, idx_path
+from mdata.manifest.contained_paths import file_inside, shard_inside
+from mdata.manifest.io import load_manifest
+from mdata.manifest.types import BlendManifest, CorpusManifest, Shard
+from mdata.progress import SILENT, Progress
+
+_HASH_BYTES = 32
+_RUNS_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class DamagedBlocks:
+    """A run of 4 MiB blocks of one .bin that are not what was written.
+
+    Attributes:
+        path: the .bin.
+        first, last: numbers of the blocks.
+        start, stop: their bytes, as far as the file reached when it was written.
+        documents: runs (first, last) of the corpus' documents with a token in them; None where the .idx is
+            damaged too, so that nobody knows.
+        reason: what is wrong: other content, or what the file system said.
+    """
+
+    path: str
+    first: int
+    last: int
+    start: int
+    stop: int
+    documents: tuple[tuple[int, int], ...] | None
+    reason: str
+
+    def as_error(self) -> MdataError:
+        """One line that names blocks, bytes and documents."""
+        blocks = f"block {self.first} is" if self.first == self.last else f"blocks {self.first} to {self.last} are"
+        kind = DamageError if self.reason == _ALTERED else ResourceError
+        return kind(
+            f"{self.path}: {blocks} {self.reason} (bytes {self.start} to {self.stop}){_documents_text(self.documents)}"
+        )
+
+
+_ALTERED = "not what was written"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was checked.
+
+    Attributes:
+        checked: manifests or pairs.
+        bin_bytes: bytes of .bin that were read.
+        problems: everything found.
+        damaged: the blocks among it.
+        unhashed: prefixes of pairs whose .bin has no block hashes to compare with.
+    """
+
+    checked: tuple[str, ...] = ()
+    bin_bytes: int = 0
+    problems: tuple[MdataError, ...] = ()
+    damaged: tuple[DamagedBlocks, ...] = ()
+    unhashed: tuple[str, ...] = ()
+
+    def and_then(self, other: Verified) -> Verified:
+        """Both, as one."""
+        return Verified(
+            self.checked + other.checked,
+            self.bin_bytes + other.bin_bytes,
+            problems=self.problems + other.problems,
+            damaged=self.damaged + other.damaged,
+            unhashed=self.unhashed + other.unhashed,
+        )
+
+
+@dataclass
+class _Check:
+    """One corpus being checked: what the problems found so far are."""
+
+    manifest: Path
+    full: bool
+    threads: int | None
+    progress: Progress
+    allow_outside: bool
+    problems: list[MdataError] = field(default_factory=list)
+    damaged: list[DamagedBlocks] = field(default_factory=list)
+    unhashed: list[str] = field(default_factory=list)
+    bin_bytes: int = 0
+
+    def note(self, error: MdataError) -> None:
+        """Keep a problem that is not known yet."""
+        if str(error) not in map(str, self.problems):
+            self.problems.append(error)
+
+    @property
+    def folder(self) -> Path:
+        """Where the corpus lies."""
+        return self.manifest.parent
+
+    def sidecar(self, name: str, expected: str) -> Path | None:
+        """Where a sidecar lies; None, and a problem, where it cannot be read or is not what was written."""
+        try:
+            path = file_inside(self.manifest, name, allow_outside=self.allow_outside)
+            with os_errors_named("reading"):
+                found = hash_file(path)
+        except MdataError as error:
+            self.problems.append(error)
+            return None
+        return path if self.same(path, found, expected) else None
+
+    def same(self, path: Path, found: str, expected: str) -> bool:
+        """Whether two hashes agree; a problem if not."""
+        if found != expected:
+            what = f"{path}: its content is not what was written"
+            self.problems.append(DamageError(what, found=found, expected=expected))
+        return found == expected
+
+
+def verify(
+    path: str | Path,
+    *,
+    full: bool = False,
+    threads: int | None = None,
+    allow_outside: bool = False,
+    progress: Progress = SILENT,
+) -> Verified:
+    """Check a corpus, a bare pair, or a blend and all its corpora.
+
+    Args:
+        path: manifest or prefix.
+        full: also read every .bin that has block hashes.
+        threads: that read blocks; default the cores this process may use.
+        allow_outside: as for `open_corpus`; else a manifest that names files elsewhere is a problem.
+        progress: hears of the bytes read.
+
+    Raises:
+        UsageError: nothing is there.
+    """
+    found = manifest_of(Path(path))
+    if found is None:
+        return _verify_bare(Path(path))
+    try:
+        content = load_manifest(found)
+    except MdataError as error:
+        if not found.exists():
+            raise
+        return Verified((str(found),), problems=(error,))
+    check = _Check(found, full, threads=threads, progress=progress, allow_outside=allow_outside)
+    if isinstance(content, CorpusManifest):
+        return _verify_corpus(found, content, check=check)
+    return _verify_blend(found, content, check=check)
+
+
+def _verify_blend(path: Path, blend: BlendManifest, *, check: _Check) -> Verified:
+    result = Verified((str(path),))
+    how: dict[str, Any] = {name: getattr(check, name) for name in ("full", "threads", "progress", "allow_outside")}
+    for part in blend.components:
+        place = path.parent / part.path
+        one = Verified()
+        try:
+            one = verify(place, **how)
+            if (found := open_corpus(place, allow_outside=check.allow_outside).id) != part.id:
+                what = f"{place} is not the corpus that was blended"
+                one = one.and_then(Verified(problems=(DamageError(what, found=found, expected=part.id),)))
+        except MdataError as error:
+            known = {str(problem) for problem in one.problems}
+            one = one if str(error) in known else one.and_then(Verified(problems=(error,)))
+        who = f"{path}: component {part.name}"
+        result = result.and_then(replace(one, problems=tuple(wanted_by(who, problem) for problem in one.problems)))
+    return result
+
+
+def _verify_bare(path: Path) -> Verified:
+    """A pair without a manifest: only its structure can be judged."""
+    try:
+        open_corpus(path)
+    except MdataError as error:
+        return Verified((str(path),), problems=(error,))
+    return Verified((str(path),), unhashed=(str(path),))
+
+
+def _verify_corpus(path: Path, corpus: CorpusManifest, *, check: _Check) -> Verified:
+    try:
+        for shard in corpus.shards:
+            shard_inside(path, shard.path, allow_outside=check.allow_outside)
+    except UsageError as error:  # nothing is read there, not even to be compared
+        return Verified((str(path),), problems=(error,))
+    hashed = [_check_index(check, shard) for shard in corpus.shards]
+    try:
+        opened = open_corpus(path, checked=False, allow_outside=check.allow_outside)
+    except MdataError as error:
+        check.note(error)
+    else:
+        _check_structure(check, opened)
+        _check_tokenizer(check, opened)
+    _check_origins(check, corpus)
+    first_document = 0
+    for shard, index_is_true in zip(corpus.shards, hashed, strict=True):
+        expected = _block_hashes(check, shard)
+        if check.full and expected is not None:
+            _check_blocks(check, shard, expected, first_document=first_document if index_is_true else None)
+        first_document += shard.documents
+    return Verified(
+        (str(path),),
+        check.bin_bytes,
+        problems=tuple(check.problems),
+        damaged=tuple(check.damaged),
+        unhashed=tuple(check.unhashed),
+    )
+
+
+def _check_index(check: _Check, shard: Shard) -> bool:
+    """Whether the .idx is what was written."""
+    path = idx_path(check.folder / shard.path)
+    try:
+        with os_errors_named("reading"):
+            found = hash_file(path)
+    except MdataError as error:
+        check.problems.append(error)
+        return False
+    return check.same(path, found, shard.idx_hash)
+
+
+def _check_structure(check: _Check, corpus: Corpus) -> None:
+    """What is wrong inside of an .idx, beside its hash."""
+    for reader in corpus.readers:
+        try:
+            reader.check_structure()
+        except MdataError as error:
+            check.note(error)
+
+
+def _check_tokenizer(check: _Check, corpus: Corpus) -> None:
+    """The files beside the corpus: their content by the folder's name, what they mean by the fingerprint."""
+    try:
+        corpus.load_tokenizer()
+    except MdataError as error:
+        check.problems.append(error)
+
+
+def _check_origins(check: _Check, corpus: CorpusManifest) -> None:
+    provenance = corpus.provenance
+    if provenance is None or provenance.origins is None:
+        return
+    path = check.sidecar(provenance.origins.path, provenance.origins.hash)
+    if path is None:
+        return
+    try:
+        origins = open_origins(path)
+    except MdataError as error:
+        check.problems.append(error)
+        return
+    documents, inputs = sum(shard.documents for shard in corpus.shards), len(provenance.inputs)
+    runs = origins.runs
+    if len(runs) and (int(runs[-1, 0]) >= documents or int(runs[:, 1].max()) >= inputs):
+        what = f"{origins.path}: speaks of documents or inputs that are not there"
+        check.problems.append(DamageError(what, expected=f"{documents} documents of {inputs} inputs"))
+
+
+def _block_hashes(check: _Check, shard: Shard) -> bytes | None:
+    """The sidecar's content; None, and a problem if there should be one, where it cannot be used."""
+    if shard.blocks is None:
+        check.unhashed.append(shard.path)
+        return None
+    path = check.sidecar(shard.blocks.path, shard.blocks.hash)
+    if path is None:
+        return None
+    with os_errors_named("reading"):
+        size = path.stat().st_size
+        wanted = -(-shard.bytes // BLOCK_BYTES) * _HASH_BYTES
+        if size == wanted:
+            return path.read_bytes()
+    check.problems.append(DamageError(f"{path}: bad size", found=f"{size} bytes", expected=f"{wanted}"))
+    return None
+
+
+def _check_blocks(check: _Check, shard: Shard, expected: bytes, *, first_document: int | None) -> None:
+    """Read a .bin and name every run of blocks whose hashes differ.
+
+    `first_document` is the corpus' number of the shard's first document, None where the .idx cannot be trusted.
+    """
+    path = bin_path(check.folder / shard.path)
+    tables = None if first_document is None else read_tables(idx_path(check.folder / shard.path))
+    check.progress.begin(f"verifying {path.name}", shard.bytes, unit="B")
+    try:
+        with os_errors_named("reading"), BlockFile(path, shard.bytes) as file:
+            for first, last, reason in _bad_runs(_reasons(check, file, expected)):
+                start, stop = first * BLOCK_BYTES, min((last + 1) * BLOCK_BYTES, shard.bytes)
+                documents = _documents(shard, tables, (start, stop), first_document=first_document or 0)
+                blocks = DamagedBlocks(
+                    str(path), first, last=last, start=start, stop=stop, documents=documents, reason=reason
+                )
+                check.damaged.append(blocks)
+                check.problems.append(blocks.as_error())
+    except MdataError as error:
+        check.problems.append(error)
+    check.progress.end()
+
+
+def _reasons(check: _Check, file: BlockFile, expected: bytes) -> Iterator[str | None]:
+    """What is wrong with each block."""
+
+    def look(number: int) -> tuple[str | None, int]:
+        try:
+            block = file.read(number)
+        except OSError as error:
+            return f"not readable: {error.strerror}", 0
+        wanted = expected[number * _HASH_BYTES : (number + 1) * _HASH_BYTES]
+        return (None if blake3(block).digest() == wanted else _ALTERED), len(block)
+
+    for reason, num_bytes in file.each(look, threads=check.threads):
+        check.bin_bytes += num_bytes
+        check.progress.advance(num_bytes)
+        yield reason
+
+
+def _bad_runs(reasons: Iterator[str | None]) -> Iterator[tuple[int, int, str]]:
+    """(first, last, reason) of runs of blocks with the same reason."""
+    begun: tuple[int, str] | None = None
+    number = -1
+    for number, reason in enumerate(reasons):
+        if begun is not None and reason != begun[1]:
+            yield begun[0], number - 1, begun[1]
+            begun = None
+        if reason is not None and begun is None:
+            begun = number, reason
+    if begun is not None:
+        yield begun[0], number, begun[1]
+
+
+def _documents(
+    shard: Shard, tables: IndexTables | None, span: tuple[int, int], *, first_document: int
+) -> tuple[tuple[int, int], ...] | None:
+    if tables is None:
+        return None
+    runs = tables.documents_touching(*span, contiguous=shard.contiguous)
+    return tuple((first_document + first, first_document + last) for first, last in runs)
+
+
+def _documents_text(runs: tuple[tuple[int, int], ...] | None) -> str:
+    if runs is None:
+        return "; its documents are not known, the .idx is damaged too"
+    shown = [f"{first}" if first == last else f"{first} to {last}" for first, last in runs[:_RUNS_SHOWN]]
+    more = f" and {len(runs) - _RUNS_SHOWN} more runs" if len(runs) > _RUNS_SHOWN else ""
+    many = "s" if len(runs) > 1 or any(first != last for first, last in runs) else ""
+    return f"; document{many} {', '.join(shown)}{more}"

@@ -1,0 +1,402 @@
+"""A dataset: sample number in, tokens out; the same for every rank, worker count and history.
+
+`open_dataset` turns a blend, a corpus or a bare prefix into one map from sample numbers to samples. In native order
+training has no end and deals its samples to components by the native blend; validation and test are finite, in file
+order, one component after another. Megatron's order is that of its GPTDataset and blends. `read` fills a caller's
+buffer with many samples at once, without the GIL. `identity` lists everything that decides the order, and `data_id` is
+its hash: a checkpoint keeps both, so that a mismatch can name its field. Draws inside a corpus are keyed by its own id
+(invariant 6), so another mixture does not reshuffle it.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata.array_cache.cache import Cache
+from mdata.blend.open_blend import OpenBlend, open_blend
+from mdata.blend.same_tokenizer import may_be_unknown
+from mdata.blend.share_texts import counts_by_tokens
+from mdata.blend.spec import OK, REFUSE
+from mdata.corpus.corpus import Corpus
+from mdata.dataset.component import Component, facts_in_short
+from mdata.dataset.dataset_options import MASKED, MEGATRON, NATIVE, DatasetOptions
+from mdata.dataset.megatron_mix import check_weights_alone, mix_by_share, mix_by_size, mix_identity
+from mdata.dataset.open_samples import bounds_of, open_samples, tokens_in
+from mdata.errors import UsageError
+from mdata.indexed.gather import Int64s
+from mdata.manifest.types import TokenizerFacts
+from mdata.mixing.megatron_blend import MegatronBlend
+from mdata.mixing.selection import MOST_SAMPLES, Deal, InTurn, chosen, sample_numbers
+from mdata.progress import SILENT, Progress
+from mdata.samples.gpt import GptSamples
+from mdata.samples.rows import Gathered, Rows, Sample, empty_rows, finish, in_order, room_in
+from mdata.samples.sample_kind import RowKind, SampleKind
+from mdata.util.canonical_json import hash_of
+from mdata.util.gc_pause import garbage_left
+
+if TYPE_CHECKING:
+    from mdata.samples.masked import MaskedSamples
+
+
+def open_dataset(
+    path: str | Path, options: DatasetOptions, *, progress: Progress = SILENT, evaluation: bool = False
+) -> Dataset:
+    """Open a blend manifest, a corpus manifest, a bare prefix, or Megatron's "0.7 a 0.3 b".
+
+    Args:
+        path: one of these.
+        options: how it is read.
+        progress: hears what is built, for kinds and orders that need arrays, and what of a folder is left out.
+        evaluation: what is measured on: of a folder nothing is left out.
+
+    Raises:
+        UsageError: nothing there, a corpus or split shorter than one sample, two tokenizers, options that do not fit.
+        DamageError: something that is not what its manifest says.
+    """
+    options.check()
+    with garbage_left():
+        opened = open_blend(path, **options.opening, evaluation=evaluation)
+        opened.tell_left_out(progress)
+        return Dataset(opened, options, cache=_cache_of(options, progress))
+
+
+def open(path: str | Path, *, sequence_length: int, **options: Any) -> Dataset:
+    """Open a dataset by the options of `DatasetOptions`: `mdata.open("corpus.json", sequence_length=4096)`.
+
+    Raises:
+        UsageError, DamageError: as `open_dataset`. TypeError: no such option.
+    """
+    return open_dataset(path, DatasetOptions(sequence_length=sequence_length, **options))
+
+
+class Dataset:
+    """A map from sample number to sample; can be pickled, and be given to a torch DataLoader.
+
+    Args:
+        blend: open corpora and their weights.
+        options: how they are read.
+        cache: keeps arrays that are built; None: by the options.
+
+    Attributes:
+        components: the corpora that have a part in the split.
+        deal: which of them gives sample k, and which of its samples.
+        num_samples: None without end (training in native order, unless the options say how many).
+        identity: all that decides the order; data_id: its hash. blend_id: the blend alone.
+    """
+
+    def __init__(self, blend: OpenBlend, options: DatasetOptions, *, cache: Cache | None = None) -> None:
+        options.check()
+        self.options = options
+        self.blend_id = blend.manifest.id
+        self._opened = blend
+        names = [part.name for part in blend.manifest.components]
+        if options.order == MEGATRON:
+            check_weights_alone(blend)
+        self.row_options = options.row_options(_eod_of(blend.corpora))
+        cache = cache or _cache_of(options)
+        self._by_size = counts_by_tokens(blend.manifest, [corpus.num_tokens for corpus in blend.corpora])
+        mixed = options.order == MEGATRON and not (len(names) == 1 and self._by_size)
+        kinds, mix = self._mixed(cache) if mixed else ([self._open(i, options, cache) for i in range(len(names))], None)
+        self.components = tuple(
+            Component(name, corpus, kind, tokens_in(corpus, bounds_of(corpus, options), options=options))
+            for name, corpus, kind in zip(names, blend.corpora, kinds, strict=True)
+            if kind is not None
+        )
+        if not self.components:
+            raise UsageError(
+                f"the split {options.split!r} is empty",
+                found=f"split {options.split_shares!r} of {', '.join(names)}",
+                fix="give it a share in the split string",
+            )
+        self.deal: Deal = mix or self._deal()
+        endless = self.options.split == "train" and self.options.order == NATIVE
+        ends = (self.deal.num_samples, options.num_samples if endless else None)
+        self.num_samples = min((end for end in ends if end is not None), default=None)
+        self._alone = len(self.components) == 1 and mix is None
+        self.identity = options.identity(self.blend_id)
+        if mix is not None:
+            self.identity |= mix_identity(blend, None if self._by_size else options.blend_surplus)
+        self.data_id = hash_of(self.identity)
+
+    def _open(self, number: int, options: DatasetOptions, cache: Cache) -> SampleKind | None:
+        """The samples of a component; None where it has none and that is no loss."""
+        corpus = self._opened.corpora[number]
+        return open_samples(corpus, bounds_of(corpus, options), options=options, rows=self.row_options, cache=cache)
+
+    def _mixed(self, cache: Cache) -> tuple[list[SampleKind | None], MegatronBlend | None]:
+        """Megatron's blend: its components and how it deals them."""
+        parts, options = self._opened.manifest.components, self.options
+        keeper = (cache, self._opened.corpora[0].path)
+
+        def open_one(number: int, num_samples: int | None) -> SampleKind | None:
+            return self._open(number, replace(options, num_samples=num_samples), cache)
+
+        if self._by_size:
+            return mix_by_size(open_one, len(parts), num_samples=options.num_samples, keeper=keeper)
+        shares = [(part.name, part.share) for part in parts]
+        asked, surplus = options.num_samples, options.blend_surplus
+        return mix_by_share(open_one, shares, num_samples=asked, surplus=surplus, keeper=keeper)
+
+    def _deal(self) -> Deal:
+        """How samples are dealt to components: by shares in training, else one after another."""
+        if self.options.split == "train" and self.options.order == NATIVE:
+            sizes = [component.samples.samples_per_epoch for component in self.components]
+            return self._opened.deal(sizes, self.options.sequence_length)
+        return InTurn([component.samples.num_samples or 0 for component in self.components])
+
+    def __len__(self) -> int:
+        if self.num_samples is None:
+            raise TypeError("a training dataset has no end; take samples by their number, or set num_samples")
+        return self.num_samples
+
+    def __iter__(self) -> Iterator[Sample]:
+        return map(self.__getitem__, count() if self.num_samples is None else range(len(self)))
+
+    def __repr__(self) -> str:
+        shown = {name: getattr(self.options, name) for name in ("kind", "order", "split", "sequence_length")}
+        names = [component.name for component in self.components]
+        return facts_in_short(self.num_samples, names, options=shown, data_id=self.data_id)
+
+    def locate(self, samples: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Integer[n] sample numbers -> (number of the component, sample inside it), int64[n] each.
+
+        Raises:
+            IndexError: a number below 0 or past the end.
+        """
+        numbers = sample_numbers(samples)
+        self._check_range(numbers)
+        return self.deal.locate(numbers)
+
+    def _check_range(self, numbers: Int64s) -> None:
+        end = MOST_SAMPLES if self.num_samples is None else self.num_samples
+        if numbers.size and (numbers.min() < 0 or numbers.max() >= end):
+            of = f"no end, but below {end}" if self.num_samples is None else str(end)
+            raise IndexError(f"samples {numbers.min()} to {numbers.max()} of {of}")
+
+    @overload
+    def __getitem__(self, sample: int) -> Sample: ...
+    @overload
+    def __getitem__(self, sample: slice) -> list[Sample]: ...
+    def __getitem__(self, sample: int | slice) -> Sample | list[Sample]:
+        """One sample: tokens int64[S], labels int64[S], loss_mask float32[S], and what the options ask for.
+
+        Of the kinds bert and t5: the fields of `BertSamples` and `T5Samples`. A slice gives the list of its samples, as
+        that of a list does; numbers and places are those from the beginning.
+
+        Raises:
+            IndexError: a number below 0 or past the end. TypeError: no integer, or a slice without an end.
+        """
+        if isinstance(sample, slice):
+            return self.__getitems__(chosen(sample, self.num_samples))
+        (component,), (inside,) = self.locate([sample])
+        part = self.components[component]
+        with part.reading:
+            found: Sample = part.samples.sample(int(inside))
+        if isinstance(self.deal, MegatronBlend):
+            return {"dataset_id": np.array(component, self.deal.components.dtype), **found}
+        return found
+
+    def __getitems__(self, samples: Sequence[int]) -> list[Sample]:
+        """Several samples, each as `self[k]` gives it, but read at once: what a torch DataLoader asks for."""
+        if self.row_options.document_masks or self.row_options.attention_mask:
+            return [self[k] for k in samples]  # rows know the lengths of all their documents, and no dense masks
+        rows = self.read(samples)
+        fields = rows.fields if isinstance(rows, Rows) else rows
+        if isinstance(self.deal, MegatronBlend):
+            components, _ = self.locate(samples)
+            fields = {"dataset_id": components.astype(self.deal.components.dtype), **fields}
+        return [{name: array[row, ...] for name, array in fields.items()} for row in range(len(samples))]
+
+    def empty_rows(self, num_rows: int) -> Rows | Sample:
+        """Room for `read`, to be used again and again; a dict for the kinds bert and t5."""
+        if self.options.kind in MASKED:
+            return self._masked(0).allocate(num_rows)
+        return empty_rows(num_rows, self.row_options)
+
+    def read(self, samples: npt.ArrayLike, *, out: Rows | Int64s | Sample | None = None) -> Rows | Sample:
+        """Many samples at once, integer[n], in their order; the GIL is released while tokens are read.
+
+        Args:
+            samples: their numbers.
+            out: rows of `empty_rows`, or int64[n, S + 1], that are filled in; None: new ones. What is told of the text
+                is in the rows that are returned; dense attention masks are made for single samples only.
+                Of the kinds bert and t5: a dict of the fields of a sample, each with a dimension more in front.
+
+        Raises:
+            IndexError: a number below 0, past the end, or from 2^62 on. UsageError: `out` cannot take the samples.
+            DamageError: a file is not what it was when it was opened.
+        """
+        numbers = sample_numbers(samples)
+        if self.options.kind in MASKED:
+            return self._read_fields(numbers, out)
+        if isinstance(out, dict):
+            raise UsageError(
+                "a dict of fields for rows of text", found=", ".join(out), expected="what empty_rows gives"
+            )
+        options = self.row_options
+        rows = empty_rows(len(numbers), options) if out is None else room_in(out, len(numbers), options=options)
+        if self.num_samples is not None:
+            self._check_range(numbers)
+        kind = self.components[0].samples
+        if self._alone and isinstance(kind, GptSamples):
+            found = kind.read(numbers, rows, threads=self.options.threads)
+            if found is not None:
+                return found
+        self._check_range(numbers)  # not before: of eight rows it costs a tenth, and C++ looks at each number anyway
+        return finish(rows, self._gather(numbers, rows.text), options=options)
+
+    def _read_fields(self, numbers: Int64s, out: Rows | Int64s | Sample | None) -> Sample:
+        """`read` of samples that are fields, not rows of text."""
+        if out is not None and not isinstance(out, dict):
+            raise UsageError(f"samples of kind {self.options.kind!r} are fields", expected="what empty_rows gives")
+        if self._alone:
+            self._check_range(numbers)
+            with self.components[0].reading:
+                return self._masked(0).read(numbers, out)
+        components, inside = self.locate(numbers)
+        first = self._masked(0)
+        fields = first.allocate(len(numbers)) if out is None else first.checked(out, len(numbers))
+        for number in np.unique(components).tolist():
+            places = np.flatnonzero(components == number)
+            with self.components[number].reading:
+                found = self._masked(number).read(inside[places])
+            for name, part in found.items():
+                fields[name][places] = part
+        return fields
+
+    def _masked(self, number: int) -> MaskedSamples:
+        return cast("MaskedSamples", self.components[number].samples)
+
+    def _gather(self, numbers: Int64s, text: Int64s) -> Gathered:
+        if self._alone:
+            return self._gather_of(0, numbers, text)  # its numbers are the dataset's own
+        components, inside = self.locate(numbers)
+        parts = []
+        for number in np.unique(components).tolist():
+            places = np.flatnonzero(components == number)
+            parts.append((places, self._gather_of(number, inside[places], text, places=places)))
+        return in_order(parts, len(numbers))
+
+    def _gather_of(self, number: int, inside: Int64s, text: Int64s, *, places: Int64s | None = None) -> Gathered:
+        part = self.components[number]
+        kind = cast("RowKind", part.samples)
+        with part.reading:
+            return kind.gather(inside, text, places=places, threads=self.options.threads)
+
+    @property
+    def continues(self) -> tuple[str, int] | None:
+        """(id of the blend that this one continues, the samples after which it differs); None for most."""
+        return self._opened.continues
+
+    @property
+    def valid_sets(self) -> Mapping[str, tuple[Path, str]]:
+        """The blend's named validation sets: name -> (path, id of the corpus or blend there)."""
+        return self._opened.valid_sets
+
+    @property
+    def test_sets(self) -> Mapping[str, tuple[Path, str]]:
+        """The blend's named test sets, likewise; `mdata.evaluation_sets` opens both."""
+        return self._opened.test_sets
+
+    def read_as(self, options: DatasetOptions, *, progress: Progress = SILENT) -> Dataset:
+        """The same corpora by other options; nothing is opened again.
+
+        Raises:
+            UsageError: options that do not fit, or an empty split.
+        """
+        return Dataset(self._opened, options, cache=_cache_of(options, progress))
+
+    @property
+    def corpus_ids(self) -> tuple[str, ...]:
+        """Ids of all corpora."""
+        return tuple(corpus.id for corpus in self._corpora)
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Of the tokenizer; None where no corpus says."""
+        return next((c.tokenizer_fingerprint for c in self._corpora if c.tokenizer_fingerprint), None)
+
+    @property
+    def tokenizer_unknown(self) -> str:
+        """ "ok" where the options or the blend's manifest let corpora of no known tokenizer stand beside others."""
+        allowed = may_be_unknown(self.options.tokenizer_unknown, self._opened.tokenizer_unknown)
+        return OK if allowed else REFUSE
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Entries of the tokenizer; None where no corpus says."""
+        return next((c.tokenizer.vocab_size for c in self._corpora if c.tokenizer), None)
+
+    @property
+    def eod(self) -> int | None:
+        """The end-of-document id; None where no corpus says."""
+        return _eod_of(self._corpora)
+
+    @property
+    def largest_id(self) -> int | None:
+        """The largest token id of all corpora; None if one of them does not say."""
+        known = [c.largest_id for c in self._corpora if c.num_tokens]
+        return None if None in known else max((id for id in known if id is not None), default=None)
+
+    @property
+    def tokenizer(self) -> TokenizerFacts | None:
+        """What the manifests say of the tokenizer, that of `tokenizer_files`; None where no corpus says."""
+        corpus = self._tokenizer_corpus
+        return corpus.tokenizer if corpus else None
+
+    @property
+    def tokenizer_files(self) -> Mapping[str, bytes]:
+        """The tokenizer's files; empty where it has none, or no corpus keeps them.
+
+        Raises:
+            UsageError: the folder beside the corpus is gone.
+        """
+        corpus = self._tokenizer_corpus
+        return corpus.tokenizer_files() if corpus else {}
+
+    @property
+    def _tokenizer_corpus(self) -> Corpus | None:
+        """The corpus that answers for the tokenizer: one that keeps its files, else one that names it."""
+        known = [(c.tokenizer.folder is None, c) for c in self._corpora if c.tokenizer]
+        return min(known, key=lambda pair: pair[0])[1] if known else None
+
+    @property
+    def text_bytes(self) -> int | None:
+        """UTF-8 bytes of the texts of all corpora, whatever the split; None if one of them does not say."""
+        sizes = [c.text_bytes for c in self._corpora]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+    @property
+    def num_corpus_tokens(self) -> int:
+        """Tokens of all corpora, whatever the split: what `text_bytes` is to be divided by."""
+        return sum(corpus.num_tokens for corpus in self._corpora)
+
+    @property
+    def _corpora(self) -> tuple[Corpus, ...]:
+        return self._opened.corpora
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Packed apart, so that garbage can be left while it is unpacked.
+        return _unpacked, (pickle.dumps((self._opened, self.options), pickle.HIGHEST_PROTOCOL),)
+
+
+def _cache_of(options: DatasetOptions, progress: Progress = SILENT) -> Cache:
+    return Cache(options.cache, mapped=options.mode == "mmap", progress=progress)
+
+
+def _unpacked(packed: bytes) -> Dataset:
+    with garbage_left():
+        return Dataset(*pickle.loads(packed))
+
+
+def _eod_of(corpora: Sequence[Corpus]) -> int | None:
+    """The end-of-document id; None where no corpus says."""
+    return next((corpus.eod for corpus in corpora if corpus.eod is not None), None)

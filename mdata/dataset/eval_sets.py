@@ -1,0 +1,145 @@
+"""The finite sets that a training is measured on: which there are, what they are called, which samples are read.
+
+Validation and test sets are found the same way: corpora that are named, else the sets that the blend's manifest names,
+else the blend's own part in the split, if it has one. A corpus of its own is read whole, in file order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata.blend.overlap import check_apart
+from mdata.blend.same_tokenizer import way_out
+from mdata.blend.spec import REFUSE
+from mdata.dataset.dataset import Dataset, open_dataset
+from mdata.errors import DamageError, UsageError, errors_wanted_by
+from mdata.order.data_split import parse_split
+from mdata.progress import SILENT, Progress
+
+EvaluationSplit = Literal["valid", "test"]
+_SPLITS: tuple[str, ...] = get_args(EvaluationSplit)
+
+
+def evaluation_sets(
+    train: Dataset,
+    split: EvaluationSplit,
+    *,
+    paths: Sequence[str | Path] = (),
+    num_samples: int | None = None,
+    allow_overlap: bool = False,
+    progress: Progress = SILENT,
+) -> dict[str, Dataset]:
+    """Name -> set, read as the training reads.
+
+    Args:
+        train: the data of the training.
+        split: "valid" or "test".
+        paths: corpora in place of those that the blend names; called as their files are, a blend by its manifest.
+        num_samples: in Megatron's order: how many are asked for.
+        allow_overlap: `paths` may hold documents that are trained on.
+        progress: hears what is built.
+
+    Raises:
+        UsageError: one that cannot be read as the training is, was made with another tokenizer, or holds documents
+            that are trained on; a name twice.
+        DamageError: a named set that is not what the blend named.
+    """
+    asked = num_samples if train.options.order == "megatron" else None
+    # Megatron keeps the last partial sample of validation alone, whether a part of the blend or a corpus of its own.
+    keep = train.options.keep_partial and split == "valid"
+    unknown = train.tokenizer_unknown
+    whole = replace(train.options, split="whole", num_samples=asked, keep_partial=keep, tokenizer_unknown=unknown)
+    if paths:
+        found = [(Path(path), open_dataset(path, whole, progress=progress, evaluation=True)) for path in paths]
+        sets = _by_path(found, split)
+        if not allow_overlap:
+            trained = [part.corpus for part in train.components]
+            named = {f"data.{split}": [part.corpus for one in sets.values() for part in one.components]}
+            check_apart(trained, named, allow="data.allow_overlap = true")
+    else:
+        of_blend = train.valid_sets if split == "valid" else train.test_sets
+        sets = {}
+        for name, (path, _) in of_blend.items():
+            with errors_wanted_by(f"{_KINDS[split]} set {name} of the blend"):
+                sets[name] = open_dataset(path, whole, progress=progress)
+        _check_ids(sets, of_blend, split=split)
+    if not sets and parse_split(train.options.split_shares)[1 + _SPLITS.index(split)] > 0:
+        sets = {split: train.read_as(replace(whole, split=split), progress=progress)}
+    for name, one in sets.items():
+        _check_tokenizer(f"{_KINDS[split]} corpus {name}", one, train)
+    return sets
+
+
+_KINDS = {"valid": "validation", "test": "test"}
+
+
+def samples_asked(limit: int, *, steps: int, interval: int = 0) -> int | None:
+    """How many samples of a set Megatron's order is made for: `limit` for each evaluation, or None, one epoch.
+
+    Args:
+        limit: samples of an evaluation; 0: all.
+        steps: of the training. interval: steps between evaluations; 0: one, at the end.
+    """
+    return (steps // interval + 1 if interval else 1) * limit or None
+
+
+def evaluated_samples(dataset: Dataset, limit: int) -> npt.NDArray[np.int64]:
+    """The samples of a set that an evaluation reads: all (0), or `limit` of them spread evenly over it: int64[n]."""
+    total = dataset.num_samples
+    assert total is not None, "sets to be evaluated are finite"
+    count = min(limit, total) if limit else total
+    return np.arange(count, dtype=np.int64) * total // count
+
+
+def _by_path(found: Sequence[tuple[Path, Dataset]], split: str) -> dict[str, Dataset]:
+    sets: dict[str, Dataset] = {}
+    for path, dataset in found:
+        name = dataset.components[0].name if len(dataset.components) == 1 else path.stem
+        if name in sets:
+            raise UsageError(
+                f"data.{split} holds two sets called {name}",
+                found=", ".join(str(path) for path, _ in found),
+                fix="name each once, or rename the files of one",
+            )
+        sets[name] = dataset
+    return sets
+
+
+def _check_tokenizer(what: str, one: Dataset, train: Dataset) -> None:
+    if one.fingerprint == train.fingerprint:
+        return
+    found, expected = (
+        f"tokenizer {each.fingerprint}" if each.fingerprint else "no tokenizer recorded" for each in (one, train)
+    )
+    if None not in (one.fingerprint, train.fingerprint):
+        raise UsageError(
+            f"{what} was made with a different tokenizer than the training data",
+            found=found,
+            expected=expected,
+            fix="preprocess it again with the tokenizer of the training data",
+        )
+    if train.tokenizer_unknown == REFUSE:
+        silent = one if one.fingerprint is None else train
+        raise UsageError(
+            f"{what}: either it or the training data does not record its tokenizer",
+            found=found,
+            expected=expected,
+            fix=way_out(str(silent.components[0].corpus.path)),
+        )
+
+
+def _check_ids(sets: Mapping[str, Dataset], named: Mapping[str, tuple[Path, str]], *, split: str) -> None:
+    for name, (path, known) in named.items():
+        if known not in (sets[name].blend_id, *sets[name].corpus_ids):
+            raise DamageError(
+                f"{_KINDS[split]} set {name} is not the one that was named ({path})",
+                found=f"id {sets[name].corpus_ids[0]}",
+                expected=f"id {known}",
+                fix=f"put it back, or name the sets in data.{split}",
+            )

@@ -1,0 +1,121 @@
+"""How Megatron mixes corpora: how many samples each is built for, and which sample of the blend is whose.
+
+With shares each corpus is built for its part of the samples asked for and a surplus, and dealt by weight. Without (each
+corpus counts by its size) each is built for one epoch and dealt by its number of samples, every sample once if
+nothing was asked for. What differs from Megatron: without shares a corpus that has no sample in the split is left out,
+with a share it is refused by name (a bare assertion there). Not done here: what a sample is (open_samples.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+from mdata.blend.open_blend import OpenBlend
+from mdata.blend.share_texts import weights_set_by
+from mdata.errors import UsageError
+from mdata.mixing.megatron_blend import NAME, VERSION, Keeper, MegatronBlend, exhaustive, normalise, requests, weighted
+from mdata.mixing.schedule import USER
+from mdata.samples.sample_kind import SampleKind
+
+Open = Callable[[int, int | None], SampleKind | None]
+"""Opens the samples of component i for so many samples (None: one epoch); None where its split is empty."""
+
+
+def check_weights_alone(blend: OpenBlend) -> None:
+    """Refuse what Megatron's order cannot say.
+
+    Raises:
+        UsageError: the blend has more than weights.
+    """
+    if not blend.plain:
+        raise UsageError(
+            "Megatron's order supports only weights",
+            found="phases, amounts, groups with shares, or caps",
+            expected='a blend of weights, or order "native"',
+        )
+
+
+def mix_by_share(
+    open_one: Open, shares: Sequence[tuple[str, str]], *, num_samples: int | None, surplus: float, keeper: Keeper
+) -> tuple[list[SampleKind | None], MegatronBlend | None]:
+    """Open components for their shares of the samples.
+
+    Args:
+        open_one: opens one.
+        shares: name and share of each.
+        num_samples: asked for.
+        surplus: built beyond each one's part.
+        keeper: of the blend's arrays.
+
+    Returns:
+        The components, and how they are dealt; (all None, None) where the split is empty for all.
+
+    Raises:
+        UsageError: no number of samples, shares that are not above 0, a component without samples, or one that would
+            be dealt more than it has.
+    """
+    if num_samples is None:
+        raise UsageError(
+            "a blend with shares in Megatron's order needs the number of samples: it decides how much of each is built",
+            found=", ".join(name for name, _ in shares[:4]),
+            fix="set num_samples (mdata build: --train-samples), or leave the shares out: each corpus then counts by "
+            "its size",
+        )
+    names = [name for name, _ in shares]
+    normalised, targets, wanted = requests([_number(share) for _, share in shares], num_samples, surplus=surplus)
+    parts = [open_one(i, request) for i, request in enumerate(wanted)]
+    if not any(parts):
+        return parts, None
+    for name, part, request in zip(names, parts, wanted, strict=True):
+        if part is None or not part.num_samples:
+            raise UsageError(
+                f"{name} has a share of the blend and no sample in the split",
+                found=f"0 samples, {request} are to be built",
+                fix="a larger share of the split, or leave it out",
+            )
+    blend = weighted(normalised, sum(targets), keeper=keeper)
+    blend.check([part.num_samples or 0 for part in parts if part], names, requested=wanted)
+    return parts, blend
+
+
+def mix_by_size(
+    open_one: Open, count: int, *, num_samples: int | None, keeper: Keeper
+) -> tuple[list[SampleKind | None], MegatronBlend | None]:
+    """Open components for one epoch each; see `mix_by_share`. Those without samples are None."""
+    opened = [open_one(i, None) for i in range(count)]
+    parts = [part if part is not None and part.num_samples else None for part in opened]
+    sizes = [part.num_samples or 0 for part in parts if part is not None]
+    if not sizes:
+        return parts, None
+    if num_samples is None:
+        return parts, exhaustive(sizes, keeper=keeper)
+    blend = weighted(sizes, min(num_samples, sum(sizes)), keeper=keeper)
+    blend.check(sizes, [f"component {i}" for i, part in enumerate(parts) if part is not None])
+    return parts, blend
+
+
+def mix_identity(blend: OpenBlend, surplus: float | None) -> dict[str, Any]:
+    """What an identity covers of Megatron's blends beside the blend's id.
+
+    The id knows the exact ratio of the weights, but the order follows doubles: those of `0.1 a 0.2 b 0.3 c` are not
+    those of `1 a 2 b 3 c`. They are given in hex, and left out where they are those of the ratio in whole numbers, for
+    which the id alone stands, and where nobody gave a weight: a power of the tokens is written in one way.
+
+    Args:
+        blend: of weights. surplus: built beyond each one's part; None: components count by their size.
+    """
+    found: dict[str, Any] = {"blend_algorithm": f"{NAME} {VERSION}"}
+    if surplus is None:
+        return found
+    found["blend_surplus"] = repr(surplus)
+    given = normalise([_number(part.share) for part in blend.manifest.components])
+    by_user = USER in weights_set_by(blend.manifest, [corpus.num_tokens for corpus in blend.corpora])
+    if by_user and given != normalise(blend.weights):
+        found["blend_weights"] = [weight.hex() for weight in given]
+    return found
+
+
+def _number(share: str) -> float:
+    return float(Fraction(share)) if "/" in share else float(share)

@@ -1,0 +1,214 @@
+"""Which kind of samples a corpus gives in a dataset: picked by the options, opened over its part of the split.
+
+`bounds_of` says which part that is, `open_samples` opens it. A part that is empty is None where that is no loss; a
+training set in native order, in which every corpus has its share for good, refuses it. A kind is imported where it is
+asked for: a process that reads plain text starts without the others. Not done here: how corpora are mixed
+(mdata/blend), and what a kind looks like (mdata/samples).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mdata.array_cache.cache import Cache
+from mdata.corpus.corpus import Corpus
+from mdata.dataset.dataset_options import CHAT, DOCUMENT, MASKED, MEGATRON, WHOLE, DatasetOptions
+from mdata.errors import UsageError
+from mdata.order.data_split import split_range
+from mdata.samples.gpt import GptSamples
+from mdata.samples.rows import RowOptions
+from mdata.samples.sample_kind import RowKind, SampleKind
+
+if TYPE_CHECKING:
+    from mdata.samples.packed import PackedSamples
+    from mdata.samples.packing import Longer
+
+Bounds = tuple[int, int]
+
+
+def bounds_of(corpus: Corpus, options: DatasetOptions) -> Bounds:
+    """The part of a corpus in the split: sequences [first, last), or documents where a kind counts those."""
+    total = corpus.num_documents if options.by_documents else corpus.num_sequences
+    if options.split == WHOLE:
+        return 0, total
+    return split_range(options.split_shares, options.split, num_sequences=total) or (0, 0)
+
+
+def open_samples(
+    corpus: Corpus, bounds: Bounds, *, options: DatasetOptions, rows: RowOptions, cache: Cache
+) -> SampleKind | None:
+    """The samples of a part of a corpus.
+
+    Args:
+        corpus: all of it.
+        bounds: the part, from `bounds_of`.
+        options: of the dataset.
+        rows: what is told of rows, from `DatasetOptions.row_options`.
+        cache: keeps what is built.
+
+    Returns:
+        None where the part is too small for a sample, and the set is not one of training in native order.
+
+    Raises:
+        UsageError: too small for training, or options that this corpus cannot have.
+    """
+    if options.kind in MASKED:
+        from mdata.dataset.masked_kinds import open_masked
+
+        empty = _is_empty(corpus, bounds, options)
+        return None if empty else open_masked(corpus, bounds, options=options, cache=cache)
+    return _open_rows(corpus, bounds, options, rows=rows, cache=cache)
+
+
+def _open_rows(
+    corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions, cache: Cache
+) -> RowKind | None:
+    """The kinds whose samples are rows of text."""
+    if options.fim is not None:
+        return _rearranged(corpus, bounds, options, rows=rows, cache=cache)
+    if options.order == MEGATRON:
+        return _megatron(corpus, bounds, options, rows=rows, cache=cache)
+    if options.by_documents:
+        return _documents(corpus, bounds, options, rows=rows, cache=cache)
+    return _native(corpus, bounds, options, rows=rows)
+
+
+def tokens_in(corpus: Corpus, bounds: Bounds, *, options: DatasetOptions) -> int:
+    """Tokens of a part of a corpus."""
+    first, last = bounds
+    if first == last:
+        return 0
+    if bounds == (0, corpus.num_documents if options.by_documents else corpus.num_sequences):
+        return corpus.num_tokens  # no table is read for it
+    if not corpus.contiguous:
+        edges = (_first_sequence(corpus, d) for d in bounds) if options.by_documents else bounds
+        return int(corpus.lengths[slice(*edges)].sum(dtype=np.int64))
+    if options.by_documents:
+        starts, counts = corpus.gatherer.documents(np.array([first, last - 1]))
+        return int(starts[1] + counts[1] - starts[0])
+    start, stop = corpus.token_bounds(first, last)
+    return stop - start
+
+
+def _first_sequence(corpus: Corpus, document: int) -> int:
+    """The first sequence of a document; for the number of documents, the number of sequences."""
+    before = 0
+    for reader in corpus.readers:
+        if document < reader.num_documents:
+            return before + int(reader.boundaries[document])
+        document -= reader.num_documents
+        before += reader.num_sequences
+    return before
+
+
+def _rearranged(
+    corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions, cache: Cache
+) -> RowKind | None:
+    from mdata.samples.fim import FimSamples
+
+    plain = replace(options, fim_rate=0.0)
+    kind = _open_rows(corpus, bounds, plain, rows=replace(rows, document_masks=False), cache=cache)
+    if kind is None or options.fim is None:
+        return None
+    return FimSamples(kind, corpus, fim=options.fim, options=rows, seed=options.seed, extra_token=options.extra_token)
+
+
+def _megatron(
+    corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions, cache: Cache
+) -> RowKind | None:
+    from mdata.order.megatron_order import MegatronRequest
+    from mdata.samples.megatron_gpt import MegatronGptSamples
+
+    if bounds[0] == bounds[1]:
+        return None
+    request = MegatronRequest(
+        first=bounds[0],
+        stop=bounds[1],
+        sequence_length=options.sequence_length,
+        num_samples=options.num_samples,
+        seed=options.seed,
+        extra_token=options.extra_token,
+        keep_partial=options.keeps_partial,
+    )
+    return MegatronGptSamples(corpus, request, options=rows, threads=options.threads, cache=cache)
+
+
+def _documents(
+    corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions, cache: Cache
+) -> RowKind | None:
+    training = options.split == "train"
+    if _is_empty(corpus, bounds, options):
+        return None
+    if not corpus.contiguous:
+        corpus.token_bounds(0, 0)  # says so
+    if options.kind == DOCUMENT:
+        from mdata.samples.single_document import DocumentSamples
+
+        return DocumentSamples(
+            corpus, bounds, options=rows, seed=options.seed, shuffle=training, longer=_longer(options)
+        )
+    from mdata.samples.packing import PackingRule
+
+    rule = PackingRule(
+        sequence_length=options.sequence_length, extra_token=options.extra_token, longer=_longer(options)
+    )
+    packed = _packed_kind(corpus, options)
+    return packed(corpus, bounds, options=rows, rule=rule, seed=options.seed, shuffle=training, cache=cache)
+
+
+def _longer(options: DatasetOptions) -> Longer:
+    return "drop" if options.longer == "drop" else "cut"
+
+
+def _packed_kind(corpus: Corpus, options: DatasetOptions) -> type[PackedSamples]:
+    if options.kind == CHAT:
+        from mdata.samples.chat import ChatSamples, require_chat
+
+        require_chat(corpus.name, corpus.manifest.level)
+        return ChatSamples
+    from mdata.samples.packed import PackedSamples
+
+    return PackedSamples
+
+
+def _native(corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions) -> RowKind | None:
+    first, last = bounds
+    start, stop = corpus.token_bounds(first, last)
+    training = options.split == "train"
+    # A label stands after each token, so one token alone is no text to predict.
+    extra = int(options.extra_token)
+    least = options.sequence_length + extra if training else 2
+    if stop - start < least:
+        if not training:
+            return None
+        found = f"{stop - start} tokens in {last - first} sequences"
+        expected = f"at least sequence length {options.sequence_length} + {extra} = {least} tokens"
+        raise _too_short(corpus, options, found=found, expected=expected)
+    return GptSamples(
+        corpus,
+        bounds,
+        options=rows,
+        seed=options.seed,
+        extra_token=options.extra_token,
+        shuffle=training,
+        shuffle_block=options.shuffle_block,
+    )
+
+
+def _is_empty(corpus: Corpus, bounds: Bounds, options: DatasetOptions) -> bool:
+    """Whether a part has no document; of training in native order that is refused."""
+    if bounds[0] == bounds[1] and options.split == "train" and options.order != MEGATRON:
+        raise _too_short(corpus, options, found=f"none of {corpus.num_documents} documents", expected="a document")
+    return bounds[0] == bounds[1]
+
+
+def _too_short(corpus: Corpus, options: DatasetOptions, *, found: str, expected: str) -> UsageError:
+    return UsageError(
+        f"corpus {corpus.name} is shorter than one sample",
+        found=f"{found} of the split {options.split_shares!r}",
+        expected=expected,
+        fix="a shorter sequence length, more text, or a larger share of training in the split",
+    )

@@ -1,0 +1,1 @@
+"""Batches for each rank, read ahead: samplers, batch sizes, prefetching."""

@@ -1,0 +1,131 @@
+"""Megatron's samplers: which sample numbers each rank's microbatches have, equal to its own.
+
+`sequential` (its `single`), `random` (its `cyclic`: a shuffled epoch, sharded or not) and `full_validation` are
+generators of lists of numbers, from a counter of consumed samples. The random order depends on the epoch alone,
+as there: not on the run's seed (F20). What differs: fewer samples than one step over all ranks, there a division by
+zero, is refused; without sharding every rank gets the same number of lists (F20: there some may get one more).
+mdata's own order is not here: see `mdata.loader.sampler`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata._core import Mersenne
+from mdata.errors import UsageError
+
+Int64s = npt.NDArray[np.int64]
+# From here on torch draws otherwise.
+_MOST_SHUFFLED = 2**32 // 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deal:
+    """Who deals what.
+
+    Args:
+        total: samples of the dataset.
+        consumed: samples that all ranks together have read before.
+        micro_batch: samples of a list.
+        dp_rank, dp_size: this rank, and how many there are.
+    """
+
+    total: int
+    consumed: int = 0
+    micro_batch: int = 1
+    dp_rank: int = 0
+    dp_size: int = 1
+
+    @property
+    def group(self) -> int:
+        """Samples of one list of every rank."""
+        return self.micro_batch * self.dp_size
+
+    def check(self) -> None:
+        """Refuse what cannot be dealt.
+
+        Raises:
+            UsageError: names the number.
+        """
+        if self.micro_batch < 1 or self.dp_size < 1 or not 0 <= self.dp_rank < self.dp_size:
+            raise UsageError(f"rank {self.dp_rank} of {self.dp_size}, microbatch {self.micro_batch}")
+        if self.total < 1 or self.consumed < 0:
+            raise UsageError(f"{self.consumed} samples consumed of {self.total}", expected="0 or more, of 1 or more")
+
+
+def sequential(deal: Deal, *, drop_last: bool = True) -> Iterator[list[int]]:
+    """Numbers in their order; an incomplete last step is dropped, or dealt as far as it goes (ranks may get []).
+
+    Raises:
+        UsageError: everything is consumed.
+    """
+    deal.check()
+    if deal.consumed >= deal.total:
+        raise UsageError(f"all {deal.total} samples are consumed", found=f"{deal.consumed} consumed")
+    return _sequential(deal, drop_last)
+
+
+def _sequential(deal: Deal, drop_last: bool) -> Iterator[list[int]]:
+    mine = deal.dp_rank * deal.micro_batch
+    for first in range(deal.consumed, deal.total, deal.group):
+        last = min(first + deal.group, deal.total)
+        if last - first < deal.group and drop_last:
+            return
+        yield list(range(min(first + mine, last), min(first + mine + deal.micro_batch, last)))
+
+
+def random(deal: Deal, *, sharded: bool = True) -> Iterator[list[int]]:
+    """The rest of the shuffled epoch that `consumed` stands in; each list is `deal.group` more consumed.
+
+    Raises:
+        UsageError: fewer samples than a step, or a counter inside of one.
+    """
+    deal.check()
+    if deal.total < deal.group:
+        raise UsageError(
+            f"{deal.total} samples are less than one microbatch of every rank",
+            expected=f"at least {deal.micro_batch} x {deal.dp_size} = {deal.group}",
+            fix="more samples, a smaller microbatch, or fewer ranks",
+        )
+    active = deal.total - deal.total % deal.group
+    epoch, current = divmod(deal.consumed, active)
+    if current % deal.group:
+        raise UsageError(
+            f"{deal.consumed} consumed samples end inside a step of {deal.group}",
+            expected=f"a multiple of {deal.group} within each epoch of {active}",
+            fix="go on with the number of ranks and the microbatch that the samples were consumed with",
+        )
+    bucket = deal.total // deal.group * deal.micro_batch
+    lists = (active - current) // deal.group
+    if sharded:
+        order = torch_permutation(bucket, epoch)[current // deal.dp_size :] + deal.dp_rank * bucket
+    else:
+        # Samples past the last whole list are in the order, so that a few of an epoch come from them.
+        whole = deal.total // deal.micro_batch * deal.micro_batch
+        order = torch_permutation(whole, epoch)[current:][deal.dp_rank :: deal.dp_size]
+    return (part.tolist() for part in order[: lists * deal.micro_batch].reshape(lists, deal.micro_batch))
+
+
+def full_validation(deal: Deal) -> Iterator[list[int]]:
+    """Every sample once, one at a time, in turns of the ranks."""
+    deal.check()
+    return ([number] for number in range(deal.dp_rank, deal.total, deal.dp_size))
+
+
+def torch_permutation(size: int, seed: int) -> Int64s:
+    """int64[size], torch's CPU randperm with a generator of this seed.
+
+    Raises:
+        UsageError: a size from which on torch draws otherwise.
+    """
+    if size >= _MOST_SHUFFLED:
+        raise UsageError(
+            f"a permutation of {size} samples", expected=f"below {_MOST_SHUFFLED}, as far as torch's is known"
+        )
+    order = np.arange(size, dtype=np.int64)
+    Mersenne(seed & 0xFFFFFFFF).swap_onwards(order)
+    return order

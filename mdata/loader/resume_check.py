@@ -1,0 +1,68 @@
+"""Whether a run may go on with some data: the same order of samples, or a mixture that was made to continue it.
+
+A checkpoint keeps the data id and the counter of consumed samples. Another data id is refused, but for one case: `mdata
+blend --from` made a mixture that has the checkpoint's as its parent, differs from it at or behind the consumed samples,
+and is read by the same options. The trainer and `Sampler.restored` both ask here. Not done here: saying which field of
+an identity differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mdata.errors import UsageError
+from mdata.util.canonical_json import hash_of
+
+Continued = tuple[str, int]
+"""The data id that another one continues, and the samples behind which they differ."""
+
+if TYPE_CHECKING:
+    from mdata.dataset.dataset import Dataset
+
+
+def continued(dataset: Dataset) -> Continued | None:
+    """What a dataset continues; None for most."""
+    if dataset.continues is None:
+        return None
+    parent, until = dataset.continues
+    return hash_of(dataset.identity | {"blend": parent}), until
+
+
+def resumes(dataset: Dataset, identity: Mapping[str, Any], *, consumed: int) -> bool:
+    """Whether a run may go on with a dataset.
+
+    Args:
+        dataset: what would be read from now on.
+        identity: of the dataset that the run has read until now.
+        consumed: samples that it has read.
+
+    Raises:
+        UsageError: the mixture of the dataset changes samples that the run has read already.
+    """
+    continues = None
+    if dataset.continues is not None:
+        parent, until = dataset.continues
+        continues = dataset.identity | {"blend": parent}, until
+    return goes_on(dict(identity), dataset.identity, continues=continues, consumed=consumed)
+
+
+def goes_on(before: object, now: object, *, continues: tuple[object, int] | None, consumed: int) -> bool:
+    """`resumes` by identities or data ids: what the run has read, what there is now, and what that continues.
+
+    Raises:
+        UsageError: as `resumes`.
+    """
+    if before == now:
+        return True
+    if continues is None or before != continues[0]:
+        return False
+    until = continues[1]
+    if until < consumed:
+        raise UsageError(
+            "the blend changes at a sample that the run has already read",
+            found=f"the blend changes at sample {until}; the run has read {consumed} samples",
+            expected=f"a change at sample {consumed} or later",
+            fix=f"mdata blend --from OLD.json --at-sample {consumed} ..., or continue from an older checkpoint",
+        )
+    return True

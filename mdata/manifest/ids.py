@@ -1,0 +1,87 @@
+"""Ids and checksums: canonical JSON, hashed with BLAKE3.
+
+Two hashes answer two questions. The id answers "is it the same data?": it covers only what decides the
+samples, so names, folders, options and times do not change it. The checksum answers "is this the text that
+was written?": it covers every field except itself. Both hash a canonical text, so that white space and the
+order of keys are free. Floating-point numbers are refused, because their text is not the same everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+import msgspec
+
+from mdata.manifest.blend_schedule import caps_of, is_plain, schedules_of
+from mdata.manifest.types import FORMAT, VERSION, BlendManifest, CorpusManifest, Manifest
+from mdata.mixing.schedule import canonical as canonical_phase
+from mdata.mixing.shares import integer_weights
+from mdata.util.canonical_json import hash_of, refuse_floats
+
+M = TypeVar("M", CorpusManifest, BlendManifest)
+
+
+def text_of(manifest: Manifest) -> bytes:
+    """What stands in the file: the canonical content, indented for people."""
+    value = msgspec.to_builtins(manifest)
+    refuse_floats(value)
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, indent=1)
+    return (text + "\n").encode()
+
+
+def manifest_id(manifest: Manifest) -> str:
+    """The id that the content of a manifest gives it."""
+    if isinstance(manifest, CorpusManifest):
+        return corpus_id(manifest)
+    return blend_id(manifest)
+
+
+def corpus_id(corpus: CorpusManifest) -> str:
+    """hash(dtype, level, shard hashes, tokenizer fingerprint); sizes stand in for hashes not known."""
+    return _identity(
+        "corpus",
+        dtype=corpus.dtype,
+        level=corpus.level,
+        shards=[[shard.idx_hash, shard.blocks.hash if shard.blocks else shard.bytes] for shard in corpus.shards],
+        tokenizer=corpus.tokenizer.fingerprint if corpus.tokenizer else None,
+    )
+
+
+def blend_id(blend: BlendManifest) -> str:
+    """hash(algorithm, components, shares in lowest terms, phases); never names, paths, validation sets, nor headings.
+
+    Blends of weights alone keep the form that they had before there was anything else.
+    """
+    if is_plain(blend):
+        return _identity(
+            "blend",
+            algorithm=blend.algorithm,
+            components=[[part.id, part.group, part.cap] for part in blend.components],
+            shares=integer_weights([p.share for p in blend.components], [p.name for p in blend.components]),
+            phases=[],
+        )
+    return _identity(
+        "blend",
+        algorithm=blend.algorithm,
+        components=[
+            [part.id, None if cap is None else str(cap)]
+            for part, cap in zip(blend.components, caps_of(blend), strict=True)
+        ],
+        schedules=[[part.until, [canonical_phase(phase) for phase in part.phases]] for part in schedules_of(blend)],
+    )
+
+
+def checksum(manifest: Manifest) -> str:
+    """Hash of every field of a manifest, the checksum itself emptied."""
+    return hash_of(msgspec.to_builtins(msgspec.structs.replace(manifest, checksum="")))
+
+
+def sealed(manifest: M) -> M:
+    """The manifest with its id and checksum filled in."""
+    named = msgspec.structs.replace(manifest, id=manifest_id(manifest))
+    return msgspec.structs.replace(named, checksum=checksum(named))
+
+
+def _identity(kind: str, **content: Any) -> str:
+    return hash_of({"format": FORMAT, "version": VERSION, "kind": kind, **content})

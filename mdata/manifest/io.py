@@ -1,0 +1,96 @@
+"""Manifests on disk: a file that `load_manifest` returns is whole, of a known version, and true to its id and
+checksum.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mdata.errors import DamageError, UsageError, explain_os_error, os_errors_named
+from mdata.manifest.ids import M, checksum, manifest_id, sealed, text_of
+from mdata.manifest.types import FORMAT, VERSION, Manifest
+from mdata.util import atomic_io
+
+
+def save_manifest(manifest: M, path: Path) -> M:
+    """Fill in id and checksum and write the file in one piece; returns what was written.
+
+    Raises:
+        ResourceError, UsageError: the file system refused; an older file stays as it was.
+    """
+    manifest = sealed(manifest)
+    with os_errors_named(f"writing {path}"):
+        atomic_io.atomic_write(path, text_of(manifest))
+    return manifest
+
+
+def load_manifest(path: Path) -> Manifest:
+    """Read a manifest and check format, version, fields, checksum and id.
+
+    Raises:
+        UsageError: no such file, not a manifest, or one of a later version.
+        DamageError: truncated, altered, or with a field that does not belong; names the JSON path.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise explain_os_error(error, "reading a manifest") from error
+    return parse_manifest(text, str(path))
+
+
+def parse_manifest(text: bytes, name: str) -> Manifest:
+    """What `load_manifest` does with the text; `name` is for messages."""
+    value = _json_object(text, name)
+    if value.get("format") != FORMAT:
+        found = json.dumps(value.get("format"))
+        raise UsageError(f"{name} is not a manifest", found=f"format {found}", expected=f'format "{FORMAT}"')
+    if value.get("version") != VERSION:
+        raise UsageError(
+            f"{name}: this mdata cannot read its version",
+            found=f"version {json.dumps(value.get('version'))}",
+            expected=f"version {VERSION}",
+            fix="use the mdata that wrote it, or write it again",
+        )
+    try:
+        manifest: Manifest = msgspec.convert(value, Manifest)
+    except (ValueError, RecursionError) as error:  # its own ValidationError; text that is none; nested too deep
+        raise DamageError(f"{name}: {error}", fix=_WRITE_AGAIN) from error
+    _check(manifest, name)
+    return manifest
+
+
+_WRITE_AGAIN = "restore the file, or write it again"
+
+
+def _json_object(text: bytes, name: str) -> dict[str, Any]:
+    if not text.lstrip().startswith(b"{"):
+        raise UsageError(f"{name} is not a manifest", found="no JSON object", expected=f'"format": "{FORMAT}"')
+    try:
+        value = json.loads(text.decode())
+    except (ValueError, RecursionError) as error:
+        raise DamageError(f"{name}: not whole JSON", found=str(error), fix=_WRITE_AGAIN) from error
+    assert isinstance(value, dict), "text that starts with a brace parsed to something else"
+    return value
+
+
+def _check(manifest: Manifest, name: str) -> None:
+    """Refuse a manifest whose checksum or id is not what its content gives."""
+    try:
+        hashes = {"$.checksum": checksum(manifest), "$.id": manifest_id(manifest)}
+    except (TypeError, ValueError, RecursionError) as error:
+        # One of ours has lines of its own.
+        reason = "; ".join(line.strip() for line in str(error).splitlines())
+        raise DamageError(f"{name}: {reason}", fix=_WRITE_AGAIN) from error
+    for place, computed in hashes.items():
+        found = getattr(manifest, place.removeprefix("$."))
+        if found != computed:
+            raise DamageError(
+                f"{name}: the content is not what was written, at `{place}`",
+                found=found,
+                expected=computed,
+                fix=_WRITE_AGAIN,
+            )

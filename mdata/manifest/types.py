@@ -1,0 +1,216 @@
+"""The fields of a manifest, version 1. docs/formats.md is the page for readers.
+
+Two kinds share one envelope: a corpus (what `preprocess` wrote) and a blend (which corpora in which
+shares). Counts are integers of 64 bits, hashes are BLAKE3 in lower-case hex, paths are relative to the
+manifest's folder with `/`. There are no floating-point numbers anywhere: a share is kept as the text that
+was given. Unknown fields are refused, except under `notes`, which are for people: no id covers them. What
+was added after the first manifests were written is left out where it is not used (UNSET), so that those
+keep their checksums and ids.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+
+from mdata.mixing.schedule import SetBy
+
+FORMAT: Literal["mdata-manifest"] = "mdata-manifest"
+VERSION: Literal[1] = 1
+
+Count = Annotated[int, Meta(ge=0)]
+Hash = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+RelativePath = Annotated[str, Meta(pattern=r"^[^/\0][^\0]*$")]
+Share = Annotated[
+    str,
+    Meta(pattern=r"^([0-9]{1,30}(/[0-9]{1,30}|\.[0-9]{0,30})?|\.[0-9]{1,30})([eE][+-]?[0-9]{1,2})?$", max_length=64),
+]
+TokenDtype = Literal["uint8", "int8", "uint16", "int16", "int32", "int64"]
+Level = Literal["document", "sentence", "chat"]
+
+
+class TokenizerFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which tokenizer made the ids; `folder` keeps its files, so that the corpus can be read offline."""
+
+    type: str
+    fingerprint: Hash
+    vocab_size: Count
+    eod: Count | None
+    special_ids: dict[str, Count]
+    options: dict[str, Any]
+    folder: RelativePath | None
+
+
+class BlockHashes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sidecar with one 32-byte hash per 4 MiB block of .bin, and the hash of that sidecar."""
+
+    path: RelativePath
+    hash: Hash
+
+
+class Shard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One .bin/.idx pair. `path` is the prefix; `bytes` is the size of .bin."""
+
+    path: RelativePath
+    documents: Count
+    sequences: Count
+    tokens: Count
+    bytes: Count
+    contiguous: bool
+    largest_id: Count | None
+    idx_hash: Hash
+    blocks: BlockHashes | None
+
+
+class InputFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file that was read, by the path that was given, as it was then.
+
+    `hash` is that of its text, unpacked: BLAKE3 over the BLAKE3s of its pieces, a piece being the records that
+    begin within a block of `block_bytes`. `rows` counts lines or rows, those that were skipped included.
+    """
+
+    path: str
+    bytes: Count
+    modified_ns: Count
+    hash: Hash
+    block_bytes: Count
+    rows: Count
+
+
+class Origins(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sidecar that knows the input file and row of each document, and the hash of that sidecar."""
+
+    path: RelativePath
+    hash: Hash
+
+
+class Provenance(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a corpus came to be.
+
+    `records` counts what was taken under this key, `skipped` the rows that were not, by reason,
+    `special_in_text` the special tokens that the texts spelled (null: the tokenizer has none).
+    """
+
+    program: str
+    options: dict[str, Any]
+    inputs: list[InputFile]
+    records: Count
+    skipped: dict[str, Count]
+    special_in_text: Count | None
+    origins: Origins | None
+
+
+class Statistics(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`document_lengths[0]` counts documents without tokens, [k] those of 2^(k-1) to 2^k - 1 tokens.
+
+    `text_bytes` is the size of all texts in UTF-8, for bits per byte.
+    """
+
+    document_lengths: list[Count]
+    text_bytes: Count | None
+
+
+class CorpusManifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="corpus", tag_field="kind"):
+    """Shards tokenized with one tokenizer. `verified` is false where only an .idx was read."""
+
+    format: Literal["mdata-manifest"]
+    version: Literal[1]
+    id: str
+    checksum: str
+    dtype: TokenDtype
+    level: Level
+    verified: bool
+    tokenizer: TokenizerFacts | None
+    shards: Annotated[list[Shard], Meta(min_length=1)]
+    provenance: Provenance | None
+    statistics: Statistics | None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+Unit = Literal["weight", "tokens", "samples", "epochs"]
+
+
+class BlendComponent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One corpus of a blend: where its manifest (or bare prefix) lies, its id, its share as given.
+
+    `unit` is what the share counts (left out: weight), `cap` the most epochs of it in all of the training. `set_by`:
+    "user": the user gave the share, and it is kept as written; "tokens": none was given, so it follows from the sizes
+    of corpora. Left out: the manifest is older than this field.
+    """
+
+    path: RelativePath
+    id: Hash
+    name: str
+    share: Share
+    group: str | None
+    cap: Share | None
+    unit: Unit | UnsetType = UNSET
+    set_by: SetBy | UnsetType = UNSET
+
+
+class GroupShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all members of a group get together; their own shares are weights inside it."""
+
+    share: Share
+    unit: Unit | UnsetType = UNSET
+    set_by: SetBy | UnsetType = UNSET
+
+
+class Phase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A span of training with its own shares, one per component; "0": not read.
+
+    Its length is `samples` or `tokens`; without both it ends with its amounts, or never. `units`: of the shares (left
+    out: weights), `set_by`: who set each. `groups`: shares of groups. `ramp`: weights change linearly from those
+    of the phase before to these.
+    """
+
+    samples: Count | None
+    shares: list[Share]
+    tokens: Count | UnsetType = UNSET
+    units: list[Unit] | UnsetType = UNSET
+    groups: dict[str, GroupShare] | UnsetType = UNSET
+    ramp: bool | UnsetType = UNSET
+    set_by: list[SetBy] | UnsetType = UNSET
+
+
+class EarlierPhases(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a changed blend planned before: all of its phases then, left at sample `until`."""
+
+    until: Count
+    phases: Annotated[list[Phase], Meta(min_length=1)]
+
+
+class NamedSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A validation or test set: a corpus or blend manifest, or a bare prefix, and its id."""
+
+    name: str
+    path: RelativePath
+    id: Hash
+
+
+class BlendManifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="blend", tag_field="kind"):
+    """Corpora and their shares. No phases: one phase with the components' shares.
+
+    `groups` are those of the components' shares. `parent` is the id of the blend that this one continues, from the
+    last `until` of `earlier` on. `tokenizer_unknown`: corpora that do not record their tokenizer were mixed
+    with others, and the user allowed it.
+    """
+
+    format: Literal["mdata-manifest"]
+    version: Literal[1]
+    id: str
+    checksum: str
+    algorithm: Literal["native"]
+    components: Annotated[list[BlendComponent], Meta(min_length=1)]
+    phases: list[Phase]
+    parent: Hash | None
+    notes: dict[str, Any] = field(default_factory=dict)
+    groups: dict[str, GroupShare] | UnsetType = UNSET
+    earlier: list[EarlierPhases] | UnsetType = UNSET
+    valid: list[NamedSet] | UnsetType = UNSET
+    test: list[NamedSet] | UnsetType = UNSET
+    tokenizer_unknown: Literal["ok"] | UnsetType = UNSET
+
+
+Manifest = CorpusManifest | BlendManifest

@@ -1,0 +1,186 @@
+"""Megatron's blends: two arrays that say for every sample its component and which of its samples; equal in every bit.
+
+Weights give each component `requests` (a rounded-up share, and 0.5 % more in case the fill takes more), and `weighted`
+deals: always the component that is furthest behind its share. Sizes alone are dealt by `exhaustive`, each sample once.
+The algorithm is in mdata_cpp/megatron_blend.hpp, its slow twin in mdata/reference/megatron_blend.py.
+
+What differs: from 32,767 components on numbers are wider where the original wraps or refuses; weights that are not
+positive and finite are refused by name; a component without samples is left out of an exhaustive blend (the original
+writes past its arrays); a component that would be dealt more samples than it has is told with both numbers (`check`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata import _core
+from mdata.array_cache.cache import Cache
+from mdata.errors import UsageError
+
+NAME = "megatron"
+VERSION = 1
+SURPLUS = 0.005
+# Megatron's own type of a component's number, as far as it goes.
+_NARROW = np.iinfo(np.int16).max
+
+Int64s = npt.NDArray[np.int64]
+Keeper = tuple[Cache, Path]
+
+
+class MegatronBlend:
+    """A blend by its two arrays; a `Deal`. Pickled it is its recipe, and made again (or found where it is kept).
+
+    Args:
+        recipe: `{"weights": [...], "num_samples": n}` or `{"sizes": [...]}`: use `weighted` and `exhaustive`.
+        keeper: a cache and the file beside which it keeps the arrays; None: in memory.
+
+    Attributes:
+        components: int16[n] (int32 from 32,767 components on), the component of each sample.
+        samples: int64[n], which of the component's samples it is.
+    """
+
+    def __init__(self, recipe: Mapping[str, Any], keeper: Keeper | None = None) -> None:
+        self._recipe, self._keeper = dict(recipe), keeper
+        self.num_components = len(recipe["weights" if "weights" in recipe else "sizes"])
+        found = _arrays(self._recipe) if keeper is None else _kept(self._recipe, keeper)
+        self.components: npt.NDArray[Any] = found["components"]
+        self.samples: Int64s = found["samples"]
+        self._places: tuple[Int64s, Int64s] | None = None
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the blend."""
+        return len(self.components)
+
+    def locate(self, samples: npt.ArrayLike) -> tuple[Int64s, Int64s]:
+        """Integer[k] global samples -> (component, sample inside the component), int64[k] each."""
+        numbers = np.ascontiguousarray(samples, np.int64)
+        return self.components[numbers].astype(np.int64), self.samples[numbers]
+
+    def inverse(self, components: npt.ArrayLike, samples: npt.ArrayLike) -> Int64s:
+        """Integer[k] components and integer[k] of their samples -> int64[k] global samples; 8 bytes a sample once.
+
+        Raises:
+            IndexError: a sample that the blend does not have.
+        """
+        if self._places is None:
+            # A component's samples come in their order, so a stable sort by component is a list of them all.
+            order = np.argsort(self.components, kind="stable").astype(np.int64)
+            counts = np.bincount(self.components, minlength=self.num_components)
+            self._places = order, np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+        order, starts = self._places
+        wanted, inside = np.ascontiguousarray(components, np.int64), np.ascontiguousarray(samples, np.int64)
+        if wanted.size and (wanted.min() < 0 or wanted.max() >= self.num_components):
+            raise IndexError(f"components {wanted.min()} to {wanted.max()} of {self.num_components}")
+        places = starts[wanted] + inside
+        if np.any(inside < 0) or np.any(places >= starts[wanted + 1]):
+            raise IndexError("a sample that the blend does not deal")
+        found: Int64s = order[places]
+        return found
+
+    def counts(self, num_samples: int) -> tuple[int, ...]:
+        """How many of the first `num_samples` global samples each component gives."""
+        return tuple(np.bincount(self.components[:num_samples], minlength=self.num_components).tolist())
+
+    def check(self, sizes: Sequence[int], names: Sequence[str], *, requested: Sequence[int] | None = None) -> None:
+        """Refuse a blend that deals a component more samples than it has.
+
+        Raises:
+            UsageError: names the component, and both numbers. It is an IndexError in the original.
+        """
+        for dealt, size, name in zip(self.counts(self.num_samples), sizes, names, strict=True):
+            if dealt <= size:
+                continue
+            asked = "" if requested is None else f" (it was built for {requested[list(names).index(name)]})"
+            least = math.ceil((dealt / size - 1 + SURPLUS) * 1000) / 1000 if size else None
+            raise UsageError(
+                f"the blend takes more samples of {name} than there are",
+                found=f"{dealt} samples dealt, {size} there{asked}",
+                expected="shares of small components that are at least a sample each: they are rounded up, and the"
+                " largest component makes up for it",
+                fix=(f"blend_surplus={least:g} (--blend-surplus, or data.blend_surplus of a run), " if least else "")
+                + 'fewer small components, or order "native"',
+            )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return MegatronBlend, (self._recipe, self._keeper)
+
+
+def normalise(weights: Sequence[float]) -> list[float]:
+    """Weights divided by their sum, as numpy sums doubles.
+
+    Raises:
+        UsageError: no weights, or one that is not positive and finite (the original refuses 0 later, or goes on).
+    """
+    numbers = np.array(list(weights), np.float64)
+    bad = [i for i, number in enumerate(numbers.tolist()) if not 0 < number < math.inf]
+    with np.errstate(over="ignore"):
+        total = float(np.sum(numbers))
+    if bad or not len(numbers) or not math.isfinite(total):
+        where = f"weight {numbers[bad[0]]:g} of component {bad[0]}" if bad else f"{len(numbers)} weights, sum {total:g}"
+        raise UsageError(
+            "weights of a blend are above 0 and finite", found=where, fix="leave out what shall not be read"
+        )
+    return [float(share) for share in numbers / total]
+
+
+def requests(
+    weights: Sequence[float], num_samples: int, *, surplus: float = SURPLUS
+) -> tuple[list[float], list[int], list[int]]:
+    """What each component is built for: (normalised weights, samples of each, samples with surplus).
+
+    The blend then has as many samples as the second sum up to, `num_samples` or a few more.
+
+    Raises:
+        UsageError: as `normalise`; a negative number of samples; a surplus that is negative or not finite.
+    """
+    if num_samples < 0 or not 0 <= surplus < math.inf:
+        raise UsageError(f"{num_samples} samples with a surplus of {surplus}", expected="0 or more of both")
+    shares = normalise(weights)
+    targets = [math.ceil(num_samples * share) for share in shares]
+    # The factor is rounded before it is used, as there: 1.005 is a little less.
+    factor = 1 + surplus
+    return shares, targets, [math.ceil(target * factor) for target in targets]
+
+
+def weighted(weights: Sequence[float], num_samples: int, *, keeper: Keeper | None = None) -> MegatronBlend:
+    """The blend of so many samples by weights, which are normalised first (again, if they were).
+
+    Raises:
+        UsageError: as `normalise`.
+    """
+    return MegatronBlend({"weights": normalise(weights), "num_samples": num_samples}, keeper)
+
+
+def exhaustive(sizes: Sequence[int], *, keeper: Keeper | None = None) -> MegatronBlend:
+    """The blend that deals every sample of components of these sizes once; a size of 0 is never dealt."""
+    if not sizes or min(sizes) < 0:
+        raise UsageError("an exhaustive blend of these sizes", found=str(list(sizes)[:8]), expected="0 or more of each")
+    return MegatronBlend({"sizes": [int(size) for size in sizes]}, keeper)
+
+
+def _arrays(recipe: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    by_weight = "weights" in recipe
+    shares = recipe["weights" if by_weight else "sizes"]
+    num_samples = recipe["num_samples"] if by_weight else sum(shares)
+    components = np.empty(num_samples, np.int16 if len(shares) < _NARROW else np.int32)
+    samples = np.empty(num_samples, np.int64)
+    if by_weight:
+        _core.fill_blend(np.array(shares, np.float64), components, samples)
+    else:
+        _core.fill_blend_once(np.array(shares, np.int64), components, samples)
+    return {"components": components, "samples": samples}
+
+
+def _kept(recipe: Mapping[str, Any], keeper: Keeper) -> Mapping[str, npt.NDArray[Any]]:
+    cache, beside = keeper
+    exact = dict(recipe) | ({"weights": [share.hex() for share in recipe["weights"]]} if "weights" in recipe else {})
+    key = {"name": "megatron-blend", "corpus": "", "algorithm": f"{NAME} {VERSION}", **exact}
+    entries = recipe["num_samples"] if "weights" in recipe else sum(recipe["sizes"])
+    return cache.arrays(beside, key, make=lambda: [_arrays(recipe)], entries=lambda: 2 * entries)

@@ -1,0 +1,155 @@
+"""A blend of several phases: each phase is a tree of its own over what it deals, one phase after another.
+
+A segment is a phase as it is dealt (a ramp is many of them): integer weights and a length. Where the weights sum to
+the length, as in every bounded phase that ran to its end, the counts at its end are the weights, exactly. A component
+goes on inside where the segment before left it: the cursors at the start of segment j are row j of one table, a
+function of the blend and never stored by a run. Which numbers the segments have is `mdata.mixing.resolve`'s business.
+Slow twin: mdata/reference/phases.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mdata.mixing.native_blend import NativeBlend
+
+Int64s = NDArray[np.int64]
+
+# Trees are made when a sample of theirs is asked for; this many leaves of them are kept (64 bytes each).
+_KEPT_LEAVES = 1 << 20
+
+
+class Segment(NamedTuple):
+    """`weights` int64[components], 0 for what is not read; `length` samples of their tree, None without end."""
+
+    weights: Int64s
+    length: int | None
+
+
+class PhasedBlend:
+    """Global sample number <-> (component, sample inside it) over segments; can be pickled.
+
+    Args:
+        segments: at least one; all but the last have a length above 0, and a positive weight each.
+        end: samples that may be read where that is less than all lengths (a cap is reached).
+
+    Attributes:
+        segments, starts: the segments and their first samples. cursors: int64[segments + 1, components], how many
+            samples each component has given at each start; the last row is unused where there is no end.
+    """
+
+    def __init__(self, segments: Sequence[Segment], end: int | None = None) -> None:
+        self.segments = tuple(segments)
+        lengths = [segment.length for segment in self.segments]
+        assert None not in lengths[:-1], "only the last segment may be without end"
+        self.starts = np.cumsum([0, *(length or 0 for length in lengths)], dtype=np.int64)
+        self._end = end if end is not None or lengths[-1] is None else int(self.starts[-1])
+        size = max(2, _KEPT_LEAVES // len(self.segments[0].weights))
+        self._tree = lru_cache(maxsize=size)(self._make_tree)
+        self.cursors = np.zeros((len(self.segments) + 1, len(self.segments[0].weights)), np.int64)
+        for number, segment in enumerate(self.segments):
+            self.cursors[number + 1] = self.cursors[number] + self._given(number, segment.length or 0)
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples that can be read; None without end."""
+        return self._end
+
+    def locate(self, samples: ArrayLike) -> tuple[Int64s, Int64s]:
+        """Integer[k] global samples -> (component, sample inside the component), int64[k] each.
+
+        Raises:
+            IndexError: a number below 0 or past the end.
+        """
+        numbers = np.ascontiguousarray(samples, np.int64)
+        if numbers.size and (numbers.min() < 0 or (self._end is not None and numbers.max() >= self._end)):
+            raise IndexError(f"samples {numbers.min()} to {numbers.max()} of a blend of {self._end}")
+        components, inside = np.empty_like(numbers), np.empty_like(numbers)
+        for number, places in _grouped(self._segments_of(numbers)):
+            used, tree = self._tree(number)
+            found, of_tree = tree.locate(numbers[places] - self.starts[number])
+            components[places] = used[found]
+            inside[places] = of_tree + self.cursors[number, components[places]]
+        return components, inside
+
+    def inverse(self, components: ArrayLike, samples: ArrayLike) -> Int64s:
+        """Integer[k] components and integer[k] of their samples -> int64[k] global samples.
+
+        Raises:
+            IndexError: no such component, or a sample that it never gives.
+        """
+        of, inside = np.ascontiguousarray(components, np.int64), np.ascontiguousarray(samples, np.int64)
+        if of.shape != inside.shape:
+            raise ValueError(f"{of.shape} components and {inside.shape} samples differ in size")
+        if of.size and (of.min() < 0 or of.max() >= self.cursors.shape[1] or inside.min() < 0):
+            raise IndexError("no such component, or a sample below 0")
+        numbers = np.empty_like(inside)
+        for number, places in _grouped(self._segments_giving(of, inside)):
+            used, tree = self._tree(number)
+            local = np.searchsorted(used, of[places])
+            if (used[np.minimum(local, len(used) - 1)] != of[places]).any():
+                raise IndexError("a component does not give so many samples")
+            left = inside[places] - self.cursors[number, of[places]]
+            numbers[places] = tree.inverse(local, left) + self.starts[number]
+        if self._end is not None and numbers.size and numbers.max() >= self._end:
+            raise IndexError("a component does not give so many samples")
+        return numbers
+
+    def counts(self, num_samples: int) -> tuple[int, ...]:
+        """How many of the first `num_samples` global samples each component gives.
+
+        Raises:
+            IndexError: more than the blend has.
+        """
+        if num_samples < 0 or (self._end is not None and num_samples > self._end):
+            raise IndexError(f"{num_samples} samples of a blend of {self._end}")
+        number = int(self._segments_of(np.array([num_samples]))[0])
+        given = self._given(number, num_samples - int(self.starts[number]))
+        return tuple((self.cursors[number] + given).tolist())
+
+    def _segments_of(self, numbers: Int64s) -> Int64s:
+        found = np.searchsorted(self.starts[1:-1], numbers, side="right")
+        return np.asarray(found, np.int64)
+
+    def _segments_giving(self, components: Int64s, inside: Int64s) -> Int64s:
+        """The last segment at whose start its component had given at most `inside` samples: a bisection of columns."""
+        low, high = np.zeros_like(inside), np.full_like(inside, len(self.segments))
+        while (high - low > 1).any():
+            middle = (low + high) // 2
+            enough = self.cursors[middle, components] <= inside
+            low, high = np.where(enough, middle, low), np.where(enough, high, middle)
+        return low
+
+    def _given(self, number: int, count: int) -> Int64s:
+        """int64[components]: of the first `count` samples of a segment."""
+        weights, given = self.segments[number].weights, np.zeros(self.cursors.shape[1], np.int64)
+        if count == int(weights.sum()):
+            return weights  # a tree's whole sum; saves making it
+        if count:
+            used, tree = self._tree(number)
+            given[used] = tree.counts(count)
+        return given
+
+    def _make_tree(self, number: int) -> tuple[Int64s, NativeBlend]:
+        weights = self.segments[number].weights
+        used = np.flatnonzero(weights)
+        return used, NativeBlend(weights[used].tolist())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return PhasedBlend, (self.segments, self._end)
+
+
+def _grouped(numbers: Int64s) -> list[tuple[int, NDArray[np.intp] | slice]]:
+    """(value, its places) for each value; all places at once where there is one value, as in most batches."""
+    if not numbers.size:
+        return []
+    if numbers.min() == numbers.max():
+        return [(int(numbers.flat[0]), slice(None))]
+    order = np.argsort(numbers, kind="stable")
+    values, firsts = np.unique(numbers[order], return_index=True)
+    return list(zip(values.tolist(), np.split(order, firsts[1:]), strict=True))

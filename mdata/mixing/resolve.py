@@ -1,0 +1,287 @@
+"""From what is asked to what is dealt: schedules and sizes in, a `PhasedBlend` out. Pure.
+
+The length of a phase is given, or the sum of its amounts; what amounts leave of a given length goes to the weights. A
+ramp becomes up to 1,000 pieces of constant shares (fewer where there are so many components that the table of cursors
+would grow past 32 MB). All problems of a blend are found before one error says them, each with its numbers. Targets
+count from the beginning of their schedule; caps from the beginning of the blend.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from mdata.mixing.phased_blend import PhasedBlend, Segment
+from mdata.mixing.rounding import Integers, Targets, apportion
+from mdata.mixing.schedule import NO_LENGTH, NO_REST, NO_ROOM, WEIGHT, Ask, AskedPhase, Schedule, blend_error, where_in
+from mdata.mixing.shares import LARGEST_SUM, integer_weights
+
+MOST_RAMP_STEPS = 1000
+_LEAST_RAMP_STEPS = 16
+_CURSORS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What resolving must know of a run.
+
+    Args:
+        names: of the components. samples_per_epoch: of each, in this run's split and sequence length.
+        sequence_length: tokens of a sample.
+        caps: the most epochs of each; None without.
+    """
+
+    names: tuple[str, ...]
+    samples_per_epoch: tuple[int, ...]
+    sequence_length: int
+    caps: tuple[Fraction | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Exact samples of a phase, per component: those of its start shares and of its end shares; no ramp: the same."""
+
+    start: list[Fraction]
+    end: list[Fraction]
+    steps: int
+
+
+def resolve(schedules: Sequence[Schedule], sizes: Sizes) -> PhasedBlend:
+    """Deal every schedule, each cut where the next one begins.
+
+    Raises:
+        UsageError: shares, lengths or caps that cannot be met; every problem with its numbers.
+    """
+    segments: list[Segment] = []
+    problems = [
+        f"{name} has no sample in this split"
+        for name, n in zip(sizes.names, sizes.samples_per_epoch, strict=True)
+        if not n
+    ]
+    begin = 0
+    for schedule in [] if problems else schedules:
+        parts = _deal(schedule, sizes, problems)
+        if problems:
+            break
+        if schedule.until is not None:
+            parts = _cut(parts, schedule.until - begin, problems, at=schedule.until)
+            begin = schedule.until
+        segments += parts
+    if problems:
+        raise blend_error(problems)
+    blend = PhasedBlend(segments)
+    return _within_caps(blend, sizes)
+
+
+def phase_counts(schedule: Schedule, sizes: Sizes) -> list[list[int]]:
+    """Whole samples of each component in each phase of a schedule of amounts.
+
+    Raises:
+        UsageError: an amount beyond its cap, or a phase without any.
+    """
+    blend = resolve([schedule], sizes)
+    ends = [*phase_starts([schedule], sizes)[1:], blend.num_samples or 0]
+    totals = [blend.counts(end) for end in ends]
+    before = [(0,) * len(sizes.names), *totals]
+    return [[b - a for a, b in zip(*pair, strict=True)] for pair in zip(before, totals, strict=False)]
+
+
+def phase_starts(schedules: Sequence[Schedule], sizes: Sizes) -> list[int]:
+    """The first sample of each phase that is dealt, for a blend that `resolve` takes."""
+    starts, begin = [], 0
+    for schedule in schedules:
+        done = Fraction(0)
+        for number, phase in enumerate(schedule.phases):
+            start = begin + math.ceil(done)
+            if schedule.until is not None and start >= schedule.until:
+                break
+            starts.append(start)
+            before = schedule.phases[number - 1].asks if number else None
+            piece = None if phase.endless else _piece(phase, before, sizes, [], where="")
+            done += sum(piece.end, Fraction(0)) if piece else 0
+        begin = schedule.until or 0
+    return starts
+
+
+def _deal(schedule: Schedule, sizes: Sizes, problems: list[str]) -> list[Segment]:
+    """Segments of one schedule, as if nothing came after it."""
+    pieces: list[Piece] = []
+    last: Segment | None = None
+    for number, phase in enumerate(schedule.phases):
+        where = where_in(number, len(schedule.phases))
+        if phase.endless and number == len(schedule.phases) - 1:
+            if phase.ramp or not any(ask.amount for ask in phase.asks):
+                problems.append(where + ("a ramp needs a length" if phase.ramp else "no component has a share"))
+            else:
+                last = Segment(_weights(phase.asks, sizes.names), None)
+            continue
+        before = schedule.phases[number - 1].asks if number else None
+        piece = _piece(phase, before, sizes, problems, where=where)
+        if piece is not None:
+            pieces.append(piece)
+    if problems:
+        return []
+    total = sum((sum(piece.end, Fraction(0)) for piece in pieces), Fraction(0))
+    if total > LARGEST_SUM:
+        problems.append(f"the blend is {math.ceil(total)} samples long; at most {LARGEST_SUM} can be counted")
+        return []
+    segments = []
+    if pieces:
+        for counts in apportion(_targets(pieces)):
+            if length := int(counts.sum()):
+                segments.append(Segment(counts, length))
+    return [*segments, *([last] if last else [])]
+
+
+def _weights(asks: Sequence[Ask], names: Sequence[str]) -> np.ndarray:
+    used = [i for i, ask in enumerate(asks) if ask.amount]
+    weights = np.zeros(len(asks), np.int64)
+    weights[used] = integer_weights([asks[i].amount for i in used], [names[i] for i in used])
+    return weights
+
+
+def _piece(
+    phase: AskedPhase, before: Sequence[Ask] | None, sizes: Sizes, problems: list[str], *, where: str
+) -> Piece | None:
+    """The exact samples of a bounded phase; None where it has a problem."""
+    amounts = [
+        samples_of(ask, epoch, sequence_length=sizes.sequence_length)
+        for ask, epoch in zip(phase.asks, sizes.samples_per_epoch, strict=True)
+    ]
+    fixed = sum(amounts, Fraction(0))
+    whole = sum((ask.amount for ask in phase.asks if ask.unit == WEIGHT), Fraction(0))
+    length = length_of(phase, sizes.sequence_length)
+    found = _length_problem(length, fixed, whole, sizes.sequence_length)
+    if phase.ramp and (before is None or fixed or any(ask.unit != WEIGHT and ask.amount for ask in before)):
+        found = "a ramp goes from the weights of the phase before to its own; amounts and a first phase have none"
+    if found is not None:
+        problems.append(where + found)
+        return None
+    rest = length - fixed if length is not None and whole else Fraction(0)
+    end = [
+        rest * ask.amount / whole if ask.unit == WEIGHT and ask.amount else amount
+        for ask, amount in zip(phase.asks, amounts, strict=True)
+    ]
+    if not phase.ramp or before is None:
+        return Piece(end, end, 1)
+    sum_before = sum((ask.amount for ask in before), Fraction(0))
+    start = [rest * ask.amount / sum_before for ask in before]
+    room = max(_LEAST_RAMP_STEPS, _CURSORS // len(phase.asks))
+    steps = min(MOST_RAMP_STEPS, math.ceil(rest), room)
+    if steps == 1:
+        middle = [(p + q) / 2 for p, q in zip(start, end, strict=True)]
+        return Piece(middle, middle, 1)
+    return Piece(start, end, steps)
+
+
+def samples_of(ask: Ask, samples_per_epoch: int, *, sequence_length: int) -> Fraction:
+    """An amount in samples; nothing for a weight."""
+    if ask.unit == "tokens":
+        return ask.amount / sequence_length
+    if ask.unit == "epochs":
+        return ask.amount * samples_per_epoch
+    return ask.amount if ask.unit == "samples" else Fraction(0)
+
+
+def length_of(phase: AskedPhase, sequence_length: int) -> Fraction | None:
+    """The length that a phase is given, in samples."""
+    if phase.tokens is not None:
+        return Fraction(phase.tokens, sequence_length)
+    return Fraction(phase.samples) if phase.samples is not None else None
+
+
+def _length_problem(length: Fraction | None, fixed: Fraction, whole: Fraction, sequence_length: int) -> str | None:
+    """What is wrong with a phase's length beside its amounts (in samples) and the sum of its weights."""
+    if not fixed and not whole:
+        return "no component has a share"
+    if length == 0:
+        return "its length is 0"
+    if length is None:
+        if whole:
+            return NO_LENGTH
+        return None
+    asked = f"{math.ceil(fixed):,} samples ({math.ceil(fixed * sequence_length):,} tokens)"
+    given = f"{math.ceil(length):,} samples ({math.ceil(length * sequence_length):,} tokens)"
+    if whole and fixed >= length:
+        return f"its amounts ask for {asked}, its length is {given}; {NO_ROOM}"
+    if fixed - length >= 1:
+        return f"its amounts ask for {asked}, its length is {given}"
+    if not whole and length - fixed >= 1:
+        return f"its amounts give {asked}, its length is {given}; {NO_REST}"
+    return None
+
+
+def _targets(pieces: Sequence[Piece]) -> Targets:
+    """All targets as integers over one denominator; a ramp's are lambda (s/m p + (q - p) s^2 / (2 m^2))."""
+    denominator = 1
+    for piece in pieces:
+        of_piece = math.lcm(*(value.denominator for value in (*piece.start, *piece.end)))
+        denominator = math.lcm(denominator, of_piece * (2 * piece.steps**2 if piece.steps > 1 else 1))
+
+    def integers(values: Sequence[Fraction], over: int) -> Integers:
+        return np.array([int(value * (denominator // over)) for value in values], object)
+
+    def rows() -> Iterator[Integers]:
+        done: Integers = np.zeros(len(pieces[0].end), object)
+        for piece in pieces:
+            if piece.steps == 1:
+                done = done + integers(piece.end, 1)
+                yield done
+                continue
+            steps = piece.steps
+            line = integers(piece.start, steps)
+            bend = integers([(q - p) / 2 for p, q in zip(piece.start, piece.end, strict=True)], steps**2)
+            for step in range(1, steps + 1):
+                yield done + line * step + bend * step**2
+            done = done + line * steps + bend * steps**2
+
+    return Targets(sum(piece.steps for piece in pieces), len(pieces[0].end), denominator, rows)
+
+
+def _cut(segments: Sequence[Segment], length: int, problems: list[str], *, at: int) -> list[Segment]:
+    """The first `length` samples of segments; their trees stay, so that nothing before the cut changes."""
+    kept: list[Segment] = []
+    for segment in segments:
+        room = length - sum(part.length or 0 for part in kept)
+        if room <= 0:
+            return kept
+        kept.append(Segment(segment.weights, room if segment.length is None else min(room, segment.length)))
+    have = sum(part.length or 0 for part in kept)
+    if have < length:
+        problems.append(f"the mixture changes at sample {at:,}, {length - have:,} samples after its end")
+    return kept
+
+
+def _within_caps(blend: PhasedBlend, sizes: Sizes) -> PhasedBlend:
+    """Refuse counts beyond a cap; a blend without end ends where the first cap is reached."""
+    limits = {
+        i: math.floor(cap * epoch)
+        for i, (cap, epoch) in enumerate(zip(sizes.caps, sizes.samples_per_epoch, strict=True))
+        if cap is not None
+    }
+    endless = blend.num_samples is None
+    given = blend.cursors[-2 if endless else -1].tolist()
+    problems = [
+        f"{sizes.names[i]} may be read {sizes.caps[i]} times ({limit:,} samples), its share asks for {given[i]:,} "
+        f"samples ({given[i] / sizes.samples_per_epoch[i]:.4g} epochs)"
+        for i, limit in limits.items()
+        if given[i] > limit
+    ]
+    if problems:
+        fix = "a smaller share, a larger max_epochs, or redistribute = true, which gives what is over to the others"
+        raise blend_error(problems, fix=fix)
+    capped = [i for i in limits if endless and blend.segments[-1].weights[i]]
+    ends = [end for i in capped if (end := _sample_of(blend, i, limits[i])) is not None]
+    return PhasedBlend(blend.segments, min(ends)) if ends else blend
+
+
+def _sample_of(blend: PhasedBlend, component: int, inside: int) -> int | None:
+    """The blend's sample that is this component's; None where it lies beyond 2^62."""
+    try:
+        return int(blend.inverse([component], [inside])[0])
+    except OverflowError:
+        return None

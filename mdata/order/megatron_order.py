@@ -1,0 +1,231 @@
+"""The order of Megatron's GPT dataset: document, sample and shuffle index, equal to its own in every bit.
+
+A run of T tokens is read E times, E the least number of epochs that give the samples asked for. The documents of all
+epochs are shuffled together; where the last epoch is needed for less than 80 % of its samples it is shuffled
+apart, and so are its samples. Sample k begins at token k q of the shuffled documents. All of it is a pure
+function of the lengths and the request, drawn from one MT19937 (formats: Megatron-LM's gpt_dataset.py and helpers.cpp).
+
+Where the original counts wrongly (F1 to F3 and F18 in docs/design/order.md) this does not: the number of samples
+with a kept partial one is exact (it rounds to single precision there), a kept partial sample behind an empty last
+document begins where it should (offset -1 there), a split without tokens is refused (an endless loop there), and
+numbers of documents have 64 bits where they need them. Slow twin: mdata/reference/megatron_order.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata._core import Mersenne, fill_sample_index
+from mdata.errors import ResourceError, UsageError
+from mdata.util.memory_limit import available_bytes
+
+# A last epoch of which less than this part is needed is shuffled apart.
+_SEPARATE_BELOW = 0.80
+_MOST_TOKENS = 1 << 62
+_SIGNED_32 = np.iinfo(np.int32).max
+_UNSIGNED_32 = np.iinfo(np.uint32).max
+
+Lengths = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MegatronRequest:
+    """What Megatron's indices depend on, beside the lengths.
+
+    Args:
+        first, stop: the sequences of the split, of those in the file.
+        sequence_length: tokens a sample, q.
+        num_samples: asked for; None: one epoch.
+        seed: of the generator, below 2^32.
+        extra_token: a sample reads one token more than its length, so that its last one has a label.
+        keep_partial: the last, partial sample counts (Megatron: validation only).
+    """
+
+    first: int
+    stop: int
+    sequence_length: int
+    num_samples: int | None
+    seed: int
+    extra_token: bool = True
+    keep_partial: bool = False
+
+
+@dataclass(frozen=True)
+class MegatronPlan:
+    """What follows from the tokens of the split alone.
+
+    Attributes:
+        tokens_per_epoch: T.
+        epochs: E.
+        separate: whether the last epoch is shuffled apart.
+        samples: rows of the order, C.
+        cut: samples of the first shuffle; all of them where nothing is separate.
+    """
+
+    tokens_per_epoch: int
+    epochs: int
+    separate: bool
+    samples: int
+    cut: int
+
+
+@dataclass(frozen=True)
+class MegatronIndices:
+    """The three arrays.
+
+    Attributes:
+        documents: [E n] numbers of sequences in the file, int32 (int64 in a file of 2^31 sequences or more).
+        samples: [C + 1, 2] place in `documents` and offset in that document, int32 or int64.
+        shuffle: [C] rows of `samples` in the order of training, uint32 (int64 from 2^32 - 2 on).
+    """
+
+    documents: npt.NDArray[Any]
+    samples: npt.NDArray[Any]
+    shuffle: npt.NDArray[Any]
+
+
+def plan(tokens_per_epoch: int, request: MegatronRequest) -> MegatronPlan:
+    """Epochs and samples, from the number of tokens in the split.
+
+    Raises:
+        UsageError: a split without tokens, a request that makes no sense, or one of more than 2^62 tokens.
+    """
+    q, extra, wanted = request.sequence_length, int(request.extra_token), request.num_samples
+    _check(tokens_per_epoch, request)
+    epochs = 1 if wanted is None else max(1, -(-(wanted * q + extra) // tokens_per_epoch))
+    inputs = epochs * tokens_per_epoch - extra
+    if inputs >= _MOST_TOKENS:
+        raise UsageError(f"{wanted} samples of {q} tokens are more than 2^62 tokens")
+    # An empty range has -1 inputs; division is toward zero there, so that it has no samples.
+    samples = -(-inputs // q) if request.keep_partial else max(inputs, 0) // q
+    separate, cut = False, samples
+    if epochs > 1 and wanted is not None:
+        before = ((epochs - 1) * tokens_per_epoch - extra) // q
+        whole = (tokens_per_epoch - extra) // q
+        separate = wanted - before < int(_SEPARATE_BELOW * whole)
+        cut = before if separate else samples
+    return MegatronPlan(tokens_per_epoch, epochs, separate, max(samples, 0), cut)
+
+
+def _check(tokens_per_epoch: int, request: MegatronRequest) -> None:
+    if request.sequence_length < 1:
+        raise UsageError("the sequence length is not positive", found=str(request.sequence_length))
+    if not 0 <= request.seed <= _UNSIGNED_32:
+        raise UsageError(f"seed {request.seed}", expected="from 0 to 2^32 - 1, as Megatron's generator takes it")
+    if request.num_samples is not None and request.num_samples < 0:
+        raise UsageError(f"{request.num_samples} samples", expected="0 or more")
+    if tokens_per_epoch == 0 and request.num_samples is not None:
+        raise UsageError(
+            "the split has no tokens, so no number of epochs gives the samples asked for",
+            found=f"sequences {request.first} to {request.stop}",
+            fix="a larger share of the split, or more text",
+        )
+
+
+def build(lengths: Lengths, request: MegatronRequest, *, threads: int = 1) -> MegatronIndices:
+    """The three indices.
+
+    Memory: 4 bytes for each document of all epochs, 8 for each sample, 4 for each sample (twice that where a number
+    does not fit). The lengths are read where they lie, also unaligned in a mapped file; the only other array is of one
+    epoch's documents, while there is nothing else yet.
+
+    Args:
+        lengths: int32[n], tokens of every sequence of the file.
+        request: what is asked for.
+        threads: that fill the sample index in.
+
+    Raises:
+        UsageError: see `plan`; a range outside of the file. ResourceError: more than there is memory for.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    if not 0 <= request.first <= request.stop <= len(lengths):
+        raise UsageError(f"sequences {request.first} to {request.stop}", expected=f"inside of 0 to {len(lengths)}")
+    lengths = np.ascontiguousarray(lengths, np.int32)  # which copies nothing that is of this type
+    inside = lengths[request.first : request.stop]
+    known = plan(int(inside.sum(dtype=np.int64)), request)
+    _check_room(request, known)
+    generator = Mersenne(request.seed)
+    documents = _documents(request, known, generator)
+    with ThreadPoolExecutor(1) as pool:
+        # It draws nothing, so it can go on while the samples are shuffled.
+        samples = pool.submit(_samples, lengths, documents, request=request, known=known, threads=threads)
+        shuffle = _shuffle(known, generator)
+        return MegatronIndices(documents, samples.result(), shuffle)
+
+
+def _check_room(request: MegatronRequest, known: MegatronPlan) -> None:
+    """Refuse what would fail after it was begun."""
+    documents = known.epochs * (request.stop - request.first)
+    needed = documents * _document_type(request).itemsize
+    needed += (known.samples + 1) * 2 * _sample_type(request, known).itemsize
+    needed += known.samples * _shuffle_type(known).itemsize
+    available = available_bytes()
+    if available is not None and needed > available:
+        asked = "one epoch" if request.num_samples is None else f"{request.num_samples:,} samples"
+        raise ResourceError(
+            f"the arrays of Megatron's order do not fit in memory: {asked} of {request.sequence_length:,} tokens",
+            found=f"{available:,} bytes available",
+            expected=f"{needed:,} bytes, for {documents:,} documents of {known.epochs:,} epochs and "
+            f"{known.samples:,} samples",
+            fix='fewer samples, a machine with more memory, or order="native", which needs no arrays',
+        )
+
+
+def _document_type(request: MegatronRequest) -> np.dtype[Any]:
+    return np.dtype(np.int32 if request.stop <= _SIGNED_32 else np.int64)
+
+
+def _sample_type(request: MegatronRequest, known: MegatronPlan) -> np.dtype[Any]:
+    places = known.epochs * (request.stop - request.first)
+    return np.dtype(np.int32 if max(request.stop, places) <= _SIGNED_32 else np.int64)
+
+
+def _shuffle_type(known: MegatronPlan) -> np.dtype[Any]:
+    return np.dtype(np.uint32 if known.samples < _UNSIGNED_32 - 1 else np.int64)
+
+
+def repeated(once: npt.NDArray[Any], times: int) -> npt.NDArray[Any]:
+    """[n] -> [times * n], one after another; other threads run meanwhile, which `np.tile` does not let them."""
+    rows = np.empty((times, len(once)), once.dtype)
+    rows[:] = once
+    return rows.reshape(-1)
+
+
+def _documents(request: MegatronRequest, known: MegatronPlan, generator: Mersenne) -> npt.NDArray[Any]:
+    once: npt.NDArray[Any] = np.arange(request.first, request.stop, dtype=_document_type(request))
+    documents = once if known.epochs == 1 else repeated(once, known.epochs)
+    apart = len(documents) - len(once) if known.separate else len(documents)
+    generator.shuffle(documents[:apart])
+    generator.shuffle(documents[apart:])
+    return documents
+
+
+def _samples(
+    lengths: Lengths, documents: npt.NDArray[Any], *, request: MegatronRequest, known: MegatronPlan, threads: int
+) -> npt.NDArray[Any]:
+    rows = np.zeros((known.samples + 1, 2), _sample_type(request, known))
+    extra, q = int(request.extra_token), request.sequence_length
+    fill_sample_index(lengths, documents, q, extra, threads, rows.reshape(-1))
+    if known.samples and known.samples * q + extra > known.epochs * known.tokens_per_epoch:
+        rows[known.samples] = _end(lengths, documents, extra)
+    return rows
+
+
+def _end(lengths: Lengths, documents: npt.NDArray[Any], extra: int) -> tuple[int, int]:
+    """Where a partial sample ends: the last token that can be an input, in the last document that has it."""
+    place = len(documents) - 1
+    while place > 0 and lengths[documents[place]] < extra:
+        place -= 1
+    return place, int(lengths[documents[place]]) - extra
+
+
+def _shuffle(known: MegatronPlan, generator: Mersenne) -> npt.NDArray[Any]:
+    shuffle: npt.NDArray[Any] = np.arange(known.samples, dtype=_shuffle_type(known))
+    generator.shuffle(shuffle[: known.cut])
+    generator.shuffle(shuffle[known.cut :])
+    return shuffle

@@ -1,0 +1,263 @@
+"""From a piece of the input to arrays: the part that workers do, without state.
+
+What a document is follows Megatron's tool (docs/formats.md): a sentence that gives no id is dropped; with
+append_eod the end-of-document id follows the last id of a document and counts in its last sequence; a
+document that gave no id gets none and stays as an empty document. Where texts are split into sentences, each
+becomes a sequence; what is counted of a text and its hash are those of the whole text. A record is taken under
+all keys or under none: what one key's tokenizer refuses, or an id that does not fit the token type, makes the
+row a bad one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from mdata.preprocessing.encode_chat import ChatSpec, content_bytes, tokenize_chats
+from mdata.sentences.splitter import Splitter
+from mdata.sources.chunk import Piece, piece_digest, read_piece
+from mdata.sources.parse import parse
+from mdata.sources.record_batch import Column, Problem, ReadSpec, RecordBatch
+from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused, Tokenizer
+
+HOLDOUT_BITS = 64
+
+
+@dataclass(frozen=True)
+class EncodeSpec:
+    """What a worker needs to know besides the text.
+
+    Attributes:
+        read: how records are taken from bytes.
+        eod: the id to put after each document, or None.
+        dtype: numpy's name of the token type on disk.
+        held_below: a record whose text hashes below this goes to the held-out part; 0: none.
+        splitter: cuts each text into sentences; None: a text is one sequence.
+        chat: how conversations are written; None: records are texts.
+    """
+
+    read: ReadSpec
+    eod: int | None
+    dtype: str
+    held_below: int = 0
+    splitter: Splitter | None = None
+    chat: ChatSpec | None = None
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Whole documents of one key.
+
+    Attributes:
+        tokens: [t], in the token type on disk.
+        lengths: int64[n], tokens of each sequence.
+        document_ends: int64[d], running count of sequences.
+        text_bytes: int64[d], UTF-8 bytes of each document's text.
+        special_in_text: special tokens that the texts spelled.
+    """
+
+    tokens: npt.NDArray[Any]
+    lengths: LengthArray
+    document_ends: LengthArray
+    text_bytes: LengthArray
+    special_in_text: int
+
+
+@dataclass(frozen=True)
+class EncodedPiece:
+    """What a piece gave: one `Encoded` per key, and what is known of its rows.
+
+    Attributes:
+        rows: rows passed over, bad ones included.
+        kept: int64[d], the row (from 1, in this piece) of each record that was taken.
+        held: bool[d], which of them are held out; None where nothing is.
+        parts: the documents, one `Encoded` per key.
+        problems: the rows that were not taken, in order.
+        digest: BLAKE3 of the piece.
+        seconds: spent reading, parsing, encoding.
+    """
+
+    rows: int
+    kept: LengthArray
+    held: npt.NDArray[np.bool_] | None
+    parts: tuple[Encoded, ...]
+    problems: tuple[Problem, ...]
+    digest: bytes
+    seconds: tuple[float, float, float]
+
+
+def encode_piece(piece: Piece, tokenizer: Tokenizer, *, spec: EncodeSpec) -> EncodedPiece:
+    """Read, parse and tokenize one piece."""
+    begun = time.perf_counter()
+    data = read_piece(piece, spec.read)
+    read = time.perf_counter()
+    digest = piece_digest(data)
+    batch = parse(piece.source.format, data, spec=spec.read)
+    # Not held while its records are tokenized: one of them may be nearly all of it.
+    del data
+    parsed = time.perf_counter()
+    batch, parts = encode_records(batch, tokenizer, spec=spec)
+    kept = np.arange(1, batch.rows + 1) if batch.kept is None else np.array(batch.kept, np.int64)
+    held = held_out(batch.columns, spec.held_below) if spec.held_below else None
+    seconds = (read - begun, parsed - read, time.perf_counter() - parsed)
+    return EncodedPiece(batch.rows, kept, held, parts, tuple(batch.problems), digest, seconds)
+
+
+def encode_records(
+    batch: RecordBatch, tokenizer: Tokenizer, *, spec: EncodeSpec
+) -> tuple[RecordBatch, tuple[Encoded, ...]]:
+    """Tokenize all records; those that the tokenizer refuses become problems of the batch that is returned."""
+    try:
+        return batch, tuple(encode_documents(column, tokenizer, spec=spec) for column in batch.columns)
+    except TextRefused:
+        batch = _without_refused(batch, tokenizer, spec)
+        return batch, tuple(encode_documents(column, tokenizer, spec=spec) for column in batch.columns)
+
+
+def encode_documents(column: Column, tokenizer: Tokenizer, *, spec: EncodeSpec) -> Encoded:
+    """Tokenize the documents of one key.
+
+    Raises:
+        TextRefused: a text has no ids, or one that does not fit the token type.
+    """
+    if spec.chat is not None:
+        return _encode_chats(column, tokenizer, spec.chat, spec=spec)
+    sentences, ends = _sentences(column, spec.splitter)
+    tokens, lengths = tokenizer.encode_batch(sentences)
+    assert len(lengths) == len(sentences), f"{len(lengths)} lengths for {len(sentences)} sentences"
+    special = tokenizer.special_in_text(tokens, len(lengths))
+    _check_fit(tokens, lengths, spec.dtype)
+    narrow = tokens.astype(spec.dtype)
+    del tokens  # of one long text as large as the text
+    text_bytes = _text_bytes(column)
+    if ends is None and (not len(lengths) or lengths.min() > 0):
+        document_ends = np.arange(1, len(lengths) + 1)
+    else:
+        sentence_ends = np.arange(1, len(lengths) + 1) if ends is None else np.array(ends, np.int64)
+        document_ends = _running(lengths > 0)[sentence_ends]
+        lengths = lengths[lengths > 0]
+    if spec.eod is not None:
+        narrow, lengths = _with_eod(narrow, lengths, document_ends, spec.eod)
+    return Encoded(narrow, lengths, document_ends, text_bytes, special)
+
+
+def _encode_chats(column: Column, tokenizer: Tokenizer, chat: ChatSpec, *, spec: EncodeSpec) -> Encoded:
+    found = tokenize_chats(column, tokenizer, chat=chat, eod=spec.eod)
+    _check_fit(found.ids, found.lengths, spec.dtype)
+    sizes = np.fromiter(map(_utf8_bytes, column.sentences), np.int64, len(column.sentences))
+    text_bytes = content_bytes(column, sizes)
+    return Encoded(found.ids.astype(spec.dtype), found.lengths, found.ends, text_bytes, found.special)
+
+
+def held_out(columns: Sequence[Column], held_below: int) -> npt.NDArray[np.bool_]:
+    """Which records are held out: those whose text hashes below a bound.
+
+    The hash is the first 8 bytes (little endian) of BLAKE3 over the sentences of all keys, each followed by
+    byte FF, which UTF-8 never holds; so it depends on the text alone, not on the place in the corpus.
+    """
+    starts = [[0, *(column.ends or range(1, len(column.sentences) + 1))] for column in columns]
+    held = np.zeros(len(starts[0]) - 1, np.bool_)
+    for record in range(len(held)):
+        hasher = blake3()
+        for column, bounds in zip(columns, starts, strict=True):
+            for sentence in column.sentences[bounds[record] : bounds[record + 1]]:
+                hasher.update(sentence.encode() + b"\xff")
+        held[record] = int.from_bytes(hasher.digest(length=HOLDOUT_BITS // 8), "little") < held_below
+    return held
+
+
+def select(encoded: Encoded, documents: npt.NDArray[np.bool_]) -> Encoded:
+    """Some of the documents; `special_in_text`, which is not known by document, is left at 0."""
+    of_document = np.diff(encoded.document_ends, prepend=0)
+    sequences = np.repeat(documents, of_document)
+    return Encoded(
+        encoded.tokens[np.repeat(sequences, encoded.lengths)],
+        encoded.lengths[sequences],
+        np.cumsum(of_document[documents], dtype=np.int64),
+        encoded.text_bytes[documents],
+        0,
+    )
+
+
+def _sentences(column: Column, splitter: Splitter | None) -> tuple[list[str], list[int] | None]:
+    """What is tokenized: the column's sentences, or those that its texts are cut into."""
+    if splitter is None:
+        return column.sentences, column.ends
+    return splitter.split_batch(column.sentences)
+
+
+def _text_bytes(column: Column) -> LengthArray:
+    """int64[d]: UTF-8 bytes of each document's text."""
+    sizes = np.fromiter(map(_utf8_bytes, column.sentences), np.int64, len(column.sentences))
+    return sizes if column.ends is None else np.diff(_running(sizes)[np.array(column.ends, np.int64)], prepend=0)
+
+
+def _utf8_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _running(values: npt.NDArray[Any]) -> LengthArray:
+    """int64[n + 1]: the sum of the first k values."""
+    sums = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=sums[1:])
+    return sums
+
+
+def _check_fit(tokens: IdArray, lengths: LengthArray, dtype: str) -> None:
+    if not len(tokens):
+        return
+    limits = np.iinfo(dtype)
+    if tokens.min() < limits.min or tokens.max() > limits.max:
+        first = int(np.flatnonzero((tokens < limits.min) | (tokens > limits.max))[0])
+        text = int(np.searchsorted(np.cumsum(lengths), first, side="right"))
+        reason = f"id {tokens[first]} does not fit {dtype} (the vocabulary's size decides the type)"
+        raise TextRefused(text, reason)
+
+
+def _without_refused(batch: RecordBatch, tokenizer: Tokenizer, spec: EncodeSpec) -> RecordBatch:
+    """Try record by record; slow, but only a piece with such a record comes here."""
+    kept = list(range(1, batch.rows + 1)) if batch.kept is None else batch.kept
+    bounds = [[0, *(column.ends or range(1, len(column.sentences) + 1))] for column in batch.columns]
+    good, problems = [], list(batch.problems)
+    for record, row in enumerate(kept):
+        try:
+            for column, ends in zip(batch.columns, bounds, strict=True):
+                sentences = column.sentences[ends[record] : ends[record + 1]]
+                encode_documents(Column(sentences, [len(sentences)]), tokenizer, spec=spec)
+            good.append(record)
+        except TextRefused as refused:
+            # A text that is split is shown as a whole, a conversation by what is said first.
+            whole = 0 if spec.chat is None else 1
+            text = sentences[refused.index if spec.splitter is None and spec.chat is None else whole]
+            problems.append(Problem(row, "bad-text", refused.reason, repr(text[:80]), text.encode()))
+    columns = []
+    for column, ends in zip(batch.columns, bounds, strict=True):
+        documents = [column.sentences[ends[record] : ends[record + 1]] for record in good]
+        running = _running(np.array([len(document) for document in documents], np.int64))[1:]
+        columns.append(Column([text for document in documents for text in document], running.tolist()))
+    problems.sort(key=lambda problem: problem.row)
+    return RecordBatch(batch.rows, [kept[record] for record in good], tuple(columns), problems)
+
+
+def _with_eod(
+    tokens: npt.NDArray[Any], lengths: LengthArray, document_ends: LengthArray, eod: int
+) -> tuple[npt.NDArray[Any], LengthArray]:
+    """Put `eod` after the last id of every document that has a sequence."""
+    last = document_ends[np.diff(document_ends, prepend=0) > 0] - 1
+    token_ends = np.cumsum(lengths)[last]
+    longer = lengths.copy()
+    longer[last] += 1
+    result = np.empty(len(tokens) + len(last), tokens.dtype)
+    # The place of each eod in the result: its place in the tokens, and the eods before it.
+    places = token_ends + np.arange(len(last))
+    is_token = np.ones(len(result), np.bool_)
+    is_token[places] = False
+    result[places] = eod
+    result[is_token] = tokens
+    return result, longer

@@ -1,0 +1,286 @@
+"""The page of a blend's report: one HTML document that is well-formed XML too, without scripts, links or images.
+
+Every part has a drawing and a table with its numbers; long tables scroll, and past 1,000 components they stop and say
+so. What is unusual: names and texts come from users and from corpora, so all of them go through `escape`, and texts of
+ids stand in <bdi>, because a token may be half of a line that runs from right to left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mdata.blend_planning.preview import BlendRow
+from mdata.reporting import plots as report_plots
+from mdata.reporting.curves import Band, bands_of
+from mdata.reporting.html_tables import Cell, percent, table
+from mdata.reporting.report_data import Part, ReportData
+from mdata.reporting.report_style import STYLE
+from mdata.reporting.svg import escape
+from mdata.reporting.vocabulary_use import Usage, Vocabulary
+
+MOST_ROWS = 1000
+_PANELS = 12
+_PHASES = 8
+
+
+def render(data: ReportData) -> str:
+    """The whole page."""
+    bands = bands_of([part.row for part in data.parts])
+    sections = [_head(data), _mixture(data), _over_training(data), _lengths(data, bands)]
+    sections += [_vocabulary(data, bands), _records(data.parts)]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"/>'
+        f"<title>{escape(data.title)}: report</title>"
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
+        f"<style>{STYLE}</style></head><body>\n" + "\n".join(part for part in sections if part) + "\n</body></html>\n"
+    )
+
+
+def _head(data: ReportData) -> str:
+    tokens, documents = (sum(getattr(part.row, name) for part in data.parts) for name in ("tokens", "documents"))
+    what = {"blend": "blend", "corpus": "corpus", "pair": "token files without a manifest"}[data.kind]
+    facts = [
+        f"{what} {data.id[:16]}",
+        f"{len(data.parts):,} component{'s' * (len(data.parts) != 1)}" if data.kind == "blend" else "",
+        f"{tokens:,} tokens in {documents:,} documents",
+        _training(data),
+    ]
+    notes = [*data.notes, *([data.vocabulary.problem] if data.vocabulary.problem else [])]
+    if data.problem:
+        notes.insert(0, f"What a training reads cannot be told: {data.problem}")
+    lines = "".join(f"<li>{escape(' '.join(note.split()))}</li>" for note in notes)
+    shown = f'<ul class="notes">{lines}</ul>' if notes else ""
+    lead = "; ".join(fact for fact in facts if fact)
+    return f'<h1>{escape(data.title)}</h1><p class="lead">{escape(lead)}</p>{shown}'
+
+
+def _training(data: ReportData) -> str:
+    """How long the training is that the numbers are for."""
+    preview = data.preview
+    if preview is None or preview.num_samples is None:
+        return ""
+    tokens = f"{preview.num_samples * (preview.sequence_length or 1):,} tokens"
+    length = tokens
+    if preview.sequence_length is not None:
+        length = f"{preview.num_samples:,} samples of {preview.sequence_length:,} tokens ({tokens})"
+    assumed = " (no length was given: as much as the corpora have; --tokens or --samples name another)"
+    ends = " (its end)" if preview.blend.num_samples == preview.num_samples else ""
+    return f"for a training of {length}" + (assumed if data.assumed_length else ends)
+
+
+def _mixture(data: ReportData) -> str:
+    """The table of `mdata blend`, with what it leaves out for want of room."""
+    parts = data.parts
+    phases = len(data.preview.starts) if data.preview else 0
+    shown = range(phases) if 1 < phases <= _PHASES else range(0)
+    unit = "samples" if data.in_samples else "tokens"
+    columns = ["component", *(["share asked", "achieved"] if data.kind == "blend" else []), "tokens", "documents"]
+    columns += ["samples"] if data.in_samples else []
+    columns += ["tokens read", "epochs", f"read once after ({unit})"] if data.preview else []
+    columns += ["max epochs"] if data.kind == "blend" else []
+    columns += [f"phase {i + 1}" for i in shown]
+    groups = {row.name: row for row in data.preview.groups} if data.preview else {}
+    rows: list[list[Cell]] = []
+    seen: set[str | None] = {None}
+    for part in _by_group(parts)[:MOST_ROWS]:
+        if part.row.group not in seen and part.row.group in groups:
+            rows.append([Cell(part.row.group, kind="group"), *_cells(groups[part.row.group], None, data, shown=shown)])
+        seen.add(part.row.group)
+        name = Cell(part.row.name, kind="member" if part.row.group else "", hint=part.path)
+        rows.append([name, *_cells(part.row, part.cap, data, shown=shown)])
+    first = data.first_out if len(parts) > 1 else None
+    lead = ""
+    if first is not None:
+        note = f"{first.name} runs out first: read once after {first.once_at:,} {unit} of the training."
+        lead = f'<p class="lead">{escape(note)}</p>'
+    return f"<h2>{'Mixture' if data.kind == 'blend' else 'Corpus'}</h2>{lead}{table(columns, rows)}{_cut(parts)}"
+
+
+def _by_group(parts: Sequence[Part]) -> list[Part]:
+    """Members of a group together, where its first one stands."""
+    found: dict[str | int, list[Part]] = {}
+    for number, part in enumerate(parts):
+        found.setdefault(part.row.group or number, []).append(part)
+    return [part for members in found.values() for part in members]
+
+
+def _cells(row: BlendRow, cap: str | None, data: ReportData, *, shown: range) -> list[Cell]:
+    cells = [Cell(row.share or "", kind="number"), Cell(percent(row.achieved))] if data.kind == "blend" else []
+    cells += [Cell(row.tokens), Cell(row.documents)]
+    cells += [Cell(row.samples)] if data.in_samples else []
+    cells += [Cell(row.read_tokens), Cell(row.epochs), Cell(row.once_at)] if data.preview else []
+    cells += [Cell(cap, kind="number")] if data.kind == "blend" else []
+    return [*cells, *(Cell(percent(row.phases[i]) if row.phases[i] else "") for i in shown)]
+
+
+def _cut(parts: Sequence[object]) -> str:
+    if len(parts) <= MOST_ROWS:
+        return ""
+    return f'<p class="lead">The first {MOST_ROWS:,} of {len(parts):,}; --json has them all.</p>'
+
+
+def _over_training(data: ReportData) -> str:
+    curves = data.curves
+    if curves is None:
+        return ""
+    unit = "samples" if data.in_samples else "tokens"
+    names = [part.row.name for part in data.parts]
+    parts = []
+    if len(data.parts) > 1:
+        drawing = report_plots.shares_over_training(curves, unit)
+        parts.append(f"<h2>Shares over training</h2>{drawing}{_legend(curves.bands)}")
+    legend = _legend(curves.bands) if len(data.parts) > 1 and len(curves.bands) < len(data.parts) else ""
+    faint = '<p class="lead">Faint lines: the components that are not drawn alone above.</p>' if legend else ""
+    parts.append(f"<h2>Epochs over training</h2>{faint}{report_plots.epochs_over_training(curves, unit, names=names)}")
+    if len(data.parts) > 1:
+        drawing = report_plots.epochs_at_end(curves, names, caps=[part.cap for part in data.parts])
+        more = (
+            f" (the {report_plots.MOST_BARS} that are read most often)" if len(names) > report_plots.MOST_BARS else ""
+        )
+        parts.append(f"<h3>At the end{more}</h3>{drawing}")
+    return "".join(parts)
+
+
+def _legend(bands: Sequence[Band]) -> str:
+    items = []
+    for band in reversed(bands):
+        strength = f' style="opacity:{band.strength:.2f}"' if band.strength < 1 else ""
+        kind = report_plots.kind_of(band)
+        group = f" <small>{escape(band.group)}</small>" if band.group and not band.name.startswith(band.group) else ""
+        items.append(f'<li><i class="swatch b{kind}"{strength}></i>{escape(band.name)}{group}</li>')
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def _lengths(data: ReportData, bands: Sequence[Band]) -> str:
+    """A panel for each of the largest components, and a table for all."""
+    used = [k for part in data.parts for k, count in enumerate(part.lengths.documents) if count]
+    if not used:
+        return '<h2>Document lengths</h2><p class="lead">There is no document.</p>'
+    classes = range(min(used), max(used) + 1)
+    shown = [band.members[0] for band in bands if len(band.members) == 1][:_PANELS]
+    panels = []
+    for part in (data.parts[i] for i in shown):
+        drawing = report_plots.document_lengths(part.row.name, part.lengths, classes=classes)
+        panels.append(f'<div><h3 title="{escape(part.path)}">{escape(part.row.name)}</h3>{drawing}</div>')
+    legend = (
+        '<ul class="legend"><li><i class="swatch bc0"></i>part of the documents</li>'
+        '<li><i class="swatch bc1"></i>part of the tokens</li></ul>'
+    )
+    header = ["component", *(f"\u2264 {report_plots.largest(k)}" for k in classes)]
+    rows = [_lengths_row(part, classes) for part in data.parts[:MOST_ROWS]]
+    numbers = f"<details><summary>Part of the tokens by length, as numbers</summary>{table(header, rows)}</details>"
+    return f'<h2>Document lengths</h2>{legend}<div class="panels">{"".join(panels)}</div>{numbers}{_cut(data.parts)}'
+
+
+def _lengths_row(part: Part, classes: range) -> list[Cell]:
+    tokens, whole = part.lengths.tokens, sum(part.lengths.tokens) or 1
+    found = [tokens[k] / whole if k < len(tokens) else 0.0 for k in classes]
+    return [Cell(part.row.name), *(Cell(percent(value) if value else "") for value in found)]
+
+
+def _vocabulary(data: ReportData, bands: Sequence[Band]) -> str:
+    words = data.vocabulary
+    if not words.whole.distinct:
+        return '<h2>Vocabulary</h2><p class="lead">No id occurs.</p>'
+    usages = zip(data.parts, words.parts, strict=True)
+    many = len(data.parts) > 1
+    drawn = [
+        (data.parts[band.members[0]].row.name, band, words.parts[band.members[0]])
+        for band in bands
+        if len(band.members) == 1 and many
+    ]
+    legend = ""
+    if many:
+        legend = _legend([band for _, band, _ in drawn]).replace(
+            "</ul>", '<li><i class="swatch bwhole"></i>all, each as much as it is read</li></ul>'
+        )
+    header = ["component", "tokens counted", "ids that occur", "of the vocabulary", "largest id", "ids outside"]
+    header += ["its first 100 ids give", "its first 1,000", "the most frequent ids"]
+    rows = [_usage_row(part, usage, words) for part, usage in list(usages)[:MOST_ROWS]]
+    return (
+        f'<h2>Vocabulary</h2><p class="lead">{escape(_words(words))}</p>'
+        f"{report_plots.coverage(words.whole, drawn)}{legend}{table(header, rows)}{_cut(data.parts)}"
+        f'<div class="row"><div>{_frequent(words)}</div><div>{_unused(words)}</div></div>'
+    )
+
+
+def _words(words: Vocabulary) -> str:
+    met = "occur" if words.full else "were met"
+    used = f"{words.whole.distinct:,} ids {met}"
+    if words.size is not None and words.unused is not None:
+        used += f"; {words.unused:,} of the tokenizer's {words.size:,} " + ("do not" if words.full else "were not")
+    how = (
+        "Every token was counted."
+        if words.full
+        else (
+            f"Counted in {words.whole.counted:,} tokens, drawn as blocks from the whole length of each "
+            "component with its id as the seed; --full counts them all."
+        )
+    )
+    return f"{used}. {how}"
+
+
+def _usage_row(part: Part, usage: Usage, words: Vocabulary) -> list[Cell]:
+    top = " ".join(_shown(one.id, one.text) for one in usage.frequent)
+    return [
+        Cell(part.row.name),
+        Cell(usage.counted),
+        Cell(usage.distinct),
+        Cell(percent(usage.distinct / words.size) if words.size else None),
+        Cell(usage.largest),
+        Cell(usage.outside, kind="bad" if usage.outside and words.size else ""),
+        *(Cell(percent(covered(usage, k)) if usage.distinct else None) for k in (100, 1000)),
+        Cell(top, kind="raw"),
+    ]
+
+
+def covered(usage: Usage, most: int) -> float:
+    """The part of the tokens that are one of the `most` most frequent ids."""
+    return max((part for rank, part in usage.coverage if rank <= most), default=0.0)
+
+
+def _frequent(words: Vocabulary) -> str:
+    rows = [[_text_cell(one.id, one.text), Cell(one.id), Cell(percent(one.share))] for one in words.whole.frequent]
+    return f"<h3>The most frequent ids</h3>{table(['text', 'id', 'of the tokens'], rows)}"
+
+
+def _unused(words: Vocabulary) -> str:
+    if not words.unused:
+        return ""
+    title = "Ids that do not occur" if words.full else "Ids that were not met"
+    rows = [
+        [Cell(f"{first:,}" if first == last else f"{first:,} to {last:,}"), _text_cell(first, text)]
+        for first, last, text in words.unused_runs
+    ]
+    listed = sum(last - first + 1 for first, last, _ in words.unused_runs)
+    rest = f'<p class="lead">and {words.unused - listed:,} more</p>' if words.unused > listed else ""
+    return f"<h3>{title}</h3>{table(['ids', 'text of the first'], rows)}{rest}"
+
+
+def _text_cell(number: int, text: str | None) -> Cell:
+    return Cell(None) if text is None else Cell(_shown(number, text), kind="raw")
+
+
+def _shown(number: int, text: str | None) -> str:
+    """An id's text, blanks made visible; the id itself where it has none."""
+    if text is None:
+        return f"<code>{number}</code>"
+    short = text if len(text) <= 40 else f"{text[:39]}\u2026"
+    return f'<code title="{number}"><bdi>{escape(short.replace(" ", chr(0x2423)))}</bdi></code>'
+
+
+def _records(parts: Sequence[Part]) -> str:
+    """What was left out when the corpora were made."""
+    known = [part for part in parts if part.records is not None]
+    if not known:
+        return '<h2>Records left out</h2><p class="lead">Not known: no manifest says how the tokens were made.</p>'
+    reasons = sorted({reason for part in known for reason, count in (part.skipped or {}).items() if count})
+    header = ["component", "records taken", "left out", *reasons, "special tokens spelled by texts"]
+    rows = []
+    for part in parts[:MOST_ROWS]:
+        skipped = part.skipped
+        counts = [skipped.get(reason, 0) if skipped is not None else None for reason in reasons]
+        whole = sum(skipped.values()) if skipped is not None else None
+        cells: Iterable[int | None] = (part.records, whole, *counts, part.special_in_text)
+        rows.append([Cell(part.row.name), *map(Cell, cells)])
+    return f"<h2>Records left out</h2>{table(header, rows)}{_cut(parts)}"

@@ -1,0 +1,206 @@
+"""What a report of a blend, a corpus or a bare pair says, as plain data: everything that is read, nothing drawn.
+
+Shares, samples and epochs are those of `mdata.blend_planning.preview`, which `mdata blend` prints too. A training of no
+given length is taken to be one in which as much is read as the corpora of the last phase have; the report says so. Of
+one corpus alone no training is told unless its length is given. What a bare pair cannot say is None here, and a line in
+`notes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mdata.blend.open_blend import OpenBlend, open_blend
+from mdata.blend_planning.preview import BlendPreview, BlendRow, blend_table, preview_blend
+from mdata.corpus.corpus import Corpus, open_corpus
+from mdata.errors import UsageError, few
+from mdata.manifest.io import load_manifest
+from mdata.manifest.types import BlendManifest
+from mdata.reporting.curves import Curves, curves_of
+from mdata.reporting.token_counts import Lengths, document_lengths
+from mdata.reporting.vocabulary_use import Vocabulary, vocabulary_use
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One component.
+
+    Args:
+        path, id, level: of the corpus. row: what the blend does with it. cap: the most epochs of it, as given.
+        lengths: its documents. records: taken by whoever wrote it; skipped: those that were not, by reason; None each
+            where that is not known. special_in_text: special tokens that texts spelled.
+        verified: false: its tokens were never read, only its .idx.
+    """
+
+    path: str
+    id: str
+    level: str
+    row: BlendRow
+    cap: str | None
+    lengths: Lengths
+    records: int | None
+    skipped: dict[str, int] | None
+    special_in_text: int | None
+    tokenizer: str | None
+    verified: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportData:
+    """What a page is made of.
+
+    Args:
+        title: the name of what was opened. kind: "blend", "corpus" or "pair". id: its id.
+        parts: at least one. preview, curves: None where no training is told of; `problem` says why it cannot, in words.
+        assumed_length: whether the training's length was not given.
+        notes: what is not known.
+    """
+
+    title: str
+    kind: str
+    id: str
+    parts: tuple[Part, ...]
+    preview: BlendPreview | None
+    curves: Curves | None
+    problem: str | None
+    assumed_length: bool
+    vocabulary: Vocabulary
+    notes: tuple[str, ...]
+
+    @property
+    def in_samples(self) -> bool:
+        """Whether the training counts in samples; else in tokens."""
+        return self.preview is not None and self.preview.sequence_length is not None
+
+    @property
+    def first_out(self) -> BlendRow | None:
+        """The component that has been read once before any other has."""
+        once = [(part.row.once_at, i) for i, part in enumerate(self.parts) if part.row.once_at is not None]
+        return self.parts[min(once)[1]].row if once else None
+
+
+def read_report(path: str | Path, *, full: bool = False, allow_outside: bool = False, **run: Any) -> ReportData:
+    """Everything that a report says.
+
+    Args:
+        path: a manifest of a blend or corpus, or a bare prefix.
+        full: all ids are counted, not a sample of them.
+        allow_outside: as for `open_corpus`.
+        run: sequence_length, samples, tokens, split: as for `preview_blend`.
+
+    Raises:
+        UsageError: nothing there; or a training was named and the blend cannot give it.
+        DamageError: something that is not what its manifest says.
+    """
+    path = Path(path)
+    content = load_manifest(path) if path.suffix == ".json" else None
+    if isinstance(content, BlendManifest):
+        blend = open_blend(path, tokenizer_unknown="ok", allow_outside=allow_outside)  # it is only looked at
+        kind, identity, title = "blend", blend.manifest.id, path.stem
+    else:
+        corpus = open_corpus(path, allow_outside=allow_outside)
+        kind, identity, title = ("corpus" if corpus.path.suffix == ".json" else "pair"), corpus.id, corpus.name
+        if not corpus.num_tokens:
+            return _without_blend(corpus, kind, title=title, full=full)
+        blend = open_blend(path, allow_outside=allow_outside)
+    told = kind == "blend" or run.get("tokens") is not None or run.get("samples") is not None
+    preview, problem, assumed = _preview(blend, run) if told else (None, None, False)
+    rows = list(preview.rows) if preview else _plain_rows(blend)
+    caps = [part.cap for part in blend.manifest.components]
+    parts = tuple(_part(*each) for each in zip(blend.corpora, rows, caps, strict=True))
+    return ReportData(
+        title=title,
+        kind=kind,
+        id=identity,
+        parts=parts,
+        preview=preview,
+        curves=curves_of(preview) if preview and preview.num_samples else None,
+        problem=problem,
+        assumed_length=assumed,
+        vocabulary=vocabulary_use(blend.corpora, [row.achieved for row in rows], full=full),
+        notes=_notes(blend.corpora),
+    )
+
+
+def _without_blend(corpus: Corpus, kind: str, *, title: str, full: bool) -> ReportData:
+    """A corpus without tokens, of which no blend can be made."""
+    row = BlendRow(corpus.name, None, 1.0, 0, corpus.num_documents, None)
+    return ReportData(
+        title=title,
+        kind=kind,
+        id=corpus.id,
+        parts=(_part(corpus, row, None),),
+        preview=None,
+        curves=None,
+        problem="it has no token, so nothing can be trained on it",
+        assumed_length=False,
+        vocabulary=vocabulary_use([corpus], [1.0], full=full),
+        notes=_notes([corpus]),
+    )
+
+
+def _preview(blend: OpenBlend, run: dict[str, Any]) -> tuple[BlendPreview | None, str | None, bool]:
+    """(preview, why there is none, whether its length is ours)."""
+    try:
+        preview = preview_blend(blend, **run)
+        if preview.num_samples is not None:
+            return preview, None, False
+        length = preview.sequence_length or 1
+        read = [row for row in preview.rows if row.phases and row.phases[-1]]
+        sizes = [row.tokens if row.samples_per_epoch is None else row.samples_per_epoch for row in read]
+        return preview_blend(blend, **{**run, "tokens": (preview.starts[-1] + sum(sizes)) * length}), None, True
+    except UsageError as error:
+        if any(run.get(name) is not None for name in ("sequence_length", "samples", "tokens")):
+            raise
+        return None, str(error), False
+
+
+def _plain_rows(blend: OpenBlend) -> list[BlendRow]:
+    """Rows where a training cannot be told of: shares alone, or not even these."""
+    try:
+        return blend_table(blend)
+    except UsageError:
+        whole = sum(corpus.num_tokens for corpus in blend.corpora) or 1
+        parts = zip(blend.manifest.components, blend.corpora, strict=True)
+        return [
+            BlendRow(p.name, p.share, c.num_tokens / whole, c.num_tokens, c.num_documents, None, p.group)
+            for p, c in parts
+        ]
+
+
+def _part(corpus: Corpus, row: BlendRow, cap: str | None) -> Part:
+    known = corpus.manifest.provenance
+    return Part(
+        path=str(corpus.path),
+        id=corpus.id,
+        level=corpus.manifest.level,
+        row=row,
+        cap=cap,
+        lengths=document_lengths(corpus),
+        records=known.records if known else None,
+        skipped=dict(known.skipped) if known else None,
+        special_in_text=known.special_in_text if known else None,
+        tokenizer=corpus.tokenizer.type if corpus.tokenizer else None,
+        verified=corpus.manifest.verified,
+    )
+
+
+def _notes(corpora: tuple[Corpus, ...] | list[Corpus]) -> tuple[str, ...]:
+    """What is not known of which corpora."""
+    asked = (
+        ("tokenizer is not known, so neither are the texts of ids and the size of the vocabulary", "tokenizer"),
+        ("origin is not known: no inputs, no records that were left out", "provenance"),
+    )
+    found = []
+    for what, field in asked:
+        names = [corpus.name for corpus in corpora if getattr(corpus.manifest, field) is None]
+        if names:
+            all_of = f"all {len(corpora):,} components" if len(names) == len(corpora) else few(names, 5)
+            whose = "its" if len(corpora) == 1 else f"of {all_of} the"
+            found.append(f"{whose} {what}")
+    odd = [corpus.name for corpus in corpora if not corpus.contiguous]
+    if odd:
+        found.append(f"sequences do not follow each other on disk: {few(odd, 5)}")
+    return tuple(note[0].upper() + note[1:] + "." for note in found)

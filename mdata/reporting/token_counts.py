@@ -1,0 +1,113 @@
+"""What is counted from the files for a report: documents by their length, and how often each id occurs.
+
+Lengths are counted from the .idx, all of them. Ids are counted in blocks of the .bin that are drawn without
+replacement, from a generator whose seed is the corpus' id, so that a corpus' numbers do not depend on the others of its
+blend; or in all of it. What is unusual: ids are counted in one array up to 2^22, far beyond any vocabulary; ids outside
+of it are counted together. Slow twin: mdata/reference/report_counts.py. Nothing is drawn or written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdata.corpus.corpus import Corpus
+from mdata.indexed.reader import IndexedReader
+
+BLOCK = 1 << 14  # tokens that are read in one place
+LARGEST = 1 << 22  # ids below it are counted one by one
+_AT_ONCE = 64  # blocks that are counted together
+_DOCUMENTS_AT_ONCE = 1 << 20
+_CLASSES = 65
+
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Lengths:
+    """Documents by their length, and the tokens in them: [0] without tokens, [k] of 2^(k-1) to 2^k - 1 tokens."""
+
+    documents: list[int]
+    tokens: list[int]
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """How often each id occurs in the tokens that were looked at.
+
+    Args:
+        ids: int64[largest id + 1]. counted: tokens looked at. outside: those of them with an id that `ids` cannot hold.
+    """
+
+    ids: Int64s
+    counted: int
+    outside: int
+
+
+def document_lengths(corpus: Corpus) -> Lengths:
+    """Documents and tokens by length, over all shards.
+
+    Raises:
+        DamageError: a table of an .idx is inconsistent.
+    """
+    documents, tokens = np.zeros(_CLASSES, np.int64), np.zeros(_CLASSES, np.int64)
+    for reader in corpus.readers:
+        for lengths in _lengths(reader):
+            classes = np.frexp(lengths.astype(np.float64))[1]
+            documents += np.bincount(classes, minlength=_CLASSES)
+            # Sums of integers below 2^53 are exact in floating point too.
+            tokens += np.bincount(classes, weights=lengths, minlength=_CLASSES).astype(np.int64)
+    last = int(np.flatnonzero(documents).max(initial=-1)) + 1
+    return Lengths(documents[:last].tolist(), tokens[:last].tolist())
+
+
+def count_ids(corpus: Corpus, budget: int | None) -> Counts:
+    """Count the ids of a corpus.
+
+    Args:
+        corpus: opened with maps.
+        budget: about how many tokens are looked at; None: all.
+    """
+    blocks = [-(-reader.num_tokens // BLOCK) for reader in corpus.readers]
+    ids, counted, outside = np.zeros(0, np.int64), 0, 0
+    chosen = _chosen(sum(blocks), budget, corpus.id)
+    for at in range(0, len(chosen), _AT_ONCE):
+        tokens = np.concatenate(list(_blocks(corpus.readers, blocks, chosen[at : at + _AT_ONCE])))
+        inside = tokens[(tokens >= 0) & (tokens < LARGEST)]
+        found = np.bincount(inside, minlength=len(ids))
+        found[: len(ids)] += ids
+        ids, counted, outside = found, counted + len(tokens), outside + len(tokens) - len(inside)
+    return Counts(ids, counted, outside)
+
+
+def _lengths(reader: IndexedReader) -> Iterator[Int64s]:
+    """The lengths of the documents of a pair, part by part."""
+    boundaries = reader.boundaries
+    for first in range(0, reader.num_documents, _DOCUMENTS_AT_ONCE):
+        bounds = np.array(boundaries[first : first + _DOCUMENTS_AT_ONCE + 1], np.int64)
+        lengths = np.asarray(reader.lengths[int(bounds[0]) : int(bounds[-1])], np.int64)
+        ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+        yield np.diff(ends[bounds - bounds[0]])
+
+
+def _chosen(num_blocks: int, budget: int | None, corpus_id: str) -> Int64s:
+    """The numbers of the blocks that are read, in order."""
+    most = num_blocks if budget is None else -(-budget // BLOCK)
+    if most >= num_blocks:
+        return np.arange(num_blocks)
+    generator = np.random.Generator(np.random.PCG64(int(corpus_id[:16], 16)))
+    return np.sort(generator.choice(num_blocks, most, replace=False))
+
+
+def _blocks(readers: tuple[IndexedReader, ...], blocks: list[int], chosen: Int64s) -> Iterator[NDArray[np.integer]]:
+    """Tokens of blocks that are counted over all shards; those of a shard whose sequences lie in any order too."""
+    ends = np.cumsum(blocks)
+    for number in chosen.tolist():
+        shard = int(np.searchsorted(ends, number, side="right"))
+        reader = readers[shard]
+        assert reader.data is not None, f"{reader.bin_path} was opened without a map"
+        start = (number - (int(ends[shard - 1]) if shard else 0)) * BLOCK
+        yield reader.data.view(reader.dtype)[start : start + BLOCK]

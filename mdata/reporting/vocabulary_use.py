@@ -1,0 +1,163 @@
+"""How a vocabulary is used: how many ids occur, what part of all tokens the most frequent ones are, which never do.
+
+Each corpus counts in the whole as much as it is read, so the whole is what a training sees. By default a sample of
+blocks is counted, at most 2^26 tokens in all and no fewer than 2^16 of a corpus; `mdata.reporting.token_counts` draws
+it. An id that a sample does not meet may still occur: what is said of a sample says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdata.corpus.corpus import Corpus
+from mdata.errors import MdataError
+from mdata.reporting.token_counts import Counts, count_ids
+from mdata.tokenizers.base.tokenizer import Tokenizer
+
+SAMPLE = 1 << 26
+LEAST = 1 << 16
+MOST_FREQUENT = 40
+_OF_A_CORPUS = 8
+_UNUSED_SHOWN = 60
+RANKS = tuple(mantissa * 10**power for power in range(7) for mantissa in (1, 2, 5))
+
+
+@dataclass(frozen=True)
+class FrequentId:
+    """An id, the part of all tokens that it is, and its text (None: not known)."""
+
+    id: int
+    share: float
+    text: str | None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Of one corpus, or of all.
+
+    Args:
+        counted: tokens that were looked at. distinct: ids that occur in them. largest: the largest of these.
+        outside: tokens whose id is none of the tokenizer's, or beyond what is counted.
+        coverage: (k, part of the tokens that are one of the k most frequent ids), the last k being all of them.
+        frequent: the most frequent ids.
+    """
+
+    counted: int
+    distinct: int
+    largest: int | None
+    outside: int
+    coverage: tuple[tuple[int, float], ...]
+    frequent: tuple[FrequentId, ...]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Of what is reported.
+
+    Args:
+        size: entries of the tokenizer; None: not known. full: whether every token was counted.
+        whole: all corpora, each as much as it is read. parts: each corpus alone.
+        unused: ids of the tokenizer that were not met; unused_runs: the first of them, as (first, last, text of first).
+        problem: why texts of ids are not known although the tokenizer is.
+    """
+
+    size: int | None
+    full: bool
+    whole: Usage
+    parts: tuple[Usage, ...]
+    unused: int | None
+    unused_runs: tuple[tuple[int, int, str | None], ...]
+    problem: str | None
+
+
+def vocabulary_use(corpora: Sequence[Corpus], shares: Sequence[float], *, full: bool) -> Vocabulary:
+    """Count the ids of corpora that are read in these shares."""
+    budget = None if full else max(LEAST, SAMPLE // len(corpora))
+    texts, problem = _texts(corpora)
+    size = next((corpus.tokenizer.vocab_size for corpus in corpora if corpus.tokenizer), None)
+    whole, met = np.zeros(0), np.zeros(0, bool)
+    parts, all_counted = [], True
+    for corpus, share in zip(corpora, shares, strict=True):
+        counts = count_ids(corpus, budget)
+        all_counted = all_counted and counts.counted == sum(reader.num_tokens for reader in corpus.readers)
+        parts.append(_usage(counts.ids, counts, texts=texts, size=size, most=_OF_A_CORPUS))
+        whole = _padded(whole, len(counts.ids))
+        whole[: len(counts.ids)] += counts.ids * (share / max(counts.counted, 1))
+        met = _padded(met, len(counts.ids))
+        met[: len(counts.ids)] |= counts.ids > 0
+    total = Counts(met.astype(np.int64), sum(p.counted for p in parts), sum(p.outside for p in parts))
+    runs, unused = _unused(met, size)
+    return Vocabulary(
+        size=size,
+        full=all_counted,
+        whole=_usage(whole, total, texts=texts, size=None, most=MOST_FREQUENT),
+        parts=tuple(parts),
+        unused=unused,
+        unused_runs=tuple((first, last, texts.of(first)) for first, last in runs),
+        problem=problem,
+    )
+
+
+class _Texts:
+    """What ids are as text."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._special = {id: text for text, id in tokenizer.special_ids.items()} if tokenizer else {}
+
+    def of(self, number: int) -> str | None:
+        """None where it is not known."""
+        if self._tokenizer is None or number >= self._tokenizer.vocab_size:
+            return None
+        return self._special[number] if number in self._special else self._tokenizer.decode([number])
+
+
+def _texts(corpora: Sequence[Corpus]) -> tuple[_Texts, str | None]:
+    """From the first corpus whose tokenizer can be had, and what kept us from having any."""
+    problem = None
+    for corpus in corpora:
+        try:
+            if (tokenizer := corpus.load_tokenizer()) is not None:
+                return _Texts(tokenizer), None
+        except MdataError as error:  # the numbers can be shown all the same
+            problem = problem or str(error)
+    return _Texts(None), problem
+
+
+def _usage(
+    weights: NDArray[np.float64] | NDArray[np.int64], counts: Counts, *, texts: _Texts, size: int | None, most: int
+) -> Usage:
+    """What `weights`, one an id, say; `counts` has what they cannot say."""
+    used = np.flatnonzero(counts.ids)
+    order = used[np.argsort(-weights[used], kind="stable")] if used.size else used
+    sums = np.cumsum(weights[order])
+    whole = float(sums[-1]) if used.size and sums[-1] else 1.0
+    ranks = [rank for rank in RANKS if rank < len(order)] + [len(order)] * bool(len(order))
+    beyond = int(counts.ids[size:].sum()) if size is not None else 0
+    return Usage(
+        counted=counts.counted,
+        distinct=len(used),
+        largest=int(used[-1]) if used.size else None,
+        outside=counts.outside + beyond,
+        coverage=tuple((rank, float(sums[rank - 1]) / whole) for rank in ranks),
+        frequent=tuple(FrequentId(int(i), float(weights[i]) / whole, texts.of(int(i))) for i in order[:most]),
+    )
+
+
+def _padded(array: NDArray[Any], length: int) -> NDArray[Any]:
+    return array if len(array) >= length else np.pad(array, (0, length - len(array)))
+
+
+def _unused(met: NDArray[np.bool_], size: int | None) -> tuple[list[tuple[int, int]], int | None]:
+    """The first runs of ids that were not met, and how many ids these are in all."""
+    if size is None:
+        return [], None
+    missing = np.flatnonzero(~_padded(met, size)[:size])
+    cuts = np.flatnonzero(np.diff(missing) != 1) + 1
+    runs = np.split(missing, cuts[:_UNUSED_SHOWN])[:_UNUSED_SHOWN] if missing.size else []
+    return [(int(run[0]), int(run[-1])) for run in runs], len(missing)

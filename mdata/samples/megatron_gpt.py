@@ -1,0 +1,197 @@
+"""GPT samples in Megatron's order, equal to those of its GPTDataset in every bit.
+
+A sample is the parts of documents that the three arrays of `mdata.order.megatron_order` name, one behind the other.
+What is padding is decided by value, as there (`rows`). What differs: each sample is as if it was read first, while
+Megatron keeps the loss zeros of the first sample read for all others. The arrays are made when the samples are opened,
+or found where they are kept (mdata/array_cache/cache.py); processes that unpickle samples map what is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata.array_cache.cache import Cache
+from mdata.array_cache.store import Arrays
+from mdata.indexed.gather import Cuts, Gatherer, Int64s
+from mdata.order.megatron_order import MegatronIndices, MegatronRequest, build, plan
+from mdata.samples.rows import NO_PAD, Gathered, RowOptions, Sample
+from mdata.samples.sample_kind import sample_of
+from mdata.samples.traceable import Piece
+
+VERSION = 1  # of the construction of the arrays
+
+
+class SequenceStream(Protocol):
+    """What these samples need of a corpus (`mdata.corpus.corpus.Corpus` is one)."""
+
+    @property
+    def id(self) -> str:
+        """The corpus id; it keys the arrays."""
+
+    @property
+    def path(self) -> Path:
+        """The file beside which arrays are kept."""
+
+    @property
+    def gatherer(self) -> Gatherer:
+        """Reads many rows at once."""
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """int32[n], tokens of every sequence."""
+
+    def length_of(self, sequence: int) -> int:
+        """Tokens of one of them."""
+
+
+class MegatronGptSamples:
+    """The samples of one range of a corpus in Megatron's order; can be pickled if the corpus can.
+
+    Args:
+        corpus: the sequences.
+        request: range, length, number of samples, seed.
+        options: what is told of rows; `pad` is Megatron's effective pad id (`effective_pad`).
+        threads: that make the arrays.
+        cache: keeps the arrays; None: they are built in memory.
+
+    Raises:
+        UsageError: a split without tokens, or a request that makes no sense.
+    """
+
+    def __init__(
+        self,
+        corpus: SequenceStream,
+        request: MegatronRequest,
+        *,
+        options: RowOptions,
+        threads: int = 1,
+        cache: Cache | None = None,
+    ) -> None:
+        self.corpus = corpus
+        self.request = request
+        self.options = options
+        self._threads, self._cache = threads, cache
+        arrays = self._build()[0] if cache is None else self._kept(cache)
+        self.indices = MegatronIndices(**arrays)
+
+    def _build(self) -> list[Arrays]:
+        return [vars(build(self.corpus.lengths, self.request, threads=self._threads))]
+
+    def _kept(self, cache: Cache) -> Arrays:
+        def make() -> list[Arrays]:
+            cache.progress.begin(f"the megatron order of {self.corpus.path.name}", None, unit="samples")
+            built = self._build()
+            cache.progress.advance(len(built[0]["shuffle"]))
+            cache.progress.end()
+            return built
+
+        def entries() -> int:
+            known = plan(self._num_tokens, self.request)
+            return known.epochs * (self.request.stop - self.request.first) + 3 * known.samples
+
+        key = {"name": "megatron-gpt", "version": VERSION, "corpus": self.corpus.id, **asdict(self.request)}
+        return cache.arrays(self.corpus.path, key, make=make, entries=entries)
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples there are: what was asked for or more, as Megatron makes them."""
+        return len(self.indices.shuffle)
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """How many samples read the corpus once; the rest of an epoch belongs to the next one's first."""
+        return max(1, (self._num_tokens - int(self.request.extra_token)) // self.request.sequence_length)
+
+    def epochs(self, num_samples: int) -> float:
+        """How many times so many samples read the corpus."""
+        return num_samples * self.request.sequence_length / self._num_tokens
+
+    @property
+    def _num_tokens(self) -> int:
+        return int(self.corpus.lengths[self.request.first : self.request.stop].sum(dtype=np.int64))
+
+    def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
+        """Fill rows with samples; see `RowKind`."""
+        if samples.size and (samples.min() < 0 or samples.max() >= self.num_samples):
+            raise IndexError(f"samples {samples.min()} to {samples.max()} of {self.num_samples}")
+        rows = self.indices.shuffle[samples].astype(np.int64)
+        spans = np.concatenate((self.indices.samples[rows], self.indices.samples[rows + 1]), axis=1, dtype=np.int64)
+        extra = int(self.request.extra_token)
+        gatherer = self.corpus.gatherer
+        ends, first, count = gatherer.pieces(self.indices.documents, spans.reshape(-1), extra=extra)
+        pad = NO_PAD if self.options.pad is None else self.options.pad
+        gatherer.gather(first, count, ends=ends, out=text, places=places, fill=pad, threads=threads)
+        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(count)))
+        counts = np.diff(before[ends], prepend=0)
+        cuts = self._cuts(ends, before, counts) if self.options.document_masks else None
+        return Gathered(counts, cuts)
+
+    def _cuts(self, ends: Int64s, before: Int64s, counts: Int64s) -> Cuts:
+        """Where pieces begin inside the inputs of each row, empty pieces included, as Megatron counts them.
+
+        The last piece gives up the token that is only a label, and goes if that was all of it; it also stands for what
+        a row lacks of its length.
+        """
+        runs = np.diff(ends, prepend=0)
+        row_of = np.repeat(np.arange(len(ends)), runs)
+        places = before[:-1] - (before[ends] - counts)[row_of]
+        first_of_row = np.zeros(len(places), np.bool_)
+        first_of_row[(ends - runs)[runs > 0]] = True
+        last_is_label = np.zeros(len(places), np.bool_)
+        if self.request.extra_token:
+            last_is_label[ends[runs > 0] - 1] = (before[ends] - before[ends - 1])[runs > 0] == 1
+        kept = ~first_of_row & ~last_is_label
+        return np.cumsum(np.bincount(row_of[kept], minlength=len(ends))).astype(np.int64), places[kept].astype(np.int32)
+
+    def pieces(self, sample: int) -> list[Piece]:
+        """The sequences that a sample reads; see `Traceable`."""
+        row = int(self.indices.shuffle[sample])
+        first, last = int(self.indices.samples[row, 0]), int(self.indices.samples[row + 1, 0])
+        found = []
+        for place in range(first, last + 1):
+            sequence = int(self.indices.documents[place])
+            begin, end = self._reads(row, place, self.corpus.length_of(sequence))
+            found += [Piece(sequence, begin, end - begin)] if end > begin else []
+        return found
+
+    def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
+        """Samples that read a token of a sequence; see `Traceable`. All three arrays are looked at."""
+        if not self.request.first <= sequence < self.request.stop:
+            raise IndexError(f"sequence {sequence} outside of {self.request.first} to {self.request.stop}")
+        length, begins = self.corpus.length_of(sequence), np.ascontiguousarray(self.indices.samples[:, 0])
+        rows = set()
+        for place in np.flatnonzero(self.indices.documents == sequence).tolist():
+            # Row r reads from begins[r] to begins[r + 1]; at either end that may be nothing.
+            near = range(np.searchsorted(begins[1:], place), np.searchsorted(begins[:-1], place, side="right"))
+            rows |= {row for row in near if np.less(*self._reads(row, place, length))}
+        found = np.flatnonzero(np.isin(self.indices.shuffle[first:stop], list(rows))) + first
+        return [int(sample) for sample in found]
+
+    def _reads(self, row: int, place: int, length: int) -> tuple[int, int]:
+        """The tokens [begin, end) that a row reads of the sequence at a place of the order."""
+        (first, offset), (last, end) = self.indices.samples[row : row + 2].tolist()
+        return offset if place == first else 0, end + int(self.request.extra_token) if place == last else length
+
+    def sample(self, k: int) -> Sample:
+        """Sample k; see `sample_of`."""
+        return sample_of(self, k)
+
+    def padding_sample(self) -> Sample:
+        """What Megatron fills a batch up with: sample 0 without loss."""
+        sample = self.sample(0)
+        sample["loss_mask"][:] = 0.0
+        return sample
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (self.corpus, self.request, self.options, self._threads, self._cache)
+
+
+def _rebuild(
+    corpus: SequenceStream, request: MegatronRequest, options: RowOptions, threads: int, cache: Cache | None
+) -> MegatronGptSamples:
+    return MegatronGptSamples(corpus, request, options=options, threads=threads, cache=cache)

@@ -1,0 +1,120 @@
+"""What every kind of sample offers, and one sample of a kind whose rows are text.
+
+Dense attention masks are made here, for single samples, and only where they are asked for: of whole batches they would
+be S times as large as the text.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata.indexed.gather import Int64s
+from mdata.order.native_order import NativeOrder
+from mdata.samples.rows import Gathered, RowOptions, Sample, empty_rows, finish
+
+
+class SampleKind(Protocol):
+    """A kind of sample."""
+
+    @property
+    def num_samples(self) -> int | None:
+        """How many samples there are; None without end."""
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """How many samples read the corpus once."""
+
+    def epochs(self, num_samples: int) -> float:
+        """How many times so many samples read the corpus."""
+
+    def sample(self, k: int) -> Sample:
+        """One sample; of text as `sample_of` gives it."""
+
+
+class RowKind(SampleKind, Protocol):
+    """A kind of sample whose rows are text.
+
+    Attributes:
+        options: what is told of its rows.
+    """
+
+    options: RowOptions
+
+    def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
+        """Fill rows of text[m, S + 1] with samples int64[n], row places[i] (None: i) with sample i.
+
+        Raises:
+            IndexError: a number below 0 or past the end.
+        """
+
+
+class NativelyOrdered:
+    """What kinds of samples in native order have in common.
+
+    Attributes:
+        order: which of them is sample k.
+    """
+
+    order: NativeOrder
+
+    @property
+    def num_samples(self) -> int | None:
+        """How many samples there are; None without end."""
+        return self.order.num_samples
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """How many samples read the corpus once."""
+        return self.order.samples_per_epoch
+
+    def epochs(self, num_samples: int) -> float:
+        """How many times so many samples read the corpus."""
+        return num_samples / self.order.samples_per_epoch
+
+
+def sample_of(kind: RowKind, k: int) -> Sample:
+    """Sample k of a kind as {tokens int64[S], labels int64[S], loss_mask float32[S]}, and what its options ask for.
+
+    `labels[i]` is the token after `tokens[i]`; where there is none the mask is 0 and the label 0. Also, in this order:
+    attention_mask bool[1, S, S], position_ids int64[S], cu_seqlens int32[S + 1] (running lengths of documents from 0,
+    filled up with S) and max_seqlen int32[].
+    """
+    options = kind.options
+    rows = empty_rows(1, options)
+    gathered = kind.gather(np.array([k], np.int64), rows.text)
+    length = options.sequence_length
+    cuts = [] if gathered.cuts is None else gathered.cuts[1].tolist()
+    found: Sample = {"tokens": rows.tokens[0], "labels": rows.labels[0]}
+    if options.attention_mask:  # before padding loses its value
+        found["attention_mask"] = attention_mask(rows.tokens[0], options, cuts=cuts)
+    rows = finish(rows, gathered, options=options)
+    found["loss_mask"] = rows.loss_mask[0]
+    if rows.position_ids is not None:
+        found["position_ids"] = rows.position_ids[0]
+    if options.document_masks:
+        found |= _lengths_of_documents(cuts, length)
+    return found
+
+
+def attention_mask(tokens: Int64s, options: RowOptions, *, cuts: list[int]) -> npt.NDArray[np.bool_]:
+    """bool[1, S, S]: true where row i must not attend to column j: later tokens, and earlier documents if asked."""
+    mask = ~np.tri(len(tokens), dtype=np.bool_)
+    starts = list(cuts) if options.document_masks else []
+    if options.reset_attention_mask and options.eod is not None:
+        starts += (np.flatnonzero(tokens == options.eod) + 1).tolist()
+    for start in starts:
+        mask[start:, :start] = True
+    return mask[None]
+
+
+def _lengths_of_documents(cuts: list[int], length: int) -> Sample:
+    starts = [0, *cuts, length]
+    if len(starts) > length + 1:
+        starts = sorted(set(starts))  # so many of them empty that they have no place
+    filled = starts + [length] * (length + 1 - len(starts))
+    longest = max(stop - start for start, stop in pairwise(starts))
+    return {"cu_seqlens": np.array(filled, np.int32), "max_seqlen": np.array(longest, np.int32)}

@@ -1,0 +1,171 @@
+"""Which sentences make a sample of BERT or T5: rows of first sentence, one past the last, and target length.
+
+Documents are cut into runs of whole sentences that reach a target, which is now and then a short one. A run
+never leaves its document, and only one sentence is never left over. `megatron_mapping` is equal to Megatron's
+in every bit (helpers.cpp: build_mapping): all epochs from one generator, then shuffled. `native_mapping` is one
+epoch in file order, whose targets are keyed by document, so it does not depend on the run and can be made in parts.
+
+Where the original goes on for ever this does not: documents none of which can be used are refused (2^31 empty epochs
+there), no request means one epoch (a TypeError there), and documents are counted in 64 bits. Slow twin:
+mdata/reference/mapping.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata import _core
+from mdata.errors import UsageError
+from mdata.util.random_keys import Key
+
+LONGEST_SENTENCE = 512
+_MOST_EPOCHS = 2**31 - 2
+_NO_LIMIT = 1 << 62
+_MOST_SAMPLES = 1 << 40
+_WINDOW = 1 << 18  # documents mapped at a time
+_MOST_TARGET = 2**31 - 1
+
+Rows = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappingOptions:
+    """How documents are cut.
+
+    Args:
+        longest: tokens of text in a sample, at least 2; the usual target.
+        least_sentences: of a sample: 2 where the next sentence is predicted, else 1.
+        short_probability: share of samples with a shorter target; Megatron takes the nearest 1 / integer.
+    """
+
+    longest: int
+    least_sentences: int = 1
+    short_probability: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.longest <= _MOST_TARGET:
+            raise UsageError(
+                "the sequence length leaves no room for text",
+                found=f"{self.longest} tokens",
+                expected="2 or more, beside the special tokens",
+            )
+        if not 0.0 <= self.short_probability <= 1.0:
+            raise UsageError("the share of short samples is no probability", found=str(self.short_probability))
+
+    @property
+    def short_ratio(self) -> int:
+        """One sample in so many is short; 0: none."""
+        if self.short_probability <= 0.0:
+            return 0
+        inverse = min(1.0 / self.short_probability, 2.0**32)
+        whole = math.floor(inverse)
+        return whole + (inverse - whole >= 0.5)
+
+
+def megatron_mapping(
+    boundaries: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int32],
+    *,
+    options: MappingOptions,
+    seed: int,
+    num_samples: int | None,
+    epochs: int = _MOST_EPOCHS,
+) -> Rows:
+    """Megatron's mapping: [rows, 3], uint32 (uint64 from 2^32 sentences on), shuffled.
+
+    Args:
+        boundaries: int64[d + 1], the first sentence of each document of the split, then one past the last.
+        sizes: int32[s], tokens of all sentences of the file.
+        options: how documents are cut.
+        seed: of both generators, below 2^32 - 1.
+        num_samples: asked for; whole epochs are mapped until there are as many. None: one epoch.
+        epochs: not more than these.
+
+    Raises:
+        UsageError: no document can be used, or a request that makes no sense.
+    """
+    if not 0 <= seed < 2**32 - 1:
+        raise UsageError("the seed is outside of 0 to 2^32 - 2", found=str(seed))
+    if num_samples is not None and not 0 <= num_samples <= _MOST_SAMPLES:
+        raise UsageError("the number of samples is outside of 0 to 2^40", found=str(num_samples))
+    limit, most = (_NO_LIMIT, 1) if num_samples is None else (num_samples, epochs)
+    rows = _core.megatron_mapping(*_arrays(boundaries, sizes), *_rule(options), most, limit, seed)
+    if not len(rows) and num_samples != 0:
+        _refuse_empty(boundaries, options)
+    return rows
+
+
+def native_mapping(
+    boundaries: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int32],
+    *,
+    options: MappingOptions,
+    key: Key,
+    first_document: int = 0,
+) -> Rows:
+    """One epoch in file order: [rows, 3], as `megatron_mapping`.
+
+    Args:
+        boundaries: of the documents from number `first_document` of the corpus on.
+        sizes: int32[s], tokens of all sentences of the corpus.
+        options: how documents are cut.
+        key: decides the short targets, with a document's number.
+        first_document: where the boundaries begin.
+
+    Raises:
+        UsageError: no document can be used.
+    """
+    parts = native_parts(boundaries, sizes, options=options, key=key, first_document=first_document)
+    return np.concatenate(list(parts))
+
+
+def native_parts(
+    boundaries: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int32],
+    *,
+    options: MappingOptions,
+    key: Key,
+    first_document: int = 0,
+) -> Iterator[Rows]:
+    """The parts of `native_mapping`, window after window of documents, with its arguments.
+
+    Raises:
+        UsageError: at the end, if no document can be used.
+    """
+    boundaries, sizes = _arrays(boundaries, sizes)
+    found = False
+    for first in range(0, max(1, len(boundaries) - 1), _WINDOW):
+        part = boundaries[first : first + _WINDOW + 1]
+        rows = _core.keyed_mapping(part, sizes, *_rule(options), key.low, key.high, first_document + first)
+        found = found or len(rows) > 0
+        yield rows
+    if not found:
+        _refuse_empty(boundaries, options)
+
+
+def _rule(options: MappingOptions) -> tuple[int, int, int]:
+    return options.longest, options.short_ratio, options.least_sentences
+
+
+def _arrays(
+    boundaries: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """As C++ reads them: the tables of an .idx are not aligned."""
+    return np.require(boundaries, np.int64, ["C", "A"]), np.require(sizes, np.int32, ["C", "A"])
+
+
+def _refuse_empty(boundaries: npt.NDArray[np.int64], options: MappingOptions) -> None:
+    counts = np.diff(boundaries)
+    enough = int(np.count_nonzero(counts >= options.least_sentences))
+    raise UsageError(
+        "no document can be made into samples",
+        found=f"{len(counts)} documents, {enough} of them with {options.least_sentences} sentences or more",
+        expected=f"a document of so many sentences, none of them longer than {LONGEST_SENTENCE} tokens",
+        fix="mdata preprocess --split-sentences; without the next-sentence task one sentence is enough",
+    )

@@ -1,0 +1,96 @@
+"""The sentences of a corpus as masked samples read them: all sizes and documents, and the text of some rows.
+
+Sentence numbers count over all shards, in their order. The text of many rows is gathered at once, as flat arrays,
+so that C++ makes samples of it without going back to Python; rows may lie anywhere, also in a pair whose sequences do
+not follow each other in .bin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata import _core
+from mdata.corpus.corpus import Corpus
+from mdata.errors import UsageError
+from mdata.indexed.gather import Gatherer
+from mdata.indexed.reader import IndexedReader
+
+Int64s = npt.NDArray[np.int64]
+
+
+class SentenceText:
+    """See above; made anew where it is needed, so it is not pickled.
+
+    Args:
+        corpus: its level is "sentence", or one of its documents has several sequences.
+
+    Raises:
+        UsageError: a corpus of whole documents.
+    """
+
+    def __init__(self, corpus: Corpus) -> None:
+        several = (bool((np.diff(reader.boundaries) > 1).any()) for reader in corpus.readers)
+        level = corpus.manifest.level
+        if level == "chat" or (level != "sentence" and not any(several)):
+            raise UsageError(
+                f"{corpus.name} is not divided into sentences",
+                found="conversations"
+                if level == "chat"
+                else f"{corpus.num_sequences} sequences in {corpus.num_documents} documents",
+                fix="mdata preprocess --split-sentences",
+            )
+        self.corpus = corpus
+        self._readers = corpus.readers
+        self._ends = np.cumsum([reader.num_sequences for reader in self._readers], dtype=np.int64)
+        self._tokens_before = np.cumsum([0, *(reader.num_tokens for reader in self._readers)])[:-1]
+        self._gatherer = Gatherer(self._readers)
+
+    def sizes(self) -> npt.NDArray[np.int32]:
+        """int32[s]: tokens of every sentence."""
+        return np.concatenate([reader.lengths for reader in self._readers])
+
+    def boundaries(self, first: int, stop: int) -> Int64s:
+        """int64[n + 1]: the first sentences of documents [first, stop), then one past the last's."""
+        starts = [np.asarray(reader.boundaries[:-1]) + before for reader, before in self._shards()]
+        return np.concatenate([*starts, self._ends[-1:]])[first : stop + 1]
+
+    def rows(self, numbers: Int64s, rows: npt.NDArray[np.integer]) -> _core.MaskedRows:
+        """The text of [n, 3] rows of a mapping, for samples of these numbers."""
+        first, stop, targets = rows.astype(np.int64).T
+        ends = np.cumsum(stop - first)
+        sentences = _ranges(first, stop - first)
+        shards = np.searchsorted(self._ends, sentences, side="right")
+        sizes, starts = np.empty(len(sentences), np.int32), np.empty(len(sentences), np.int64)
+        for shard, chosen in _each(shards):
+            reader = self._readers[shard]
+            inside = sentences[chosen] - (self._ends[shard] - reader.num_sequences)
+            sizes[chosen] = reader.lengths[inside]
+            starts[chosen] = reader.pointers[inside] // reader.dtype.itemsize + self._tokens_before[shard]
+        counts = sizes.astype(np.int64)
+        tokens = np.empty((1, int(counts.sum())), np.int64)
+        if tokens.size:
+            self._gatherer.gather(starts, counts, out=tokens, ends=np.array([len(starts)]))
+        return _core.MaskedRows(numbers, np.ascontiguousarray(targets), ends, sizes, tokens[0])
+
+    def _shards(self) -> Iterator[tuple[IndexedReader, int]]:
+        for reader, end in zip(self._readers, self._ends.tolist(), strict=True):
+            yield reader, end - reader.num_sequences
+
+
+def _ranges(first: npt.NDArray[np.integer], count: npt.NDArray[np.integer]) -> Int64s:
+    """[4, 9], [2, 3] -> [4, 5, 9, 10, 11]."""
+    before = np.cumsum(count, dtype=np.int64) - count
+    total = int(before[-1] + count[-1]) if len(count) else 0
+    return np.repeat(first - before, count) + np.arange(total)
+
+
+def _each(shards: npt.NDArray[np.integer]) -> Iterator[tuple[int, npt.NDArray[np.bool_] | slice]]:
+    """Each shard that occurs, and where; without a mask if there is one alone."""
+    if len(shards) and (shards[0] == shards).all():
+        yield int(shards[0]), slice(None)
+    else:
+        for shard in np.unique(shards).tolist():
+            yield shard, shards == shard

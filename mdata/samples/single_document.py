@@ -1,0 +1,144 @@
+"""One document a row, in native order: shorter ones are padded, longer ones cut or left out.
+
+Sample k is a document of its own, chosen by the permutation of the native order over the documents of the range;
+where it lies is looked up in the index. A longer document gives its first S + 1 tokens and the rest is not seen.
+Where longer ones are left out, and with them those of less than two tokens, which have nothing to predict, the
+documents are counted in blocks once, at opening: 8 bytes for 512 documents, and no order stored. Cutting needs no
+such pass; an empty document then is a row without loss.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from mdata.errors import UsageError
+from mdata.indexed.gather import Gatherer, Int64s
+from mdata.order.native_order import NativeOrder, OrderKey
+from mdata.samples.packing import Longer
+from mdata.samples.rows import Gathered, RowOptions, Sample
+from mdata.samples.sample_kind import NativelyOrdered, sample_of
+from mdata.samples.traceable import Piece, SequenceTable, pieces_of_runs, samples_at
+
+_BLOCK = 512
+_COUNTED_AT_ONCE = _BLOCK * 512
+
+
+class DocumentStream(SequenceTable, Protocol):
+    """What these samples need of a corpus (`mdata.corpus.corpus.Corpus` is one)."""
+
+    @property
+    def id(self) -> str:
+        """The corpus id; it keys the order."""
+
+    @property
+    def gatherer(self) -> Gatherer:
+        """Reads many rows at once."""
+
+
+class DocumentSamples(NativelyOrdered):
+    """The documents of one range of a corpus, one a sample; can be pickled if the corpus can.
+
+    Args:
+        corpus: the documents, whose sequences follow each other on disk.
+        documents: the range [first, last).
+        options: tokens a sample, S, and what is told of its rows.
+        seed: the run's seed.
+        shuffle: false for validation and test: file order, one pass.
+        longer: documents of more than S + 1 tokens are cut, or left out together with those of less than two.
+
+    Raises:
+        UsageError: no document is left.
+    """
+
+    def __init__(
+        self,
+        corpus: DocumentStream,
+        documents: tuple[int, int],
+        *,
+        options: RowOptions,
+        seed: int,
+        shuffle: bool = True,
+        longer: Longer = "cut",
+    ) -> None:
+        self.corpus = corpus
+        self.options = options
+        self.longer = longer
+        self.first, self.last = documents
+        self._longest = options.sequence_length + 1
+        self._ends = self._count_blocks() if longer == "drop" else None
+        total = self.last - self.first if self._ends is None else int(self._ends[-1])
+        if not total:
+            raise UsageError(
+                "no document fits into a row",
+                found=f"{self.last - self.first} documents for sequence length {options.sequence_length}",
+                fix="a longer sequence length, or cut what is longer",
+            )
+        # One "token" a document: the order of a stream whose samples are single entries.
+        self.order = NativeOrder(total, 1, key=OrderKey(seed, corpus.id), extra_token=False, shuffle=shuffle)
+
+    def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
+        """Fill rows with samples; see `RowKind`."""
+        first, count = self.corpus.gatherer.documents(self.documents(samples))
+        count = np.minimum(count, self._longest)
+        self.corpus.gatherer.gather(first, count, out=text, places=places, threads=threads)
+        cuts = (np.zeros(len(count), np.int64), np.empty(0, np.int32)) if self.options.document_masks else None
+        return Gathered(count, cuts)
+
+    def documents(self, samples: Int64s) -> Int64s:
+        """The document of each sample, int64[n]."""
+        kept = self.order.starts(samples)
+        if self._ends is None:
+            return kept + self.first
+        blocks = np.searchsorted(self._ends, kept, side="right")
+        inside = kept - np.concatenate((np.zeros(1, np.int64), self._ends))[blocks]
+        return np.array([self._kept_in(*pair) for pair in zip(blocks.tolist(), inside.tolist(), strict=True)], np.int64)
+
+    def pieces(self, sample: int) -> list[Piece]:
+        """The sequences that a sample reads; see `Traceable`."""
+        first, count = self.corpus.gatherer.documents(self.documents(np.array([sample])))
+        run = int(first[0]), min(int(count[0]), self._longest)
+        return pieces_of_runs(self.corpus, [run], sequences=range(self.corpus.num_sequences))
+
+    def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
+        """Samples that read a token of a sequence; see `Traceable`."""
+        document = self.corpus.document_of(sequence)
+        if not self.first <= document < self.last:
+            raise IndexError(f"document {document} outside of {self.first} to {self.last}")
+        start, end = self.corpus.token_bounds(sequence, sequence + 1)
+        begins = int(self.corpus.gatherer.documents(np.array([document]))[0][0])
+        if start == end or start - begins >= self._longest:
+            return []
+        place = self._place_of(document)
+        return [] if place is None else samples_at(self.order, place, first=first, stop=stop)
+
+    def _place_of(self, document: int) -> int | None:
+        """The entry of the order that is a document; None for one that is left out."""
+        if self._ends is None:
+            return document - self.first
+        block, inside = divmod(document - self.first, _BLOCK)
+        fits = self._fits(document - inside, document + 1)
+        return (int(self._ends[block - 1]) if block else 0) + int(fits[:-1].sum()) if fits[-1] else None
+
+    def sample(self, k: int) -> Sample:
+        """Sample k; see `sample_of`."""
+        return sample_of(self, k)
+
+    def _fits(self, first: int, last: int) -> np.ndarray:
+        """bool[last - first]: which documents are neither too long nor too short."""
+        count = self.corpus.gatherer.documents(np.arange(first, last))[1]
+        return (count >= 2) & (count <= self._longest)
+
+    def _kept_in(self, block: int, place: int) -> int:
+        """The document at a place among those of a block that fit."""
+        first = self.first + block * _BLOCK
+        return first + int(np.flatnonzero(self._fits(first, min(first + _BLOCK, self.last)))[place])
+
+    def _count_blocks(self) -> Int64s:
+        """Running number of documents that fit, after each block."""
+        counts = [np.zeros(1, np.int64)]
+        for first in range(self.first, self.last, _COUNTED_AT_ONCE):
+            fits = self._fits(first, min(first + _COUNTED_AT_ONCE, self.last))
+            counts.append(np.add.reduceat(fits.astype(np.int64), np.arange(0, len(fits), _BLOCK)))
+        return np.cumsum(np.concatenate(counts[1:] or counts))

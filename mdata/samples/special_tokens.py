@@ -1,0 +1,140 @@
+"""What BERT and T5 samples need of a tokenizer: its special ids, all ids, and which of them go on with a word.
+
+`vocabulary_of` reads it off the tokenizer beside a corpus, if that is WordPiece or names its tokens the same way:
+[CLS], [SEP], [MASK], [PAD], and <extra_id_0>, <extra_id_1> ... as sentinels; [BOS] and [EOS], where there are
+none [CLS] and [SEP], as Megatron's tokenizers have it. An entry goes on with a word if its text begins with ##.
+Anything else is given explicitly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count, takewhile
+
+import numpy as np
+from blake3 import blake3
+
+from mdata import _core
+from mdata.corpus.corpus import Corpus
+from mdata.errors import UsageError
+
+_LARGEST_ID = 1 << 31
+_CONTINUES = "##"
+_ENTRIES = {
+    "cls": "[CLS]",
+    "sep": "[SEP]",
+    "mask": "[MASK]",
+    "bos": "[BOS] or [CLS]",
+    "eos": "[EOS] or [SEP]",
+    "sentinels": "<extra_id_0>, <extra_id_1> ...",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedVocabulary:
+    """Ids; those that a sample kind needs and that are None it refuses by name.
+
+    Args:
+        ids: all ids in ascending order: what BERT puts in the place of a masked token now and then.
+        continuations: those that go on with the word before them.
+        cls, sep: begin and end texts (BERT); neither is ever masked.
+        mask: stands for a masked token (BERT).
+        bos, eos: begin the decoder's input and end its labels (T5).
+        pad: fills samples up; None: 0 does.
+        sentinels: stand for a span of masked tokens, in the order of use (T5).
+    """
+
+    ids: tuple[int, ...]
+    continuations: tuple[int, ...] = ()
+    cls: int | None = None
+    sep: int | None = None
+    mask: int | None = None
+    bos: int | None = None
+    eos: int | None = None
+    pad: int | None = None
+    sentinels: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        named = [self.cls, self.sep, self.mask, self.bos, self.eos, self.pad]
+        known = [id for id in (*named, *self.ids, *self.continuations, *self.sentinels) if id is not None]
+        if not self.ids or min(known) < 0 or max(known) >= _LARGEST_ID:
+            raise UsageError("a vocabulary of ids from 0 to 2^31 - 1 is expected", found=f"{len(self.ids)} ids")
+        if list(self.ids) != sorted(set(self.ids)):
+            raise UsageError("the ids of a vocabulary are not in ascending order")
+
+    @property
+    def megatron_pad(self) -> int:
+        """Megatron pads with -1 where there is no padding id, or one that means something else too."""
+        others = {self.cls, self.sep, self.mask, self.bos, self.eos, *self.sentinels}
+        return -1 if self.pad is None or self.pad in others else self.pad
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """BLAKE3 of all of it: it decides samples."""
+        import orjson
+
+        return blake3(orjson.dumps({name: getattr(self, name) for name in self.__dataclass_fields__})).hexdigest()
+
+    def require(self, *names: str) -> None:
+        """Refuse a vocabulary without these.
+
+        Raises:
+            UsageError: one is None, or empty.
+        """
+        missing = [name for name in names if getattr(self, name) in (None, ())]
+        if missing:
+            raise UsageError(
+                f"the vocabulary names no {' and no '.join(missing)}",
+                expected=f"{' and '.join(_ENTRIES[name] for name in missing)} in the vocab.txt of the tokenizer",
+                fix="add them and preprocess again; or, in Python, give a "
+                f"MaskedVocabulary({', '.join(f'{name}=...' for name in missing)})",
+            )
+
+    def as_core(self) -> _core.MaskVocabulary:
+        """For C++; an id that is None is none that a text has."""
+        continues = np.zeros(max(self.continuations, default=-1) + 1, np.uint8)
+        continues[np.array(self.continuations, np.int64)] = 1
+        cls, sep, mask = (-1 if id is None else id for id in (self.cls, self.sep, self.mask))
+        return _core.MaskVocabulary(cls, sep, mask, continues, np.array(self.ids, np.int64))
+
+
+def vocabulary_of(corpus: Corpus) -> MaskedVocabulary:
+    """What the tokenizer beside a corpus says.
+
+    Raises:
+        UsageError: it is not known, or of a type whose tokens have no such names.
+    """
+    tokenizer = corpus.load_tokenizer()
+    entries: Mapping[str, int] | None = getattr(tokenizer, "entries", None)
+    if entries is None:
+        raise UsageError(
+            f"{corpus.name}: its tokenizer does not say which tokens begin, end and mask a text",
+            found="no tokenizer beside the corpus" if tokenizer is None else tokenizer.name,
+            expected="a WordPiece tokenizer",
+            fix="preprocess again with --tokenizer-type BertWordPieceLowerCase or BertWordPieceCase; or, in Python, "
+            "give a MaskedVocabulary",
+        )
+    return vocabulary_from(entries)
+
+
+def vocabulary_from(entries: Mapping[str, int]) -> MaskedVocabulary:
+    """By the names that WordPiece vocabularies have.
+
+    Args:
+        entries: text -> id.
+    """
+    sentinels = takewhile(lambda id: id is not None, (entries.get(f"<extra_id_{number}>") for number in count()))
+    cls, sep = entries.get("[CLS]"), entries.get("[SEP]")
+    return MaskedVocabulary(
+        ids=tuple(sorted(set(entries.values()))),
+        continuations=tuple(sorted({id for text, id in entries.items() if text.startswith(_CONTINUES)})),
+        cls=cls,
+        sep=sep,
+        mask=entries.get("[MASK]"),
+        bos=entries.get("[BOS]", cls),
+        eos=entries.get("[EOS]", sep),
+        pad=entries.get("[PAD]"),
+        sentinels=tuple(id for id in sentinels if id is not None),
+    )

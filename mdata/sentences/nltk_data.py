@@ -1,0 +1,116 @@
+"""Where the tables lie on this machine; nothing is ever fetched.
+
+A folder of NLTK data holds tokenizers/punkt_tab/LANGUAGE, or the same in tokenizers/punkt_tab.zip, as NLTK's
+downloader leaves it. The folder that a user names is the only one looked at; otherwise those of the environment
+variable NLTK_DATA, then the places where NLTK looks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from mdata.errors import UsageError, explain_os_error
+from mdata.sentences.punkt_tables import FILES, MOST_BYTES
+from mdata.util.option_synonyms import nearest
+
+_LANGUAGE = re.compile(r"[\w-]+")
+_FETCH = "python -m nltk.downloader punkt_tab on a machine with network, then --nltk-data FOLDER or NLTK_DATA"
+
+
+def find_files(language: str, nltk_data: str | None = None) -> tuple[str, dict[str, bytes]]:
+    """Where the four files of a language lie (for messages), and their content.
+
+    Args:
+        language: a folder's name, such as "english".
+        nltk_data: the only folder to look at.
+
+    Raises:
+        UsageError: there are none, one is missing, or one cannot be read.
+    """
+    if not _LANGUAGE.fullmatch(language):
+        raise UsageError(f"{language!r} is not the name of a language", expected="a folder's name such as english")
+    folders = [Path(nltk_data)] if nltk_data else usual_folders()
+    languages: set[str] = set()
+    for place in _places(folders):
+        found = _languages(place)
+        if language in found:
+            return f"{place / language}{os.sep}", _read(place, language)
+        languages |= found
+    what = f"no punkt_tab tables for the language {language!r}"
+    if languages:
+        close = nearest(language, languages)
+        raise UsageError(what, expected=f"one of {', '.join(sorted(languages))}", fix=f"{close}?" if close else _FETCH)
+    raise UsageError(what, found=f"looked in {', '.join(map(str, folders))}", fix=_FETCH)
+
+
+def usual_folders() -> list[Path]:
+    """Where NLTK looks for its data, in its order."""
+    named = [Path(folder) for folder in os.environ.get("NLTK_DATA", "").split(os.pathsep) if folder]
+    home = [Path(found) / "nltk_data"] if (found := os.path.expanduser("~")) != "~" else []  # noqa: PTH111
+    prefix = Path(sys.prefix)
+    here = [prefix / "nltk_data", prefix / "share" / "nltk_data", prefix / "lib" / "nltk_data"]
+    if sys.platform == "win32":
+        shared = [Path(os.environ.get("APPDATA", "C:\\")), *map(Path, ("C:\\", "D:\\", "E:\\"))]
+    else:
+        shared = list(map(Path, ("/usr/share", "/usr/local/share", "/usr/lib", "/usr/local/lib")))
+    return [*named, *home, *here, *(folder / "nltk_data" for folder in shared)]
+
+
+def _places(folders: list[Path]) -> Iterator[Path]:
+    for folder in folders:
+        # The folder of NLTK data itself, or a user's shorter way into it.
+        for inside in ("tokenizers", "."):
+            yield folder / inside / "punkt_tab"
+            yield folder / inside / "punkt_tab.zip"
+
+
+def _languages(place: Path) -> set[str]:
+    """The languages in a folder or an archive; none where there is no such thing."""
+    try:
+        if place.suffix == ".zip":
+            if not place.is_file():
+                return set()
+            with zipfile.ZipFile(place) as archive:
+                parts = [name.split("/") for name in archive.namelist()]
+            return {part[1] for part in parts if len(part) > 2 and part[0] == "punkt_tab"}
+        return {entry.name for entry in place.iterdir() if entry.is_dir()} if place.is_dir() else set()
+    except zipfile.BadZipFile as error:
+        raise UsageError(f"{place}: not a zip archive", found=str(error), fix=_FETCH) from error
+    except OSError as error:
+        raise explain_os_error(error, "looking for punkt_tab") from error
+
+
+def _read(place: Path, language: str) -> dict[str, bytes]:
+    try:
+        if place.suffix == ".zip":
+            with zipfile.ZipFile(place) as archive:
+                return {name: _unpacked(archive, place, f"punkt_tab/{language}/{name}") for name in FILES}
+        return {name: _content(place / language / name) for name in FILES}
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        raise UsageError(f"{place}: cannot be unpacked", found=str(error), fix=_FETCH) from error
+    except OSError as error:
+        raise explain_os_error(error, "reading punkt_tab") from error
+
+
+def _content(path: Path) -> bytes:
+    if not path.exists():
+        raise UsageError(f"{path} is missing", expected=f"the four tables {', '.join(FILES)}", fix=_FETCH)
+    if path.stat().st_size > MOST_BYTES:
+        raise UsageError(f"{path}: not a table of Punkt", found="more than 64 MiB")
+    return path.read_bytes()
+
+
+def _unpacked(archive: zipfile.ZipFile, place: Path, member: str) -> bytes:
+    if member not in archive.namelist():
+        raise UsageError(f"{place}: {member} is missing", expected=f"the four tables {', '.join(FILES)}", fix=_FETCH)
+    with archive.open(member) as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise UsageError(f"{place}: {member}: not a table of Punkt", found="more than 64 MiB")
+    return content

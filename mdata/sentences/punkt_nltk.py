@@ -1,0 +1,66 @@
+"""NLTK's own classes with our tables: the reference that decides, and slow.
+
+What NLTK would load from its data folders is set by hand, so it never looks for a file. With keep_newlines a
+candidate takes the white space behind it and the word before it, which is Megatron's change to NLTK's pattern;
+then NLTK's time grows with the square of a run without white space. NLTK gives up a search after 5 s; such a text
+is refused by name. Which rules NLTK follows depends on its edition: these are those of 3.10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mdata.errors import UsageError
+from mdata.sentences.engine import slices
+from mdata.sentences.punkt_tables import Tables
+from mdata.tokenizers.base.tokenizer import TextRefused
+
+_EDITION = "3.10"
+_KEEPING = r"\S*%(SentEndChars)s\s*(?=(?P<after_tok>%(NonWord)s|(?P<next_tok>\S+)))"
+
+
+def older_rules() -> tuple[str, ...]:
+    """A line for the user where the NLTK that is installed is not of the edition whose rules count."""
+    from importlib.metadata import version
+
+    found = version("nltk")
+    same = found.startswith(f"{_EDITION}.")
+    return () if same else (f"NLTK {found} is installed; sentences may differ from those of {_EDITION}",)
+
+
+class NltkEngine:
+    """See `mdata.sentences.splitter.Engine`."""
+
+    name = "nltk"
+
+    def __init__(self, tables: Tables, *, keep_newlines: bool) -> None:
+        try:
+            from nltk.tokenize.punkt import PunktLanguageVars, PunktParameters, PunktSentenceTokenizer
+        except ImportError as error:
+            raise UsageError("NLTK cannot be loaded", found=str(error), fix="pip install nltk") from error
+
+        class Keeping(PunktLanguageVars):  # type: ignore[misc]
+            _period_context_fmt = _KEEPING
+
+        parameters = PunktParameters()
+        parameters.abbrev_types = set(tables.abbreviations)
+        parameters.collocations = set(tables.collocations)
+        parameters.sent_starters = set(tables.starters)
+        parameters.ortho_context.update(tables.contexts)
+        self._splitter: Any = PunktSentenceTokenizer(parameters, lang_vars=Keeping() if keep_newlines else None)
+        # A test of truth decides inside whether NLTK takes parameters or trains on them.
+        self._splitter._params = parameters
+
+    def split_batch(self, texts: Sequence[str]) -> tuple[list[str], list[int]]:
+        """See Splitter."""
+        sentences: list[str] = []
+        counts = []
+        for index, text in enumerate(texts):
+            try:
+                for part in slices(text):
+                    sentences += self._splitter.tokenize(part)
+            except TimeoutError as error:
+                raise TextRefused(index, "NLTK takes more than 5 s to split it") from error
+            counts.append(len(sentences))
+        return sentences, counts

@@ -1,0 +1,119 @@
+"""The four tables of a Punkt language: words that NLTK counted once, as text files.
+
+Abbreviations and sentence starters have one entry a line, collocations two words with a tab between, contexts a
+word, a tab and a sum of bits. Entries are compared with lower-case text. NLTK takes any lines; here one that it
+could not use, or would read as two, is refused by name. The last line may lack its end, as in NLTK's own files.
+Does not look for files: see mdata/sentences/nltk_data.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from mdata.errors import UsageError
+
+ABBREVIATIONS, COLLOCATIONS, CONTEXTS, STARTERS = FILES = (
+    "abbrev_types.txt",
+    "collocations.tab",
+    "ortho_context.tab",
+    "sent_starters.txt",
+)
+MOST_BYTES = 64 << 20
+# Bits of a context: upper case at the start of a sentence, inside, unknown; then the same of lower case.
+START_UPPER, INSIDE_UPPER, UNKNOWN_UPPER, START_LOWER, INSIDE_LOWER, UNKNOWN_LOWER = (1 << bit for bit in range(1, 7))
+UPPER = START_UPPER | INSIDE_UPPER | UNKNOWN_UPPER
+LOWER = START_LOWER | INSIDE_LOWER | UNKNOWN_LOWER
+MOST_BITS = 127
+
+# What ends a line for NLTK's reader besides the line feed.
+_OTHER_LINE_ENDS = re.compile("[\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What decides where a language's sentences end.
+
+    Attributes:
+        abbreviations: without their final period.
+        collocations: (word before the period, word after it).
+        contexts: word -> the ways in which it was seen.
+        starters: words that often begin a sentence.
+    """
+
+    abbreviations: frozenset[str]
+    collocations: frozenset[tuple[str, str]]
+    contexts: Mapping[str, int]
+    starters: frozenset[str]
+
+
+def read_tables(files: Mapping[str, bytes], folder: str = "") -> Tables:
+    """The tables in the content of the four files.
+
+    Args:
+        files: by their names, FILES.
+        folder: where they are from, for messages; with its separator.
+
+    Raises:
+        UsageError: a line is at fault; names it.
+    """
+    collocations = _pairs(files[COLLOCATIONS], folder + COLLOCATIONS)
+    contexts = _pairs(files[CONTEXTS], folder + CONTEXTS)
+    return Tables(
+        abbreviations=frozenset(_lines(files[ABBREVIATIONS], folder + ABBREVIATIONS)),
+        collocations=frozenset(collocations),
+        contexts=_bit_sums(contexts, folder + CONTEXTS),
+        starters=frozenset(_lines(files[STARTERS], folder + STARTERS)),
+    )
+
+
+def _lines(content: bytes, name: str) -> list[str]:
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        number = content.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{name}:{number}: not UTF-8 text", found=f"byte {content[error.start]:#04x}") from error
+    if found := _OTHER_LINE_ENDS.search(text):
+        number = text.count("\n", 0, found.start()) + 1
+        raise UsageError(
+            f"{name}:{number}: a line may end with a line feed only",
+            found=repr(found.group()),
+            fix="take the file anew, without changing its line ends",
+        )
+    lines = text.split("\n")
+    if not lines[-1]:
+        del lines[-1]
+    if "" in lines:
+        raise UsageError(f"{name}:{lines.index('') + 1}: an empty line", expected="an entry")
+    return lines
+
+
+def _pairs(content: bytes, name: str) -> list[tuple[str, str]]:
+    lines = _lines(content, name)
+    pairs = [(left, right) for left, tab, right in (line.partition("\t") for line in lines) if tab and right]
+    if len(pairs) != len(lines) or any("\t" in right for _, right in pairs):
+        number, line = next(_not_pairs(lines))
+        expected = "two entries with one tab between"
+        raise UsageError(f"{name}:{number}: not a pair", found=repr(line[:80]), expected=expected)
+    return pairs
+
+
+def _not_pairs(lines: list[str]) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(lines, 1):
+        parts = line.split("\t")
+        if len(parts) != 2 or not parts[1]:
+            yield number, line
+
+
+def _bit_sums(pairs: list[tuple[str, str]], name: str) -> dict[str, int]:
+    known = {str(bits): bits for bits in range(MOST_BITS + 1)}
+    try:
+        return {word: known[bits] for word, bits in pairs}
+    except KeyError:
+        number, bits = next((number, bits) for number, (_, bits) in enumerate(pairs, 1) if bits not in known)
+        raise UsageError(
+            f"{name}:{number}: not a sum of the context bits",
+            found=repr(bits[:80]),
+            expected=f"a whole number from 0 to {MOST_BITS}",
+        ) from None

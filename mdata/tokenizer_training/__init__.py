@@ -1,0 +1,1 @@
+"""Vocabularies learned from text, and the speed of tokenizers on this machine."""

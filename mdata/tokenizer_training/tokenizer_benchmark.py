@@ -1,0 +1,213 @@
+"""What there is on this machine, and how fast it is here: types, engines, their versions, MB/s.
+
+Speed is that of `encode_batch` on one thread, over text that the engine has not seen before: the sources of
+this Python's standard library, in the order of their names, a file a text. A text repeated would flatter the
+engines that remember words. Each engine gets as much of it as it takes in about half a second. Where no tokenizer is
+named, small ones of each form are learnt from the beginning of that text.
+"""
+
+from __future__ import annotations
+
+import string
+import sysconfig
+import time
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib import metadata
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from mdata.errors import UsageError
+from mdata.tokenizer_training.trainers import Kind, Task, learn
+from mdata.tokenizers.base.byte_alphabet import to_bytes
+from mdata.tokenizers.base.tokenizer import Tokenizer, TokenizerSpec
+from mdata.tokenizers.base.tokenizer_folder import write_folder
+from mdata.tokenizers.registry import load_tokenizer
+from mdata.tokenizers.tiktoken.tiktoken_ranks import SINGLE_BYTES
+from mdata.version import __version__
+
+SMALL_VOCABULARY = 4096
+# From the fastest to the slowest of each form; "mdata" is our own C++.
+ENGINES = ("gigatoken", "tiktoken", "mdata", "tokenizers", "sentencepiece")
+_LEARN_FROM_CHARS = 1_000_000
+_BATCH_CHARS = 1 << 19
+_MOST_S = 0.5
+
+
+@dataclass(frozen=True)
+class TypeFacts:
+    """What a type needs, and the engines that may serve it, the exact one last; none where no library is needed."""
+
+    needs: str
+    engines: tuple[str, ...]
+
+
+_BERT = TypeFacts("--vocab-file vocab.txt", ("mdata", "tokenizers"))
+_SENTENCEPIECE = TypeFacts("--tokenizer-model FILE, a SentencePiece model", ("mdata", "sentencepiece"))
+TYPES = MappingProxyType(
+    {
+        "GPT2BPETokenizer": TypeFacts(
+            "--vocab-file vocab.json --merge-file merges.txt", ("gigatoken", "tiktoken", "tokenizers")
+        ),
+        "BertWordPieceLowerCase": _BERT,
+        "BertWordPieceCase": _BERT,
+        "SentencePieceTokenizer": _SENTENCEPIECE,
+        "GPTSentencePieceTokenizer": _SENTENCEPIECE,
+        "Llama2Tokenizer": _SENTENCEPIECE,
+        "HuggingFaceTokenizer": TypeFacts(
+            "--tokenizer-model FOLDER, one with tokenizer.json", ("gigatoken", "tiktoken", "mdata", "tokenizers")
+        ),
+        "TikTokenizer": TypeFacts("--tokenizer-model FILE, ranks in .json or .tiktoken", ("gigatoken", "tiktoken")),
+        "NullTokenizer": TypeFacts("--vocab-size N", ()),
+        "ByteTokenizer": TypeFacts("nothing", ()),
+    }
+)
+# What BPE of Llama 2's form is learnt with.
+_LLAMA = MappingProxyType(
+    {"byte_fallback": True, "normalization_rule_name": "identity", "remove_extra_whitespaces": False}
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one engine did with one tokenizer.
+
+    Args:
+        engine: its name.
+        mb_per_s: megabytes of UTF-8 a second; None where it was not taken.
+        load_s: seconds until it was ready, the comparison with the exact one included.
+        text_bytes: how much text it was measured on.
+        why_not: why it was not taken.
+    """
+
+    engine: str
+    mb_per_s: float | None
+    load_s: float | None
+    text_bytes: int
+    why_not: str | None
+
+
+def engine_versions() -> dict[str, str | None]:
+    """Every engine with its version; None where it is not installed."""
+    return {name: __version__ if name == "mdata" else _version(name) for name in ENGINES}
+
+
+def measure(spec: TokenizerSpec) -> list[Measured]:
+    """Measure each engine with this tokenizer; one that cannot be taken tells why.
+
+    Raises:
+        UsageError: the tokenizer cannot be loaded at all.
+    """
+    engines = TYPES[spec.type].engines if spec.type in TYPES else ()
+    if not engines:
+        return [_measured(load_tokenizer(spec), 0.0)]
+    return [_measure_engine(name, spec, exact=engines[-1]) for name in engines]
+
+
+def learnt_here(folder: Path) -> Iterator[tuple[str, TokenizerSpec]]:
+    """Small tokenizers of each form, learnt from the beginning of the sample and put into a folder: (form, which)."""
+    made = _learnt("byte-bpe", folder)
+    vocabulary, merges = str(folder / "vocab.json"), str(folder / "merges.txt")
+    yield "byte-level BPE", TokenizerSpec(type="GPT2BPETokenizer", vocab_file=vocabulary, merge_file=merges)
+    write_folder(folder, {"ranks.tiktoken": _as_ranks(made["merges.txt"].decode())})
+    yield "the same as ranks", TokenizerSpec(type="TikTokenizer", model=str(folder / "ranks.tiktoken"))
+    characters = "".join(filter(str.isprintable, string.printable)).replace(" ", "")
+    _learnt("wordpiece", folder, characters=characters.lower(), lower_case=True)
+    yield "WordPiece", TokenizerSpec(type="BertWordPieceLowerCase", vocab_file=str(folder / "vocab.txt"))
+    _learnt("sentencepiece-bpe", folder, sentencepiece=_LLAMA)
+    yield "SentencePiece BPE", TokenizerSpec(type="Llama2Tokenizer", model=str(folder / "tokenizer.model"))
+    _learnt("sentencepiece-unigram", folder)
+    yield "SentencePiece unigram", TokenizerSpec(type="SentencePieceTokenizer", model=str(folder / "tokenizer.model"))
+    yield "bytes", TokenizerSpec(type="ByteTokenizer")
+
+
+def _learnt(kind: Kind, folder: Path, **parts: Any) -> Mapping[str, bytes]:
+    made = learn(Task(kind=kind, vocab_size=SMALL_VOCABULARY, **parts), islice(_texts(), _count(_LEARN_FROM_CHARS)))
+    write_folder(folder, made)
+    return made
+
+
+def _as_ranks(merges: str) -> bytes:
+    """The results of merges as a .tiktoken file, behind the bytes."""
+    results = [to_bytes(line.replace(" ", "")) for line in merges.splitlines()[1:]]
+    lines = (b64encode(token) + b" %d" % rank for rank, token in enumerate([*SINGLE_BYTES, *dict.fromkeys(results)]))
+    return b"\n".join(lines)
+
+
+def _measure_engine(name: str, spec: TokenizerSpec, *, exact: str) -> Measured:
+    started = time.perf_counter()
+    try:
+        tokenizer = load_tokenizer(replace(spec, engine=name))
+    except UsageError as error:
+        if name == exact:
+            raise
+        return Measured(name, None, None, 0, _reason(str(error)))
+    return _measured(tokenizer, time.perf_counter() - started)
+
+
+def _measured(tokenizer: Tokenizer, load_s: float) -> Measured:
+    if tokenizer.name == "NullTokenizer":
+        batches = iter([[" ".join(str(number % tokenizer.vocab_size) for number in range(500_000))]])
+    else:
+        batches = _batches()
+    seconds, text_bytes = 0.0, 0
+    for batch in batches:
+        started = time.perf_counter()
+        tokenizer.encode_batch(batch)
+        seconds += time.perf_counter() - started
+        text_bytes += sum(len(text.encode()) for text in batch)
+        if seconds > _MOST_S:
+            break
+    return Measured(tokenizer.engine, text_bytes / seconds / 1e6, load_s, text_bytes, None)
+
+
+def _reason(error: str) -> str:
+    """The line that says what was found, else the first."""
+    lines = [line.strip() for line in error.splitlines()]
+    return next((line.removeprefix("found: ") for line in lines if line.startswith("found: ")), lines[0])
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _files() -> list[Path]:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    inner = [path for path in root.glob("*/*.py") if path.parent.name not in ("site-packages", "dist-packages")]
+    return sorted(root.glob("*.py")) + sorted(inner)
+
+
+def _texts() -> Iterator[str]:
+    for path in _files():
+        try:
+            yield path.read_text(encoding="utf-8")
+        except (OSError, UnicodeError):
+            continue
+
+
+def _count(chars: int) -> int:
+    """How many of the texts have that many characters together."""
+    seen = 0
+    for count, text in enumerate(_texts(), 1):
+        seen += len(text)
+        if seen >= chars:
+            return count
+    return len(_files())
+
+
+def _batches() -> Iterator[list[str]]:
+    batch, size = list[str](), 0
+    for text in _texts():
+        batch.append(text)
+        size += len(text)
+        if size >= _BATCH_CHARS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,242 @@
+"""Learning a vocabulary from text, by the `tokenizers` and `sentencepiece` libraries, and writing it as a folder.
+
+The result is a function of the input and the options alone. The files are those that Megatron's options want, and
+`Learnt.specs` says how preprocess is told of them. Learning holds its text in memory, so it is done from a sample
+(sample.py), in a process of its own (apart.py), by learners.py. An output folder that holds another tokenizer is kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mdata.errors import UsageError, os_errors_named
+from mdata.progress import SILENT, Progress
+from mdata.sources.folder_files import Filter
+from mdata.sources.input_files import find_inputs
+from mdata.sources.record_batch import ReadSpec
+from mdata.tokenizer_training.text_sample import Sample, take_sample
+from mdata.tokenizer_training.train_options import (
+    DEFAULT_SAMPLE_BYTES,
+    TrainOptions,
+    check_options,
+    sentencepiece_options,
+)
+from mdata.tokenizer_training.trainer_process import learn_apart
+from mdata.tokenizer_training.trainers import BERT_TOKENS, Kind, Task, bert_engine
+from mdata.tokenizers.base.tokenizer import Tokenizer, TokenizerSpec
+from mdata.tokenizers.base.tokenizer_folder import write_folder
+from mdata.tokenizers.registry import load_tokenizer
+
+_OUR_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model")
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What was learnt, and how preprocess is told of it.
+
+    Attributes:
+        folder: where the files are.
+        entries: of the vocabulary; the text may give fewer than asked for.
+        tokenizer: as preprocess loads it.
+        specs: ways in which preprocess can be told of it, the best first.
+        sampled_bytes, input_bytes: of unpacked input.
+        there_before: the same files were there.
+    """
+
+    folder: Path
+    entries: int
+    tokenizer: Tokenizer
+    specs: tuple[TokenizerSpec, ...]
+    sampled_bytes: int
+    input_bytes: int
+    there_before: bool
+
+
+def train_tokenizer(
+    inputs: Sequence[str | Path],
+    output: str | Path,
+    *,
+    vocab_size: int,
+    json_keys: Sequence[str] = ("text",),
+    progress: Progress = SILENT,
+) -> Tokenizer:
+    """Learn a byte-level BPE vocabulary and write it as a Hugging Face folder; see `learn_tokenizer` for all kinds.
+
+    Args:
+        inputs: files, folders or patterns, as for `preprocess`.
+        output: the folder; tokenizer.json and tokenizer_config.json come into it, vocab.json and merges.txt.
+        vocab_size: entries, <|endoftext|> and the 256 bytes included.
+        json_keys: whose values are learnt from.
+
+    Raises:
+        UsageError: no input, or a vocabulary too small for the 256 bytes.
+        BadInputError: a record that cannot be taken, by file and row.
+    """
+    options = TrainOptions(json_keys=tuple(json_keys))
+    made = learn_tokenizer(inputs, output, kind="byte-bpe", vocab_size=vocab_size, options=options, progress=progress)
+    return made.tokenizer
+
+
+def learn_tokenizer(
+    inputs: Sequence[str | Path],
+    output: str | Path,
+    *,
+    kind: Kind,
+    vocab_size: int,
+    options: TrainOptions | None = None,
+    progress: Progress = SILENT,
+) -> Learnt:
+    """Learn a vocabulary from a seeded sample of an input and write the files that Megatron's options want.
+
+    Args:
+        inputs: files, folders, patterns, "-", as for `preprocess`.
+        output: the folder.
+        kind: byte-bpe, wordpiece, sentencepiece-bpe or sentencepiece-unigram.
+        vocab_size: entries, special ones and single bytes included.
+        options: see there.
+        progress: hears of the bytes read, and of what looks odd.
+
+    Raises:
+        UsageError: no input, options that do not fit the kind, a vocabulary too small for what must be in it, or
+            another tokenizer in the output folder.
+        BadInputError: a record that cannot be taken, by file and row.
+        ResourceError: the disk is full, or the process that learns died.
+    """
+    options = options or TrainOptions()
+    check_options(kind, vocab_size, options=options)
+    output = Path(output)
+    _check_output(output, options, progress)
+    chosen = Filter(options.include, options.exclude)
+    files = find_inputs(inputs, format=options.input_format, chosen=chosen, progress=progress).files
+    if options.text_documents != "file" and not any(file.format == "text" for file in files):
+        progress.note("without effect here: --text-documents (needs plain text in the input)")
+    spec = ReadSpec(
+        json_keys=options.json_keys,
+        text_documents=options.text_documents,
+        max_record_bytes=options.max_record_bytes,
+    )
+    wanted = options.sample_bytes or DEFAULT_SAMPLE_BYTES[kind]
+    sample = take_sample(files, spec, sample_bytes=wanted, seed=options.seed, progress=progress)
+    if sample.sampled_bytes < sample.input_bytes:
+        share = sample.sampled_bytes / sample.input_bytes
+        progress.note(
+            f"learning from {sample.sampled_bytes:,} of {sample.input_bytes:,} bytes ({share:.2%}), seed {options.seed}"
+        )
+    task = _task(kind, vocab_size, options=options, sample=sample, progress=progress)
+    made = learn_apart(task, _some(sample.texts(options.on_error, progress)), progress=progress)
+    there = _write(output, made, options)
+    specs = _specs(kind, output, options)
+    tokenizer = load_tokenizer(specs[-1] if kind == "byte-bpe" else specs[0])
+    return Learnt(output, _entries(made), tokenizer, specs, sample.sampled_bytes, sample.input_bytes, there)
+
+
+def _check_output(output: Path, options: TrainOptions, progress: Progress) -> None:
+    there = [name for name in _OUR_FILES if (output / name).exists()]
+    if there and not options.overwrite:
+        progress.note(f"{output} holds {there[0]} already: it stays unless the same is learnt again; see --overwrite")
+
+
+def _task(kind: Kind, vocab_size: int, *, options: TrainOptions, sample: Sample, progress: Progress) -> Task:
+    if kind == "wordpiece":
+        characters = _characters(vocab_size, options, sample, progress)
+        return Task(
+            kind=kind,
+            vocab_size=vocab_size,
+            special_tokens=options.special_tokens,
+            lower_case=options.lower_case,
+            characters=characters,
+        )
+    if kind == "byte-bpe":
+        return Task(kind=kind, vocab_size=vocab_size, special_tokens=options.special_tokens)
+    return Task(
+        kind=kind,
+        vocab_size=vocab_size,
+        special_tokens=options.special_tokens,
+        sentencepiece=sentencepiece_options(options),
+    )
+
+
+def _characters(vocab_size: int, options: TrainOptions, sample: Sample, progress: Progress) -> str:
+    """The most frequent characters that make up the wished share of the text; each takes two entries, c and ##c."""
+    normalizer = bert_engine({}, lower_case=options.lower_case).normalizer
+    counts: Counter[str] = Counter()
+    for text in _some(sample.texts("skip", progress, doing="counting characters")):
+        counts.update(normalizer.normalize_str(text))
+    counts = Counter({character: times for character, times in counts.items() if not character.isspace()})
+    most = (vocab_size - len(BERT_TOKENS) - len(options.special_tokens)) // 2
+    wanted = (options.character_coverage or 0.9995) * counts.total()
+    taken: list[str] = []
+    covered = 0
+    for character, times in sorted(counts.items(), key=lambda one: (-one[1], one[0])):
+        if covered >= wanted:
+            break
+        taken.append(character)
+        covered += times
+    if len(taken) > most:
+        raise UsageError(
+            f"a vocabulary of {vocab_size} is too small for the characters of this text",
+            found=f"{len(taken):,} characters, each alone and with ##",
+            expected=f"at least {2 * len(taken) + vocab_size - 2 * most} entries",
+            fix="a larger vocab_size, or a smaller character_coverage",
+        )
+    return "".join(taken)
+
+
+def _some(texts: Iterator[str]) -> Iterator[str]:
+    """The texts; an error if there is none."""
+    empty = True
+    for text in texts:
+        empty = empty and not text.strip()
+        yield text
+    if empty:
+        raise UsageError("there is no text to learn from", fix="check the input and its keys (--json-keys)")
+
+
+def _write(output: Path, made: Mapping[str, bytes], options: TrainOptions) -> bool:
+    """Whether the same was there before."""
+    with os_errors_named(f"writing the tokenizer to {output}"):
+        there = {name: (output / name).read_bytes() for name in _OUR_FILES if (output / name).is_file()}
+        if there == made:
+            return True
+        foreign = sorted(set(there) - set(made))
+        if foreign or (not options.overwrite and any(there[name] != made[name] for name in there)):
+            changed = foreign or [name for name in there if there[name] != made[name]]
+            raise UsageError(
+                f"{output} holds another tokenizer",
+                found=", ".join(changed),
+                fix="another folder" + ("" if foreign else ", or --overwrite"),
+            )
+        write_folder(output, made)
+    return False
+
+
+def _specs(kind: Kind, output: Path, options: TrainOptions) -> tuple[TokenizerSpec, ...]:
+    folder = TokenizerSpec(type="HuggingFaceTokenizer", model=str(output))
+    more = (("special_tokens", list(options.special_tokens)),) if options.special_tokens else ()
+    if kind == "byte-bpe":
+        vocabulary, merges = str(output / "vocab.json"), str(output / "merges.txt")
+        given = TokenizerSpec(type="GPT2BPETokenizer", vocab_file=vocabulary, merge_file=merges, options=more)
+        return given, folder
+    if kind == "wordpiece":
+        vocabulary = str(output / "vocab.txt")
+        if options.lower_case:
+            return TokenizerSpec(type="BertWordPieceLowerCase", vocab_file=vocabulary, options=more), folder
+        return TokenizerSpec(type="BertWordPieceCase", vocab_file=vocabulary), folder
+    types = ["SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer"]
+    types = types[::-1] if options.preset == "llama2" else types
+    return tuple(TokenizerSpec(type=type, model=str(output / "tokenizer.model")) for type in types)
+
+
+def _entries(made: Mapping[str, bytes]) -> int:
+    if "vocab.json" in made:
+        import orjson
+
+        return len(orjson.loads(made["vocab.json"]))
+    if "vocab.txt" in made:
+        return made["vocab.txt"].count(b"\n")
+    import sentencepiece
+
+    return int(sentencepiece.SentencePieceProcessor(model_proto=made["tokenizer.model"]).GetPieceSize())

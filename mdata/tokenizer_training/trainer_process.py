@@ -1,0 +1,81 @@
+"""Learning in a process of its own, because the libraries hear no Ctrl-C for minutes and may take all memory.
+
+The process gets the texts over a pipe, so that reading, sampling and errors of the input stay here. Whatever ends the
+caller's work ends the process. Not done: limits of its memory; the size of the sample is the limit.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from mdata.errors import MdataError, ResourceError, UsageError, os_errors_named
+from mdata.progress import SILENT, Progress
+from mdata.tokenizer_training.trainers import Task, packed, received, send
+
+
+def learn_apart(task: Task, texts: Iterator[str], *, progress: Progress = SILENT) -> dict[str, bytes]:
+    """The files of the tokenizer.
+
+    Raises:
+        UsageError: the library cannot learn this from these texts, with its reason.
+        ResourceError: the process died.
+        MdataError: what reading the texts raised.
+    """
+    words = [sys.executable, "-m", "mdata.tokenizer_training.trainers"]
+    # The child must find the same mdata, however this process found it, and must not hear our Ctrl-C by itself.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
+    with tempfile.TemporaryFile() as errors:
+        with os_errors_named("starting the process that learns"):
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
+            child = subprocess.Popen(words, env=environment, start_new_session=True, **pipes)  # type: ignore[call-overload]
+        try:
+            with suppress(BrokenPipeError):  # it ended early and has said why
+                _feed(child.stdin, task, texts)
+            progress.begin("learning", None, unit="s")
+            answer = list(received(child.stdout))
+            child.wait()
+            progress.end()
+        finally:
+            child.kill()
+            child.wait()
+            for stream in (child.stdin, child.stdout):
+                with suppress(BrokenPipeError):
+                    stream.close()
+        if not answer or (answer[-1] != b"done" and answer[0] != b"refused"):
+            raise _death(child.returncode, errors)
+    if answer[0] == b"refused":
+        raise refusal(answer[1].decode(errors="replace"))
+    return {name.decode(): content for name, content in zip(answer[:-1:2], answer[1::2], strict=True)}
+
+
+def refusal(reason: str) -> UsageError:
+    """What sentencepiece said."""
+    return UsageError(
+        "sentencepiece cannot learn this from these texts",
+        found=reason.strip().splitlines()[0][:300],
+        fix="more text, another vocab_size, or a smaller character_coverage",
+    )
+
+
+def _feed(stream: BinaryIO, task: Task, texts: Iterator[str]) -> None:
+    send(stream, packed(task))
+    for text in texts:
+        send(stream, text.encode())
+    stream.close()
+
+
+def _death(code: int, errors: BinaryIO) -> MdataError:
+    errors.seek(0)
+    said = errors.read().decode(errors="replace").strip().splitlines()
+    found = f"{signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if said:
+        found += f": {said[-1][:300]}"
+    return ResourceError("the process that learns died", found=found, fix="a smaller sample, or more memory")

@@ -1,0 +1,1 @@
+"""What every tokenizer is, and what a tokenizer.json says, read without any library."""

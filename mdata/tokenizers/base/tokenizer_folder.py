@@ -1,0 +1,53 @@
+"""A tokenizer's files in a folder, written so that files of two tokenizers never stand there together.
+
+A process that is killed between two files leaves a folder that lacks some: it is refused, and written anew by the
+same command, where a mixture would look whole and give wrong ids.
+
+Beside a corpus the folder is named by its content, so that all corpora of one tokenizer in one place share
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from blake3 import blake3
+
+from mdata.util import atomic_io
+
+
+def folder_name(files: Mapping[str, bytes]) -> str:
+    """The name under which these files are kept beside a corpus: the same files share one folder."""
+    content = blake3()
+    for name in sorted(files):
+        content.update(f"{name} {len(files[name])}\n".encode() + files[name])
+    return f"tokenizer-{content.hexdigest(length=8)}"
+
+
+def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write the files that differ from what is there; on an error a folder made here is taken away again.
+
+    Raises:
+        OSError: what the file system said.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Runs that end at the same time share the folder: one writes, the others wait and find it there.
+    with atomic_io.waited_for(folder.with_name(f".{folder.name}.lock")):
+        made = not folder.exists()
+        folder.mkdir(exist_ok=True)
+        try:
+            there = {name for name in files if (folder / name).is_file()}
+            changed = [name for name in files if name not in there or (folder / name).read_bytes() != files[name]]
+            # tokenizer.json is a tokenizer by itself to some readers: it comes when the files beside it are there.
+            changed.sort(key=lambda name: name == "tokenizer.json")
+            atomic_io.atomic_writes({folder / name: files[name] for name in changed})
+            atomic_io.sync_folder(folder.parent)
+        except BaseException:
+            if made:
+                with suppress(OSError):  # what went wrong first is what is told
+                    for name in files:
+                        (folder / name).unlink(missing_ok=True)
+                    folder.rmdir()
+            raise

@@ -1,0 +1,266 @@
+"""What a tokenizer.json says, read without any engine: ids, added tokens, what stands around every text.
+
+A GPT-2 vocabulary with its merges is brought into this form too, so that every engine is made from one
+document. What is unusual: ids of added tokens are worked out as the `tokenizers` library does (the model's
+own id, else the next free one in the order given), because that is what counts there, not what the file
+says. `byte_level_obstacle` says why a faster engine must not be tried, by structure alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+from unicodedata import is_normalized
+
+from mdata.errors import UsageError
+from mdata.tokenizers.base.byte_alphabet import ALPHABET
+from mdata.tokenizers.base.split_patterns import FOR_TIKTOKEN, GPT2
+
+Definition = Mapping[str, Any]
+
+_OUTSIDE_ALPHABET = re.compile(f"[^{re.escape(''.join(ALPHABET))}]")
+_MANY_ADDED = 1000
+LONGEST_ADDED_CHARS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddedToken:
+    """A token that is matched in the raw text before anything else happens to it."""
+
+    id: int
+    content: str
+    special: bool = False
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+
+
+def model_vocabulary(definition: Definition) -> dict[str, int]:
+    """The model's own entries, added tokens not counted."""
+    model = definition.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
+    if isinstance(vocabulary, list):
+        return {str(entry[0]): id for id, entry in enumerate(vocabulary) if isinstance(entry, list) and entry}
+    return vocabulary if isinstance(vocabulary, dict) else {}
+
+
+def added_tokens(definition: Definition) -> list[AddedToken]:
+    """The added tokens with the ids that the `tokenizers` library gives them."""
+    found: dict[str, AddedToken] = {}
+    numbering = _Numbering(model_vocabulary(definition))
+    for entry in definition.get("added_tokens") or ():
+        content = entry["content"]
+        if not content:
+            continue
+        id = found[content].id if content in found else numbering.next_id(content)
+        flags = {name: bool(entry.get(name)) for name in _ADDED_FLAGS}
+        found[content] = AddedToken(id=id, content=content, **flags)
+    return list(found.values())
+
+
+_ADDED_FLAGS = tuple(name for name in AddedToken.__dataclass_fields__ if name not in ("id", "content"))
+
+
+class _Numbering:
+    """The ids that new added tokens get, one after another."""
+
+    def __init__(self, vocabulary: Mapping[str, int]) -> None:
+        self._vocabulary = vocabulary
+        self._free = len(vocabulary)
+
+    def next_id(self, content: str) -> int:
+        """The model's own id, else the next one that is free."""
+        if content in self._vocabulary:
+            # Tokens that the model knows already do not count, wherever their ids are.
+            return self._vocabulary[content]
+        self._free += 1
+        return self._free - 1
+
+
+def with_special_tokens(definition: Definition, contents: Sequence[str]) -> dict[str, Any]:
+    """The same with these special tokens added at the end; ones that are there already keep their id.
+
+    Raises:
+        UsageError: an empty one, or one whose id would be another entry's.
+    """
+    vocabulary = model_vocabulary(definition)
+    tokens = {token.content: token.id for token in added_tokens(definition)}
+    numbering = _Numbering(vocabulary)
+    for content in tokens:
+        numbering.next_id(content)
+    count = Counter(id for id in vocabulary.values() if isinstance(id, int))
+    changed = {**definition, "added_tokens": list(definition.get("added_tokens") or ())}
+    for content in dict.fromkeys(contents):
+        if not content:
+            raise UsageError("a special token without text", fix="leave it out")
+        if content in tokens:
+            continue
+        id = numbering.next_id(content)
+        if count[id] > (content in vocabulary):
+            other = next(name for name, taken in vocabulary.items() if taken == id and name != content)
+            raise UsageError(
+                f"the new special token {content!r} would get an id that is taken",
+                found=f"id {id} is {other!r}: the ids of the vocabulary have a gap",
+                fix="give the token an id of its own in the vocabulary",
+            )
+        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        changed["added_tokens"].append({"id": id, "content": content, **flags})
+    return changed
+
+
+def without_special_tokens(definition: Definition) -> dict[str, Any]:
+    """The same where special tokens are not matched in the text; others that were added still are."""
+    kept = [entry for entry in definition.get("added_tokens") or () if not entry.get("special")]
+    return {**definition, "added_tokens": kept}
+
+
+def unknown_id(definition: Definition) -> int | None:
+    """The id of what the model cannot spell; None where there is none."""
+    model = definition.get("model")
+    if not isinstance(model, Mapping):
+        return None
+    name = model.get("unk_token")
+    found = model.get("unk_id") if name is None else model_vocabulary(definition).get(name)
+    return found if isinstance(found, int) else None
+
+
+def surroundings(definition: Definition) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The ids that the post-processor puts before and after every text; None: it is not of a simple kind."""
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    for processor in flat(definition.get("post_processor"), "processors"):
+        if processor.get("type") == "ByteLevel":
+            continue
+        sides = _SIDES.get(str(processor.get("type")), _no_sides)(processor)
+        if sides is None or before or after:
+            return None
+        before, after = sides
+    return before, after
+
+
+def _no_sides(processor: Mapping[str, Any]) -> None:
+    return None
+
+
+def _first_and_last(processor: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return (processor["cls"][1],), (processor["sep"][1],)
+
+
+def _template(processor: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    sides: tuple[list[int], list[int]] = ([], [])
+    texts = 0
+    for part in processor.get("single") or ():
+        if "Sequence" in part:
+            texts += 1
+        else:
+            sides[min(texts, 1)].extend(processor["special_tokens"][part["SpecialToken"]["id"]]["ids"])
+    return (tuple(sides[0]), tuple(sides[1])) if texts == 1 else None
+
+
+_SIDES = MappingProxyType(
+    {"TemplateProcessing": _template, "BertProcessing": _first_and_last, "RobertaProcessing": _first_and_last}
+)
+
+
+def flat(part: Any, children: str) -> list[Mapping[str, Any]]:
+    """A component, or those inside of a Sequence of them."""
+    found, left = [], [part]
+    while left:
+        one = left.pop()
+        if isinstance(one, Mapping) and one.get("type") == "Sequence":
+            inside = one.get(children)
+            left += reversed(inside) if isinstance(inside, list) else ()
+        elif isinstance(one, Mapping):
+            found.append(one)
+    return found
+
+
+def split_pattern(definition: Definition) -> str | None:
+    """The pattern that cuts texts into words, where it is one that all engines know; else None."""
+    parts = flat(definition.get("pre_tokenizer"), "pretokenizers")
+    if not parts or any(part.get("add_prefix_space", True) for part in parts if part.get("type") == "ByteLevel"):
+        return None
+    if [part.get("type") for part in parts] == ["ByteLevel"] and parts[0].get("use_regex", True):
+        return GPT2
+    if [part.get("type") for part in parts] != ["Split", "ByteLevel"] or parts[1].get("use_regex", True):
+        return None
+    split = parts[0]
+    pattern = (split.get("pattern") or {}).get("Regex")
+    isolated = split.get("behavior") == "Isolated" and not split.get("invert")
+    return pattern if isolated and pattern in FOR_TIKTOKEN else None
+
+
+def merge_parts(merges: Sequence[Any]) -> tuple[list[str], list[str]]:
+    """The left and the right part of every merge, be it written as "a b" or as a pair."""
+    if all(type(merge) is str for merge in merges):
+        parts = " ".join(merges).split(" ") if merges else []
+    else:
+        parts = [part for merge in merges for part in (merge.split(" ") if isinstance(merge, str) else merge)]
+    return parts[::2], parts[1::2]
+
+
+def is_composed_only(definition: Definition) -> bool:
+    """Whether texts are not normalized at all, or only composed (NFC), which leaves most texts alone."""
+    return all(part.get("type") == "NFC" for part in flat(definition.get("normalizer"), "normalizers"))
+
+
+def byte_level_obstacle(definition: Definition) -> str | None:
+    """Why this is not a byte-level BPE of the common kind, for which engines can be expected to agree."""
+    model = definition.get("model") or {}
+    tests = (
+        (model.get("type", "BPE") != "BPE", f"its model is {model.get('type')}, not byte-level BPE"),
+        (not is_composed_only(definition), "it normalizes texts"),
+        (split_pattern(definition) is None, "it cuts words by a pattern of its own"),
+        (surroundings(definition) is None, "its post-processor is not a simple template"),
+        (model.get("byte_fallback") or model.get("fuse_unk"), "it has rules for unknown characters"),
+        (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"), "it marks parts of words"),
+    )
+    for holds, reason in tests:
+        if holds:
+            return reason
+    return _vocabulary_obstacle(definition) or added_obstacle(definition)
+
+
+def _vocabulary_obstacle(definition: Definition) -> str | None:
+    vocabulary = model_vocabulary(definition)
+    added = {token.content for token in added_tokens(definition)}
+    if any(symbol not in vocabulary for symbol in ALPHABET):
+        return "a byte has no entry in its vocabulary"
+    if len(set(vocabulary.values())) != len(vocabulary):
+        return "two entries of its vocabulary share an id"
+    if _OUTSIDE_ALPHABET.search("".join(token for token in vocabulary if token not in added)):
+        return "an entry of its vocabulary is not spelled in bytes"
+    lefts, rights = merge_parts(definition["model"].get("merges") or ())
+    results = set(map(str.__add__, lefts, rights))
+    if not vocabulary.keys() >= {*lefts, *rights} | results:
+        return "a merge is of entries that do not exist"
+    return "two merges have the same result" if len(results) != len(lefts) else None
+
+
+def added_obstacle(definition: Definition) -> str | None:
+    """Why added tokens may be matched otherwise by another engine."""
+    tokens = added_tokens(definition)
+    said = {entry["content"]: entry.get("id") for entry in definition.get("added_tokens") or ()}
+    if any(said[token.content] != token.id for token in tokens):
+        return "an added token has another id than its file says"
+    if definition.get("normalizer") and not all(is_normalized("NFC", token.content) for token in tokens):
+        return "an added token is not in the form to which texts are normalized"
+    if any(len(token.content) > LONGEST_ADDED_CHARS for token in tokens):
+        return "an added token is very long"
+    raw = [token.content for token in tokens if not token.normalized]
+    normalized = [token.content for token in tokens if token.normalized]
+    if len(raw) * len(normalized) > _MANY_ADDED:
+        return "it has too many added tokens of two kinds"
+    if any(_touch(a, b) or _touch(b, a) for a in raw for b in normalized):
+        return "added tokens of two kinds overlap"
+    return None
+
+
+def _touch(first: str, second: str) -> bool:
+    """Whether `second` may begin inside of `first` (or is in it)."""
+    return any(first[start:].startswith(second[: len(first) - start]) for start in range(len(first)))

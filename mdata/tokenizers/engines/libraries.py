@@ -1,0 +1,250 @@
+"""The libraries that do byte-level BPE, behind one face: texts in, one array of ids for each.
+
+`tokenizers` is the exact one: it reads every tokenizer.json, and what it gives is right by definition. The others are
+taken only where mdata/tokenizers/types/engine_selection.py found them equal. None adds anything around a text.
+gigatoken keeps every word that it ever saw; when it has grown by _MOST_GROWTH_BYTES it is made anew, so a process stays
+small however much text it sees; its results are copied, because each keeps a large buffer. Measured with gigatoken
+0.10: 430 MB of prose and code let it grow by 60 MB, 1,755 MB of C sources by less than 144, random words by 10 MB for
+every MB; a new one takes 0.1 to 0.2 s and knows no words.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata.errors import UsageError
+from mdata.tokenizers.base.byte_alphabet import ALPHABET, to_bytes
+from mdata.tokenizers.base.split_patterns import FOR_TIKTOKEN
+from mdata.tokenizers.base.text_growth import refuse_growth
+from mdata.tokenizers.base.token_matching import any_of
+from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused, numbered
+from mdata.tokenizers.base.tokenizer_json import (
+    Definition,
+    added_tokens,
+    merge_parts,
+    split_pattern,
+    without_special_tokens,
+)
+from mdata.util.stop_signals import LibraryError, library_errors
+
+EXACT = "tokenizers"
+# Our own, for WordPiece (wordpiece_engine.py).
+WORDPIECE = "mdata"
+# From the fastest to the slowest; no tokenizer is for all of them.
+ENGINES = ("gigatoken", "tiktoken", WORDPIECE, EXACT)
+
+# A batch of the exact library takes 350 bytes of memory for every token until it has become an array.
+_EXACT_BATCH_CHARS = 256 << 10
+# With 96 as with 144 a process had at most 360 MB over 100 MB of random words, with 160 it had 565. Over 300 and
+# 534 MB of tiny distinct documents a worker had 520 MB at its peak.
+_MOST_GROWTH_BYTES = 144 << 20
+_LOOK_EVERY_CHARS = 1 << 20
+# Where memory does not come back, making a new one again and again would not help.
+_LEAST_CHARS_OF_ONE = 8 << 20
+
+Ids = npt.NDArray[np.uint32]
+
+
+class Engine(Protocol):
+    """One library with one tokenizer."""
+
+    name: str
+
+    def encode(self, texts: Sequence[str]) -> list[Ids]:
+        """The ids of each text, nothing added.
+
+        Raises:
+            TextRefused: the library fails on a text.
+        """
+
+
+@runtime_checkable
+class FlatEngine(Engine, Protocol):
+    """One that gives the ids of a batch as they are wanted in the end, without an array for each text."""
+
+    def encode_flat(
+        self, texts: Sequence[str], *, before: Sequence[int], after: Sequence[int]
+    ) -> tuple[IdArray, LengthArray]:
+        """The ids of all texts, with `before` and `after` around each, and how many each gave."""
+
+
+def make_engine(name: str, definition: Definition, *, plain: bool) -> Engine:
+    """The engine of that name.
+
+    Args:
+        name: "gigatoken", "tiktoken" or EXACT.
+        definition: a tokenizer.json of the common byte-level kind; any for the exact one.
+        plain: special tokens spelled in a text are ordinary text.
+
+    Raises:
+        UsageError: the library cannot read the definition (the exact one only).
+        ImportError: it is not installed.
+        Exception: another library does not take this tokenizer.
+    """
+    return _MAKERS[name](definition, plain=plain)
+
+
+class ExactEngine:
+    """The `tokenizers` library; also what decodes, and what knows all facts of a tokenizer."""
+
+    name = EXACT
+
+    def __init__(self, definition: Definition, *, plain: bool) -> None:
+        self.library = _read_exactly(definition)
+        self.library.encode_special_tokens = plain
+
+    def encode(self, texts: Sequence[str]) -> list[Ids]:
+        """See Engine."""
+        return self.encode_with(texts, add_special_tokens=False)
+
+    def encode_with(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Ids]:
+        """The same, with what the post-processor adds.
+
+        Raises:
+            TextRefused: the library fails on a text.
+        """
+        out: list[Ids] = []
+        start = size = 0
+        for stop, text in enumerate(texts, 1):
+            size += len(text)
+            if size >= _EXACT_BATCH_CHARS or stop == len(texts):
+                out.extend(self._encode_each(texts[start:stop], start, special=add_special_tokens))
+                start, size = stop, 0
+        return out
+
+    def _encode_each(self, texts: Sequence[str], first: int, *, special: bool) -> list[Ids]:
+        """The ids of texts of which the first has that number."""
+        try:
+            return self._call(texts, special=special)
+        except TextRefused:
+            out = []
+            for number, text in enumerate(texts, first):
+                with numbered([number]):
+                    out += self._call([text], special=special)
+            return out
+
+    def _call(self, texts: Sequence[str], *, special: bool) -> list[Ids]:
+        try:
+            # What is wrong with the text itself its owner finds.
+            with library_errors(passed=(UnicodeEncodeError, TypeError)):
+                # The fast call leaves out character offsets, which nobody here asks for.
+                batch = self.library.encode_batch_fast(list(texts), add_special_tokens=special)
+        except LibraryError as error:
+            raise TextRefused(0, f"the tokenizers library fails on this text: {error}") from error
+        return [np.array(encoding.ids, dtype=np.uint32) for encoding in batch]
+
+
+def _read_exactly(definition: Definition) -> Any:
+    from tokenizers import Tokenizer as Library
+
+    refuse_growth(definition)
+    try:
+        with library_errors(chars=300):
+            library = Library.from_buffer(as_json(definition))
+    except LibraryError as error:
+        raise UsageError("tokenizer.json is not a tokenizer", found=str(error)) from error
+    library.no_truncation()
+    library.no_padding()
+    return library
+
+
+class GigatokenEngine:
+    """The Rust engine gigatoken, used one text at a time: its batches need another library for their arrays."""
+
+    name = "gigatoken"
+
+    def __init__(self, definition: Definition, *, plain: bool) -> None:
+        self._json = as_json(without_special_tokens(definition) if plain else definition)
+        self._encode = self._load()
+        # Known when a first batch was encoded: what a caller keeps beside us is not our growth.
+        self._bytes_before: int | None = None
+        self._chars_left = _LOOK_EVERY_CHARS
+
+    def _load(self) -> Callable[[str], Ids]:
+        from gigatoken.gigatoken_rs import load_hf_json
+
+        encode: Callable[[str], Ids] = load_hf_json(self._json).encode
+        return encode
+
+    def encode(self, texts: Sequence[str]) -> list[Ids]:
+        """See Engine."""
+        encode = self._encode
+        # Each result keeps a buffer of some kilobytes, however short the text: a batch of tiny texts took a gigabyte.
+        out = [encode(text).copy() for text in texts]
+        self._chars_left -= sum(map(len, texts))
+        if self._chars_left <= 0:
+            self._chars_left = _LOOK_EVERY_CHARS
+            if self._bytes_before is None:
+                self._bytes_before = resident_bytes()
+            elif resident_bytes() - self._bytes_before > _MOST_GROWTH_BYTES:
+                # The old one has to be gone before the new one takes memory.
+                del encode, self._encode
+                self._encode = self._load()
+                self._chars_left = _LEAST_CHARS_OF_ONE
+        return out
+
+
+class TiktokenEngine:
+    """OpenAI's tiktoken with our ranks: it wants ids in the order of the merges."""
+
+    name = "tiktoken"
+
+    def __init__(self, definition: Definition, *, plain: bool) -> None:
+        import tiktoken
+
+        vocabulary = definition["model"]["vocab"]
+        added = added_tokens(definition)
+        special = {token.content: token.id for token in added if not (plain and token.special)}
+        ids = np.array(_ids_in_merge_order(definition), dtype=np.uint32)
+        names = {id: name for name, id in vocabulary.items()}
+        ranks = {to_bytes(names[id]): rank for rank, id in enumerate(ids.tolist())}
+        # Ranks are positions; ids are looked up afterwards, special ones after the last rank.
+        self._ids = np.concatenate([ids, np.array(list(special.values()), dtype=np.uint32)])
+        self._special = any_of(special)
+        self._library = tiktoken.Encoding(
+            "mdata",
+            pat_str=FOR_TIKTOKEN[str(split_pattern(definition))],
+            mergeable_ranks=ranks,
+            special_tokens={content: len(ids) + number for number, content in enumerate(special)},
+        )
+
+    def encode(self, texts: Sequence[str]) -> list[Ids]:
+        """See Engine."""
+        encode, ids, special = self._library.encode_to_numpy, self._ids, self._special
+        # To hand over a thousand names takes longer than to encode a short text.
+        return [ids[encode(text, allowed_special=set(special.findall(text)), disallowed_special=())] for text in texts]
+
+
+def _ids_in_merge_order(definition: Definition) -> list[int]:
+    """The ids of the single bytes, then the results of the merges."""
+    vocabulary = definition["model"]["vocab"]
+    results = map(str.__add__, *merge_parts(definition["model"]["merges"]))
+    return [vocabulary[symbol] for symbol in (*ALPHABET, *results)]
+
+
+def as_json(definition: Definition) -> bytes:
+    """A definition as the text that libraries read."""
+    import orjson
+
+    return orjson.dumps(definition)
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in use; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+_MAKERS: dict[str, Callable[..., Engine]] = {
+    "gigatoken": GigatokenEngine,
+    "tiktoken": TiktokenEngine,
+    EXACT: ExactEngine,
+}

@@ -1,0 +1,95 @@
+"""Texts cut into parts that are encoded on their own: at special tokens, or where blanks are to be kept.
+
+Both are what Megatron's tool does around the SentencePiece library. All parts of a batch go to the engine at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from mdata.tokenizers.base.token_matching import any_of, first_listed
+from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused
+
+# A sign of no language, unlikely to be a piece; the reference chose it.
+MARK = "\u262f"
+# Between two blanks; a blank that begins the text; one that ends it, or stands before a last line feed.
+_BLANKS_TO_KEEP = re.compile(r"(?<= )(?= )|^ | (?=\n?\Z)")
+
+Encode = Callable[[Sequence[str]], tuple[IdArray, LengthArray]]
+
+
+class Cuts:
+    """Cuts texts at tokens: the earliest first, at one place the one that was listed first.
+
+    Args:
+        tokens: text -> id, in their order.
+        trimmed: an id that is taken off a part that follows a token, if the part begins with it and is not the last.
+    """
+
+    def __init__(self, tokens: Mapping[str, int], trimmed: int | None) -> None:
+        self.tokens = dict(tokens)
+        self._trimmed = trimmed
+        self._pattern = any_of(first_listed(tokens))
+
+    def encode(self, texts: Sequence[str], encode: Encode) -> tuple[IdArray, LengthArray]:
+        """The ids of all texts, those of the tokens between the parts, and how many each gave.
+
+        Raises:
+            TextRefused: a text that has no ids.
+        """
+        parts: list[str] = []
+        # Of each text: how many parts, and the ids of the tokens between them.
+        between: list[list[int]] = []
+        for text in texts:
+            found = list(self._pattern.finditer(text))
+            starts = [0, *(match.end() for match in found)]
+            stops = [*(match.start() for match in found), len(text)]
+            parts += [text[start:stop] for start, stop in zip(starts, stops, strict=True)]
+            between.append([self.tokens[match[0]] for match in found])
+        ids, lengths = encode_parts(parts, [len(tokens) + 1 for tokens in between], encode=encode)
+        return self._woven(np.split(ids, np.cumsum(lengths)[:-1]), between)
+
+    def _woven(self, parts: list[IdArray], between: list[list[int]]) -> tuple[IdArray, LengthArray]:
+        woven: list[IdArray] = []
+        lengths = np.zeros(len(between), dtype=np.int64)
+        rest = iter(parts)
+        for index, tokens in enumerate(between):
+            of_text = [next(rest)]
+            for place, token in enumerate(tokens):
+                if place and len(of_text[-1]) and of_text[-1][0] == self._trimmed:
+                    of_text[-1] = of_text[-1][1:]
+                of_text += [np.array([token], dtype=np.int32), next(rest)]
+            lengths[index] = sum(map(len, of_text))
+            woven += of_text
+        return np.concatenate([np.empty(0, dtype=np.int32), *woven]), lengths
+
+
+def encode_parts(parts: Sequence[str], counts: Sequence[int], *, encode: Encode) -> tuple[IdArray, LengthArray]:
+    """What `encode` gives for the parts of several texts.
+
+    Raises:
+        TextRefused: a part has no ids; names its text.
+    """
+    try:
+        return encode(parts)
+    except TextRefused as refused:
+        text = int(np.searchsorted(np.cumsum(counts), refused.index, side="right"))
+        raise TextRefused(text, refused.reason) from refused
+
+
+def kept_blanks(text: str) -> list[str]:
+    """The parts of a text, each with a mark as its last character, that together keep all of its blanks."""
+    marked = _BLANKS_TO_KEEP.sub(f" {MARK} ", text).rstrip()
+    return [part + MARK for part in marked.split(MARK) if part]
+
+
+def without_last(ids: IdArray, lengths: LengthArray, *, counts: Sequence[int]) -> tuple[IdArray, LengthArray]:
+    """The ids without the last of each part, and the lengths of texts of so many parts each."""
+    keep = np.ones(len(ids), dtype=np.bool_)
+    keep[(np.cumsum(lengths) - 1)[lengths > 0]] = False
+    ends = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(np.maximum(lengths - 1, 0), out=ends[1:])
+    return ids[keep], np.diff(ends[np.cumsum([0, *counts])])

@@ -1,0 +1,1 @@
+"""Files of tiktoken ranks, the engine for them, and its slow twin."""

@@ -1,0 +1,72 @@
+"""ByteTokenizer: the UTF-8 bytes of a text are its ids, and 256 ends a document.
+
+Ours, not Megatron's: no file, no training, nothing that a text could spell by accident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from blake3 import blake3
+
+from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused, TokenizerSpec
+from mdata.tokenizers.types.json_backed import check_special_in_text
+
+NAME = "ByteTokenizer"
+END_OF_DOCUMENT = 256
+
+
+class ByteTokenizer:
+    """See `mdata.tokenizers.base.tokenizer.Tokenizer`."""
+
+    name = NAME
+    OPTIONS = ("special_in_text",)
+    engine = "none"
+    notes: tuple[str, ...] = ()
+    vocab_size = 257
+    eod = END_OF_DOCUMENT
+    fingerprint = blake3(NAME.encode()).hexdigest()
+
+    @classmethod
+    def load(cls, spec: TokenizerSpec, options: Mapping[str, Any]) -> Self:
+        """The same as `build`: there are no files."""
+        return cls.build({}, options, engine=spec.engine)
+
+    @classmethod
+    def build(cls, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> Self:
+        """The tokenizer; no text can spell its one special token, so `special_in_text` changes nothing."""
+        check_special_in_text(options.get("special_in_text", "special"))
+        return cls()
+
+    def __init__(self) -> None:
+        self.files: Mapping[str, bytes] = {}
+        self.options: Mapping[str, Any] = {}
+        self.special_ids: Mapping[str, int] = {"<|endofdocument|>": END_OF_DOCUMENT}
+
+    def encode_batch(self, texts: Sequence[str]) -> tuple[IdArray, LengthArray]:
+        """See the protocol."""
+        try:
+            contents = [text.encode() for text in texts]
+        except UnicodeEncodeError as error:
+            index = next(index for index, text in enumerate(texts) if text is error.object)
+            raise TextRefused(index, f"a lone surrogate at character {error.start}") from error
+        lengths = np.fromiter(map(len, contents), dtype=np.int64, count=len(contents))
+        return np.frombuffer(b"".join(contents), dtype=np.uint8).astype(np.int32), lengths
+
+    def special_in_text(self, ids: IdArray, num_texts: int) -> int:
+        """See the protocol."""
+        return 0
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See the protocol; bytes that are no UTF-8 show as U+FFFD, the end of document by its name."""
+        out = []
+        run = bytearray()
+        for id in ids:
+            if id == END_OF_DOCUMENT:
+                out.append(run.decode(errors="replace") + "<|endofdocument|>")
+                run.clear()
+            else:
+                run.append(int(id))
+        return "".join(out) + run.decode(errors="replace")

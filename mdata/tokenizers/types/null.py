@@ -1,0 +1,111 @@
+"""NullTokenizer: texts that are ids already, written as whole numbers with single blanks between.
+
+A part is what Python's int() takes: "+8", "007", "1_000", other scripts' digits, white space around it. The
+end of document is the last id of the vocabulary unless another is named, and so may stand in a text; ids are
+not compared with the size of the vocabulary, only with what 32 bits hold (and later with the file's width).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from blake3 import blake3
+
+from mdata.errors import UsageError
+from mdata.tokenizers.base.megatron_2023 import FORK, wants_fork
+from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused, TokenizerSpec
+
+NAME = "NullTokenizer"
+_LIMIT = 2**31
+
+
+class NullTokenizer:
+    """See `mdata.tokenizers.base.tokenizer.Tokenizer`."""
+
+    name = NAME
+    OPTIONS = ("vocab_size", "eod_id", "special_in_text", "compat")
+    engine = "none"
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def load(cls, spec: TokenizerSpec, options: Mapping[str, Any]) -> Self:
+        """The same as `build`: there are no files."""
+        return cls(options)
+
+    @classmethod
+    def build(cls, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> Self:
+        """A tokenizer of that many ids.
+
+        Args:
+            files: none.
+            options: `vocab_size`, and `eod_id` where it is not the last one; `compat`: see TokenizerSpec.
+            engine: there is one.
+
+        Raises:
+            UsageError: no vocabulary size, or numbers out of range.
+        """
+        return cls(options)
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        if options.get("vocab_size") is None:
+            raise UsageError(f"{NAME} needs the number of ids", fix="--vocab-size N")
+        if options.get("special_in_text", "special") != "special":
+            what = f"the texts of {NAME} are ids, so its end of document cannot be spelled as plain text"
+            raise UsageError(what, fix="name one that no text holds: --null-tokenizer-eod-id N")
+        fork = wants_fork(options)
+        # The fork of 2023 puts the end of document behind the ids that were asked for.
+        self.vocab_size = _number("vocab_size", options["vocab_size"], lowest=1) + fork
+        eod = options.get("eod_id")
+        if fork and eod is not None:
+            what = f"{FORK} ends documents with the vocabulary's size, {options['vocab_size']}"
+            raise UsageError(what, found=f"eod_id={eod!r}", fix="leave out one of the two options")
+        self.eod = self.vocab_size - 1 if eod is None else _number("eod_id", eod, lowest=0)
+        self.files: Mapping[str, bytes] = {}
+        self.options = dict(options)
+        self.special_ids: Mapping[str, int] = {str(self.eod): self.eod}
+        self.fingerprint = blake3(f"{NAME} {self.vocab_size} {self.eod}".encode()).hexdigest()
+
+    def encode_batch(self, texts: Sequence[str]) -> tuple[IdArray, LengthArray]:
+        """See the protocol."""
+        lists = [_ids(index, text) for index, text in enumerate(texts)]
+        lengths = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
+        return np.array([id for ids in lists for id in ids], dtype=np.int32), lengths
+
+    def special_in_text(self, ids: IdArray, num_texts: int) -> int:
+        """See the protocol."""
+        return int(np.count_nonzero(ids == self.eod))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See the protocol."""
+        return " ".join(str(int(id)) for id in ids)
+
+
+def _ids(index: int, text: str) -> list[int]:
+    parts = text.split(" ")
+    try:
+        ids = [int(part) for part in parts]
+    except ValueError as error:
+        wrong = next(part for part in parts if not _is_number(part))
+        what = "an empty text" if not text else f"{wrong[:40]!r}" if wrong else "two blanks, or one at an end,"
+        raise TextRefused(index, f"{what} is not a whole number") from error
+    wide = next((id for id in ids if not -_LIMIT <= id < _LIMIT), None)
+    if wide is not None:
+        shown = str(wide) if abs(wide) < 10**40 else "a number of more than 40 digits"
+        raise TextRefused(index, f"{shown} does not fit into 32 bits")
+    return ids
+
+
+def _is_number(part: str) -> bool:
+    try:
+        int(part)
+    except ValueError:
+        return False
+    return True
+
+
+def _number(name: str, value: object, *, lowest: int) -> int:
+    if type(value) is not int or not lowest <= value < _LIMIT:
+        raise UsageError(f"{NAME}: {name}={value!r}", expected=f"a whole number from {lowest} to {_LIMIT - 1}")
+    return value

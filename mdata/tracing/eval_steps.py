@@ -1,0 +1,92 @@
+"""The evaluations of a run's validation or test set: after which steps, which samples, on which ranks.
+
+Every evaluation reads the same samples of a set: all of them, or `train.eval_samples` spread evenly over it, dealt to
+the data-parallel ranks in turn. So a sample has as many places as there are evaluations, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata.errors import UsageError
+from mdata.tracing.run_steps import Place, Steps
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Evaluations:
+    """When a set is evaluated, and by whom.
+
+    Args:
+        samples: those that an evaluation reads, ascending: int64[n].
+        run: the steps of the training, with their end.
+        interval: steps between evaluations; 0: after the last step alone.
+    """
+
+    consecutive = False
+    verb = "evaluation after step"
+    whole = "the evaluation"
+
+    def __init__(self, samples: Int64s, run: Steps, *, interval: int) -> None:
+        assert run.total is not None, "a run ends"
+        self.samples = samples
+        self.total: int | None = run.total
+        self._run = run
+        self._after = [*(range(interval, run.total, interval) if interval else ()), run.total]
+        self._every = f"each {interval} steps and " if interval else ""
+
+    @property
+    def num_samples(self) -> int | None:
+        """No bound of its own: that of the set."""
+        return None
+
+    def dealt(self, step: int) -> tuple[int | None, int | None]:
+        """(rows of a microbatch, data-parallel ranks) after a step."""
+        return self._run.dealt(step)
+
+    def rows(self, step: int) -> Int64s:
+        """What is read after a step.
+
+        Raises:
+            UsageError: nothing is evaluated then.
+        """
+        if step not in self._after:
+            expected = f"{self._every}after step {self.total}"
+            raise UsageError(f"nothing is evaluated after step {step}", expected=expected)
+        return self.samples
+
+    def rank_rows(self, step: int, dp_rank: int) -> Int64s:
+        """The rows of one rank."""
+        _, dp_size = self._run.dealt(step)
+        assert dp_size is not None, "ranks are not known"
+        return np.arange(dp_rank, len(self.rows(step)), dp_size)
+
+    def place_at(self, step: int, row: int) -> Place:
+        """Who has a row after a step."""
+        micro_batch, dp_size = self._run.dealt(step)
+        if micro_batch is None or dp_size is None:
+            return Place(step=step, row=row)
+        return Place(step=step, row=row, dp_rank=row % dp_size, microbatch=row // dp_size // micro_batch)
+
+    def sample_at(self, position: int) -> int:
+        """The sample that an evaluation reads as number `position`.
+
+        Raises:
+            UsageError: it reads fewer.
+        """
+        if not 0 <= position < len(self.samples):
+            raise UsageError(f"an evaluation reads no sample {position}", found=f"{len(self.samples)} samples")
+        return int(self.samples[position])
+
+    def places(self, sample: int, until_step: int | None = None) -> Iterator[Place]:
+        """Where a sample is read, in ascending steps."""
+        row = int(np.searchsorted(self.samples, sample))
+        if row == len(self.samples) or self.samples[row] != sample:
+            return
+        for step in self._after:
+            if until_step is not None and step > until_step:
+                return
+            yield self.place_at(step, row)

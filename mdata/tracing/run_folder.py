@@ -1,0 +1,270 @@
+"""The run folder of `mtrain train`, read for tracing: which data, in which order, in which steps, on which ranks.
+
+config.toml says what was asked for, plan.json the derived numbers and the data id, events.jsonl and metrics.jsonl with
+how many ranks and which global batch each start of the run went on. The files are read as TOML and JSON, with the few
+fields stated here; a key of [data] or [train] that this version does not know is refused, since it might decide the
+order. Paths in config.toml go from the folder in which the run was started.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from mdata.dataset.dataset import Dataset, open_dataset
+from mdata.dataset.dataset_options import MEGATRON, DatasetOptions
+from mdata.dataset.eval_sets import EvaluationSplit, evaluated_samples, evaluation_sets, samples_asked
+from mdata.errors import DamageError, UsageError, os_errors_named
+from mdata.loader.batch_sizes import constant, read_ramp
+from mdata.progress import SILENT, Progress
+from mdata.tracing.eval_steps import Evaluations
+from mdata.tracing.run_steps import Steps, StepSpan
+from mdata.tracing.tracer import Tracer
+from mdata.util.config_text import parse_json, parse_toml
+from mdata.util.option_synonyms import nearest
+
+# Keys that this version knows: those of [data] that are no options of a dataset, and those of [train].
+_OTHER_DATA = ("blend", "split", "valid", "test", "allow_overlap", "prefetch")
+_STEPS = ("sequence_length", "global_batch", "batch_ramp", "micro_batch", "steps")
+_TRAIN = (*_STEPS, "eval_interval", "eval_samples", "log_interval")
+_CHECKPOINT = "mtrain-checkpoint", 1
+_SHOWN = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """A run folder's files, as far as they are there."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    plan: Mapping[str, Any]
+
+    def number(self, section: str, key: str) -> int:
+        """A whole number of config.toml."""
+        value = self.config.get(section, {}).get(key)
+        if type(value) is not int:
+            what = f"{self.folder / 'config.toml'}: {section}.{key} is not a whole number"
+            raise DamageError(what, found=repr(value))
+        return value
+
+
+def is_run(path: str | Path) -> bool:
+    """Whether a path is the folder of a run."""
+    return (Path(path) / "config.toml").is_file()
+
+
+def trace_run(
+    folder: str | Path,
+    *,
+    blend: str | None = None,
+    validation: str | None = None,
+    test: str | None = None,
+    progress: Progress = SILENT,
+) -> Tracer:
+    """Open the data of a run as the run did: of its training, or one of its validation or test sets.
+
+    Args:
+        folder: the run folder.
+        blend: the data, where it has moved.
+        validation, test: the name of a set, in place of the training; at most one of them.
+        progress: hears what is built.
+
+    Raises:
+        UsageError: no run folder, one of a version that is not known, no such set, or data that is not the run's.
+        DamageError: a file that cannot be read.
+    """
+    folder = Path(folder)
+    if not is_run(folder):
+        raise UsageError(f"{folder} is not a run folder", expected="config.toml, as `mtrain train` writes it")
+    run = _Run(folder=folder, config=_toml(folder / "config.toml"), plan=_json(folder / "plan.json") or {})
+    options = _options(run)
+    path = blend or run.config.get("data", {}).get("blend")
+    if not isinstance(path, str):
+        raise DamageError(f"{folder / 'config.toml'}: data.blend is not a path", found=repr(path))
+    try:
+        dataset = open_dataset(path, options, progress=progress)
+    except UsageError as error:
+        if blend or Path(path).exists():
+            raise
+        fix = "start from the folder in which the run was started, or --blend where the data is now"
+        raise UsageError(str(error).splitlines()[0], fix=fix) from error
+    _check_data(run, dataset)
+    total = run.number("train", "steps")
+    steps = Steps(_spans(run), seed=options.seed, in_order=options.order == MEGATRON, total=total)
+    if validation is not None and test is not None:
+        raise UsageError("a validation set and a test set are named", expected="one of them")
+    if validation is not None:
+        return _trace_set(run, dataset, steps, split="valid", name=validation, progress=progress)
+    if test is not None:
+        return _trace_set(run, dataset, steps, split="test", name=test, progress=progress)
+    return Tracer(dataset, steps)
+
+
+def _trace_set(
+    run: _Run, train: Dataset, steps: Steps, *, split: EvaluationSplit, name: str, progress: Progress
+) -> Tracer:
+    settings, total = run.config["train"], run.number("train", "steps")
+    limit, interval = settings.get("eval_samples", 0), settings.get("eval_interval", 0) if split == "valid" else 0
+    paths = run.config["data"].get(split, ())
+    asked = samples_asked(limit, steps=total, interval=interval)
+    sets = evaluation_sets(train, split, paths=paths, num_samples=asked, allow_overlap=True, progress=progress)
+    if name not in sets:
+        kind = "validation" if split == "valid" else "test"
+        close = nearest(name, sets)
+        raise UsageError(
+            f"the run has no {kind} set called {name}",
+            expected=", ".join(sets) or f"the run has no {kind} set",
+            fix=f"{close}?" if close else None,
+        )
+    evaluated = evaluated_samples(sets[name], limit)
+    return Tracer(sets[name], Evaluations(evaluated, steps, interval=interval))
+
+
+def _options(run: _Run) -> DatasetOptions:
+    """How the run read its data."""
+    data = dict(run.config.get("data", {}))
+    known = [field.name for field in fields(DatasetOptions)]
+    _check_keys(run, "data", [*known, *_OTHER_DATA])
+    _check_keys(run, "train", _TRAIN)
+    options = DatasetOptions(
+        sequence_length=run.number("train", "sequence_length"),
+        seed=run.number("run", "seed"),
+        split="train",
+        split_shares=str(data.get("split", "100,0,0")),
+    )
+    given: dict[str, Any] = {key: data[key] for key in data if key in known and key != "split"}
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    given["cache"] = given.get("cache") or None
+    given["tokenizer_unknown"] = "ok"  # what was read is only told here
+    if given.get("order") == MEGATRON and "num_samples" not in given:
+        given["num_samples"] = run.number("train", "steps") * run.number("train", "global_batch")
+    return replace(options, **given)
+
+
+def _check_keys(run: _Run, section: str, known: Sequence[str]) -> None:
+    for key, value in run.config.get(section, {}).items():
+        if key not in known:
+            close = nearest(key, known)
+            raise UsageError(
+                f"{run.folder / 'config.toml'} is of another version: there is no key {section}.{key} here",
+                found=f"{key} = {value!r}",
+                fix="the mdata that trained" + (f"; or is it {close}?" if close else ""),
+            )
+
+
+def _check_data(run: _Run, dataset: Dataset) -> None:
+    """Refuse data in another order than the run's.
+
+    Raises:
+        UsageError: names the fields that differ, where a checkpoint knows them.
+    """
+    expected = run.plan.get("data_id")
+    if expected is None or expected == dataset.data_id:
+        return
+    before = _identity(run)
+    now = dataset.identity
+    names = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)] if before else []
+    raise UsageError(
+        f"{run.folder} was trained on different data, or in a different order",
+        found=", ".join(f"{name} {now.get(name)}" for name in names[:_SHOWN]) or f"data id {dataset.data_id}",
+        expected=", ".join(f"{name} {before.get(name)}" for name in names[:_SHOWN]) or f"data id {expected}",
+        fix="put the data of the run back, or name it after --blend",
+    )
+
+
+def _identity(run: _Run) -> Mapping[str, Any]:
+    """What decided the order, field by field, from the newest checkpoint; empty where there is none."""
+    root = run.folder / "checkpoints"
+    try:
+        newest = (root / "latest").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return {}
+    if not re.fullmatch(r"step-[0-9]{1,18}", newest):  # a damaged pointer may name any file
+        return {}
+    index = _json(root / newest / "index.json") or {}
+    state = index.get("run") if (index.get("format"), index.get("version")) == _CHECKPOINT else None
+    known = state.get("data") if isinstance(state, dict) else None
+    return known if isinstance(known, dict) else {}
+
+
+def _spans(run: _Run) -> list[StepSpan]:
+    """What was started with which sizes: by the starts that events.jsonl tells, and the counters of metrics.jsonl."""
+    sizes = read_ramp(run.config["train"].get("batch_ramp", ""), size=run.number("train", "global_batch"))
+    micro_batch = run.number("train", "micro_batch")
+    tp = run.config.get("mesh", {}).get("tp", 1)
+    planned = run.plan.get("dp")
+    starts = _starts(run.folder) or [(0, None)]
+    counters = _counters(run.folder)
+    spans: list[StepSpan] = []
+    for number, (step, world_size) in enumerate(starts):
+        before = sum(Steps(spans, seed=0).bounds(step)) if spans else 0
+        end = starts[number + 1][0] if number + 1 < len(starts) else None
+        span = StepSpan(
+            sizes=sizes,
+            steps_before=step,
+            samples_before=before,
+            micro_batch=micro_batch,
+            dp_size=world_size // tp if world_size else planned,
+        )
+        # The last start has the sizes of config.toml; an earlier one may have had others.
+        seen = next((s for s in counters if s > step and end is not None and s <= end), None)
+        if seen is not None and sum(Steps([*spans, span], seed=0).bounds(seen)) != counters[seen]:
+            span = replace(span, sizes=constant(max(1, (counters[seen] - before) // (seen - step))))
+        spans.append(span)
+    return spans
+
+
+def _counters(folder: Path) -> dict[int, int]:
+    """Finished steps -> consumed samples, where metrics.jsonl says so."""
+    lines = ((line.get("step"), line.get("consumed_samples")) for line in _lines(folder / "metrics.jsonl"))
+    return {step: samples for step, samples in lines if type(step) is int and type(samples) is int}
+
+
+def _starts(folder: Path) -> list[tuple[int, int | None]]:
+    """(finished steps, ranks) of each start whose steps still count: later starts from earlier steps undo others."""
+    found: list[tuple[int, int | None]] = []
+    for event in _lines(folder / "events.jsonl"):
+        if event.get("event") != "start" or not isinstance(event.get("step"), int):
+            continue
+        found = [start for start in found if start[0] < event["step"]]
+        found.append((event["step"], event.get("world_size")))
+    return found if found and found[0][0] == 0 else []
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        with os_errors_named("reading a run's configuration"):
+            return parse_toml(path.read_bytes().decode())
+    except ValueError as error:
+        raise DamageError(f"{path} is not a TOML file", found=str(error)) from error
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    """The object in a file; None where there is no such file."""
+    if not path.is_file():
+        return None
+    with os_errors_named("reading a run folder"):
+        content = path.read_bytes()
+    return _object(content, f"{path}")
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file, one a line; a torn last line is left out."""
+    if not path.is_file():
+        return []
+    with os_errors_named("reading a run folder"):
+        whole, _, _ = path.read_bytes().rpartition(b"\n")
+    return [_object(line, f"{path}, line {n}") for n, line in enumerate(whole.split(b"\n"), 1) if line]
+
+
+def _object(content: bytes, where: str) -> dict[str, Any]:
+    try:
+        value = parse_json(content)
+    except ValueError as error:
+        raise DamageError(f"{where} is not JSON", found=str(error)) from error
+    if not isinstance(value, dict):
+        raise DamageError(f"{where} is not a JSON object", found=repr(value)[:80])
+    return value

@@ -1,0 +1,221 @@
+"""Which step, rank and microbatch reads a sample: the sampler's arithmetic, backwards.
+
+Steps are counted from 1, as in metrics.jsonl: step s is the s-th update. A run whose global batch or number of ranks
+was changed between two starts is a row of spans, each with its own sizes. `Readings` is what a tracer asks: `Steps`
+answers it for samples that are read one after another, `ShuffledSteps` for Megatron's random sampler, `Evaluations` for
+validation and test sets. Not done here: reading what a run folder says of them (mdata/tracing/run_folder.py).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mdata.errors import UsageError
+from mdata.loader.batch_sizes import BatchSizes
+from mdata.loader.sampler import global_batch
+
+_LARGEST_SAMPLE = 1 << 62
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSpan:
+    """Steps of one start of a run.
+
+    Args:
+        sizes: of global batches, by consumed samples.
+        steps_before, samples_before: what was done before the span.
+        micro_batch, dp_size: rows of a forward pass, data-parallel ranks; None where they are not known.
+    """
+
+    sizes: BatchSizes
+    steps_before: int = 0
+    samples_before: int = 0
+    micro_batch: int | None = None
+    dp_size: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a sample was read: step (from 1), row of the global batch, and who has that row."""
+
+    step: int
+    row: int
+    dp_rank: int | None = None
+    microbatch: int | None = None
+
+
+class Readings(Protocol):
+    """When samples are read, and by whom.
+
+    Attributes:
+        total: the last step; None: without end. consecutive: whether samples are read once each, in their order.
+        verb, whole: how a step and all of its rows are called: "step", "its global batch".
+    """
+
+    total: int | None
+    consecutive: bool
+    verb: str
+    whole: str
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples that can be read at all; None: all that there are."""
+
+    def dealt(self, step: int) -> tuple[int | None, int | None]:
+        """(rows of a microbatch, data-parallel ranks) of a step; None where they are not known."""
+
+    def rows(self, step: int) -> npt.NDArray[np.int64]:
+        """The samples of a step in the order of its rows: int64[n]."""
+
+    def rank_rows(self, step: int, dp_rank: int) -> npt.NDArray[np.int64]:
+        """The rows of one rank, where ranks are known: int64[n]."""
+
+    def place_at(self, step: int, row: int) -> Place:
+        """Who has a row of a step."""
+
+    def sample_at(self, position: int) -> int:
+        """The sample that is read as number `position`."""
+
+    def places(self, sample: int, until_step: int | None = None) -> Iterator[Place]:
+        """All places of a sample up to a step, in ascending order."""
+
+
+def no_step(step: int, total: int | None) -> UsageError:
+    """That a run has no such step."""
+    return UsageError(
+        f"the run has no step {step}",
+        found=f"{total} steps" if total is not None else None,
+        expected="steps from 1 on, as metrics.jsonl counts them",
+    )
+
+
+class Steps:
+    """The steps of a run.
+
+    Args:
+        spans: at least one, ascending, the first from the beginning.
+        seed: of the run; it keys the rows of a global batch.
+        in_order: rows are in the order of the samples (Megatron's order), not permuted.
+        total: steps of the whole run; None: without end.
+    """
+
+    consecutive = True
+    verb = "step"
+    whole = "its global batch"
+
+    def __init__(
+        self, spans: Sequence[StepSpan], *, seed: int, in_order: bool = False, total: int | None = None
+    ) -> None:
+        assert spans and not spans[0].steps_before, "the first span begins with the run"
+        self.spans, self.total = tuple(spans), total
+        self._seed, self._in_order = seed, in_order
+        self._starts = [self._walk(span) for span in self.spans]
+        self._rows = lru_cache(maxsize=16)(self._make_rows)
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples of the whole run; None without end."""
+        return None if self.total is None else sum(self._bounds(self.total)) if self.total else 0
+
+    def bounds(self, step: int) -> tuple[int, int]:
+        """(first sample, number of samples) of a step.
+
+        Raises:
+            UsageError: the run has no such step.
+        """
+        if step < 1 or (self.total is not None and step > self.total):
+            raise no_step(step, self.total)
+        first, size = self._bounds(step)
+        if first + size >= _LARGEST_SAMPLE:
+            raise UsageError(f"the run has no step {step}", found=f"sample {first}", expected="samples below 2^62")
+        return first, size
+
+    def step_of(self, sample: int) -> int:
+        """The step that reads a sample."""
+        number = bisect_right(self.spans, sample, key=lambda span: span.samples_before) - 1
+        span, starts = self.spans[number], self._starts[number]
+        place = bisect_right(starts, sample) - 1
+        if place == len(starts) - 1:
+            place += (sample - starts[-1]) // span.sizes.at(starts[-1])
+        return span.steps_before + place + 1
+
+    def rows(self, step: int) -> npt.NDArray[np.int64]:
+        """The samples of a step in the order of the global batch's rows: int64[n]."""
+        return self._rows(*self.bounds(step))
+
+    def rank_rows(self, step: int, dp_rank: int) -> npt.NDArray[np.int64]:
+        """The rows of one rank, where ranks are known: of each microbatch it has a run of them.
+
+        Raises:
+            UsageError: the rows are no whole microbatches.
+        """
+        (_, size), (micro_batch, dp_size) = self.bounds(step), self.dealt(step)
+        assert micro_batch is not None and dp_size is not None, "ranks are not known"
+        if size % (micro_batch * dp_size):
+            raise UsageError(
+                f"no rank {dp_rank} has rows of step {step}",
+                found=f"{size} rows, {dp_size} data-parallel ranks, microbatches of {micro_batch}",
+            )
+        found: npt.NDArray[np.int64] = np.arange(size).reshape(-1, dp_size, micro_batch)[:, dp_rank].reshape(-1)
+        return found
+
+    def sample_at(self, position: int) -> int:
+        """Samples are read in the order of their numbers, but for the rows of a step."""
+        return position
+
+    def places(self, sample: int, until_step: int | None = None) -> Iterator[Place]:
+        """The one place of a sample."""
+        place = self.place(sample)
+        if until_step is None or place.step <= until_step:
+            yield place
+
+    def place(self, sample: int) -> Place:
+        """Who reads a sample, and when."""
+        step = self.step_of(sample)
+        first, size = self._bounds(step)
+        row = sample - first if self._in_order else int(np.flatnonzero(self._rows(first, size) == sample)[0])
+        return self.place_at(step, row)
+
+    def place_at(self, step: int, row: int) -> Place:
+        """Who has a row of a step."""
+        micro_batch, dp_size = self.dealt(step)
+        if micro_batch is None or dp_size is None:
+            return Place(step=step, row=row)
+        microbatch, dp_rank = divmod(row // micro_batch, dp_size)
+        return Place(step=step, row=row, dp_rank=dp_rank, microbatch=microbatch)
+
+    def dealt(self, step: int) -> tuple[int | None, int | None]:
+        """(rows of a microbatch, data-parallel ranks) of a step; None where they are not known."""
+        span = self.spans[self._span(step)]
+        return span.micro_batch, span.dp_size
+
+    def _span(self, step: int) -> int:
+        return bisect_right(self.spans, step - 1, key=lambda span: span.steps_before) - 1
+
+    def _bounds(self, step: int) -> tuple[int, int]:
+        number = self._span(step)
+        span, starts = self.spans[number], self._starts[number]
+        inside = step - 1 - span.steps_before
+        if inside < len(starts) - 1:
+            return starts[inside], starts[inside + 1] - starts[inside]
+        size = span.sizes.at(starts[-1])
+        return starts[-1] + (inside - len(starts) + 1) * size, size
+
+    def _walk(self, span: StepSpan) -> list[int]:
+        """First samples of the steps of a span up to the first from which on the size stays."""
+        starts, settled = [], max(span.sizes.until or 0, span.sizes.table[-1][0])
+        for first, _ in span.sizes.steps(span.samples_before):
+            starts.append(first)
+            if first > settled or len(span.sizes.table) == 1:
+                return starts
+        raise AssertionError("steps have no end")
+
+    def _make_rows(self, first: int, size: int) -> npt.NDArray[np.int64]:
+        return np.arange(first, first + size) if self._in_order else global_batch(first, size, seed=self._seed)

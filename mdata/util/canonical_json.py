@@ -1,0 +1,58 @@
+"""One text for every JSON value, and its BLAKE3 hash: what ids and checksums are made of.
+
+White space and the order of keys are free. Floating-point numbers are refused, because their text is not the same
+everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+
+from blake3 import blake3
+
+
+def canonical(value: object) -> bytes:
+    """The one text of a JSON value: UTF-8, sorted keys, no blanks.
+
+    Raises:
+        TypeError: there is a float in it.
+    """
+    refuse_floats(value)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
+
+
+def hash_of(value: object) -> str:
+    """BLAKE3 of the canonical text of a JSON value, in hex."""
+    return blake3(canonical(value)).hexdigest()
+
+
+_PLAIN = frozenset({str, int, bool, type(None)})
+
+
+def refuse_floats(value: object) -> None:
+    """Raise TypeError, which names the place, if there is a float in a JSON value."""
+    if _has_float(value):
+        raise TypeError(f"a float at {_float_in(value, '$')}: its text is not the same everywhere; keep it as a string")
+
+
+def _has_float(value: object) -> bool:
+    # A manifest has hundreds of values, a blend thousands of manifests: no place is named before it is asked for.
+    if type(value) in _PLAIN:
+        return False
+    if isinstance(value, dict):
+        return any(map(_has_float, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_has_float, value))
+    return isinstance(value, float)
+
+
+def _float_in(value: object, path: str) -> str | None:
+    """The place of the first float, for people."""
+    if isinstance(value, float):
+        return path
+    items: list[tuple[str, object]] = []
+    if isinstance(value, dict):
+        items = [(f"{path}.{key}", item) for key, item in value.items()]
+    elif isinstance(value, list | tuple):
+        items = [(f"{path}[{number}]", item) for number, item in enumerate(value)]
+    return next((found for place, item in items if (found := _float_in(item, place))), None)

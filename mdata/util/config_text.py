@@ -1,0 +1,65 @@
+"""Small texts that people write or keep: TOML and JSON, with one kind of error for whatever is wrong with them.
+
+Python's parsers answer deep nesting with RecursionError and numbers of thousands of digits with a ValueError of their
+own, and let through numbers and depths that break what comes after them. Here depth and size are bounded, so who calls
+names the file and says why. Not for the records of an input (mdata/sources/jsonl.py), which have rules of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+MOST_LEVELS = 64
+_RANGE = range(-(1 << 63), 1 << 63)
+
+
+def parse_toml(text: str, *, parse_float: Callable[[str], Any] = float) -> dict[str, Any]:
+    """The tables of a TOML document.
+
+    Raises:
+        ValueError: why it is none that can be read, in one line.
+    """
+    import tomllib  # not every command reads TOML
+
+    tables: dict[str, Any] = _bounded(lambda: tomllib.loads(text, parse_float=parse_float))
+    return tables
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value that a JSON document holds.
+
+    Raises:
+        ValueError: why it is none that can be read, in one line.
+    """
+    return _bounded(lambda: json.loads(text))
+
+
+def _bounded(parse: Callable[[], Any]) -> Any:
+    try:
+        value = parse()
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
+    except ValueError as error:
+        if "integer string conversion" in str(error):  # Python's own limit, with its advice for programmers
+            raise ValueError(_TOO_LARGE) from error
+        raise
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        if any(type(item) is int and item not in _RANGE for item in level):
+            raise ValueError(_TOO_LARGE)
+        level = [inner for item in level for inner in _inside(item)]
+        if not level:
+            return value
+    raise ValueError(_TOO_DEEP)
+
+
+def _inside(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+_TOO_DEEP = f"nested more than {MOST_LEVELS} levels deep"
+_TOO_LARGE = "a whole number beyond 64 bits"

@@ -1,0 +1,211 @@
+"""Kept arrays: what is opened is what was built, whoever built it and whatever happened to the files since."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import multiprocessing
+import os
+import time
+
+import numpy as np
+import pytest
+
+from mdata import ResourceError
+from mdata.array_cache import store
+from mdata.array_cache.store import FACTS, entry_path, find, kept
+from mdata.util import atomic_io
+from tests.helpers.failures import crash_at, durable_calls
+from tests.helpers.notes import Notes
+
+FORK = multiprocessing.get_context("fork")
+KEY = {"name": "numbers", "corpus": "abc", "length": 7}
+
+
+def make():
+    return [{"small": np.arange(7, dtype=np.int32).reshape(7, 1), "empty": np.zeros((0, 2), np.uint32)}]
+
+
+def never():
+    raise AssertionError("built again")
+
+
+def check(found):
+    for name, array in make()[0].items():
+        assert found[name].dtype == array.dtype and found[name].shape == array.shape
+        assert found[name].tolist() == array.tolist()
+
+
+def test_they_are_built_once_and_can_be_read_by_numpy(tmp_path):
+    check(kept(tmp_path / "cache", KEY, make=make))
+    check(kept(tmp_path / "cache", KEY, make=never))
+    check({name: np.load(entry_path(tmp_path / "cache", KEY) / f"{name}.npy") for name in make()[0]})
+
+
+def test_parts_stand_one_behind_the_other(tmp_path):
+    def parts():
+        for first in range(0, 7, 2):
+            rows = np.arange(first, min(first + 2, 7), dtype=np.int32).reshape(-1, 1)
+            yield {"small": rows, "empty": np.zeros((0, 2), np.uint32)}
+
+    check(kept(tmp_path, KEY, make=parts))
+    whole = kept(tmp_path / "whole", KEY, make=make)
+    for name in whole:
+        path = entry_path(tmp_path, KEY) / f"{name}.npy"
+        assert path.read_bytes() == (entry_path(tmp_path / "whole", KEY) / path.name).read_bytes()
+
+
+def test_what_is_found_cannot_be_changed(tmp_path):
+    assert find(tmp_path / "none", KEY) is None and not (tmp_path / "none").exists()
+    kept(tmp_path, KEY, make=make)
+    for mapped in (True, False):
+        found = find(tmp_path, KEY, mapped=mapped)
+        check(found)
+        with pytest.raises(ValueError, match="read-only"):
+            found["small"][0] = 1
+
+
+def test_another_key_is_another_entry(tmp_path):
+    kept(tmp_path, KEY, make=make)
+    for change in ({"corpus": "abd"}, {"length": 8}, {"name": "others"}):
+        assert kept(tmp_path, {**KEY, **change}, make=lambda: [{"one": np.ones(1)}]).keys() == {"one"}
+    check(kept(tmp_path, KEY, make=never))
+
+
+@pytest.mark.parametrize("file", ["small.npy", "empty.npy", FACTS])
+def test_every_changed_or_missing_byte_is_noticed(tmp_path, file):
+    kept(tmp_path, KEY, make=make)
+    path = entry_path(tmp_path, KEY) / file
+    good = path.read_bytes()
+    for place in range(len(good)):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 16]) + good[place + 1 :])
+        heard = Notes()
+        check(kept(tmp_path, KEY, make=make, progress=heard))
+        assert heard.lines and all("is built anew" in note for note in heard.lines)
+    for damage in (path.unlink, lambda: path.write_bytes(good[:-1]), lambda: path.write_bytes(b"")):
+        damage()
+        check(kept(tmp_path, KEY, make=make))
+    assert path.read_bytes() == good
+
+
+def test_no_failure_leaves_half_an_entry(tmp_path, monkeypatch):
+    with durable_calls(monkeypatch) as calls:
+        kept(tmp_path / "whole", KEY, make=make)
+    assert len(calls.seen) > 10
+    for number in range(len(calls.seen)):
+        folder = tmp_path / str(number)
+        with durable_calls(monkeypatch, number), pytest.raises(ResourceError):
+            kept(folder, KEY, make=make)
+        whole = [entry_path(folder, KEY)] if entry_path(folder, KEY).is_dir() else []
+        assert list(folder.iterdir()) == whole
+        check(kept(folder, KEY, make=make))
+        assert list(folder.iterdir()) == [entry_path(folder, KEY)]
+
+
+def test_no_death_leaves_half_an_entry(tmp_path):
+    number = 0
+    while crash_at(number, lambda folder=tmp_path / f"c{number}": kept(folder, KEY, make=make)):
+        folder = tmp_path / f"c{number}"
+        check(kept(folder, KEY, make=make))
+        left = [path.name for path in folder.iterdir() if not path.name.endswith(".building")]
+        assert left == [entry_path(folder, KEY).name]
+        number += 1
+    assert number > 10
+
+
+def build_slowly(folder, built):
+    def slowly():
+        built.put(os.getpid())
+        time.sleep(0.3)
+        return make()
+
+    check(kept(folder, KEY, make=slowly))
+
+
+def test_those_who_come_meanwhile_wait(tmp_path):
+    built = FORK.SimpleQueue()
+    processes = [FORK.Process(target=build_slowly, args=(tmp_path, built)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    built.get()
+    assert built.empty()
+
+
+def test_nodes_without_a_lock_in_common_each_build_and_the_first_stays(tmp_path, monkeypatch):
+    """Locks are each node's own, and so are the numbers of processes."""
+    node = ["11111111", 1 << 30]  # of no process here
+    monkeypatch.setattr(atomic_io, "waited_for", lambda path: contextlib.nullcontext())
+    monkeypatch.setattr(store, "_machine", lambda: node[0])
+    monkeypatch.setattr(store.os, "getpid", lambda: node[1])
+    entry, built = entry_path(tmp_path, KEY), []
+
+    def slowly():
+        for row in range(7):
+            yield {"small": np.full((1, 1), row, np.int32), "empty": np.zeros((0, 2), np.uint32)}
+            if row == 3:
+                node[:] = ["22222222", 1 << 29]
+                check(kept(tmp_path, KEY, make=make))
+                built.append(entry.stat().st_ino)
+                node[:] = ["11111111", 1 << 30]
+
+    check(kept(tmp_path, KEY, make=slowly))
+    assert list(tmp_path.iterdir()) == [entry] and built == [entry.stat().st_ino]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_many_processes_without_any_lock_all_get_the_arrays(tmp_path, monkeypatch, damaged):
+    def refused(fd, how):
+        raise OSError(errno.ENOSYS, "no locks")
+
+    monkeypatch.setattr(atomic_io.fcntl, "flock", refused)
+    keys = [{**KEY, "length": length} for length in range(12)]
+    start = FORK.Barrier(4, timeout=60)
+
+    def build():
+        for key in keys:
+            start.wait()
+            check(kept(tmp_path, key, make=make))
+
+    for key in keys if damaged else ():
+        kept(tmp_path, key, make=make)
+        (entry_path(tmp_path, key) / "small.npy").write_bytes(b"damage")
+    processes = [FORK.Process(target=build) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    for key in keys:
+        check(kept(tmp_path, key, make=never))
+    assert sorted(tmp_path.iterdir()) == sorted(entry_path(tmp_path, key) for key in keys)
+
+
+def test_what_killed_builders_left_is_cleared_away_and_nothing_else(tmp_path):
+    ours, others = store._machine(), "12345678"
+    names = [f"{ours}-{1 << 30}-aa", f"{ours}-{os.getpid()}-bb", f"{others}-{1 << 30}-cc", f"{others}-{1 << 30}-dd"]
+    left = [tmp_path / f".{entry_path(tmp_path, KEY).name}.{name}" for name in names]
+    for folder in left:
+        folder.mkdir()
+        (folder / ".small.npy.partial").touch()
+        os.utime(folder / ".small.npy.partial", (0, 0))
+    os.utime(left[3], (0, 0))  # nobody has written there for long
+    check(kept(tmp_path, KEY, make=make))
+    assert [folder.exists() for folder in left] == [False, True, True, False]
+
+
+def test_a_read_only_folder_serves_what_it_has(tmp_path):
+    kept(tmp_path / "cache", KEY, make=make)
+    tmp_path.joinpath("cache").chmod(0o500)
+    try:
+        check(kept(tmp_path / "cache", KEY, make=never))
+    finally:
+        tmp_path.joinpath("cache").chmod(0o700)
+
+
+def test_the_key_stands_in_the_entry(tmp_path):
+    kept(tmp_path, KEY, make=make)
+    assert json.loads((entry_path(tmp_path, KEY) / FACTS).read_text())["key"] == KEY

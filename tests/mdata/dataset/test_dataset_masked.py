@@ -1,0 +1,148 @@
+"""BERT and T5 as kinds of a dataset: the samples of the kinds themselves, mixed, cut by the split, in any loader."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+import mdata
+from mdata import MaskingOptions, UsageError
+from mdata.order.data_split import split_range
+from mdata.samples.bert import BertOptions, BertSamples
+from mdata.samples.t5 import T5Options, T5Samples
+from tests.helpers.corpora import write_pair
+from tests.helpers.masked import make_vocabulary
+
+OPTIONS = {
+    "bert": {"kind": "bert", "sequence_length": 32, "vocabulary": make_vocabulary()},
+    "t5": {"kind": "t5", "sequence_length": 32, "decoder_length": 24, "vocabulary": make_vocabulary()},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("masked")
+    for name, count in {"a": 40, "b": 25}.items():
+        documents = [[(7 * d + 5 * s) % 11 + 1 for s in range(d % 6)] for d in range(count)]
+        places = np.arange(sum(map(sum, documents)))
+        write_pair(folder / f"{name}_text_sentence", documents, tokens=places * (7 + count) // 3 % 52 + 7)
+    words = ["0.7", str(folder / "a_text_sentence"), "0.3", str(folder / "b_text_sentence")]
+    mdata.make_blend(words, folder / "mix.json")
+    return folder
+
+
+def opened(folder, base, name="mix.json", **more) -> mdata.Dataset:
+    return mdata.open(folder / name, **{**OPTIONS[base], **more})
+
+
+def alone(folder, kind, name, *, split="train", shares="100,0,0", **more):
+    corpus = mdata.open_corpus(folder / name)
+    documents = split_range(shares, split, num_sequences=corpus.num_documents)
+    options = BertOptions(sequence_length=32) if kind == "bert" else T5Options(encoder_length=32, decoder_length=24)
+    made = {"bert": BertSamples, "t5": T5Samples}[kind]
+    return made(corpus, documents, options=options, vocabulary=make_vocabulary(), **more)
+
+
+def same(one, other) -> bool:
+    return list(one) == list(other) and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_a_mixture_deals_the_samples_of_its_corpora(folder, kind):
+    dataset = opened(folder, kind)
+    kinds = [alone(folder, kind, f"{name}_text_sentence") for name in "ab"]
+    assert dataset.num_samples is None
+    assert [c.samples.samples_per_epoch for c in dataset.components] == [len(kind.rows) for kind in kinds]
+    assert [c.num_tokens for c in dataset.components] == [kind.corpus.num_tokens for kind in kinds]
+    components, inside = dataset.locate(np.arange(60))
+    assert np.bincount(components).tolist() == [42, 18]
+    singles = [kinds[c].sample(int(k)) for c, k in zip(components, inside, strict=True)]
+    assert all(same(dataset[k], single) for k, single in enumerate(singles))
+    numbers = np.random.default_rng(1).permutation(60)
+    whole = dataset.read(numbers)
+    room = dataset.empty_rows(60)
+    assert dataset.read(numbers, out=room) is room
+    for fields in (whole, room, pickle.loads(pickle.dumps(dataset)).read(numbers)):
+        assert all(same({n: a[i] for n, a in fields.items()}, singles[k]) for i, k in enumerate(numbers))
+    batch = dataset.__getitems__(numbers)
+    assert all(same(sample, singles[k]) for sample, k in zip(batch, numbers, strict=True))
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_validation_is_every_row_of_its_documents_once(folder, kind):
+    shares = {"split": "valid", "split_shares": "60,40"}
+    dataset = opened(folder, kind, **shares)
+    kinds = [alone(folder, kind, f"{n}_text_sentence", split="valid", shares="60,40", order="file") for n in "ab"]
+    expected = [samples.sample(k) for samples in kinds for k in range(samples.num_samples)]
+    assert len(dataset) == len(expected)
+    assert all(same(dataset[k], sample) for k, sample in enumerate(expected))
+    one = opened(folder, kind, "b_text_sentence", **shares)
+    assert same(one.read(range(len(one))), kinds[1].read(range(kinds[1].num_samples)))
+    with pytest.raises(IndexError):
+        dataset[len(dataset)]
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_megatrons_order_is_that_of_its_datasets(folder, kind, split):
+    chosen = {"order": "megatron", "num_samples": 90, "split": split, "split_shares": "60,40"}
+    dataset = opened(folder, kind, "a_text_sentence", **chosen)
+    made = alone(folder, kind, "a_text_sentence", split=split, shares="60,40", order="megatron", num_samples=90)
+    assert len(dataset) == made.num_samples >= 90
+    assert all(same(dataset[k], made.sample(k)) for k in range(len(dataset)))
+    once = alone(folder, kind, "a_text_sentence", split=split, shares="60,40", order="megatron")
+    assert abs(dataset.components[0].samples.samples_per_epoch - len(once.rows)) <= 3
+
+
+def test_megatrons_order_of_a_mixture(folder):
+    dataset = opened(folder, "bert", order="megatron", num_samples=100)
+    assert len(dataset) == 100
+    components, inside = dataset.locate(np.arange(100))
+    whole = dataset.read(range(100))
+    for k in range(100):
+        expected = dataset.components[components[k]].samples.sample(int(inside[k]))
+        sample = dataset[k]
+        assert same(dataset.__getitems__([0, k])[1], sample)
+        assert sample.pop("dataset_id") == components[k]
+        assert same(sample, expected) and same({n: a[k] for n, a in whole.items()}, expected)
+
+
+def test_the_data_id_covers_what_decides_the_samples(folder):
+    masking = MaskingOptions(probability=0.3)
+    changes = [{}, {"head": False}, {"short_probability": 0.2}, {"masking": masking}, {"seed": 1}]
+    changes += [{"vocabulary": make_vocabulary(pad=None)}, {"sequence_length": 33}]
+    made = [opened(folder, "bert", **change) for change in changes] + [opened(folder, "t5")]
+    assert len({dataset.data_id for dataset in made}) == len(made)
+    assert opened(folder, "bert", masking=MaskingOptions()).data_id == made[0].data_id
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ("bert", {"document_masks": True}, "samples of kind 'bert' know no document_masks"),
+        ("bert", {"decoder_length": 5}, "samples of kind 'bert' know no decoder_length"),
+        ("t5", {"head": False}, "samples of kind 't5' know no head"),
+        ("t5", {"decoder_length": None}, "need the decoder's length"),
+        ("t5", {"extra_token": False}, "know no extra_token"),
+        ("bert", {"kind": "gpt"}, "samples of kind 'gpt' know no vocabulary"),
+        ("bert", {"sequence_length": 3}, "no room for text"),
+        ("bert", {"split_shares": "0,100"}, "corpus a is shorter than one sample"),
+        ("bert", {"split": "test", "split_shares": "99,1"}, "the split 'test' is empty"),
+        ("bert", {"vocabulary": None}, "does not say which tokens begin"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(folder, kind, options, said):
+    with pytest.raises(UsageError, match=said):
+        opened(folder, kind, **options)
+
+
+def test_rows_and_fields_are_not_mixed_up(folder):
+    bert, gpt = opened(folder, "bert"), mdata.open(folder / "mix.json", sequence_length=32)
+    with pytest.raises(UsageError, match="are fields"):
+        bert.read([0], out=gpt.empty_rows(1))
+    with pytest.raises(UsageError, match="a dict of fields"):
+        gpt.read([0], out=bert.empty_rows(1))
+    with pytest.raises(UsageError, match="no rows of tokens"):
+        mdata.collate(bert, [0])

@@ -1,0 +1,51 @@
+"""A process loads the kind of samples that it was asked for, and nothing that this kind has no use for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers import house_rules as house
+from tests.helpers.corpora import write_pair
+
+OTHERS = {
+    "mdata.samples.single_document",
+    "mdata.samples.packed",
+    "mdata.samples.packing",
+    "mdata.samples.chat",
+    "mdata.samples.fim",
+    "mdata.samples.megatron_gpt",
+    "mdata.dataset.masked_kinds",
+    "mdata.samples.bert",
+    "mdata.samples.t5",
+    "mdata.order.megatron_order",
+    "mdata.mixing.resolve",
+    "mdata.tokenizers",
+    "numpy.ma",
+    "csv",
+    "tomllib",
+}
+USED = {
+    "": set(),
+    "kind='document'": {"mdata.samples.single_document", "mdata.samples.packing"},
+    "kind='packed'": {"mdata.samples.packed", "mdata.samples.packing"},
+    "order='megatron'": {"mdata.samples.megatron_gpt", "mdata.order.megatron_order"},
+}
+OPEN = """
+import sys
+import mdata
+data = mdata.open({path!r}, sequence_length=4, {options})
+data[0]
+data.read([0, 1])
+print(*sys.modules)
+"""
+
+
+@pytest.mark.parametrize("options", USED)
+def test_the_first_sample_loads_no_kind_but_its_own(tmp_path, options):
+    write_pair(tmp_path / "x", [[5, 3], [9], [7]])
+    code = OPEN.format(path=str(tmp_path / "x"), options=options)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=house.ROOT)
+    assert OTHERS & set(done.stdout.split()) == USED[options]

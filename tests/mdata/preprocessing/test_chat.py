@@ -1,0 +1,204 @@
+"""`mdata preprocess --chat`: files of conversations, bad records by their place, the same bytes however it is run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mdata
+from mdata import BadInputError, UsageError
+from mdata.chat.templates import Plain
+from mdata.reference import chat as twin
+from mdata.tokenizers.base.tokenizer import TokenizerSpec
+from mdata.tokenizers.registry import load_tokenizer
+from tests.helpers.failures import crash_at, durable_calls
+from tests.helpers.manifests import assert_valid
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+OWN = (
+    "{% for m in messages %}{{ '<|endoftext|>' + m.role + ': ' + m.content + '<|endoftext|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|endoftext|>assistant: ' }}{% endif %}"
+)
+
+
+def conversation(random) -> list[dict]:
+    turns = int(random.integers(1, 5))
+    words = ["alpha", "beta", "gamma <|endoftext|>", "d\u00e9lta", ""]
+    said = [" ".join(random.choice(words, int(random.integers(1, 6)))) for _ in range(2 * turns)]
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    """300 conversations in two files."""
+    folder = tmp_path_factory.mktemp("chats")
+    random = np.random.default_rng(2)
+    found = [conversation(random) for _ in range(300)]
+    for name, part in (("a", found[:100]), ("b", found[100:])):
+        lines = [json.dumps({"messages": one, "id": i}) + "\n" for i, one in enumerate(part)]
+        (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    return folder, found
+
+
+def run(source, prefix, **changes) -> tuple[mdata.CorpusManifest, mdata.Corpus]:
+    given = {
+        "input": (str(source),),
+        "output_prefix": str(prefix),
+        "tokenizer_type": "ByteTokenizer",
+        "json_keys": ("messages",),
+        "chat": True,
+        "chat_template": "plain",
+        "workers": 1,
+    }
+    result = mdata.preprocess(mdata.PreprocessOptions(**{**given, **changes}))
+    path = next(iter(result.paths.values()))
+    assert_valid(path)
+    assert mdata.verify(path, full=True).problems == ()
+    return next(iter(result.manifests.values())), mdata.open_corpus(path)
+
+
+def spans(corpus, document: int) -> list[list[int]]:
+    reader = corpus.readers[0]
+    first, last = reader.boundaries[document : document + 2].tolist()
+    return [reader.sequence(i).tolist() for i in range(first, last)]
+
+
+def test_files_of_conversations(records, tmp_path):
+    folder, found = records
+    manifest, corpus = run(folder, tmp_path / "out", append_eod=True)
+    assert corpus.path.name == "out_messages_chat.json" and corpus.name == "out_messages"
+    assert (manifest.level, corpus.num_documents) == ("chat", 300)
+    assert manifest.provenance.options["chat_template"]["name"] == "plain"
+    assert manifest.statistics.text_bytes == sum(len(m["content"].encode()) for one in found for m in one)
+
+    def write(role, content):
+        return next(iter(Plain(256).turns([(role, content)])))
+
+    for number, one in enumerate(found):
+        messages = [(m["role"], m["content"]) for m in one]
+        wanted = twin.tokens(messages, write, encode=lambda text: list(text.encode()), train_on="assistant", eod=256)
+        assert corpus.document(number).tolist() == [id for id, _ in wanted]
+        bits = [i % 2 for i, span in enumerate(spans(corpus, number)) for _ in span]
+        assert bits == [bit for _, bit in wanted]
+
+
+def test_the_bytes_do_not_depend_on_how_it_is_run(records, tmp_path):
+    folder, _ = records
+    one, _ = run(folder, tmp_path / "one", piece_bytes=5000, holdout="0.2")
+    many, _ = run(folder, tmp_path / "many", piece_bytes=5000, holdout="0.2", workers=3)
+    assert one.id == many.id
+    names = [path.name.removeprefix("one") for path in sorted(tmp_path.iterdir()) if path.name.startswith("one")]
+    assert any("holdout" in name for name in names)
+    for name in names:
+        if not name.endswith(".json"):
+            assert (tmp_path / f"one{name}").read_bytes() == (tmp_path / f"many{name}").read_bytes(), name
+    again = mdata.preprocess(
+        mdata.PreprocessOptions(
+            input=(str(folder),), output_prefix=str(tmp_path / "one"), tokenizer_type="ByteTokenizer", chat=True,
+            json_keys=("messages",), chat_template="plain", piece_bytes=5000, holdout="0.2", workers=1,
+        )
+    )  # fmt: skip
+    assert again.finished_before
+    other, _ = run(folder, tmp_path / "one", piece_bytes=5000, holdout="0.2", chat_train_on="last", overwrite=True)
+    assert other.id != one.id
+
+
+def test_a_crash_at_any_call_loses_nothing(records, tmp_path, monkeypatch):
+    folder, _ = records
+    (tmp_path / "in.jsonl").write_bytes(b"".join((folder / "a.jsonl").read_bytes().splitlines(keepends=True)[:12]))
+
+    def job(name: str) -> mdata.PreprocessOptions:
+        return mdata.PreprocessOptions(
+            input=(str(tmp_path / "in.jsonl"),), output_prefix=str(tmp_path / name / "x"),
+            tokenizer_type="ByteTokenizer", chat=True, chat_template="plain", json_keys=("messages",),
+            workers=1, piece_bytes=400, checkpoint_s=0.0,
+        )  # fmt: skip
+
+    with durable_calls(monkeypatch) as calls:
+        mdata.preprocess(job("whole"))
+    wanted = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir() if path.suffix != ".json"}
+    for n in range(5, len(calls.seen), 17):
+        assert crash_at(n, lambda n=n: mdata.preprocess(job(f"cut{n}")))
+        mdata.preprocess(job(f"cut{n}"))
+        found = {path.name: path.read_bytes() for path in (tmp_path / f"cut{n}").iterdir() if path.suffix != ".json"}
+        assert found == wanted, n
+
+
+def test_bad_records_are_named(tmp_path):
+    good = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    bad = [
+        {"messages": [{"content": "a"}]},
+        {"messages": [{"role": "assistant", "content": ["a"]}]},
+        {"messages": [{"role": "user", "content": "a"}]},
+        {"messages": [{"role": "assistant", "content": "\ud800"}]},
+    ]
+    source = tmp_path / "x.jsonl"
+    source.write_text("".join(json.dumps(one) + "\n" for one in [good, bad[0], good]))
+    with pytest.raises(BadInputError, match=r"x.jsonl:2: key 'messages': message 1 has no role"):
+        run(source, tmp_path / "x")
+    source.write_text("".join(json.dumps(one) + "\n" for one in [good, *bad, good, {"text": "a"}]))
+    manifest, corpus = run(source, tmp_path / "y", on_error="skip")
+    assert manifest.provenance.skipped == {"bad-chat": 3, "no-key": 1, "surrogate": 1}
+    assert corpus.num_documents == 2
+    assert corpus.document(1).tolist() == corpus.document(0).tolist()
+    template = tmp_path / "refusing.jinja"
+    template.write_text(
+        "{{ raise_exception('too short') if messages and messages[0].role == 'assistant' else messages[0].content }}"
+    )
+    source.write_text(json.dumps(good) + "\n" + json.dumps({"messages": good["messages"][1:]}) + "\n")
+    with pytest.raises(BadInputError, match=r"x.jsonl:2: the chat template fails: too short"):
+        run(source, tmp_path / "z", chat_template=str(template), tokenizer_type="HuggingFaceTokenizer",
+            tokenizer_model=str(GOLDEN / "tokenizer"), )  # fmt: skip
+
+
+def test_the_template_of_a_tokenizer(records, tmp_path):
+    folder, found = records
+    model = tmp_path / "tokenizer"
+    model.mkdir()
+    (model / "tokenizer.json").write_bytes((GOLDEN / "tokenizer" / "tokenizer.json").read_bytes())
+    config = json.loads((GOLDEN / "tokenizer" / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": OWN}))
+    options = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": str(model), "chat_template": None}
+    manifest, corpus = run(folder, tmp_path / "own", **options)
+    assert manifest.provenance.options["chat_template"]["name"] == "tokenizer"
+    spelled = sum(m["content"].count("<|endoftext|>") for one in found for m in one)
+    assert manifest.provenance.special_in_text == spelled > 0
+    tokenizer = load_tokenizer(TokenizerSpec(type="HuggingFaceTokenizer", model=str(model)))
+    eod = tokenizer.special_ids["<|endoftext|>"]
+    for number in range(20):
+        whole = "".join(f"<|endoftext|>{m['role']}: {m['content']}<|endoftext|>" for m in found[number])
+        assert tokenizer.decode(corpus.document(number).tolist()) == whole
+        trained = spans(corpus, number)[1::2]
+        assert [tokenizer.decode(one) for one in trained] == [
+            f"{m['content']}<|endoftext|>" for m in found[number][1::2]
+        ]
+        assert all(one[-1] == eod for one in trained)
+    plain = {**options, "tokenizer_options": (("special_in_text", "plain"),)}
+    with pytest.raises(UsageError, match="spells its control tokens"):
+        run(folder, tmp_path / "plain", **plain)
+
+
+def test_what_goes_with_no_conversation_is_refused(records, tmp_path):
+    folder, _ = records
+    for changes, said in (
+        ({"chat_train_on": "user"}, "chat_train_on=user"),
+        ({"split_sentences": True}, "not split into sentences"),
+        ({"input_format": "text"}, "is text"),
+        ({"chat_template": "chatml"}, "no token"),
+        ({"chat_template": None}, "no token"),
+        ({"tokenizer_type": "NullTokenizer", "tokenizer_options": (("vocab_size", 9),)}, "cannot tokenize parts"),
+    ):
+        with pytest.raises((UsageError, BadInputError), match=said):
+            run(folder / "a.jsonl", tmp_path / "x", **changes)
+
+
+def test_an_estimate_of_conversations(records):
+    folder, _ = records
+    options = mdata.PreprocessOptions(
+        input=(str(folder),), output_prefix="x", tokenizer_type="ByteTokenizer", chat=True, json_keys=("messages",),
+        chat_template="plain", workers=1,
+    )  # fmt: skip
+    assert mdata.estimate(options).documents == 300

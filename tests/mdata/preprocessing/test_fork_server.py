@@ -1,0 +1,244 @@
+"""The process that workers are forked from: one thread, nothing left when its owner dies, the end of each known."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import mdata
+from mdata.preprocessing.encode import EncodeSpec
+from mdata.preprocessing.fork_server import WorkerSetup, _live, _serve
+from mdata.preprocessing.worker_pool import Pool, _slots_of_each, _Worker
+from mdata.sources.chunk import pieces
+from mdata.sources.input_files import find_files
+from mdata.sources.record_batch import ReadSpec
+from mdata.tokenizers.base.tokenizer import Recipe, TokenizerSpec
+from mdata.tokenizers.registry import load_tokenizer
+from tests.mdata.preprocessing.test_preprocess import GOLDEN, children_of, options
+
+SPEC = EncodeSpec(ReadSpec(), None, "uint16")
+NURSERY = import_module("mdata.preprocessing.fork_server")  # mdata.preprocess is the function, too
+
+
+def work(piece_bytes: int = 100):
+    return pieces(find_files((str(GOLDEN / "corpus.jsonl"),)), piece_bytes, spec=ReadSpec())
+
+
+def workers_of(nursery: int, count: int) -> list[int]:
+    """The first may give a result before the last is forked."""
+    while len(found := children_of(nursery)) < count:
+        time.sleep(0.01)
+    return found
+
+
+@pytest.mark.parametrize("engine", ["gigatoken", "tiktoken", "tokenizers"])
+def test_it_has_one_thread_when_it_forks(engine):
+    """Else a lock that another thread held would stay locked in every worker."""
+    spec = TokenizerSpec(type="HuggingFaceTokenizer", model=str(GOLDEN / "tokenizer"), engine=engine)
+    with Pool(2) as pool:
+        for result in pool.encode(work(), load_tokenizer(spec), spec=SPEC):
+            assert len(list(Path(f"/proc/{pool._nursery.process.pid}/task").iterdir())) == 1
+            result.release()
+
+
+class Messages:
+    """A connection through which these come."""
+
+    def __init__(self, *messages: object) -> None:
+        self._messages = list(messages)
+
+    def recv(self) -> object:
+        return self._messages.pop(0)
+
+
+def recipe_of(tokenizer) -> Recipe:
+    return Recipe(tokenizer.name, dict(tokenizer.files), dict(tokenizer.options), tokenizer.engine)
+
+
+BYTES = Recipe("ByteTokenizer", {}, {}, "byte")
+NO_TOKENIZER = Recipe("HuggingFaceTokenizer", {}, {}, "gigatoken")
+
+
+@pytest.mark.parametrize(("expected", "built"), [([], 1), ("the same", 1), ([BYTES], 2), ([NO_TOKENIZER], 2)], ids=str)
+def test_a_tokenizer_that_was_expected_is_built_once_and_any_other_is_left(monkeypatch, expected, built):
+    tokenizer = load_tokenizer("HuggingFaceTokenizer", GOLDEN / "tokenizer")
+    setup = WorkerSetup(recipe_of(tokenizer), SPEC)
+    made = []
+    real = NURSERY.build_tokenizer
+    monkeypatch.setattr(NURSERY, "build_tokenizer", lambda name, *w, **k: (made.append(name), real(name, *w, **k))[1])
+    found, spec = NURSERY._prepared(Messages(*([setup.recipe] if expected == "the same" else expected), setup))
+    assert (len(made), spec) == (built, SPEC)
+    assert recipe_of(found) == setup.recipe
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "huggingface", "huggingface, tiktoken"])
+def test_what_is_announced_is_what_is_taken(tmp_path, kind):
+    announced: list[Recipe] = []
+    if kind == "gpt2":
+        model = json.loads((GOLDEN / "tokenizer" / "tokenizer.json").read_text())["model"]
+        (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+        merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
+        (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
+        vocabulary, merges = str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")
+        spec = TokenizerSpec(
+            type="GPT2BPETokenizer", vocab_file=vocabulary, merge_file=merges, announce=announced.append
+        )
+    else:
+        folder, engine = str(GOLDEN / "tokenizer"), kind.partition(", ")[2] or "auto"
+        spec = TokenizerSpec(type="HuggingFaceTokenizer", model=folder, engine=engine, announce=announced.append)
+    taken = recipe_of(load_tokenizer(spec))
+    assert announced == [taken]
+
+
+def test_who_leaves_while_a_vocabulary_is_sent_leaves_nothing_behind(monkeypatch):
+    """The pipe is not closed under the thread that sends through it."""
+    before = set(multiprocessing.active_children())  # other tests' ranks live on
+    sent, send = [], NURSERY.Nursery._send
+    monkeypatch.setattr(NURSERY.Nursery, "_send", lambda self, message: (send(self, message), sent.append(message)))
+    with Pool(2) as pool:
+        pool.expect(BYTES._replace(files={"large": bytes(64 << 20)}))
+    assert len(sent) == 1
+    assert set(multiprocessing.active_children()) <= before
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("nursery")]
+
+
+def test_a_wrong_expectation_changes_nothing():
+    tokenizer = load_tokenizer("HuggingFaceTokenizer", GOLDEN / "tokenizer")
+
+    def ids(*expected: Recipe) -> list[list[int]]:
+        found = []
+        with Pool(2) as pool:
+            for recipe in expected:
+                pool.expect(recipe)
+            for result in pool.encode(work(), tokenizer, spec=SPEC):
+                found.append(result.encoded.parts[0].tokens.tolist())
+                result.release()
+        return found
+
+    assert ids() == ids(recipe_of(tokenizer)) == ids(BYTES) == ids(NO_TOKENIZER)
+
+
+@pytest.mark.parametrize(("name", "first"), [("corpus.jsonl", [0, 0, 0, 1, 1, 1]), ("corpus.jsonl.gz", [0] * 6)])
+def test_workers_have_their_next_piece_while_they_work(tmp_path, monkeypatch, name, first):
+    """Not one that carries its text, for which there is no room in a pipe. All have something before any has more."""
+    (tmp_path / "corpus.jsonl").write_bytes(b'{"text": "ab"}\n' * 100)
+    (tmp_path / "corpus.jsonl.gz").write_bytes(gzip.compress(b'{"text": "ab"}\n' * 100))
+    found = pieces(find_files((str(tmp_path / name),)), 100, spec=ReadSpec())
+    tokenizer = load_tokenizer(TokenizerSpec(type="ByteTokenizer"))
+    had, give = [], _Worker.give
+    monkeypatch.setattr(_Worker, "give", lambda self, *words: (had.append(len(self.tasks)), give(self, *words)))
+    with Pool(3) as pool:
+        for result in pool.encode(found, tokenizer, spec=SPEC):
+            result.release()
+    assert had[: len(first)] == first
+
+
+def test_slots_are_many_where_workers_are_few():
+    assert [_slots_of_each(workers) for workers in (2, 64, 100, 500)] == [8, 8, 5, 4]
+
+
+def test_the_slot_that_came_back_last_is_used_first():
+    (piece, *_) = work()
+    worker = _Worker(8)
+    used = set()
+    for number in range(20):
+        worker.give(number, piece)
+        _, slot, _ = worker.theirs.recv()
+        used.add(slot)
+        worker.theirs.send((number, slot, ValueError("no arrays")))
+        worker.take()[2]()
+    assert len(used) == 1
+    worker.close()
+
+
+@pytest.mark.parametrize(("workers", "ahead"), [(1, 2), (3, 3)])
+def test_as_many_results_wait_for_the_writer_as_there_are_workers(tmp_path, monkeypatch, workers, ahead):
+    filling = import_module("mdata.preprocessing.write_loop")
+    seen = []
+    real = filling.Behind
+    monkeypatch.setattr(filling, "Behind", lambda work, *, ahead: (seen.append(ahead), real(work, ahead=ahead))[1])
+    mdata.preprocess(options(tmp_path, workers=workers, piece_bytes=100))
+    assert seen == [ahead]
+
+
+def test_a_worker_ends_at_once_when_the_pool_is_left():
+    with Pool(3) as pool:
+        results = pool.encode(work(), load_tokenizer(TokenizerSpec(type="ByteTokenizer")), spec=SPEC)
+        next(results)
+        workers = workers_of(pool._nursery.process.pid, 3)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+
+
+@pytest.mark.parametrize("code", [signal.SIGKILL, signal.SIGTERM])
+def test_how_a_worker_ended_is_known(code):
+    with Pool(2) as pool:
+        results = pool.encode(work(), load_tokenizer(TokenizerSpec(type="ByteTokenizer")), spec=SPEC)
+        next(results)
+        os.kill(workers_of(pool._nursery.process.pid, 2)[1], code)
+        assert pool._nursery.how_it_ended(1) == -code
+
+
+OWNER = """
+import sys, multiprocessing
+from tests.mdata.preprocessing.test_fork_server import *
+with Pool(2) as pool:
+    results = pool.encode(work(), load_tokenizer(TokenizerSpec(type="ByteTokenizer")), spec=SPEC)
+    next(results)
+    (nursery,) = multiprocessing.active_children()
+    print(nursery.pid, *workers_of(nursery.pid, 2), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_nothing_is_left_when_the_owner_is_killed():
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], cwd=GOLDEN.parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    pids = [int(pid) for pid in owner.stdout.readline().split()]
+    assert len(pids) == 3
+    owner.kill()
+    said = owner.communicate(timeout=60)[1]
+    end = time.monotonic() + 30
+    while any(map(is_alive, pids)) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not any(map(is_alive, pids)) and said == ""
+
+
+@pytest.mark.parametrize("life", ["nursery", "worker"])
+def test_a_message_that_its_killed_owner_could_not_finish_is_the_end(life):
+    """A vocabulary, or a piece with its text, is longer than what a pipe holds."""
+    ours, theirs = multiprocessing.Pipe()
+    os.write(ours.fileno(), (100).to_bytes(4, "big") + b"the first of 100 bytes")
+    ours.close()
+    if life == "nursery":
+        _live(theirs, [], [])
+    else:
+        _serve(theirs, [], load_tokenizer(TokenizerSpec(type="ByteTokenizer")), SPEC)
+    with pytest.raises(EOFError):
+        theirs.recv()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_no_process_is_left_over():
+    before = set(multiprocessing.active_children())
+    with Pool(2):
+        pass
+    assert set(multiprocessing.active_children()) <= before

@@ -1,0 +1,174 @@
+"""Parts and the held-out share: each document goes where the twin says, through the whole engine too."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mdata
+from mdata import UsageError
+from mdata.corpus.origins import open_origins
+from mdata.preprocessing.encode import HOLDOUT_BITS, held_out
+from mdata.preprocessing.partitions import Routes
+from mdata.reference.preprocess import HELD_OUT, part_of, routes_of
+from mdata.reference.records import record
+from mdata.sources.record_batch import Column
+from tests.helpers.examples import examples
+from tests.helpers.notes import Notes
+from tests.mdata.preprocessing.test_preprocess import GOLDEN, TOKENIZER, options, pair
+from tests.mdata.preprocessing.twin import pair_of
+
+
+@examples(200)
+@given(
+    rows=st.lists(st.booleans(), max_size=40),
+    first=st.integers(0, 10),
+    partitions=st.integers(1, 9),
+    sequential=st.booleans(),
+    share=st.sampled_from(["0", "0.3", "0.50", "1"]),
+)
+def test_routes_are_those_of_the_twin(rows, first, partitions, sequential, share):
+    """`rows` says which rows are good; those before `first` were taken by an earlier piece."""
+    kept = [row for row, good in enumerate(rows) if good and row >= first]
+    texts = [[f"text {row}", "b"] if row % 3 else [] for row in kept]
+    routes = Routes(partitions, max(1, -(-len(rows) // partitions)) if sequential else None, share != "0")
+    held_below = int(float(share) * 2**HOLDOUT_BITS)
+    column = Column(
+        [text for document in texts for text in document], np.cumsum([*map(len, texts)], dtype=int).tolist()
+    )
+    held = held_out((column,), held_below) if held_below else None
+    found = routes.of(np.array(kept, np.int64), held)
+    expected = routes_of(
+        list(zip(kept, texts, strict=True)), len(rows), partitions=partitions, sequential=sequential, share=share
+    )
+    assert [HELD_OUT if route == partitions else route for route in found.tolist()] == expected
+    assert all(0 <= route < routes.num_routes for route in found.tolist())
+
+
+@examples(100)
+@given(num_rows=st.integers(1, 200), partitions=st.integers(1, 30))
+def test_sequential_parts_are_runs_of_one_length_but_for_the_last(num_rows, partitions):
+    parts = [part_of(row, num_rows, partitions=partitions, sequential=True) for row in range(num_rows)]
+    assert parts == sorted(parts)
+    sizes = [len(list(run)) for _, run in itertools.groupby(parts)]
+    assert len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0] == -(-num_rows // partitions)
+    rows = np.arange(num_rows)
+    assert Routes(partitions, -(-num_rows // partitions), False).of(rows, None).tolist() == parts
+
+
+def test_names_and_prefixes(tmp_path):
+    plain, parts = Routes(1, None, True), Routes(3, 5, True)
+    given_options = options(tmp_path)
+    assert [plain.name("text", route) for route in range(2)] == ["text", "text/holdout"]
+    assert [parts.name("text", route) for route in range(4)] == [*(f"text/part{i}" for i in range(3)), "text/holdout"]
+    names = [parts.prefix(given_options, "text", route=route).name for route in range(4)]
+    assert names == [*(f"out_{i}_text_document" for i in range(3)), "out_holdout_text_document"]
+    assert plain.prefix(given_options, "text", route=0).name == "out_text_document"
+    assert (plain.step, Routes(3, None, False).step, parts.step) == (1, 3, 1)
+
+
+def several_files(folder):
+    """The golden corpus with bad rows put in, cut into three files, one of them empty."""
+    folder.mkdir()
+    lines = (GOLDEN / "corpus.jsonl").read_text(encoding="utf-8").splitlines() * 3
+    lines[4] = '{"text": 7}'
+    lines[11] = ""
+    lines[26] = "{"
+    files = {"0.jsonl": lines[:9], "1.jsonl": [], "2.jsonl": lines[9:]}
+    for name, some in files.items():
+        (folder / name).write_text("\n".join(some), encoding="utf-8")
+    return [folder / name for name in files]
+
+
+def expected_documents(paths, *, partitions, sequential, share, eod):
+    """The twin of the whole: result name -> [(sequences of ids, (file, row))]."""
+    places = [
+        (number, row, line)
+        for number, path in enumerate(paths)
+        for row, line in enumerate(path.read_bytes().splitlines(), 1)
+    ]
+    found = {f"part{part}": [] for part in range(partitions)} | {HELD_OUT: []}
+    for at, (file, row, line) in enumerate(places):
+        values = record(line, ("text",))
+        if isinstance(values, str):
+            continue
+        texts = [values[0]] if isinstance(values[0], str) else values[0]
+        (route,) = routes_of([(at, texts)], len(places), partitions=partitions, sequential=sequential, share=share)
+        sequences = [ids for ids in (TOKENIZER.encode_batch([text])[0].tolist() for text in texts) if ids]
+        if sequences and eod is not None:
+            sequences[-1].append(eod)
+        found[route if route == HELD_OUT else f"part{route}"].append((sequences, (file, row)))
+    return found
+
+
+@pytest.mark.parametrize("share", ["0", "0.4"])
+@pytest.mark.parametrize("sequential", [False, True])
+@pytest.mark.parametrize(("partitions", "workers"), [(2, 2), (5, 1), (50, 1)])
+def test_the_whole_engine_is_its_twin(tmp_path, partitions, sequential, share, workers):
+    paths = several_files(tmp_path / "in")
+    result = mdata.preprocess(
+        options(
+            tmp_path,
+            input=tuple(map(str, paths)),
+            partitions=partitions,
+            keep_sequential_samples=sequential,
+            holdout=share,
+            append_eod=True,
+            on_error="skip",
+            workers=workers,
+            piece_bytes=130,
+        )
+    )
+    expected = expected_documents(paths, partitions=partitions, sequential=sequential, share=share, eod=TOKENIZER.eod)
+    if share == "0":
+        assert expected.pop(HELD_OUT) == []
+    assert len(result.manifests) == len(expected) + 1
+    for name, documents in expected.items():
+        stem = f"out_{name.removeprefix('part')}_text_document"
+        assert_is(tmp_path, stem, documents, result.manifests[f"text/{name}"])
+    merged = [document for name, documents in expected.items() if name != HELD_OUT for document in documents]
+    assert_is(tmp_path, "out_text_document", merged, result.manifests["text"])
+    bins = [pair(tmp_path, f"out_{part}_text_document")[0] for part in range(partitions)]
+    assert b"".join(bins) == pair(tmp_path)[0]
+
+
+def assert_is(folder, stem, documents, manifest):
+    assert pair(folder, stem) == pair_of([sequences for sequences, _ in documents], code=8), stem
+    origins = open_origins(folder / f"{stem}.origins")
+    assert [origins.of_document(number) for number in range(len(documents))] == [place for _, place in documents]
+    assert manifest.shards[0].documents == manifest.provenance.records == len(documents)
+    assert manifest.provenance.skipped == {"bad-value": 1, "blank": 1, "not-json": 1}
+    bins = [0] * 65
+    for sequences, _ in documents:
+        bins[sum(map(len, sequences)).bit_length()] += 1
+    assert manifest.statistics.document_lengths == np.trim_zeros(bins, "b")
+    assert mdata.verify(folder / f"{stem}.json", full=True).problems == ()
+
+
+def test_runs_of_rows_need_an_input_that_can_be_read_twice(tmp_path):
+    (tmp_path / "x.jsonl").write_text(json.dumps({"text": "a"}))
+    for inputs in (("-",), (str(tmp_path / "x.jsonl"), "-")):
+        with pytest.raises(UsageError, match="stdin is read once only"):
+            mdata.preprocess(options(tmp_path, input=inputs, partitions=2, keep_sequential_samples=True))
+
+
+def test_parts_that_an_earlier_run_left_are_named(tmp_path):
+    """With fewer parts, or none: what is not made again, and nothing that only looks like it."""
+    job = options(tmp_path, tokenizer_type="ByteTokenizer", tokenizer_model=None, workers=1)
+    mdata.preprocess(replace(job, output_prefix=str(tmp_path / "out_0")))
+    notes = Notes()
+    mdata.preprocess(replace(job, output_prefix=str(tmp_path / "out_00"), partitions=3, holdout="0.3"), notes)
+    assert notes.lines == []
+    mdata.preprocess(replace(job, partitions=3, holdout="0.3", overwrite=True))
+    for partitions, left in ((2, ["2", "holdout"]), (1, ["0", "1", "2", "holdout"])):
+        notes = Notes()
+        mdata.preprocess(replace(job, partitions=partitions, overwrite=True), notes)
+        said = [line for line in notes.lines if "of an earlier run and is kept" in line]
+        assert [line.partition("_text_document")[0].rpartition("out_")[2] for line in said] == left
+        assert all(str(tmp_path / "out") in line and "remove its files" in line for line in said)

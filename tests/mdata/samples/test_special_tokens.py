@@ -1,0 +1,96 @@
+"""What samples need of a tokenizer, read off it or given."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import mdata
+from mdata import UsageError, open_corpus
+from mdata.samples.bert import BertOptions, BertSamples
+from mdata.samples.special_tokens import MaskedVocabulary, vocabulary_from, vocabulary_of
+from mdata.samples.t5 import T5Options, T5Samples
+
+ENTRIES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "red", "blue", "##s", "##ish", "green", "sky", "."]
+
+
+def preprocessed(tmp_path, name: str, **more):
+    (tmp_path / "vocab.txt").write_text("".join(f"{entry}\n" for entry in ENTRIES))
+    records = [{"text": ["reds blueish .", "sky green .", f"blues {'sky ' * n}."]} for n in range(9)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    options = mdata.PreprocessOptions(
+        input=(str(tmp_path / "x.jsonl"),),
+        output_prefix=str(tmp_path / "x"),
+        tokenizer_type=name,
+        vocab_file=str(tmp_path / "vocab.txt"),
+        **more,
+    )
+    mdata.preprocess(options)
+    return open_corpus(tmp_path / "x_text_document.json")
+
+
+def test_a_wordpiece_tokenizer_says_it_all(tmp_path):
+    corpus = preprocessed(tmp_path, "BertWordPieceCase")
+    found = vocabulary_of(corpus)
+    assert (found.pad, found.cls, found.sep, found.mask) == (0, 2, 3, 4)
+    assert (found.bos, found.eos) == (2, 3)
+    assert found.continuations == (7, 8)
+    assert found.sentinels == tuple(range(12, 112))
+    assert found.ids == tuple(range(112))
+    bert = BertSamples(corpus, (0, 9), options=BertOptions(sequence_length=20))
+    assert set(bert.sample(0)["text"].tolist()) <= set(found.ids)
+    t5 = T5Samples(corpus, (0, 9), options=T5Options(encoder_length=20, decoder_length=12))
+    assert t5.sample(0)["text_dec"][0] == 2
+
+
+def test_without_sentinels_there_is_no_t5(tmp_path):
+    corpus = preprocessed(tmp_path, "BertWordPieceLowerCase")
+    assert vocabulary_of(corpus).sentinels == ()
+    BertSamples(corpus, (0, 9), options=BertOptions(sequence_length=20))
+    with pytest.raises(UsageError, match=r"names no sentinels(.|\n)*<extra_id_0>(.|\n)*\(sentinels=...\)"):
+        T5Samples(corpus, (0, 9), options=T5Options(encoder_length=20, decoder_length=12))
+
+
+def test_the_fork_of_2023_has_ends_of_its_own(tmp_path):
+    corpus = preprocessed(tmp_path, "BertWordPieceCase", tokenizer_options=(("compat", "megatron-2023"),))
+    found = vocabulary_of(corpus)
+    assert (found.bos, found.eos, found.cls, found.sep) == (12, 13, 2, 3)
+    assert found.ids == tuple(range(14))
+
+
+def test_names_decide():
+    found = vocabulary_from({"a": 0, "##b": 1, "[MASK]": 2, "<extra_id_0>": 4, "<extra_id_1>": 3, "<extra_id_3>": 5})
+    assert found.sentinels == (4, 3)
+    assert (found.cls, found.bos, found.pad, found.mask) == (None, None, None, 2)
+    with pytest.raises(UsageError, match="no cls and no sep"):
+        found.require("cls", "sep", "mask")
+
+
+def test_a_tokenizer_without_such_names_is_told(tmp_path):
+    write = tmp_path / "x.jsonl"
+    write.write_text('{"text": ["ab", "c"]}\n')
+    options = {"input": (str(write),), "output_prefix": str(tmp_path / "x"), "tokenizer_type": "ByteTokenizer"}
+    mdata.preprocess(mdata.PreprocessOptions(**options))
+    corpus = open_corpus(tmp_path / "x_text_document.json")
+    with pytest.raises(UsageError, match=r"does not say(.|\n)*ByteTokenizer(.|\n)*--tokenizer-type BertWordPiece"):
+        vocabulary_of(corpus)
+
+
+@pytest.mark.parametrize(("pad", "megatron"), [(None, -1), (0, 0), (6, -1), (2, -1), (9, -1), (7, 7)])
+def test_megatron_pads_with_an_id_that_means_nothing_else(pad, megatron):
+    known = MaskedVocabulary(ids=tuple(range(9)), cls=2, sep=3, mask=4, bos=5, eos=6, sentinels=(9,), pad=pad)
+    assert known.megatron_pad == megatron
+
+
+@pytest.mark.parametrize("wrong", [{"ids": ()}, {"ids": (2, 1)}, {"ids": (1, 1)}, {"ids": (-1, 1)}, {"pad": 1 << 31}])
+def test_ids_that_are_none_are_refused(wrong):
+    with pytest.raises(UsageError):
+        MaskedVocabulary(**{"ids": (0, 1), **wrong})
+
+
+def test_the_fingerprint_knows_everything():
+    known = {"ids": (0, 1, 2), "cls": 1}
+    others = [{"ids": (0, 1)}, {"cls": 2}, {"sep": 1}, {"continuations": (2,)}, {"sentinels": (2,)}]
+    prints = {MaskedVocabulary(**{**known, **other}).fingerprint for other in ({}, *others)}
+    assert len(prints) == 6

@@ -1,0 +1,171 @@
+"""Which files a user's words name, in which order, and what each of them holds."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from mdata.errors import UsageError
+from mdata.sources.input_files import check_unchanged, find_files
+from tests.mdata.sources.inputs import PACKERS, SKIPPABLE, write
+
+
+def test_order_is_sorted_and_endings_are_known(tmp_path):
+    for name in ["b.jsonl", "a.json", "sub/c.jsonl.gz", "note.txt", "e.jsonl.bin", ".d.jsonl", ".cache/f.json"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}\n")
+
+    def names(*inputs, **options):
+        return [str(file.path.relative_to(tmp_path)) for file in find_files(inputs, **options)]
+
+    assert names(tmp_path) == ["a.json", "b.jsonl", "note.txt", "sub/c.jsonl.gz"]
+    assert names(tmp_path, format="jsonl") == ["a.json", "b.jsonl", "sub/c.jsonl.gz"]
+    assert names(tmp_path, format="text") == ["note.txt"]
+    assert names(tmp_path / "b.jsonl", str(tmp_path / "*.json")) == ["b.jsonl", "a.json"]
+    assert names(str(tmp_path / "**" / "*.gz")) == ["sub/c.jsonl.gz"]
+    assert names(tmp_path / "e.jsonl.bin", tmp_path / ".d.jsonl") == ["e.jsonl.bin", ".d.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [("a.JSONL", "jsonl"), ("a.jsonlines", "jsonl"), ("a.ndjson", "jsonl"), ("a.NDJSON.GZ", "jsonl"),
+     ("A.Json", "jsonl"),
+     ("a.TXT", "text"), ("a.Md.Xz", "text")],
+)  # fmt: skip
+def test_endings_are_known_in_any_case(tmp_path, name, format):
+    """A folder of .JSONL files gave nothing of them, and said nothing."""
+    (tmp_path / "b.jsonl").write_text("{}\n")
+    (tmp_path / name).write_text("{}\n")
+    assert {(file.path.name, file.format) for file in find_files([tmp_path])} == {("b.jsonl", "jsonl"), (name, format)}
+
+
+@pytest.mark.parametrize(
+    "address", ["s3://b/x.jsonl", "gs://b/*.gz", "hf://datasets/a", "https://x.y/z", "abfss://c@a/x"]
+)
+def test_addresses_are_told_from_files(address):
+    with pytest.raises(UsageError, match="not read yet") as caught:
+        find_files([address])
+    assert "copy it first, with " in str(caught.value)
+
+
+def test_an_address_of_this_machine(tmp_path):
+    with pytest.raises(UsageError, match=f"try: {tmp_path}/x"):
+        find_files([f"file://{tmp_path}/x"])
+
+
+def test_a_file_whose_name_holds_a_star_is_itself(tmp_path):
+    (tmp_path / "a*.jsonl").write_text("{}\n")
+    (tmp_path / "ab.jsonl").write_text("{}\n")
+    assert [f.path.name for f in find_files([tmp_path / "a*.jsonl"])] == ["a*.jsonl"]
+
+
+@pytest.mark.parametrize("compression", PACKERS)
+@pytest.mark.parametrize("data", [b"", b"{}\n"])
+def test_content_says_how_a_file_is_packed(tmp_path, compression, data):
+    (tmp_path / "plain.jsonl.gz").write_bytes(b"{}\n")
+    (tmp_path / "packed.jsonl").write_bytes(PACKERS[compression](data))
+    kinds = [file.compression for file in find_files([tmp_path / "plain.jsonl.gz", tmp_path / "packed.jsonl"])]
+    assert kinds == ["none", compression]
+
+
+def test_a_file_may_begin_with_a_skippable_frame_and_text_with_letters_of_a_mark(tmp_path):
+    (tmp_path / "a").write_bytes(SKIPPABLE)
+    (tmp_path / "b.txt").write_bytes(b"BZh is how bzip2 begins")
+    assert [file.compression for file in find_files([tmp_path / "a", tmp_path / "b.txt"])] == ["zstd", "none"]
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        ("a.txt", "text"),
+        ("a.md", "text"),
+        ("a.text", "text"),
+        ("a.jsonl", "jsonl"),
+        ("a.json", "jsonl"),
+        ("a", "jsonl"),
+    ],
+)
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_endings_tell_text_from_lines(tmp_path, name, format, compression):
+    file = write(tmp_path, b"x", compression, name=name)
+    assert (file.format, file.streamed) == (format, compression != "none")
+    (asked,) = find_files([file.path], format="text")
+    assert asked.format == "text"
+
+
+def test_parquet_is_known_by_its_first_bytes(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b"PAR1....")
+    (file,) = find_files([tmp_path / "a.jsonl"])
+    assert (file.format, file.streamed) == ("parquet", True)
+    with pytest.raises(UsageError, match=r"a\.jsonl holds parquet data, and the format asked for is jsonl"):
+        find_files([tmp_path / "a.jsonl"], format="jsonl")
+    (tmp_path / "b.parquet").write_bytes(b"{}\n")
+    with pytest.raises(UsageError, match="holds no parquet data"):
+        find_files([tmp_path / "b.parquet"], format="parquet")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("none.jsonl", "none.jsonl: No such file or directory"),
+        ("*.csv", "no file fits this pattern"),
+        ("empty", r"in this folder\n  expected: files named \*.jsonl, \*.json, .*\*.parquet, .*; but for .parquet"),
+        ("pipe", "is not a regular file"),
+        ("x.zip", "holds a zip archive, which is not read"),
+        ("twice", "is named twice"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path, name, text):
+    (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "x.zip").write_bytes(b"PK\x03\x04....")
+    (tmp_path / "twice").write_text("{}\n")
+    inputs = [tmp_path / name] * (2 if name == "twice" else 1)
+    with pytest.raises(UsageError, match=text):
+        find_files(inputs)
+
+
+def test_no_input_and_unknown_formats_are_usage():
+    with pytest.raises(UsageError, match="no input is named"):
+        find_files([])
+    with pytest.raises(UsageError, match="input format 'csv'"):
+        find_files(["-"], format="csv")
+
+
+def test_standard_input_is_a_file_without_size():
+    (file,) = find_files(["-"], format="text")
+    assert (str(file.path), file.size_bytes, file.format, file.streamed) == ("-", 0, "text", True)
+    check_unchanged(file)
+    with pytest.raises(UsageError, match="- is named twice"):
+        find_files(["-", "-"])
+    with pytest.raises(UsageError, match="parquet cannot be read from standard input"):
+        find_files(["-"], format="parquet")
+
+
+def test_a_file_that_changes_is_refused(tmp_path):
+    file = write(tmp_path, b'{"text": "a"}\n')
+    check_unchanged(file)
+    file.path.write_text('{"text": "a"}\n' * 2)
+    with pytest.raises(UsageError, match="was changed while it was read"):
+        check_unchanged(file)
+    file.path.unlink()
+    with pytest.raises(UsageError, match="No such file"):
+        check_unchanged(file)
+
+
+def test_a_folder_inside_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
+    for name in ("open", "shut"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.jsonl").write_text('{"text": "x"}\n')
+    real = os.scandir
+
+    def scandir(folder):
+        if str(folder).endswith("shut"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+        return real(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(UsageError, match="shut: Permission denied"):
+        find_files([tmp_path])

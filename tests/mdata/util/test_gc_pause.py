@@ -1,0 +1,24 @@
+"""Garbage is left inside, and looked for again as it was before, also behind an error and inside of itself."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from mdata.util.gc_pause import garbage_left
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_it_is_as_it_was_before(on):
+    was_on = gc.isenabled()
+    gc.enable() if on else gc.disable()
+    try:
+        with pytest.raises(KeyError), garbage_left():
+            with garbage_left():
+                assert not gc.isenabled()
+            assert not gc.isenabled()
+            raise KeyError
+        assert gc.isenabled() == on
+    finally:
+        gc.enable() if was_on else gc.disable()

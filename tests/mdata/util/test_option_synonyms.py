@@ -1,0 +1,75 @@
+"""Words of other programs lead to ours: in every command line, in the configuration of a run, in names of types."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from cli.console import Parser
+from cli.mdata import COMMANDS as MDATA
+from cli.mtrain import COMMANDS as MTRAIN
+from mdata.errors import UsageError
+from mdata.tokenizers.registry import _MODULES, load_tokenizer
+from mdata.util.option_synonyms import SYNONYMS, nearest, normal
+from trainer.config import key_names
+
+
+def parser_of(command: object) -> Parser:
+    module = import_module(command.module)
+    made = Parser(prog=command.name)
+    module.add_arguments(made)
+    return made
+
+
+def options() -> set[str]:
+    return {one for command in (*MDATA, *MTRAIN) for a in parser_of(command)._actions for one in a.option_strings}
+
+
+def test_every_word_leads_to_a_name_that_exists():
+    known = options() | set(key_names()) | set(_MODULES)
+    for word, names in SYNONYMS.items():
+        assert word == normal(word) and names
+        assert set(names) <= known, word
+
+
+@pytest.mark.parametrize(
+    ("typed", "known", "meant"),
+    [
+        ("--num-proc", ["--workers", "--input"], "--workers"),
+        ("--num_proc", ["--workers"], "--workers"),
+        ("--APPEND_EOD", ["--append-eod"], "--append-eod"),
+        ("gpt2bpetokenizer", list(_MODULES), "GPT2BPETokenizer"),
+        ("learning_rate", ["lr", "min_lr"], "lr"),
+        ("learning_rate", key_names(), "optimizer.lr"),
+        ("tp", key_names(), "mesh.tp"),
+        ("steps", key_names(), "train.steps"),
+        ("--worker", ["--workers"], "--workers"),
+        ("--num-proc", ["--colour"], None),
+        ("same", ["same"], None),
+    ],
+)
+def test_by_meaning_then_by_spelling(typed, known, meant):
+    assert nearest(typed, known) == meant
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "hint"),
+    [
+        ("preprocess", ["--num-proc", "8"], r"--workers\?"),
+        ("preprocess", ["--add-eos"], r"--append-eod\?"),
+        ("train", ["run.toml", "--tp", "2"], r"mesh\.tp=VALUE\?"),
+        ("train", ["run.toml", "--learning-rate", "1"], r"optimizer\.lr=VALUE\?"),
+    ],
+)
+def test_a_command_line_says_what_was_meant(command, words, hint):
+    found = next(one for one in (*MDATA, *MTRAIN) if one.name == command)
+    needed = ["--input", "a", "--output-prefix", "o", "--tokenizer-type", "T"] if command == "preprocess" else []
+    with pytest.raises(UsageError, match=hint):
+        parser_of(found).parse_intermixed_args([*needed, *words])
+
+
+def test_a_tokenizer_type_in_another_spelling():
+    with pytest.raises(UsageError, match=r"try: GPT2BPETokenizer\?"):
+        load_tokenizer("gpt2bpetokenizer", model=Path("x"))

@@ -1,0 +1,158 @@
+"""Work in a thread of its own: in order, bounded, and over when the block is left, whatever interrupts it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdata.util.ordered_worker import Behind
+from tests.helpers.examples import examples
+
+
+@examples(50)
+@given(items=st.lists(st.integers()), ahead=st.integers(1, 5))
+def test_every_item_is_worked_off_in_order_by_one_thread(items, ahead):
+    done, threads = [], set()
+
+    def work(item: int) -> None:
+        done.append(item)
+        threads.add(threading.current_thread())
+
+    with Behind(work, ahead=ahead) as behind:
+        for item in items:
+            behind.give(item)
+    assert done == items
+    assert len(threads) <= 1 and threading.current_thread() not in threads
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_no_more_than_asked_wait(ahead):
+    """One is at work, `ahead` wait: the next `give` returns only when one of them was taken."""
+    given_items, go = [], threading.Semaphore(0)
+
+    def giver() -> None:
+        with Behind(lambda item: go.acquire(), ahead=ahead) as behind:
+            for item in range(10):
+                behind.give(item)
+                given_items.append(item)
+
+    thread = threading.Thread(target=giver, daemon=True)
+    thread.start()
+    for allowed in range(ahead + 1, 11):
+        _until(lambda allowed=allowed: len(given_items) == allowed)
+        time.sleep(0.01)
+        assert len(given_items) == allowed
+        go.release()
+    go.release(ahead + 1)
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@examples(30)
+@given(count=st.integers(1, 12), at=st.integers(0, 11), ahead=st.integers(1, 4))
+def test_a_failure_of_the_work_reaches_the_giver_and_ends_the_work(count, at, ahead):
+    done = []
+
+    def work(item: int) -> None:
+        if item == at:
+            raise KeyError(item)
+        done.append(item)
+
+    def give_all() -> None:
+        with Behind(work, ahead=ahead) as behind:
+            for item in range(count):
+                behind.give(item)
+
+    if at < count:
+        with pytest.raises(KeyError, match=str(at)):
+            give_all()
+    else:
+        give_all()
+    assert done == list(range(min(at, count)))
+
+
+def test_a_giver_that_waits_is_woken_by_a_failure():
+    go = threading.Event()
+
+    def work(item: int) -> None:
+        go.wait()
+        raise OSError(item)
+
+    with pytest.raises(OSError, match="0"), Behind(work, ahead=1) as behind:
+        behind.give(0)
+        behind.give(1)
+        threading.Timer(0.05, go.set).start()
+        behind.give(2)
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+def test_leaving_by_an_error_works_off_what_was_given(kind):
+    done = []
+
+    def work(item: int) -> None:
+        time.sleep(0.02)
+        done.append(item)
+
+    with pytest.raises(kind, match="of the giver"), Behind(work, ahead=5) as behind:
+        for item in range(4):
+            behind.give(item)
+        raise kind("of the giver")
+    assert done == [0, 1, 2, 3]
+
+
+def test_the_first_of_two_errors_is_the_one_of_the_earlier_item():
+    """What was given before the giver's error comes first, so what a run says does not depend on the threads."""
+
+    def work(item: int) -> None:
+        time.sleep(0.05)
+        raise KeyError("bad row of an earlier piece")
+
+    with pytest.raises(KeyError, match="earlier piece"), Behind(work, ahead=2) as behind:
+        behind.give(0)
+        raise ValueError("a later piece cannot be read")
+    with pytest.raises(KeyboardInterrupt), Behind(work, ahead=2) as behind:
+        behind.give(0)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("first", [None, KeyboardInterrupt, ValueError])
+def test_ctrl_c_while_leaving_waits_for_the_work(first):
+    """Who leaves reads the files next: nothing may still be at work on them, however often Ctrl-C is pressed."""
+    done, main, all_given = [], threading.main_thread().ident, threading.Event()
+    assert main == threading.get_ident()
+
+    def work(item: int) -> None:
+        all_given.wait()
+        time.sleep(0.02)
+        signal.pthread_kill(main, signal.SIGINT)
+        time.sleep(0.05)
+        done.append(item)
+
+    def leave() -> None:
+        with Behind(work, ahead=5) as behind:
+            for item in range(3):
+                behind.give(item)
+            all_given.set()
+            if first:
+                raise first
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            leave()
+        seen = list(done)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == [0, 1, 2]
+
+
+def _until(true) -> None:
+    end = time.monotonic() + 10
+    while not true() and time.monotonic() < end:
+        time.sleep(0.001)
+    assert true()
