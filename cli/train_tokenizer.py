@@ -59,7 +59,7 @@ def _add_learning(group: argparse._ArgumentGroup) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Run `mdata.learn_tokenizer` and say what was learnt."""
+    """Run `learn_tokenizer` and say what was learnt."""
     given = {field.name: getattr(arguments, field.name) for field in fields(mdata.TrainOptions)}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     with console.progress() as progress:

@@ -3,6 +3,7 @@
 from . import errors as errors
 from .blend.open_blend import OpenBlend as OpenBlend
 from .blend.open_blend import open_blend as open_blend
+from .blend.open_blend import plan_blend as plan_blend
 from .blend.spec import BlendEntry as BlendEntry
 from .blend.spec import BlendSpec as BlendSpec
 from .blend.spec import PhaseSpec as PhaseSpec
@@ -21,6 +22,7 @@ from .dataset.dataset import Dataset as Dataset
 from .dataset.dataset import open as open
 from .dataset.dataset import open_dataset as open_dataset
 from .dataset.dataset_options import DatasetOptions as DatasetOptions
+from .dataset.eval_sets import evaluation_sets as evaluation_sets
 from .dataset.prebuild import build as build
 from .errors import BadInputError as BadInputError
 from .errors import DamageError as DamageError
@@ -31,8 +33,11 @@ from .errors import UsageError as UsageError
 from .indexed.reader import IndexedReader as IndexedReader
 from .indexed.writer import IndexedWriter as IndexedWriter
 from .loader.loader import Batch as Batch
+from .loader.loader import BatchPlan as BatchPlan
 from .loader.loader import Loader as Loader
 from .loader.loader import collate as collate
+from .loader.loader import collate_step as collate_step
+from .loader.resume_check import resumes as resumes
 from .loader.sampler import Sampler as Sampler
 from .manifest.io import load_manifest as load_manifest
 from .manifest.types import BlendManifest as BlendManifest
@@ -45,6 +50,7 @@ from .preprocessing.run import preprocess as preprocess
 from .progress import Progress as Progress
 from .reporting.report import report as report
 from .samples.masked import MaskingOptions as MaskingOptions
+from .samples.special_tokens import MaskedVocabulary as MaskedVocabulary
 from .tokenizer_training.train import train_tokenizer as train_tokenizer
 from .tokenizer_training.train_options import TrainOptions as TrainOptions
 from .tokenizers.base.tokenizer import Tokenizer as Tokenizer
@@ -52,5 +58,6 @@ from .tokenizers.base.tokenizer import TokenizerSpec as TokenizerSpec
 from .tokenizers.registry import build_tokenizer as build_tokenizer
 from .tokenizers.registry import load_tokenizer as load_tokenizer
 from .tracing.run_folder import trace_run as trace_run
+from .tracing.run_steps import Steps as Steps
 from .tracing.tracer import Tracer as Tracer
 from .version import __version__ as __version__

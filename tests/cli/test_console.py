@@ -15,6 +15,7 @@ import pytest
 
 from cli.console import Command, run
 from mdata import errors
+from mdata.util.option_synonyms import nearest
 
 ROOT = Path(__file__).parents[2]
 
@@ -166,8 +167,8 @@ def test_what_stands_in_the_way_is_told(number, stands):
 
 
 def test_nearest_name():
-    assert errors.nearest("--inptu", ["--input", "--output"]) == "--input"
-    assert errors.nearest("zebra", ["--input"]) is None
+    assert nearest("--inptu", ["--input", "--output"]) == "--input"
+    assert nearest("zebra", ["--input"]) is None
 
 
 def test_a_reader_that_leaves_is_no_error():

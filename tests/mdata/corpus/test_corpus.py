@@ -95,7 +95,7 @@ def test_a_process_that_sees_the_same_files_opens_none_before_it_reads(tmp_path,
     data = pickle.dumps(corpus)
     with monkeypatch.context() as patched:
         patched.setattr("mdata.corpus.corpus.open_corpus", None)
-        patched.setattr("mdata.manifest.load", None)
+        patched.setattr("mdata.manifest.io.load_manifest", None)
         twin = pickle.loads(data)
     assert (twin.num_tokens, twin.num_documents, twin.largest_id) == (9, 2, corpus.largest_id)
     assert not {"data", "tables"} & set(vars(twin.readers[0]))
