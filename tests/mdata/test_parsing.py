@@ -1,0 +1,63 @@
+"""TOML and JSON whose nesting or numbers nothing behind them could take: one kind of error, with a reason in a line."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+
+from mdata.parsing import MOST_LEVELS, parse_json, parse_toml
+
+LARGEST, SMALLEST = (1 << 63) - 1, -(1 << 63)
+TOO_DEEP, TOO_LARGE = f"nested more than {MOST_LEVELS} levels deep", "a whole number beyond 64 bits"
+
+
+def lists(levels: int, inside: str = "") -> str:
+    return "[" * levels + inside + "]" * levels
+
+
+def tables(levels: int, inside: str = "") -> str:
+    return '{"a": ' * levels + (inside or "{}") + "}" * levels
+
+
+@pytest.mark.parametrize("nested", [lists(MOST_LEVELS), tables(MOST_LEVELS - 1), lists(MOST_LEVELS - 1, "1")])
+def test_as_many_levels_as_are_allowed_are_read(nested):
+    assert parse_json(nested)
+
+
+@pytest.mark.parametrize("levels", [MOST_LEVELS + 1, 500, 30_000])
+def test_more_levels_are_refused_whether_python_can_read_them_or_not(levels):
+    for text in (lists(levels), tables(levels), tables(levels, "1"), '[{"a": ' + lists(levels) + "}]"):
+        with pytest.raises(ValueError, match=TOO_DEEP):
+            parse_json(text)
+    with pytest.raises(ValueError, match=TOO_DEEP):
+        parse_toml(f"a = {lists(levels)}")
+
+
+@pytest.mark.parametrize("number", [SMALLEST - 1, LARGEST + 1, 10**30, "9" * 5000], ids=lambda number: str(number)[:9])
+def test_numbers_of_more_than_64_bits_are_refused_wherever_they_stand(number):
+    for text in (f"{number}", f"[{number}]", f'{{"a": {number}}}', lists(MOST_LEVELS - 1, f"0, {number}")):
+        with pytest.raises(ValueError) as caught:
+            parse_json(text)
+        assert str(caught.value) == TOO_LARGE
+    for text in (f"a = {number}", f"a = [1, {number}]", f"[[a]]\nb = {number}"):
+        with pytest.raises(ValueError) as caught:
+            parse_toml(text)
+        assert str(caught.value) == TOO_LARGE
+
+
+def test_what_is_sound_is_what_pythons_parsers_give():
+    assert parse_json(f'{{"a": [{SMALLEST}, {LARGEST}, 1e30, true, null, "x"]}}') == {
+        "a": [SMALLEST, LARGEST, 1e30, True, None, "x"]
+    }
+    assert parse_toml(f"a = [{SMALLEST}, {LARGEST}]\nb = 0.10", parse_float=str) == {
+        "a": [SMALLEST, LARGEST],
+        "b": "0.10",
+    }
+
+
+def test_what_is_neither_keeps_the_parsers_own_words():
+    with pytest.raises(ValueError, match="Expecting value"):
+        parse_json("[1,")
+    with pytest.raises(tomllib.TOMLDecodeError):
+        parse_toml("a =")
