@@ -54,9 +54,7 @@ def choose_template(choice: str | None, tokenizer: Tokenizer, *, model: str | No
             )
         return JinjaTemplate(OWN, own, _variables(tokenizer)).checked()
     path = Path(str(choice))
-    with os_errors_named("reading the chat template"):
-        source = path.read_text(encoding="utf-8")
-    return JinjaTemplate(path.name, source, _variables(tokenizer)).checked()
+    return JinjaTemplate(path.name, _text_of(path), _variables(tokenizer)).checked()
 
 
 @dataclass(frozen=True)
@@ -121,13 +119,21 @@ def _own_template(tokenizer: Tokenizer, model: str | None) -> str | None:
     place = Path(model) if model else None
     beside = place and (place if place.is_dir() else place.parent) / _FILE
     if beside and beside.is_file():
-        with os_errors_named("reading the chat template"):
-            return beside.read_text(encoding="utf-8")
+        return _text_of(beside)
     found = _config(tokenizer).get("chat_template")
     if isinstance(found, list):
-        named = {one.get("name"): one.get("template") for one in found if isinstance(one, Mapping)}
-        found = named.get("default")
+        named = [one.get("template") for one in found if isinstance(one, Mapping) and one.get("name") == "default"]
+        found = named[-1] if named else None
     return found if isinstance(found, str) else None
+
+
+def _text_of(path: Path) -> str:
+    with os_errors_named("reading the chat template"):
+        content = path.read_bytes()
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no chat template", found=str(error), expected="text in UTF-8") from error
 
 
 def _variables(tokenizer: Tokenizer) -> tuple[tuple[str, str], ...]:

@@ -57,7 +57,7 @@ def parse_manifest(text: bytes, name: str) -> Manifest:
         )
     try:
         manifest: Manifest = msgspec.convert(value, Manifest)
-    except (ValueError, RecursionError) as error:  # its own ValidationError; text that is none; nested too deep
+    except ValueError as error:  # its own ValidationError, or text that is none
         raise DamageError(f"{name}: {error}", fix=_WRITE_AGAIN) from error
     _check(manifest, name)
     return manifest

@@ -169,6 +169,15 @@ def test_a_slice_that_stands_in_two_places_is_refused() -> None:
         parse_index(json.dumps(value).encode())
 
 
+@pytest.mark.parametrize(
+    "text", ["a = " + "[" * 30_000, "a = " + "{a=" * 2000 + "1" + "}" * 2000, "a = " + "9" * 5000, "x"]
+)
+def test_a_configuration_that_is_none_is_named(text: str) -> None:
+    with pytest.raises(IndexFault) as caught:
+        parse_index(json.dumps(changed(("run", "config"), text)).encode())
+    assert (caught.value.place, caught.value.expected) == ("run/config", "TOML")
+
+
 @pytest.mark.parametrize("raw", [b"[" * 100_000, b"{}", b"[]", b"\xff\xfe", b"", b"1" * 5000, b'{"format": "other"}'])
 def test_what_is_no_index_at_all_is_refused(raw: bytes) -> None:
     with pytest.raises(IndexFault):

@@ -89,6 +89,17 @@ def test_every_changed_or_missing_byte_is_noticed(tmp_path, file):
     assert path.read_bytes() == good
 
 
+@pytest.mark.parametrize(
+    "text", [b"[" * 30_000, b"9" * 5000, b"\xff", b"[]", b"1", b"{}", b'{"format": [], "version": {}, "key": 1}']
+)
+def test_facts_that_are_none_are_built_anew(tmp_path, text):
+    kept(tmp_path, KEY, make=make)
+    (entry_path(tmp_path, KEY) / FACTS).write_bytes(text)
+    heard = Notes()
+    check(kept(tmp_path, KEY, make=make, progress=heard))
+    assert any("is built anew" in note for note in heard.lines)
+
+
 def test_no_failure_leaves_half_an_entry(tmp_path, monkeypatch):
     with durable_calls(monkeypatch) as calls:
         kept(tmp_path / "whole", KEY, make=make)

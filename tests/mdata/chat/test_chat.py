@@ -165,6 +165,37 @@ def test_which_template_is_taken(tmp_path):
         choose_template(str(tmp_path / "none.jinja"), WithTokens())
 
 
+class WithFile(WithTokens):
+    """The same with any bytes in the place of its configuration."""
+
+    def __init__(self, content: bytes):
+        super().__init__()
+        self.files = {"tokenizer_config.json": content}
+
+
+@pytest.mark.parametrize("content", [b"[" * 30_000, b"9" * 5000, b"\xff", b"{"])
+def test_a_configuration_that_cannot_be_read_is_named(content):
+    with pytest.raises(UsageError, match=r"tokenizer_config\.json cannot be read"):
+        choose_template(None, WithFile(content))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[{"name": [], "template": "x"}], [{"name": {}, "template": "x"}], [{"template": "x"}], [[], None, 1], {}, 1, [],
+     [{"name": "default", "template": 1}]],
+)  # fmt: skip
+def test_a_configuration_that_names_no_template_has_none(value):
+    assert choose_template(None, WithTokens({"chat_template": value, "eos_token": [1]})) == ChatMl(START, END)
+
+
+def test_a_template_that_is_no_text_is_named(tmp_path):
+    path = tmp_path / "chat_template.jinja"
+    path.write_bytes(b"\xff{{ 1 }}")
+    for choice, model in ((str(path), None), ("tokenizer", str(tmp_path))):
+        with pytest.raises(UsageError, match=r"chat_template\.jinja is no chat template\n  found: .*0xff"):
+            choose_template(choice, WithTokens(), model=model)
+
+
 def test_without_jinja2_one_line_says_so(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
     with pytest.raises(UsageError, match="pip install jinja2"):

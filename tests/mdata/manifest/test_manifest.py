@@ -114,6 +114,11 @@ def broken(path: Path, change) -> Path:
         (lambda v: v["notes"].update(a=1), "not what was written, at `$.checksum`"),
         (lambda v: v["notes"].update(a=1.5), "a float at $.notes.a"),
         (lambda v: v["notes"].update(a=json.loads("[" * 600 + "]" * 600)), "recursion"),
+        (lambda v: v.update({"\ud800": 1}), "surrogates not allowed"),
+        (lambda v: v["shards"][0].update({"\ud800": 1}), "surrogates not allowed"),
+        (lambda v: v.update(kind="\ud800"), "surrogates not allowed"),
+        (lambda v: v["shards"][0].update(path="\ud800"), "surrogates not allowed"),
+        (lambda v: v["notes"].update(a="\ud800"), "surrogates not allowed"),
     ],
 )
 def test_altered_manifest_is_damage_with_its_place(tmp_path, change, text):
