@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mdata.chat import template_limits
-from mdata.chat.jinja_template import JinjaTemplate
+from mdata.chat.jinja_template import JinjaTemplate, _compiled
 from mdata.chat.loss_spans import TemplateRefused
 from mdata.errors import UsageError
 from mdata.sources.conversation import Message
@@ -91,6 +91,23 @@ def fewer_steps(monkeypatch):
 def test_a_hostile_template_is_refused(name):
     with pytest.raises(TemplateRefused, match="the chat template fails"):
         rendered(HOSTILE[name])
+
+
+COPIED = "{% set x %}" + "x" * 100_000 + "{% endset %}"
+BODIES = {
+    "loop": "{% for i in range(10) %}" + COPIED + "{% endfor %}",
+    "macro": "{% macro f() %}" + COPIED + "{% endmacro %}" + "{{ f() }}" * 10,
+    "call block": "{% macro f() %}{% for i in range(10) %}{{ caller() }}{% endfor %}{% endmacro %}"
+    + "{% call f() %}" + COPIED + "{% endcall %}",
+    "block": "{% block b %}" + COPIED + "{% endblock %}" + "{{ self.b() }}" * 9,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_text_that_a_body_copies_counts_each_time(name):
+    """Not only what comes out of it: a hundred thousand characters that are thrown away are work."""
+    rendered(BODIES[name])
+    assert _compiled(BODIES[name]).environment._steps >= 10 * 100_000 // 1024
 
 
 def test_what_was_reached_is_said():
