@@ -83,6 +83,23 @@ def test_a_run_does_not_begin_again_where_checkpoints_are_damaged_or_gone(tmp_pa
         latest(tmp_path)
 
 
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_copy_of_a_checkpoint_under_another_name_is_nobodys(name: str, tmp_path: Path) -> None:
+    """It is whole, and it may be of a later step: it is neither taken, nor counted, nor removed, nor named in a fix."""
+    write(tmp_path, 90)
+    (tmp_path / "step-90").rename(tmp_path / name)
+    assert find(tmp_path).folder is None
+    write(tmp_path, 3, 20)
+    assert find(tmp_path).folder == tmp_path / "step-20"
+    (tmp_path / "latest").write_text(name)
+    assert find(tmp_path).folder == tmp_path / "step-20"
+    remove_old(tmp_path, 1)
+    assert names(tmp_path) == sorted(["latest", "step-20", name])
+    damage(tmp_path, 20)
+    with pytest.raises(DamageError, match="there is no other whole checkpoint"):
+        read_index(tmp_path / "step-20")
+
+
 def test_folders_of_other_names_alone_are_no_checkpoints(tmp_path: Path) -> None:
     for name in [*FOREIGN, "step-7"]:  # the last has a name of ours, but no index
         (tmp_path / name).mkdir()
