@@ -160,6 +160,34 @@ def test_a_file_has_a_name_of_ours(name: str) -> None:
         parse_index(json.dumps(value).encode())
 
 
+def test_a_slice_in_a_file_that_the_index_does_not_list_is_refused() -> None:
+    """A name of ours, and maybe a file that is there: of another checkpoint, and of no known size."""
+    value = deepcopy(OLD)
+    value["tensors"]["weight/norm"]["slices"][0]["file"] = "rank-00002.safetensors"
+    with pytest.raises(IndexFault) as caught:
+        parse_index(json.dumps(value).encode())
+    assert caught.value.expected == "one of the files that the index lists"
+
+
+@pytest.mark.parametrize("start", [1, 3, 4, 1 << 62])
+def test_a_slice_beyond_its_tensor_is_refused(start: int) -> None:
+    """As many elements as there should be, under the key that belongs to the place."""
+    value = deepcopy(OLD)
+    value["tensors"]["weight/norm"]["slices"][0] |= {"start": [start], "key": f"weight/norm@{start}"}
+    with pytest.raises(IndexFault) as caught:
+        parse_index(json.dumps(value).encode())
+    assert caught.value.expected == "a part of shape [4]"
+
+
+@pytest.mark.parametrize("step", [0, -1])
+def test_a_run_without_a_step_has_no_checkpoint(step: int) -> None:
+    value = deepcopy(OLD)
+    value["run"] |= {"step": step, "consumed_samples": 0, "optimizer_steps": 0}
+    with pytest.raises(IndexFault) as caught:
+        parse_index(json.dumps(value).encode())
+    assert caught.value.place == "run/step"
+
+
 def test_a_slice_that_stands_in_two_places_is_refused() -> None:
     """A second rectangle in the place of its neighbour: as many elements as there should be, but not the same ones."""
     value = deepcopy(OLD)
