@@ -291,7 +291,7 @@ def test_a_tokenizer_that_is_not_the_one_of_the_data_is_refused(kinds, tmp_path)
         run_tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"type": "ByteTokenizer"}'])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"type": "ByteTokenizer"}', "[" * 30_000, "9" * 5000])
 def test_facts_that_are_none_are_refused(content, tmp_path):
     (tmp_path / "tokenizer_facts.json").write_text(content)
     with pytest.raises(DamageError, match="does not name a tokenizer"):

@@ -186,9 +186,13 @@ def test_nothing_to_report_is_named(tmp_path):
         write_report(tmp_path)
 
 
-def test_a_damaged_file_is_named(config):
+@pytest.mark.parametrize("text", ["[{", "[" * 30_000, "9" * 5000])
+def test_a_damaged_file_is_named(config, text):
     folder = runs.write_run(config, steps=2)
-    (folder / "ranks.json").write_text("[{")
+    (folder / "generated.jsonl").write_text(text)
+    with pytest.raises(DamageError, match=r"generated.jsonl has a line that is not JSON"):
+        write_report(folder)
+    (folder / "ranks.json").write_text(text)
     with pytest.raises(DamageError, match=r"ranks.json is not JSON"):
         write_report(folder)
 

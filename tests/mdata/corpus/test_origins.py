@@ -164,6 +164,15 @@ def test_numbers_that_rise_only_by_overflow_are_refused(tmp_path):
         open_origins(tmp_path / "x")
 
 
+def test_a_sidecar_without_a_run_names_no_document(tmp_path):
+    """What a cut after the header leaves; nothing says how many runs there should be."""
+    (tmp_path / "x").write_bytes(b"MDORIGIN" + np.array([1, 1], "<i8").tobytes())
+    found = open_origins(tmp_path / "x")
+    assert found.documents_of(0, 1) == []
+    with pytest.raises(DamageError, match="it has no origin for document 0"):
+        found.of_document(0)
+
+
 def test_a_document_past_the_largest_number_is_not_named(tmp_path):
     """The sum of an altered run's first document and of the rows between would overflow, to a small number."""
     far, between = 2**62, 2**62 + 2**61
