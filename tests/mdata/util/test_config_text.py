@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from mdata.parsing import MOST_LEVELS, parse_json, parse_toml
+from mdata.util.config_text import MOST_LEVELS, parse_json, parse_toml
 
 LARGEST, SMALLEST = (1 << 63) - 1, -(1 << 63)
 TOO_DEEP, TOO_LARGE = f"nested more than {MOST_LEVELS} levels deep", "a whole number beyond 64 bits"
