@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 import mdata
@@ -26,11 +27,52 @@ from mdata.util import atomic_io
 from trainer.baselines import Baselines, count_pairs, evaluate
 from trainer.config import RunConfig, load_config
 from trainer.data import RunData, open_data
-from trainer.metrics import RANKS, read_events, read_metrics
+from trainer.metrics import METRICS, RANKS, read_events, read_metrics
 
 MOST_TOKENS = 200_000_000  # training tokens up to which baselines are counted: about two minutes
 LOCATED_AT_ONCE = 1 << 20
 SHOWN_ROWS = 3
+
+
+class _Plan(msgspec.Struct):
+    """What a report says of plan.json. Types of this and the next are checked when a run is read."""
+
+    num_parameters: int = 0
+    world_size: int | str = "?"
+    vocab_size: int = 0
+
+
+class _Rank(msgspec.Struct):
+    """What it says of a rank in ranks.json."""
+
+    rank: int | str = "?"
+    tp: int = 0
+    pp: int = 0
+    dp: int = 0
+    split_parameters: int = 0
+    copied_parameters: int = 0
+
+
+class _Step(msgspec.Struct):
+    """What it says of a line of metrics.jsonl."""
+
+    step: int
+    consumed_samples: int
+    time_s: float | None = None
+    loss: float | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    tokens_per_s: float | None = None
+    valid: dict[str, float | None] | None = None
+    test: dict[str, float] | None = None
+
+
+class _Generated(msgspec.Struct):
+    """What it says of a line of generated.jsonl."""
+
+    prompt: str
+    text: str
+    step: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +159,11 @@ def read_run(folder: Path) -> Run:
         folder=folder,
         config=config,
         config_text=(folder / "config.toml").read_text(encoding="utf-8"),
-        plan=_json(folder / "plan.json", {}),
-        ranks=_json(folder / RANKS, []),
-        metrics=metrics,
+        plan=_checked(_json(folder / "plan.json", {}), _Plan, folder / "plan.json"),
+        ranks=_checked(_json(folder / RANKS, []), list[_Rank], folder / RANKS),
+        metrics=_checked(metrics, list[_Step], folder / METRICS),
         events=read_events(folder),
-        generated=_json_lines(folder / "generated.jsonl"),
+        generated=_checked(_json_lines(folder / "generated.jsonl"), list[_Generated], folder / "generated.jsonl"),
     )
 
 
@@ -233,6 +275,16 @@ def _decoded_rows(run: Run, train: mdata.Dataset) -> tuple[list[str], list[str]]
         return [], []
     rows = [tokenizer.decode(train[k]["tokens"].tolist()) for k in range(min(SHOWN_ROWS, run.consumed))]
     return rows, list(tokenizer.special_ids)
+
+
+def _checked(value: Any, form: Any, path: Path) -> Any:
+    """The value as it is, once what a report reads of it has the types that mtrain writes."""
+    try:
+        msgspec.convert(value, form)
+    except (msgspec.ValidationError, OverflowError) as error:
+        what = f"{path} is not what mtrain writes"
+        raise mdata.DamageError(what, found=str(error), fix="put back the file of the run, or remove it") from error
+    return value
 
 
 def _json(path: Path, default: Any) -> Any:

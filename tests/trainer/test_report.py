@@ -228,3 +228,23 @@ def test_long_curves_are_thinned_by_means():
     assert len(thin) <= 600 and thin[-1][0] == 1999.0
     assert thin[0] == (3.0, 0.5)
     assert report_plots._thinned(curve[:5]) == curve[:5]
+
+
+ALTERED = {
+    "plan.json": ['"x"', "[]", '{"num_parameters": "5"}', '{"world_size": {}}'],
+    "ranks.json": ["{}", "[3]", '[{"copied_parameters": "many"}]', '[{"tp": []}]'],
+    "metrics.jsonl": [
+        '{"step": 1}',
+        '{"step": 1, "consumed_samples": 4, "tokens_per_s": {}}',
+        '{"step": 1, "consumed_samples": 4, "loss": "x"}',
+    ],
+    "generated.jsonl": ["[]", '{"prompt": 3, "text": ""}', '{"text": ""}'],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in ALTERED.items() for text in texts])
+def test_a_file_with_values_of_other_types_is_named(config, name, text):
+    folder = runs.write_run(config, steps=2)
+    (folder / name).write_text(text + "\n")
+    with pytest.raises(DamageError, match=rf"{name} is not what mtrain writes"):
+        write_report(folder)
