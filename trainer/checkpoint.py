@@ -31,13 +31,13 @@ from mdata.errors import explain_os_error, os_errors_named
 from mdata.util import atomic_io
 from trainer.checkpoint_folder import (
     INDEX,
-    LATEST,
     Found,
     find,
     folder_name,
     instead,
     latest,
     make_room,
+    point_to,
     read_index,
     remove_old,
     run_state,
@@ -257,7 +257,7 @@ def _commit(root: Path, partial: Path, final: Path, index: Index) -> None:
     make_room(final)
     atomic_io.rename(partial, final)
     atomic_io.sync_folder(root)
-    atomic_io.atomic_write(root / LATEST, final.name.encode())
+    point_to(final)
 
 
 def together(world: Axis, action: Callable[[], T], *, doing: str = "writing a checkpoint") -> list[T]:

@@ -1,13 +1,15 @@
 """The checkpoints that a run's folder holds: which one a run goes on from, and which old ones go.
 
-A checkpoint is a folder named step-N with an index.json in it; folders of other names ("step-old", "step-4 (copy)")
-are not ours: they are neither read nor removed. `latest` names the one to go on from. Where it is missing or names
-none, the newest whole one is taken, which is for the caller to say; where it names one that is damaged, nothing is
-taken. Only whole checkpoints are counted against `keep`, and no link is followed to a file.
+A checkpoint is a folder named step-N with an index.json of step N in it; folders of other names ("step-old", "step-4
+(copy)") are not ours: they are neither read nor removed. `latest` names the one to go on from. Where it is missing or
+names none, the newest whole one is taken, which is for the caller to say; where it names one that is damaged, nothing
+is taken. Only whole checkpoints up to that step are counted against `keep`: a run that went back to an older one has
+later ones of a curve that it left. No link is followed to a file.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -25,6 +27,10 @@ from trainer.checkpoint_index import Index, IndexFault, RunState, parse_index
 INDEX, LATEST = "index.json", "latest"
 _NAME = re.compile(r"step-([1-9][0-9]{0,17})")
 _LEFTOVER = re.compile(r"\.step-[0-9]+\.(partial|removed)")
+
+
+class _Misnamed(IndexFault):
+    """A checkpoint of another step than that of its folder's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,7 @@ def find(root: Path) -> Found:
     problem = f"{pointer} is missing" if named is None else f"{pointer} names no checkpoint in its folder ({named!r})"
     whole = next(_whole(root), None)
     if whole is not None:
-        return Found(whole, f"{problem}; continuing from the newest whole checkpoint, {whole.name}")
+        return Found(whole, f"{problem}; the newest whole checkpoint, {whole.name}, is taken")
     damaged = [folder.name for folder in _checkpoints(root)]
     if named is None and not damaged:
         return Found(None)
@@ -100,25 +106,29 @@ def run_state(folder: Path) -> RunState:
 
 def instead(folder: Path) -> str:
     """What to do without a checkpoint that was there."""
-    other = next((path for path in _whole(folder.parent) if path != folder), None)
-    if other is None:
+    others = [path for path in _whole(folder.parent) if path != folder]
+    if not others:
         return "restore it from a copy; there is no other whole checkpoint in its folder"
+    # A later one may be of a curve that this run has left.
+    earlier = (path for path in others if _NAME.fullmatch(folder.name) and _step(path) < _step(folder))
+    other = next(earlier, others[0])
     return f"restore it from a copy, or write {other.name} into {folder.parent / LATEST} to continue from that one"
 
 
 def remove_old(root: Path, keep: int) -> None:
     """Delete whole checkpoints but the newest `keep`, and temporary folders of crashed saves.
 
-    What `latest` names always stays: after going back to an older checkpoint it is not the one of the highest step.
-    A damaged one stays too: it takes no other's place.
+    What `latest` names always stays, and so do later ones: those that a run left when it went back to an older one take
+    no place of those that it writes. A damaged one stays too.
     """
     for leftover in root.iterdir() if root.is_dir() else ():
         if _LEFTOVER.fullmatch(leftover.name):
             shutil.rmtree(leftover, ignore_errors=True)
     if len(_checkpoints(root)) <= keep:
         return
-    current = _first_bytes(root / LATEST)
-    for folder in list(_whole(root))[keep:]:
+    current = _first_bytes(root / LATEST) or ""
+    last = _step(root / current) if _NAME.fullmatch(current) else math.inf
+    for folder in [folder for folder in _whole(root) if _step(folder) <= last][keep:]:
         if folder.name != current and not folder.is_symlink():
             with suppress(OSError):
                 _remove(folder)
@@ -126,11 +136,21 @@ def remove_old(root: Path, keep: int) -> None:
 
 def make_room(final: Path) -> None:
     """Take away what stands where a checkpoint is to be: an older one of the same step; else it gets another name."""
-    if not os.path.lexists(final):
-        return
-    if final.is_dir() and not final.is_symlink() and (final / INDEX).is_file():
+    if final.is_dir() and not final.is_symlink() and (final / INDEX).is_file() and not _is_misnamed(final):
         _remove(final)  # a step that is done again after a resume from before it
-        return
+    elif os.path.lexists(final):
+        _put_aside(final)
+
+
+def point_to(final: Path) -> None:
+    """Make `latest` name this checkpoint."""
+    pointer = final.parent / LATEST
+    if pointer.is_dir() and not pointer.is_symlink():
+        _put_aside(pointer)  # no file can be put where a folder is
+    atomic_io.atomic_write(pointer, final.name.encode())
+
+
+def _put_aside(final: Path) -> None:
     names = (final.with_name(f"{final.name}.not-ours-{number}") for number in range(1, 1 << 30))
     atomic_io.rename(final, next(path for path in names if not os.path.lexists(path)))
 
@@ -148,7 +168,23 @@ def _checkpoints(root: Path) -> list[Path]:
     """The folders that are checkpoints by name and have an index, newest first."""
     found = [path for path in root.iterdir() if _NAME.fullmatch(path.name)] if root.is_dir() else []
     found = [path for path in found if os.path.lexists(path / INDEX)]
-    return sorted(found, key=lambda path: -int(path.name.removeprefix("step-")))
+    return sorted(found, key=_step, reverse=True)
+
+
+def _step(folder: Path) -> int:
+    """The step in a checkpoint's name."""
+    return int(folder.name.removeprefix("step-"))
+
+
+def _is_misnamed(folder: Path) -> bool:
+    """Whether it is a checkpoint of another step than that of its name: a copy that somebody keeps."""
+    try:
+        _read_index(folder)
+    except _Misnamed:
+        return True
+    except IndexFault:
+        pass
+    return False
 
 
 def _whole(root: Path) -> Iterator[Path]:
@@ -168,7 +204,10 @@ def _read_index(folder: Path) -> Index:
         kind = _kind(path)
         if kind != "file":
             raise IndexFault("", kind, "a file")
-        return parse_index(path.read_bytes())
+        index = parse_index(path.read_bytes())
+    if _NAME.fullmatch(folder.name) and index.run.step != _step(folder):
+        raise _Misnamed("run/step", index.run.step, f"{_step(folder)}, the step in its folder's name")
+    return index
 
 
 def _file_problem(folder: Path, index: Index) -> tuple[str, str, str] | None:

@@ -22,6 +22,7 @@ from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import assemble, layouts, logical, microbatches, small_config
 from trainer import checkpoint
 from trainer.checkpoint import RunState, SavedSlice
+from trainer.checkpoint_index import dump_index
 from trainer.collectives import Axis
 from trainer.config import MeshSection
 from trainer.engine import Engine
@@ -268,12 +269,13 @@ def test_no_link_is_followed_out_of_the_folder(saved, name, tmp_path):
 
 def test_damage_is_named_with_what_to_do(saved):
     path = saved / "rank-00000.safetensors"
-    whole = path.read_bytes()
+    whole, index = path.read_bytes(), checkpoint.read_index(saved)
     path.write_bytes(whole[:-1])
     with pytest.raises(mdata.DamageError, match=r"is damaged(.|\n)*; there is no other whole checkpoint in its folder"):
         checkpoint.read_index(saved)
     other = saved.with_name("step-1")
     shutil.copytree(saved, other)  # as damaged as the first
+    (other / "index.json").write_bytes(dump_index(replace(index, run=replace(index.run, step=1, optimizer_steps=1))))
     with pytest.raises(mdata.DamageError, match="there is no other whole checkpoint"):
         checkpoint.read_index(saved)
     (other / path.name).write_bytes(whole)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from mdata import DamageError
-from trainer.checkpoint_folder import find, latest, make_room, read_index, remove_old
+from trainer.checkpoint_folder import find, latest, make_room, point_to, read_index, remove_old
 from trainer.checkpoint_index import Index, RunState, SavedFile, dump_index
 
 FOREIGN = ["step-old", "step-4 (copy)", "step-", "step-04", "step-0", "step--1", "step-4.bak", "notes"]
@@ -53,7 +54,7 @@ def test_without_a_name_in_latest_the_newest_whole_one_is_taken_and_it_is_said(
         (tmp_path / "latest").write_bytes(said)
     found = find(tmp_path)
     assert found.folder == tmp_path / "step-20"
-    assert found.warning is not None and found.warning.endswith("continuing from the newest whole checkpoint, step-20")
+    assert found.warning is not None and found.warning.endswith("the newest whole checkpoint, step-20, is taken")
     assert str(tmp_path / "latest") in found.warning and found.warning.isprintable()
 
 
@@ -155,3 +156,40 @@ def test_room_is_made_without_deleting_what_is_not_ours(tmp_path: Path) -> None:
         make_room(tmp_path / "step-3")
     assert names(tmp_path) == ["step-3.not-ours-1", "step-3.not-ours-2"]
     assert (tmp_path / "step-3.not-ours-2" / "thesis.txt").read_text() == "mine"
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_neither_read_nor_replaced(tmp_path: Path) -> None:
+    write(tmp_path, 2, 4)
+    shutil.copytree(tmp_path / "step-2", tmp_path / "step-9")
+    (tmp_path / "step-11").symlink_to(tmp_path / "step-2")
+    assert find(tmp_path).folder == tmp_path / "step-4"
+    with pytest.raises(DamageError, match=r"(?s)run/step.*found: 2.*expected: 9.*step-4"):
+        read_index(tmp_path / "step-9")
+    make_room(tmp_path / "step-9")
+    remove_old(tmp_path, 1)
+    assert names(tmp_path) == ["step-11", "step-4", "step-9.not-ours-1"]
+
+
+def test_after_going_back_the_later_checkpoints_take_no_place_of_new_ones(tmp_path: Path) -> None:
+    write(tmp_path, 2, 4, 6, 18, 20)
+    (tmp_path / "latest").write_text("step-6")
+    remove_old(tmp_path, 2)
+    assert names(tmp_path) == ["latest", "step-18", "step-20", "step-4", "step-6"]
+    damage(tmp_path, 6)
+    with pytest.raises(DamageError, match="write step-4 into"):
+        read_index(tmp_path / "step-6")
+    damage(tmp_path, 4)
+    with pytest.raises(DamageError, match="write step-20 into"):
+        read_index(tmp_path / "step-4")
+
+
+@pytest.mark.parametrize("pointer", ["a folder", "a link to a folder"])
+def test_latest_is_written_where_a_folder_stands(tmp_path: Path, pointer: str) -> None:
+    write(tmp_path, 2)
+    if pointer == "a folder":
+        (tmp_path / "latest").mkdir()
+    else:
+        (tmp_path / "latest").symlink_to("step-2")
+    point_to(tmp_path / "step-2")
+    assert (tmp_path / "latest").read_text() == "step-2"
+    assert find(tmp_path).warning is None

@@ -386,5 +386,5 @@ def test_a_lost_pointer_is_told_and_the_run_goes_on(config: RunConfig) -> None:
     alone(config)
     assert curve(config) == expected
     (told,) = (event["text"] for event in events(config, "note") if "latest" in event["text"])
-    assert told.endswith("names no checkpoint in its folder (''); continuing from the newest whole checkpoint, step-4")
+    assert told.endswith("names no checkpoint in its folder (''); the newest whole checkpoint, step-4, is taken")
     assert (root / "latest").read_text() == "step-6"
