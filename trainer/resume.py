@@ -18,6 +18,7 @@ from typing import Any
 from mdata import UsageError
 from mdata.loader.resume_check import resumes
 from trainer import checkpoint
+from trainer.checkpoint_folder import LATEST
 from trainer.config import RunConfig, parse_config
 from trainer.data import RunData
 from trainer.plan import gpt_shape, learning_rate
@@ -74,6 +75,9 @@ def find_start(config: RunConfig, data: RunData) -> Start:
         *_model_conflict(config, stored, data=data, folder=folder),
         *_data_conflict(data, run, folder),
     ]
+    if found and seen.warning:
+        fix = f"write the name of another one into {folder.parent / LATEST}"
+        found.append(UsageError(seen.warning, fix=fix))
     if found:
         raise found[0] if len(found) == 1 else UsageError("\n".join(map(str, found)))
     done = Done(run.step, run.consumed_samples)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -194,6 +195,25 @@ def test_check_finds_what_train_would_refuse(corpus, tmp_path, capsys):
     assert "optimizer.warmup_steps=4 is more than train.steps=3" in err
     with pytest.raises(UsageError, match="a different model"):
         find_start(wrong, open_data(wrong))
+
+
+def test_a_conflict_with_a_checkpoint_that_latest_does_not_name_says_how_to_choose(corpus, tmp_path):
+    """Somebody's step-20 of another model lies beside ours, and `latest` is lost."""
+    folder, theirs = tmp_path / "run", tmp_path / "theirs"
+    config = _config(corpus, folder, steps=1)
+    _train(config)
+    _train(_config(corpus, theirs, steps=20, model={"hidden_size": 32}))
+    shutil.copytree(theirs / "checkpoints" / "step-20", folder / "checkpoints" / "step-20")
+    assert find_start(config, open_data(config)).done.steps == 1
+    (folder / "checkpoints" / "latest").unlink()
+    with pytest.raises(UsageError) as caught:
+        find_start(config, open_data(config))
+    text = str(caught.value)
+    assert "step-20 was trained as a different model\n" in text
+    assert text.endswith(
+        "latest is missing; the newest whole checkpoint, step-20, is taken\n"
+        f"  try: write the name of another one into {folder}/checkpoints/latest"
+    )
 
 
 def test_check_tells_where_a_run_goes_on_and_what_changes(corpus, tmp_path, capsys):
