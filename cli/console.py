@@ -219,7 +219,7 @@ def _overview(program: str, description: str, commands: Sequence[Command]) -> st
 
 
 def _stopped() -> StoppedError:
-    return StoppedError("stopped by SIGTERM; nothing that looks finished is left", fix="run the same command again")
+    return StoppedError("stopped by SIGTERM", fix="run the same command again")
 
 
 def _report(error: BaseException, console: Console, *, debug: bool) -> int:

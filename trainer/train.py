@@ -271,7 +271,9 @@ class _Loop:
         if self.log is not None:
             self.log.event("stopped", {"step": step, "saved": saved})
         gather_objects(None, self.engine.everyone)  # a rank that leaves earlier looks like one that crashed
-        done = "and its checkpoint" if saved else "without a checkpoint, because its state is not finite"
+        done = (
+            "and its checkpoint" if saved else "without a checkpoint, because it was skipped or its state is not finite"
+        )
         stop((report.votes[1], report.votes[2]), where=f"after step {step} {done}")
 
     def _check_skipped(self, step: int, report: StepReport) -> None:

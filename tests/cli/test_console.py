@@ -69,7 +69,11 @@ def command(tmp_path, monkeypatch):
         ),
         ("raise ModuleNotFoundError('x', name='mdata.x')", 1, "prog: error: ModuleNotFoundError: x\n"),
         ("{}['key']", 1, "prog: error: KeyError: 'key'\n  this is a fault of ours; run again with --debug"),
-        ("os.kill(os.getpid(), signal.SIGTERM)", 75, "prog: error: stopped by SIGTERM"),
+        (
+            "os.kill(os.getpid(), signal.SIGTERM)",
+            75,
+            "prog: error: stopped by SIGTERM\n  try: run the same command again\n",
+        ),
     ],
 )
 def test_each_ending_has_its_code_and_text(command, tmp_path, monkeypatch, capsys, body, code, text):
