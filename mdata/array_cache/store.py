@@ -32,6 +32,8 @@ from mdata.util.canonical_json import hash_of
 FORMAT, VERSION = "mdata-arrays", 1
 FACTS = "arrays.json"
 _REST_S = 86_400.0
+# More than the header of an array needs whose type is one of numbers.
+_HEAD_BYTES = 4096
 
 Arrays = dict[str, npt.NDArray[Any]]
 Make = Callable[[], Iterable[Arrays]]
@@ -99,10 +101,27 @@ def _opened(entry: Path, key: Mapping[str, Any], *, progress: Progress = SILENT,
 def _loaded(entry: Path, names: Iterable[str], *, mapped: bool) -> Arrays:
     found: Arrays = {}
     for name in names:
-        # A view of the plain type: a memmap is slow to index.
-        found[name] = np.asarray(np.load(entry / f"{name}.npy", mmap_mode="r" if mapped else None))
+        array = _array(entry / f"{name}.npy")
+        found[name] = array if mapped else array.copy()
         found[name].flags.writeable = False
     return found
+
+
+def _array(path: Path) -> npt.NDArray[Any]:
+    """What `_write_parts` wrote, mapped, and nothing else: `np.load` would take archives of arrays, too.
+
+    Raises:
+        OSError: it cannot be mapped. ValueError, TypeError: it is no such file.
+    """
+    content = np.memmap(path, np.uint8, mode="r")
+    head = io.BytesIO(content[:_HEAD_BYTES].tobytes())
+    if np.lib.format.read_magic(head) != (1, 0):
+        raise ValueError(f"{path.name} is not in version 1.0 of its format")
+    shape, by_columns, dtype = np.lib.format.read_array_header_1_0(head)
+    if by_columns or dtype.hasobject:  # objects would be addresses that the file gives
+        raise ValueError(f"{path.name} holds {dtype}{' by columns' if by_columns else ''}")
+    # Of the plain type: a memmap is slow to index.
+    return np.ndarray(shape, dtype, buffer=content, offset=head.tell())
 
 
 def _difference(entry: Path, facts: dict[str, Any], *, key: Mapping[str, Any]) -> str | None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import multiprocessing
 import os
+import pickle
 import time
 
 import numpy as np
 import pytest
+from blake3 import blake3
 
 from mdata import ResourceError
 from mdata.array_cache import store
@@ -98,6 +101,39 @@ def test_facts_that_are_none_are_built_anew(tmp_path, text):
     heard = Notes()
     check(kept(tmp_path, KEY, make=make, progress=heard))
     assert any("is built anew" in note for note in heard.lines)
+
+
+def saved(write):
+    file = io.BytesIO()
+    write(file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x93NUMPY",
+        saved(lambda file: np.savez(file, small=np.arange(7))),
+        saved(lambda file: np.save(file, np.array([None, "x"], object), allow_pickle=True)),
+        saved(lambda file: np.save(file, np.ones((3, 2), order="F"))),
+        saved(lambda file: np.save(file, np.arange(7)))[:-1],
+        pickle.dumps([1, 2]),
+    ],
+    ids=["empty", "cut in its header", "several arrays", "objects", "by columns", "cut", "no array"],
+)
+def test_a_file_that_is_no_array_is_built_anew_though_its_facts_agree(tmp_path, content, mapped):
+    kept(tmp_path, KEY, make=make)
+    entry = entry_path(tmp_path, KEY)
+    (entry / "small.npy").write_bytes(content)
+    facts = json.loads((entry / FACTS).read_text())
+    facts["files"]["small"] = {"bytes": len(content), "hash": blake3(content).hexdigest()}
+    (entry / FACTS).write_text(json.dumps(facts))
+    heard = Notes()
+    check(kept(tmp_path, KEY, make=make, progress=heard, mapped=mapped))
+    assert heard.lines and "is built anew" in heard.lines[0]
+    check(kept(tmp_path, KEY, make=never, mapped=mapped))
 
 
 def test_no_failure_leaves_half_an_entry(tmp_path, monkeypatch):
