@@ -9,6 +9,7 @@ dictionary stands for; what the library reads at once is a page of each column, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -128,8 +129,15 @@ def _batches(file: SourceFile, opened: pq.ParquetFile, spec: ReadSpec, *, piece_
                     yield pa.RecordBatch.from_arrays(list(map(_as_bytes, part)), list(map(str, range(len(part)))))
 
 
-def _reader(file: SourceFile, **options: Any) -> pq.ParquetFile:
-    return pq.ParquetFile(file.path, pre_buffer=False, buffer_size=_BUFFER_BYTES, **options)
+@contextmanager
+def _reader(file: SourceFile, **options: Any) -> Iterator[pq.ParquetFile]:
+    """The file, open. What was read of it is right, whatever the system says when it is closed."""
+    opened = pq.ParquetFile(file.path, pre_buffer=False, buffer_size=_BUFFER_BYTES, **options)
+    try:
+        yield opened
+    finally:
+        with suppress(OSError):
+            opened.close()
 
 
 def _leaves(opened: pq.ParquetFile) -> list[str]:

@@ -155,6 +155,19 @@ def test_whatever_the_library_says_names_the_file(tmp_path, monkeypatch):
         assert ("more memory than there is" in str(caught.value)) == isinstance(error, MemoryError)
 
 
+def test_a_closing_that_fails_takes_nothing_from_what_was_read(tmp_path, monkeypatch):
+    """Arrow tells no number of it, as it tells none of damage."""
+    file = save(tmp_path, text=["a", "b", "c"])
+    expected, closed = list(pieces([file], 1, spec=ReadSpec())), []
+
+    def refuse(opened, force=False):
+        closed.append(opened)
+        raise OSError("error closing file")
+
+    monkeypatch.setattr(pq.ParquetFile, "close", refuse)
+    assert list(pieces([file], 1, spec=ReadSpec())) == expected and closed
+
+
 def of_entries(rows: int, sizes: list[int], *, lists: int = 0) -> pa.Array:
     """Rows, or rows of so many sentences, that name one of a few entries of a dictionary."""
     count = rows * max(lists, 1)
