@@ -165,7 +165,7 @@ def held(path: Path, *, remove: bool = False) -> Iterator[None]:
     except UsageError as error:
         raise _held_by(path) from error
     try:
-        if not _lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB) and not _is_stale(path, me):
+        if not _lock(fd, fcntl.LOCK_EX) and not _is_stale(path, me):
             raise _held_by(path)
         with _of(path):
             os.ftruncate(fd, 0)
@@ -236,12 +236,16 @@ def _locked(path: Path, how: int, *, anyones: bool = False) -> int:
 
 
 def _lock(fd: int, how: int) -> bool:
-    """Whether the file is locked now; false: its file system knows no locks. Raises _HeldError: by another."""
+    """Whether the file is locked now; false: its file system knows no locks.
+
+    Raises:
+        _HeldError: it is by another, and we asked not to wait. OSError: what the file system said.
+    """
     try:
         fcntl.flock(fd, how)
-    except BlockingIOError as error:
-        raise _HeldError from error
     except OSError as error:
+        if isinstance(error, BlockingIOError) and how & fcntl.LOCK_NB:
+            raise _HeldError from error
         if error.errno in _NO_LOCKS:
             return False
         raise

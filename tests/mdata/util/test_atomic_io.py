@@ -229,6 +229,22 @@ def test_another_users_lock_is_waited_for_whether_or_not_it_could_be_written(eve
     assert list(shared.iterdir()) == []
 
 
+@pytest.mark.parametrize(("lock", "at"), [(atomic_io.waited_for, 0), (atomic_io.waited_for, 1), (atomic_io.held, 1)])
+def test_a_lock_that_is_refused_to_who_would_wait_is_an_error_of_the_system(tmp_path, monkeypatch, lock, at):
+    """Only who asked not to wait learns by EAGAIN that another holds it."""
+    real, asked = fcntl.flock, []
+
+    def flock(fd, how):
+        asked.append(how)
+        if len(asked) == at + 1:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        real(fd, how)
+
+    monkeypatch.setattr(atomic_io.fcntl, "flock", flock)
+    with pytest.raises(BlockingIOError), lock(tmp_path / "lock"):
+        pass
+
+
 def test_without_a_folder_for_temporary_files_locks_work_where_they_are(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "none")])
