@@ -44,6 +44,9 @@ def test_many_calls_fail(tmp_path):
         (2, "EACCES", "open", True),
         (5, "EACCES", "open", False),
         (2, "EAGAIN", "flock", True),
+        (1, "EAGAIN", "read", True),
+        (-11, "EAGAIN", "read", False),
+        (1, "EAGAIN", "pread", False),
     ],
 )
 def test_what_counts_as_a_fault(code, name, call, good):
