@@ -162,17 +162,17 @@ def test_a_stalled_disk_is_told_by_component_shard_and_byte_and_rarely(blend, mo
 
 
 def test_the_pauses_between_notes_double_up_to_a_limit(monkeypatch):
-    """Waits are counted by the timeouts that the queue is given; no clock runs."""
+    """Waits are counted by the timeouts that the thread's iterator is given; no clock runs."""
     pauses: list[float] = []
 
-    def never(block=True, timeout=None):
-        pauses.append(timeout)
+    def never(timeout_s):
+        pauses.append(timeout_s)
         if len(pauses) == 8:
             return ["came"]
         raise queue.Empty
 
     steps = Prefetched(Reading(iter([]), str), ahead=1)
-    monkeypatch.setattr(steps._shared, "waiting", SimpleNamespace(get=never, put=lambda step: None))
+    monkeypatch.setattr(steps._steps, "take", never)
     assert next(steps) == ["came"]
     assert pauses == [30, 60, 120, 240, 480, 600, 600, 600]
 
