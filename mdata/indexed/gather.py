@@ -20,8 +20,8 @@ import numpy.typing as npt
 from mdata._core import BlockShuffle, Permutation, RowRules, SequenceIndex, TokenStore, read_native
 from mdata.errors import DamageError, MdataError
 from mdata.indexed.reader import IndexedReader, compare_all
+from mdata.util.arrays import Int64s
 
-Int64s = npt.NDArray[np.int64]
 Cuts = tuple[Int64s, npt.NDArray[np.int32]]
 """Row i has the places up to ends[i]: (ends, places)."""
 Rows = tuple[Int64s, npt.NDArray[np.float32] | None, Int64s | None]

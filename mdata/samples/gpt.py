@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from mdata._core import BlockShuffle
 from mdata.errors import DamageError
-from mdata.indexed.gather import Blocks, Cuts, Gatherer, Int64s, Told
+from mdata.indexed.gather import Blocks, Cuts, Gatherer, Told
 from mdata.mixing.selection import MOST_SAMPLES
 from mdata.order.native_order import NativeOrder, OrderKey
 from mdata.samples.rows import Gathered, RowOptions, Rows, Sample
 from mdata.samples.sample_kind import NativelyOrdered, sample_of
 from mdata.samples.traceable import Piece, pieces_of_runs
+from mdata.util.arrays import Int64s
 
 
 class TokenStream(Protocol):

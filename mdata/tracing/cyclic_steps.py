@@ -12,13 +12,12 @@ from functools import lru_cache
 from itertools import count
 
 import numpy as np
-import numpy.typing as npt
 
 from mdata.errors import UsageError
 from mdata.loader.megatron_sampler import Deal, torch_permutation
 from mdata.tracing.run_steps import Place, Steps, StepSpan, no_step
+from mdata.util.arrays import Int64s
 
-Int64s = npt.NDArray[np.int64]
 _EPOCHS_LOOKED_AT = 3
 
 

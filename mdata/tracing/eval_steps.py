@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from mdata.errors import UsageError
 from mdata.tracing.run_steps import Place, Steps
-
-Int64s = npt.NDArray[np.int64]
+from mdata.util.arrays import Int64s
 
 
 class Evaluations:
