@@ -163,7 +163,7 @@ def test_exceptions_name_rules_and_reasons():
 
 @pytest.mark.parametrize("statement", ["import mdata", "from cli.mdata import main; main(['--help'])"])
 def test_imports_stay_light(statement):
-    heavy = ["torch", "tokenizers", "matplotlib", "safetensors", "trainer"]
+    heavy = ["torch", "tokenizers", "safetensors", "trainer"]
     code = f"import sys\n{statement}\nprint([m for m in {heavy} if m in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=house.ROOT)
     assert answer.stdout.splitlines()[-1] == "[]"
