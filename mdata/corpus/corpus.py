@@ -30,7 +30,7 @@ from mdata.manifest.contained_paths import file_inside, path_inside, shard_insid
 from mdata.manifest.ids import sealed
 from mdata.manifest.io import load_manifest
 from mdata.manifest.sidecars import level_named
-from mdata.manifest.types import FORMAT, VERSION, CorpusManifest, Shard, TokenDtype, TokenizerFacts
+from mdata.manifest.types import FORMAT, VERSION, CorpusManifest, Level, Shard, TokenDtype, TokenizerFacts
 from mdata.util.arrays import Int64s, locate, offsets_of
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ class Corpus:
         )
         return self._token_of_sequence(first_sequence), self._token_of_sequence(last_sequence)
 
-    def place_of(self, token: int) -> tuple[Path, int]:
+    def file_position(self, token: int) -> tuple[Path, int]:
         """The .bin that holds a token of the stream, and the token's byte there; nothing is read for it."""
         assert 0 <= token < self.num_tokens, f"token {token} of {self.num_tokens}"
         shard, inside = locate(self.token_offsets, token)
@@ -324,6 +324,18 @@ def _check_id(path: Path, found: str, *, expected: str) -> None:
 def _open_bare(prefix: Path, mode: Mode) -> Corpus:
     """A pair without a manifest: what its .idx tells."""
     reader = IndexedReader(prefix, mode=mode)
+    known = describe_pair(prefix, reader, level=level_named(prefix))
+    reader.described = Described(prefix, known.shards[0].idx_hash)  # of what is found there later
+    return Corpus(prefix, sealed(known), readers=[reader])
+
+
+def describe_pair(prefix: Path, reader: IndexedReader, *, level: Level) -> CorpusManifest:
+    """What the .idx of a pair tells, as a manifest that is not sealed.
+
+    Raises:
+        UsageError: the values are no token ids. DamageError, ResourceError: the .idx cannot be read.
+    """
+    check_integers(prefix, reader.dtype)
     try:
         idx_hash = hash_file(reader.idx_path, reader.facts.idx)
     except OSError as error:
@@ -339,23 +351,29 @@ def _open_bare(prefix: Path, mode: Mode) -> Corpus:
         idx_hash=idx_hash,
         blocks=None,
     )
-    reader.described = Described(prefix, idx_hash)  # of what is found there later
-    if reader.dtype.kind not in "iu":
-        raise UsageError(f"{prefix} holds {reader.dtype.name} values", expected="token ids, which are integers")
-    known = CorpusManifest(
+    return CorpusManifest(
         format=FORMAT,
         version=VERSION,
         id="",
         checksum="",
         dtype=cast(TokenDtype, reader.dtype.name),
-        level=level_named(prefix),
+        level=level,
         verified=False,
         tokenizer=None,
         shards=[shard],
         provenance=None,
         statistics=None,
     )
-    return Corpus(prefix, sealed(known), readers=[reader])
+
+
+def check_integers(prefix: Path, dtype: np.dtype[np.generic]) -> None:
+    """Refuse pairs that hold no token ids.
+
+    Raises:
+        UsageError: names the type.
+    """
+    if dtype.kind not in "iu":
+        raise UsageError(f"{prefix} holds {dtype.name} values", expected="token ids, which are integers")
 
 
 def _check_pair(path: Path, dtype: str, *, shard: Shard, reader: IndexedReader) -> None:

@@ -94,7 +94,7 @@ class Documents:
         if not numbers:
             raise UsageError(
                 f"{self._inputs[file]}:{row} gave no document of {self.corpus.name}",
-                expected="a row of the input that was taken, and neither held out nor another part's",
+                expected="a row that was taken, not held out and not in another part",
             )
         return numbers
 

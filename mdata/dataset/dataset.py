@@ -40,7 +40,7 @@ from mdata.samples.rows import Gathered, Rows, Sample, empty_rows, finish, in_or
 from mdata.samples.sample_kind import RowKind, SampleKind
 from mdata.util.arrays import Int64s
 from mdata.util.canonical_json import hash_of
-from mdata.util.gc_pause import garbage_left
+from mdata.util.gc_pause import gc_paused
 
 if TYPE_CHECKING:
     from mdata.samples.masked import MaskedSamples
@@ -62,7 +62,7 @@ def open_dataset(
         DamageError: something that is not what its manifest says.
     """
     options.check()
-    with garbage_left():
+    with gc_paused():
         opened = open_blend(path, **options.opening, evaluation=evaluation)
         opened.tell_left_out(progress)
         return Dataset(opened, options, cache=_cache_of(options, progress))
@@ -393,7 +393,7 @@ def _cache_of(options: DatasetOptions, progress: Progress = SILENT) -> Cache:
 
 
 def _unpacked(packed: bytes) -> Dataset:
-    with garbage_left():
+    with gc_paused():
         return Dataset(*pickle.loads(packed))
 
 

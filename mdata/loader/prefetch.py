@@ -45,13 +45,13 @@ class Reading(Generic[Part, Read]):
 
 
 @dataclass
-class Handed:
+class StepCount:
     """How many steps an iterator has handed out; whoever counts need not hold the iterator."""
 
     steps: int = 0
 
 
-class Prefetched(Iterator[list[Read]], Generic[Part, Read]):
+class PrefetchIterator(Iterator[list[Read]], Generic[Part, Read]):
     """An iterator over steps that a thread reads ahead.
 
     Args:
@@ -59,7 +59,7 @@ class Prefetched(Iterator[list[Read]], Generic[Part, Read]):
         ahead: steps that may wait.
         patience_s: seconds after which a note says what a waiting consumer waits for.
         progress: gets the notes.
-        handed: counts the steps.
+        count: counts the steps.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class Prefetched(Iterator[list[Read]], Generic[Part, Read]):
         ahead: int,
         patience_s: float = 30.0,
         progress: Progress = SILENT,
-        handed: Handed | None = None,
+        count: StepCount | None = None,
     ) -> None:
-        self._handed = Handed() if handed is None else handed
+        self._returned = StepCount() if count is None else count
         self._reading, self._patience_s, self._progress = reading, patience_s, progress
         self._steps = BackgroundIterator(partial(_read_steps, reading), limit=ahead, name="mdata-prefetch")
 
@@ -88,7 +88,7 @@ class Prefetched(Iterator[list[Read]], Generic[Part, Read]):
                 continue
             if pause > self._patience_s:
                 self._progress.note(f"the data came after {time.monotonic() - began:.0f} s")
-            self._handed.steps += 1
+            self._returned.steps += 1
             return step
 
     def close(self) -> None:

@@ -96,10 +96,10 @@ def open_no_link(path: Path, flags: int) -> int:
         if error.errno != errno.ELOOP or not path.is_symlink():
             raise
         raise UsageError(
-            f"{path} is a link, where a file of ours is to be",
+            f"{path} is a symbolic link, where mdata writes a file of its own",
             found=f"a link to {path.readlink()}",
             expected="no file, or one that an earlier run left",
-            fix="remove the link, and ask who made it; what it leads to was not touched",
+            fix="remove the link, and find out who made it; its target was not touched",
         ) from error
 
 
