@@ -19,7 +19,7 @@ help: ## this list
 	@echo "  variables: PYTHON=python3.12, TORCH_INDEX=<package index that torch comes from>, JOBS=2, SOAK=20, SECONDS=600"
 
 quickstart: ## install, then text -> tokens -> blend -> training -> report.html, under 4 minutes
-	@$(INSTALL) train report
+	@$(INSTALL) train
 	@$(IN_VENV) python -m cli.quickstart
 
 test: install lint types cpp core-sanitized ## everything but the soak tests, under 15 minutes on 2 cores
@@ -48,7 +48,7 @@ clean: ## remove what building, testing and the quickstart made; .venv stays (rm
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 install:
-	@$(INSTALL) train report dev
+	@$(INSTALL) train dev
 
 lint:
 	$(IN_VENV) ruff check $(SOURCES)

@@ -44,7 +44,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         )
     numbers, alone = _chosen(arguments, documents)
     for number in numbers:
-        sequences = [ids.tolist() for ids in documents.sequences(number)]
+        sequences = [ids.tolist() for ids in documents.corpus.document_sequences(number)]
         texts = None if tokenizer is None else [tokenizer.decode(ids) for ids in sequences]
         if console.json:
             console.write(json.dumps(_facts(number, documents, sequences, texts=texts), ensure_ascii=False) + "\n")

@@ -32,7 +32,7 @@ from mdata.version import __version__
 
 __all__ = ["Command", "Console", "Parser", "run"]
 
-_EXTRAS = MappingProxyType({"torch": "train", "safetensors": "train", "tomli_w": "train", "matplotlib": "report"})
+_EXTRAS = MappingProxyType({"torch": "train", "safetensors": "train", "tomli_w": "train"})
 
 
 class _ReaderGone(Exception):

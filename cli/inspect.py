@@ -99,7 +99,7 @@ def _first_documents(
     documents = Documents(corpus)
     shown = []
     for number in range(min(num_documents, corpus.num_documents)):
-        sequences = documents.sequences(number)
+        sequences = documents.corpus.document_sequences(number)
         ids = np.concatenate([np.empty(0, np.int64), *sequences])
         # A long document is cut by ids first: decoding megabytes to show a line would be slow.
         head = ids[:_TEXT_WIDTH].tolist()

@@ -27,7 +27,7 @@ from cli.text import add_allow_outside
 from cli.trace_text import Shown, reader_facts, reader_table, sample_facts, sample_text, step_table
 from mdata.corpus.documents import parse_origin
 from mdata.loader.batch_sizes import BatchSizes, constant, ramp_up
-from mdata.tracing.cyclic_steps import ShuffledSteps
+from mdata.tracing.cyclic_steps import CyclicSteps
 from mdata.tracing.run_folder import is_run
 from mdata.tracing.run_steps import Steps, StepSpan
 from mdata.util.config_text import parse_toml
@@ -178,7 +178,7 @@ def _sizes(arguments: argparse.Namespace) -> BatchSizes | None:
     return ramp_up(ramp[0], ramp[1], samples=ramp[2], size=size) if ramp else constant(size)
 
 
-def _shuffled(arguments: argparse.Namespace, dataset: mdata.Dataset, sizes: BatchSizes | None) -> ShuffledSteps:
+def _shuffled(arguments: argparse.Namespace, dataset: mdata.Dataset, sizes: BatchSizes | None) -> CyclicSteps:
     """The steps of Megatron's random sampler."""
     if sizes is None or arguments.micro_batch is None or arguments.dp is None:
         raise mdata.UsageError("a shuffled epoch is dealt to ranks", fix="--global-batch, --micro-batch and --dp")
@@ -186,7 +186,7 @@ def _shuffled(arguments: argparse.Namespace, dataset: mdata.Dataset, sizes: Batc
         fix = "--order megatron --num-samples N, or a validation set (--split)"
         raise mdata.UsageError("the native order has no end, and no epochs to shuffle", fix=fix)
     span = StepSpan(sizes=sizes, micro_batch=arguments.micro_batch, dp_size=arguments.dp)
-    return ShuffledSteps(span, num_samples=dataset.num_samples, sharded=not arguments.no_data_sharding)
+    return CyclicSteps(span, num_samples=dataset.num_samples, sharded=not arguments.no_data_sharding)
 
 
 def _sample(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Console, *, shown: Shown) -> None:
@@ -239,7 +239,7 @@ def _document(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Cons
     until, rows = arguments.until_sample, max(arguments.rows, 1)
     if arguments.until_step is not None and tracer.steps is None:
         raise mdata.UsageError("--until-step: steps are not known", fix="a run folder, or --global-batch")
-    if arguments.until_step is not None and isinstance(tracer.steps, Steps):
+    if arguments.until_step is not None and isinstance(tracer.steps, Steps) and tracer.steps.consecutive:
         end = sum(tracer.steps.bounds(arguments.until_step))
         until = end if until is None else min(until, end)
     bounded = until is not None or arguments.until_step is not None or _bounded(tracer)
@@ -262,7 +262,7 @@ def _document(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Cons
 
 def _bounded(tracer: mdata.Tracer) -> bool:
     """Whether the training has an end by itself."""
-    if isinstance(tracer.steps, ShuffledSteps):
+    if isinstance(tracer.steps, CyclicSteps):
         return tracer.steps.total is not None
     return tracer.num_samples is not None
 

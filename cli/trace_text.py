@@ -15,7 +15,7 @@ import numpy.typing as npt
 import mdata
 from cli.text import table
 from mdata.errors import few
-from mdata.tracing.cyclic_steps import ShuffledSteps
+from mdata.tracing.cyclic_steps import CyclicSteps
 from mdata.tracing.run_steps import Steps
 from mdata.tracing.tracer import TracedPart, TracedSample
 
@@ -73,7 +73,7 @@ def step_table(
     steps = tracer.steps
     assert steps is not None, "a step was found"
     whose = "" if rank is None else f"; {len(samples):,} of them are rank {rank}'s"
-    if isinstance(steps, Steps):
+    if isinstance(steps, Steps) and steps.consecutive:
         first, size = steps.bounds(step)
         what = f"samples {first:,} to {first + size - 1:,}"
     else:
@@ -103,7 +103,7 @@ def reader_table(
     origin = tracer.documents(component).origin(document)
     size = sum(map(part.corpus.length_of, range(*part.corpus.sequences_of(document))))
     place = f", {origin.path}:{origin.row}" if origin else ""
-    whose, further = ("", "step") if isinstance(tracer.steps, ShuffledSteps) else (" of its component", "sample")
+    whose, further = ("", "step") if isinstance(tracer.steps, CyclicSteps) else (" of its component", "sample")
     far = "" if bounded else f", in the first 3 epochs{whose} (--until-{further} looks further)"
     lines = [f"document {document:,} of {part.name}{place}: {size:,} tokens{far}"]
     header = ["step", "sample", "rank", "microbatch", "its sample", "epoch", "tokens of it", "in the sample"]
@@ -159,7 +159,7 @@ def _sentence(tracer: mdata.Tracer, traced: TracedSample) -> str:
     if place and place.dp_rank is not None:
         words.append(f"rank {place.dp_rank}, microbatch {place.microbatch}")
     if steps and not place:
-        shuffled = isinstance(steps, ShuffledSteps)
+        shuffled = isinstance(steps, CyclicSteps)
         words.append("not read in the epochs that were looked at" if shuffled else "no evaluation reads it")
     if traced.again:
         words.append(f"again {steps.verb if steps else ''} {few([f'{place.step:,}' for place in traced.again])}")

@@ -1,6 +1,6 @@
 """Make `.venv` with everything that a make target needs, once; a second run only looks at a stamp.
 
-    python3 scripts/install.py train report dev      names of pyproject's optional dependencies
+    python3 scripts/install.py train dev             names of pyproject's optional dependencies
 
 Steps: prerequisites by name; the virtual environment; torch (an installed one of a fitting version is
 linked, else the download's size is said first); what else is missing, at the versions of constraints.txt;

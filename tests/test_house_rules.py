@@ -17,9 +17,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ): "`python -m mdata` is the command line; who imports mdata imports no cli",
     ("no blanket except", "cli/console.py"): "the one place that turns any error into an exit code and a message",
     ("no blanket except", "cli/mtrain_rank.py"): "a rank hands its error to the process that started it",
-    ("no blanket except", "mdata/loader/prefetch.py"): "the prefetching thread hands its error to the consumer",
-    ("no blanket except", "mdata/util/ordered_worker.py"): "the writing thread hands its error to the one that gives",
-    ("no blanket except", "mdata/util/read_ahead.py"): "a reading thread hands its error to the consumer",
+    ("no blanket except", "mdata/util/background.py"): "a background thread hands its error to the other thread",
     ("keyword only", "mdata/chat/template_limits.py::LimitedEnvironment.call_binop"): "Jinja calls it, by position",
     ("atomic_io is the door", "trainer/metrics.py"): "lines are appended to a file that is read while it grows",
     ("one door to the terminal", "cli/start.py"): "a fixed line before anything is imported, and no name in it",
@@ -29,11 +27,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ): "a worker hands its error to the parent, which raises",
     ("requests to stop pass", "cli/console.py"): "the one place that turns a request to stop into an exit code",
     ("requests to stop pass", "cli/mtrain_rank.py"): "a rank hands it to the process that started it",
-    (
-        "requests to stop pass",
-        "mdata/util/ordered_worker.py",
-    ): "it is kept until the thread has ended, then raised",
-    ("requests to stop pass", "mdata/util/read_ahead.py"): "a reading thread hands whatever it is to the consumer",
+    ("requests to stop pass", "mdata/util/background.py"): "it is kept until the thread has ended, then raised",
 }
 
 # For each rule a file that breaks it and one that does not: a rule that cannot fail is no rule.
@@ -169,7 +163,7 @@ def test_exceptions_name_rules_and_reasons():
 
 @pytest.mark.parametrize("statement", ["import mdata", "from cli.mdata import main; main(['--help'])"])
 def test_imports_stay_light(statement):
-    heavy = ["torch", "tokenizers", "matplotlib", "safetensors", "trainer"]
+    heavy = ["torch", "tokenizers", "safetensors", "trainer"]
     code = f"import sys\n{statement}\nprint([m for m in {heavy} if m in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=house.ROOT)
     assert answer.stdout.splitlines()[-1] == "[]"

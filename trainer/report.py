@@ -10,8 +10,10 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
+from mdata.reporting.html_tables import Cell, table
+from mdata.reporting.report_style import STYLE
+from mdata.reporting.svg import escape
 from mdata.util import atomic_io
 from trainer import report_plots
 from trainer.report_data import Corpora, Run, ValidCorpus, read_corpora, read_run
@@ -24,34 +26,12 @@ BASELINES = (  # field of Baselines, name on the page, whether it is drawn
 )
 
 
-class Cell(NamedTuple):
-    """A number in a table; good or bad where it is judged."""
-
-    text: str
-    good: bool | None = None
-
-
-_STYLE = """
-:root { --text: #1d2330; --quiet: #8a93a3; --grid: #dfe3e9; --page: #ffffff; --card: #f5f6f8; --special: #8a5a00;
-  --series-0: #1f66d1; --series-1: #c2491d; --series-2: #20875a; --series-3: #8a4bbf; --series-4: #b08400;
-  --series-5: #5b6675; color-scheme: light dark; }
-@media (prefers-color-scheme: dark) { :root { --text: #e4e7ec; --quiet: #8b94a5; --grid: #333a46; --page: #14171c;
-  --card: #1d2128; --special: #e5b454; --series-0: #6ea8fe; --series-1: #f08a5d; --series-2: #5cc596;
-  --series-3: #c493f0; --series-4: #dfc05a; --series-5: #a8b2c1; } }
-body { background: var(--page); color: var(--text); font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto;
-  max-width: 84rem; padding: 0 1.5rem; }
-h1 { font-size: 1.6rem; margin: 0 0 .3rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
-h3 { font-size: 1rem; margin: 0 0 .3rem; }
-p.lead { color: var(--quiet); margin: 0 0 1rem; } svg { max-width: 100%; height: auto; display: block; }
-svg text { font-family: system-ui, sans-serif !important; }
-.row { display: flex; flex-wrap: wrap; gap: 1.5rem; } .row > * { flex: 1 1 28rem; min-width: 0; max-width: 42rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; } th, td { padding: .25rem .9rem .25rem 0;
-  text-align: right; border-bottom: 1px solid var(--grid); } th { color: var(--quiet); font-weight: 500; }
-th:first-child, td:first-child { text-align: left; white-space: nowrap; } .scroll { overflow-x: auto; }
-pre { background: var(--card); padding: .8rem 1rem; border-radius: 6px; white-space: pre-wrap; font-size: 13px;
-  overflow-wrap: anywhere; max-height: 17rem; overflow-y: auto; } mark { background: none; color: var(--special); }
-pre b { color: var(--series-0); font-weight: 600; } .good { color: var(--series-2); } .bad { color: var(--series-1); }
-details summary { cursor: pointer; color: var(--quiet); }
+# What a run's page has beside a blend's.
+_STYLE = f"""{STYLE}
+body {{ max-width: 84rem; }} .row > * {{ flex: 1 1 28rem; max-width: 42rem; }}
+pre {{ background: var(--card); padding: .8rem 1rem; border-radius: 6px; white-space: pre-wrap; font-size: 13px;
+  overflow-wrap: anywhere; max-height: 17rem; overflow-y: auto; }} pre b {{ color: var(--c0); font-weight: 600; }}
+mark {{ background: none; color: var(--c4); }}
 """
 
 
@@ -83,7 +63,7 @@ def render(run: Run, corpora: Corpora) -> str:
         _ranks(run),
         f"<h2>Configuration</h2><details><summary>config.toml</summary><pre>{_text(run.config_text)}</pre></details>",
     ]
-    title = _text(_title(run))
+    title = escape(_title(run))
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}: report</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -114,11 +94,11 @@ def _head(run: Run) -> str:
         f"{run.consumed * run.config.train.sequence_length:,} tokens read",
         f"{seconds:,.0f} s from the first to the last line of metrics",
     ]
-    return f'<h1>{_text(_title(run))}</h1><p class="lead">{_text("; ".join(facts))}</p>'
+    return f'<h1>{escape(_title(run))}</h1><p class="lead">{escape("; ".join(facts))}</p>'
 
 
 def _notes(notes: Iterable[str]) -> str:
-    return "".join(f"<p>{_text(note)}</p>" for note in notes)
+    return "".join(f"<p>{escape(note)}</p>" for note in notes)
 
 
 def _losses(run: Run, valid: Sequence[ValidCorpus]) -> str:
@@ -131,7 +111,7 @@ def _losses(run: Run, valid: Sequence[ValidCorpus]) -> str:
         curve = [(samples * scale, loss) for samples, loss in corpus.curve]
         lines = [(name, value) for name, value, drawn in _baselines(corpus) if drawn]
         drawing = report_plots.loss_panel(corpus.name, train, valid=curve, lines=lines)
-        panels.append(f"<div><h3>{_text(corpus.name)}</h3>{drawing}</div>")
+        panels.append(f"<div><h3>{escape(corpus.name)}</h3>{drawing}</div>")
     return f'<h2>Loss</h2><div class="row">{"".join(panels)}</div>'
 
 
@@ -141,19 +121,19 @@ def _loss_table(valid: Sequence[ValidCorpus]) -> str:
         return ""
     header = ["last validation", *(f"{c.name}: {what}" for c in valid for what in ("nats per token", "bits per byte"))]
     final = [corpus.curve[-1][1] if corpus.curve else None for corpus in valid]
-    rows: list[list[str | Cell]] = [["the model", *_pairs(valid, final, None)]]
+    rows = [[Cell("the model"), *_pairs(valid, final, None)]]
     for field, name, _ in BASELINES:
         values = [getattr(c.baselines, field) if c.baselines else None for c in valid]
         if any(value is not None for value in values):
-            rows.append([name, *_pairs(valid, values, final)])
+            rows.append([Cell(name), *_pairs(valid, values, final)])
     note = '<p class="lead">Green: the model is below it. Red: it is not.</p>'
-    return f"<div><h2>Against counting</h2>{note}{_table(header, rows)}</div>"
+    return f"<div><h2>Against counting</h2>{note}{table(header, rows)}</div>"
 
 
 def _test_losses(run: Run) -> str:
     """The test sets' losses, which are there once the last step is done."""
-    rows = [[name, f"{loss:.3f}"] for name, loss in (run.metrics[-1].get("test") or {}).items()]
-    return f"<div><h2>Test sets</h2>{_table(['at the end', 'nats per token'], rows)}</div>" if rows else ""
+    rows = [[Cell(name), _number(f"{loss:.3f}")] for name, loss in (run.metrics[-1].get("test") or {}).items()]
+    return f"<div><h2>Test sets</h2>{table(['at the end', 'nats per token'], rows)}</div>" if rows else ""
 
 
 def _pairs(
@@ -163,9 +143,9 @@ def _pairs(
     cells = []
     for i, (corpus, value) in enumerate(zip(valid, values, strict=True)):
         ours = model[i] if model else None
-        below = None if value is None or ours is None else ours < value
+        kind = "number" if value is None or ours is None else "good" if ours < value else "bad"
         bits = None if value is None or corpus.bits_per_byte is None else value * corpus.bits_per_byte
-        cells += [Cell("" if number is None else f"{number:.3f}", below) for number in (value, bits)]
+        cells += [Cell("" if number is None else f"{number:.3f}", kind) for number in (value, bits)]
     return cells
 
 
@@ -185,20 +165,18 @@ def _read(corpora: Corpora) -> str:
     got = sum(corpus.samples for corpus in corpora.read) or 1
     rows = [
         [
-            corpus.name,
-            f"{100 * corpus.share:.1f} %",
-            f"{100 * corpus.samples / got:.2f} %",
-            f"{corpus.samples:,}",
-            f"{corpus.tokens:,}",
-            f"{corpus.corpus_tokens:,}",
-            f"{corpus.epochs:.2f}",
+            Cell(corpus.name),
+            Cell(f"{100 * corpus.share:.1f} %"),
+            Cell(f"{100 * corpus.samples / got:.2f} %"),
+            *map(Cell, (corpus.samples, corpus.tokens, corpus.corpus_tokens)),
+            _number(f"{corpus.epochs:.2f}"),
         ]
         for corpus in corpora.read
     ]
     header = ["corpus", "share asked", "share read", "samples", "tokens read", "tokens it has", "epochs"]
     known = [corpus for corpus in corpora.read if any(corpus.lengths)]
     lengths = f"<h2>Document lengths</h2>{report_plots.document_lengths(known)}" if known else ""
-    return f'<div class="row"><div><h2>What was read</h2>{_table(header, rows)}</div><div>{lengths}</div></div>'
+    return f'<div class="row"><div><h2>What was read</h2>{table(header, rows)}</div><div>{lengths}</div></div>'
 
 
 def _texts(run: Run, corpora: Corpora) -> str:
@@ -220,17 +198,14 @@ def _ranks(run: Run) -> str:
     if not run.ranks:
         return ""
     axes = [name for name in ("tp", "pp", "dp") if name in run.ranks[0]]
-    rows = [
-        [
-            str(rank.get("rank", "?")),
-            *(str(rank[name]) for name in axes),
-            f"{rank.get('split_parameters', 0):,}",
-            f"{rank.get('copied_parameters', 0):,}",
-        ]
-        for rank in run.ranks
-    ]
+    counted = [*axes, "split_parameters", "copied_parameters"]
+    rows = [[Cell(rank.get("rank", "?")), *(Cell(rank.get(name, 0)) for name in counted)] for rank in run.ranks]
     header = ["rank", *axes, "parameters split over tp", "parameters every tp rank has"]
-    return f"<h2>What each rank holds</h2>{_table(header, rows)}"
+    return f"<h2>What each rank holds</h2>{table(header, rows)}"
+
+
+def _number(text: str) -> Cell:
+    return Cell(text, kind="number")
 
 
 def _curve(run: Run, key: str, scale: float) -> list[tuple[float, float]]:
@@ -249,19 +224,6 @@ def _baselines(corpus: ValidCorpus) -> list[tuple[str, float, bool]]:
     return [(name, getattr(corpus.baselines, field), drawn) for field, name, drawn in BASELINES]
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str | Cell]]) -> str:
-    """A table whose first column is text and whose others are numbers."""
-    head = "".join(f"<th>{_text(name)}</th>" for name in header)
-    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
-
-
-def _cell(cell: str | Cell) -> str:
-    text, good = cell if isinstance(cell, Cell) else Cell(cell)
-    mark = "" if good is None else ' class="good"' if good else ' class="bad"'
-    return f"<td{mark}>{_text(text)}</td>"
-
-
 def _marked(text: str, special: Iterable[str]) -> str:
     """Text with its special tokens set off."""
     shown = _text(text)
@@ -271,4 +233,5 @@ def _marked(text: str, special: Iterable[str]) -> str:
 
 
 def _text(text: str) -> str:
+    """A text of several lines."""
     return html.escape(text, quote=False)

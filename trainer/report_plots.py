@@ -1,31 +1,25 @@
-"""The drawings of a report as SVG text, made by matplotlib, which is imported when the first one is drawn.
+"""The drawings of a run's report: plain numbers in, HTML out, drawn by mdata/reporting/svg.py.
 
-What is unusual: colours are written as placeholders that become CSS variables, so that one page reads well
-on a light and on a dark background, and text stays text in the reader's own font. Each function takes plain
-numbers and returns one <svg> element.
+Each function returns a drawing with its legend. A curve of many points is drawn by means of neighbours.
 """
 
 from __future__ import annotations
 
-import html
-import io
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from mdata.reporting import svg
+from mdata.reporting.curves import COLOURS
+from mdata.reporting.plots import largest
 
+if TYPE_CHECKING:
     from trainer.report_data import CorpusRead
 
-# matplotlib gets these, the page's style sheet says what they look like.
-TEXT, GRID, QUIET = "#010101", "#020202", "#030303"
-SERIES = ("#040404", "#050505", "#060606", "#070707", "#080808", "#090909")
-_VARIABLES = {TEXT: "text", GRID: "grid", QUIET: "quiet", **{c: f"series-{i}" for i, c in enumerate(SERIES)}}
-_LABEL_GAP = 0.06  # of the height of a panel: the least distance between two labels
+_WIDTH = 620
+_LABEL_GAP = 0.06  # of the range of the axis: the least distance between two labels
 _MOST_NAME_CHARS = 60
 _MOST_POINTS = 600  # of a curve; more would not be seen
+_TOKENS = "million tokens trained on"
 
 Curve = Sequence[tuple[float, float]]
 
@@ -37,112 +31,77 @@ def loss_panel(name: str, train: Curve, *, valid: Curve, lines: Sequence[tuple[s
         name: of the validation corpus. train, valid: (million tokens, nats per token).
         lines: (label, nats per token).
     """
-    figure, axes = _figure(6.2, 3.9)
-    axes.plot(*_columns(_thinned(train)), color=QUIET, linewidth=1, label="training (all corpora)")
-    if valid:
-        axes.plot(*_columns(valid), color=SERIES[0], linewidth=2, marker="o", markersize=4, label="validation")
     values = [y for _, y in [*train, *valid]] + [y for _, y in lines]
-    low, high = min(values), max(values)
-    margin = 0.06 * (high - low) or 0.5
-    axes.set_ylim(low - margin, high + margin)
-    last = max([x for x, _ in [*train, *valid]] or [1.0])
-    axes.set_xlim(0, last * 1.02)
-    for (label, y), place in zip(lines, _spread([y for _, y in lines], (low - margin, high + margin)), strict=True):
-        axes.axhline(y, color=SERIES[1], linewidth=1, linestyle=(0, (4, 3)))
-        axes.text(last * 1.04, place, f"{_shown(label)} {y:.2f}", color=SERIES[1], va="center", fontsize=9)
-    axes.set_xlabel("million tokens trained on")
-    axes.set_ylabel("nats per token")
-    _legend_above(axes)
-    return _svg(figure, f"loss {name}")
+    margin = 0.06 * (max(values) - min(values)) or 0.5
+    limits = min(values) - margin, max(values) + margin
+    frame = _frame(390, [*train, *valid], limits, right=190 if lines else 24)
+    parts = [_axes(frame, "nats per token"), _line(frame, _thinned(train), "stroke-others", "training")]
+    parts.append(_line(frame, valid, "stroke-c0", "validation"))
+    parts += [
+        svg.bar(frame.px(x) - 3, frame.py(y) - 3, width=6, height=6, kind="c0", hint=f"{y:.4g}") for x, y in valid
+    ]
+    right = frame.width - frame.right
+    for (label, y), place in zip(lines, _spread([y for _, y in lines], limits), strict=True):
+        parts.append(svg.rule(frame.left, frame.py(y), to=(right, frame.py(y))))
+        parts.append(svg.text((right + 8, frame.py(place) + 4.5), f"{shown(label)} {y:.2f}", kind="quiet"))
+    drawing = svg.drawing(
+        _WIDTH, 390, label=f"Loss of {shown(name)}", description=f"{len(train):,} steps of training", parts=parts
+    )
+    return drawing + svg.legend([("others", "training (all corpora)"), *([("c0", "validation")] if valid else [])])
 
 
 def throughput(rates: Curve) -> str:
     """Tokens per second over tokens; (million tokens, tokens per second)."""
-    figure, axes = _figure(6.2, 2.6)
-    axes.plot(*_columns(_thinned(rates)), color=SERIES[0], linewidth=1.5)
-    axes.set_ylim(0, max([y for _, y in rates] or [1.0]) * 1.1)
-    axes.set_xlim(left=0)
-    axes.set_xlabel("million tokens trained on")
-    axes.set_ylabel("tokens per second")
-    return _svg(figure, "throughput")
+    frame = _frame(260, rates, (0.0, max([y for _, y in rates] or [1.0]) * 1.1))
+    parts = [_axes(frame, "tokens per second"), _line(frame, _thinned(rates), "stroke-c0", "tokens per second")]
+    return svg.drawing(_WIDTH, 260, label="Throughput", description=f"{len(rates):,} measurements", parts=parts)
 
 
 def document_lengths(corpora: Sequence[CorpusRead]) -> str:
     """For each corpus the share of its documents by length, in powers of two."""
-    figure, axes = _figure(6.2, 2.9)
     used = [k for corpus in corpora for k, count in enumerate(corpus.lengths) if count]
-    first, last = min(used, default=0), max(used, default=0)
+    classes = range(min(used, default=0), max(used, default=0) + 1)
+    totals = [sum(corpus.lengths) or 1 for corpus in corpora]
+    high = max((max(corpus.lengths) / total for corpus, total in zip(corpora, totals, strict=True)), default=0) or 1
+    frame = svg.Frame(_WIDTH, 290, (0, len(classes)), (0, high * 1.05))
+    ticks = [(t, f"{100 * t:.3g} %") for t in svg.nice_ticks(high * 1.05, 5)]
+    step = 1 + (len(classes) - 1) // 10
+    parts = [svg.axes(frame, x_ticks=[(i + 0.5, largest(k)) for i, k in enumerate(classes[::step])], y_ticks=ticks)]
     width = 0.8 / max(len(corpora), 1)
-    for i, corpus in enumerate(corpora):
-        total = sum(corpus.lengths) or 1
-        bins = range(first, last + 1)
-        shares = [100 * corpus.lengths[k] / total if k < len(corpus.lengths) else 0.0 for k in bins]
-        places = [k - 0.4 + (i + 0.5) * width for k in bins]
-        axes.bar(places, shares, width * 0.92, color=SERIES[i % len(SERIES)], label=_shown(corpus.name))
-    ticks = list(range(first, last + 1, 1 + (last - first) // 10))
-    axes.set_xticks(ticks, [_bin_label(k) for k in ticks])
-    axes.set_xlabel("tokens in a document, up to")
-    axes.set_ylabel("% of documents")
-    _legend_above(axes)
-    return _svg(figure, "document lengths")
+    for number, (corpus, total) in enumerate(zip(corpora, totals, strict=True)):
+        for i, k in enumerate(classes):
+            if k < len(corpus.lengths) and corpus.lengths[k]:
+                x, top = frame.px(i + 0.1 + number * width), frame.py(corpus.lengths[k] / total)
+                size = {"width": frame.px(width) - frame.px(0), "height": frame.height - frame.bottom - top}
+                hint = f"{shown(corpus.name)}: {corpus.lengths[k]:,} documents"
+                parts.append(svg.bar(x, top, **size, kind=_colour(number), hint=hint))
+    parts.append(svg.titles(frame, x="tokens in a document, up to", y="part of the documents"))
+    drawing = svg.drawing(_WIDTH, 290, label="Document lengths", description=f"{sum(totals):,} documents", parts=parts)
+    return drawing + svg.legend([(_colour(i), shown(corpus.name)) for i, corpus in enumerate(corpora)])
 
 
-def _figure(width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure of its own (no pyplot, so no global state) with one panel."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.add_subplot()
-    axes.grid(axis="y", color=GRID, linewidth=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(QUIET)
-    axes.tick_params(colors=TEXT, labelsize=9)
-    for label in (axes.xaxis.label, axes.yaxis.label):
-        label.set_color(TEXT)
-        label.set_fontsize(9)
-    return figure, axes
+def _colour(number: int) -> str:
+    return f"c{number % COLOURS}"
 
 
-def _legend_above(axes: Axes) -> None:
-    """The names of the curves over the panel, where they hide nothing."""
-    place = (0.0, 1.0)
-    axes.legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=place, ncols=3, borderaxespad=0.2)
+def _frame(height: int, curve: Curve, limits: tuple[float, float], *, right: int = 24) -> svg.Frame:
+    last = max((x for x, _ in curve), default=1.0) * 1.02
+    return svg.Frame(_WIDTH, height, (0, last), limits, right=right)
 
 
-def _svg(figure: Figure, name: str) -> str:
-    """The figure as an <svg> element whose colours are CSS variables."""
-    from matplotlib import rc_context
-    from matplotlib.text import Text
-
-    name = _shown(name)
-    for artist in figure.findobj(Text):
-        artist.set_parse_math(False)  # a name may hold dollars
-    for axes in figure.axes:
-        legend = axes.get_legend()
-        for label in legend.get_texts() if legend else ():
-            label.set_color(TEXT)
-    out = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif"}):
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = out.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'<svg ([^>]*?)height="[^"]*"([^>]*?)width="[^"]*"', r"<svg \1\2", text, count=1)
-    text = re.sub(r'<svg ([^>]*?)width="[^"]*"([^>]*?)height="[^"]*"', r"<svg \1\2", text, count=1)
-    text = re.sub(r"(font(?:-family)?: *[^;\"]*?)'[^;\"]*sans-serif[^;\"]*", r"\1sans-serif", text)
-    for colour, variable in _VARIABLES.items():
-        text = text.replace(colour, f"var(--{variable})")
-    return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(name)}" ', 1)
+def _axes(frame: svg.Frame, what: str) -> str:
+    x_ticks = [(x, f"{x:.4g}") for x in svg.nice_ticks(frame.x[1])]
+    y_ticks = [(y, svg.short(y)) for y in svg.nice_ticks(frame.y[1], low=frame.y[0])]
+    return svg.axes(frame, x_ticks=x_ticks, y_ticks=y_ticks) + svg.titles(frame, x=_TOKENS, y=what)
 
 
-def _shown(name: str) -> str:
-    """A name as a drawing can show it: what is no character on a page as an escape."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
-    shown = shown if len(shown) <= _MOST_NAME_CHARS else f"{shown[: _MOST_NAME_CHARS - 3]}..."
-    return f"\u200b{shown}" if shown.startswith("_") else shown  # matplotlib leaves such names out of legends
+def _line(frame: svg.Frame, curve: Curve, kind: str, hint: str) -> str:
+    return svg.line([(frame.px(x), frame.py(y)) for x, y in curve], kind=kind, hint=hint) if curve else ""
+
+
+def shown(name: str) -> str:
+    """A name, cut to a length that a drawing has room for."""
+    return name if len(name) <= _MOST_NAME_CHARS else f"{name[: _MOST_NAME_CHARS - 3]}..."
 
 
 def _spread(values: Sequence[float], limits: tuple[float, float]) -> list[float]:
@@ -155,10 +114,6 @@ def _spread(values: Sequence[float], limits: tuple[float, float]) -> list[float]
     return places
 
 
-def _columns(curve: Curve) -> tuple[list[float], list[float]]:
-    return [x for x, _ in curve], [y for _, y in curve]
-
-
 def _thinned(curve: Curve) -> list[tuple[float, float]]:
     """Means of runs of neighbours, so that a long curve stays light and readable."""
     step = -(-len(curve) // _MOST_POINTS)
@@ -166,9 +121,3 @@ def _thinned(curve: Curve) -> list[tuple[float, float]]:
         return list(curve)
     runs = [curve[i : i + step] for i in range(0, len(curve), step)]
     return [(run[-1][0], sum(y for _, y in run) / len(run)) for run in runs]
-
-
-def _bin_label(k: int) -> str:
-    """The largest length in bin k (see mdata's manifest), short."""
-    most = (1 << k) - 1 if k else 0
-    return f"{(most + 1) // 1024}k" if most >= 1023 else str(most)

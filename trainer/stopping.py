@@ -40,7 +40,7 @@ class StopRequests:
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._hear)
                     # mdata's handlers remember what they raised: an import, say, may have dropped it.
-                    if getattr(self._before[number], "asked", False):
+                    if getattr(self._before[number], "requested", False):
                         self._first.setdefault(number, self._clock())
         return self
 

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from mdata import Progress, UsageError
 from mdata.errors import os_errors_named
 from mdata.progress import SILENT
-from mdata.util import atomic_io
+from mdata.util import atomic_io, file_lock
 from trainer import checkpoint
 from trainer.collectives import gather_objects
 from trainer.config import RunConfig, dump_config
@@ -130,7 +130,7 @@ def _alone(config: RunConfig, world: World) -> Iterator[None]:
     folder = Path(config.run.folder)
     with os_errors_named("making the run folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    with atomic_io.held(folder / ".lock"):
+    with file_lock.hold(folder / ".lock"):
         yield
 
 

@@ -26,7 +26,7 @@ from blake3 import blake3
 
 from mdata.errors import os_errors_named
 from mdata.progress import SILENT, Progress
-from mdata.util import atomic_io
+from mdata.util import atomic_io, file_lock
 from mdata.util.canonical_json import hash_of
 
 FORMAT, VERSION = "mdata-arrays", 1
@@ -212,7 +212,7 @@ def _alone(entry: Path) -> Iterator[None]:
     """One builder of an entry on this node, or of all nodes if they share locks; what killed ones left is cleared."""
     import shutil
 
-    with atomic_io.waited_for(entry.with_name(f".{entry.name}.building")):
+    with file_lock.wait_for(entry.with_name(f".{entry.name}.building")):
         for left in entry.parent.glob(f".{entry.name}.*-*-*"):
             if _is_dead(left):
                 shutil.rmtree(left, ignore_errors=True)

@@ -11,34 +11,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from mdata.corpus.corpus import check_integers, describe_pair
 from mdata.corpus.paths import manifest_of, prefix_of
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed.blocks import BlockFile
-from mdata.indexed.mapped_files import hash_file
 from mdata.indexed.pair_format import bin_path, smallest_dtype
 from mdata.indexed.reader import IndexedReader
 from mdata.indexed.writer import ShardFacts
 from mdata.manifest.ids import sealed
 from mdata.manifest.io import load_manifest, save_manifest
 from mdata.manifest.sidecars import hashes_path, level_named, manifest_path, tokenizer_facts
-from mdata.manifest.types import (
-    FORMAT,
-    VERSION,
-    BlockHashes,
-    CorpusManifest,
-    Level,
-    Shard,
-    Statistics,
-    TokenDtype,
-    TokenizerFacts,
-)
+from mdata.manifest.types import BlockHashes, CorpusManifest, Level, Statistics, TokenizerFacts
 from mdata.progress import SILENT, Progress
 from mdata.tokenizers.base.tokenizer import Tokenizer
 from mdata.tokenizers.base.tokenizer_folder import folder_name, write_folder
@@ -91,14 +80,13 @@ def adopt(
     prefix = prefix_of(Path(prefix))
     manifest_of(prefix)
     reader = IndexedReader(prefix)
-    if reader.dtype.kind not in "iu":
-        raise UsageError(f"{prefix} holds {reader.dtype.name} values", expected="token ids, which are integers")
-    there = _there(manifest_path(prefix))
+    check_integers(prefix, reader.dtype)
+    there = _load_existing(manifest_path(prefix))
     if tokenizer is not None:
-        _note_odd_type(reader, tokenizer, prefix, progress=progress)
-    content = _read_everything(prefix, reader, threads=threads, progress=progress) if full else None
+        _note_unusual_dtype(reader, tokenizer, prefix, progress=progress)
+    content = _read_content(prefix, reader, threads=threads, progress=progress) if full else None
     level = level or (there.level if there else level_named(prefix))
-    return _give(
+    return _write_manifest(
         prefix, _manifest(prefix, reader, tokenizer, content=content, level=level), tokenizer, content, progress
     )
 
@@ -109,7 +97,7 @@ def adopt_written(
     """As `adopt` with `full`, of a pair that was just written, so that nothing is read again."""
     content = _Content(b"".join(facts.block_hashes), facts.largest_id)
     made = _manifest(prefix, IndexedReader(prefix), tokenizer, content=content, level=level)
-    return _give(prefix, made, tokenizer, content, progress)
+    return _write_manifest(prefix, made, tokenizer, content, progress)
 
 
 def check_largest_id(prefix: Path, largest: int | None, *, tokenizer: TokenizerFacts) -> None:
@@ -141,7 +129,7 @@ def length_histogram(lengths: npt.NDArray[np.int32], boundaries: npt.NDArray[np.
     return [int(count) for count in np.trim_zeros(counts, "b")]
 
 
-def _note_odd_type(reader: IndexedReader, tokenizer: Tokenizer, prefix: Path, *, progress: Progress) -> None:
+def _note_unusual_dtype(reader: IndexedReader, tokenizer: Tokenizer, prefix: Path, *, progress: Progress) -> None:
     expected = smallest_dtype(tokenizer.vocab_size)
     if reader.dtype != expected:
         progress.note(
@@ -150,7 +138,7 @@ def _note_odd_type(reader: IndexedReader, tokenizer: Tokenizer, prefix: Path, *,
         )
 
 
-def _read_everything(prefix: Path, reader: IndexedReader, *, threads: int | None, progress: Progress) -> _Content:
+def _read_content(prefix: Path, reader: IndexedReader, *, threads: int | None, progress: Progress) -> _Content:
     path = bin_path(prefix)
     hashes: list[bytes] = []
     extremes: list[tuple[int, int]] = []
@@ -171,7 +159,7 @@ def _read_everything(prefix: Path, reader: IndexedReader, *, threads: int | None
             progress.end()
         after = path.stat()
     if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-        raise UsageError(f"{path} changed while it was read", fix="wait until nobody writes it any more")
+        raise UsageError(f"{path} changed while it was read", fix="wait until nothing writes to it any more")
     if extremes and min(smallest for smallest, _ in extremes) < 0:
         raise UsageError(f"{prefix} holds negative values", expected="token ids")
     return _Content(b"".join(hashes), max((largest for _, largest in extremes), default=None))
@@ -180,61 +168,44 @@ def _read_everything(prefix: Path, reader: IndexedReader, *, threads: int | None
 def _manifest(
     prefix: Path, reader: IndexedReader, tokenizer: Tokenizer | None, *, content: _Content | None, level: Level
 ) -> CorpusManifest:
-    with os_errors_named("reading"):
-        idx_hash = hash_file(reader.idx_path, reader.facts.idx)
-    blocks = None
+    known = describe_pair(prefix, reader, level=level)
+    shard = known.shards[0]
     if content is not None:
         blocks = BlockHashes(path=hashes_path(prefix).name, hash=blake3(content.block_hashes).hexdigest())
-    shard = Shard(
-        path=prefix.name,
-        documents=reader.num_documents,
-        sequences=reader.num_sequences,
-        tokens=reader.num_tokens,
-        bytes=reader.num_tokens * reader.dtype.itemsize,
-        contiguous=reader.contiguous,
-        largest_id=content.largest_id if content else None,
-        idx_hash=idx_hash,
-        blocks=blocks,
-    )
-    return CorpusManifest(
-        format=FORMAT,
-        version=VERSION,
-        id="",
-        checksum="",
-        dtype=cast(TokenDtype, reader.dtype.name),
-        level=level,
+        shard = msgspec.structs.replace(shard, largest_id=content.largest_id, blocks=blocks)
+    return msgspec.structs.replace(
+        known,
         verified=content is not None,
         tokenizer=tokenizer_facts(tokenizer) if tokenizer else None,
         shards=[shard],
-        provenance=None,
         statistics=Statistics(document_lengths=length_histogram(reader.lengths, reader.boundaries), text_bytes=None),
     )
 
 
-def _there(path: Path) -> CorpusManifest | None:
+def _load_existing(path: Path) -> CorpusManifest | None:
     """The manifest that is there already."""
     if not path.exists():
         return None
     try:
         there = load_manifest(path)
     except DamageError as error:
-        raise UsageError(f"{path} is there already and is damaged", fix="remove it, and adopt again") from error
+        raise UsageError(f"{path} already exists and is damaged", fix="remove it, and adopt again") from error
     if not isinstance(there, CorpusManifest):
-        raise UsageError(f"{path} is there already and is a blend", fix="give the blend another name")
+        raise UsageError(f"{path} already exists and is a blend", fix="give the blend another name")
     return there
 
 
-def _give(
+def _write_manifest(
     prefix: Path, made: CorpusManifest, tokenizer: Tokenizer | None, content: _Content | None, progress: Progress
 ) -> Adopted:
     """Write what was found out, together with what a manifest that is there knows."""
     path = manifest_path(prefix)
-    there = _there(path)
-    whole = sealed(_together(path, there, made) if there else made)
+    there = _load_existing(path)
+    whole = sealed(_merged(path, there, made) if there else made)
     if whole.tokenizer is not None:
         for shard in whole.shards:
             check_largest_id(prefix, shard.largest_id, tokenizer=whole.tokenizer)
-    _write_beside(prefix, tokenizer, content=content)
+    _write_sidecars(prefix, tokenizer, content=content)
     if there == whole:
         return Adopted(whole, path, there_before=True)
     if there is not None:
@@ -245,13 +216,13 @@ def _give(
     return Adopted(whole, path, there_before=False)
 
 
-def _together(path: Path, there: CorpusManifest, made: CorpusManifest) -> CorpusManifest:
+def _merged(path: Path, there: CorpusManifest, made: CorpusManifest) -> CorpusManifest:
     """What two manifests of one pair know, with the notes of the first; they must not contradict each other."""
     whole = _completed(there, made)
     if _without_notes(whole) != _without_notes(_completed(made, there)):
         ours = sealed(made)
         raise UsageError(
-            f"{path} is there already and says something else",
+            f"{path} already exists and says something else",
             found=f"id {there.id[:16]}",
             expected=f"id {ours.id[:16]}, or no manifest",
             fix="keep it; or remove it and adopt again: blends with it must then be made again",
@@ -281,7 +252,7 @@ def _without_notes(known: CorpusManifest) -> CorpusManifest:
     return msgspec.structs.replace(known, notes={}, id="", checksum="")
 
 
-def _write_beside(prefix: Path, tokenizer: Tokenizer | None, *, content: _Content | None) -> None:
+def _write_sidecars(prefix: Path, tokenizer: Tokenizer | None, *, content: _Content | None) -> None:
     with os_errors_named(f"adopting {prefix}"):
         if content is not None:
             atomic_io.atomic_write(hashes_path(prefix), content.block_hashes)

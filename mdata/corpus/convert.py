@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from mdata.corpus.adopt import Adopted, adopt, adopt_written, check_largest_id
+from mdata.corpus.corpus import check_integers
 from mdata.corpus.paths import prefix_of
 from mdata.errors import UsageError, os_errors_named
 from mdata.indexed.legacy import Group, LegacyReader, legacy_form_of
@@ -54,13 +55,13 @@ def convert(
     """
     prefix, new_prefix = prefix_of(Path(prefix)), prefix_of(Path(new_prefix))
     if prefix.resolve() == new_prefix.resolve():
-        raise UsageError(f"{new_prefix} is the old prefix", expected="another one: the old pair stays as it is")
+        raise UsageError(f"{new_prefix} is the old prefix too", expected="another one: the old pair is not changed")
     _refuse_another_format(prefix)
     named = [found for found in map(level_named, (prefix, new_prefix)) if found != "document"]
     level = level or (named[0] if named else "document")
     with LegacyReader(prefix) as old:
         _check_values(old, prefix, plus_one=fairseq_ids_plus_one)
-        _tell(old, prefix, plus_one=fairseq_ids_plus_one, progress=progress)
+        _note_assumptions(old, prefix, plus_one=fairseq_ids_plus_one, progress=progress)
         source = _Source(old, prefix, fairseq_ids_plus_one, progress)
         dtype = _new_dtype(source)
         if idx_path(new_prefix).exists():
@@ -93,7 +94,7 @@ class _Source:
         smallest = int(group.tokens.min()) - self._plus_one
         if smallest < 0 and self._plus_one and smallest == -1:
             raise UsageError(
-                f"{self.prefix}: its ids were not written plus one",
+                f"{self.prefix}: its ids were not written with 1 added",
                 found="the value 0",
                 expected="1 or more",
                 fix="leave out --fairseq-ids-plus-one",
@@ -106,12 +107,11 @@ class _Source:
 def _refuse_another_format(prefix: Path) -> None:
     if legacy_form_of(prefix) is None:
         IndexedReader(prefix)  # a sound pair is converted already; any other says what is wrong with it
-        raise UsageError(f"{prefix} is MMIDIDX already", fix=f"mdata adopt {prefix}, without --convert")
+        raise UsageError(f"{prefix} is already in the MMIDIDX format", fix=f"mdata adopt {prefix}, without --convert")
 
 
 def _check_values(old: LegacyReader, prefix: Path, *, plus_one: bool) -> None:
-    if old.dtype.kind == "f":
-        raise UsageError(f"{prefix} holds {old.dtype.name} values", expected="token ids, which are integers")
+    check_integers(prefix, old.dtype)
     if plus_one and old.form != "fairseq's TNTIDX":
         raise UsageError(
             f"--fairseq-ids-plus-one: {prefix} is {old.form}, whose ids are written as they are",
@@ -119,14 +119,14 @@ def _check_values(old: LegacyReader, prefix: Path, *, plus_one: bool) -> None:
         )
 
 
-def _tell(old: LegacyReader, prefix: Path, *, plus_one: bool, progress: Progress) -> None:
+def _note_assumptions(old: LegacyReader, prefix: Path, *, plus_one: bool, progress: Progress) -> None:
     if not old.has_boundaries and old.num_sequences:
         lost = " (a merge has lost them)" if old.form == "Megatron's TNTIDX" else ""
         progress.note(f"{prefix} has no document boundaries{lost}: each of its {old.num_sequences:,} sequences is one")
     if old.form == "fairseq's TNTIDX" and not plus_one:
         progress.note(
-            f"{prefix} is {old.form}; fairseq's own builder adds 1 to every id there, which stays as it is:"
-            " take it off with --fairseq-ids-plus-one"
+            f"{prefix} is {old.form}; fairseq's own builder adds 1 to every id, and the ids are kept as they are:"
+            " subtract it with --fairseq-ids-plus-one"
         )
 
 
@@ -166,7 +166,7 @@ def _refuse_another_file(source: _Source, new_prefix: Path, dtype: np.dtype[np.g
     """A conversion that was killed may have left its .bin alone; only the very same bytes are written again."""
     for path in (bin_path(new_prefix), manifest_path(new_prefix)):
         if path.exists() and (path != bin_path(new_prefix) or not _is_equal_bin(source, path, dtype)):
-            raise UsageError(f"{path} is there already", fix="another new prefix, or remove it")
+            raise UsageError(f"{path} already exists", fix="give another new prefix, or remove it")
 
 
 def _refuse_other_content(source: _Source, new_prefix: Path, dtype: np.dtype[np.generic]) -> None:
@@ -180,7 +180,7 @@ def _refuse_other_content(source: _Source, new_prefix: Path, dtype: np.dtype[np.
     )
     if not (same and made.contiguous and _is_equal(source, made)):
         raise UsageError(
-            f"{idx_path(new_prefix)} is there already and holds something else", fix="another new prefix, or remove it"
+            f"{idx_path(new_prefix)} already exists and has other content", fix="give another new prefix, or remove it"
         )
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -31,7 +30,8 @@ from mdata.manifest.contained_paths import file_inside, path_inside, shard_insid
 from mdata.manifest.ids import sealed
 from mdata.manifest.io import load_manifest
 from mdata.manifest.sidecars import level_named
-from mdata.manifest.types import FORMAT, VERSION, CorpusManifest, Shard, TokenDtype, TokenizerFacts
+from mdata.manifest.types import FORMAT, VERSION, CorpusManifest, Level, Shard, TokenDtype, TokenizerFacts
+from mdata.util.arrays import Int64s, locate, offsets_of
 
 if TYPE_CHECKING:
     from mdata.tokenizers.base.tokenizer import Tokenizer
@@ -85,6 +85,7 @@ class Corpus:
 
     Attributes:
         id: identity of the content. name: what people call it, from the path.
+        document_offsets, sequence_offsets, token_offsets: how many lie before each shard, and in all.
         dtype: of the tokens on disk. eod, largest_id, tokenizer_fingerprint: None where not known.
     """
 
@@ -104,11 +105,12 @@ class Corpus:
         self.id = manifest.id
         self.name = _name(path)
         self.dtype: np.dtype[np.generic] = np.dtype(manifest.dtype)
-        self.num_documents = sum(reader.num_documents for reader in readers)
-        self._sequence_ends = list(accumulate(reader.num_sequences for reader in readers))
-        self._token_ends = list(accumulate(reader.num_tokens for reader in readers))
-        self.num_sequences = self._sequence_ends[-1]
-        self.num_tokens = self._token_ends[-1]
+        self.document_offsets = offsets_of(reader.num_documents for reader in readers)
+        self.sequence_offsets = offsets_of(reader.num_sequences for reader in readers)
+        self.token_offsets = offsets_of(reader.num_tokens for reader in readers)
+        self.num_documents = self.document_offsets[-1]
+        self.num_sequences = self.sequence_offsets[-1]
+        self.num_tokens = self.token_offsets[-1]
         self.contiguous = all(reader.contiguous for reader in readers)
         self.mode = self.readers[0].mode
 
@@ -221,14 +223,13 @@ class Corpus:
         )
         return self._token_of_sequence(first_sequence), self._token_of_sequence(last_sequence)
 
-    def place_of(self, token: int) -> tuple[Path, int]:
+    def file_position(self, token: int) -> tuple[Path, int]:
         """The .bin that holds a token of the stream, and the token's byte there; nothing is read for it."""
         assert 0 <= token < self.num_tokens, f"token {token} of {self.num_tokens}"
-        shard = bisect_right(self._token_ends, token)
-        before = self._token_ends[shard - 1] if shard else 0
-        return self.readers[shard].bin_path, (token - before) * self.dtype.itemsize
+        shard, inside = locate(self.token_offsets, token)
+        return self.readers[shard].bin_path, inside * self.dtype.itemsize
 
-    def read(self, start: int, count: int, *, out: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
+    def read(self, start: int, count: int, *, out: Int64s | None = None) -> Int64s:
         """Tokens [start, start + count) of the stream, across shards: int64[count], into `out` if given.
 
         Raises:
@@ -242,40 +243,32 @@ class Corpus:
             self.gatherer.gather(np.array([start]), np.array([count]), out=target.reshape(1, -1))
         return target
 
-    def document(self, number: int) -> npt.NDArray[np.int64]:
+    def document(self, number: int) -> Int64s:
         """All tokens of one document: int64[n]."""
-        assert 0 <= number < self.num_documents, f"document {number} of {self.num_documents}"
-        for reader in self.readers:
-            if number < reader.num_documents:
-                first, last = reader.boundaries[number : number + 2]
-                parts = [reader.sequence(i) for i in range(int(first), int(last))]
-                return np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64)
-            number -= reader.num_documents
-        raise AssertionError("the documents of the shards do not sum to those of the corpus")
+        return np.concatenate([np.empty(0, np.int64), *self.document_sequences(number)])
+
+    def document_sequences(self, number: int) -> list[Int64s]:
+        """The tokens of each sequence of a document; none for an empty one."""
+        shard, inside = self._locate_document(number)
+        reader = self.readers[shard]
+        first, last = reader.boundaries[inside : inside + 2].tolist()
+        return [reader.sequence(i).astype(np.int64) for i in range(first, last)]
 
     def locate_sequence(self, sequence: int) -> tuple[int, int]:
         """(number of the shard, sequence inside it)."""
         assert 0 <= sequence < self.num_sequences, f"sequence {sequence} of {self.num_sequences}"
-        shard = bisect_right(self._sequence_ends, sequence)
-        return shard, sequence - self._sequence_ends[shard] + self.readers[shard].num_sequences
+        return locate(self.sequence_offsets, sequence)
 
     def document_of(self, sequence: int) -> int:
         """The document that a sequence belongs to."""
         shard, inside = self.locate_sequence(sequence)
-        before = sum(reader.num_documents for reader in self.readers[:shard])
-        return before + bisect_right(self.readers[shard].tables.boundaries, inside) - 1
+        return self.document_offsets[shard] + bisect_right(self.readers[shard].tables.boundaries, inside) - 1
 
     def sequences_of(self, document: int) -> tuple[int, int]:
         """The sequences [first, last) of a document."""
-        assert 0 <= document < self.num_documents, f"document {document} of {self.num_documents}"
-        before = 0
-        for reader in self.readers:
-            if document < reader.num_documents:
-                first, last = reader.tables.boundaries[document : document + 2]
-                return before + int(first), before + int(last)
-            document -= reader.num_documents
-            before += reader.num_sequences
-        raise AssertionError("the documents of the shards do not sum to those of the corpus")
+        shard, inside = self._locate_document(document)
+        first, last = self.readers[shard].tables.boundaries[inside : inside + 2].tolist()
+        return self.sequence_offsets[shard] + first, self.sequence_offsets[shard] + last
 
     def length_of(self, sequence: int) -> int:
         """Tokens of a sequence."""
@@ -284,12 +277,13 @@ class Corpus:
 
     def _token_of_sequence(self, sequence: int) -> int:
         """The first token of a sequence; for the number of sequences, the number of tokens."""
-        shard = bisect_right(self._sequence_ends, sequence)
-        if shard == len(self.readers):
-            return self.num_tokens
-        reader = self.readers[shard]
-        inside = sequence - (self._sequence_ends[shard] - reader.num_sequences)
-        return self._token_ends[shard] - reader.num_tokens + reader.first_token(inside)
+        shard, inside = locate(self.sequence_offsets, sequence)
+        before = self.token_offsets[shard]
+        return before + self.readers[shard].first_token(inside) if shard < len(self.readers) else before
+
+    def _locate_document(self, number: int) -> tuple[int, int]:
+        assert 0 <= number < self.num_documents, f"document {number} of {self.num_documents}"
+        return locate(self.document_offsets, number)
 
     def __reduce__(self) -> tuple[object, ...]:
         # Provenance may list more files than there are documents, and no reader needs it.
@@ -330,6 +324,18 @@ def _check_id(path: Path, found: str, *, expected: str) -> None:
 def _open_bare(prefix: Path, mode: Mode) -> Corpus:
     """A pair without a manifest: what its .idx tells."""
     reader = IndexedReader(prefix, mode=mode)
+    known = describe_pair(prefix, reader, level=level_named(prefix))
+    reader.described = Described(prefix, known.shards[0].idx_hash)  # of what is found there later
+    return Corpus(prefix, sealed(known), readers=[reader])
+
+
+def describe_pair(prefix: Path, reader: IndexedReader, *, level: Level) -> CorpusManifest:
+    """What the .idx of a pair tells, as a manifest that is not sealed.
+
+    Raises:
+        UsageError: the values are no token ids. DamageError, ResourceError: the .idx cannot be read.
+    """
+    check_integers(prefix, reader.dtype)
     try:
         idx_hash = hash_file(reader.idx_path, reader.facts.idx)
     except OSError as error:
@@ -345,23 +351,29 @@ def _open_bare(prefix: Path, mode: Mode) -> Corpus:
         idx_hash=idx_hash,
         blocks=None,
     )
-    reader.described = Described(prefix, idx_hash)  # of what is found there later
-    if reader.dtype.kind not in "iu":
-        raise UsageError(f"{prefix} holds {reader.dtype.name} values", expected="token ids, which are integers")
-    known = CorpusManifest(
+    return CorpusManifest(
         format=FORMAT,
         version=VERSION,
         id="",
         checksum="",
         dtype=cast(TokenDtype, reader.dtype.name),
-        level=level_named(prefix),
+        level=level,
         verified=False,
         tokenizer=None,
         shards=[shard],
         provenance=None,
         statistics=None,
     )
-    return Corpus(prefix, sealed(known), readers=[reader])
+
+
+def check_integers(prefix: Path, dtype: np.dtype[np.generic]) -> None:
+    """Refuse pairs that hold no token ids.
+
+    Raises:
+        UsageError: names the type.
+    """
+    if dtype.kind not in "iu":
+        raise UsageError(f"{prefix} holds {dtype.name} values", expected="token ids, which are integers")
 
 
 def _check_pair(path: Path, dtype: str, *, shard: Shard, reader: IndexedReader) -> None:

@@ -11,9 +11,6 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from mdata.corpus.corpus import Corpus
 from mdata.corpus.origins import Origins, open_origins
 from mdata.errors import DamageError, UsageError
@@ -57,16 +54,6 @@ class Documents:
             else:
                 self.missing = path
 
-    def sequences(self, number: int) -> list[npt.NDArray[np.int64]]:
-        """The tokens of each sequence of a document; none for an empty one."""
-        assert 0 <= number < self.corpus.num_documents, f"document {number} of {self.corpus.num_documents}"
-        for reader in self.corpus.readers:
-            if number < reader.num_documents:
-                first, last = (int(boundary) for boundary in reader.boundaries[number : number + 2])
-                return [reader.sequence(i).astype(np.int64) for i in range(first, last)]
-            number -= reader.num_documents
-        raise AssertionError("the documents of the shards do not sum to those of the corpus")
-
     def origin(self, number: int) -> Origin | None:
         """Where a document came from, if that is known.
 
@@ -107,7 +94,7 @@ class Documents:
         if not numbers:
             raise UsageError(
                 f"{self._inputs[file]}:{row} gave no document of {self.corpus.name}",
-                expected="a row of the input that was taken, and neither held out nor another part's",
+                expected="a row that was taken, not held out and not in another part",
             )
         return numbers
 

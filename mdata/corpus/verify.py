@@ -83,7 +83,7 @@ class Verified:
     damaged: tuple[DamagedBlocks, ...] = ()
     unhashed: tuple[str, ...] = ()
 
-    def and_then(self, other: Verified) -> Verified:
+    def merged(self, other: Verified) -> Verified:
         """Both, as one."""
         return Verified(
             self.checked + other.checked,
@@ -122,15 +122,19 @@ class _Check:
         """Where a sidecar lies; None, and a problem, where it cannot be read or is not what was written."""
         try:
             path = file_inside(self.manifest, name, allow_outside=self.allow_outside)
+        except MdataError as error:
+            self.problems.append(error)
+            return None
+        return path if self.has_hash(path, expected) else None
+
+    def has_hash(self, path: Path, expected: str) -> bool:
+        """Whether a file is what was written; a problem if not, or if it cannot be read."""
+        try:
             with os_errors_named("reading"):
                 found = hash_file(path)
         except MdataError as error:
             self.problems.append(error)
-            return None
-        return path if self.same(path, found, expected) else None
-
-    def same(self, path: Path, found: str, expected: str) -> bool:
-        """Whether two hashes agree; a problem if not."""
+            return False
         if found != expected:
             what = f"{path}: its content is not what was written"
             self.problems.append(DamageError(what, found=found, expected=expected))
@@ -182,12 +186,12 @@ def _verify_blend(path: Path, blend: BlendManifest, *, check: _Check) -> Verifie
             one = verify(place, **how)
             if (found := open_corpus(place, allow_outside=check.allow_outside).id) != part.id:
                 what = f"{place} is not the corpus that was blended"
-                one = one.and_then(Verified(problems=(DamageError(what, found=found, expected=part.id),)))
+                one = one.merged(Verified(problems=(DamageError(what, found=found, expected=part.id),)))
         except MdataError as error:
             known = {str(problem) for problem in one.problems}
-            one = one if str(error) in known else one.and_then(Verified(problems=(error,)))
+            one = one if str(error) in known else one.merged(Verified(problems=(error,)))
         who = f"{path}: component {part.name}"
-        result = result.and_then(replace(one, problems=tuple(wanted_by(who, problem) for problem in one.problems)))
+        result = result.merged(replace(one, problems=tuple(wanted_by(who, problem) for problem in one.problems)))
     return result
 
 
@@ -206,7 +210,7 @@ def _verify_corpus(path: Path, corpus: CorpusManifest, *, check: _Check) -> Veri
             shard_inside(path, shard.path, allow_outside=check.allow_outside)
     except UsageError as error:  # nothing is read there, not even to be compared
         return Verified((str(path),), problems=(error,))
-    hashed = [_check_index(check, shard) for shard in corpus.shards]
+    hashed = [check.has_hash(idx_path(check.folder / one.path), one.idx_hash) for one in corpus.shards]
     try:
         opened = open_corpus(path, checked=False, allow_outside=check.allow_outside)
     except MdataError as error:
@@ -216,10 +220,10 @@ def _verify_corpus(path: Path, corpus: CorpusManifest, *, check: _Check) -> Veri
         _check_tokenizer(check, opened)
     _check_origins(check, corpus)
     first_document = 0
-    for shard, index_is_true in zip(corpus.shards, hashed, strict=True):
+    for shard, idx_is_sound in zip(corpus.shards, hashed, strict=True):
         expected = _block_hashes(check, shard)
         if check.full and expected is not None:
-            _check_blocks(check, shard, expected, first_document=first_document if index_is_true else None)
+            _check_blocks(check, shard, expected, first_document=first_document if idx_is_sound else None)
         first_document += shard.documents
     return Verified(
         (str(path),),
@@ -228,18 +232,6 @@ def _verify_corpus(path: Path, corpus: CorpusManifest, *, check: _Check) -> Veri
         damaged=tuple(check.damaged),
         unhashed=tuple(check.unhashed),
     )
-
-
-def _check_index(check: _Check, shard: Shard) -> bool:
-    """Whether the .idx is what was written."""
-    path = idx_path(check.folder / shard.path)
-    try:
-        with os_errors_named("reading"):
-            found = hash_file(path)
-    except MdataError as error:
-        check.problems.append(error)
-        return False
-    return check.same(path, found, shard.idx_hash)
 
 
 def _check_structure(check: _Check, corpus: Corpus) -> None:
@@ -274,7 +266,7 @@ def _check_origins(check: _Check, corpus: CorpusManifest) -> None:
     documents, inputs = sum(shard.documents for shard in corpus.shards), len(provenance.inputs)
     runs = origins.runs
     if len(runs) and (int(runs[-1, 0]) >= documents or int(runs[:, 1].max()) >= inputs):
-        what = f"{origins.path}: speaks of documents or inputs that are not there"
+        what = f"{origins.path}: refers to documents or inputs that do not exist"
         check.problems.append(DamageError(what, expected=f"{documents} documents of {inputs} inputs"))
 
 

@@ -31,7 +31,6 @@ from mdata.dataset.dataset_options import MASKED, MEGATRON, NATIVE, DatasetOptio
 from mdata.dataset.megatron_mix import check_weights_alone, mix_by_share, mix_by_size, mix_identity
 from mdata.dataset.open_samples import bounds_of, open_samples, tokens_in
 from mdata.errors import UsageError
-from mdata.indexed.gather import Int64s
 from mdata.manifest.types import TokenizerFacts
 from mdata.mixing.megatron_blend import MegatronBlend
 from mdata.mixing.selection import MOST_SAMPLES, Deal, InTurn, chosen, sample_numbers
@@ -39,8 +38,9 @@ from mdata.progress import SILENT, Progress
 from mdata.samples.gpt import GptSamples
 from mdata.samples.rows import Gathered, Rows, Sample, empty_rows, finish, in_order, room_in
 from mdata.samples.sample_kind import RowKind, SampleKind
+from mdata.util.arrays import Int64s
 from mdata.util.canonical_json import hash_of
-from mdata.util.gc_pause import garbage_left
+from mdata.util.gc_pause import gc_paused
 
 if TYPE_CHECKING:
     from mdata.samples.masked import MaskedSamples
@@ -62,7 +62,7 @@ def open_dataset(
         DamageError: something that is not what its manifest says.
     """
     options.check()
-    with garbage_left():
+    with gc_paused():
         opened = open_blend(path, **options.opening, evaluation=evaluation)
         opened.tell_left_out(progress)
         return Dataset(opened, options, cache=_cache_of(options, progress))
@@ -393,7 +393,7 @@ def _cache_of(options: DatasetOptions, progress: Progress = SILENT) -> Cache:
 
 
 def _unpacked(packed: bytes) -> Dataset:
-    with garbage_left():
+    with gc_paused():
         return Dataset(*pickle.loads(packed))
 
 

@@ -21,6 +21,7 @@ from mdata.order.data_split import split_range
 from mdata.samples.gpt import GptSamples
 from mdata.samples.rows import RowOptions
 from mdata.samples.sample_kind import RowKind, SampleKind
+from mdata.util.arrays import locate
 
 if TYPE_CHECKING:
     from mdata.samples.packed import PackedSamples
@@ -95,13 +96,9 @@ def tokens_in(corpus: Corpus, bounds: Bounds, *, options: DatasetOptions) -> int
 
 def _first_sequence(corpus: Corpus, document: int) -> int:
     """The first sequence of a document; for the number of documents, the number of sequences."""
-    before = 0
-    for reader in corpus.readers:
-        if document < reader.num_documents:
-            return before + int(reader.boundaries[document])
-        document -= reader.num_documents
-        before += reader.num_sequences
-    return before
+    shard, inside = locate(corpus.document_offsets, document)
+    before = corpus.sequence_offsets[shard]
+    return before + int(corpus.readers[shard].boundaries[inside]) if shard < len(corpus.readers) else before
 
 
 def _rearranged(

@@ -18,7 +18,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from mdata.errors import DamageError, os_errors_named
-from mdata.util import atomic_io
+from mdata.util import atomic_io, file_lock
 
 _ENTRIES_AT_ONCE = 1 << 18  # of an array that is read back: 2 MB of int64
 _SYNC_SOON_BYTES = 1 << 24  # often enough that the last sync is short, seldom enough to be free
@@ -50,7 +50,7 @@ class Spool:
         self.partial = atomic_io.partial_path(path)
         self.size = self._begun = kept.size if kept else 0
         with os_errors_named(f"creating {path}"):
-            self._open = atomic_io.Descriptor(atomic_io.open_alone(self.partial, self.size))
+            self._open = atomic_io.Descriptor(file_lock.open_locked(self.partial, self.size))
         try:
             if kept and self._kept() != kept:
                 raise DamageError(f"{self.partial} is not what was written", fix="run again, from the beginning")
@@ -88,14 +88,14 @@ class Spool:
     def place(self) -> None:
         """Give the final name; what was appended should be synced before. The folder is the caller's to sync."""
         with os_errors_named(f"finishing {self.path}"):
-            if not atomic_io.is_still(self._open.fd, self.partial):
+            if not atomic_io.is_same_file(self._open.fd, self.partial):
                 raise DamageError(f"{self.partial} was removed while it was being written", fix="run again")
             atomic_io.rename(self.partial, self.path)
 
     @property
     def placed(self) -> bool:
         """Whether the file has its final name."""
-        return atomic_io.is_still(self._open.fd, self.path)
+        return atomic_io.is_same_file(self._open.fd, self.path)
 
     def put_back(self) -> None:
         """Take the final name away again; a file of that name which is not ours stays."""

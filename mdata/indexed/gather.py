@@ -1,4 +1,4 @@
-"""Many rows of tokens at once from the pairs of a corpus: the door to the C++ that reads without the GIL.
+"""Many rows of tokens at once from the pairs of a corpus, read by C++ without the GIL.
 
 Tokens, sequences and documents are counted over all pairs, in their order. Where a file or an index turns out not to
 be what it was, a DamageError names the file and the field. Before the first use of a table every .idx of the corpus is
@@ -20,8 +20,8 @@ import numpy.typing as npt
 from mdata._core import BlockShuffle, Permutation, RowRules, SequenceIndex, TokenStore, read_native
 from mdata.errors import DamageError, MdataError
 from mdata.indexed.reader import IndexedReader, compare_all
+from mdata.util.arrays import Int64s
 
-Int64s = npt.NDArray[np.int64]
 Cuts = tuple[Int64s, npt.NDArray[np.int32]]
 """Row i has the places up to ends[i]: (ends, places)."""
 Rows = tuple[Int64s, npt.NDArray[np.float32] | None, Int64s | None]
@@ -37,8 +37,8 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Told:
-    """How `Gatherer.read_native` finishes rows: whether documents are told apart, which rules, how many threads."""
+class RowFinish:
+    """How `Gatherer.read_native` finishes rows: whether it cuts at documents, by which rules, with how many threads."""
 
     cuts: bool
     rules: RowRules
@@ -191,7 +191,7 @@ class Gatherer:
         *,
         epoch: tuple[int, int, int],
         rows: Rows,
-        told: Told,
+        finish: RowFinish,
         blocks: Blocks | None = None,
     ) -> tuple[npt.NDArray[np.int32], int] | None:
         """Samples of one epoch of the native order, of the file or of the permuted stream; see `mdata._core`.
@@ -199,11 +199,11 @@ class Gatherer:
         Raises:
             IndexError: a sample of another epoch. DamageError, ResourceError: as `gather` and `cuts`.
         """
-        index = self._index if told.cuts else None
+        index = self._index if finish.cuts else None
         core, key = (blocks.core, blocks.key) if blocks else (None, (0, 0))
         with self._faults:
             fault, documents = read_native(
-                self._store, index, permutation, samples, epoch, rows, told.rules, told.threads, core, key
+                self._store, index, permutation, samples, epoch, rows, finish.rules, finish.threads, core, key
             )
         if fault is not None:
             raise self._read_fault(*fault)

@@ -21,7 +21,7 @@ from mdata.dataset.dataset_options import MASKED, MEGATRON
 from mdata.errors import UsageError
 from mdata.loader.batch_sizes import BatchSizes, constant
 from mdata.loader.buffer_pool import Buffers
-from mdata.loader.prefetch import Handed, Prefetched, Reading
+from mdata.loader.prefetch import PrefetchIterator, Reading, StepCount
 from mdata.loader.resume_check import continued
 from mdata.loader.sampler import Sampler
 from mdata.loader.stall_message import describe_places
@@ -183,7 +183,7 @@ class Loader:
         self._dataset, self._prefetch = dataset, prefetch
         self._progress, self._patience_s = progress, patience_s
         self._sampler = batches.sampler(dataset, consumed)  # sizes that do not fit are refused here, not in the thread
-        self._next, self._handed = self._sampler, Handed()
+        self._next, self._returned = self._sampler, StepCount()
         self._latest = self._sampler
 
     def state_dict(self) -> dict[str, int | str]:
@@ -191,7 +191,7 @@ class Loader:
 
         Steps that were read ahead are not in it. Another dp_size or micro_batch may go on with it.
         """
-        return self._latest.state(self._handed.steps)
+        return self._latest.state(self._returned.steps)
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Let the next iterator begin at a state; those after it begin at `consumed` again, as torchdata has it.
@@ -200,11 +200,11 @@ class Loader:
             UsageError: as `Sampler.restored`.
         """
         self._next = self._latest = self._sampler.restored(state)
-        self._handed = Handed()
+        self._returned = StepCount()
 
     def __iter__(self) -> Iterator[list[Batch]]:
         sampler, length = self._next, self._dataset.options.sequence_length
-        self._latest, self._next, self._handed = sampler, self._sampler, Handed()
+        self._latest, self._next, self._returned = sampler, self._sampler, StepCount()
         # As many as are alive where the consumer keeps none: then no memory is made after the first steps.
         most = max(sampler.sizes.sizes) // (sampler.dp_size * sampler.micro_batch)
         reads = -(-most // _microbatches_together(sampler.micro_batch, length))
@@ -212,10 +212,10 @@ class Loader:
         read = partial(_read_together, self._dataset, empty=buffers.empty)
         steps = (parts_of(step, length) for step in sampler)
         reading = Reading(steps, read, lambda part: describe_places(self._dataset, part.reshape(-1)))
-        return Prefetched(
+        return PrefetchIterator(
             reading,
             ahead=self._prefetch,
             patience_s=self._patience_s,
             progress=self._progress,
-            handed=self._handed,
+            count=self._returned,
         )

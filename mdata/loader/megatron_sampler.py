@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from mdata._core import Mersenne
 from mdata.errors import UsageError
+from mdata.util.arrays import Int64s
 
-Int64s = npt.NDArray[np.int64]
 # From here on torch draws otherwise.
 _MOST_SHUFFLED = 2**32 // 20
 

@@ -36,5 +36,5 @@ def _describe(component: Component, sample: int) -> str:
     if not isinstance(component.samples, GptSamples):
         return f"{component.name}: its sample {sample}"
     token, _ = component.samples.token_range(sample)
-    path, byte = component.corpus.place_of(token)
+    path, byte = component.corpus.file_position(token)
     return f"{component.name}: {path} at byte {byte}"

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from mdata import _core
 from mdata.array_cache.cache import Cache
 from mdata.errors import UsageError
+from mdata.util.arrays import Int64s
 
 NAME = "megatron"
 VERSION = 1
@@ -29,7 +30,6 @@ SURPLUS = 0.005
 # Megatron's own type of a component's number, as far as it goes.
 _NARROW = np.iinfo(np.int16).max
 
-Int64s = npt.NDArray[np.int64]
 Keeper = tuple[Cache, Path]
 
 

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mdata.mixing.native_blend import NativeBlend
-
-Int64s = NDArray[np.int64]
+from mdata.util.arrays import Int64s
 
 # Trees are made when a sample of theirs is asked for; this many leaves of them are kept (64 bytes each).
 _KEPT_LEAVES = 1 << 20

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Int64s = NDArray[np.int64]
+from mdata.util.arrays import Int64s
+
 Integers = NDArray[Any]  # object[components]: Python's integers of any size
 
 _REMAINDER_BITS = 62  # remainders are compared in units of 2^-62

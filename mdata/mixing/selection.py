@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Int64s = NDArray[np.int64]
+from mdata.util.arrays import Int64s, locate_all, offsets_of
+
 MOST_SAMPLES = 1 << 62  # sample numbers are below it, so that sums of two of them have 64 bits
 
 
@@ -74,25 +75,23 @@ class InTurn:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = tuple(sizes)
-        self._ends = np.cumsum(self.sizes, dtype=np.int64)
-        self._starts = self._ends - np.array(self.sizes, np.int64)
+        self._offsets = np.array(offsets_of(self.sizes), np.int64)
 
     @property
     def num_samples(self) -> int:
         """All of them."""
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return int(self._offsets[-1])
 
     def locate(self, samples: ArrayLike) -> tuple[Int64s, Int64s]:
         """See `Deal`."""
         numbers = np.ascontiguousarray(samples, np.int64)
-        components = np.searchsorted(self._ends, numbers, side="right").astype(np.int64)
-        return components, numbers - self._starts[components]
+        return locate_all(self._offsets, numbers)
 
     def inverse(self, components: ArrayLike, samples: ArrayLike) -> Int64s:
         """See `Deal`."""
-        return self._starts[np.ascontiguousarray(components, np.int64)] + np.ascontiguousarray(samples, np.int64)
+        return self._offsets[np.ascontiguousarray(components, np.int64)] + np.ascontiguousarray(samples, np.int64)
 
     def counts(self, num_samples: int) -> tuple[int, ...]:
         """See `Deal`."""
-        given = np.clip(num_samples - self._starts, 0, np.array(self.sizes, np.int64))
+        given = np.clip(num_samples - self._offsets[:-1], 0, np.array(self.sizes, np.int64))
         return tuple(given.tolist())

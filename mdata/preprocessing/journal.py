@@ -39,7 +39,7 @@ class Journal:
             fresh = not path.exists()
             self.records, size = _read(path)
             self.worth_keeping = bool(self.records)
-            self._open = atomic_io.Descriptor(atomic_io.open_own(path, os.O_WRONLY | os.O_CREAT))
+            self._open = atomic_io.Descriptor(atomic_io.open_no_link(path, os.O_WRONLY | os.O_CREAT))
             try:
                 self._cut(size)
                 if fresh:
@@ -128,7 +128,7 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
 def _content(path: Path) -> bytes:
     """All bytes of the file; none where there is none."""
     try:
-        fd = atomic_io.open_own(path, os.O_RDONLY)
+        fd = atomic_io.open_no_link(path, os.O_RDONLY)
     except FileNotFoundError:
         return b""
     with os.fdopen(fd, "rb") as file:

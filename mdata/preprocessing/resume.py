@@ -22,7 +22,7 @@ from mdata.preprocessing.plan import Job, printable_path
 from mdata.preprocessing.run_state import InputState, Ledger
 from mdata.sources.chunk import piece_digest, pieces, read_piece
 from mdata.sources.input_files import SourceFile
-from mdata.util import atomic_io
+from mdata.util import atomic_io, file_lock
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _give_up_others(job: Job, journal: Journal) -> None:
         first = None if path == journal.path else first_record(path)
         if first is None or not ours & set(first["job"]["outputs"]):
             continue
-        with atomic_io.held(path.with_suffix(job.beside("lock").suffix), remove=True):
+        with file_lock.hold(path.with_suffix(job.beside("lock").suffix), remove=True):
             other = Journal(path)
             try:
                 give_up(other)

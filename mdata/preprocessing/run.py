@@ -21,7 +21,7 @@ from mdata.preprocessing.worker_pool import Pool
 from mdata.preprocessing.write_loop import Filling
 from mdata.progress import SILENT, Progress
 from mdata.sources.input_files import find_inputs
-from mdata.util import atomic_io
+from mdata.util import file_lock
 
 
 def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> PreprocessResult:
@@ -53,7 +53,7 @@ def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> Prepr
             progress.note(_NOTHING_LEFT)
             return found
         with os_errors_named("taking the run's lock"):
-            stack.enter_context(atomic_io.held(job.beside("lock"), remove=True))
+            stack.enter_context(file_lock.hold(job.beside("lock"), remove=True))
         journal = Journal(job.beside("journal"))
         if options.verify_input and not journal.records and not any(path.is_file() for path in _results(job)):
             progress.note("without effect here: --verify-input (there is no earlier run whose input could be compared)")

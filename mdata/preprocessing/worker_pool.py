@@ -22,7 +22,7 @@ from mdata.preprocessing.fork_server import Nursery, WorkerSetup, environment
 from mdata.preprocessing.shared_buffers import Sent, Slot
 from mdata.sources.chunk import Piece
 from mdata.tokenizers.base.tokenizer import Recipe, Tokenizer
-from mdata.util.stop_signals import raise_if_asked
+from mdata.util.stop_signals import raise_pending_stop
 
 # Results of a worker that may wait for an earlier one, or for the writer: enough that a piece which takes several times
 # as long as others does not idle the other workers. Each is an open file, of which a process may have 1024.
@@ -94,7 +94,7 @@ class Pool:
             for piece in pieces:
                 with environment(TOKENIZERS_PARALLELISM="false"):
                     encoded = encode_piece(piece, tokenizer, spec=spec)
-                raise_if_asked()  # not every call of a library is looked after
+                raise_pending_stop()  # not every call of a library is looked after
                 yield Result(piece, encoded, _nothing)
             return
         recipe = Recipe(tokenizer.name, dict(tokenizer.files), dict(tokenizer.options), tokenizer.engine)

@@ -3,7 +3,7 @@
 A record follows an fsync of every file in the making. Between two records nothing is promised: a run that
 continues cuts the files back to the last one. What is unusual: an exception may arrive anywhere (Ctrl-C,
 SIGTERM), so a flag says whether files and counts speak of the same row; only then may a last record be
-written on the way out. Appending happens in a thread of its own (mdata/util/ordered_worker.py).
+written on the way out. Appending happens in a thread of its own (mdata/util/background.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mdata.preprocessing.worker_pool import Pool, Result
 from mdata.sources.chunk import Piece, piece_digest, pieces
 from mdata.sources.input_files import STDIN, check_unchanged
 from mdata.util import atomic_io
-from mdata.util.ordered_worker import Behind
+from mdata.util.background import BackgroundWorker
 
 # An fsync may be slow on shared storage: at most a tenth of the time goes there, but a record is never
 # older than this.
@@ -88,9 +88,9 @@ class Filling:
         job.progress.begin("tokenizing", total, unit="B", done=done)
         self._due = time.monotonic() + job.options.checkpoint_s
         # After a slow piece many come at once, and who hands out work should not wait until they are written.
-        with Behind(self._append, ahead=max(_LEAST_RESULTS_AHEAD, pool.num_processes)) as writer:
+        with BackgroundWorker(self._append, limit=max(_LEAST_RESULTS_AHEAD, pool.num_processes)) as writer:
             for result in pool.encode(self._wanted(), job.tokenizer, spec=job.spec):
-                writer.give(result)
+                writer.put(result)
         self._open_inputs(len(job.files))
         check_unchanged(job.files[-1])
         self.ledger.close_last()

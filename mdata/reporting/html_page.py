@@ -15,7 +15,7 @@ from mdata.reporting.curves import Band, bands_of
 from mdata.reporting.html_tables import Cell, percent, table
 from mdata.reporting.report_data import Part, ReportData
 from mdata.reporting.report_style import STYLE
-from mdata.reporting.svg import escape
+from mdata.reporting.svg import escape, legend
 from mdata.reporting.vocabulary_use import Usage, Vocabulary
 
 MOST_ROWS = 1000
@@ -162,14 +162,11 @@ def _lengths(data: ReportData, bands: Sequence[Band]) -> str:
     for part in (data.parts[i] for i in shown):
         drawing = report_plots.document_lengths(part.row.name, part.lengths, classes=classes)
         panels.append(f'<div><h3 title="{escape(part.path)}">{escape(part.row.name)}</h3>{drawing}</div>')
-    legend = (
-        '<ul class="legend"><li><i class="swatch bc0"></i>part of the documents</li>'
-        '<li><i class="swatch bc1"></i>part of the tokens</li></ul>'
-    )
+    names = legend([("c0", "part of the documents"), ("c1", "part of the tokens")])
     header = ["component", *(f"\u2264 {report_plots.largest(k)}" for k in classes)]
     rows = [_lengths_row(part, classes) for part in data.parts[:MOST_ROWS]]
     numbers = f"<details><summary>Part of the tokens by length, as numbers</summary>{table(header, rows)}</details>"
-    return f'<h2>Document lengths</h2>{legend}<div class="panels">{"".join(panels)}</div>{numbers}{_cut(data.parts)}'
+    return f'<h2>Document lengths</h2>{names}<div class="panels">{"".join(panels)}</div>{numbers}{_cut(data.parts)}'
 
 
 def _lengths_row(part: Part, classes: range) -> list[Cell]:

@@ -61,7 +61,7 @@ def _td(cell: Cell) -> str:
 def _is_text(cell: Cell) -> bool:
     """Whether it stands to the left."""
     text = isinstance(cell.value, str) and cell.value != "" and not cell.value.endswith("%")
-    return cell.kind == "raw" or (text and cell.kind not in ("number", "bad"))
+    return cell.kind == "raw" or (text and cell.kind not in ("number", "good", "bad"))
 
 
 def _content(cell: Cell) -> str:

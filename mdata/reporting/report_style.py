@@ -1,4 +1,4 @@
-"""The style sheet of a report's page: the look of a run's report (trainer/report.py), on light and dark screens.
+"""The style sheet of reports, of a blend and of a run (trainer/report.py), on light and dark screens.
 
 Twelve colours that stay apart on both; no font, image or sheet from elsewhere. Nothing here is computed.
 """
@@ -58,7 +58,8 @@ th, td {{ padding: .25rem .9rem .25rem 0; text-align: left; border-bottom: 1px s
 thead th {{ color: var(--quiet); position: sticky; top: 0; z-index: 1; white-space: normal; vertical-align: bottom; }}
 th:first-child {{ position: sticky; left: 0; max-width: 22rem; overflow: hidden; text-overflow: ellipsis; }}
 thead th:first-child {{ z-index: 2; }}
-thead th:not(:first-child):not(.text), td.number, td.bad {{ text-align: right; }} td.bad {{ color: var(--c1); }}
+thead th:not(:first-child):not(.text), td.number, td.good, td.bad {{ text-align: right; }}
+td.good {{ color: var(--c2); }} td.bad {{ color: var(--c1); }}
 th.group {{ font-weight: 600; }} th.member {{ padding-left: 1.1rem; }}
 code {{ background: var(--card); padding: .05rem .3rem; border-radius: 4px; font-size: 13px; margin-right: .25rem; }}
 details summary {{ cursor: pointer; color: var(--quiet); }}

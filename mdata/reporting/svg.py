@@ -118,13 +118,19 @@ def rule(x: float, y: float, *, to: tuple[float, float], kind: str = "mark") -> 
     return f'<path class="{kind}" d="M{n(x)} {n(y)}L{n(to[0])} {n(to[1])}"/>'
 
 
-def nice_ticks(high: float, most: int = 6) -> list[float]:
-    """0 and round numbers up to `high`."""
-    if high <= 0:
-        return [0.0]
-    step = 10.0 ** math.floor(math.log10(high / most))
-    step = next(step * factor for factor in (1, 2, 5, 10) if high / (step * factor) <= most)
-    return [step * i for i in range(int(high / step + 1e-9) + 1)]
+def legend(items: Iterable[tuple[str, str]]) -> str:
+    """What the colours stand for, as HTML that stands beside a drawing: (class of the colour, name)."""
+    names = "".join(f'<li><i class="swatch b{kind}"></i>{escape(name)}</li>' for kind, name in items)
+    return f'<ul class="legend">{names}</ul>'
+
+
+def nice_ticks(high: float, most: int = 6, *, low: float = 0.0) -> list[float]:
+    """Round numbers from `low` to `high`."""
+    if high <= low:
+        return [low]
+    step = 10.0 ** math.floor(math.log10((high - low) / most))
+    step = next(step * factor for factor in (1, 2, 5, 10) if (high - low) / (step * factor) <= most)
+    return [step * i for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
 def short(value: float) -> str:

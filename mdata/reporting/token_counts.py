@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 
 from mdata.corpus.corpus import Corpus
 from mdata.indexed.reader import IndexedReader
+from mdata.util.arrays import Int64s, locate, offsets_of
 
 BLOCK = 1 << 14  # tokens that are read in one place
 LARGEST = 1 << 22  # ids below it are counted one by one
 _AT_ONCE = 64  # blocks that are counted together
 _DOCUMENTS_AT_ONCE = 1 << 20
 _CLASSES = 65
-
-Int64s = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,11 +70,11 @@ def count_ids(corpus: Corpus, budget: int | None) -> Counts:
         corpus: opened with maps.
         budget: about how many tokens are looked at; None: all.
     """
-    blocks = [-(-reader.num_tokens // BLOCK) for reader in corpus.readers]
+    offsets = offsets_of(-(-reader.num_tokens // BLOCK) for reader in corpus.readers)
     ids, counted, outside = np.zeros(0, np.int64), 0, 0
-    chosen = _chosen(sum(blocks), budget, corpus.id)
+    chosen = _chosen(offsets[-1], budget, corpus.id)
     for at in range(0, len(chosen), _AT_ONCE):
-        tokens = np.concatenate(list(_blocks(corpus.readers, blocks, chosen[at : at + _AT_ONCE])))
+        tokens = np.concatenate(list(_blocks(corpus.readers, offsets, chosen[at : at + _AT_ONCE])))
         inside = tokens[(tokens >= 0) & (tokens < LARGEST)]
         found = np.bincount(inside, minlength=len(ids))
         found[: len(ids)] += ids
@@ -102,12 +101,10 @@ def _chosen(num_blocks: int, budget: int | None, corpus_id: str) -> Int64s:
     return np.sort(generator.choice(num_blocks, most, replace=False))
 
 
-def _blocks(readers: tuple[IndexedReader, ...], blocks: list[int], chosen: Int64s) -> Iterator[NDArray[np.integer]]:
+def _blocks(readers: tuple[IndexedReader, ...], offsets: list[int], chosen: Int64s) -> Iterator[NDArray[np.integer]]:
     """Tokens of blocks that are counted over all shards; those of a shard whose sequences lie in any order too."""
-    ends = np.cumsum(blocks)
     for number in chosen.tolist():
-        shard = int(np.searchsorted(ends, number, side="right"))
+        shard, inside = locate(offsets, number)
         reader = readers[shard]
         assert reader.data is not None, f"{reader.bin_path} was opened without a map"
-        start = (number - (int(ends[shard - 1]) if shard else 0)) * BLOCK
-        yield reader.data.view(reader.dtype)[start : start + BLOCK]
+        yield reader.data.view(reader.dtype)[inside * BLOCK : (inside + 1) * BLOCK]

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from mdata.errors import UsageError
-from mdata.indexed.gather import Int64s
 from mdata.samples.packed import PackedSamples
 from mdata.samples.rows import Gathered
+from mdata.util.arrays import Int64s
 
 LEVEL = "chat"
 

@@ -19,13 +19,13 @@ import numpy.typing as npt
 
 from mdata._core import FimRule, KeyedStream, fim_rows
 from mdata.errors import UsageError
-from mdata.indexed.gather import Int64s
 from mdata.samples.fim_options import CHARACTER, ROLES, VERSION, FimOptions, Name
 from mdata.samples.rows import Gathered, RowOptions, Sample
 from mdata.samples.sample_kind import RowKind, sample_of
 from mdata.samples.traceable import Piece, Traceable
 from mdata.tokenizers.base.token_lookup import named_id
 from mdata.tokenizers.base.tokenizer import TextRefused, Tokenizer
+from mdata.util.arrays import Int64s
 from mdata.util.random_keys import derive_key
 
 PURPOSE = f"fim sample v{VERSION}"

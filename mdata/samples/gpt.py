@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from mdata._core import BlockShuffle
 from mdata.errors import DamageError
-from mdata.indexed.gather import Blocks, Cuts, Gatherer, Int64s, Told
+from mdata.indexed.gather import Blocks, Cuts, Gatherer, RowFinish
 from mdata.mixing.selection import MOST_SAMPLES
 from mdata.order.native_order import NativeOrder, OrderKey
 from mdata.samples.rows import Gathered, RowOptions, Rows, Sample
 from mdata.samples.sample_kind import NativelyOrdered, sample_of
 from mdata.samples.traceable import Piece, pieces_of_runs
+from mdata.util.arrays import Int64s
 
 
 class TokenStream(Protocol):
@@ -84,7 +85,7 @@ class GptSamples(NativelyOrdered):
             shuffle=shuffle,
         )
         self._length = options.sequence_length + int(extra_token)
-        self._told = Told(options.document_masks, options.rules)
+        self._finish = RowFinish(options.document_masks, options.rules)
         self._full = Gathered(np.full(1, self._length, np.int64))
 
     def token_range(self, sample: int) -> tuple[int, int]:
@@ -196,15 +197,15 @@ class GptSamples(NativelyOrdered):
         if before + self.samples_per_epoch > MOST_SAMPLES:
             return None
         blocks = self._blocks(first // self.order.samples_per_epoch) if self.shuffle_block else None
-        if threads != self._told.threads:
-            self._told = Told(self.options.document_masks, self.options.rules, threads)
+        if threads != self._finish.threads:
+            self._finish = RowFinish(self.options.document_masks, self.options.rules, threads)
         try:
             documents = self.corpus.gatherer.read_native(
                 permutation.core,
                 samples,
                 epoch=(before, offset + self.first_token, self._length),
                 rows=(rows.text, *rows.by_value),
-                told=self._told,
+                finish=self._finish,
                 blocks=blocks,
             )
         except IndexError:

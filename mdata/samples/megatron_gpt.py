@@ -17,11 +17,12 @@ import numpy.typing as npt
 
 from mdata.array_cache.cache import Cache
 from mdata.array_cache.store import Arrays
-from mdata.indexed.gather import Cuts, Gatherer, Int64s
+from mdata.indexed.gather import Cuts, Gatherer
 from mdata.order.megatron_order import MegatronIndices, MegatronRequest, build, plan
 from mdata.samples.rows import NO_PAD, Gathered, RowOptions, Sample
 from mdata.samples.sample_kind import sample_of
 from mdata.samples.traceable import Piece
+from mdata.util.arrays import Int64s
 
 VERSION = 1  # of the construction of the arrays
 

@@ -16,13 +16,13 @@ import numpy as np
 from mdata.array_cache.cache import Cache, in_memory
 from mdata.array_cache.store import Arrays
 from mdata.errors import UsageError
-from mdata.indexed.gather import Int64s
 from mdata.order.native_order import NativeOrder, OrderKey
 from mdata.progress import SILENT
 from mdata.samples.packing import PackedStream, PackingRule, key_of, packed
 from mdata.samples.rows import Gathered, RowOptions, Sample
 from mdata.samples.sample_kind import NativelyOrdered, sample_of
 from mdata.samples.traceable import Piece, pieces_of_runs, samples_at
+from mdata.util.arrays import Int64s
 
 
 class PackedSamples(NativelyOrdered):

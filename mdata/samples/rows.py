@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from mdata._core import RowRules, cumulative_lengths, finish_rows
 from mdata.errors import UsageError
-from mdata.indexed.gather import Cuts, Int64s
+from mdata.indexed.gather import Cuts
+from mdata.util.arrays import Int64s
 
 Sample = dict[str, npt.NDArray[Any]]
 Empty = Callable[[tuple[int, int], type[Any]], npt.NDArray[Any]]

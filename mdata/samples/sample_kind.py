@@ -12,9 +12,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mdata.indexed.gather import Int64s
 from mdata.order.native_order import NativeOrder
 from mdata.samples.rows import Gathered, RowOptions, Sample, empty_rows, finish
+from mdata.util.arrays import Int64s
 
 
 class SampleKind(Protocol):

@@ -16,9 +16,7 @@ from mdata import _core
 from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.indexed.gather import Gatherer
-from mdata.indexed.reader import IndexedReader
-
-Int64s = npt.NDArray[np.int64]
+from mdata.util.arrays import Int64s, locate_all
 
 
 class SentenceText:
@@ -44,8 +42,6 @@ class SentenceText:
             )
         self.corpus = corpus
         self._readers = corpus.readers
-        self._ends = np.cumsum([reader.num_sequences for reader in self._readers], dtype=np.int64)
-        self._tokens_before = np.cumsum([0, *(reader.num_tokens for reader in self._readers)])[:-1]
         self._gatherer = Gatherer(self._readers)
 
     def sizes(self) -> npt.NDArray[np.int32]:
@@ -54,30 +50,27 @@ class SentenceText:
 
     def boundaries(self, first: int, stop: int) -> Int64s:
         """int64[n + 1]: the first sentences of documents [first, stop), then one past the last's."""
-        starts = [np.asarray(reader.boundaries[:-1]) + before for reader, before in self._shards()]
-        return np.concatenate([*starts, self._ends[-1:]])[first : stop + 1]
+        offsets = self.corpus.sequence_offsets
+        starts = [reader.boundaries[:-1] + before for reader, before in zip(self._readers, offsets, strict=False)]
+        return np.concatenate([*starts, offsets[-1:]])[first : stop + 1]
 
     def rows(self, numbers: Int64s, rows: npt.NDArray[np.integer]) -> _core.MaskedRows:
         """The text of [n, 3] rows of a mapping, for samples of these numbers."""
         first, stop, targets = rows.astype(np.int64).T
         ends = np.cumsum(stop - first)
         sentences = _ranges(first, stop - first)
-        shards = np.searchsorted(self._ends, sentences, side="right")
+        shards, insides = locate_all(self.corpus.sequence_offsets, sentences)
         sizes, starts = np.empty(len(sentences), np.int32), np.empty(len(sentences), np.int64)
         for shard, chosen in _each(shards):
             reader = self._readers[shard]
-            inside = sentences[chosen] - (self._ends[shard] - reader.num_sequences)
+            inside = insides[chosen]
             sizes[chosen] = reader.lengths[inside]
-            starts[chosen] = reader.pointers[inside] // reader.dtype.itemsize + self._tokens_before[shard]
+            starts[chosen] = reader.pointers[inside] // reader.dtype.itemsize + self.corpus.token_offsets[shard]
         counts = sizes.astype(np.int64)
         tokens = np.empty((1, int(counts.sum())), np.int64)
         if tokens.size:
             self._gatherer.gather(starts, counts, out=tokens, ends=np.array([len(starts)]))
         return _core.MaskedRows(numbers, np.ascontiguousarray(targets), ends, sizes, tokens[0])
-
-    def _shards(self) -> Iterator[tuple[IndexedReader, int]]:
-        for reader, end in zip(self._readers, self._ends.tolist(), strict=True):
-            yield reader, end - reader.num_sequences
 
 
 def _ranges(first: npt.NDArray[np.integer], count: npt.NDArray[np.integer]) -> Int64s:

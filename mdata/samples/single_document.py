@@ -14,12 +14,13 @@ from typing import Protocol
 import numpy as np
 
 from mdata.errors import UsageError
-from mdata.indexed.gather import Gatherer, Int64s
+from mdata.indexed.gather import Gatherer
 from mdata.order.native_order import NativeOrder, OrderKey
 from mdata.samples.packing import Longer
 from mdata.samples.rows import Gathered, RowOptions, Sample
 from mdata.samples.sample_kind import NativelyOrdered, sample_of
 from mdata.samples.traceable import Piece, SequenceTable, pieces_of_runs, samples_at
+from mdata.util.arrays import Int64s, locate_all
 
 _BLOCK = 512
 _COUNTED_AT_ONCE = _BLOCK * 512
@@ -67,8 +68,8 @@ class DocumentSamples(NativelyOrdered):
         self.longer = longer
         self.first, self.last = documents
         self._longest = options.sequence_length + 1
-        self._ends = self._count_blocks() if longer == "drop" else None
-        total = self.last - self.first if self._ends is None else int(self._ends[-1])
+        self._offsets = self._count_blocks() if longer == "drop" else None
+        total = self.last - self.first if self._offsets is None else int(self._offsets[-1])
         if not total:
             raise UsageError(
                 "no document fits into a row",
@@ -89,10 +90,9 @@ class DocumentSamples(NativelyOrdered):
     def documents(self, samples: Int64s) -> Int64s:
         """The document of each sample, int64[n]."""
         kept = self.order.starts(samples)
-        if self._ends is None:
+        if self._offsets is None:
             return kept + self.first
-        blocks = np.searchsorted(self._ends, kept, side="right")
-        inside = kept - np.concatenate((np.zeros(1, np.int64), self._ends))[blocks]
+        blocks, inside = locate_all(self._offsets, kept)
         return np.array([self._kept_in(*pair) for pair in zip(blocks.tolist(), inside.tolist(), strict=True)], np.int64)
 
     def pieces(self, sample: int) -> list[Piece]:
@@ -115,11 +115,11 @@ class DocumentSamples(NativelyOrdered):
 
     def _place_of(self, document: int) -> int | None:
         """The entry of the order that is a document; None for one that is left out."""
-        if self._ends is None:
+        if self._offsets is None:
             return document - self.first
         block, inside = divmod(document - self.first, _BLOCK)
         fits = self._fits(document - inside, document + 1)
-        return (int(self._ends[block - 1]) if block else 0) + int(fits[:-1].sum()) if fits[-1] else None
+        return int(self._offsets[block]) + int(fits[:-1].sum()) if fits[-1] else None
 
     def sample(self, k: int) -> Sample:
         """Sample k; see `sample_of`."""
@@ -136,9 +136,9 @@ class DocumentSamples(NativelyOrdered):
         return first + int(np.flatnonzero(self._fits(first, min(first + _BLOCK, self.last)))[place])
 
     def _count_blocks(self) -> Int64s:
-        """Running number of documents that fit, after each block."""
+        """How many documents that fit lie before each block, and in all."""
         counts = [np.zeros(1, np.int64)]
         for first in range(self.first, self.last, _COUNTED_AT_ONCE):
             fits = self._fits(first, min(first + _COUNTED_AT_ONCE, self.last))
             counts.append(np.add.reduceat(fits.astype(np.int64), np.arange(0, len(fits), _BLOCK)))
-        return np.cumsum(np.concatenate(counts[1:] or counts))
+        return np.cumsum(np.concatenate(counts))

@@ -24,7 +24,7 @@ from mdata.sources.input_files import SourceFile
 from mdata.sources.record_batch import ReadSpec
 from mdata.sources.record_boundaries import LINES, OVERHANG, PARAGRAPHS, piece_span, without_blank_end
 from mdata.sources.streams import Part, stream_parts, without_mark
-from mdata.util.read_ahead import Ahead
+from mdata.util.background import BackgroundIterator
 
 # What may wait in each stream, in pieces: enough that the next is there when one is taken.
 _PIECES_AHEAD = 2
@@ -80,7 +80,7 @@ def pieces(
     for number in wanted:
         _check_keys(files[number], spec)
     waiting = deque(number for number in wanted if files[number].streamed)
-    ahead: dict[int, Ahead[Part]] = {}
+    ahead: dict[int, BackgroundIterator[Part]] = {}
     try:
         for number in wanted:
             while waiting and len(ahead) < streams_ahead:
@@ -131,7 +131,7 @@ def _check_keys(file: SourceFile, spec: ReadSpec) -> None:
         )
 
 
-def _read_ahead(file: SourceFile, piece_bytes: int, spec: ReadSpec) -> Ahead[Part]:
+def _read_ahead(file: SourceFile, piece_bytes: int, spec: ReadSpec) -> BackgroundIterator[Part]:
     def compute(stopped: Callable[[], bool]) -> Iterator[Part]:
         if file.format != "parquet":
             return stream_parts(file, piece_bytes, spec=spec, stopped=stopped)
@@ -139,7 +139,9 @@ def _read_ahead(file: SourceFile, piece_bytes: int, spec: ReadSpec) -> Ahead[Par
 
         return parquet_parts(file, piece_bytes, spec=spec)
 
-    return Ahead(compute, weight=lambda part: len(part.data), budget=_PIECES_AHEAD * piece_bytes)
+    return BackgroundIterator(
+        compute, limit=_PIECES_AHEAD * piece_bytes, weight=lambda part: len(part.data), name="mdata-read-ahead"
+    )
 
 
 def _planned(file_number: int, file: SourceFile, piece_bytes: int, *, spec: ReadSpec, first: int) -> Iterator[Piece]:

@@ -24,7 +24,7 @@ from mdata.sources.input_files import SourceFile
 from mdata.sources.jsonl import columns_of
 from mdata.sources.record_batch import Column, Problem, ReadSpec, RecordBatch, Refused, decoded, list_refused, too_long
 from mdata.sources.streams import Part
-from mdata.util.stop_signals import raise_if_asked
+from mdata.util.stop_signals import raise_pending_stop
 
 _MOST_ROWS = 1 << 15
 # Of text that is decoded at once, beside a page of each column.
@@ -61,7 +61,7 @@ def parquet_parts(file: SourceFile, piece_bytes: int, *, spec: ReadSpec) -> Iter
     except MdataError:
         raise
     except _OF_THE_LIBRARY as error:
-        raise_if_asked()
+        raise_pending_stop()
         if isinstance(error, OSError) and error.errno is not None:
             raise explain_os_error(error, "reading the input") from error
         memory = ", or needs more memory than there is" if isinstance(error, MemoryError) else ""

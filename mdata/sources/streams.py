@@ -18,7 +18,7 @@ from mdata.sources.decompress import READ_BYTES, DamagedError, TooLargeError, un
 from mdata.sources.input_files import HEAD_BYTES, STDIN, SourceFile, compression_of, refuse_foreign
 from mdata.sources.record_batch import ReadSpec
 from mdata.sources.record_boundaries import LINES, OVERHANG, PARAGRAPHS, piece_span, without_blank_end
-from mdata.util.read_ahead import Stopped
+from mdata.util.background import ClosedError
 
 _WAIT_S = 0.1
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -128,9 +128,9 @@ class _Packed:
         while True:
             while self.file.path == STDIN and not select.select([descriptor], [], [], _WAIT_S)[0]:
                 if self._stopped():
-                    raise Stopped
+                    raise ClosedError
             if self._stopped():
-                raise Stopped
+                raise ClosedError
             data = os.read(descriptor, READ_BYTES)
             if not data:
                 return

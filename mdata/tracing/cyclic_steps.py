@@ -12,13 +12,12 @@ from functools import lru_cache
 from itertools import count
 
 import numpy as np
-import numpy.typing as npt
 
 from mdata.errors import UsageError
 from mdata.loader.megatron_sampler import Deal, torch_permutation
-from mdata.tracing.run_steps import Place, Steps, StepSpan, no_step
+from mdata.tracing.run_steps import Place, Steps, StepSpan
+from mdata.util.arrays import Int64s
 
-Int64s = npt.NDArray[np.int64]
 _EPOCHS_LOOKED_AT = 3
 
 
@@ -34,7 +33,7 @@ def shuffled_epoch(deal: Deal, epoch: int, *, sharded: bool = True) -> Int64s:
     return order.reshape(lists, deal.micro_batch, deal.dp_size).transpose(0, 2, 1)
 
 
-class ShuffledSteps:
+class CyclicSteps(Steps):
     """The steps of a run whose epochs are shuffled.
 
     Args:
@@ -48,8 +47,6 @@ class ShuffledSteps:
     """
 
     consecutive = False
-    verb = "step"
-    whole = "its global batch"
 
     def __init__(self, span: StepSpan, *, num_samples: int, sharded: bool = True, total: int | None = None) -> None:
         assert span.micro_batch is not None and span.dp_size is not None, "the sampler is made for ranks"
@@ -57,14 +54,15 @@ class ShuffledSteps:
         self._deal.check()
         group, odd = self._deal.group, [size for _, size in span.sizes.table if size % self._deal.group]
         if num_samples < group or odd:
+            what = f"a step of {odd[0]} samples cannot be split evenly over the ranks" if odd else ""
             raise UsageError(
-                f"a step of {odd[0]} samples is not dealt" if odd else f"{num_samples} samples are less than a step",
+                what or f"{num_samples} samples are less than a step",
                 expected=f"a multiple of {span.micro_batch} x {span.dp_size} = {group} samples",
                 fix="--micro-batch and --dp of the training",
             )
+        super().__init__([span], seed=0, in_order=True, total=total)
         self.active = num_samples - num_samples % group
-        self.total, self._sharded = total, sharded
-        self._steps = Steps([span], seed=0, in_order=True)
+        self._sharded = sharded
         self._epoch = lru_cache(maxsize=_EPOCHS_LOOKED_AT)(self._make_epoch)
 
     @property
@@ -72,30 +70,16 @@ class ShuffledSteps:
         """No bound of its own: any sample may be read in any epoch."""
         return None
 
-    def dealt(self, step: int) -> tuple[int | None, int | None]:
-        """(rows of a microbatch, data-parallel ranks)."""
-        return self._deal.micro_batch, self._deal.dp_size
-
     def rows(self, step: int) -> Int64s:
         """The samples of a step in the order of the global batch's rows: int64[n].
 
         Raises:
             UsageError: the run has no such step.
         """
-        if self.total is not None and step > self.total:
-            raise no_step(step, self.total)
-        first, size = self._steps.bounds(step)
+        first, size = self.bounds(step)
         epochs = range(first // self.active, (first + size - 1) // self.active + 1)
         read = np.concatenate([self._epoch(epoch) for epoch in epochs])
         return read[first - epochs[0] * self.active :][:size]
-
-    def rank_rows(self, step: int, dp_rank: int) -> Int64s:
-        """The rows of one rank."""
-        return self._steps.rank_rows(step, dp_rank)
-
-    def place_at(self, step: int, row: int) -> Place:
-        """Who has a row of a step."""
-        return self._steps.place_at(step, row)
 
     def sample_at(self, position: int) -> int:
         """The sample that is read as number `position` of the training."""
@@ -106,16 +90,13 @@ class ShuffledSteps:
         """Where a sample is read, in ascending steps; without any end in the first three epochs."""
         ends = [step for step in (until_step, self.total) if step is not None]
         for epoch in count() if ends else range(_EPOCHS_LOOKED_AT):
-            if ends and self._steps.step_of(epoch * self.active) > min(ends):
+            if ends and self.step_of(epoch * self.active) > min(ends):
                 return
             for inside in np.flatnonzero(self._epoch(epoch) == sample).tolist():
-                place = self._place(epoch * self.active + inside)
-                if not ends or place.step <= min(ends):
-                    yield place
-
-    def _place(self, position: int) -> Place:
-        step = self._steps.step_of(position)
-        return self.place_at(step, position - self._steps.bounds(step)[0])
+                position = epoch * self.active + inside
+                step = self.step_of(position)
+                if not ends or step <= min(ends):
+                    yield self.place_at(step, position - self._bounds(step)[0])
 
     def _make_epoch(self, epoch: int) -> Int64s:
         return shuffled_epoch(self._deal, epoch, sharded=self._sharded).reshape(-1)

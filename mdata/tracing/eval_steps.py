@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from mdata.errors import UsageError
 from mdata.tracing.run_steps import Place, Steps
+from mdata.util.arrays import Int64s
 
-Int64s = npt.NDArray[np.int64]
 
-
-class Evaluations:
+class EvaluationSteps:
     """When a set is evaluated, and by whom.
 
     Args:
@@ -43,9 +41,9 @@ class Evaluations:
         """No bound of its own: that of the set."""
         return None
 
-    def dealt(self, step: int) -> tuple[int | None, int | None]:
+    def batch_shape(self, step: int) -> tuple[int | None, int | None]:
         """(rows of a microbatch, data-parallel ranks) after a step."""
-        return self._run.dealt(step)
+        return self._run.batch_shape(step)
 
     def rows(self, step: int) -> Int64s:
         """What is read after a step.
@@ -60,13 +58,13 @@ class Evaluations:
 
     def rank_rows(self, step: int, dp_rank: int) -> Int64s:
         """The rows of one rank."""
-        _, dp_size = self._run.dealt(step)
+        _, dp_size = self._run.batch_shape(step)
         assert dp_size is not None, "ranks are not known"
         return np.arange(dp_rank, len(self.rows(step)), dp_size)
 
     def place_at(self, step: int, row: int) -> Place:
         """Who has a row after a step."""
-        micro_batch, dp_size = self._run.dealt(step)
+        micro_batch, dp_size = self._run.batch_shape(step)
         if micro_batch is None or dp_size is None:
             return Place(step=step, row=row)
         return Place(step=step, row=row, dp_rank=row % dp_size, microbatch=row // dp_size // micro_batch)

@@ -20,7 +20,7 @@ from mdata.dataset.eval_sets import EvaluationSplit, evaluated_samples, evaluati
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.loader.batch_sizes import constant, read_ramp
 from mdata.progress import SILENT, Progress
-from mdata.tracing.eval_steps import Evaluations
+from mdata.tracing.eval_steps import EvaluationSteps
 from mdata.tracing.run_steps import Steps, StepSpan
 from mdata.tracing.tracer import Tracer
 from mdata.util.config_text import parse_json, parse_toml
@@ -95,7 +95,7 @@ def trace_run(
     total = run.number("train", "steps")
     steps = Steps(_spans(run), seed=options.seed, in_order=options.order == MEGATRON, total=total)
     if validation is not None and test is not None:
-        raise UsageError("a validation set and a test set are named", expected="one of them")
+        raise UsageError("both a validation set and a test set are named", expected="one of them")
     if validation is not None:
         return _trace_set(run, dataset, steps, split="valid", name=validation, progress=progress)
     if test is not None:
@@ -120,7 +120,7 @@ def _trace_set(
             fix=f"{close}?" if close else None,
         )
     evaluated = evaluated_samples(sets[name], limit)
-    return Tracer(sets[name], Evaluations(evaluated, steps, interval=interval))
+    return Tracer(sets[name], EvaluationSteps(evaluated, steps, interval=interval))
 
 
 def _options(run: _Run) -> DatasetOptions:
@@ -149,9 +149,9 @@ def _check_keys(run: _Run, section: str, known: Sequence[str]) -> None:
         if key not in known:
             close = nearest(key, known)
             raise UsageError(
-                f"{run.folder / 'config.toml'} is of another version: there is no key {section}.{key} here",
+                f"{run.folder / 'config.toml'} was written by another version: this one has no key {section}.{key}",
                 found=f"{key} = {value!r}",
-                fix="the mdata that trained" + (f"; or is it {close}?" if close else ""),
+                fix="use the mdata that trained it" + (f"; or is it {close}?" if close else ""),
             )
 
 

@@ -1,9 +1,9 @@
 """Which step, rank and microbatch reads a sample: the sampler's arithmetic, backwards.
 
 Steps are counted from 1, as in metrics.jsonl: step s is the s-th update. A run whose global batch or number of ranks
-was changed between two starts is a row of spans, each with its own sizes. `Readings` is what a tracer asks: `Steps`
-answers it for samples that are read one after another, `ShuffledSteps` for Megatron's random sampler, `Evaluations` for
-validation and test sets. Not done here: reading what a run folder says of them (mdata/tracing/run_folder.py).
+was changed between two starts is a list of spans, each with its own sizes. A tracer asks `Steps` where samples are read
+one after another, `CyclicSteps` for Megatron's random sampler, `EvaluationSteps` for validation and test sets. Not done
+here: reading what a run folder says of them (mdata/tracing/run_folder.py).
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from mdata.errors import UsageError
 from mdata.loader.batch_sizes import BatchSizes
 from mdata.loader.sampler import global_batch
+from mdata.util.arrays import Int64s
 
 _LARGEST_SAMPLE = 1 << 62
 
@@ -51,51 +50,6 @@ class Place:
     microbatch: int | None = None
 
 
-class Readings(Protocol):
-    """When samples are read, and by whom.
-
-    Attributes:
-        total: the last step; None: without end. consecutive: whether samples are read once each, in their order.
-        verb, whole: how a step and all of its rows are called: "step", "its global batch".
-    """
-
-    total: int | None
-    consecutive: bool
-    verb: str
-    whole: str
-
-    @property
-    def num_samples(self) -> int | None:
-        """Samples that can be read at all; None: all that there are."""
-
-    def dealt(self, step: int) -> tuple[int | None, int | None]:
-        """(rows of a microbatch, data-parallel ranks) of a step; None where they are not known."""
-
-    def rows(self, step: int) -> npt.NDArray[np.int64]:
-        """The samples of a step in the order of its rows: int64[n]."""
-
-    def rank_rows(self, step: int, dp_rank: int) -> npt.NDArray[np.int64]:
-        """The rows of one rank, where ranks are known: int64[n]."""
-
-    def place_at(self, step: int, row: int) -> Place:
-        """Who has a row of a step."""
-
-    def sample_at(self, position: int) -> int:
-        """The sample that is read as number `position`."""
-
-    def places(self, sample: int, until_step: int | None = None) -> Iterator[Place]:
-        """All places of a sample up to a step, in ascending order."""
-
-
-def no_step(step: int, total: int | None) -> UsageError:
-    """That a run has no such step."""
-    return UsageError(
-        f"the run has no step {step}",
-        found=f"{total} steps" if total is not None else None,
-        expected="steps from 1 on, as metrics.jsonl counts them",
-    )
-
-
 class Steps:
     """The steps of a run.
 
@@ -104,6 +58,10 @@ class Steps:
         seed: of the run; it keys the rows of a global batch.
         in_order: rows are in the order of the samples (Megatron's order), not permuted.
         total: steps of the whole run; None: without end.
+
+    Attributes:
+        consecutive: whether samples are read once each, in their order.
+        verb, whole: how a step and all of its rows are called.
     """
 
     consecutive = True
@@ -131,7 +89,11 @@ class Steps:
             UsageError: the run has no such step.
         """
         if step < 1 or (self.total is not None and step > self.total):
-            raise no_step(step, self.total)
+            raise UsageError(
+                f"the run has no step {step}",
+                found=f"{self.total} steps" if self.total is not None else None,
+                expected="steps from 1 on, as metrics.jsonl counts them",
+            )
         first, size = self._bounds(step)
         if first + size >= _LARGEST_SAMPLE:
             raise UsageError(f"the run has no step {step}", found=f"sample {first}", expected="samples below 2^62")
@@ -146,24 +108,24 @@ class Steps:
             place += (sample - starts[-1]) // span.sizes.at(starts[-1])
         return span.steps_before + place + 1
 
-    def rows(self, step: int) -> npt.NDArray[np.int64]:
+    def rows(self, step: int) -> Int64s:
         """The samples of a step in the order of the global batch's rows: int64[n]."""
         return self._rows(*self.bounds(step))
 
-    def rank_rows(self, step: int, dp_rank: int) -> npt.NDArray[np.int64]:
+    def rank_rows(self, step: int, dp_rank: int) -> Int64s:
         """The rows of one rank, where ranks are known: of each microbatch it has a run of them.
 
         Raises:
             UsageError: the rows are no whole microbatches.
         """
-        (_, size), (micro_batch, dp_size) = self.bounds(step), self.dealt(step)
+        (_, size), (micro_batch, dp_size) = self.bounds(step), self.batch_shape(step)
         assert micro_batch is not None and dp_size is not None, "ranks are not known"
         if size % (micro_batch * dp_size):
             raise UsageError(
                 f"no rank {dp_rank} has rows of step {step}",
                 found=f"{size} rows, {dp_size} data-parallel ranks, microbatches of {micro_batch}",
             )
-        found: npt.NDArray[np.int64] = np.arange(size).reshape(-1, dp_size, micro_batch)[:, dp_rank].reshape(-1)
+        found: Int64s = np.arange(size).reshape(-1, dp_size, micro_batch)[:, dp_rank].reshape(-1)
         return found
 
     def sample_at(self, position: int) -> int:
@@ -171,7 +133,7 @@ class Steps:
         return position
 
     def places(self, sample: int, until_step: int | None = None) -> Iterator[Place]:
-        """The one place of a sample."""
+        """All places of a sample up to a step, in ascending order: here one at most."""
         place = self.place(sample)
         if until_step is None or place.step <= until_step:
             yield place
@@ -185,13 +147,13 @@ class Steps:
 
     def place_at(self, step: int, row: int) -> Place:
         """Who has a row of a step."""
-        micro_batch, dp_size = self.dealt(step)
+        micro_batch, dp_size = self.batch_shape(step)
         if micro_batch is None or dp_size is None:
             return Place(step=step, row=row)
         microbatch, dp_rank = divmod(row // micro_batch, dp_size)
         return Place(step=step, row=row, dp_rank=dp_rank, microbatch=microbatch)
 
-    def dealt(self, step: int) -> tuple[int | None, int | None]:
+    def batch_shape(self, step: int) -> tuple[int | None, int | None]:
         """(rows of a microbatch, data-parallel ranks) of a step; None where they are not known."""
         span = self.spans[self._span(step)]
         return span.micro_batch, span.dp_size
@@ -217,5 +179,5 @@ class Steps:
                 return starts
         raise AssertionError("steps have no end")
 
-    def _make_rows(self, first: int, size: int) -> npt.NDArray[np.int64]:
+    def _make_rows(self, first: int, size: int) -> Int64s:
         return np.arange(first, first + size) if self._in_order else global_batch(first, size, seed=self._seed)

@@ -23,7 +23,8 @@ from mdata.dataset.dataset import Dataset
 from mdata.errors import MdataError, UsageError, few
 from mdata.samples.traceable import Piece, Traceable
 from mdata.tokenizers.base.tokenizer import Tokenizer
-from mdata.tracing.run_steps import Place, Readings
+from mdata.tracing.eval_steps import EvaluationSteps
+from mdata.tracing.run_steps import Place, Steps
 from mdata.util.option_synonyms import nearest
 
 _EPOCHS_LOOKED_AT = 3
@@ -86,7 +87,7 @@ class Tracer:
         steps: when they are read; None: samples have no steps.
     """
 
-    def __init__(self, dataset: Dataset, steps: Readings | None = None) -> None:
+    def __init__(self, dataset: Dataset, steps: Steps | EvaluationSteps | None = None) -> None:
         self.dataset, self.steps = dataset, steps
         self.documents = lru_cache(maxsize=64)(self._open_documents)
         self._tokenizers: dict[str, Tokenizer | None] = {}
@@ -149,7 +150,7 @@ class Tracer:
         steps = self._known_steps
         if dp_rank is None:
             return np.arange(len(steps.rows(step)))
-        micro_batch, dp_size = steps.dealt(step)
+        micro_batch, dp_size = steps.batch_shape(step)
         if micro_batch is None or dp_size is None:
             raise UsageError("which rank reads a sample is not known", fix="--micro-batch and --dp")
         if not 0 <= dp_rank < dp_size:
@@ -167,7 +168,7 @@ class Tracer:
         return replace(self.sample(sample), place=steps.place_at(step, row), again=())
 
     @property
-    def _known_steps(self) -> Readings:
+    def _known_steps(self) -> Steps | EvaluationSteps:
         if self.steps is None:
             raise UsageError("steps are not known", fix="a run folder, or --global-batch")
         return self.steps

@@ -1,7 +1,7 @@
-"""Making many objects that all stay, without the interpreter's search for cyclic garbage among them.
+"""The garbage collector paused while many objects are made that all stay.
 
-The search runs again and again while objects are made and finds nothing; for a blend of ten thousand corpora it takes
-more time than opening them. It is put off, for all threads of the process, and then as it was before.
+It runs again and again while objects are made, and finds nothing: for a blend of ten thousand corpora that takes more
+time than opening them. The pause holds for all threads of the process.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def garbage_left() -> Iterator[None]:
-    """No search for cyclic garbage in the block."""
+def gc_paused() -> Iterator[None]:
+    """No collection of cyclic garbage while the block runs."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,10 +1,10 @@
 """Requests to stop: Ctrl-C and SIGTERM, and why none of them is lost inside a library.
 
-Python runs a signal's handler between two instructions of the main thread, so what it raises may come out of a call
-of a library, of a destructor or of an import, and each of these may drop it or turn it into an error of its own. So a
-handler of ours raises, and also remembers: `raise_if_asked` raises again what was not heard, and is called after each
-call of a library (`library_errors`) and between the pieces of long work. A request is no `Exception`: no handler of
-ours catches it to go on (tests/test_house_rules.py). Not done: to interrupt a library in the middle of a call.
+Python runs a signal's handler between two instructions of the main thread. What the handler raises may therefore come
+out of a library's call, a destructor or an import, each of which may drop it or turn it into an error of its own. So
+our handlers raise and also remember: `raise_pending_stop` raises again what was lost. It is called after each call of a
+library (`library_errors`) and between the pieces of long work. A request is no `Exception`, so that no handler of ours
+catches it to go on (tests/test_house_rules.py). Not done: to interrupt a library in the middle of a call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mdata.errors import StoppedError
 _WATCHED = (signal.SIGINT, signal.SIGTERM)
 
 
-class Remembering:
+class RememberingHandler:
     """A signal handler that raises, and knows afterwards that it did.
 
     Args:
@@ -30,12 +30,12 @@ class Remembering:
     """
 
     def __init__(self, request: Callable[[], BaseException]) -> None:
-        self.asked = False
+        self.requested = False
         self._request = request
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """What Python calls."""
-        self.asked = True
+        self.requested = True
         self.raise_request()
 
     def raise_request(self) -> None:
@@ -64,11 +64,11 @@ def stop_requests(stopped: Callable[[], StoppedError]) -> Iterator[None]:
     try:
         sys.unraisablehook = lambda dropped: None if _is_request(dropped.exc_value) else loud(dropped)
         for number, made in watched.items():
-            signal.signal(number, Remembering(made))
+            signal.signal(number, RememberingHandler(made))
         yield
-        raise_if_asked()
+        raise_pending_stop()
     except Exception:
-        raise_if_asked()
+        raise_pending_stop()
         raise
     finally:
         for number, handler in before.items():
@@ -76,7 +76,7 @@ def stop_requests(stopped: Callable[[], StoppedError]) -> Iterator[None]:
         sys.unraisablehook = loud
 
 
-def raise_if_asked() -> None:
+def raise_pending_stop() -> None:
     """Raise a request to stop that has arrived. Threads get no signals, and the handlers of others are their own.
 
     Raises:
@@ -86,7 +86,7 @@ def raise_if_asked() -> None:
         return
     for number in _WATCHED:
         handler = signal.getsignal(number)
-        if isinstance(handler, Remembering) and handler.asked:
+        if isinstance(handler, RememberingHandler) and handler.requested:
             handler.raise_request()
 
 
@@ -129,7 +129,7 @@ class library_errors:
     ) -> None:
         if error is not None and not isinstance(error, Exception) and not _is_panic(error):
             return
-        raise_if_asked()
+        raise_pending_stop()
         if error is not None and self._is_theirs(error):
             raise LibraryError(" ".join(str(error).split())[: self._chars] or type(error).__name__) from error
 

@@ -203,7 +203,7 @@ def test_a_signal_in_the_middle_keeps_the_old_result(tmp_path, number, code, tex
 
 
 def test_help_imports_nothing_heavy():
-    heavy = ["torch", "tokenizers", "tqdm", "matplotlib", "transformers"]
+    heavy = ["torch", "tokenizers", "tqdm", "transformers"]
     code = (
         "import sys, cli.mdata, mdata\n"
         f"codes = [cli.mdata.main([]), cli.mdata.main(['--help']), cli.mdata.main(['preprocess', '--help'])]\n"

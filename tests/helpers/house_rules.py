@@ -42,7 +42,7 @@ class Source:
         return self.path.split("/")[0]
 
 
-FOR_TRAINERS = ("errors", "progress", "util", "tokenizers", "dataset", "blend_planning", "loader")
+FOR_TRAINERS = ("errors", "progress", "util", "tokenizers", "dataset", "blend_planning", "loader", "reporting")
 
 
 @dataclass(frozen=True)

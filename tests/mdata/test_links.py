@@ -13,7 +13,7 @@ from mdata.array_cache import store
 from mdata.indexed.append_file import Spool
 from mdata.preprocessing.journal import Journal, read_records
 from mdata.tokenizers.base.tokenizer_folder import write_folder
-from mdata.util import atomic_io
+from mdata.util import atomic_io, file_lock
 from tests.mdata.preprocessing.test_preprocess import options
 
 TEXT = b"precious\n"
@@ -28,12 +28,12 @@ def spooled(path: Path) -> None:
 
 
 def held(path: Path) -> None:
-    with atomic_io.held(path):
+    with file_lock.hold(path):
         pass
 
 
-def waited_for(path: Path) -> None:
-    with atomic_io.waited_for(path):
+def wait_for(path: Path) -> None:
+    with file_lock.wait_for(path):
         pass
 
 
@@ -41,7 +41,7 @@ DOORS = [
     (atomically, ".x.partial"),
     (spooled, ".x.partial"),
     (held, "x"),
-    (waited_for, "x"),
+    (wait_for, "x"),
     (Journal, "x"),
     (read_records, "x"),
     (lambda path: write_folder(path, {"vocab.json": b"{}"}), ".x.lock"),
@@ -83,7 +83,7 @@ def test_a_folder_of_arrays(tmp_path):
 
 def test_every_hidden_name_of_a_run(tmp_path, monkeypatch):
     """The names that `preprocess` opens are collected from a run; a link at any of them stops the next one."""
-    real, opened = atomic_io.open_own, set()
+    real, opened = atomic_io.open_no_link, set()
 
     def noting(path: Path, flags: int) -> int:
         opened.add(path.relative_to(tmp_path / "whole"))
@@ -91,7 +91,7 @@ def test_every_hidden_name_of_a_run(tmp_path, monkeypatch):
 
     (tmp_path / "whole").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(atomic_io, "open_own", noting)
+        patch.setattr(atomic_io, "open_no_link", noting)
         mdata.preprocess(options(tmp_path / "whole", workers=1))
     assert {".lock", ".journal", ".partial"} <= {name.suffix for name in opened} and len(opened) > 6
     target = tmp_path / "target"
@@ -109,4 +109,4 @@ def test_every_hidden_name_of_a_run(tmp_path, monkeypatch):
 def test_another_error_of_links_passes(tmp_path):
     (tmp_path / "a").symlink_to(tmp_path / "a")
     with pytest.raises(OSError, match="Too many levels"):
-        atomic_io.open_own(tmp_path / "a" / "x", os.O_RDONLY)
+        atomic_io.open_no_link(tmp_path / "a" / "x", os.O_RDONLY)

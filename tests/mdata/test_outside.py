@@ -13,7 +13,6 @@ import pytest
 import mdata
 from cli.mdata import main
 from mdata.blend_planning.make_blend import plan_blend
-from mdata.corpus.documents import Documents
 from mdata.manifest.io import load_manifest, save_manifest
 from mdata.tokenizers.registry import load_tokenizer
 from tests.helpers.corpora import write_pair
@@ -87,7 +86,7 @@ def test_every_form_of_a_name_that_leads_out(honest, tmp_path, name):
 def test_leave_goes_with_the_corpus(elsewhere, honest):
     corpus = pickle.loads(pickle.dumps(mdata.open_corpus(elsewhere, allow_outside=True)))
     assert corpus.allow_outside and corpus.load_tokenizer() is not None
-    assert Documents(corpus).sequences(0)[0].tolist() == Documents(mdata.open_corpus(honest)).sequences(0)[0].tolist()
+    assert corpus.document_sequences(0)[0].tolist() == mdata.open_corpus(honest).document_sequences(0)[0].tolist()
     assert read(elsewhere, allow_outside=True) == read(honest)
 
 

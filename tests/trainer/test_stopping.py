@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from mdata import StoppedError
-from mdata.util.stop_signals import raise_if_asked, stop_requests
+from mdata.util.stop_signals import raise_pending_stop, stop_requests
 from trainer.stopping import StopRequests, stop
 
 
@@ -59,7 +59,7 @@ def test_a_request_that_was_dropped_before_is_heard_at_the_first_step(number: in
             send(number)
         with StopRequests() as stops:
             assert stops.votes() == votes
-        raise_if_asked()
+        raise_pending_stop()
     assert type(raised.value) is (KeyboardInterrupt if number == signal.SIGINT else StoppedError)
 
 

@@ -271,11 +271,11 @@ def test_a_run_of_another_version_is_refused_by_name(copied):
     text = (copied / "config.toml").read_text()
     (copied / "config.toml").write_text(text.replace("[data]", "[data]\nreorder = true"))
     with pytest.raises(
-        UsageError, match=r"another version: there is no key data.reorder here\n  found: reorder = True\n"
+        UsageError, match=r"another version: this one has no key data.reorder\n  found: reorder = True\n"
     ):
         mdata.trace_run(copied)
     (copied / "config.toml").write_text(text.replace("[train]", "[train]\nglobal_batches = 3"))
-    with pytest.raises(UsageError, match=r"there is no key train.global_batches here\n(.*\n)*.*or is it global_batch?"):
+    with pytest.raises(UsageError, match=r"this one has no key train.global_batches\n(.*\n)*.*or is it global_batch?"):
         mdata.trace_run(copied)
 
 

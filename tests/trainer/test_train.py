@@ -19,7 +19,7 @@ import pytest
 
 import mdata
 from mdata.dataset.eval_sets import evaluated_samples
-from mdata.util import atomic_io
+from mdata.util import file_lock
 from tests.helpers.examples import SOAK
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_corpora, make_mix, write_jsonl
@@ -309,7 +309,7 @@ def test_a_second_run_in_one_folder_is_refused(corpora, tmp_path):
     config = _config(corpora, tmp_path / "run", steps=1)
     (tmp_path / "run").mkdir()
     with (
-        atomic_io.held(tmp_path / "run" / ".lock"),
+        file_lock.hold(tmp_path / "run" / ".lock"),
         pytest.raises(AssertionError, match="another run is writing"),
     ):
         run_ranks(_train, 1, config)

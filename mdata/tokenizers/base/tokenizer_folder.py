@@ -15,7 +15,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from mdata.util import atomic_io
+from mdata.util import atomic_io, file_lock
 
 
 def folder_name(files: Mapping[str, bytes]) -> str:
@@ -34,7 +34,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Runs that end at the same time share the folder: one writes, the others wait and find it there.
-    with atomic_io.waited_for(folder.with_name(f".{folder.name}.lock")):
+    with file_lock.wait_for(folder.with_name(f".{folder.name}.lock")):
         made = not folder.exists()
         folder.mkdir(exist_ok=True)
         try:

@@ -18,7 +18,7 @@ from blake3 import blake3
 from mdata import ResourceError
 from mdata.array_cache import store
 from mdata.array_cache.store import FACTS, entry_path, find, kept
-from mdata.util import atomic_io
+from mdata.util import file_lock
 from tests.helpers.failures import crash_at, durable_calls
 from tests.helpers.notes import Notes
 
@@ -185,7 +185,7 @@ def test_those_who_come_meanwhile_wait(tmp_path):
 def test_nodes_without_a_lock_in_common_each_build_and_the_first_stays(tmp_path, monkeypatch):
     """Locks are each node's own, and so are the numbers of processes."""
     node = ["11111111", 1 << 30]  # of no process here
-    monkeypatch.setattr(atomic_io, "waited_for", lambda path: contextlib.nullcontext())
+    monkeypatch.setattr(file_lock, "wait_for", lambda path: contextlib.nullcontext())
     monkeypatch.setattr(store, "_machine", lambda: node[0])
     monkeypatch.setattr(store.os, "getpid", lambda: node[1])
     entry, built = entry_path(tmp_path, KEY), []
@@ -208,7 +208,7 @@ def test_many_processes_without_any_lock_all_get_the_arrays(tmp_path, monkeypatc
     def refused(fd, how):
         raise OSError(errno.ENOSYS, "no locks")
 
-    monkeypatch.setattr(atomic_io.fcntl, "flock", refused)
+    monkeypatch.setattr(file_lock.fcntl, "flock", refused)
     keys = [{**KEY, "length": length} for length in range(12)]
     start = FORK.Barrier(4, timeout=60)
 

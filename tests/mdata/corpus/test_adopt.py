@@ -110,7 +110,7 @@ def test_notes_of_the_user_are_no_difference(prefix):
 def test_another_manifest_is_kept(prefix, second):
     made = adopt(prefix, TOKENIZER)
     text, before = made.path.read_bytes(), names(prefix.parent)
-    with pytest.raises(mdata.UsageError, match="is there already and says something else"):
+    with pytest.raises(mdata.UsageError, match="already exists and says something else"):
         adopt(prefix, **({"tokenizer": TOKENIZER} | second))
     assert made.path.read_bytes() == text and names(prefix.parent) == before
 
@@ -167,7 +167,7 @@ def test_a_pair_whose_tokens_changed_is_not_the_same(prefix):
     text, hashes = made.path.read_bytes(), prefix.with_name(f"{prefix.name}.bin.blake3").read_bytes()
     with prefix.with_name(f"{prefix.name}.bin").open("r+b") as file:
         file.write(b"\1\0")
-    with pytest.raises(mdata.UsageError, match="is there already and says something else"):
+    with pytest.raises(mdata.UsageError, match="already exists and says something else"):
         adopt(prefix, TOKENIZER, full=True)
     assert made.path.read_bytes() == text
     assert prefix.with_name(f"{prefix.name}.bin.blake3").read_bytes() == hashes
@@ -176,14 +176,14 @@ def test_a_pair_whose_tokens_changed_is_not_the_same(prefix):
 def test_a_blend_of_that_name_is_kept(prefix):
     part = adopt(prefix, TOKENIZER).path.rename(prefix.with_name("part.json"))
     mdata.make_blend(["1", str(part)], prefix.with_name(f"{prefix.name}.json"))
-    with pytest.raises(mdata.UsageError, match="is there already and is a blend"):
+    with pytest.raises(mdata.UsageError, match="already exists and is a blend"):
         adopt(prefix, TOKENIZER)
 
 
 def test_a_damaged_manifest_is_kept(prefix):
     path = prefix.with_name(prefix.name + ".json")
     path.write_text('{"format": "mdata-manifest", "version": 1')
-    with pytest.raises(mdata.UsageError, match="is there already and is damaged"):
+    with pytest.raises(mdata.UsageError, match="already exists and is damaged"):
         adopt(prefix, TOKENIZER)
     assert path.read_text().startswith('{"format"')
 

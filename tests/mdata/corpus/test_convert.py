@@ -159,7 +159,7 @@ def test_something_else_is_kept(tmp_path, old, new, other):
     write_legacy(tmp_path / "other", other)
     made = convert(tmp_path / "other", new)
     before = {path: path.read_bytes() for path in new.parent.iterdir()}
-    with pytest.raises(mdata.UsageError, match=r"y\.idx is there already and holds something else"):
+    with pytest.raises(mdata.UsageError, match=r"y\.idx already exists and has other content"):
         convert(old, new)
     assert {path: path.read_bytes() for path in new.parent.iterdir()} == before and made.path in before
 
@@ -175,7 +175,7 @@ def test_a_killed_conversion_makes_nothing_else_its_own(tmp_path, old, new, ther
     assert crash_at(6, lambda: convert(old, new)) and ".y.boundaries.partial" in names(new.parent)
     for name in there:
         (new.parent / name).write_bytes(made[name])
-    with pytest.raises(mdata.UsageError, match="is there already"):
+    with pytest.raises(mdata.UsageError, match="already exists"):
         convert(old, new)
     assert {name: (new.parent / name).read_bytes() for name in there} == {name: made[name] for name in there}
 
@@ -184,7 +184,7 @@ def test_a_killed_conversion_makes_nothing_else_its_own(tmp_path, old, new, ther
 def test_a_file_of_the_name_is_kept(old, new, name):
     new.parent.mkdir()
     (new.parent / name).write_text("mine")
-    with pytest.raises(mdata.UsageError, match=f"{name} is there already"):
+    with pytest.raises(mdata.UsageError, match=f"{name} already exists"):
         convert(old, new)
     assert (new.parent / name).read_text() == "mine"
 
@@ -193,7 +193,7 @@ def test_what_is_no_older_format(tmp_path, old, new):
     with pytest.raises(mdata.UsageError, match="is the old prefix"):
         convert(old, old.parent / ".." / old.parent.name / "x")
     convert(old, new)
-    with pytest.raises(mdata.UsageError, match="is MMIDIDX already"):
+    with pytest.raises(mdata.UsageError, match="is already in the MMIDIDX format"):
         convert(new, tmp_path / "z")
     new.with_name("y.idx").write_bytes(b"nothing")
     with pytest.raises(mdata.DamageError, match=r"y\.idx: bad magic"):

@@ -14,7 +14,6 @@ import pytest
 
 import mdata
 from mdata import DamageError
-from mdata.corpus.documents import Documents
 from mdata.manifest.io import load_manifest, save_manifest
 from mdata.samples.rows import Rows
 from tests.conftest import ROOT
@@ -149,7 +148,7 @@ def test_in_a_blend_and_in_the_second_shard(tmp_path, name):
 @pytest.mark.parametrize(
     "read",
     [
-        lambda path: [Documents(mdata.open_corpus(path)).sequences(k)[0].tolist() for k in (0, 2, 23)],
+        lambda path: [mdata.open_corpus(path).document_sequences(k)[0].tolist() for k in (0, 2, 23)],
         lambda path: [mdata.open_corpus(path, checked=False).document(k).tolist() for k in (0, 1, 23)],
         lambda path: [mdata.open_corpus(path, checked=False).document_of(k) for k in (0, 9)],
         lambda path: [mdata.open_corpus(path, checked=False).sequences_of(k) for k in (0, 9)],

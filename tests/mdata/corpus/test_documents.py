@@ -36,7 +36,7 @@ def documents(tmp_path) -> Documents:
 
 
 def test_sequences(documents):
-    found = [[ids.tolist() for ids in documents.sequences(n)] for n in range(5)]
+    found = [[ids.tolist() for ids in documents.corpus.document_sequences(n)] for n in range(5)]
     assert found == [[[0, 1], [2]], [], [[3]], [[4, 5, 6]], [[7, 8, 9, 10]]]
 
 
@@ -45,7 +45,7 @@ def test_shards_are_one_row_of_documents(tmp_path):
     write_pair(tmp_path / "b", [[3], [1, 1]])
     corpus_of_pairs(tmp_path / "both.json", ["a", "b"])
     both = Documents(mdata.open_corpus(tmp_path / "both.json"))
-    assert [[len(ids) for ids in both.sequences(n)] for n in range(4)] == [[1], [2], [3], [1, 1]]
+    assert [[len(ids) for ids in both.corpus.document_sequences(n)] for n in range(4)] == [[1], [2], [3], [1, 1]]
     assert both.origins is None and both.origin(0) is None
 
 

@@ -21,7 +21,7 @@ import pytest
 import mdata
 from mdata import Loader
 from mdata.loader.loader import BatchPlan
-from mdata.loader.prefetch import Prefetched, Reading
+from mdata.loader.prefetch import PrefetchIterator, Reading
 from mdata.progress import Silent
 from tests.helpers.corpora import write_pair
 
@@ -71,7 +71,7 @@ def test_no_more_than_ahead_and_two_steps_are_alive(ahead, parts):
         most, number_read = max(most, len(alive)), number_read + 1
         return [row]
 
-    steps = Prefetched(Reading(([0] * parts for _ in range(40)), read), ahead=ahead)
+    steps = PrefetchIterator(Reading(([0] * parts for _ in range(40)), read), ahead=ahead)
     for taken in range(1, 41):
         step = next(steps)
         assert len(step) == parts
@@ -162,17 +162,17 @@ def test_a_stalled_disk_is_told_by_component_shard_and_byte_and_rarely(blend, mo
 
 
 def test_the_pauses_between_notes_double_up_to_a_limit(monkeypatch):
-    """Waits are counted by the timeouts that the queue is given; no clock runs."""
+    """Waits are counted by the timeouts that the thread's iterator is given; no clock runs."""
     pauses: list[float] = []
 
-    def never(block=True, timeout=None):
-        pauses.append(timeout)
+    def never(timeout_s):
+        pauses.append(timeout_s)
         if len(pauses) == 8:
             return ["came"]
         raise queue.Empty
 
-    steps = Prefetched(Reading(iter([]), str), ahead=1)
-    monkeypatch.setattr(steps._shared, "waiting", SimpleNamespace(get=never, put=lambda step: None))
+    steps = PrefetchIterator(Reading(iter([]), str), ahead=1)
+    monkeypatch.setattr(steps._steps, "take", never)
     assert next(steps) == ["came"]
     assert pauses == [30, 60, 120, 240, 480, 600, 600, 600]
 
@@ -196,7 +196,7 @@ def test_a_closed_iterator_reads_no_further_part_of_its_step():
         disk.wait()
         return [part]
 
-    steps = Prefetched(Reading([range(64)], read), ahead=1)
+    steps = PrefetchIterator(Reading([range(64)], read), ahead=1)
     assert begun.wait(30)
     steps.close()
     disk.set()

@@ -36,9 +36,9 @@ def test_a_shard_further_on_is_found(tmp_path):
     corpus = dataset.components[0].corpus
     corpus.readers, corpus._token_ends = corpus.readers * 2, np.array([300, 600])
     corpus.num_tokens = 600
-    assert corpus.place_of(299) == (tmp_path / "a.bin", 1196)
-    assert corpus.place_of(300) == (tmp_path / "a.bin", 0)
-    assert corpus.place_of(599) == (tmp_path / "a.bin", 1196)
+    assert corpus.file_position(299) == (tmp_path / "a.bin", 1196)
+    assert corpus.file_position(300) == (tmp_path / "a.bin", 0)
+    assert corpus.file_position(599) == (tmp_path / "a.bin", 1196)
 
 
 def test_many_components_are_cut_short(tmp_path):

@@ -166,8 +166,10 @@ def test_the_slot_that_came_back_last_is_used_first():
 def test_as_many_results_wait_for_the_writer_as_there_are_workers(tmp_path, monkeypatch, workers, ahead):
     filling = import_module("mdata.preprocessing.write_loop")
     seen = []
-    real = filling.Behind
-    monkeypatch.setattr(filling, "Behind", lambda work, *, ahead: (seen.append(ahead), real(work, ahead=ahead))[1])
+    real = filling.BackgroundWorker
+    monkeypatch.setattr(
+        filling, "BackgroundWorker", lambda work, *, limit: (seen.append(limit), real(work, limit=limit))[1]
+    )
     mdata.preprocess(options(tmp_path, workers=workers, piece_bytes=100))
     assert seen == [ahead]
 

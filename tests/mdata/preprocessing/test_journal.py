@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import mdata
 from mdata import ResourceError, UsageError
 from mdata.preprocessing.journal import Journal, read_records
-from mdata.util import atomic_io
+from mdata.util import atomic_io, file_lock
 from tests.helpers.examples import examples
 from tests.helpers.failures import durable_calls
 from tests.mdata.preprocessing.test_bad_rows import Stopping
@@ -194,7 +194,7 @@ def test_runs_of_other_keys_onto_other_files_are_left_alone(tmp_path):
 
 
 def _hold(path, ready, go) -> None:
-    with atomic_io.held(path):
+    with file_lock.hold(path):
         ready.set()
         go.wait(60)
 

@@ -27,7 +27,7 @@ import pytest
 import mdata
 from mdata import BadInputError, MdataError, ResourceError, UsageError
 from mdata.progress import Silent
-from mdata.util import atomic_io
+from mdata.util import atomic_io, file_lock
 from tests.helpers.examples import SOAK
 from tests.helpers.failures import crash_at, durable_calls
 from tests.helpers.notes import Notes
@@ -289,8 +289,8 @@ def test_a_finished_run_in_a_folder_that_cannot_be_written_is_finished(tmp_path,
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("nothing needs to be written here")
 
-    for name in ("held", "open_alone", "atomic_write"):
-        monkeypatch.setattr(atomic_io, name, refuse)
+    for module, name in ((file_lock, "hold"), (file_lock, "open_locked"), (atomic_io, "atomic_write")):
+        monkeypatch.setattr(module, name, refuse)
     assert mdata.preprocess(job).finished_before
 
 
@@ -362,18 +362,18 @@ def test_where_locks_are_unknown_the_holder_is_judged_by_its_life(tmp_path, monk
     def no_locks(fd: int, how: int) -> None:
         raise OSError(errno.ENOLCK, "no locks")
 
-    monkeypatch.setattr(atomic_io.fcntl, "flock", no_locks)
+    monkeypatch.setattr(file_lock.fcntl, "flock", no_locks)
     path = tmp_path / "lock"
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     host = os.uname().nodename
     path.write_text(f"process {child.pid} on {host}")
-    with pytest.raises(UsageError, match=f"process {child.pid} on"), atomic_io.held(path):
+    with pytest.raises(UsageError, match=f"process {child.pid} on"), file_lock.hold(path):
         pass
     child.communicate(b"\n")
-    with atomic_io.held(path):
+    with file_lock.hold(path):
         pass
     path.write_text("process 1 on another-host")
-    with pytest.raises(UsageError, match="another-host"), atomic_io.held(path):
+    with pytest.raises(UsageError, match="another-host"), file_lock.hold(path):
         pass
 
 

@@ -13,7 +13,7 @@ from cli.mdata import main
 from mdata import UsageError
 from mdata.loader.batch_sizes import constant, ramp_up
 from mdata.loader.megatron_sampler import Deal, random
-from mdata.tracing.cyclic_steps import ShuffledSteps, shuffled_epoch
+from mdata.tracing.cyclic_steps import CyclicSteps, shuffled_epoch
 from mdata.tracing.run_steps import StepSpan
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
@@ -57,7 +57,7 @@ def test_steps_both_ways(numbers, sharded, microbatches, ramp):
     group, epochs = micro * dp_size, 4
     size = group * (microbatches + ramp)
     sizes = ramp_up(group, group, samples=4 * size, size=size) if microbatches + ramp > 1 and ramp else constant(size)
-    steps = ShuffledSteps(
+    steps = CyclicSteps(
         StepSpan(sizes=sizes, micro_batch=micro, dp_size=dp_size), num_samples=total, sharded=sharded
     )  # fmt: skip
     ranks = lists(total, micro, dp_size=dp_size, epochs=epochs, sharded=sharded)
@@ -79,17 +79,17 @@ def test_steps_both_ways(numbers, sharded, microbatches, ramp):
 
 def test_ends_and_what_is_not_dealt():
     span = StepSpan(sizes=constant(8), micro_batch=2, dp_size=2)
-    endless = ShuffledSteps(span, num_samples=21)
+    endless = CyclicSteps(span, num_samples=21)
     assert {sum(1 for _ in endless.places(sample)) for sample in range(20)} == {3}
     assert list(endless.places(20)) == []  # of 21 samples 20 are dealt
-    ended = ShuffledSteps(span, num_samples=21, total=3)
+    ended = CyclicSteps(span, num_samples=21, total=3)
     assert sorted(p.step for sample in range(20) for p in ended.places(sample)) == [1] * 8 + [2] * 8 + [3] * 8
     with pytest.raises(UsageError, match="the run has no step 4"):
         ended.rows(4)
     with pytest.raises(UsageError, match="3 samples are less than a step"):
-        ShuffledSteps(span, num_samples=3)
-    with pytest.raises(UsageError, match="a step of 6 samples is not dealt"):
-        ShuffledSteps(StepSpan(sizes=constant(6), micro_batch=2, dp_size=2), num_samples=21)
+        CyclicSteps(span, num_samples=3)
+    with pytest.raises(UsageError, match="a step of 6 samples cannot be split evenly over the ranks"):
+        CyclicSteps(StepSpan(sizes=constant(6), micro_batch=2, dp_size=2), num_samples=21)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ WORDS = ["--sequence-length", "8", "--order", "megatron", "--num-samples", "30",
 def test_documents_and_their_steps(prefix):
     data = mdata.open(prefix, sequence_length=8, order="megatron", num_samples=30)
     span = StepSpan(sizes=constant(8), micro_batch=2, dp_size=2)
-    tracer = mdata.Tracer(data, ShuffledSteps(span, num_samples=data.num_samples, total=11))
+    tracer = mdata.Tracer(data, CyclicSteps(span, num_samples=data.num_samples, total=11))
     read: dict[int, list[tuple[int, int]]] = {}
     for step in range(1, 12):
         for row, sample in enumerate(tracer.step(step).tolist()):
@@ -133,7 +133,7 @@ def test_the_command(prefix, capsys):
     assert main(["trace", str(prefix), *WORDS, "--token", str(8 * 33), "--json"]) == 0
     traced = json.loads(capsys.readouterr().out)
     data = mdata.open(prefix, sequence_length=8, order="megatron", num_samples=30)
-    steps = ShuffledSteps(StepSpan(sizes=constant(8), micro_batch=2, dp_size=2), num_samples=data.num_samples)
+    steps = CyclicSteps(StepSpan(sizes=constant(8), micro_batch=2, dp_size=2), num_samples=data.num_samples)
     assert traced["sample"] == steps.sample_at(33) == int(steps.rows(5)[1])
     assert main(["trace", str(prefix), *WORDS, "--document", "7"]) == 0
     assert "in the first 3 epochs" in capsys.readouterr().out

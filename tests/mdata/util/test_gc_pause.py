@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from mdata.util.gc_pause import garbage_left
+from mdata.util.gc_pause import gc_paused
 
 
 @pytest.mark.parametrize("on", [True, False])
@@ -14,8 +14,8 @@ def test_it_is_as_it_was_before(on):
     was_on = gc.isenabled()
     gc.enable() if on else gc.disable()
     try:
-        with pytest.raises(KeyError), garbage_left():
-            with garbage_left():
+        with pytest.raises(KeyError), gc_paused():
+            with gc_paused():
                 assert not gc.isenabled()
             assert not gc.isenabled()
             raise KeyError

@@ -25,7 +25,7 @@ from mdata.errors import MdataError, UsageError
 from mdata.manifest.io import load_manifest
 from mdata.sentences.splitter import load_splitter
 from mdata.tokenizer_training.tokenizer_benchmark import learnt_here
-from mdata.util.stop_signals import LibraryError, library_errors, raise_if_asked, stop_requests
+from mdata.util.stop_signals import LibraryError, library_errors, raise_pending_stop, stop_requests
 from tests.helpers.runs import write_jsonl
 from tests.mdata.sentences import visible
 
@@ -46,14 +46,14 @@ def test_a_request_is_no_error_that_anyone_catches_to_go_on():
 
 
 @pytest.mark.parametrize(("number", "kind"), [(signal.SIGTERM, StoppedError), (signal.SIGINT, KeyboardInterrupt)])
-@pytest.mark.parametrize("end", [lambda: None, lambda: {}["what the library made of it"], raise_if_asked])
+@pytest.mark.parametrize("end", [lambda: None, lambda: {}["what the library made of it"], raise_pending_stop])
 def test_a_request_that_was_dropped_is_raised_later(number, kind, end):
     before = signal.getsignal(number)
     with pytest.raises(kind), stop_requests(stopped):
         drop(number)
         end()
     assert signal.getsignal(number) is before
-    raise_if_asked()
+    raise_pending_stop()
 
 
 def test_a_destructor_that_drops_a_request_says_nothing(capsys):
@@ -64,7 +64,7 @@ def test_a_destructor_that_drops_a_request_says_nothing(capsys):
 
     with pytest.raises(StoppedError), stop_requests(stopped):
         Left()
-        raise_if_asked()
+        raise_pending_stop()
     assert capsys.readouterr() == ("", "")
 
 
@@ -106,7 +106,7 @@ def test_ignored_signals_stay_ignored_and_threads_have_none():
     def in_a_thread() -> None:
         with stop_requests(stopped):
             heard.append(signal.getsignal(signal.SIGTERM))
-        raise_if_asked()
+        raise_pending_stop()
 
     heard: list[object] = []
     thread = threading.Thread(target=in_a_thread)

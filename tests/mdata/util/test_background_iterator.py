@@ -15,11 +15,15 @@ from mdata.errors import BadInputError
 from mdata.sources.chunk import pieces
 from mdata.sources.input_files import find_files
 from mdata.sources.record_batch import ReadSpec
-from mdata.util.read_ahead import Ahead
+from mdata.util.background import BackgroundIterator
 from tests.helpers.examples import examples
 from tests.mdata.sources.inputs import ENDINGS, write
 
 SPEC = ReadSpec()
+
+
+def iterate(compute, *, weight, limit):
+    return BackgroundIterator(compute, weight=weight, limit=limit, name="mdata-read-ahead")
 
 
 def ours():
@@ -53,7 +57,7 @@ def counting(limit, given_items, error=None):
 @examples(50)
 @given(limit=st.integers(0, 20), budget=st.integers(1, 30), taken=st.integers(0, 25), fails=st.booleans())
 def test_items_come_in_order_and_the_error_after_them(limit, budget, taken, fails):
-    ahead = Ahead(counting(limit, [], KeyError("mine") if fails else None), weight=lambda _: 5, budget=budget)
+    ahead = iterate(counting(limit, [], KeyError("mine") if fails else None), weight=lambda _: 5, limit=budget)
     found = []
     try:
         found.extend(item for _, item in zip(range(taken), ahead, strict=False))
@@ -67,7 +71,7 @@ def test_items_come_in_order_and_the_error_after_them(limit, budget, taken, fail
 
 def test_no_more_waits_than_the_budget_allows():
     computed = []
-    ahead = Ahead(counting(1000, computed), weight=lambda _: 10, budget=45)
+    ahead = iterate(counting(1000, computed), weight=lambda _: 10, limit=45)
     eventually(lambda: len(computed) == 5)  # four wait, one more is in the thread's hands
     time.sleep(0.02)
     assert len(computed) == 5
@@ -78,7 +82,7 @@ def test_no_more_waits_than_the_budget_allows():
 
 
 def test_an_item_larger_than_the_budget_passes():
-    ahead = Ahead(counting(3, []), weight=lambda _: 1000, budget=1)
+    ahead = iterate(counting(3, []), weight=lambda _: 1000, limit=1)
     assert list(ahead) == [0, 1, 2]
     assert list(ahead) == []
     ahead.close()

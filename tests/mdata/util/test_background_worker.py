@@ -10,52 +10,52 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdata.util.ordered_worker import Behind
+from mdata.util.background import BackgroundWorker
 from tests.helpers.examples import examples
 
 
 @examples(50)
-@given(items=st.lists(st.integers()), ahead=st.integers(1, 5))
-def test_every_item_is_worked_off_in_order_by_one_thread(items, ahead):
+@given(items=st.lists(st.integers()), limit=st.integers(1, 5))
+def test_every_item_is_worked_off_in_order_by_one_thread(items, limit):
     done, threads = [], set()
 
     def work(item: int) -> None:
         done.append(item)
         threads.add(threading.current_thread())
 
-    with Behind(work, ahead=ahead) as behind:
+    with BackgroundWorker(work, limit=limit) as worker:
         for item in items:
-            behind.give(item)
+            worker.put(item)
     assert done == items
     assert len(threads) <= 1 and threading.current_thread() not in threads
 
 
-@pytest.mark.parametrize("ahead", [1, 3])
-def test_no_more_than_asked_wait(ahead):
-    """One is at work, `ahead` wait: the next `give` returns only when one of them was taken."""
+@pytest.mark.parametrize("limit", [1, 3])
+def test_no_more_than_asked_wait(limit):
+    """One is at work, `limit` wait: the next `put` returns only when one of them was taken."""
     given_items, go = [], threading.Semaphore(0)
 
     def giver() -> None:
-        with Behind(lambda item: go.acquire(), ahead=ahead) as behind:
+        with BackgroundWorker(lambda item: go.acquire(), limit=limit) as worker:
             for item in range(10):
-                behind.give(item)
+                worker.put(item)
                 given_items.append(item)
 
     thread = threading.Thread(target=giver, daemon=True)
     thread.start()
-    for allowed in range(ahead + 1, 11):
+    for allowed in range(limit + 1, 11):
         _until(lambda allowed=allowed: len(given_items) == allowed)
         time.sleep(0.01)
         assert len(given_items) == allowed
         go.release()
-    go.release(ahead + 1)
+    go.release(limit + 1)
     thread.join(10)
     assert not thread.is_alive()
 
 
 @examples(30)
-@given(count=st.integers(1, 12), at=st.integers(0, 11), ahead=st.integers(1, 4))
-def test_a_failure_of_the_work_reaches_the_giver_and_ends_the_work(count, at, ahead):
+@given(count=st.integers(1, 12), at=st.integers(0, 11), limit=st.integers(1, 4))
+def test_a_failure_of_the_work_reaches_the_giver_and_ends_the_work(count, at, limit):
     done = []
 
     def work(item: int) -> None:
@@ -64,9 +64,9 @@ def test_a_failure_of_the_work_reaches_the_giver_and_ends_the_work(count, at, ah
         done.append(item)
 
     def give_all() -> None:
-        with Behind(work, ahead=ahead) as behind:
+        with BackgroundWorker(work, limit=limit) as worker:
             for item in range(count):
-                behind.give(item)
+                worker.put(item)
 
     if at < count:
         with pytest.raises(KeyError, match=str(at)):
@@ -83,11 +83,11 @@ def test_a_giver_that_waits_is_woken_by_a_failure():
         go.wait()
         raise OSError(item)
 
-    with pytest.raises(OSError, match="0"), Behind(work, ahead=1) as behind:
-        behind.give(0)
-        behind.give(1)
+    with pytest.raises(OSError, match="0"), BackgroundWorker(work, limit=1) as worker:
+        worker.put(0)
+        worker.put(1)
         threading.Timer(0.05, go.set).start()
-        behind.give(2)
+        worker.put(2)
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
@@ -98,9 +98,9 @@ def test_leaving_by_an_error_works_off_what_was_given(kind):
         time.sleep(0.02)
         done.append(item)
 
-    with pytest.raises(kind, match="of the giver"), Behind(work, ahead=5) as behind:
+    with pytest.raises(kind, match="of the giver"), BackgroundWorker(work, limit=5) as worker:
         for item in range(4):
-            behind.give(item)
+            worker.put(item)
         raise kind("of the giver")
     assert done == [0, 1, 2, 3]
 
@@ -112,11 +112,11 @@ def test_the_first_of_two_errors_is_the_one_of_the_earlier_item():
         time.sleep(0.05)
         raise KeyError("bad row of an earlier piece")
 
-    with pytest.raises(KeyError, match="earlier piece"), Behind(work, ahead=2) as behind:
-        behind.give(0)
+    with pytest.raises(KeyError, match="earlier piece"), BackgroundWorker(work, limit=2) as worker:
+        worker.put(0)
         raise ValueError("a later piece cannot be read")
-    with pytest.raises(KeyboardInterrupt), Behind(work, ahead=2) as behind:
-        behind.give(0)
+    with pytest.raises(KeyboardInterrupt), BackgroundWorker(work, limit=2) as worker:
+        worker.put(0)
         raise KeyboardInterrupt
 
 
@@ -134,9 +134,9 @@ def test_ctrl_c_while_leaving_waits_for_the_work(first):
         done.append(item)
 
     def leave() -> None:
-        with Behind(work, ahead=5) as behind:
+        with BackgroundWorker(work, limit=5) as worker:
             for item in range(3):
-                behind.give(item)
+                worker.put(item)
             all_given.set()
             if first:
                 raise first

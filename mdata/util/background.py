@@ -1,0 +1,220 @@
+"""Background threads: `BackgroundIterator` computes items ahead of who takes them, `BackgroundWorker` works off items
+behind who puts them.
+
+Both stand on `BoundedQueue`, which bounds what waits. An error of the thread, whatever its kind, is raised in the other
+one, in its place in the order. Signals reach the main thread only, so Ctrl-C never interrupts the thread. What is
+unusual: the queue is made of two queues in C. A signal's handler may raise between any two lines of Python, and would
+leave a condition or a semaphore locked.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+T = TypeVar("T")
+
+# How often a thread that waits for room looks whether anybody still wants what it has.
+_POLL_S = 0.1
+
+
+class ClosedError(Exception):
+    """Raised in a computation whose result nobody wants any more."""
+
+
+class BoundedQueue(Iterator[T]):
+    """Items from one thread to one other, in order.
+
+    Args:
+        limit: how much may wait to be taken, in units of the items' weight. One item always may.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._items: queue.SimpleQueue[tuple[T, int] | BaseException] = queue.SimpleQueue()
+        self._taken: queue.SimpleQueue[int] = queue.SimpleQueue()  # weights, back to the thread that puts
+        self._waiting = 0  # weight that was put and is not known to be taken
+        self._closed = self._finished = False
+        self._owner = threading.current_thread()
+
+    def put(self, item: T, weight: int = 1) -> None:
+        """Add an item; waits for room.
+
+        Raises:
+            ClosedError: nobody takes it any more.
+        """
+        while self._waiting and self._waiting + weight > self._limit and not self.is_closed():
+            with suppress(queue.Empty):
+                self._waiting -= self._taken.get(timeout=_POLL_S)
+        if self.is_closed():
+            raise ClosedError
+        self._waiting += weight
+        self._items.put((item, weight))
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Say that no item comes any more, and why."""
+        self._items.put(error or StopIteration())
+
+    def get(self, timeout_s: float | None = None) -> T:
+        """Take the next item; waits for it. Raises, once, the error that the queue was finished with.
+
+        Raises:
+            StopIteration: no item comes any more. queue.Empty: it did not come in time.
+        """
+        if self._finished or self._closed:
+            raise StopIteration
+        item = self._items.get(timeout=timeout_s)
+        if isinstance(item, BaseException):
+            self._finished = True
+            raise item
+        self._taken.put(item[1])
+        return item[0]
+
+    __next__ = get
+
+    def close(self) -> None:
+        """Take no more items: the next `put` raises."""
+        self._closed = True
+        self._taken.put(0)
+
+    def is_closed(self) -> bool:
+        """Whether nobody takes items any more: it was closed, or the process is about to end."""
+        return self._closed or not (
+            threading.main_thread().is_alive() or (self._owner.is_alive() and not self._owner.daemon)
+        )
+
+
+class BackgroundIterator(Iterator[T]):
+    """The items of `compute(is_closed)`, which runs in a thread of its own and may ask `is_closed()` while it waits.
+
+    The thread ends at its next item when the iterator is closed or collected, or when the process is about to end. The
+    process waits for it: a thread that Python stops in the middle of our C++ takes the whole process down.
+
+    Args:
+        compute: gives the items.
+        limit: how much may wait to be taken, in units of the items' weight; one item always may.
+        weight: of an item.
+        name: of the thread.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[Callable[[], bool]], Iterable[T]],
+        *,
+        limit: int,
+        weight: Callable[[T], int] = lambda _: 1,
+        name: str,
+    ) -> None:
+        self._queue: BoundedQueue[T] = BoundedQueue(limit)
+        # The thread must not hold the iterator, or it is never collected.
+        self._thread = threading.Thread(target=_compute, args=(compute, weight, self._queue), name=name, daemon=False)
+        self._thread.start()
+
+    def __next__(self) -> T:
+        return self._queue.get()
+
+    def take(self, timeout_s: float) -> T:
+        """The next item.
+
+        Raises:
+            StopIteration: there is none. queue.Empty: it did not come in time.
+        """
+        return self._queue.get(timeout_s)
+
+    def stop(self) -> None:
+        """Let the thread end at its next item, without waiting for it; there are no further items."""
+        self._queue.close()
+
+    def close(self) -> None:
+        """End the thread, and wait for it."""
+        self._queue.close()
+        self._thread.join()
+
+    def __del__(self) -> None:
+        self._queue.close()
+
+
+def _compute(
+    compute: Callable[[Callable[[], bool]], Iterable[T]], weight: Callable[[T], int], items: BoundedQueue[T]
+) -> None:
+    try:
+        for item in compute(items.is_closed):
+            items.put(item, weight(item))
+        items.finish()
+    # Whatever it is, it belongs to the consumer: an error that dies with this thread would be a hang there.
+    except BaseException as error:
+        items.finish(error)
+
+
+class BackgroundWorker(Generic[T]):
+    """A thread that works off items in their order. Leaving the context waits until all that was put is worked off.
+
+    Args:
+        work: called with each item, in the thread. What it raises ends the work; the next `put`, or leaving, raises it.
+        limit: how many items may wait.
+    """
+
+    def __init__(self, work: Callable[[T], None], *, limit: int) -> None:
+        self._work = work
+        self._queue: BoundedQueue[T] = BoundedQueue(limit)
+        self._ended = False
+        self._end: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._failure: BaseException | None = None
+        # Daemon: an interpreter that must end, ends; a run that is cut off there is continued by its journal.
+        self._thread = threading.Thread(target=self._run, name="mdata-worker", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        late = self._wait_for_the_end()
+        if late is not None:
+            raise late
+        # The work failed on an item that was put before the caller met its own error.
+        if self._failure is not None and (error is None or isinstance(error, Exception)):
+            raise self._failure
+
+    def put(self, item: T) -> None:
+        """Hand over an item; waits while too many wait."""
+        try:
+            self._queue.put(item)
+        except ClosedError as closed:
+            failure = self._failure or closed
+        else:
+            return
+        raise failure  # here, so that its own cause and context stay
+
+    def _wait_for_the_end(self) -> BaseException | None:
+        """Never return while the thread is at work: files and counts are its own until then.
+
+        What arrives meanwhile (Ctrl-C, again) is returned. Not `join`, which until Python 3.13 takes a thread
+        for dead when it is interrupted (CPython issue 90882).
+        """
+        late: BaseException | None = None
+        while True:
+            try:
+                self._queue.finish()
+                while not self._ended:
+                    self._end.get()
+                return late
+            except BaseException as interruption:
+                late = interruption
+
+    def _run(self) -> None:
+        try:
+            for item in self._queue:
+                self._work(item)
+        # Whatever it is, it belongs to the thread that puts.
+        except BaseException as failure:
+            self._failure = failure
+            self._queue.close()
+        finally:
+            self._ended = True
+            self._end.put(None)
