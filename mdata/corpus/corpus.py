@@ -1,13 +1,11 @@
-"""A corpus: the shards of one manifest, or one bare .bin/.idx pair, as a single stream of sequences and
-tokens.
+"""A corpus: the shards of one manifest, or one bare .bin/.idx pair, as a single stream of sequences and tokens.
 
-A path means what stands there: a manifest (`x.json`); a prefix (also written as `x.bin` or `x.idx`), whose
-manifest `x.json` is used if it is there. Of a bare pair only the .idx is read: its id comes from the .idx
-and the size of .bin, and what the pair cannot say (tokenizer, end of document, largest id) stays None.
-Opening checks that counts fit the manifest, and of each .idx its hash and its tables; a dataset leaves the latter until
-a table is used, so that one which needs none opens in the same time for any number of documents. Hashes of .bin are
-`mdata verify`'s business. A corpus can be pickled: path and id travel, and what opening found out, so that a process
-which sees the same unchanged files opens none before it reads; any other opens the path, and the id must be the same.
+A path is a manifest (`x.json`) or a prefix (also written as `x.bin` or `x.idx`), whose manifest `x.json` is used if it
+exists. Of a bare pair only the .idx is read: its id comes from the .idx and the size of .bin, and what the pair cannot
+say (tokenizer, end of document, largest id) stays None. Opening checks that counts fit the manifest, and the hash and
+tables of each .idx; a dataset checks the tables when they are first used, so that one which needs none opens in the same
+time for any number of documents. `mdata verify` checks the hashes of .bin. A corpus can be pickled: path, id and facts
+travel, so that a process that sees the same unchanged files opens none before it reads; any other opens the path.
 """
 
 from __future__ import annotations
@@ -108,9 +106,8 @@ class Corpus:
         self.document_offsets = offsets_of(reader.num_documents for reader in readers)
         self.sequence_offsets = offsets_of(reader.num_sequences for reader in readers)
         self.token_offsets = offsets_of(reader.num_tokens for reader in readers)
-        self.num_documents = self.document_offsets[-1]
-        self.num_sequences = self.sequence_offsets[-1]
-        self.num_tokens = self.token_offsets[-1]
+        totals = self.document_offsets[-1], self.sequence_offsets[-1], self.token_offsets[-1]
+        self.num_documents, self.num_sequences, self.num_tokens = totals
         self.contiguous = all(reader.contiguous for reader in readers)
         self.mode = self.readers[0].mode
 
