@@ -2,10 +2,9 @@
 
 A path is a manifest (`x.json`) or a prefix (also written as `x.bin` or `x.idx`), whose manifest `x.json` is used if it
 exists. Of a bare pair only the .idx is read: its id comes from the .idx and the size of .bin, and what the pair cannot
-say (tokenizer, end of document, largest id) stays None. Opening checks that counts fit the manifest, and the hash and
-tables of each .idx; a dataset checks the tables when they are first used, so that one which needs none opens in the same
-time for any number of documents. `mdata verify` checks the hashes of .bin. A corpus can be pickled: path, id and facts
-travel, so that a process that sees the same unchanged files opens none before it reads; any other opens the path.
+say (tokenizer, end of document, largest id) stays None. Opening checks counts, and the hash and tables of each .idx; a
+dataset checks tables when they are first used, so that the time to open it does not grow with its documents. `mdata
+verify` checks the hashes of .bin. A corpus can be pickled: a process that sees the same unchanged files opens none.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def test_one_is_taken_off(tmp_path, new, code, largest):
 
 def test_one_is_not_taken_off_zero(tmp_path, new):
     write_legacy(tmp_path / "x", [[[1, 0]]], code=8, form="fairseq")
-    with pytest.raises(mdata.UsageError, match=r"not written plus one(.|\n)*leave out --fairseq-ids-plus-one"):
+    with pytest.raises(mdata.UsageError, match=r"not written with 1 added(.|\n)*leave out --fairseq-ids-plus-one"):
         convert(tmp_path / "x", new, fairseq_ids_plus_one=True)
     assert names(new.parent) == set()
 
