@@ -9,6 +9,7 @@ which tokenizer made the ids. Whoever adopts says so; ids that it cannot give ar
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from mdata.progress import SILENT, Progress
 from mdata.tokenizers.base.tokenizer import Tokenizer
 from mdata.tokenizers.base.tokenizer_folder import folder_name, write_folder
 from mdata.util import atomic_io
+from mdata.util.arrays import Int64s
 
 _DOCUMENTS_AT_ONCE = 1 << 18
 
@@ -117,16 +119,21 @@ def check_largest_id(prefix: Path, largest: int | None, *, tokenizer: TokenizerF
         )
 
 
-def length_histogram(lengths: npt.NDArray[np.int32], boundaries: npt.NDArray[np.int64]) -> list[int]:
+def length_histogram(lengths: npt.NDArray[np.int32], boundaries: Int64s) -> list[int]:
     """Documents by length: [0] without tokens, [k] with 2^(k-1) to 2^k - 1 tokens; memory is bounded."""
     counts = np.zeros(65, np.int64)
-    for first in range(0, len(boundaries) - 1, _DOCUMENTS_AT_ONCE):
-        ends = np.array(boundaries[first : first + _DOCUMENTS_AT_ONCE + 1], np.int64)
-        tokens_before = np.concatenate(([0], np.cumsum(lengths[ends[0] : ends[-1]], dtype=np.int64)))
-        documents = np.diff(tokens_before[ends - ends[0]])
+    for documents in document_lengths(lengths, boundaries):
         # frexp's exponent is the number of binary digits, exact below 2^53.
         counts += np.bincount(np.frexp(documents.astype(np.float64))[1], minlength=65)
     return [int(count) for count in np.trim_zeros(counts, "b")]
+
+
+def document_lengths(lengths: npt.NDArray[np.int32], boundaries: Int64s) -> Iterator[Int64s]:
+    """Tokens of the documents of a pair, in bounded parts: int64[n] each."""
+    for first in range(0, len(boundaries) - 1, _DOCUMENTS_AT_ONCE):
+        ends = np.array(boundaries[first : first + _DOCUMENTS_AT_ONCE + 1], np.int64)
+        tokens_before = np.concatenate(([0], np.cumsum(lengths[ends[0] : ends[-1]], dtype=np.int64)))
+        yield np.diff(tokens_before[ends - ends[0]])
 
 
 def _note_unusual_dtype(reader: IndexedReader, tokenizer: Tokenizer, prefix: Path, *, progress: Progress) -> None:

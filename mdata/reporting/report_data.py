@@ -19,7 +19,7 @@ from mdata.errors import UsageError, few
 from mdata.manifest.io import load_manifest
 from mdata.manifest.types import BlendManifest
 from mdata.reporting.curves import Curves, curves_of
-from mdata.reporting.token_counts import Lengths, document_lengths
+from mdata.reporting.token_counts import Lengths, count_lengths
 from mdata.reporting.vocabulary_use import Vocabulary, vocabulary_use
 
 
@@ -178,7 +178,7 @@ def _part(corpus: Corpus, row: BlendRow, cap: str | None) -> Part:
         level=corpus.manifest.level,
         row=row,
         cap=cap,
-        lengths=document_lengths(corpus),
+        lengths=count_lengths(corpus),
         records=known.records if known else None,
         skipped=dict(known.skipped) if known else None,
         special_in_text=known.special_in_text if known else None,

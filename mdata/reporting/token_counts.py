@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mdata.corpus.adopt import document_lengths
 from mdata.corpus.corpus import Corpus
 from mdata.indexed.reader import IndexedReader
 from mdata.util.arrays import Int64s, locate, offsets_of
@@ -21,7 +22,6 @@ from mdata.util.arrays import Int64s, locate, offsets_of
 BLOCK = 1 << 14  # tokens that are read in one place
 LARGEST = 1 << 22  # ids below it are counted one by one
 _AT_ONCE = 64  # blocks that are counted together
-_DOCUMENTS_AT_ONCE = 1 << 20
 _CLASSES = 65
 
 
@@ -46,7 +46,7 @@ class Counts:
     outside: int
 
 
-def document_lengths(corpus: Corpus) -> Lengths:
+def count_lengths(corpus: Corpus) -> Lengths:
     """Documents and tokens by length, over all shards.
 
     Raises:
@@ -54,7 +54,7 @@ def document_lengths(corpus: Corpus) -> Lengths:
     """
     documents, tokens = np.zeros(_CLASSES, np.int64), np.zeros(_CLASSES, np.int64)
     for reader in corpus.readers:
-        for lengths in _lengths(reader):
+        for lengths in document_lengths(reader.lengths, reader.boundaries):
             classes = np.frexp(lengths.astype(np.float64))[1]
             documents += np.bincount(classes, minlength=_CLASSES)
             # Sums of integers below 2^53 are exact in floating point too.
@@ -80,16 +80,6 @@ def count_ids(corpus: Corpus, budget: int | None) -> Counts:
         found[: len(ids)] += ids
         ids, counted, outside = found, counted + len(tokens), outside + len(tokens) - len(inside)
     return Counts(ids, counted, outside)
-
-
-def _lengths(reader: IndexedReader) -> Iterator[Int64s]:
-    """The lengths of the documents of a pair, part by part."""
-    boundaries = reader.boundaries
-    for first in range(0, reader.num_documents, _DOCUMENTS_AT_ONCE):
-        bounds = np.array(boundaries[first : first + _DOCUMENTS_AT_ONCE + 1], np.int64)
-        lengths = np.asarray(reader.lengths[int(bounds[0]) : int(bounds[-1])], np.int64)
-        ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
-        yield np.diff(ends[bounds - bounds[0]])
 
 
 def _chosen(num_blocks: int, budget: int | None, corpus_id: str) -> Int64s:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mdata.corpus.corpus import open_corpus
 from mdata.reference import report_counts as slow
-from mdata.reporting.token_counts import BLOCK, LARGEST, count_ids, document_lengths
+from mdata.reporting.token_counts import BLOCK, LARGEST, count_ids, count_lengths
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
 from tests.helpers.manifests import corpus_of_pairs
@@ -31,7 +31,7 @@ def test_counts_are_those_of_the_twin(folder, shards, data):
         write_pair(folder / f"s{number}", documents, tokens=np.array(ids, np.int64))
     corpus_of_pairs(folder / "all.json", [f"s{number}" for number in range(len(shards))])
     corpus = open_corpus(folder / "all.json")
-    lengths = document_lengths(corpus)
+    lengths = count_lengths(corpus)
     documents, tokens = slow.document_lengths(corpus)
     assert (lengths.documents, lengths.tokens) == (documents, tokens)
     counts = count_ids(corpus, None)
@@ -68,5 +68,5 @@ def test_ids_that_no_vocabulary_has_are_counted_together(tmp_path):
 def test_nothing_to_count(tmp_path):
     write_pair(tmp_path / "x", [[], [0]])
     corpus = open_corpus(tmp_path / "x")
-    assert document_lengths(corpus).documents == [2]
+    assert count_lengths(corpus).documents == [2]
     assert len(count_ids(corpus, 100).ids) == 0

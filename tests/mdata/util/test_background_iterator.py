@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -167,3 +169,32 @@ def test_a_thread_that_waits_for_standard_input_ends_when_nobody_wants_it():
         os.dup2(kept, 0)
         for descriptor in (kept, reader, writer):
             os.close(descriptor)
+
+
+AFTER_MAIN = """
+import sys, threading, time
+from mdata.util.background import BackgroundIterator
+
+def compute(is_closed):
+    for number in range(5):
+        threading.main_thread().join()
+        yield number
+    while endless and not is_closed():
+        time.sleep(0.01)
+
+def consume():
+    print(list(BackgroundIterator(compute, limit=1, name="ours")), flush=True)
+
+daemon, endless = sys.argv[1] == "daemon", sys.argv[2] == "endless"
+threading.Thread(target=consume, daemon=daemon).start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("owner", "length", "printed"), [("other", "ends", "[0, 1, 2, 3, 4]\n"), ("daemon", "endless", "")]
+)
+def test_a_thread_goes_on_after_the_main_one_only_for_a_thread_that_the_process_waits_for(owner, length, printed):
+    """Nothing is left out where another thread reads to the end; a daemon thread does not keep the process alive."""
+    words = [sys.executable, "-c", AFTER_MAIN, owner, length]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")

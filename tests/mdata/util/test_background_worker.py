@@ -151,6 +151,23 @@ def test_ctrl_c_while_leaving_waits_for_the_work(first):
     assert seen == [0, 1, 2]
 
 
+def test_a_failure_keeps_its_cause():
+    def work(item: int) -> None:
+        try:
+            raise OSError("of the disk")
+        except OSError as error:
+            raise KeyError("of the work") from error
+
+    def put_many() -> None:
+        with BackgroundWorker(work, limit=1) as worker:
+            while True:
+                worker.put(0)
+
+    with pytest.raises(KeyError, match="of the work") as found:
+        put_many()
+    assert str(found.value.__cause__) == "of the disk"
+
+
 def _until(true) -> None:
     end = time.monotonic() + 10
     while not true() and time.monotonic() < end:
