@@ -62,7 +62,7 @@ def test_a_planted_link_is_refused_and_what_it_leads_to_is_as_it_was(tmp_path, u
         target.write_bytes(TEXT)
     (tmp_path / "work").mkdir()
     planted(link, target)
-    with pytest.raises(mdata.UsageError, match=r"is a link[\s\S]*found: a link to .*target") as caught:
+    with pytest.raises(mdata.UsageError, match=r"is a symbolic link[\s\S]*found: a link to .*target") as caught:
         use(tmp_path / "work" / "x")
     assert str(link) in str(caught.value)
     assert link.is_symlink() and target.exists() == there
@@ -76,7 +76,7 @@ def test_a_folder_of_arrays(tmp_path):
     entry = store.entry_path(tmp_path / "cache", key)
     entry.parent.mkdir(parents=True)
     planted(entry.with_name(f".{entry.name}.building"), target)
-    with pytest.raises(mdata.UsageError, match="is a link"):
+    with pytest.raises(mdata.UsageError, match="is a symbolic link"):
         store.kept(tmp_path / "cache", key, make=lambda: iter([{"a": np.arange(3)}]))
     assert target.read_bytes() == TEXT
 
@@ -100,7 +100,7 @@ def test_every_hidden_name_of_a_run(tmp_path, monkeypatch):
         folder.mkdir()
         target.write_bytes(TEXT)
         planted(folder / name, target)
-        with pytest.raises(mdata.UsageError, match="is a link"):
+        with pytest.raises(mdata.UsageError, match="is a symbolic link"):
             mdata.preprocess(options(folder, workers=1))
         assert target.read_bytes() == TEXT, name
         assert not (folder / "out_text_document.json").exists(), name
