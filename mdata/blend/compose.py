@@ -19,18 +19,17 @@ import msgspec
 from msgspec import UNSET
 
 from mdata.blend.component_paths import blend_at, corpora_at, is_many
-from mdata.blend.duplicates import first_alike, merge_same
+from mdata.blend.duplicates import Part, first_alike, merge_same
 from mdata.blend.overlap import ALLOW, check_apart, shared_documents, to_train_on
-from mdata.blend.parts import Part
 from mdata.blend.share_texts import weights_set_by
-from mdata.blend.spec import OK, Amount, BlendEntry, BlendSpec, PhaseSpec
+from mdata.blend.spec import OK, BlendEntry, BlendSpec
 from mdata.corpus.corpus import Corpus
 from mdata.errors import MdataError, UsageError, errors_wanted_by
-from mdata.manifest.blend_schedule import schedules_of
+from mdata.manifest.blend_schedule import schedules_of, stored_groups, stored_phase, stored_share
 from mdata.manifest.ids import sealed
-from mdata.manifest.types import FORMAT, VERSION, BlendComponent, BlendManifest, GroupShare, NamedSet, Phase, Share
-from mdata.mixing.schedule import TOKENS, WEIGHT, as_text, blend_error
-from mdata.mixing.shares import by_tokens, integer_weights
+from mdata.manifest.types import FORMAT, VERSION, BlendComponent, BlendManifest, NamedSet, ShareText
+from mdata.mixing.schedule import Phase, blend_error
+from mdata.mixing.shares import NOTHING, TOKENS, WEIGHT, Share, as_text, by_tokens, integer_weights
 from mdata.util.option_synonyms import nearest
 
 Opener = Callable[[str], Corpus]
@@ -75,9 +74,9 @@ def compose(spec: BlendSpec, folder: Path, *, open_one: Opener) -> tuple[BlendMa
     _check_kept(parts, groups)
     left_out = {relative_path(Path(path), folder): why for one in found for path, why in one.left_out.items()}
     components = [_component(part, folder) for part in parts]
-    whole = PhaseSpec(samples=spec.samples, tokens=spec.tokens)
-    asked = spec.phases or ((whole,) if whole != PhaseSpec() else ())
-    phases = [_phase(phase, parts, groups=groups, problems=problems, where=i + 1) for i, phase in enumerate(asked)]
+    whole = Phase(samples=spec.samples, tokens=spec.tokens)
+    wanted = spec.phases or ((whole,) if whole != Phase() else ())
+    phases = [_phase(phase, parts, groups=groups, problems=problems, where=i + 1) for i, phase in enumerate(wanted)]
     if problems:
         raise blend_error(problems)
     blend = BlendManifest(
@@ -87,9 +86,9 @@ def compose(spec: BlendSpec, folder: Path, *, open_one: Opener) -> tuple[BlendMa
         checksum="",
         algorithm="native",
         components=components,
-        phases=phases,
+        phases=[stored_phase(phase) for phase in phases],
         parent=None,
-        groups=_group_shares(groups) or UNSET,
+        groups=stored_groups(groups),
         valid=_sets(spec.valid, folder, open_one, problems=problems) or UNSET,
         test=_sets(spec.test, folder, open_one, problems=problems) or UNSET,
         tokenizer_unknown="ok" if spec.tokenizer_unknown == OK else UNSET,
@@ -126,7 +125,7 @@ def _find(entry: BlendEntry, spec: BlendSpec, open_one: Opener, *, problems: lis
 def _nested(entry: BlendEntry, blend: BlendManifest, open_one: Opener) -> Iterator[Part]:
     (*earlier, schedule) = schedules_of(blend)
     phase = schedule.phases[0]
-    if earlier or blend.phases or any(ask.unit != WEIGHT for ask in phase.asks):
+    if earlier or blend.phases or any(share.unit != WEIGHT for share in phase.shares):
         raise UsageError(
             f"{entry.path} cannot stand inside another blend",
             found="phases, or amounts of tokens, samples or epochs",
@@ -138,10 +137,10 @@ def _nested(entry: BlendEntry, blend: BlendManifest, open_one: Opener) -> Iterat
         with errors_wanted_by(f"{entry.path}: component {part.name}"):
             corpora.append(open_one(str(Path(entry.path).parent / part.path)))
     (weight_by,) = weights_set_by(blend, [corpus.num_tokens for corpus in corpora])
-    for part, ask, corpus in zip(blend.components, phase.asks, corpora, strict=True):
+    for part, share, corpus in zip(blend.components, phase.shares, corpora, strict=True):
         if corpus.id != part.id:
             raise UsageError(f"{entry.path}: component {part.name} is not the corpus that was blended")
-        yield Part(corpus, str(ask.amount), entry.max_epochs or part.cap, weight_by=weight_by, name=part.name)
+        yield Part(corpus, str(share.amount), entry.max_epochs or part.cap, weight_by=weight_by, name=part.name)
 
 
 def _name_all(found: Sequence[Found]) -> None:
@@ -191,20 +190,20 @@ def corpora_of_sets(blend: BlendManifest, folder: Path, *, open_one: Opener) -> 
     return found
 
 
-def _share_out(found: Sequence[Found], spec: BlendSpec) -> dict[str, Amount]:
+def _share_out(found: Sequence[Found], spec: BlendSpec) -> dict[str, Share]:
     """Give every part its share and group; returns the groups that have shares."""
     _check_shares(found, spec)
     groups = dict(spec.groups)
     for one in found:
         entry = one.entry
-        share = Amount("1", "epochs") if spec.exhaustive else entry.share
+        share = Share("1", "epochs") if spec.exhaustive else entry.share
         by_itself = share is None and not one.nested
         if not one.many or by_itself or (share is not None and share.unit == "epochs"):
             for part in one.parts:
                 part.group = entry.group or (_group_name(one) if one.many else None)
-                part.share = share or Amount(part.weight, set_by=TOKENS)
+                part.share = share or Share(part.weight, set_by=TOKENS)
             continue
-        whole = share or Amount(str(sum(part.corpus.num_tokens for part in one.parts)), set_by=TOKENS)
+        whole = share or Share(str(sum(part.corpus.num_tokens for part in one.parts)), set_by=TOKENS)
         total = sum((Fraction(part.weight) for part in one.parts), Fraction(0))
         name = entry.group or _group_name(one)
         if entry.group is None:
@@ -213,10 +212,10 @@ def _share_out(found: Sequence[Found], spec: BlendSpec) -> dict[str, Amount]:
             groups[name] = whole
         for part in one.parts:
             part.group = name
-            divided = Fraction(whole.share) * (Fraction(part.weight) / total if total else 1)
-            part.share = Amount(part.weight, set_by=part.weight_by)
+            divided = whole.amount * (Fraction(part.weight) / total if total else 1)
+            part.share = Share(part.weight, set_by=part.weight_by)
             if entry.group is not None:
-                part.share = Amount(as_text(divided), whole.unit, whole.set_by)
+                part.share = Share(as_text(divided), whole.unit, whole.set_by)
     return groups
 
 
@@ -259,19 +258,19 @@ def _by_tokens(one: Found) -> bool:
     return len(one.parts) > 1 and one.entry.share.unit != "epochs"
 
 
-def _check_kept(parts: Sequence[Part], groups: Mapping[str, Amount]) -> None:
+def _check_kept(parts: Sequence[Part], groups: Mapping[str, Share]) -> None:
     """Shares that are numbers above 0 and can be kept as text."""
     problems = [f"{part.name} has no tokens; leave it out" for part in parts if not part.corpus.num_tokens]
     named = [(part.name, part.share) for part in parts if part.corpus.num_tokens]
     named += [(f"group {name}", share) for name, share in groups.items()]
     for name, share in named:
         try:
-            integer_weights([share.share], [name])
-            msgspec.convert(share.share, Share)
+            integer_weights([share.text], [name])
+            msgspec.convert(share.text, ShareText)
         except UsageError as error:
             problems.append(str(error))
         except msgspec.ValidationError:
-            problems.append(f"the share of {name} cannot be kept exactly: {share.share!r}; write a number such as 0.7")
+            problems.append(f"the share of {name} cannot be kept exactly: {share.text!r}; write a number such as 0.7")
     if problems:
         raise blend_error(problems)
 
@@ -281,24 +280,22 @@ def _component(part: Part, folder: Path) -> BlendComponent:
         path=relative_path(part.corpus.path, folder),
         id=part.corpus.id,
         name=part.name,
-        share=part.share.share,
         group=part.group,
         cap=part.cap,
-        unit=UNSET if part.share.unit == WEIGHT else part.share.unit,
-        set_by=part.share.set_by,
+        **stored_share(part.share),
     )
 
 
 def _phase(
-    phase: PhaseSpec, parts: Sequence[Part], *, groups: Mapping[str, Amount], problems: list[str], where: int
+    phase: Phase, parts: Sequence[Part], *, groups: Mapping[str, Share], problems: list[str], where: int
 ) -> Phase:
     """A phase with a share for every component and group: its own, or those of the entries."""
     shares = {part.name: part.share for part in parts}
     of_groups = dict(groups)
-    if phase.shares is not None:
+    if phase.by_name is not None:
         inside = {part.name for part in parts if part.group in groups}
         known = [name for name in shares if name not in inside] + list(groups)
-        for name in phase.shares:
+        for name in phase.by_name:
             if known.count(name) > 1:
                 problems.append(f"phase {where} gives {name} a share, which is a component and a group; rename one")
             if name not in known:
@@ -307,26 +304,9 @@ def _phase(
                 problems.append(
                     f"phase {where} gives {name} a share, which is no component or group of the blend{hint}"
                 )
-        nothing = Amount("0")
-        shares = {name: s if name in inside else phase.shares.get(name, nothing) for name, s in shares.items()}
-        of_groups = {name: phase.shares.get(name, nothing) for name in groups}
-    units = [share.unit for share in shares.values()]
-    return Phase(
-        samples=phase.samples,
-        shares=[share.share for share in shares.values()],
-        tokens=UNSET if phase.tokens is None else phase.tokens,
-        units=UNSET if all(unit == WEIGHT for unit in units) else units,
-        groups=_group_shares(of_groups) or UNSET,
-        ramp=phase.ramp or UNSET,
-        set_by=[share.set_by for share in shares.values()],
-    )
-
-
-def _group_shares(groups: Mapping[str, Amount]) -> dict[str, GroupShare]:
-    return {
-        name: GroupShare(share=share.share, unit=UNSET if share.unit == WEIGHT else share.unit, set_by=share.set_by)
-        for name, share in groups.items()
-    }
+        shares = {name: s if name in inside else phase.by_name.get(name, NOTHING) for name, s in shares.items()}
+        of_groups = {name: phase.by_name.get(name, NOTHING) for name in groups}
+    return replace(phase, shares=tuple(shares.values()), by_name=of_groups)
 
 
 def _sets(sets: Mapping[str, str], folder: Path, open_one: Opener, *, problems: list[str]) -> list[NamedSet]:

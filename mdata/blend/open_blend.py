@@ -35,9 +35,8 @@ from mdata.manifest.blend_schedule import caps_of, is_plain, schedules_of
 from mdata.manifest.io import load_manifest
 from mdata.manifest.types import BlendManifest, NamedSet
 from mdata.mixing.native_blend import NativeBlend
-from mdata.mixing.schedule import WEIGHT, blend_error, missing_lengths
+from mdata.mixing.schedule import blend_error, missing_lengths, phase_weights
 from mdata.mixing.selection import Deal
-from mdata.mixing.shares import integer_weights
 
 if TYPE_CHECKING:
     from mdata.mixing.phased_blend import PhasedBlend
@@ -57,15 +56,7 @@ class OpenBlend:
     @cached_property
     def weights(self) -> tuple[int, ...]:
         """The weights of the last phase as exact integers; 0 for what is not read or asked for in amounts."""
-        asks = schedules_of(self.manifest)[-1].phases[-1].asks
-        used = [i for i, ask in enumerate(asks) if ask.unit == WEIGHT and ask.amount]
-        names = self.names
-        found = [0] * len(asks)
-        if used:
-            exact = integer_weights([asks[i].amount for i in used], [names[i] for i in used])
-            for i, weight in zip(used, exact, strict=True):
-                found[i] = weight
-        return tuple(found)
+        return phase_weights(schedules_of(self.manifest)[-1].phases[-1], self.names)
 
     @property
     def plain(self) -> bool:

@@ -152,7 +152,7 @@ def samples_per_epoch(blend: OpenBlend, sequence_length: int, *, split: str) -> 
 
 def _counts_samples(schedules: Sequence[Schedule], samples: int | None) -> bool:
     phases = [phase for schedule in schedules for phase in schedule.phases]
-    lengths = any(phase.samples is not None or any(ask.unit == "samples" for ask in phase.asks) for phase in phases)
+    lengths = any(phase.samples is not None or any(s.unit == "samples" for s in phase.shares) for phase in phases)
     return lengths or samples is not None or any(schedule.until is not None for schedule in schedules)
 
 

@@ -16,7 +16,7 @@ from mdata.blend.open_blend import OpenBlend
 from mdata.blend.share_texts import weights_set_by
 from mdata.errors import UsageError
 from mdata.mixing.megatron_blend import NAME, VERSION, Keeper, MegatronBlend, exhaustive, normalise, requests, weighted
-from mdata.mixing.schedule import USER
+from mdata.mixing.shares import USER
 from mdata.samples.sample_kind import SampleKind
 
 Open = Callable[[int, int | None], SampleKind | None]

@@ -17,8 +17,8 @@ import numpy as np
 
 from mdata.mixing.phased_blend import PhasedBlend, Segment
 from mdata.mixing.rounding import Integers, Targets, apportion
-from mdata.mixing.schedule import NO_LENGTH, NO_REST, NO_ROOM, WEIGHT, Ask, AskedPhase, Schedule, blend_error, where_in
-from mdata.mixing.shares import LARGEST_SUM, integer_weights
+from mdata.mixing.schedule import NO_LENGTH, NO_REST, NO_ROOM, Phase, Schedule, blend_error, phase_weights, where_in
+from mdata.mixing.shares import LARGEST_SUM, WEIGHT, Share
 
 MOST_RAMP_STEPS = 1000
 _LEAST_RAMP_STEPS = 16
@@ -100,7 +100,7 @@ def phase_starts(schedules: Sequence[Schedule], sizes: Sizes) -> list[int]:
             if schedule.until is not None and start >= schedule.until:
                 break
             starts.append(start)
-            before = schedule.phases[number - 1].asks if number else None
+            before = schedule.phases[number - 1].shares if number else None
             piece = None if phase.endless else _piece(phase, before, sizes, [], where="")
             done += sum(piece.end, Fraction(0)) if piece else 0
         begin = schedule.until or 0
@@ -114,12 +114,12 @@ def _deal(schedule: Schedule, sizes: Sizes, problems: list[str]) -> list[Segment
     for number, phase in enumerate(schedule.phases):
         where = where_in(number, len(schedule.phases))
         if phase.endless and number == len(schedule.phases) - 1:
-            if phase.ramp or not any(ask.amount for ask in phase.asks):
+            if phase.ramp or not any(share.amount for share in phase.shares):
                 problems.append(where + ("a ramp needs a length" if phase.ramp else "no component has a share"))
             else:
-                last = Segment(_weights(phase.asks, sizes.names), None)
+                last = Segment(np.array(phase_weights(phase, sizes.names), np.int64), None)
             continue
-        before = schedule.phases[number - 1].asks if number else None
+        before = schedule.phases[number - 1].shares if number else None
         piece = _piece(phase, before, sizes, problems, where=where)
         if piece is not None:
             pieces.append(piece)
@@ -137,40 +137,33 @@ def _deal(schedule: Schedule, sizes: Sizes, problems: list[str]) -> list[Segment
     return [*segments, *([last] if last else [])]
 
 
-def _weights(asks: Sequence[Ask], names: Sequence[str]) -> np.ndarray:
-    used = [i for i, ask in enumerate(asks) if ask.amount]
-    weights = np.zeros(len(asks), np.int64)
-    weights[used] = integer_weights([asks[i].amount for i in used], [names[i] for i in used])
-    return weights
-
-
 def _piece(
-    phase: AskedPhase, before: Sequence[Ask] | None, sizes: Sizes, problems: list[str], *, where: str
+    phase: Phase, before: Sequence[Share] | None, sizes: Sizes, problems: list[str], *, where: str
 ) -> Piece | None:
     """The exact samples of a bounded phase; None where it has a problem."""
     amounts = [
-        samples_of(ask, epoch, sequence_length=sizes.sequence_length)
-        for ask, epoch in zip(phase.asks, sizes.samples_per_epoch, strict=True)
+        samples_of(share, epoch, sequence_length=sizes.sequence_length)
+        for share, epoch in zip(phase.shares, sizes.samples_per_epoch, strict=True)
     ]
     fixed = sum(amounts, Fraction(0))
-    whole = sum((ask.amount for ask in phase.asks if ask.unit == WEIGHT), Fraction(0))
+    whole = sum((share.amount for share in phase.shares if share.unit == WEIGHT), Fraction(0))
     length = length_of(phase, sizes.sequence_length)
     found = _length_problem(length, fixed, whole, sizes.sequence_length)
-    if phase.ramp and (before is None or fixed or any(ask.unit != WEIGHT and ask.amount for ask in before)):
+    if phase.ramp and (before is None or fixed or any(share.unit != WEIGHT and share.amount for share in before)):
         found = "a ramp goes from the weights of the phase before to its own; amounts and a first phase have none"
     if found is not None:
         problems.append(where + found)
         return None
     rest = length - fixed if length is not None and whole else Fraction(0)
     end = [
-        rest * ask.amount / whole if ask.unit == WEIGHT and ask.amount else amount
-        for ask, amount in zip(phase.asks, amounts, strict=True)
+        rest * share.amount / whole if share.unit == WEIGHT and share.amount else amount
+        for share, amount in zip(phase.shares, amounts, strict=True)
     ]
     if not phase.ramp or before is None:
         return Piece(end, end, 1)
-    sum_before = sum((ask.amount for ask in before), Fraction(0))
-    start = [rest * ask.amount / sum_before for ask in before]
-    room = max(_LEAST_RAMP_STEPS, _CURSORS // len(phase.asks))
+    sum_before = sum((share.amount for share in before), Fraction(0))
+    start = [rest * share.amount / sum_before for share in before]
+    room = max(_LEAST_RAMP_STEPS, _CURSORS // len(phase.shares))
     steps = min(MOST_RAMP_STEPS, math.ceil(rest), room)
     if steps == 1:
         middle = [(p + q) / 2 for p, q in zip(start, end, strict=True)]
@@ -178,16 +171,16 @@ def _piece(
     return Piece(start, end, steps)
 
 
-def samples_of(ask: Ask, samples_per_epoch: int, *, sequence_length: int) -> Fraction:
+def samples_of(share: Share, samples_per_epoch: int, *, sequence_length: int) -> Fraction:
     """An amount in samples; nothing for a weight."""
-    if ask.unit == "tokens":
-        return ask.amount / sequence_length
-    if ask.unit == "epochs":
-        return ask.amount * samples_per_epoch
-    return ask.amount if ask.unit == "samples" else Fraction(0)
+    if share.unit == "tokens":
+        return share.amount / sequence_length
+    if share.unit == "epochs":
+        return share.amount * samples_per_epoch
+    return share.amount if share.unit == "samples" else Fraction(0)
 
 
-def length_of(phase: AskedPhase, sequence_length: int) -> Fraction | None:
+def length_of(phase: Phase, sequence_length: int) -> Fraction | None:
     """The length that a phase is given, in samples."""
     if phase.tokens is not None:
         return Fraction(phase.tokens, sequence_length)

@@ -44,8 +44,8 @@ def asked(blend) -> list[dict[str, tuple[str, Fraction]]]:
     """Of each phase: name -> what is asked of the component, weights as parts of 1."""
     found = []
     for phase in schedules_of(blend.manifest)[-1].phases:
-        whole = sum((ask.amount for ask in phase.asks if ask.unit == "weight"), Fraction(0)) or 1
-        pairs = zip(blend.names, phase.asks, strict=True)
+        whole = sum((share.amount for share in phase.shares if share.unit == "weight"), Fraction(0)) or 1
+        pairs = zip(blend.names, phase.shares, strict=True)
         found.append({n: (a.unit, a.amount / (whole if a.unit == "weight" else 1)) for n, a in pairs})
     return found
 
