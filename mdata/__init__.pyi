@@ -1,7 +1,7 @@
 """What `import mdata` offers. mdata/__init__.py reads this list: a name is imported when it is first used."""
 
 from . import errors as errors
-from .blend.open_blend import OpenBlend as OpenBlend
+from .blend.blend import OpenBlend as OpenBlend
 from .blend.open_blend import open_blend as open_blend
 from .blend.open_blend import plan_blend as plan_blend
 from .blend.spec import BlendEntry as BlendEntry

@@ -1,4 +1,4 @@
-"""From a spec to a manifest: finds and opens the corpora, and writes down their shares as given.
+"""From a spec to the manifest of a blend: finds and opens the corpora, and records their shares as given.
 
 A corpus counts as it was asked for; where one entry names many (a folder, a pattern, a blend), they are a group that
 has the entry's share, divided by their tokens or, for a blend, by its own shares: shares of nested blends multiply. The
@@ -8,27 +8,30 @@ written here.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
+from mdata.blend.blend import OpenBlend, relative_path
 from mdata.blend.component_paths import blend_at, corpora_at, is_many
 from mdata.blend.duplicates import Part, first_alike, merge_same
 from mdata.blend.overlap import ALLOW, check_apart, shared_documents, to_train_on
+from mdata.blend.same_tokenizer import OK, REFUSE, check_one_tokenizer, may_be_unknown
 from mdata.blend.share_texts import weights_set_by
-from mdata.blend.spec import OK, BlendEntry, BlendSpec
-from mdata.corpus.corpus import Corpus
+from mdata.blend.spec import BlendEntry, BlendSpec, SpecLike, read_spec
+from mdata.corpus.corpus import Corpus, open_corpus
 from mdata.errors import MdataError, UsageError, errors_wanted_by
+from mdata.indexed.reader import Mode
 from mdata.manifest.blend_schedule import schedules_of, stored_groups, stored_phase, stored_share
 from mdata.manifest.ids import sealed
 from mdata.manifest.types import FORMAT, VERSION, BlendComponent, BlendManifest, NamedSet, ShareText
-from mdata.mixing.schedule import Phase, blend_error
+from mdata.mixing.schedule import Phase, blend_error, missing_lengths
 from mdata.mixing.shares import NOTHING, TOKENS, WEIGHT, Share, as_text, by_tokens, integer_weights
 from mdata.util.option_synonyms import nearest
 
@@ -44,6 +47,40 @@ class Found:
     many: bool
     nested: bool
     left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+def plan_blend(
+    spec: SpecLike,
+    folder: Path,
+    *,
+    mode: Mode = "mmap",
+    checked: bool = True,
+    tokenizer_unknown: str = REFUSE,
+    allow_outside: bool = False,
+) -> OpenBlend:
+    """The blend that `make_blend` would write into a folder; `mode`, `checked` and `allow_outside` as in `open_corpus`.
+
+    Raises:
+        UsageError, DamageError: as `make_blend`.
+    """
+    read = allowing(read_spec(spec), tokenizer_unknown)
+    if read.redistribute:
+        raise UsageError(
+            "redistribute is resolved when a manifest is written, for one training",
+            fix="mdata blend SPEC -o mix.json --redistribute --sequence-length S --samples N",
+        )
+    how: dict[str, Any] = {"mode": mode, "checked": checked, "allow_outside": allow_outside}
+    manifest, corpora = compose(read, folder, open_one=lambda path: open_corpus(path, **how))
+    check_one_tokenizer(corpora, unknown=read.tokenizer_unknown == OK)
+    if problems := missing_lengths(schedules_of(manifest)):
+        raise blend_error(problems)
+    return OpenBlend(manifest, corpora, folder)
+
+
+def allowing(spec: BlendSpec, tokenizer_unknown: str) -> BlendSpec:
+    """The spec, with unknown tokenizers allowed where the spec or the caller allows them."""
+    allowed = may_be_unknown(spec.tokenizer_unknown, tokenizer_unknown)
+    return replace(spec, tokenizer_unknown=OK if allowed else REFUSE)
 
 
 def compose(spec: BlendSpec, folder: Path, *, open_one: Opener) -> tuple[BlendManifest, tuple[Corpus, ...]]:
@@ -326,9 +363,3 @@ def _sets(sets: Mapping[str, str], folder: Path, open_one: Opener, *, problems: 
         except MdataError as error:
             problems.append(str(error))
     return list(made.values())
-
-
-def relative_path(path: Path, folder: Path) -> str:
-    """A path from a folder, both without symbolic links, so that `..` means the same when it is followed."""
-    real = path.parent.resolve() / path.name
-    return Path(os.path.relpath(real, folder.resolve())).as_posix()

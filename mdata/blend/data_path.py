@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Sequence
 from numbers import Real
+from pathlib import Path
 from typing import NamedTuple
 
 from mdata.errors import UsageError
@@ -52,6 +53,14 @@ def as_words(words: object, name: str = "the blend") -> list[str]:
             raise UsageError(what, found=repr(word), expected="a number or a text")
         found.append(str(word))
     return found
+
+
+def words_of_path(path: str | Path) -> list[str]:
+    """Megatron's words that stand in one string; a path of something that is there is one word, blanks or not."""
+    whole = str(path)
+    # Of os.path, as words of many corpora are longer than a name may be, and Path.exists then raises.
+    there = any(os.path.exists(whole + end) for end in ("", ".json", ".idx"))  # noqa: PTH110
+    return [whole] if isinstance(path, Path) or there else whole.split() or [whole]
 
 
 def parse_data_path(words: Sequence[str]) -> tuple[Word, ...]:

@@ -53,15 +53,6 @@ def weights_set_by(blend: BlendManifest, tokens: Sequence[int]) -> list[SetBy]:
     return [USER if whole is None else TOKENS for whole in shown_wholes(blend, tokens)]
 
 
-def counts_by_tokens(blend: BlendManifest, tokens: Sequence[int]) -> bool:
-    """Whether every component counts by its tokens, and nobody gave a share; `tokens`: of each.
-
-    An older manifest does not say who set its shares: those that are the corpora's tokens are taken for not given.
-    """
-    parts = zip(blend.components, tokens, strict=True)
-    return all(part.set_by != USER and part.share == str(number) for part, number in parts)
-
-
 def _phases(blend: BlendManifest) -> list[Phase]:
     """The phases as they were requested; the note of a blend that was changed since speaks of an earlier mixture."""
     note = blend.notes.get("redistributed")

@@ -12,19 +12,18 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Literal, get_args
+from pathlib import Path
+from typing import Any, get_args
 
-from mdata.blend.data_path import WordLike, as_words, parse_data_path
-from mdata.errors import UsageError
+from mdata.blend.data_path import WordLike, as_words, parse_data_path, words_of_path
+from mdata.blend.same_tokenizer import REFUSE, TOKENIZER_UNKNOWN
+from mdata.errors import UsageError, os_errors_named
 from mdata.mixing.schedule import Phase, blend_error
 from mdata.mixing.shares import Share, Unit
 from mdata.util.config_text import parse_toml
 from mdata.util.option_synonyms import nearest
 
 UNITS: tuple[Unit, ...] = get_args(Unit)
-TokenizerUnknown = Literal["refuse", "ok"]
-TOKENIZER_UNKNOWN: tuple[str, ...] = get_args(TokenizerUnknown)
-REFUSE, OK = TOKENIZER_UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +74,41 @@ class BlendSpec:
     test: Mapping[str, str] = field(default_factory=dict)
     tokenizer_unknown: str = REFUSE
     per_split: bool = False
+
+
+SpecLike = Sequence[WordLike] | Mapping[str, Any] | BlendSpec | str | Path
+
+
+def read_spec(spec: SpecLike) -> BlendSpec:
+    """The spec that words, a .toml or .csv file or a mapping are.
+
+    Raises:
+        UsageError: it cannot be read; all of its problems at once.
+    """
+    if isinstance(spec, BlendSpec):
+        return spec
+    if isinstance(spec, Mapping):
+        return spec_of_mapping(spec)
+    words = words_of_path(spec) if isinstance(spec, str | Path) else as_words(spec)
+    files = [word for word in words if Path(word).suffix in (".toml", ".csv")]
+    there = [word for word in files if Path(word).is_file()]
+    if len(words) > 1 and there:
+        raise UsageError(
+            f"{there[0]} is a whole blend, and stands alone",
+            found=" ".join(words[:8]) + (" ..." if len(words) > 8 else ""),
+            expected="one .toml or .csv file, or weights and corpora",
+            fix="write what stands beside it into the file",
+        )
+    if len(words) != 1 or not files:
+        return spec_of_words(words)
+    (name,) = files
+    with os_errors_named("reading a blend's description"):
+        content = Path(name).read_bytes()
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name} is not UTF-8", found=str(error)) from error
+    return spec_of_toml(text, name) if name.endswith(".toml") else spec_of_csv(text, name)
 
 
 def spec_of_words(words: Sequence[WordLike]) -> BlendSpec:

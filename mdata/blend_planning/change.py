@@ -16,13 +16,13 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from mdata.blend.compose import corpora_of_sets, relative_path
+from mdata.blend.blend import OpenBlend, relative_path
+from mdata.blend.compose import corpora_of_sets, plan_blend
 from mdata.blend.duplicates import first_alike
-from mdata.blend.open_blend import OpenBlend, SpecLike, plan_blend, read_spec
 from mdata.blend.overlap import check_added
-from mdata.blend.same_tokenizer import check_one_tokenizer, may_be_unknown
+from mdata.blend.same_tokenizer import OK, REFUSE, check_one_tokenizer, may_be_unknown
 from mdata.blend.share_texts import shown_wholes
-from mdata.blend.spec import OK, REFUSE, BlendSpec
+from mdata.blend.spec import BlendSpec, SpecLike, read_spec
 from mdata.blend_planning.preview import samples_per_epoch
 from mdata.corpus.corpus import Corpus, open_corpus
 from mdata.errors import UsageError, few
@@ -140,10 +140,10 @@ def _rest(
         )
     if phase.endless or starts[number] == at:
         return list(phases[number:])
-    dealt = old.phased(sizes.samples_per_epoch, sizes.sequence_length)
-    stop = starts[number + 1] if number + 1 < len(phases) else dealt.num_samples
+    phased = old.phased(sizes.samples_per_epoch, sizes.sequence_length)
+    stop = starts[number + 1] if number + 1 < len(phases) else phased.num_samples
     assert stop is not None, "a bounded phase has an end"
-    left = [b - a for a, b in zip(dealt.counts(at), dealt.counts(stop), strict=True)]
+    left = [b - a for a, b in zip(phased.counts(at), phased.counts(stop), strict=True)]
     shares = tuple(
         share if share.unit == WEIGHT else Share(str(rest), "samples")
         for share, rest in zip(phase.shares, left, strict=True)

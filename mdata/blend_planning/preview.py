@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mdata.blend.open_blend import OpenBlend
+from mdata.blend.blend import OpenBlend
 from mdata.blend.share_texts import share_texts
 from mdata.errors import UsageError
 from mdata.manifest.blend_schedule import caps_of, schedules_of
@@ -54,7 +54,7 @@ class BlendPreview:
 
     Args:
         num_samples: of the run; None: no length was given and the blend has no end. sequence_length: None: not given.
-        starts: first sample of each phase. blend: who deals.
+        starts: first sample of each phase. blend: which component gives which sample.
     """
 
     rows: tuple[BlendRow, ...]
@@ -95,17 +95,17 @@ def preview_blend(
         length,
         caps_of(blend.manifest),
     )
-    dealt = blend.phased(sizes.samples_per_epoch, length)
+    phased = blend.phased(sizes.samples_per_epoch, length)
     asked = samples if samples is not None else -(-tokens // length) if tokens is not None else None
     if asked is not None and asked < 0:
         raise UsageError(f"a training of {asked:,} samples", expected="0 or more")
-    run = _run_length(asked, dealt, sizes)
+    run = _run_length(asked, phased, sizes)
     starts = tuple(start for start in phase_starts(schedules, sizes) if run is None or start < run)
     shares, of_groups = share_texts(blend.manifest, [corpus.num_tokens for corpus in blend.corpora])
     in_samples = sequence_length is not None
-    rows = _rows(blend, dealt, sizes, run=run, starts=starts, shares=shares, in_samples=in_samples)
+    rows = _rows(blend, phased, sizes, run=run, starts=starts, shares=shares, in_samples=in_samples)
     groups = tuple(_group_row(name, rows, share) for name, share in of_groups.items())
-    return BlendPreview(rows, groups, run, sequence_length, starts, dealt)
+    return BlendPreview(rows, groups, run, sequence_length, starts, phased)
 
 
 def blend_table(blend: OpenBlend, total_tokens: int | None = None) -> list[BlendRow]:
@@ -156,16 +156,16 @@ def _counts_samples(schedules: Sequence[Schedule], samples: int | None) -> bool:
     return lengths or samples is not None or any(schedule.until is not None for schedule in schedules)
 
 
-def _run_length(asked: int | None, dealt: PhasedBlend, sizes: Sizes) -> int | None:
+def _run_length(asked: int | None, phased: PhasedBlend, sizes: Sizes) -> int | None:
     """Samples of the run: as asked, else those of a blend that ends.
 
     Raises:
         UsageError: the blend ends before the run does.
     """
-    end = dealt.num_samples
+    end = phased.num_samples
     if asked is None or end is None or asked <= end:
         return end if asked is None else asked
-    counts = dealt.counts(end)
+    counts = phased.counts(end)
     spent = [
         f"{name} is at {count / size:.4g} of {cap} epochs"
         for name, count, size, cap in zip(sizes.names, counts, sizes.samples_per_epoch, sizes.caps, strict=True)
@@ -182,7 +182,7 @@ def _run_length(asked: int | None, dealt: PhasedBlend, sizes: Sizes) -> int | No
 
 def _rows(
     blend: OpenBlend,
-    dealt: PhasedBlend,
+    phased: PhasedBlend,
     sizes: Sizes,
     *,
     run: int | None,
@@ -190,10 +190,10 @@ def _rows(
     shares: Sequence[str],
     in_samples: bool,
 ) -> tuple[BlendRow, ...]:
-    last = dealt.segments[-1].weights
-    counts = dealt.counts(run) if run is not None else None
+    last = phased.segments[-1].weights
+    counts = phased.counts(run) if run is not None else None
     parts_of_run = [n / (run or 1) for n in counts] if counts else (last / last.sum()).tolist()
-    phases = _phase_shares(dealt, starts, run)
+    phases = _phase_shares(phased, starts, run)
     rows = []
     for i, (part, corpus) in enumerate(zip(blend.manifest.components, blend.corpora, strict=True)):
         size, given = sizes.samples_per_epoch[i], counts[i] if counts else None
@@ -209,32 +209,32 @@ def _rows(
                 samples=given if in_samples else None,
                 read_tokens=given * sizes.sequence_length if given is not None else None,
                 samples_per_epoch=size if in_samples else None,
-                once_at=_once_at(dealt, i, size, run=run),
+                once_at=_once_at(phased, i, size, run=run),
                 phases=tuple(phase[i] for phase in phases),
             )
         )
     return tuple(rows)
 
 
-def _phase_shares(dealt: PhasedBlend, starts: Sequence[int], run: int | None) -> list[list[float]]:
+def _phase_shares(phased: PhasedBlend, starts: Sequence[int], run: int | None) -> list[list[float]]:
     """Each component's part of each phase that the run reaches; of a phase without end, what it asks for."""
     shares = []
     for start, stop in zip(starts, [*starts[1:], run], strict=True):
         if stop is None:
-            weights = dealt.segments[-1].weights
+            weights = phased.segments[-1].weights
             shares.append((weights / weights.sum()).tolist())
             continue
-        pairs = zip(dealt.counts(start), dealt.counts(stop), strict=True)
+        pairs = zip(phased.counts(start), phased.counts(stop), strict=True)
         shares.append([(after - before) / max(stop - start, 1) for before, after in pairs])
     return shares
 
 
-def _once_at(dealt: PhasedBlend, component: int, size: int, *, run: int | None) -> int | None:
+def _once_at(phased: PhasedBlend, component: int, size: int, *, run: int | None) -> int | None:
     """Samples of the blend after which a component has given all of its samples once; None: not in this run."""
     if not size:
         return None
     try:
-        last = int(dealt.inverse([component], [size - 1])[0])
+        last = int(phased.inverse([component], [size - 1])[0])
     except (IndexError, OverflowError):
         return None
     return last + 1 if run is None or last < run else None

@@ -13,7 +13,7 @@ from fractions import Fraction
 import msgspec
 from msgspec import UNSET
 
-from mdata.blend.open_blend import OpenBlend
+from mdata.blend.blend import OpenBlend
 from mdata.blend_planning.preview import samples_per_epoch
 from mdata.errors import UsageError
 from mdata.manifest.blend_schedule import caps_of, phases_of, schedules_of, stored_phase

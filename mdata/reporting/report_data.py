@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mdata.blend.open_blend import OpenBlend, open_blend
+from mdata.blend.blend import OpenBlend
+from mdata.blend.open_blend import open_blend
 from mdata.blend_planning.preview import BlendPreview, BlendRow, blend_table, preview_blend
 from mdata.corpus.corpus import Corpus, open_corpus
 from mdata.errors import UsageError, few

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mdata.blend.compose import plan_blend
 from mdata.blend.data_path import Word, as_words, parse_data_path
-from mdata.blend.open_blend import plan_blend
 from mdata.errors import UsageError
 from tests.helpers.corpora import write_pair
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata import UsageError
-from mdata.blend_planning.make_blend import plan_blend
+from mdata.blend.compose import plan_blend
 from mdata.manifest.blend_schedule import schedules_of
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
@@ -114,7 +114,7 @@ def test_nothing_comes_again_before_all_was_read(folder):
         for k in np.flatnonzero(components == 0)[: data.components[0].samples.samples_per_epoch]
     ]
     assert len(set(texts)) == len(texts) > 30
-    assert (data.deal.inverse(components, inside) == np.arange(100)).all()
+    assert (data.selection.inverse(components, inside) == np.arange(100)).all()
 
 
 def test_other_units_phases_caps_and_everything_once(folder):
