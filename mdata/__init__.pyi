@@ -2,9 +2,9 @@
 
 from . import errors as errors
 from .blend.blend import OpenBlend as OpenBlend
+from .blend.compose import plan_blend as plan_blend
+from .blend.data_path import BlendEntry as BlendEntry
 from .blend.open_blend import open_blend as open_blend
-from .blend.open_blend import plan_blend as plan_blend
-from .blend.spec import BlendEntry as BlendEntry
 from .blend.spec import BlendSpec as BlendSpec
 from .blend_planning.change import BlendEdits as BlendEdits
 from .blend_planning.change import change_blend as change_blend

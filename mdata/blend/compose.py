@@ -20,11 +20,12 @@ from msgspec import UNSET
 
 from mdata.blend.blend import OpenBlend, relative_path
 from mdata.blend.component_paths import blend_at, corpora_at, is_many
+from mdata.blend.data_path import BlendEntry
 from mdata.blend.duplicates import Part, first_alike, merge_same
 from mdata.blend.overlap import ALLOW, check_apart, shared_documents, to_train_on
 from mdata.blend.same_tokenizer import OK, REFUSE, check_one_tokenizer, may_be_unknown
 from mdata.blend.share_texts import weights_set_by
-from mdata.blend.spec import BlendEntry, BlendSpec, SpecLike, read_spec
+from mdata.blend.spec import BlendSpec, SpecLike, read_spec
 from mdata.corpus.corpus import Corpus, open_corpus
 from mdata.errors import MdataError, UsageError, errors_wanted_by
 from mdata.indexed.reader import Mode

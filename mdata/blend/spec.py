@@ -15,7 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_args
 
-from mdata.blend.data_path import WordLike, as_words, parse_data_path, words_of_path
+from mdata.blend.data_path import BlendEntry, WordLike, as_words, parse_data_path, words_of_path
 from mdata.blend.same_tokenizer import REFUSE, TOKENIZER_UNKNOWN
 from mdata.errors import UsageError, os_errors_named
 from mdata.mixing.schedule import Phase, blend_error
@@ -24,24 +24,6 @@ from mdata.util.config_text import parse_toml
 from mdata.util.option_synonyms import nearest
 
 UNITS: tuple[Unit, ...] = get_args(Unit)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlendEntry:
-    """Corpora with one share.
-
-    Args:
-        path: a manifest, prefix, folder, pattern or blend manifest.
-        share: of all that it names together (epochs: of each); None: by tokens.
-        name: how phases and tables call it. group: a heading, or a group with a share.
-        max_epochs: of each corpus, in all of the training.
-    """
-
-    path: str
-    share: Share | None = None
-    name: str | None = None
-    group: str | None = None
-    max_epochs: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,12 +95,7 @@ def read_spec(spec: SpecLike) -> BlendSpec:
 
 def spec_of_words(words: Sequence[WordLike]) -> BlendSpec:
     """Megatron's grammar: `0.7 a 0.3 b`, or corpora alone."""
-    parts = parse_data_path(as_words(words))
-    return BlendSpec(
-        entries=tuple(
-            BlendEntry(path=part.prefix, share=None if part.share is None else Share(part.share)) for part in parts
-        )
-    )
+    return BlendSpec(entries=parse_data_path(as_words(words)))
 
 
 def spec_of_splits(lists: Mapping[str, Sequence[WordLike] | str | None]) -> BlendSpec:
@@ -136,7 +113,7 @@ def spec_of_splits(lists: Mapping[str, Sequence[WordLike] | str | None]) -> Blen
     if unknown or "train" not in words:
         found = f"keys {', '.join(lists)}" if lists else "nothing"
         raise UsageError("the lists per split cannot be used", found=found, expected='"train", and "valid" and "test"')
-    sets = {key: {part.prefix: part.prefix for part in parse_data_path(words[key])} for key in words if key != "train"}
+    sets = {key: {entry.path: entry.path for entry in parse_data_path(words[key])} for key in words if key != "train"}
     entries = spec_of_words(words["train"]).entries
     return BlendSpec(entries=entries, valid=sets.get("valid", {}), test=sets.get("test", {}), per_split=True)
 

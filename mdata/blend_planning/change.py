@@ -23,10 +23,10 @@ from mdata.blend.overlap import check_added
 from mdata.blend.same_tokenizer import OK, REFUSE, check_one_tokenizer, may_be_unknown
 from mdata.blend.share_texts import shown_wholes
 from mdata.blend.spec import BlendSpec, SpecLike, read_spec
-from mdata.blend_planning.preview import samples_per_epoch
+from mdata.blend_planning.preview import sizes_of
 from mdata.corpus.corpus import Corpus, open_corpus
 from mdata.errors import UsageError, few
-from mdata.manifest.blend_schedule import caps_of, phases_of, schedules_of, stored_phase, stored_share
+from mdata.manifest.blend_schedule import phases_of, schedules_of, stored_phase, stored_share
 from mdata.manifest.ids import sealed
 from mdata.manifest.types import BlendComponent, EarlierPhases, NamedSet, ShareText
 from mdata.mixing.resolve import Sizes, phase_starts
@@ -75,12 +75,7 @@ def change_blend(
     """
     if (spec is None) == (edits is None):
         raise UsageError("the change is missing, or there are two", expected="a new mixture, or edits of the old one")
-    sizes = Sizes(
-        old.names,
-        samples_per_epoch(old, sequence_length, split=split),
-        sequence_length,
-        caps_of(old.manifest),
-    )
+    sizes = sizes_of(old, sequence_length, split=split)
     schedules = schedules_of(old.manifest)
     _check_sample(old, schedules, sizes, at=at_sample)
     union = _Union(old, folder)

@@ -12,7 +12,6 @@ from msgspec import UnsetType
 
 from mdata.blend.blend import OpenBlend
 from mdata.blend_planning.preview import samples_per_epoch
-from mdata.mixing.phased_blend import PhasedBlend
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def change_table(
     rows = []
     for i, (name, size, given) in enumerate(zip(new.names, sizes, phased.counts(at), strict=True)):
         goes_on = any(part.weights[i] for part in phased.segments[segments:])
-        again = _again_at(phased, i, max(given, size)) if goes_on else None
+        again = phased.sample_of(i, max(given, size)) if goes_on else None
         rows.append(
             ChangeRow(
                 name=name,
@@ -66,10 +65,3 @@ def change_table(
             )
         )
     return rows
-
-
-def _again_at(phased: PhasedBlend, component: int, inside: int) -> int | None:
-    try:
-        return int(phased.inverse([component], [inside])[0])
-    except (IndexError, OverflowError):
-        return None

@@ -87,14 +87,7 @@ def preview_blend(
     if sequence_length is None and _counts_samples(schedules, samples):
         raise UsageError("the blend counts in samples", fix="--sequence-length, for how long they are")
     length = sequence_length or 1
-    sizes = Sizes(
-        blend.names,
-        tuple(max(1, corpus.num_tokens) for corpus in blend.corpora)
-        if sequence_length is None
-        else samples_per_epoch(blend, sequence_length, split=split),
-        length,
-        caps_of(blend.manifest),
-    )
+    sizes = sizes_of(blend, sequence_length, split=split)
     phased = blend.phased(sizes.samples_per_epoch, length)
     asked = samples if samples is not None else -(-tokens // length) if tokens is not None else None
     if asked is not None and asked < 0:
@@ -108,10 +101,8 @@ def preview_blend(
     return BlendPreview(rows, groups, run, sequence_length, starts, phased)
 
 
-def blend_table(blend: OpenBlend, total_tokens: int | None = None) -> list[BlendRow]:
+def blend_table(blend: OpenBlend) -> list[BlendRow]:
     """The rows of `preview_blend` in tokens; where that cannot be told without a run, the shares of the last phase."""
-    if total_tokens is not None:
-        return list(preview_blend(blend, tokens=total_tokens).rows)
     try:
         return list(preview_blend(blend).rows)
     except UsageError:
@@ -122,6 +113,15 @@ def blend_table(blend: OpenBlend, total_tokens: int | None = None) -> list[Blend
             BlendRow(part.name, text, weight / (sum(weights) or 1), c.num_tokens, c.num_documents, None, part.group)
             for (part, c), weight, text in zip(parts, weights, texts, strict=True)
         ]
+
+
+def sizes_of(blend: OpenBlend, sequence_length: int | None, *, split: str) -> Sizes:
+    """What resolving a blend must know of a run; without a sequence length a sample is a token."""
+    if sequence_length is None:
+        epochs = tuple(max(1, corpus.num_tokens) for corpus in blend.corpora)
+    else:
+        epochs = samples_per_epoch(blend, sequence_length, split=split)
+    return Sizes(blend.names, epochs, sequence_length or 1, caps_of(blend.manifest))
 
 
 def samples_per_epoch(blend: OpenBlend, sequence_length: int, *, split: str) -> tuple[int, ...]:
@@ -231,13 +231,8 @@ def _phase_shares(phased: PhasedBlend, starts: Sequence[int], run: int | None) -
 
 def _once_at(phased: PhasedBlend, component: int, size: int, *, run: int | None) -> int | None:
     """Samples of the blend after which a component has given all of its samples once; None: not in this run."""
-    if not size:
-        return None
-    try:
-        last = int(phased.inverse([component], [size - 1])[0])
-    except (IndexError, OverflowError):
-        return None
-    return last + 1 if run is None or last < run else None
+    last = phased.sample_of(component, size - 1) if size else None
+    return None if last is None or (run is not None and last >= run) else last + 1
 
 
 def _group_row(name: str, rows: Sequence[BlendRow], share: str | None) -> BlendRow:

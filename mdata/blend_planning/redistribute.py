@@ -14,9 +14,9 @@ import msgspec
 from msgspec import UNSET
 
 from mdata.blend.blend import OpenBlend
-from mdata.blend_planning.preview import samples_per_epoch
+from mdata.blend_planning.preview import sizes_of
 from mdata.errors import UsageError
-from mdata.manifest.blend_schedule import caps_of, phases_of, schedules_of, stored_phase
+from mdata.manifest.blend_schedule import phases_of, schedules_of, stored_phase
 from mdata.manifest.ids import sealed
 from mdata.mixing.resolve import Sizes, length_of, phase_counts, samples_of
 from mdata.mixing.schedule import Phase, Schedule, blend_error, where_in
@@ -47,12 +47,7 @@ def redistribute_blend(
             found="no --sequence-length" if sequence_length is None else "ramps, or an earlier mixture",
             expected="a sequence length, and phases of constant shares",
         )
-    sizes = Sizes(
-        blend.names,
-        samples_per_epoch(blend, sequence_length, split=split),
-        sequence_length,
-        caps_of(blend.manifest),
-    )
+    sizes = sizes_of(blend, sequence_length, split=split)
     run = samples if samples is not None else None if tokens is None else -(-tokens // sequence_length)
     counts = phase_counts(_within_caps(schedules[0].phases, sizes, run), sizes)
     phases = [stored_phase(Phase(tuple(Share(str(count), "samples") for count in row))) for row in counts]

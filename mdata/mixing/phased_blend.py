@@ -1,6 +1,6 @@
-"""A blend of several phases: each phase is a tree of its own over what it deals, one phase after another.
+"""A blend of several phases: one phase after another, each with a tree of its own weights.
 
-A segment is a phase as it is dealt (a ramp is many of them): integer weights and a length. Where the weights sum to
+A segment is a phase (a ramp is many segments): integer weights and a length. Where the weights sum to
 the length, as in every bounded phase that ran to its end, the counts at its end are the weights, exactly. A component
 goes on inside where the segment before left it: the cursors at the start of segment j are row j of one table, a
 function of the blend and never stored by a run. Which numbers the segments have is `mdata.mixing.resolve`'s business.
@@ -98,6 +98,13 @@ class PhasedBlend:
         if self._end is not None and numbers.size and numbers.max() >= self._end:
             raise IndexError("a component does not give so many samples")
         return numbers
+
+    def sample_of(self, component: int, sample: int) -> int | None:
+        """The global sample that is one of a component's; None where it never comes, or beyond 2^62."""
+        try:
+            return int(self.inverse([component], [sample])[0])
+        except (IndexError, OverflowError):
+            return None
 
     def counts(self, num_samples: int) -> tuple[int, ...]:
         """How many of the first `num_samples` global samples each component gives.

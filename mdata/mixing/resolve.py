@@ -1,8 +1,8 @@
-"""From what is asked to what is dealt: schedules and sizes in, a `PhasedBlend` out. Pure.
+"""From shares to samples: schedules and the sizes of a run in, a `PhasedBlend` out. Pure.
 
 The length of a phase is given, or the sum of its amounts; what amounts leave of a given length goes to the weights. A
-ramp becomes up to 1,000 pieces of constant shares (fewer where there are so many components that the table of cursors
-would grow past 32 MB). All problems of a blend are found before one error says them, each with its numbers. Targets
+ramp becomes up to 1,000 segments of constant shares (fewer where there are so many components that the table of cursors
+would grow past 32 MB). All problems of a blend are collected in one error, each with its numbers. Targets
 count from the beginning of their schedule; caps from the beginning of the blend.
 """
 
@@ -16,7 +16,7 @@ from fractions import Fraction
 import numpy as np
 
 from mdata.mixing.phased_blend import PhasedBlend, Segment
-from mdata.mixing.rounding import Integers, Targets, apportion
+from mdata.mixing.rounding import Integers, Targets, round_targets
 from mdata.mixing.schedule import NO_LENGTH, NO_REST, NO_ROOM, Phase, Schedule, blend_error, phase_weights, where_in
 from mdata.mixing.shares import LARGEST_SUM, WEIGHT, Share
 
@@ -42,8 +42,8 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Exact samples of a phase, per component: those of its start shares and of its end shares; no ramp: the same."""
+class PhaseSamples:
+    """Exact samples of each component in a phase, by its shares at the start and at the end; no ramp: the same."""
 
     start: list[Fraction]
     end: list[Fraction]
@@ -51,7 +51,7 @@ class Piece:
 
 
 def resolve(schedules: Sequence[Schedule], sizes: Sizes) -> PhasedBlend:
-    """Deal every schedule, each cut where the next one begins.
+    """The blend of all schedules, each cut where the next one begins.
 
     Raises:
         UsageError: shares, lengths or caps that cannot be met; every problem with its numbers.
@@ -64,7 +64,7 @@ def resolve(schedules: Sequence[Schedule], sizes: Sizes) -> PhasedBlend:
     ]
     begin = 0
     for schedule in [] if problems else schedules:
-        parts = _deal(schedule, sizes, problems)
+        parts = _segments(schedule, sizes, problems)
         if problems:
             break
         if schedule.until is not None:
@@ -91,7 +91,7 @@ def phase_counts(schedule: Schedule, sizes: Sizes) -> list[list[int]]:
 
 
 def phase_starts(schedules: Sequence[Schedule], sizes: Sizes) -> list[int]:
-    """The first sample of each phase that is dealt, for a blend that `resolve` takes."""
+    """The first sample of each phase that is reached, of a blend that can be resolved."""
     starts, begin = [], 0
     for schedule in schedules:
         done = Fraction(0)
@@ -101,15 +101,15 @@ def phase_starts(schedules: Sequence[Schedule], sizes: Sizes) -> list[int]:
                 break
             starts.append(start)
             before = schedule.phases[number - 1].shares if number else None
-            piece = None if phase.endless else _piece(phase, before, sizes, [], where="")
-            done += sum(piece.end, Fraction(0)) if piece else 0
+            samples = None if phase.endless else _samples_of_phase(phase, before, sizes, [], where="")
+            done += sum(samples.end, Fraction(0)) if samples else 0
         begin = schedule.until or 0
     return starts
 
 
-def _deal(schedule: Schedule, sizes: Sizes, problems: list[str]) -> list[Segment]:
-    """Segments of one schedule, as if nothing came after it."""
-    pieces: list[Piece] = []
+def _segments(schedule: Schedule, sizes: Sizes, problems: list[str]) -> list[Segment]:
+    """The segments of one schedule, as if nothing came after it."""
+    exact: list[PhaseSamples] = []
     last: Segment | None = None
     for number, phase in enumerate(schedule.phases):
         where = where_in(number, len(schedule.phases))
@@ -120,26 +120,26 @@ def _deal(schedule: Schedule, sizes: Sizes, problems: list[str]) -> list[Segment
                 last = Segment(np.array(phase_weights(phase, sizes.names), np.int64), None)
             continue
         before = schedule.phases[number - 1].shares if number else None
-        piece = _piece(phase, before, sizes, problems, where=where)
-        if piece is not None:
-            pieces.append(piece)
+        samples = _samples_of_phase(phase, before, sizes, problems, where=where)
+        if samples is not None:
+            exact.append(samples)
     if problems:
         return []
-    total = sum((sum(piece.end, Fraction(0)) for piece in pieces), Fraction(0))
+    total = sum((sum(samples.end, Fraction(0)) for samples in exact), Fraction(0))
     if total > LARGEST_SUM:
         problems.append(f"the blend is {math.ceil(total)} samples long; at most {LARGEST_SUM} can be counted")
         return []
     segments = []
-    if pieces:
-        for counts in apportion(_targets(pieces)):
+    if exact:
+        for counts in round_targets(_targets(exact)):
             if length := int(counts.sum()):
                 segments.append(Segment(counts, length))
     return [*segments, *([last] if last else [])]
 
 
-def _piece(
+def _samples_of_phase(
     phase: Phase, before: Sequence[Share] | None, sizes: Sizes, problems: list[str], *, where: str
-) -> Piece | None:
+) -> PhaseSamples | None:
     """The exact samples of a bounded phase; None where it has a problem."""
     amounts = [
         samples_of(share, epoch, sequence_length=sizes.sequence_length)
@@ -160,15 +160,15 @@ def _piece(
         for share, amount in zip(phase.shares, amounts, strict=True)
     ]
     if not phase.ramp or before is None:
-        return Piece(end, end, 1)
+        return PhaseSamples(end, end, 1)
     sum_before = sum((share.amount for share in before), Fraction(0))
     start = [rest * share.amount / sum_before for share in before]
     room = max(_LEAST_RAMP_STEPS, _CURSORS // len(phase.shares))
     steps = min(MOST_RAMP_STEPS, math.ceil(rest), room)
     if steps == 1:
         middle = [(p + q) / 2 for p, q in zip(start, end, strict=True)]
-        return Piece(middle, middle, 1)
-    return Piece(start, end, steps)
+        return PhaseSamples(middle, middle, 1)
+    return PhaseSamples(start, end, steps)
 
 
 def samples_of(share: Share, samples_per_epoch: int, *, sequence_length: int) -> Fraction:
@@ -208,31 +208,31 @@ def _length_problem(length: Fraction | None, fixed: Fraction, whole: Fraction, s
     return None
 
 
-def _targets(pieces: Sequence[Piece]) -> Targets:
+def _targets(exact: Sequence[PhaseSamples]) -> Targets:
     """All targets as integers over one denominator; a ramp's are lambda (s/m p + (q - p) s^2 / (2 m^2))."""
     denominator = 1
-    for piece in pieces:
-        of_piece = math.lcm(*(value.denominator for value in (*piece.start, *piece.end)))
-        denominator = math.lcm(denominator, of_piece * (2 * piece.steps**2 if piece.steps > 1 else 1))
+    for samples in exact:
+        of_phase = math.lcm(*(value.denominator for value in (*samples.start, *samples.end)))
+        denominator = math.lcm(denominator, of_phase * (2 * samples.steps**2 if samples.steps > 1 else 1))
 
     def integers(values: Sequence[Fraction], over: int) -> Integers:
         return np.array([int(value * (denominator // over)) for value in values], object)
 
     def rows() -> Iterator[Integers]:
-        done: Integers = np.zeros(len(pieces[0].end), object)
-        for piece in pieces:
-            if piece.steps == 1:
-                done = done + integers(piece.end, 1)
+        done: Integers = np.zeros(len(exact[0].end), object)
+        for samples in exact:
+            if samples.steps == 1:
+                done = done + integers(samples.end, 1)
                 yield done
                 continue
-            steps = piece.steps
-            line = integers(piece.start, steps)
-            bend = integers([(q - p) / 2 for p, q in zip(piece.start, piece.end, strict=True)], steps**2)
+            steps = samples.steps
+            line = integers(samples.start, steps)
+            bend = integers([(q - p) / 2 for p, q in zip(samples.start, samples.end, strict=True)], steps**2)
             for step in range(1, steps + 1):
                 yield done + line * step + bend * step**2
             done = done + line * steps + bend * steps**2
 
-    return Targets(sum(piece.steps for piece in pieces), len(pieces[0].end), denominator, rows)
+    return Targets(sum(samples.steps for samples in exact), len(exact[0].end), denominator, rows)
 
 
 def _cut(segments: Sequence[Segment], length: int, problems: list[str], *, at: int) -> list[Segment]:
@@ -268,13 +268,5 @@ def _within_caps(blend: PhasedBlend, sizes: Sizes) -> PhasedBlend:
         fix = "a smaller share, a larger max_epochs, or redistribute = true, which gives what is over to the others"
         raise blend_error(problems, fix=fix)
     capped = [i for i in limits if endless and blend.segments[-1].weights[i]]
-    ends = [end for i in capped if (end := _sample_of(blend, i, limits[i])) is not None]
+    ends = [end for i in capped if (end := blend.sample_of(i, limits[i])) is not None]
     return PhasedBlend(blend.segments, min(ends)) if ends else blend
-
-
-def _sample_of(blend: PhasedBlend, component: int, inside: int) -> int | None:
-    """The blend's sample that is this component's; None where it lies beyond 2^62."""
-    try:
-        return int(blend.inverse([component], [inside])[0])
-    except OverflowError:
-        return None

@@ -141,7 +141,7 @@ def test_a_folder_reached_by_a_link_gives_paths_that_work(corpora, tmp_path_fact
 
 def test_table(corpora):
     blend = mdata.make_blend(words(corpora, "0.7", "a", "0.3", "b"), corpora / "mix.json")
-    rows = blend_table(blend, 1000)
+    rows = mdata.preview_blend(blend, tokens=1000).rows
     assert [(row.name, row.share, row.achieved, row.tokens, row.documents) for row in rows] == [
         ("a", "0.7", 0.7, 5, 1),
         ("b", "0.3", 0.3, 6, 1),

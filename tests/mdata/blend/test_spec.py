@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mdata import Phase, Share, UsageError
+from mdata import BlendEntry, Phase, Share, UsageError
 from mdata.blend.spec import (
-    BlendEntry,
     spec_of_csv,
     spec_of_mapping,
     spec_of_splits,
