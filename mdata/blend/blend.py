@@ -40,7 +40,7 @@ class OpenBlend:
 
     @cached_property
     def weights(self) -> tuple[int, ...]:
-        """The weights of the last phase as exact integers; 0 for what is not read or asked for in amounts."""
+        """The weights of the last phase as exact integers; 0 for components that are not read or have an amount."""
         return phase_weights(schedules_of(self.manifest)[-1].phases[-1], self.names)
 
     @property
@@ -95,7 +95,7 @@ class OpenBlend:
 
     @property
     def counts_by_tokens(self) -> bool:
-        """Whether every component counts by its tokens, and nobody gave a share.
+        """Whether every component counts by its tokens, and the user gave no share.
 
         An older manifest does not say who set its shares: those that are the corpora's tokens are taken for not given.
         """

@@ -1,9 +1,9 @@
 """From a spec to the manifest of a blend: finds and opens the corpora, and records their shares as given.
 
-A corpus counts as it was asked for; where one entry names many (a folder, a pattern, a blend), they are a group that
+A corpus has the share of its entry; where one entry names many (a folder, a pattern, a blend), they are a group that
 has the entry's share, divided by their tokens or, for a blend, by its own shares: shares of nested blends multiply. The
-manifest is self-contained: nested blends and patterns are gone from it. All problems are said at once. Nothing is
-written here.
+manifest is self-contained: nested blends and patterns are gone from it. All problems are reported in one error.
+Nothing is written here.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def compose(spec: BlendSpec, folder: Path, *, open_one: Opener) -> tuple[BlendMa
         parts, merged = merge_same(parts, groups, spec=spec, problems=problems)
         if problems:
             raise blend_error(problems)
-    _check_kept(parts, groups)
+    _check_texts(parts, groups)
     left_out = {relative_path(Path(path), folder): why for one in found for path, why in one.left_out.items()}
     components = [_component(part, folder) for part in parts]
     whole = Phase(samples=spec.samples, tokens=spec.tokens)
@@ -296,8 +296,8 @@ def _by_tokens(one: Found) -> bool:
     return len(one.parts) > 1 and one.entry.share.unit != "epochs"
 
 
-def _check_kept(parts: Sequence[Part], groups: Mapping[str, Share]) -> None:
-    """Shares that are numbers above 0 and can be kept as text."""
+def _check_texts(parts: Sequence[Part], groups: Mapping[str, Share]) -> None:
+    """Refuse shares that are not numbers above 0, or that a manifest cannot hold as text."""
     problems = [f"{part.name} has no tokens; leave it out" for part in parts if not part.corpus.num_tokens]
     named = [(part.name, part.share) for part in parts if part.corpus.num_tokens]
     named += [(f"group {name}", share) for name, share in groups.items()]
@@ -308,7 +308,7 @@ def _check_kept(parts: Sequence[Part], groups: Mapping[str, Share]) -> None:
         except UsageError as error:
             problems.append(str(error))
         except msgspec.ValidationError:
-            problems.append(f"the share of {name} cannot be kept exactly: {share.text!r}; write a number such as 0.7")
+            problems.append(f"the share of {name} cannot be stored exactly: {share.text!r}; write a number such as 0.7")
     if problems:
         raise blend_error(problems)
 

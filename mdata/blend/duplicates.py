@@ -1,10 +1,10 @@
-"""One corpus that several entries name: which do, and, where that is asked for, one component with all their shares.
+"""One corpus that several entries name: finding them, and, with merge_same, one component with all their shares.
 
 Two components of one corpus would read the same texts at the same pace, since the order inside a corpus depends on
 nothing but the corpus: each text would come twice in every pass. One component has one cursor, so nothing comes again
-before all of it was read; random access, inverse and the bound of a share are those of any component. A share is a sum
-only of shares that count alike. A member of a group with a share, named once more outside of it, leaves the group with
-its part of that share; what the others get does not change.
+before all of it was read; random access, inverse and the bound of a share are those of any component. Only shares
+in one unit are added. A member of a group with a share, named once more outside of it, leaves the group with its part
+of that share; what the others get does not change.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _merge(
     units = {part.share.unit for part in same}
     if len(units) > 1:
         problems.append(
-            f"{first.name} is asked for in {' and in '.join(sorted(units))}; only what counts alike is merged"
+            f"{first.name} has shares in {' and in '.join(sorted(units))}; only shares in one unit can be merged"
         )
         return ""
     shares = [part.share for part in same]

@@ -1,4 +1,4 @@
-"""What a blend was asked for, as people read it: the shares of its components and groups, phase by phase.
+"""The shares of a blend as they are shown to people: of its components and groups, phase by phase.
 
 A share is shown as the user gave it. Where the user gave none of the weights that stand side by side (corpora count by
 their tokens, or by a power of them), they are shown as parts of 1; long fractions and amounts are rounded. The manifest
@@ -42,7 +42,7 @@ def share_texts(blend: BlendManifest, tokens: Sequence[int]) -> tuple[list[str],
 def shown_wholes(blend: BlendManifest, tokens: Sequence[int]) -> list[Fraction | None]:
     """By what each phase in force divides its weights when they are shown: their sum; None where the user gave any.
 
-    As exact as what is shown, so that the quotients stay short enough to be kept.
+    As exact as what is shown, so that the quotients stay short enough for a manifest.
     """
     wholes = [_shares(blend, phase, tokens).sums().get(None) for phase in phases_of(blend)]
     return [None if whole is None else Fraction(f"{float(whole):.{_DIGITS}g}") for whole in wholes]

@@ -1,7 +1,7 @@
-"""Another mixture for the rest of a run: what was read before sample N stays as it is, corpora go on where they were.
+"""Another mixture for the rest of a run: what was read before sample N stays, and corpora continue where they were.
 
 The new manifest names the old one as its parent and carries its phases, left at N, before its own. Components keep
-their numbers and new ones are added behind them, so that nothing before N changes; a corpus that is no longer read
+their numbers and new ones are added after them, so that nothing before N changes; a corpus that is no longer read
 keeps its place with a share of 0. Amounts of the new phases count from N; caps count from the run's beginning. Pure but
 for opening what is added.
 """
@@ -79,18 +79,18 @@ def change_blend(
     schedules = schedules_of(old.manifest)
     _check_sample(old, schedules, sizes, at=at_sample)
     union = _Union(old, folder)
-    asked = (edits or BlendEdits()) if spec is None else read_spec(spec)
-    unknown = may_be_unknown(old.tokenizer_unknown, asked.tokenizer_unknown)
-    if isinstance(asked, BlendSpec):
+    wanted = (edits or BlendEdits()) if spec is None else read_spec(spec)
+    unknown = may_be_unknown(old.tokenizer_unknown, wanted.tokenizer_unknown)
+    if isinstance(wanted, BlendSpec):
         allowed = OK if unknown else REFUSE
-        phases = union.taken(plan_blend(asked, folder, tokenizer_unknown=allowed, allow_outside=old.allow_outside))
+        phases = union.taken(plan_blend(wanted, folder, tokenizer_unknown=allowed, allow_outside=old.allow_outside))
     else:
         wholes = shown_wholes(old.manifest, [corpus.num_tokens for corpus in old.corpora])
         rest = _rest(schedules, old, sizes, at=at_sample, wholes=wholes)
         set_by = [USER if whole is None else TOKENS for whole in wholes[-len(rest) :]]
-        phases = union.edited(rest, asked, set_by=set_by)
+        phases = union.edited(rest, wanted, set_by=set_by)
     check_one_tokenizer(union.corpora, unknown=unknown)
-    if not asked.allow_overlap:
+    if not wanted.allow_overlap:
         sets = corpora_of_sets(old.manifest, old.folder, open_one=open_corpus)
         check_added(union.corpora, len(old.corpora), sets=sets)
     changed = msgspec.structs.replace(
@@ -152,7 +152,7 @@ def _divided(phase: Phase, whole: Fraction | int) -> Phase:
 
 
 class _Union:
-    """The components of the old blend, and behind them those that a change adds."""
+    """The components of the old blend, then those that a change adds."""
 
     def __init__(self, old: OpenBlend, folder: Path) -> None:
         self.folder, self.allow_outside = folder, old.allow_outside
@@ -298,17 +298,17 @@ def _edited(
 
 
 def _over(phase: Phase, count: int) -> Phase:
-    """A phase with a share of 0 for components that came later; who set its shares is not told."""
+    """A phase with a share of 0 for components that came later; who set its shares is left out."""
     shares = [*phase.shares, *[NOTHING] * (count - len(phase.shares))]
-    return replace(phase, shares=tuple(Share(_kept(share.amount), share.unit, None) for share in shares))
+    return replace(phase, shares=tuple(Share(_storable(share.amount), share.unit, None) for share in shares))
 
 
-def _kept(amount: Fraction) -> str:
-    """The text of a share that a manifest can keep."""
+def _storable(amount: Fraction) -> str:
+    """The text of a share, which a manifest must be able to hold."""
     try:
         return msgspec.convert(as_text(amount), ShareText)
     except msgspec.ValidationError as error:
-        what = "a share of the changed blend cannot be kept exactly"
+        what = "a share of the changed blend cannot be stored exactly"
         raise UsageError(what, found=as_text(amount), fix="shorter numbers") from error
 
 

@@ -1,6 +1,6 @@
-"""What a blend does, before anything is built: what each component is asked for and gets, and what runs out first.
+"""What a blend does, before anything is built: the share and the samples of each component, and which runs out first.
 
-Without a sequence length a sample is a token, so that shares, tokens and epochs can be told of any blend that does not
+Without a sequence length a sample is a token, so that shares, tokens and epochs are known of any blend that does not
 count in samples. With one, corpora are opened as a training would (native order), and numbers of samples are exact.
 Nothing is written and no text is read.
 """
@@ -27,7 +27,7 @@ class BlendRow:
 
     Args:
         name, group: as given. achieved: part of all samples.
-        share: asked for, as people read it (mdata/blend/share_texts.py); None for a group that is a heading.
+        share: as people read it (mdata/blend/share_texts.py); None for a group that is a heading.
         tokens, documents: of the corpus. epochs: over the run; None where no length was given.
         samples, read_tokens: over the run. samples_per_epoch: None without a sequence length.
         once_at: samples of the blend after which the corpus has been read once; None: not in this run.
@@ -89,10 +89,10 @@ def preview_blend(
     length = sequence_length or 1
     sizes = sizes_of(blend, sequence_length, split=split)
     phased = blend.phased(sizes.samples_per_epoch, length)
-    asked = samples if samples is not None else -(-tokens // length) if tokens is not None else None
-    if asked is not None and asked < 0:
-        raise UsageError(f"a training of {asked:,} samples", expected="0 or more")
-    run = _run_length(asked, phased, sizes)
+    wanted = samples if samples is not None else -(-tokens // length) if tokens is not None else None
+    if wanted is not None and wanted < 0:
+        raise UsageError(f"a training of {wanted:,} samples", expected="0 or more")
+    run = _run_length(wanted, phased, sizes)
     starts = tuple(start for start in phase_starts(schedules, sizes) if run is None or start < run)
     shares, of_groups = share_texts(blend.manifest, [corpus.num_tokens for corpus in blend.corpora])
     in_samples = sequence_length is not None
@@ -102,7 +102,7 @@ def preview_blend(
 
 
 def blend_table(blend: OpenBlend) -> list[BlendRow]:
-    """The rows of `preview_blend` in tokens; where that cannot be told without a run, the shares of the last phase."""
+    """The rows of `preview_blend` in tokens; where these depend on a run, the shares of the last phase."""
     try:
         return list(preview_blend(blend).rows)
     except UsageError:
@@ -156,15 +156,15 @@ def _counts_samples(schedules: Sequence[Schedule], samples: int | None) -> bool:
     return lengths or samples is not None or any(schedule.until is not None for schedule in schedules)
 
 
-def _run_length(asked: int | None, phased: PhasedBlend, sizes: Sizes) -> int | None:
-    """Samples of the run: as asked, else those of a blend that ends.
+def _run_length(wanted: int | None, phased: PhasedBlend, sizes: Sizes) -> int | None:
+    """Samples of the run: as requested, else those of a blend that ends.
 
     Raises:
         UsageError: the blend ends before the run does.
     """
     end = phased.num_samples
-    if asked is None or end is None or asked <= end:
-        return end if asked is None else asked
+    if wanted is None or end is None or wanted <= end:
+        return end if wanted is None else wanted
     counts = phased.counts(end)
     spent = [
         f"{name} is at {count / size:.4g} of {cap} epochs"
@@ -175,7 +175,7 @@ def _run_length(asked: int | None, phased: PhasedBlend, sizes: Sizes) -> int | N
         "the blend ends before the training",
         found=f"{end:,} samples ({end * sizes.sequence_length:,} tokens)"
         + (f"; {', '.join(spent[:5])}" if spent else ""),
-        expected=f"{asked:,} samples ({asked * sizes.sequence_length:,} tokens)",
+        expected=f"{wanted:,} samples ({wanted * sizes.sequence_length:,} tokens)",
         fix="a shorter training, larger shares or caps, or a last phase without a length",
     )
 
@@ -217,7 +217,7 @@ def _rows(
 
 
 def _phase_shares(phased: PhasedBlend, starts: Sequence[int], run: int | None) -> list[list[float]]:
-    """Each component's part of each phase that the run reaches; of a phase without end, what it asks for."""
+    """Each component's part of each phase that the run reaches; of a phase without end, its shares."""
     shares = []
     for start, stop in zip(starts, [*starts[1:], run], strict=True):
         if stop is None:

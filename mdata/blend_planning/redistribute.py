@@ -1,4 +1,4 @@
-"""A blend whose caps bind, made one that can be met: what a cap leaves over goes to the others by their weights.
+"""Redistributing a blend whose caps bind: what a cap leaves over goes to the others by their weights.
 
 This is resolved once, for one length, sequence length and split, and recorded as samples; a run needs no rule for it.
 Phase by phase, a component whose share would pass its cap gets what is left to it, and its place among the weights is
@@ -34,7 +34,7 @@ def redistribute_blend(
     """The blend with every phase in samples, no component beyond its cap.
 
     Args:
-        blend: as it was asked for. sequence_length, split: of the run.
+        blend: with caps that may bind. sequence_length, split: of the run.
         samples, tokens: length of the run, for a last phase without end.
 
     Raises:

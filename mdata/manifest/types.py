@@ -2,7 +2,7 @@
 
 Two kinds share one envelope: a corpus (what `preprocess` wrote) and a blend (which corpora in which
 shares). Counts are integers of 64 bits, hashes are BLAKE3 in lower-case hex, paths are relative to the
-manifest's folder with `/`. There are no floating-point numbers anywhere: a share is kept as the text that
+manifest's folder with `/`. There are no floating-point numbers anywhere: a share is stored as the text that
 was given. Unknown fields are refused, except under `notes`, which are for people: no id covers them. What
 was added after the first manifests were written is left out where it is not used (UNSET), so that those
 keep their checksums and ids.
@@ -131,7 +131,7 @@ class CorpusManifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class StoredShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The share of a component, or of a group: what all of its members get together, by the weights of each.
 
-    `unit` is what the share counts (left out: weight). `set_by`: "user": the user gave the share, and it is kept as
+    `unit` is what the share counts (left out: weight). `set_by`: "user": the user gave the share, and it is stored as
     written; "tokens": none was given, so it follows from the sizes of corpora. Left out: the manifest is older than
     this field.
     """

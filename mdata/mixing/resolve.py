@@ -197,14 +197,14 @@ def _length_problem(length: Fraction | None, fixed: Fraction, whole: Fraction, s
         if whole:
             return NO_LENGTH
         return None
-    asked = f"{math.ceil(fixed):,} samples ({math.ceil(fixed * sequence_length):,} tokens)"
+    needed = f"{math.ceil(fixed):,} samples ({math.ceil(fixed * sequence_length):,} tokens)"
     given = f"{math.ceil(length):,} samples ({math.ceil(length * sequence_length):,} tokens)"
     if whole and fixed >= length:
-        return f"its amounts ask for {asked}, its length is {given}; {NO_ROOM}"
+        return f"its amounts ask for {needed}, its length is {given}; {NO_ROOM}"
     if fixed - length >= 1:
-        return f"its amounts ask for {asked}, its length is {given}"
+        return f"its amounts ask for {needed}, its length is {given}"
     if not whole and length - fixed >= 1:
-        return f"its amounts give {asked}, its length is {given}; {NO_REST}"
+        return f"its amounts give {needed}, its length is {given}; {NO_REST}"
     return None
 
 
@@ -237,16 +237,16 @@ def _targets(exact: Sequence[PhaseSamples]) -> Targets:
 
 def _cut(segments: Sequence[Segment], length: int, problems: list[str], *, at: int) -> list[Segment]:
     """The first `length` samples of segments; their trees stay, so that nothing before the cut changes."""
-    kept: list[Segment] = []
+    found: list[Segment] = []
     for segment in segments:
-        room = length - sum(part.length or 0 for part in kept)
+        room = length - sum(part.length or 0 for part in found)
         if room <= 0:
-            return kept
-        kept.append(Segment(segment.weights, room if segment.length is None else min(room, segment.length)))
-    have = sum(part.length or 0 for part in kept)
+            return found
+        found.append(Segment(segment.weights, room if segment.length is None else min(room, segment.length)))
+    have = sum(part.length or 0 for part in found)
     if have < length:
         problems.append(f"the mixture changes at sample {at:,}, {length - have:,} samples after its end")
-    return kept
+    return found
 
 
 def _within_caps(blend: PhasedBlend, sizes: Sizes) -> PhasedBlend:

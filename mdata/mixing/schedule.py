@@ -101,7 +101,7 @@ def divide_groups(phase: Phase, members: Sequence[str | None], *, names: Sequenc
 
 
 def phase_weights(phase: Phase, names: Sequence[str]) -> tuple[int, ...]:
-    """The weights of a phase as exact integers; 0 for what is not read or asked for in amounts."""
+    """The weights of a phase as exact integers; 0 for components that are not read or have an amount."""
     used = [i for i, share in enumerate(phase.shares) if share.unit == WEIGHT and share.amount]
     found = [0] * len(phase.shares)
     if used:

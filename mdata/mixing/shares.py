@@ -20,7 +20,7 @@ from mdata.errors import UsageError
 
 Unit = Literal["weight", "tokens", "samples", "epochs"]
 WEIGHT: Unit = "weight"
-# Who set a share: the user, or the sizes of corpora to which nobody gave one.
+# Who set a share: the user, or, where the user gave none, the sizes of corpora.
 SetBy = Literal["user", "tokens"]
 USER: SetBy = "user"
 TOKENS: SetBy = "tokens"

@@ -223,7 +223,7 @@ def test_all_missing_corpora_at_once(folder):
 def test_all_bad_shares_and_doubles_at_once(folder):
     with pytest.raises(UsageError) as caught:
         mdata.make_blend(["0", "web/a_text_document", "1." + 31 * "0", "books", "-1", "code/d.json"], "mix.json")
-    for problem in ("3 problems", "share of a is not a positive number", "c cannot be kept exactly", "share of d"):
+    for problem in ("3 problems", "share of a is not a positive number", "c cannot be stored exactly", "share of d"):
         assert problem in str(caught.value).replace("group books", "c")
     with pytest.raises(
         UsageError, match=r"2 problems:\n.*a_text_document are the same.*\n.*b_text_document are the same"

@@ -140,7 +140,7 @@ def test_other_units_phases_caps_and_everything_once(folder):
 @pytest.mark.parametrize(
     ("entries", "tables", "text"),
     [
-        (["1 a weight", "1 a epochs"], {"samples": 9}, "a is asked for in epochs and in weight; only what counts"),
+        (["1 a weight", "1 a epochs"], {"samples": 9}, "a has shares in epochs and in weight; only shares in one unit"),
         (
             ["1 web weight", "1 a weight"],
             {"phase": [{"shares": {"web": 1, "a": 1}}]},

@@ -159,7 +159,7 @@ def test_table(corpora):
         (("-1", "a", "1", "b"), "the share of a is not a positive number"),
         (("1", "a", "1", "a"), "are the same corpus"),
         (("1", "z", "1", "a"), r"z_text_document: neither a manifest nor a \.bin/\.idx pair"),
-        (("1." + 31 * "0", "a", "1", "b"), "the share of a cannot be kept exactly"),
+        (("1." + 31 * "0", "a", "1", "b"), "the share of a cannot be stored exactly"),
         (("1e-3", "a", "1e30", "b"), "the share of a is too small"),
     ],
 )
