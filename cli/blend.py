@@ -16,8 +16,8 @@ import mdata
 from cli.blend_change import add_change_arguments, changed, refuse_without_from
 from cli.console import Console
 from cli.text import add_allow_outside, add_tokenizer_unknown, add_training, table
-from mdata.blend.open_blend import plan_blend, read_spec
-from mdata.blend.spec import spec_of_mapping, spec_of_splits
+from mdata.blend.compose import plan_blend
+from mdata.blend.spec import read_spec, spec_of_mapping, spec_of_splits
 from mdata.blend_planning.preview import BlendRow
 from mdata.blend_planning.redistribute import redistribute_blend
 from mdata.errors import os_errors_named

@@ -1,12 +1,11 @@
 """What `import mdata` offers. mdata/__init__.py reads this list: a name is imported when it is first used."""
 
 from . import errors as errors
-from .blend.open_blend import OpenBlend as OpenBlend
+from .blend.blend import OpenBlend as OpenBlend
+from .blend.compose import plan_blend as plan_blend
+from .blend.data_path import BlendEntry as BlendEntry
 from .blend.open_blend import open_blend as open_blend
-from .blend.open_blend import plan_blend as plan_blend
-from .blend.spec import BlendEntry as BlendEntry
 from .blend.spec import BlendSpec as BlendSpec
-from .blend.spec import PhaseSpec as PhaseSpec
 from .blend_planning.change import BlendEdits as BlendEdits
 from .blend_planning.change import change_blend as change_blend
 from .blend_planning.make_blend import make_blend as make_blend
@@ -42,6 +41,8 @@ from .loader.sampler import Sampler as Sampler
 from .manifest.io import load_manifest as load_manifest
 from .manifest.types import BlendManifest as BlendManifest
 from .manifest.types import CorpusManifest as CorpusManifest
+from .mixing.schedule import Phase as Phase
+from .mixing.shares import Share as Share
 from .preprocessing.estimate import Estimate as Estimate
 from .preprocessing.estimate import estimate as estimate
 from .preprocessing.finished import PreprocessResult as PreprocessResult

@@ -1,1 +1,1 @@
-"""Arrays that take long to build, kept in a folder and found again by what decides their content."""
+"""Arrays that take long to build, cached in a folder under a hash of all that decides their content."""

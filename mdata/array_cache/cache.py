@@ -1,9 +1,9 @@
-"""Where built arrays are kept: beside the corpus, in a folder that is given, or in the user's own.
+"""Where built arrays are cached: beside the corpus, in a folder that is given, or in the user's cache folder.
 
-Arrays are looked for in every place and kept in the first that can be written: the folder that was given (option
-`cache`, or the environment's MDATA_CACHE), else `cache` beside the corpus, else `mdata` in the user's cache folder
-(XDG_CACHE_HOME, ~/.cache). Unless a folder was given, arrays that are made faster than a file are not kept: whoever
-needs them builds them in memory. What an entry is, and who builds it, is arrays.py's business.
+All folders are searched, and the first that can be written is used: the folder that was given (option `cache`, or the
+environment's MDATA_CACHE), else `cache` beside the corpus, else `mdata` in the user's cache folder (XDG_CACHE_HOME,
+~/.cache). Unless a folder was given, arrays that are built faster than a file is read are not cached: each process
+builds them in memory. store.py says what an entry is and which process builds it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mdata.array_cache.store import Arrays, Make, entry_path, find, kept
+from mdata.array_cache.store import Arrays, Make, cached, entry_path, find
 from mdata.progress import SILENT, Progress
 
 VARIABLE = "MDATA_CACHE"
@@ -27,8 +27,8 @@ _SMALL = 1 << 20
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Arrays that were asked for: what, where (None: in memory), rows and bytes, whether they were built."""
+class CacheRequest:
+    """A request for arrays: which, where they are (None: in memory), rows and bytes, and whether they were built."""
 
     name: str
     corpus: str
@@ -41,30 +41,30 @@ class Kept:
 
 @dataclass(frozen=True)
 class Cache:
-    """Hands out arrays that take long to build.
+    """Arrays that take long to build.
 
     Args:
-        folder: where they are kept; None: see above.
+        folder: caches them; None: see above.
         mapped: false: they are read into memory.
-        all: also small ones are kept.
-        progress: hears what is built.
-        log: every answer, appended.
+        all: small ones are cached, too.
+        progress: is told what is built.
+        log: every request, appended.
     """
 
     folder: str | None = None
     mapped: bool = True
     all: bool = False
     progress: Progress = SILENT
-    log: list[Kept] = field(default_factory=list)
+    log: list[CacheRequest] = field(default_factory=list)
 
     def arrays(self, beside: Path, key: Mapping[str, Any], *, make: Make, entries: Callable[[], int]) -> Arrays:
         """The arrays of a key, read-only.
 
         Args:
             beside: the file of the corpus.
-            key: see `mdata.array_cache.store.kept`; its `name` and `corpus` are logged.
+            key: see `mdata.array_cache.store.cached`; its `name` and `corpus` are logged.
             make: builds them.
-            entries: how many numbers they hold, about; asked where they are not kept yet.
+            entries: about how many numbers they hold; called where they are not cached yet.
 
         Raises:
             ResourceError, UsageError: the disk is full, or the given folder cannot be written.
@@ -72,34 +72,34 @@ class Cache:
         start, made = time.perf_counter(), list[bool]()
 
         def make_now() -> Iterable[Arrays]:
-            made.append(True)  # where several want the same arrays one makes them, and the others wait
+            made.append(True)  # of several processes that want the same arrays one builds them, and the others wait
             return make()
 
-        places = self._places(beside)
-        hits = ((folder, find(folder, key, progress=self.progress, mapped=self.mapped)) for folder in places)
+        folders = self._folders(beside)
+        hits = ((folder, find(folder, key, progress=self.progress, mapped=self.mapped)) for folder in folders)
         folder, found = next((hit for hit in hits if hit[1] is not None), (None, None))
         if found is None and not self.all and not self._given and entries() < _SMALL:
             found = in_memory(make_now)
         elif found is None:
-            folder = next((place for place in places if _can_be_written(place)), places[0])
-            # What is wrong with an entry there was said above.
-            found = kept(folder, key, make=make_now, mapped=self.mapped)
+            folder = next((one for one in folders if _can_be_written(one)), folders[0])
+            # `find` has reported what is wrong with an entry there.
+            found = cached(folder, key, make=make_now, mapped=self.mapped)
         path = None if folder is None else entry_path(folder, key)
         rows = max((len(array) for array in found.values()), default=0)
         sizes = sum(array.nbytes for array in found.values())
         seconds = time.perf_counter() - start
-        self.log.append(Kept(str(key["name"]), str(key["corpus"]), path, rows, sizes, seconds, bool(made)))
+        self.log.append(CacheRequest(str(key["name"]), str(key["corpus"]), path, rows, sizes, seconds, bool(made)))
         return found
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Another process has its own listener and log."""
+        """Without progress and log, which belong to this process."""
         return Cache, (self.folder, self.mapped, self.all)
 
     @property
     def _given(self) -> str | None:
         return self.folder or os.environ.get(VARIABLE)
 
-    def _places(self, beside: Path) -> list[Path]:
+    def _folders(self, beside: Path) -> list[Path]:
         if self._given:
             return [Path(self._given)]
         users = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -107,7 +107,7 @@ class Cache:
 
 
 def in_memory(make: Make) -> Arrays:
-    """The arrays without a file."""
+    """The arrays, built in memory."""
     parts = list(make())
     if len(parts) == 1:
         return parts[0]

@@ -1,10 +1,10 @@
-"""Arrays that take long to build, kept in a folder: found by what they are, whole or not there, built once a node.
+"""A folder of cached arrays: found by their key, complete or absent, built once on each node.
 
 An entry is a folder named by the hash of its key, with one .npy for each array and `arrays.json`: the key, and
 size and hash of every file. All of it is compared when it is opened, so an array that is opened is the one that
-was built; what does not agree is built anew. An entry is made under another name and renamed as a whole. Whoever
-comes while it is being built waits; nodes whose file system shares no locks each build it, and the first one's stays.
-Nothing here speaks to other nodes.
+was built; an entry that differs is built again. An entry is written under a temporary name and renamed as a whole.
+Other processes wait while it is built; nodes whose file system shares no locks each build it, and the first is used.
+Nodes do not communicate.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from mdata.util.canonical_json import hash_of
 
 FORMAT, VERSION = "mdata-arrays", 1
 FACTS = "arrays.json"
-_REST_S = 86_400.0
+_DEAD_AFTER_S = 86_400.0
 # More than the header of an array needs whose type is one of numbers.
 _HEAD_BYTES = 4096
 
 Arrays = dict[str, npt.NDArray[Any]]
 Make = Callable[[], Iterable[Arrays]]
-"""Parts of the same arrays, one behind the other; at least one part."""
+"""Parts of the same arrays, to be concatenated; at least one part."""
 
 
-def kept(
+def cached(
     folder: Path, key: Mapping[str, Any], *, make: Make, progress: Progress = SILENT, mapped: bool = True
 ) -> Arrays:
-    """The arrays of a key, read-only: mapped from the folder, after they were built if need be.
+    """The arrays of a key, read-only, from the folder; built first if they are not there.
 
     Args:
-        folder: where entries are kept; made where it is not there.
+        folder: holds the entries; created if it does not exist.
         key: all that decides the arrays, as JSON types; `name` in it begins the entry's name.
         make: builds them, when there is no such entry.
-        progress: hears why an entry is built anew.
+        progress: is told why an entry is built again.
         mapped: false: they are read into memory.
 
     Raises:
@@ -58,11 +58,11 @@ def kept(
     found = find(folder, key, progress=progress, mapped=mapped)
     if found is not None:
         return found
-    with os_errors_named(f"keeping arrays in {folder}"):
+    with os_errors_named(f"caching arrays in {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         entry = entry_path(folder, key)
-        with _alone(entry):
-            # Somebody else may have built it while we waited.
+        with _build_lock(entry):
+            # Another process may have built it while this one waited.
             found = _opened(entry, key, mapped=mapped) if entry.is_dir() else None
             if found is None:
                 found = _build(entry, key, parts=make(), mapped=mapped)
@@ -73,8 +73,8 @@ def find(folder: Path, key: Mapping[str, Any], *, progress: Progress = SILENT, m
     """The arrays of a key if the folder has them whole; nothing is written.
 
     Args:
-        folder, key, mapped: as for `kept`.
-        progress: hears what is wrong with an entry that is there.
+        folder, key, mapped: as for `cached`.
+        progress: is told what is wrong with an existing entry.
     """
     entry = entry_path(folder, key)
     return _opened(entry, key, progress=progress, mapped=mapped) if entry.is_dir() else None
@@ -94,7 +94,7 @@ def _opened(entry: Path, key: Mapping[str, Any], *, progress: Progress = SILENT,
             return _loaded(entry, facts["files"], mapped=mapped)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = str(error)
-    progress.note(f"{entry} is built anew: {reason}")
+    progress.note(f"{entry} is built again: {reason}")
     return None
 
 
@@ -126,7 +126,7 @@ def _array(path: Path) -> npt.NDArray[Any]:
 
 def _difference(entry: Path, facts: dict[str, Any], *, key: Mapping[str, Any]) -> str | None:
     if (facts["format"], facts["version"], facts["key"]) != (FORMAT, VERSION, dict(key)):
-        return "it is of another key or version"
+        return "it has another key or version"
     for name, known in facts["files"].items():
         path = entry / f"{name}.npy"
         if path.stat().st_size != known["bytes"]:
@@ -137,24 +137,24 @@ def _difference(entry: Path, facts: dict[str, Any], *, key: Mapping[str, Any]) -
 
 
 def _build(entry: Path, key: Mapping[str, Any], *, parts: Iterable[Arrays], mapped: bool) -> Arrays:
-    """Make the entry under another name, then give it its own, unless another node was faster."""
+    """Write the entry under a temporary name, then rename it, unless another node was faster."""
     import shutil  # takes compression libraries along
 
-    making = _hidden(entry)
+    making = _temporary(entry)
     making.mkdir()
     try:
         names = _write_parts(making, parts)
         files = {name: _file_facts(making / f"{name}.npy") for name in names}
         facts = {"format": FORMAT, "version": VERSION, "key": dict(key), "files": files}
         atomic_io.atomic_write(making / FACTS, json.dumps(facts, indent=1, sort_keys=True).encode() + b"\n")
-        found = _loaded(making, files, mapped=mapped)  # its own name may be gone again at once
-        return _placed(making, entry, key, mapped=mapped) or found
+        found = _loaded(making, files, mapped=mapped)  # the renamed folder may be removed at once
+        return _rename_or_use(making, entry, key, mapped=mapped) or found
     finally:
         shutil.rmtree(making, ignore_errors=True)
 
 
-def _placed(making: Path, entry: Path, key: Mapping[str, Any], *, mapped: bool) -> Arrays | None:
-    """Give what is made its name; a whole entry that has it already stays, and is returned."""
+def _rename_or_use(making: Path, entry: Path, key: Mapping[str, Any], *, mapped: bool) -> Arrays | None:
+    """Rename a new entry; a complete entry of that name stays, and is returned."""
     import shutil
 
     while True:
@@ -168,7 +168,7 @@ def _placed(making: Path, entry: Path, key: Mapping[str, Any], *, mapped: bool) 
         theirs = _opened(entry, key, mapped=mapped)
         if theirs is not None:
             return theirs
-        damaged = _hidden(entry)
+        damaged = _temporary(entry)
         with suppress(FileNotFoundError):
             atomic_io.rename(entry, damaged)
         shutil.rmtree(damaged, ignore_errors=True)
@@ -208,8 +208,8 @@ def _file_facts(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _alone(entry: Path) -> Iterator[None]:
-    """One builder of an entry on this node, or of all nodes if they share locks; what killed ones left is cleared."""
+def _build_lock(entry: Path) -> Iterator[None]:
+    """Lock for one builder of an entry on this node, or on all that share locks; removes what killed ones left."""
     import shutil
 
     with file_lock.wait_for(entry.with_name(f".{entry.name}.building")):
@@ -219,24 +219,24 @@ def _alone(entry: Path) -> Iterator[None]:
         yield
 
 
-def _hidden(entry: Path) -> Path:
-    """A name that nobody else takes; it tells whose it is."""
+def _temporary(entry: Path) -> Path:
+    """A temporary name that no other process uses; it says which process owns it."""
     return entry.with_name(f".{entry.name}.{_machine()}-{os.getpid()}-{os.urandom(4).hex()}")
 
 
 def _is_dead(left: Path) -> bool:
-    """Whether the builder of a folder is gone: a process of this machine that is no more, or one that rested a day."""
+    """Whether the builder of a folder is dead: its process has ended, or it has written nothing for a day."""
     machine, process, *_ = left.name.rpartition(".")[2].split("-")
     if machine == _machine() and not Path(f"/proc/{process}").exists():
         return True
-    with suppress(OSError):  # what is gone meanwhile was somebody's
-        return max(path.stat().st_mtime for path in (left, *left.iterdir())) < time.time() - _REST_S
+    with suppress(OSError):  # removed by its owner meanwhile
+        return max(path.stat().st_mtime for path in (left, *left.iterdir())) < time.time() - _DEAD_AFTER_S
     return False
 
 
 @cache
 def _machine() -> str:
-    """The same in processes whose numbers can be compared: in one start of one host, seen from one container."""
+    """The same for processes whose ids can be compared: of one boot of one host, in one container."""
     facts = [os.uname().nodename]
     with suppress(OSError):
         facts += [Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").readlink())]

@@ -1,36 +1,39 @@
-"""From a spec to a manifest: finds and opens the corpora, and writes down their shares as given.
+"""From a spec to the manifest of a blend: finds and opens the corpora, and records their shares as given.
 
-A corpus counts as it was asked for; where one entry names many (a folder, a pattern, a blend), they are a group that
+A corpus has the share of its entry; where one entry names many (a folder, a pattern, a blend), they are a group that
 has the entry's share, divided by their tokens or, for a blend, by its own shares: shares of nested blends multiply. The
-manifest is self-contained: nested blends and patterns are gone from it. All problems are said at once. Nothing is
-written here.
+manifest is self-contained: nested blends and patterns are gone from it. All problems are reported in one error.
+Nothing is written here.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
+from mdata.blend.blend import OpenBlend, relative_path
 from mdata.blend.component_paths import blend_at, corpora_at, is_many
-from mdata.blend.duplicates import first_alike, merge_same
+from mdata.blend.data_path import BlendEntry
+from mdata.blend.duplicates import Part, first_alike, merge_same
 from mdata.blend.overlap import ALLOW, check_apart, shared_documents, to_train_on
-from mdata.blend.parts import Part
+from mdata.blend.same_tokenizer import OK, REFUSE, check_one_tokenizer, may_be_unknown
 from mdata.blend.share_texts import weights_set_by
-from mdata.blend.spec import OK, Amount, BlendEntry, BlendSpec, PhaseSpec
-from mdata.corpus.corpus import Corpus
+from mdata.blend.spec import BlendSpec, SpecLike, read_spec
+from mdata.corpus.corpus import Corpus, open_corpus
 from mdata.errors import MdataError, UsageError, errors_wanted_by
-from mdata.manifest.blend_schedule import schedules_of
+from mdata.indexed.reader import Mode
+from mdata.manifest.blend_schedule import schedules_of, stored_groups, stored_phase, stored_share
 from mdata.manifest.ids import sealed
-from mdata.manifest.types import FORMAT, VERSION, BlendComponent, BlendManifest, GroupShare, NamedSet, Phase, Share
-from mdata.mixing.schedule import TOKENS, WEIGHT, as_text, blend_error
-from mdata.mixing.shares import by_tokens, integer_weights
+from mdata.manifest.types import FORMAT, VERSION, BlendComponent, BlendManifest, NamedSet, ShareText
+from mdata.mixing.schedule import Phase, blend_error, missing_lengths
+from mdata.mixing.shares import NOTHING, TOKENS, WEIGHT, Share, as_text, by_tokens, integer_weights
 from mdata.util.option_synonyms import nearest
 
 Opener = Callable[[str], Corpus]
@@ -45,6 +48,40 @@ class Found:
     many: bool
     nested: bool
     left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+def plan_blend(
+    spec: SpecLike,
+    folder: Path,
+    *,
+    mode: Mode = "mmap",
+    checked: bool = True,
+    tokenizer_unknown: str = REFUSE,
+    allow_outside: bool = False,
+) -> OpenBlend:
+    """The blend that `make_blend` would write into a folder; `mode`, `checked` and `allow_outside` as in `open_corpus`.
+
+    Raises:
+        UsageError, DamageError: as `make_blend`.
+    """
+    read = allowing(read_spec(spec), tokenizer_unknown)
+    if read.redistribute:
+        raise UsageError(
+            "redistribute is resolved when a manifest is written, for one training",
+            fix="mdata blend SPEC -o mix.json --redistribute --sequence-length S --samples N",
+        )
+    how: dict[str, Any] = {"mode": mode, "checked": checked, "allow_outside": allow_outside}
+    manifest, corpora = compose(read, folder, open_one=lambda path: open_corpus(path, **how))
+    check_one_tokenizer(corpora, unknown=read.tokenizer_unknown == OK)
+    if problems := missing_lengths(schedules_of(manifest)):
+        raise blend_error(problems)
+    return OpenBlend(manifest, corpora, folder)
+
+
+def allowing(spec: BlendSpec, tokenizer_unknown: str) -> BlendSpec:
+    """The spec, with unknown tokenizers allowed where the spec or the caller allows them."""
+    allowed = may_be_unknown(spec.tokenizer_unknown, tokenizer_unknown)
+    return replace(spec, tokenizer_unknown=OK if allowed else REFUSE)
 
 
 def compose(spec: BlendSpec, folder: Path, *, open_one: Opener) -> tuple[BlendManifest, tuple[Corpus, ...]]:
@@ -72,12 +109,12 @@ def compose(spec: BlendSpec, folder: Path, *, open_one: Opener) -> tuple[BlendMa
         parts, merged = merge_same(parts, groups, spec=spec, problems=problems)
         if problems:
             raise blend_error(problems)
-    _check_kept(parts, groups)
+    _check_texts(parts, groups)
     left_out = {relative_path(Path(path), folder): why for one in found for path, why in one.left_out.items()}
     components = [_component(part, folder) for part in parts]
-    whole = PhaseSpec(samples=spec.samples, tokens=spec.tokens)
-    asked = spec.phases or ((whole,) if whole != PhaseSpec() else ())
-    phases = [_phase(phase, parts, groups=groups, problems=problems, where=i + 1) for i, phase in enumerate(asked)]
+    whole = Phase(samples=spec.samples, tokens=spec.tokens)
+    wanted = spec.phases or ((whole,) if whole != Phase() else ())
+    phases = [_phase(phase, parts, groups=groups, problems=problems, where=i + 1) for i, phase in enumerate(wanted)]
     if problems:
         raise blend_error(problems)
     blend = BlendManifest(
@@ -87,9 +124,9 @@ def compose(spec: BlendSpec, folder: Path, *, open_one: Opener) -> tuple[BlendMa
         checksum="",
         algorithm="native",
         components=components,
-        phases=phases,
+        phases=[stored_phase(phase) for phase in phases],
         parent=None,
-        groups=_group_shares(groups) or UNSET,
+        groups=stored_groups(groups),
         valid=_sets(spec.valid, folder, open_one, problems=problems) or UNSET,
         test=_sets(spec.test, folder, open_one, problems=problems) or UNSET,
         tokenizer_unknown="ok" if spec.tokenizer_unknown == OK else UNSET,
@@ -126,7 +163,7 @@ def _find(entry: BlendEntry, spec: BlendSpec, open_one: Opener, *, problems: lis
 def _nested(entry: BlendEntry, blend: BlendManifest, open_one: Opener) -> Iterator[Part]:
     (*earlier, schedule) = schedules_of(blend)
     phase = schedule.phases[0]
-    if earlier or blend.phases or any(ask.unit != WEIGHT for ask in phase.asks):
+    if earlier or blend.phases or any(share.unit != WEIGHT for share in phase.shares):
         raise UsageError(
             f"{entry.path} cannot stand inside another blend",
             found="phases, or amounts of tokens, samples or epochs",
@@ -138,10 +175,10 @@ def _nested(entry: BlendEntry, blend: BlendManifest, open_one: Opener) -> Iterat
         with errors_wanted_by(f"{entry.path}: component {part.name}"):
             corpora.append(open_one(str(Path(entry.path).parent / part.path)))
     (weight_by,) = weights_set_by(blend, [corpus.num_tokens for corpus in corpora])
-    for part, ask, corpus in zip(blend.components, phase.asks, corpora, strict=True):
+    for part, share, corpus in zip(blend.components, phase.shares, corpora, strict=True):
         if corpus.id != part.id:
             raise UsageError(f"{entry.path}: component {part.name} is not the corpus that was blended")
-        yield Part(corpus, str(ask.amount), entry.max_epochs or part.cap, weight_by=weight_by, name=part.name)
+        yield Part(corpus, str(share.amount), entry.max_epochs or part.cap, weight_by=weight_by, name=part.name)
 
 
 def _name_all(found: Sequence[Found]) -> None:
@@ -191,20 +228,20 @@ def corpora_of_sets(blend: BlendManifest, folder: Path, *, open_one: Opener) -> 
     return found
 
 
-def _share_out(found: Sequence[Found], spec: BlendSpec) -> dict[str, Amount]:
+def _share_out(found: Sequence[Found], spec: BlendSpec) -> dict[str, Share]:
     """Give every part its share and group; returns the groups that have shares."""
     _check_shares(found, spec)
     groups = dict(spec.groups)
     for one in found:
         entry = one.entry
-        share = Amount("1", "epochs") if spec.exhaustive else entry.share
+        share = Share("1", "epochs") if spec.exhaustive else entry.share
         by_itself = share is None and not one.nested
         if not one.many or by_itself or (share is not None and share.unit == "epochs"):
             for part in one.parts:
                 part.group = entry.group or (_group_name(one) if one.many else None)
-                part.share = share or Amount(part.weight, set_by=TOKENS)
+                part.share = share or Share(part.weight, set_by=TOKENS)
             continue
-        whole = share or Amount(str(sum(part.corpus.num_tokens for part in one.parts)), set_by=TOKENS)
+        whole = share or Share(str(sum(part.corpus.num_tokens for part in one.parts)), set_by=TOKENS)
         total = sum((Fraction(part.weight) for part in one.parts), Fraction(0))
         name = entry.group or _group_name(one)
         if entry.group is None:
@@ -213,10 +250,10 @@ def _share_out(found: Sequence[Found], spec: BlendSpec) -> dict[str, Amount]:
             groups[name] = whole
         for part in one.parts:
             part.group = name
-            divided = Fraction(whole.share) * (Fraction(part.weight) / total if total else 1)
-            part.share = Amount(part.weight, set_by=part.weight_by)
+            divided = whole.amount * (Fraction(part.weight) / total if total else 1)
+            part.share = Share(part.weight, set_by=part.weight_by)
             if entry.group is not None:
-                part.share = Amount(as_text(divided), whole.unit, whole.set_by)
+                part.share = Share(as_text(divided), whole.unit, whole.set_by)
     return groups
 
 
@@ -259,19 +296,19 @@ def _by_tokens(one: Found) -> bool:
     return len(one.parts) > 1 and one.entry.share.unit != "epochs"
 
 
-def _check_kept(parts: Sequence[Part], groups: Mapping[str, Amount]) -> None:
-    """Shares that are numbers above 0 and can be kept as text."""
+def _check_texts(parts: Sequence[Part], groups: Mapping[str, Share]) -> None:
+    """Refuse shares that are not numbers above 0, or that a manifest cannot hold as text."""
     problems = [f"{part.name} has no tokens; leave it out" for part in parts if not part.corpus.num_tokens]
     named = [(part.name, part.share) for part in parts if part.corpus.num_tokens]
     named += [(f"group {name}", share) for name, share in groups.items()]
     for name, share in named:
         try:
-            integer_weights([share.share], [name])
-            msgspec.convert(share.share, Share)
+            integer_weights([share.text], [name])
+            msgspec.convert(share.text, ShareText)
         except UsageError as error:
             problems.append(str(error))
         except msgspec.ValidationError:
-            problems.append(f"the share of {name} cannot be kept exactly: {share.share!r}; write a number such as 0.7")
+            problems.append(f"the share of {name} cannot be stored exactly: {share.text!r}; write a number such as 0.7")
     if problems:
         raise blend_error(problems)
 
@@ -281,24 +318,22 @@ def _component(part: Part, folder: Path) -> BlendComponent:
         path=relative_path(part.corpus.path, folder),
         id=part.corpus.id,
         name=part.name,
-        share=part.share.share,
         group=part.group,
         cap=part.cap,
-        unit=UNSET if part.share.unit == WEIGHT else part.share.unit,
-        set_by=part.share.set_by,
+        **stored_share(part.share),
     )
 
 
 def _phase(
-    phase: PhaseSpec, parts: Sequence[Part], *, groups: Mapping[str, Amount], problems: list[str], where: int
+    phase: Phase, parts: Sequence[Part], *, groups: Mapping[str, Share], problems: list[str], where: int
 ) -> Phase:
     """A phase with a share for every component and group: its own, or those of the entries."""
     shares = {part.name: part.share for part in parts}
     of_groups = dict(groups)
-    if phase.shares is not None:
+    if phase.by_name is not None:
         inside = {part.name for part in parts if part.group in groups}
         known = [name for name in shares if name not in inside] + list(groups)
-        for name in phase.shares:
+        for name in phase.by_name:
             if known.count(name) > 1:
                 problems.append(f"phase {where} gives {name} a share, which is a component and a group; rename one")
             if name not in known:
@@ -307,26 +342,9 @@ def _phase(
                 problems.append(
                     f"phase {where} gives {name} a share, which is no component or group of the blend{hint}"
                 )
-        nothing = Amount("0")
-        shares = {name: s if name in inside else phase.shares.get(name, nothing) for name, s in shares.items()}
-        of_groups = {name: phase.shares.get(name, nothing) for name in groups}
-    units = [share.unit for share in shares.values()]
-    return Phase(
-        samples=phase.samples,
-        shares=[share.share for share in shares.values()],
-        tokens=UNSET if phase.tokens is None else phase.tokens,
-        units=UNSET if all(unit == WEIGHT for unit in units) else units,
-        groups=_group_shares(of_groups) or UNSET,
-        ramp=phase.ramp or UNSET,
-        set_by=[share.set_by for share in shares.values()],
-    )
-
-
-def _group_shares(groups: Mapping[str, Amount]) -> dict[str, GroupShare]:
-    return {
-        name: GroupShare(share=share.share, unit=UNSET if share.unit == WEIGHT else share.unit, set_by=share.set_by)
-        for name, share in groups.items()
-    }
+        shares = {name: s if name in inside else phase.by_name.get(name, NOTHING) for name, s in shares.items()}
+        of_groups = {name: phase.by_name.get(name, NOTHING) for name in groups}
+    return replace(phase, shares=tuple(shares.values()), by_name=of_groups)
 
 
 def _sets(sets: Mapping[str, str], folder: Path, open_one: Opener, *, problems: list[str]) -> list[NamedSet]:
@@ -346,9 +364,3 @@ def _sets(sets: Mapping[str, str], folder: Path, open_one: Opener, *, problems: 
         except MdataError as error:
             problems.append(str(error))
     return list(made.values())
-
-
-def relative_path(path: Path, folder: Path) -> str:
-    """A path from a folder, both without symbolic links, so that `..` means the same when it is followed."""
-    real = path.parent.resolve() / path.name
-    return Path(os.path.relpath(real, folder.resolve())).as_posix()

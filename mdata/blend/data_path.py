@@ -13,21 +13,34 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from numbers import Real
-from typing import NamedTuple
+from pathlib import Path
 
 from mdata.errors import UsageError
+from mdata.mixing.shares import Share
 
 _FRACTION = re.compile(r"[0-9]+/[0-9]+")
 
 WordLike = str | float | Real | os.PathLike[str]
 
 
-class Word(NamedTuple):
-    """One component of a blend as its user wrote it; `share` is None where no weight was given."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlendEntry:
+    """Corpora with one share.
 
-    prefix: str
-    share: str | None
+    Args:
+        path: a manifest, prefix, folder, pattern or blend manifest.
+        share: of all that it names together (epochs: of each); None: by tokens.
+        name: how phases and tables call it. group: a heading, or a group with a share.
+        max_epochs: of each corpus, in all of the training.
+    """
+
+    path: str
+    share: Share | None = None
+    name: str | None = None
+    group: str | None = None
+    max_epochs: str | None = None
 
 
 def as_words(words: object, name: str = "the blend") -> list[str]:
@@ -54,7 +67,15 @@ def as_words(words: object, name: str = "the blend") -> list[str]:
     return found
 
 
-def parse_data_path(words: Sequence[str]) -> tuple[Word, ...]:
+def words_of_path(path: str | Path) -> list[str]:
+    """Megatron's words that stand in one string; a path of something that is there is one word, blanks or not."""
+    whole = str(path)
+    # Of os.path, as words of many corpora are longer than a name may be, and Path.exists then raises.
+    there = any(os.path.exists(whole + end) for end in ("", ".json", ".idx"))  # noqa: PTH110
+    return [whole] if isinstance(path, Path) or there else whole.split() or [whole]
+
+
+def parse_data_path(words: Sequence[str]) -> tuple[BlendEntry, ...]:
     """Read the words of Megatron's --data-path.
 
     Args:
@@ -75,7 +96,7 @@ def parse_data_path(words: Sequence[str]) -> tuple[Word, ...]:
             fix=f"{words[1]} {words[0]} (or write ./{words[1]} if that is a prefix)",
         )
     if not numbers or (len(words) % 2 and all(map(_is_number, words))):
-        return tuple(Word(word.strip(), None) for word in words)
+        return tuple(BlendEntry(path=word.strip()) for word in words)
     if len(words) % 2 or len(numbers) < len(firsts):
         other = next(word for word in (*firsts, *words) if not _is_number(word))
         raise UsageError(
@@ -85,7 +106,8 @@ def parse_data_path(words: Sequence[str]) -> tuple[Word, ...]:
             expected="WEIGHT PREFIX WEIGHT PREFIX ..., or prefixes alone",
             fix=f"give a weight for every prefix (or write ./{numbers[0]} if that is a prefix)",
         )
-    return tuple(Word(prefix.strip(), _kept(share)) for share, prefix in zip(firsts, words[1::2], strict=True))
+    pairs = zip(firsts, words[1::2], strict=True)
+    return tuple(BlendEntry(path=prefix.strip(), share=Share(_kept(share))) for share, prefix in pairs)
 
 
 def _kept(share: str) -> str:

@@ -1,24 +1,34 @@
-"""One corpus that several entries name: which do, and, where that is asked for, one component with all their shares.
+"""One corpus that several entries name: finding them, and, with merge_same, one component with all their shares.
 
 Two components of one corpus would read the same texts at the same pace, since the order inside a corpus depends on
 nothing but the corpus: each text would come twice in every pass. One component has one cursor, so nothing comes again
-before all of it was read; random access, inverse and the bound of a share are those of any component. A share is a sum
-only of shares that count alike. A member of a group with a share, named once more outside of it, leaves the group with
-its part of that share; what the others get does not change.
+before all of it was read; random access, inverse and the bound of a share are those of any component. Only shares
+in one unit are added. A member of a group with a share, named once more outside of it, leaves the group with its part
+of that share; what the others get does not change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
-from mdata.blend.spec import Amount, BlendSpec
+from mdata.blend.spec import BlendSpec
 from mdata.corpus.corpus import Corpus
-from mdata.mixing.schedule import TOKENS, USER, as_text
+from mdata.mixing.shares import NOTHING, TOKENS, USER, SetBy, Share, as_text
 
-if TYPE_CHECKING:
-    from mdata.blend.parts import Part
+
+@dataclass
+class Part:
+    """A corpus of a blend that is being composed; `weight`, set by `weight_by`, divides the share of its entry."""
+
+    corpus: Corpus
+    weight: str
+    cap: str | None
+    weight_by: SetBy = TOKENS
+    name: str = ""
+    group: str | None = None
+    share: Share = NOTHING
 
 
 def first_alike(corpora: Sequence[Corpus]) -> list[int]:
@@ -47,7 +57,7 @@ def files_of(corpus: Corpus) -> tuple[tuple[str, int], ...]:
 
 
 def merge_same(
-    parts: Sequence[Part], groups: dict[str, Amount], *, spec: BlendSpec, problems: list[str]
+    parts: Sequence[Part], groups: dict[str, Share], *, spec: BlendSpec, problems: list[str]
 ) -> tuple[list[Part], dict[str, str]]:
     """The parts with every corpus once, under its first name; `groups` loses what its members take along.
 
@@ -74,7 +84,7 @@ def merge_same(
 
 
 def _merge(
-    same: list[Part], parts: Sequence[Part], groups: dict[str, Amount], *, spec: BlendSpec, problems: list[str]
+    same: list[Part], parts: Sequence[Part], groups: dict[str, Share], *, spec: BlendSpec, problems: list[str]
 ) -> str:
     """Make the first of these all of them; their shares in words."""
     first = same[0]
@@ -83,7 +93,7 @@ def _merge(
     if spec.exhaustive:
         return "once, as every corpus"
     if len({part.group if part.group in groups else None for part in same}) > 1:
-        if any(phase.shares is not None for phase in spec.phases):
+        if any(phase.by_name is not None for phase in spec.phases):
             what = f"{first.name} is named inside of a group and outside of it"
             problems.append(f"{what}; phases with shares of their own need every corpus in one place")
             return ""
@@ -93,22 +103,22 @@ def _merge(
     units = {part.share.unit for part in same}
     if len(units) > 1:
         problems.append(
-            f"{first.name} is asked for in {' and in '.join(sorted(units))}; only what counts alike is merged"
+            f"{first.name} has shares in {' and in '.join(sorted(units))}; only shares in one unit can be merged"
         )
         return ""
     shares = [part.share for part in same]
     set_by = USER if any(share.set_by == USER for share in shares) else TOKENS
-    first.share = Amount(as_text(sum((Fraction(share.share) for share in shares), Fraction(0))), units.pop(), set_by)
+    first.share = Share(as_text(sum((share.amount for share in shares), Fraction(0))), units.pop(), set_by)
     for part in same[1:]:
-        part.share = Amount("0")
+        part.share = NOTHING
     return " + ".join(map(str, shares))
 
 
-def _leave_group(part: Part, parts: Sequence[Part], groups: dict[str, Amount]) -> None:
+def _leave_group(part: Part, parts: Sequence[Part], groups: dict[str, Share]) -> None:
     """Take a member out of its group, with its part of the group's share."""
     assert part.group is not None, "no member"
     whole = groups[part.group]
-    weights = sum(Fraction(other.share.share) for other in parts if other.group == part.group)
-    taken = Fraction(whole.share) * Fraction(part.share.share) / weights
-    groups[part.group] = whole._replace(share=as_text(Fraction(whole.share) - taken))
-    part.group, part.share = None, whole._replace(share=as_text(taken))
+    weights = sum(other.share.amount for other in parts if other.group == part.group)
+    taken = whole.amount * part.share.amount / weights
+    groups[part.group] = replace(whole, text=as_text(whole.amount - taken))
+    part.group, part.share = None, replace(whole, text=as_text(taken))

@@ -2,8 +2,8 @@
 
 Of a folder the held-out parts are left out, and the parts of a whole that is there too; both are said. Beyond that
 nothing is chosen: corpora with documents in common (two wholes of one input, a part beside a whole of another run) are
-refused by name, and so is a corpus, or any of its documents, in training and evaluation at once. Whoever wants one of
-these asks for it (`allow_overlap`). Corpora without a provenance are compared by id and files alone.
+refused by name, and so is a corpus, or any of its documents, in training and evaluation at once; `allow_overlap` allows
+both. Corpora without a provenance are compared by id and files alone.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ def to_train_on(path: str, corpora: Sequence[Corpus]) -> tuple[list[Corpus], dic
     """
     lineages = [lineage_of(corpus.manifest) for corpus in corpora]
     wholes = {one.run: corpus for one, corpus in zip(lineages, corpora, strict=True) if one and one.role == "whole"}
-    kept, left_out = [], {}
+    taken, left_out = [], {}
     for corpus, one in zip(corpora, lineages, strict=True):
         if one and one.role == "holdout":
             left_out[str(corpus.path)] = f"{one.what} of {one.key}"
         elif one and one.role == "partition" and one.run in wholes:
             left_out[str(corpus.path)] = f"{one.what} of {wholes[one.run].path.name}, which is included"
         else:
-            kept.append(corpus)
-    if corpora and not kept:
+            taken.append(corpus)
+    if corpora and not taken:
         raise UsageError(
             f"{path}: every corpus in it is a held-out part",
             found=_some([f"{where} is {why}" for where, why in left_out.items()]),
             fix=f"to train on a corpus, name it by itself, or set {ALLOW}",
         )
-    return kept, left_out
+    return taken, left_out
 
 
 def check_added(corpora: Sequence[Corpus], known: int, *, sets: Mapping[str, Sequence[Corpus]]) -> None:
@@ -81,7 +81,7 @@ def check_apart(train: Sequence[Corpus], sets: Mapping[str, Sequence[Corpus]], *
     Args:
         train: corpora that are trained on.
         sets: name -> corpora of a validation or test set.
-        allow: how a user asks for it all the same.
+        allow: the option that allows it, for the message.
 
     Raises:
         UsageError: names each pair.

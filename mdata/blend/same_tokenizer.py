@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mdata.blend.spec import OK, TOKENIZER_UNKNOWN
 from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError, few
+
+TOKENIZER_UNKNOWN = REFUSE, OK = "refuse", "ok"
 
 
 def may_be_unknown(*said: str) -> bool:

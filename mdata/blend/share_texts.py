@@ -1,4 +1,4 @@
-"""What a blend was asked for, as people read it: the shares of its components and groups, phase by phase.
+"""The shares of a blend as they are shown to people: of its components and groups, phase by phase.
 
 A share is shown as the user gave it. Where the user gave none of the weights that stand side by side (corpora count by
 their tokens, or by a power of them), they are shown as parts of 1; long fractions and amounts are rounded. The manifest
@@ -9,17 +9,18 @@ samples that came out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UnsetType
 
-from mdata.blend.spec import Amount
-from mdata.manifest.blend_schedule import fits, phases_of, unit_of
-from mdata.manifest.types import BlendManifest, Phase
-from mdata.mixing.schedule import TOKENS, USER, WEIGHT, SetBy, exact
-from mdata.mixing.shares import by_tokens
+from mdata.errors import UsageError
+from mdata.manifest.blend_schedule import phases_of, read_phases
+from mdata.manifest.types import BlendManifest, StoredPhase
+from mdata.mixing.schedule import Phase
+from mdata.mixing.shares import TOKENS, USER, WEIGHT, SetBy, Share, by_tokens
 
 _LONGEST = 8  # characters of a share that people write
 _DIGITS = 4  # as in the other columns of a table
@@ -32,7 +33,7 @@ def share_texts(blend: BlendManifest, tokens: Sequence[int]) -> tuple[list[str],
         blend: its manifest. tokens: of each component.
     """
     headings = [name for name in dict.fromkeys(part.group for part in blend.components) if name is not None]
-    phases = [_texts(_asked(blend, phase, tokens)) for phase in _phases(blend)]
+    phases = [_texts(_shares(blend, phase, tokens)) for phase in _phases(blend)]
     components = [_over_time(texts) for texts in zip(*(texts for texts, _ in phases), strict=True)]
     found = {name: [texts.get(name, "-") for _, texts in phases] for name in headings}
     return components, {name: None if set(texts) == {"-"} else _over_time(texts) for name, texts in found.items()}
@@ -41,9 +42,9 @@ def share_texts(blend: BlendManifest, tokens: Sequence[int]) -> tuple[list[str],
 def shown_wholes(blend: BlendManifest, tokens: Sequence[int]) -> list[Fraction | None]:
     """By what each phase in force divides its weights when they are shown: their sum; None where the user gave any.
 
-    As exact as what is shown, so that the quotients stay short enough to be kept.
+    As exact as what is shown, so that the quotients stay short enough for a manifest.
     """
-    wholes = [_asked(blend, phase, tokens).sums().get(None) for phase in phases_of(blend)]
+    wholes = [_shares(blend, phase, tokens).sums().get(None) for phase in phases_of(blend)]
     return [None if whole is None else Fraction(f"{float(whole):.{_DIGITS}g}") for whole in wholes]
 
 
@@ -52,80 +53,65 @@ def weights_set_by(blend: BlendManifest, tokens: Sequence[int]) -> list[SetBy]:
     return [USER if whole is None else TOKENS for whole in shown_wholes(blend, tokens)]
 
 
-def counts_by_tokens(blend: BlendManifest, tokens: Sequence[int]) -> bool:
-    """Whether every component counts by its tokens, and nobody gave a share; `tokens`: of each.
-
-    An older manifest does not say who set its shares: those that are the corpora's tokens are taken for not given.
-    """
-    parts = zip(blend.components, tokens, strict=True)
-    return all(part.set_by != USER and part.share == str(number) for part, number in parts)
-
-
 def _phases(blend: BlendManifest) -> list[Phase]:
-    """The phases that were asked for; the note of a blend that was changed since speaks of an earlier mixture."""
+    """The phases as they were requested; the note of a blend that was changed since speaks of an earlier mixture."""
     note = blend.notes.get("redistributed")
     if isinstance(note, Mapping) and isinstance(blend.earlier, UnsetType):
-        try:
-            phases = msgspec.convert(note.get("asked"), list[Phase])
-        except msgspec.ValidationError:  # notes are free: nothing relies on them
-            phases = []
-        if phases and all(fits(phase, len(blend.components)) for phase in phases):
-            return phases
+        with suppress(msgspec.ValidationError, UsageError):  # notes are free: nothing relies on them
+            if phases := read_phases(msgspec.convert(note.get("asked"), list[StoredPhase]), len(blend.components)):
+                return phases
     return phases_of(blend)
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What a phase asks of its components, then of its groups that have shares.
+class _Shares:
+    """The shares of a phase: of its components, then of its groups that have shares.
 
     Args:
-        amounts: as given. sides: the group inside of which each stands; None: side by side with groups.
+        shares: all of them. sides: the group inside of which each stands; None: side by side with groups.
         names: of the groups.
     """
 
-    amounts: list[Amount]
+    shares: list[Share]
     sides: list[str | None]
     names: list[str]
 
     def sums(self) -> dict[str | None, Fraction]:
         """Side -> the sum of its weights, for sides where the user gave none of them."""
-        weights: dict[str | None, list[Amount]] = {}
-        for amount, side in zip(self.amounts, self.sides, strict=True):
-            if amount.unit == WEIGHT and exact(amount.share):
-                weights.setdefault(side, []).append(amount)
+        weights: dict[str | None, list[Share]] = {}
+        for share, side in zip(self.shares, self.sides, strict=True):
+            if share.unit == WEIGHT and share.amount:
+                weights.setdefault(side, []).append(share)
         return {
-            side: sum((exact(amount.share) for amount in amounts), Fraction(0))
-            for side, amounts in weights.items()
-            if all(amount.set_by == TOKENS for amount in amounts)
+            side: sum((share.amount for share in shares), Fraction(0))
+            for side, shares in weights.items()
+            if all(share.set_by == TOKENS for share in shares)
         }
 
 
-def _asked(blend: BlendManifest, phase: Phase, tokens: Sequence[int]) -> _Asked:
-    members = [part.group for part in blend.components]
-    groups = {} if isinstance(phase.groups, UnsetType) else phase.groups
-    units = [WEIGHT] * len(phase.shares) if isinstance(phase.units, UnsetType) else phase.units
+def _shares(blend: BlendManifest, phase: Phase, tokens: Sequence[int]) -> _Shares:
+    members, groups = [part.group for part in blend.components], phase.by_name or {}
     of_groups = dict.fromkeys(groups, 0)
     for group, number in zip(members, tokens, strict=True):
         if group in of_groups:
             of_groups[group] += number
     # A weight says something beside its neighbours alone: those in its group, or all that stand outside of one.
     sides = [*(group if group in groups else None for group in members), *[None] * len(groups)]
-    texts = [*phase.shares, *(group.share for group in groups.values())]
-    units = [*units, *(unit_of(group.unit) for group in groups.values())]
-    known = [*([UNSET] * len(members) if isinstance(phase.set_by, UnsetType) else phase.set_by)]
-    known += [group.set_by for group in groups.values()]
-    old = _set_by_if_old(texts, sides, [*tokens, *of_groups.values()], alpha=blend.notes.get("alpha"))
-    set_by = [guess if isinstance(one, UnsetType) else one for one, guess in zip(known, old, strict=True)]
-    return _Asked([Amount(*one) for one in zip(texts, units, set_by, strict=True)], sides, names=list(groups))
+    shares = [*phase.shares, *groups.values()]
+    old = _set_by_if_old(shares, sides, [*tokens, *of_groups.values()], alpha=blend.notes.get("alpha"))
+    known = [replace(share, set_by=share.set_by or guess) for share, guess in zip(shares, old, strict=True)]
+    return _Shares(known, sides, names=list(groups))
 
 
 def _set_by_if_old(
-    shares: Sequence[str], sides: Sequence[str | None], tokens: Sequence[int], *, alpha: object
+    shares: Sequence[Share], sides: Sequence[str | None], tokens: Sequence[int], *, alpha: object
 ) -> list[SetBy]:
     """Who set shares of which an older manifest does not say it: the tokens, where all of a side are what they give."""
     triples = list(zip(shares, sides, tokens, strict=True))
     given = {
-        side for share, side, number in triples if exact(share) and share not in (str(number), _power(number, alpha))
+        side
+        for share, side, number in triples
+        if share.amount and share.text not in (str(number), _power(number, alpha))
     }
     return [USER if side in given else TOKENS for side in sides]
 
@@ -138,23 +124,23 @@ def _power(tokens: int, alpha: object) -> str | None:
         return None
 
 
-def _texts(asked: _Asked) -> tuple[list[str], dict[str, str]]:
+def _texts(phase: _Shares) -> tuple[list[str], dict[str, str]]:
     """The texts of one phase: of its components, and of the groups that have a share."""
-    sums = asked.sums()
-    texts = [_text(amount, sums.get(side)) for amount, side in zip(asked.amounts, asked.sides, strict=True)]
-    count = len(texts) - len(asked.names)
-    return texts[:count], dict(zip(asked.names, texts[count:], strict=True))
+    sums = phase.sums()
+    texts = [_text(share, sums.get(side)) for share, side in zip(phase.shares, phase.sides, strict=True)]
+    count = len(texts) - len(phase.names)
+    return texts[:count], dict(zip(phase.names, texts[count:], strict=True))
 
 
-def _text(amount: Amount, whole: Fraction | None) -> str:
+def _text(share: Share, whole: Fraction | None) -> str:
     """An amount, or a weight: a part of a whole where that is known, else as it was given, long fractions rounded."""
-    if amount.unit == WEIGHT:
-        given = whole is None and (len(amount.share) <= _LONGEST or "/" not in amount.share)
-        return amount.share if given else f"{float(exact(amount.share) / (whole or 1)):.{_DIGITS}g}"
-    value = exact(amount.share)
-    if len(amount.share) <= _LONGEST or value.denominator == 1:
-        return str(amount)
-    return f"{round(value) if value >= 10**_DIGITS else format(float(value), f'.{_DIGITS}g')} {amount.unit}"
+    value = share.amount
+    if share.unit == WEIGHT:
+        given = whole is None and (len(share.text) <= _LONGEST or "/" not in share.text)
+        return share.text if given else f"{float(value / (whole or 1)):.{_DIGITS}g}"
+    if len(share.text) <= _LONGEST or value.denominator == 1:
+        return str(share)
+    return f"{round(value) if value >= 10**_DIGITS else format(float(value), f'.{_DIGITS}g')} {share.unit}"
 
 
 def _over_time(texts: Sequence[str]) -> str:

@@ -12,63 +12,18 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Literal, NamedTuple, get_args
+from pathlib import Path
+from typing import Any, get_args
 
-from mdata.blend.data_path import WordLike, as_words, parse_data_path
-from mdata.errors import UsageError
-from mdata.mixing.schedule import USER, WEIGHT, SetBy, Unit, blend_error
+from mdata.blend.data_path import BlendEntry, WordLike, as_words, parse_data_path, words_of_path
+from mdata.blend.same_tokenizer import REFUSE, TOKENIZER_UNKNOWN
+from mdata.errors import UsageError, os_errors_named
+from mdata.mixing.schedule import Phase, blend_error
+from mdata.mixing.shares import Share, Unit
 from mdata.util.config_text import parse_toml
 from mdata.util.option_synonyms import nearest
 
 UNITS: tuple[Unit, ...] = get_args(Unit)
-TokenizerUnknown = Literal["refuse", "ok"]
-TOKENIZER_UNKNOWN: tuple[str, ...] = get_args(TokenizerUnknown)
-REFUSE, OK = TOKENIZER_UNKNOWN
-
-
-class Amount(NamedTuple):
-    """A share as given; `set_by` "tokens": nobody gave it, and it comes from the sizes of corpora."""
-
-    share: str
-    unit: Unit = WEIGHT
-    set_by: SetBy = USER
-
-    def __str__(self) -> str:
-        return self.share if self.unit == WEIGHT else f"{self.share} {self.unit}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlendEntry:
-    """Corpora with one share.
-
-    Args:
-        path: a manifest, prefix, folder, pattern or blend manifest.
-        share: of all that it names together (epochs: of each); None: by tokens.
-        name: how phases and tables call it. group: a heading, or a group with a share.
-        max_epochs: of each corpus, in all of the training.
-    """
-
-    path: str
-    share: Amount | None = None
-    name: str | None = None
-    group: str | None = None
-    max_epochs: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseSpec:
-    """A span of training.
-
-    Args:
-        samples, tokens: its length; neither for the last.
-        shares: of what is read in it, by name of component or group; None: those of the entries.
-        ramp: whether it goes in a line from the shares before to its own.
-    """
-
-    samples: int | None = None
-    tokens: int | None = None
-    shares: Mapping[str, Amount] | None = None
-    ramp: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +43,8 @@ class BlendSpec:
     """
 
     entries: tuple[BlendEntry, ...]
-    groups: Mapping[str, Amount] = field(default_factory=dict)
-    phases: tuple[PhaseSpec, ...] = ()
+    groups: Mapping[str, Share] = field(default_factory=dict)
+    phases: tuple[Phase, ...] = ()
     alpha: str | None = None
     exhaustive: bool = False
     redistribute: bool = False
@@ -103,14 +58,44 @@ class BlendSpec:
     per_split: bool = False
 
 
+SpecLike = Sequence[WordLike] | Mapping[str, Any] | BlendSpec | str | Path
+
+
+def read_spec(spec: SpecLike) -> BlendSpec:
+    """The spec that words, a .toml or .csv file or a mapping are.
+
+    Raises:
+        UsageError: it cannot be read; all of its problems at once.
+    """
+    if isinstance(spec, BlendSpec):
+        return spec
+    if isinstance(spec, Mapping):
+        return spec_of_mapping(spec)
+    words = words_of_path(spec) if isinstance(spec, str | Path) else as_words(spec)
+    files = [word for word in words if Path(word).suffix in (".toml", ".csv")]
+    there = [word for word in files if Path(word).is_file()]
+    if len(words) > 1 and there:
+        raise UsageError(
+            f"{there[0]} is a whole blend, and stands alone",
+            found=" ".join(words[:8]) + (" ..." if len(words) > 8 else ""),
+            expected="one .toml or .csv file, or weights and corpora",
+            fix="write what stands beside it into the file",
+        )
+    if len(words) != 1 or not files:
+        return spec_of_words(words)
+    (name,) = files
+    with os_errors_named("reading a blend's description"):
+        content = Path(name).read_bytes()
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name} is not UTF-8", found=str(error)) from error
+    return spec_of_toml(text, name) if name.endswith(".toml") else spec_of_csv(text, name)
+
+
 def spec_of_words(words: Sequence[WordLike]) -> BlendSpec:
     """Megatron's grammar: `0.7 a 0.3 b`, or corpora alone."""
-    parts = parse_data_path(as_words(words))
-    return BlendSpec(
-        entries=tuple(
-            BlendEntry(path=part.prefix, share=None if part.share is None else Amount(part.share)) for part in parts
-        )
-    )
+    return BlendSpec(entries=parse_data_path(as_words(words)))
 
 
 def spec_of_splits(lists: Mapping[str, Sequence[WordLike] | str | None]) -> BlendSpec:
@@ -128,7 +113,7 @@ def spec_of_splits(lists: Mapping[str, Sequence[WordLike] | str | None]) -> Blen
     if unknown or "train" not in words:
         found = f"keys {', '.join(lists)}" if lists else "nothing"
         raise UsageError("the lists per split cannot be used", found=found, expected='"train", and "valid" and "test"')
-    sets = {key: {part.prefix: part.prefix for part in parse_data_path(words[key])} for key in words if key != "train"}
+    sets = {key: {entry.path: entry.path for entry in parse_data_path(words[key])} for key in words if key != "train"}
     entries = spec_of_words(words["train"]).entries
     return BlendSpec(entries=entries, valid=sets.get("valid", {}), test=sets.get("test", {}), per_split=True)
 
@@ -198,7 +183,7 @@ class _Reader:
         entries = [self.entry(t, f"component {i + 1}") for i, t in enumerate(self.tables(tables, "component"))]
         if not entries:
             self.problems.append("no [[component]] names a corpus")
-        groups = {name: self.amount(value, f"group {name}") for name, value in self.table(tables, "group").items()}
+        groups = {name: self.share(value, f"group {name}") for name, value in self.table(tables, "group").items()}
         phases = [self.phase(t, f"phase {i + 1}") for i, t in enumerate(self.tables(tables, "phase"))]
         sets = {
             key: {name: self.text(path, f"{key}.{name}") for name, path in self.table(tables, key).items()}
@@ -227,27 +212,27 @@ class _Reader:
         texts = {key: self.text(table[key], f"{where}: {key}") if key in table else None for key in ("name", "group")}
         return BlendEntry(
             path=self.text(table.get("path", ""), f"{where}: path"),
-            share=self.amount({unit: table[unit] for unit in UNITS if unit in table}, where, none=True),
+            share=self.share({unit: table[unit] for unit in UNITS if unit in table}, where, none=True),
             max_epochs=self.number(table["max_epochs"], f"{where}: max_epochs") if "max_epochs" in table else None,
             **texts,
         )
 
-    def phase(self, table: Mapping[str, Any], where: str) -> PhaseSpec:
+    def phase(self, table: Mapping[str, Any], where: str) -> Phase:
         self.keys(table, ("shares", "ramp", *_LENGTHS), where)
         shares = self.table(table, "shares") if "shares" in table else None
-        return PhaseSpec(
+        return Phase(
             samples=self.whole(table, "samples", where),
             tokens=self.whole(table, "tokens", where),
-            shares=None
+            by_name=None
             if shares is None
-            else {name: self.amount(value, f"{where}: {name}", zero=True) for name, value in shares.items()},
+            else {name: self.share(value, f"{where}: {name}", zero=True) for name, value in shares.items()},
             ramp=self.flag(table, "ramp", where),
         )
 
-    def amount(self, value: Any, where: str, *, none: bool = False, zero: bool = False) -> Any:
-        """An `Amount` of a number (a weight) or of a table with one unit; None for an empty one, if that may be."""
+    def share(self, value: Any, where: str, *, none: bool = False, zero: bool = False) -> Any:
+        """A `Share` of a number (a weight) or of a table with one unit; None for an empty one, if that may be."""
         if not isinstance(value, Mapping):
-            return Amount(self.number(value, where, zero=zero))
+            return Share(self.number(value, where, zero=zero))
         self.keys(value, UNITS, where)
         units = [unit for unit in UNITS if unit in value]
         if none and not units:
@@ -255,8 +240,8 @@ class _Reader:
         if len(units) != 1:
             found = " and ".join(units) or "none"
             self.problems.append(f"{where} has one share, in weight, tokens, samples or epochs; found {found}")
-            return Amount("1")
-        return Amount(self.number(value[units[0]], f"{where}: {units[0]}", zero=zero), units[0])
+            return Share("1")
+        return Share(self.number(value[units[0]], f"{where}: {units[0]}", zero=zero), units[0])
 
     def number(self, value: Any, where: str, *, zero: bool = False) -> str:
         """The text of a number above 0 (at least 0); Python's floats are not exact and refused."""

@@ -1,7 +1,7 @@
-"""Another mixture for the rest of a run: what was read before sample N stays as it is, corpora go on where they were.
+"""Another mixture for the rest of a run: what was read before sample N stays, and corpora continue where they were.
 
 The new manifest names the old one as its parent and carries its phases, left at N, before its own. Components keep
-their numbers and new ones are added behind them, so that nothing before N changes; a corpus that is no longer read
+their numbers and new ones are added after them, so that nothing before N changes; a corpus that is no longer read
 keeps its place with a share of 0. Amounts of the new phases count from N; caps count from the run's beginning. Pure but
 for opening what is added.
 """
@@ -16,33 +16,22 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from mdata.blend.compose import corpora_of_sets, relative_path
+from mdata.blend.blend import OpenBlend, relative_path
+from mdata.blend.compose import corpora_of_sets, plan_blend
 from mdata.blend.duplicates import first_alike
-from mdata.blend.open_blend import OpenBlend, SpecLike, plan_blend, read_spec
 from mdata.blend.overlap import check_added
-from mdata.blend.same_tokenizer import check_one_tokenizer, may_be_unknown
+from mdata.blend.same_tokenizer import OK, REFUSE, check_one_tokenizer, may_be_unknown
 from mdata.blend.share_texts import shown_wholes
-from mdata.blend.spec import OK, REFUSE, BlendSpec
-from mdata.blend_planning.preview import samples_per_epoch
+from mdata.blend.spec import BlendSpec, SpecLike, read_spec
+from mdata.blend_planning.preview import sizes_of
 from mdata.corpus.corpus import Corpus, open_corpus
 from mdata.errors import UsageError, few
-from mdata.manifest.blend_schedule import caps_of, phases_of, schedules_of
+from mdata.manifest.blend_schedule import phases_of, schedules_of, stored_phase, stored_share
 from mdata.manifest.ids import sealed
-from mdata.manifest.types import BlendComponent, EarlierPhases, NamedSet, Phase, Share
+from mdata.manifest.types import BlendComponent, EarlierPhases, NamedSet, ShareText
 from mdata.mixing.resolve import Sizes, phase_starts
-from mdata.mixing.schedule import (
-    NOTHING,
-    TOKENS,
-    USER,
-    WEIGHT,
-    Ask,
-    AskedPhase,
-    Schedule,
-    SetBy,
-    as_text,
-    blend_error,
-    exact,
-)
+from mdata.mixing.schedule import Phase, Schedule, blend_error
+from mdata.mixing.shares import NOTHING, TOKENS, USER, WEIGHT, SetBy, Share, as_text, exact
 from mdata.util.option_synonyms import nearest
 
 
@@ -86,37 +75,30 @@ def change_blend(
     """
     if (spec is None) == (edits is None):
         raise UsageError("the change is missing, or there are two", expected="a new mixture, or edits of the old one")
-    sizes = Sizes(
-        old.names,
-        samples_per_epoch(old, sequence_length, split=split),
-        sequence_length,
-        caps_of(old.manifest),
-    )
+    sizes = sizes_of(old, sequence_length, split=split)
     schedules = schedules_of(old.manifest)
     _check_sample(old, schedules, sizes, at=at_sample)
     union = _Union(old, folder)
-    asked = (edits or BlendEdits()) if spec is None else read_spec(spec)
-    unknown = may_be_unknown(old.tokenizer_unknown, asked.tokenizer_unknown)
-    if isinstance(asked, BlendSpec):
+    wanted = (edits or BlendEdits()) if spec is None else read_spec(spec)
+    unknown = may_be_unknown(old.tokenizer_unknown, wanted.tokenizer_unknown)
+    if isinstance(wanted, BlendSpec):
         allowed = OK if unknown else REFUSE
-        phases = union.taken(plan_blend(asked, folder, tokenizer_unknown=allowed, allow_outside=old.allow_outside))
+        phases = union.taken(plan_blend(wanted, folder, tokenizer_unknown=allowed, allow_outside=old.allow_outside))
     else:
         wholes = shown_wholes(old.manifest, [corpus.num_tokens for corpus in old.corpora])
         rest = _rest(schedules, old, sizes, at=at_sample, wholes=wholes)
         set_by = [USER if whole is None else TOKENS for whole in wholes[-len(rest) :]]
-        phases = union.edited(rest, asked, set_by=set_by)
+        phases = union.edited(rest, wanted, set_by=set_by)
     check_one_tokenizer(union.corpora, unknown=unknown)
-    if not asked.allow_overlap:
+    if not wanted.allow_overlap:
         sets = corpora_of_sets(old.manifest, old.folder, open_one=open_corpus)
         check_added(union.corpora, len(old.corpora), sets=sets)
-    count = len(union.corpora)
-    earlier = [EarlierPhases(until=part.until or at_sample, phases=_flat(part.phases, count)) for part in schedules]
     changed = msgspec.structs.replace(
         old.manifest,
-        components=[_with_share(part, phases[-1], i) for i, part in enumerate(union.components)],
-        phases=phases,
+        components=union.with_shares(phases[-1].shares),
+        phases=[stored_phase(phase) for phase in phases],
         groups=UNSET,
-        earlier=earlier,
+        earlier=[union.earlier(schedule, at_sample) for schedule in schedules],
         parent=old.manifest.id,
         valid=_moved(old.manifest.valid, old.folder, folder),
         test=_moved(old.manifest.test, old.folder, folder),
@@ -139,7 +121,7 @@ def _check_sample(old: OpenBlend, schedules: Sequence[Schedule], sizes: Sizes, *
 
 def _rest(
     schedules: Sequence[Schedule], old: OpenBlend, sizes: Sizes, *, at: int, wholes: Sequence[Fraction | None]
-) -> list[AskedPhase]:
+) -> list[Phase]:
     """What is left of the phases in force, from sample `at` on; weights as given, or as parts of `wholes`."""
     phases = tuple(_divided(phase, whole or 1) for phase, whole in zip(schedules[-1].phases, wholes, strict=True))
     begin = schedules[-2].until or 0 if len(schedules) > 1 else 0
@@ -153,23 +135,24 @@ def _rest(
         )
     if phase.endless or starts[number] == at:
         return list(phases[number:])
-    dealt = old.phased(sizes.samples_per_epoch, sizes.sequence_length)
-    stop = starts[number + 1] if number + 1 < len(phases) else dealt.num_samples
+    phased = old.phased(sizes.samples_per_epoch, sizes.sequence_length)
+    stop = starts[number + 1] if number + 1 < len(phases) else phased.num_samples
     assert stop is not None, "a bounded phase has an end"
-    left = [b - a for a, b in zip(dealt.counts(at), dealt.counts(stop), strict=True)]
-    asks = tuple(
-        ask if ask.unit == WEIGHT else Ask("samples", Fraction(rest))
-        for ask, rest in zip(phase.asks, left, strict=True)
+    left = [b - a for a, b in zip(phased.counts(at), phased.counts(stop), strict=True)]
+    shares = tuple(
+        share if share.unit == WEIGHT else Share(str(rest), "samples")
+        for share, rest in zip(phase.shares, left, strict=True)
     )
-    return [replace(phase, asks=asks, samples=stop - at, tokens=None), *phases[number + 1 :]]
+    return [replace(phase, shares=shares, samples=stop - at, tokens=None), *phases[number + 1 :]]
 
 
-def _divided(phase: AskedPhase, whole: Fraction | int) -> AskedPhase:
-    return replace(phase, asks=tuple(Ask(a.unit, a.amount / whole) if a.unit == WEIGHT else a for a in phase.asks))
+def _divided(phase: Phase, whole: Fraction | int) -> Phase:
+    shares = [Share(as_text(share.amount / whole)) if share.unit == WEIGHT else share for share in phase.shares]
+    return replace(phase, shares=tuple(shares))
 
 
 class _Union:
-    """The components of the old blend, and behind them those that a change adds."""
+    """The components of the old blend, then those that a change adds."""
 
     def __init__(self, old: OpenBlend, folder: Path) -> None:
         self.folder, self.allow_outside = folder, old.allow_outside
@@ -179,6 +162,16 @@ class _Union:
             for part, corpus in zip(old.manifest.components, old.corpora, strict=True)
         ]
 
+    def with_shares(self, shares: Sequence[Share]) -> list[BlendComponent]:
+        """The components with these shares, for people to read."""
+        pairs = zip(self.components, shares, strict=True)
+        return [msgspec.structs.replace(part, **stored_share(share)) for part, share in pairs]
+
+    def earlier(self, schedule: Schedule, at_sample: int) -> EarlierPhases:
+        """What was planned before; the schedule that is in force was left at a sample."""
+        phases = [stored_phase(_over(phase, len(self.components))) for phase in schedule.phases]
+        return EarlierPhases(until=schedule.until or at_sample, phases=phases)
+
     def taken(self, new: OpenBlend) -> list[Phase]:
         """The phases of a whole new mixture, with a place for every component."""
         places = [self._place(part, corpus) for part, corpus in zip(new.manifest.components, new.corpora, strict=True)]
@@ -187,7 +180,7 @@ class _Union:
             self.components[place] = msgspec.structs.replace(self.components[place], group=part.group, cap=cap)
         return [_spread(phase, places, len(self.corpora)) for phase in phases_of(new.manifest)]
 
-    def edited(self, phases: Sequence[AskedPhase], edits: BlendEdits, *, set_by: Sequence[SetBy]) -> list[Phase]:
+    def edited(self, phases: Sequence[Phase], edits: BlendEdits, *, set_by: Sequence[SetBy]) -> list[Phase]:
         """Phases with edits; a component is named as in the table. `set_by`: who set the weights of each phase.
 
         Raises:
@@ -206,18 +199,19 @@ class _Union:
             problems += [f"the weight {text} stands beside parts of 1, as `mdata blend` shows them" for text in large]
         if problems:
             raise blend_error(problems)
-        read = {i for i in range(len(self.components)) if any(phase.asks[i].amount for phase in phases)}
+        read = {i for i in range(len(self.components)) if any(phase.shares[i].amount for phase in phases)}
         read |= given.keys()
         for weight, path in more:
             given[self._newly(path, read, "--add", fix="--set {}=WEIGHT changes its weight")] = weight
         fix = "--remove takes a corpus out, and --set {}=WEIGHT changes the weight of this one"
         moved = {number: self._newly(path, read, "--replace", fix=fix) for number, path in swaps.items()}
         count = len(self.corpora)
-        flat = _flat([_edited(phase, given, gone=gone, moved=moved, count=count) for phase in phases], count)
-        return [
-            msgspec.structs.replace(phase, set_by=[USER if number in given else by for number in range(count)])
-            for phase, by in zip(flat, set_by, strict=True)
-        ]
+        edited = []
+        for phase, by in zip(phases, set_by, strict=True):
+            found = _over(_edited(phase, given, gone=gone, moved=moved, count=count), count)
+            of = [replace(share, set_by=USER if i in given else by) for i, share in enumerate(found.shares)]
+            edited.append(replace(found, shares=tuple(of)))
+        return edited
 
     def _one(self, name: str, problems: list[str]) -> list[int]:
         """The component of a name, as a list; none, and a problem, where there is none."""
@@ -291,63 +285,39 @@ def _number(text: str) -> Fraction | None:
 
 
 def _edited(
-    phase: AskedPhase, new: Mapping[int, Fraction], *, gone: set[int], moved: Mapping[int, int], count: int
-) -> AskedPhase:
-    asks = [*phase.asks, *[NOTHING] * (count - len(phase.asks))]
+    phase: Phase, new: Mapping[int, Fraction], *, gone: set[int], moved: Mapping[int, int], count: int
+) -> Phase:
+    shares = [*phase.shares, *[NOTHING] * (count - len(phase.shares))]
     for number, weight in new.items():
-        asks[number] = Ask(WEIGHT, weight)
+        shares[number] = Share(as_text(weight))
     for number, place in moved.items():
-        asks[place] = asks[number]
+        shares[place] = shares[number]
     for number in (*gone, *moved):
-        asks[number] = NOTHING
-    return replace(phase, asks=tuple(asks))
+        shares[number] = NOTHING
+    return replace(phase, shares=tuple(shares))
 
 
-def _flat(phases: Sequence[AskedPhase], count: int) -> list[Phase]:
-    """Phases as a manifest has them, groups divided, with a share of 0 for components that came later."""
-    made = []
-    for phase in phases:
-        asks = [*phase.asks, *[NOTHING] * (count - len(phase.asks))]
-        units = [ask.unit for ask in asks]
-        shares = [as_text(ask.amount) for ask in asks]
-        made.append(
-            Phase(
-                samples=phase.samples,
-                shares=[_kept(share) for share in shares],
-                tokens=UNSET if phase.tokens is None else phase.tokens,
-                units=UNSET if all(unit == WEIGHT for unit in units) else units,
-                ramp=phase.ramp or UNSET,
-            )
-        )
-    return made
+def _over(phase: Phase, count: int) -> Phase:
+    """A phase with a share of 0 for components that came later; who set its shares is left out."""
+    shares = [*phase.shares, *[NOTHING] * (count - len(phase.shares))]
+    return replace(phase, shares=tuple(Share(_storable(share.amount), share.unit, None) for share in shares))
 
 
-def _kept(share: str) -> str:
+def _storable(amount: Fraction) -> str:
+    """The text of a share, which a manifest must be able to hold."""
     try:
-        return msgspec.convert(share, Share)
+        return msgspec.convert(as_text(amount), ShareText)
     except msgspec.ValidationError as error:
-        what = "a share of the changed blend cannot be kept exactly"
-        raise UsageError(what, found=share, fix="shorter numbers") from error
+        what = "a share of the changed blend cannot be stored exactly"
+        raise UsageError(what, found=as_text(amount), fix="shorter numbers") from error
 
 
 def _spread(phase: Phase, places: Sequence[int], count: int) -> Phase:
     """A phase over some components as one over all."""
-    shares, units, set_by = ["0"] * count, [WEIGHT] * count, [USER] * count
-    for number, place in enumerate(places):
-        shares[place] = phase.shares[number]
-        units[place] = WEIGHT if isinstance(phase.units, UnsetType) else phase.units[number]
-        set_by[place] = USER if isinstance(phase.set_by, UnsetType) else phase.set_by[number]
-    plain = all(unit == WEIGHT for unit in units)
-    return msgspec.structs.replace(phase, shares=shares, units=UNSET if plain else units, set_by=set_by)
-
-
-def _with_share(part: BlendComponent, phase: Phase, number: int) -> BlendComponent:
-    """A component with its share in a phase, for people to read."""
-    unit = WEIGHT if isinstance(phase.units, UnsetType) else phase.units[number]
-    set_by = phase.set_by if isinstance(phase.set_by, UnsetType) else phase.set_by[number]
-    return msgspec.structs.replace(
-        part, share=phase.shares[number], unit=UNSET if unit == WEIGHT else unit, set_by=set_by
-    )
+    shares = [NOTHING] * count
+    for share, place in zip(phase.shares, places, strict=True):
+        shares[place] = share
+    return replace(phase, shares=tuple(shares))
 
 
 def _moved(sets: list[NamedSet] | UnsetType, before: Path | None, folder: Path) -> list[NamedSet] | UnsetType:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec import UnsetType
 
-from mdata.blend.open_blend import OpenBlend
+from mdata.blend.blend import OpenBlend
 from mdata.blend_planning.preview import samples_per_epoch
-from mdata.mixing.phased_blend import PhasedBlend
 
 
 @dataclass(frozen=True)
@@ -45,15 +44,15 @@ def change_table(
     assert not isinstance(new.manifest.earlier, UnsetType), "not a changed blend"
     at = new.manifest.earlier[-1].until
     sizes = samples_per_epoch(new, sequence_length, split=split)
-    dealt = new.phased(sizes, sequence_length)
-    segments = int(np.searchsorted(dealt.starts[1:-1], at, side="right"))
-    after = dealt.segments[segments].weights
+    phased = new.phased(sizes, sequence_length)
+    segments = int(np.searchsorted(phased.starts[1:-1], at, side="right"))
+    after = phased.segments[segments].weights
     before = old.phased(sizes[: len(old.corpora)], sequence_length)
     last = before.segments[int(np.searchsorted(before.starts[1:-1], max(at - 1, 0), side="right"))].weights
     rows = []
-    for i, (name, size, given) in enumerate(zip(new.names, sizes, dealt.counts(at), strict=True)):
-        goes_on = any(part.weights[i] for part in dealt.segments[segments:])
-        again = _again_at(dealt, i, max(given, size)) if goes_on else None
+    for i, (name, size, given) in enumerate(zip(new.names, sizes, phased.counts(at), strict=True)):
+        goes_on = any(part.weights[i] for part in phased.segments[segments:])
+        again = phased.sample_of(i, max(given, size)) if goes_on else None
         rows.append(
             ChangeRow(
                 name=name,
@@ -66,10 +65,3 @@ def change_table(
             )
         )
     return rows
-
-
-def _again_at(dealt: PhasedBlend, component: int, inside: int) -> int | None:
-    try:
-        return int(dealt.inverse([component], [inside])[0])
-    except (IndexError, OverflowError):
-        return None

@@ -10,8 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mdata.blend.open_blend import OpenBlend, SpecLike, allowing, plan_blend, read_spec
-from mdata.blend.spec import REFUSE
+from mdata.blend.blend import OpenBlend
+from mdata.blend.compose import allowing, plan_blend
+from mdata.blend.same_tokenizer import REFUSE
+from mdata.blend.spec import SpecLike, read_spec
 from mdata.blend_planning.redistribute import redistribute_blend
 from mdata.errors import MdataError, UsageError
 from mdata.manifest.io import load_manifest, save_manifest

@@ -1,6 +1,6 @@
-"""What a blend does, before anything is built: what each component is asked for and gets, and what runs out first.
+"""What a blend does, before anything is built: the share and the samples of each component, and which runs out first.
 
-Without a sequence length a sample is a token, so that shares, tokens and epochs can be told of any blend that does not
+Without a sequence length a sample is a token, so that shares, tokens and epochs are known of any blend that does not
 count in samples. With one, corpora are opened as a training would (native order), and numbers of samples are exact.
 Nothing is written and no text is read.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mdata.blend.open_blend import OpenBlend
+from mdata.blend.blend import OpenBlend
 from mdata.blend.share_texts import share_texts
 from mdata.errors import UsageError
 from mdata.manifest.blend_schedule import caps_of, schedules_of
@@ -27,7 +27,7 @@ class BlendRow:
 
     Args:
         name, group: as given. achieved: part of all samples.
-        share: asked for, as people read it (mdata/blend/share_texts.py); None for a group that is a heading.
+        share: as people read it (mdata/blend/share_texts.py); None for a group that is a heading.
         tokens, documents: of the corpus. epochs: over the run; None where no length was given.
         samples, read_tokens: over the run. samples_per_epoch: None without a sequence length.
         once_at: samples of the blend after which the corpus has been read once; None: not in this run.
@@ -54,7 +54,7 @@ class BlendPreview:
 
     Args:
         num_samples: of the run; None: no length was given and the blend has no end. sequence_length: None: not given.
-        starts: first sample of each phase. blend: who deals.
+        starts: first sample of each phase. blend: which component gives which sample.
     """
 
     rows: tuple[BlendRow, ...]
@@ -87,31 +87,22 @@ def preview_blend(
     if sequence_length is None and _counts_samples(schedules, samples):
         raise UsageError("the blend counts in samples", fix="--sequence-length, for how long they are")
     length = sequence_length or 1
-    sizes = Sizes(
-        blend.names,
-        tuple(max(1, corpus.num_tokens) for corpus in blend.corpora)
-        if sequence_length is None
-        else samples_per_epoch(blend, sequence_length, split=split),
-        length,
-        caps_of(blend.manifest),
-    )
-    dealt = blend.phased(sizes.samples_per_epoch, length)
-    asked = samples if samples is not None else -(-tokens // length) if tokens is not None else None
-    if asked is not None and asked < 0:
-        raise UsageError(f"a training of {asked:,} samples", expected="0 or more")
-    run = _run_length(asked, dealt, sizes)
+    sizes = sizes_of(blend, sequence_length, split=split)
+    phased = blend.phased(sizes.samples_per_epoch, length)
+    wanted = samples if samples is not None else -(-tokens // length) if tokens is not None else None
+    if wanted is not None and wanted < 0:
+        raise UsageError(f"a training of {wanted:,} samples", expected="0 or more")
+    run = _run_length(wanted, phased, sizes)
     starts = tuple(start for start in phase_starts(schedules, sizes) if run is None or start < run)
     shares, of_groups = share_texts(blend.manifest, [corpus.num_tokens for corpus in blend.corpora])
     in_samples = sequence_length is not None
-    rows = _rows(blend, dealt, sizes, run=run, starts=starts, shares=shares, in_samples=in_samples)
+    rows = _rows(blend, phased, sizes, run=run, starts=starts, shares=shares, in_samples=in_samples)
     groups = tuple(_group_row(name, rows, share) for name, share in of_groups.items())
-    return BlendPreview(rows, groups, run, sequence_length, starts, dealt)
+    return BlendPreview(rows, groups, run, sequence_length, starts, phased)
 
 
-def blend_table(blend: OpenBlend, total_tokens: int | None = None) -> list[BlendRow]:
-    """The rows of `preview_blend` in tokens; where that cannot be told without a run, the shares of the last phase."""
-    if total_tokens is not None:
-        return list(preview_blend(blend, tokens=total_tokens).rows)
+def blend_table(blend: OpenBlend) -> list[BlendRow]:
+    """The rows of `preview_blend` in tokens; where these depend on a run, the shares of the last phase."""
     try:
         return list(preview_blend(blend).rows)
     except UsageError:
@@ -122,6 +113,15 @@ def blend_table(blend: OpenBlend, total_tokens: int | None = None) -> list[Blend
             BlendRow(part.name, text, weight / (sum(weights) or 1), c.num_tokens, c.num_documents, None, part.group)
             for (part, c), weight, text in zip(parts, weights, texts, strict=True)
         ]
+
+
+def sizes_of(blend: OpenBlend, sequence_length: int | None, *, split: str) -> Sizes:
+    """What resolving a blend must know of a run; without a sequence length a sample is a token."""
+    if sequence_length is None:
+        epochs = tuple(max(1, corpus.num_tokens) for corpus in blend.corpora)
+    else:
+        epochs = samples_per_epoch(blend, sequence_length, split=split)
+    return Sizes(blend.names, epochs, sequence_length or 1, caps_of(blend.manifest))
 
 
 def samples_per_epoch(blend: OpenBlend, sequence_length: int, *, split: str) -> tuple[int, ...]:
@@ -152,20 +152,20 @@ def samples_per_epoch(blend: OpenBlend, sequence_length: int, *, split: str) -> 
 
 def _counts_samples(schedules: Sequence[Schedule], samples: int | None) -> bool:
     phases = [phase for schedule in schedules for phase in schedule.phases]
-    lengths = any(phase.samples is not None or any(ask.unit == "samples" for ask in phase.asks) for phase in phases)
+    lengths = any(phase.samples is not None or any(s.unit == "samples" for s in phase.shares) for phase in phases)
     return lengths or samples is not None or any(schedule.until is not None for schedule in schedules)
 
 
-def _run_length(asked: int | None, dealt: PhasedBlend, sizes: Sizes) -> int | None:
-    """Samples of the run: as asked, else those of a blend that ends.
+def _run_length(wanted: int | None, phased: PhasedBlend, sizes: Sizes) -> int | None:
+    """Samples of the run: as requested, else those of a blend that ends.
 
     Raises:
         UsageError: the blend ends before the run does.
     """
-    end = dealt.num_samples
-    if asked is None or end is None or asked <= end:
-        return end if asked is None else asked
-    counts = dealt.counts(end)
+    end = phased.num_samples
+    if wanted is None or end is None or wanted <= end:
+        return end if wanted is None else wanted
+    counts = phased.counts(end)
     spent = [
         f"{name} is at {count / size:.4g} of {cap} epochs"
         for name, count, size, cap in zip(sizes.names, counts, sizes.samples_per_epoch, sizes.caps, strict=True)
@@ -175,14 +175,14 @@ def _run_length(asked: int | None, dealt: PhasedBlend, sizes: Sizes) -> int | No
         "the blend ends before the training",
         found=f"{end:,} samples ({end * sizes.sequence_length:,} tokens)"
         + (f"; {', '.join(spent[:5])}" if spent else ""),
-        expected=f"{asked:,} samples ({asked * sizes.sequence_length:,} tokens)",
+        expected=f"{wanted:,} samples ({wanted * sizes.sequence_length:,} tokens)",
         fix="a shorter training, larger shares or caps, or a last phase without a length",
     )
 
 
 def _rows(
     blend: OpenBlend,
-    dealt: PhasedBlend,
+    phased: PhasedBlend,
     sizes: Sizes,
     *,
     run: int | None,
@@ -190,10 +190,10 @@ def _rows(
     shares: Sequence[str],
     in_samples: bool,
 ) -> tuple[BlendRow, ...]:
-    last = dealt.segments[-1].weights
-    counts = dealt.counts(run) if run is not None else None
+    last = phased.segments[-1].weights
+    counts = phased.counts(run) if run is not None else None
     parts_of_run = [n / (run or 1) for n in counts] if counts else (last / last.sum()).tolist()
-    phases = _phase_shares(dealt, starts, run)
+    phases = _phase_shares(phased, starts, run)
     rows = []
     for i, (part, corpus) in enumerate(zip(blend.manifest.components, blend.corpora, strict=True)):
         size, given = sizes.samples_per_epoch[i], counts[i] if counts else None
@@ -209,35 +209,30 @@ def _rows(
                 samples=given if in_samples else None,
                 read_tokens=given * sizes.sequence_length if given is not None else None,
                 samples_per_epoch=size if in_samples else None,
-                once_at=_once_at(dealt, i, size, run=run),
+                once_at=_once_at(phased, i, size, run=run),
                 phases=tuple(phase[i] for phase in phases),
             )
         )
     return tuple(rows)
 
 
-def _phase_shares(dealt: PhasedBlend, starts: Sequence[int], run: int | None) -> list[list[float]]:
-    """Each component's part of each phase that the run reaches; of a phase without end, what it asks for."""
+def _phase_shares(phased: PhasedBlend, starts: Sequence[int], run: int | None) -> list[list[float]]:
+    """Each component's part of each phase that the run reaches; of a phase without end, its shares."""
     shares = []
     for start, stop in zip(starts, [*starts[1:], run], strict=True):
         if stop is None:
-            weights = dealt.segments[-1].weights
+            weights = phased.segments[-1].weights
             shares.append((weights / weights.sum()).tolist())
             continue
-        pairs = zip(dealt.counts(start), dealt.counts(stop), strict=True)
+        pairs = zip(phased.counts(start), phased.counts(stop), strict=True)
         shares.append([(after - before) / max(stop - start, 1) for before, after in pairs])
     return shares
 
 
-def _once_at(dealt: PhasedBlend, component: int, size: int, *, run: int | None) -> int | None:
+def _once_at(phased: PhasedBlend, component: int, size: int, *, run: int | None) -> int | None:
     """Samples of the blend after which a component has given all of its samples once; None: not in this run."""
-    if not size:
-        return None
-    try:
-        last = int(dealt.inverse([component], [size - 1])[0])
-    except (IndexError, OverflowError):
-        return None
-    return last + 1 if run is None or last < run else None
+    last = phased.sample_of(component, size - 1) if size else None
+    return None if last is None or (run is not None and last >= run) else last + 1
 
 
 def _group_row(name: str, rows: Sequence[BlendRow], share: str | None) -> BlendRow:

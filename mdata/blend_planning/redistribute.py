@@ -1,4 +1,4 @@
-"""A blend whose caps bind, made one that can be met: what a cap leaves over goes to the others by their weights.
+"""Redistributing a blend whose caps bind: what a cap leaves over goes to the others by their weights.
 
 This is resolved once, for one length, sequence length and split, and recorded as samples; a run needs no rule for it.
 Phase by phase, a component whose share would pass its cap gets what is left to it, and its place among the weights is
@@ -8,20 +8,19 @@ divided again until no cap is passed. Amounts are not reduced: one beyond its ca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from fractions import Fraction
 
 import msgspec
 from msgspec import UNSET
 
-from mdata.blend.open_blend import OpenBlend
-from mdata.blend_planning.preview import samples_per_epoch
+from mdata.blend.blend import OpenBlend
+from mdata.blend_planning.preview import sizes_of
 from mdata.errors import UsageError
-from mdata.manifest.blend_schedule import caps_of, phases_of, schedules_of
+from mdata.manifest.blend_schedule import phases_of, schedules_of, stored_phase
 from mdata.manifest.ids import sealed
-from mdata.manifest.types import Phase
 from mdata.mixing.resolve import Sizes, length_of, phase_counts, samples_of
-from mdata.mixing.schedule import USER, WEIGHT, Ask, AskedPhase, Schedule, blend_error
+from mdata.mixing.schedule import Phase, Schedule, blend_error, where_in
+from mdata.mixing.shares import WEIGHT, Share, as_text
 
 
 def redistribute_blend(
@@ -35,7 +34,7 @@ def redistribute_blend(
     """The blend with every phase in samples, no component beyond its cap.
 
     Args:
-        blend: as it was asked for. sequence_length, split: of the run.
+        blend: with caps that may bind. sequence_length, split: of the run.
         samples, tokens: length of the run, for a last phase without end.
 
     Raises:
@@ -48,57 +47,48 @@ def redistribute_blend(
             found="no --sequence-length" if sequence_length is None else "ramps, or an earlier mixture",
             expected="a sequence length, and phases of constant shares",
         )
-    sizes = Sizes(
-        blend.names,
-        samples_per_epoch(blend, sequence_length, split=split),
-        sequence_length,
-        caps_of(blend.manifest),
-    )
+    sizes = sizes_of(blend, sequence_length, split=split)
     run = samples if samples is not None else None if tokens is None else -(-tokens // sequence_length)
     counts = phase_counts(_within_caps(schedules[0].phases, sizes, run), sizes)
-    phases = [
-        Phase(
-            samples=None, shares=[str(count) for count in row], units=["samples"] * len(row), set_by=[USER] * len(row)
-        )
-        for row in counts
-    ]
-    asked = msgspec.to_builtins(phases_of(blend.manifest))
-    notes = {"redistributed": {"sequence_length": sequence_length, "split": split, "asked": asked}}
+    phases = [stored_phase(Phase(tuple(Share(str(count), "samples") for count in row))) for row in counts]
+    before = msgspec.to_builtins([stored_phase(phase) for phase in phases_of(blend.manifest)])
+    notes = {"redistributed": {"sequence_length": sequence_length, "split": split, "asked": before}}
     changed = msgspec.structs.replace(
         blend.manifest, phases=phases, groups=UNSET, notes={**blend.manifest.notes, **notes}
     )
     return OpenBlend(sealed(changed), blend.corpora, blend.folder)
 
 
-def _within_caps(phases: Sequence[AskedPhase], sizes: Sizes, run: int | None) -> Schedule:
+def _within_caps(phases: Sequence[Phase], sizes: Sizes, run: int | None) -> Schedule:
     """Phases in samples and fractions of them, no component beyond its cap by weight."""
     limits = [
         None if cap is None else Fraction(int(cap * size))
         for cap, size in zip(sizes.caps, sizes.samples_per_epoch, strict=True)
     ]
     used = [Fraction(0)] * len(limits)
-    made: list[AskedPhase] = []
+    made: list[Phase] = []
     for number, phase in enumerate(phases):
-        pairs = zip(phase.asks, sizes.samples_per_epoch, strict=True)
-        amounts = [samples_of(ask, epoch, sequence_length=sizes.sequence_length) for ask, epoch in pairs]
+        each = zip(phase.shares, sizes.samples_per_epoch, strict=True)
+        amounts = [samples_of(share, epoch, sequence_length=sizes.sequence_length) for share, epoch in each]
         length = _length(phase, sizes, amounts, run=run, done=sum(used, Fraction(0)))
         rooms = [None if limit is None else limit - u for limit, u in zip(limits, used, strict=True)]
         given = _filled(phase, amounts, length - sum(amounts, Fraction(0)), rooms)
         if given is None:
-            can = sum(amounts, Fraction(0)) + sum((r for r, a in zip(rooms, phase.asks, strict=True) if r and a.amount))
-            where = f"phase {number + 1}: " if len(phases) > 1 else ""
+            pairs = zip(rooms, phase.shares, strict=True)
+            can = sum(amounts, Fraction(0)) + sum(room for room, share in pairs if room and share.amount)
+            where = where_in(number, len(phases))
             raise blend_error([f"{where}all caps together leave {int(can):,} samples, its length is {int(length):,}"])
         used = [a + b for a, b in zip(used, given, strict=True)]
-        made.append(replace(phase, samples=None, tokens=None, asks=tuple(Ask("samples", x) for x in given)))
+        made.append(Phase(tuple(Share(as_text(x), "samples") for x in given)))
     return Schedule(tuple(made))
 
 
 def _filled(
-    phase: AskedPhase, amounts: Sequence[Fraction], rest: Fraction, rooms: Sequence[Fraction | None]
+    phase: Phase, amounts: Sequence[Fraction], rest: Fraction, rooms: Sequence[Fraction | None]
 ) -> list[Fraction] | None:
     """Amounts, and `rest` samples by weight with nobody above its room; None where the rooms are too small."""
     given = list(amounts)
-    open_ = {i: ask.amount for i, ask in enumerate(phase.asks) if ask.unit == WEIGHT and ask.amount}
+    open_ = {i: share.amount for i, share in enumerate(phase.shares) if share.unit == WEIGHT and share.amount}
     while rest > 0:
         whole = sum(open_.values(), Fraction(0))
         if not whole:
@@ -117,9 +107,7 @@ def _filled(
     return given
 
 
-def _length(
-    phase: AskedPhase, sizes: Sizes, amounts: Sequence[Fraction], *, run: int | None, done: Fraction
-) -> Fraction:
+def _length(phase: Phase, sizes: Sizes, amounts: Sequence[Fraction], *, run: int | None, done: Fraction) -> Fraction:
     given = length_of(phase, sizes.sequence_length)
     if given is not None:
         return given

@@ -1,7 +1,7 @@
 """A dataset: sample number in, tokens out; the same for every rank, worker count and history.
 
 `open_dataset` turns a blend, a corpus or a bare prefix into one map from sample numbers to samples. In native order
-training has no end and deals its samples to components by the native blend; validation and test are finite, in file
+training has no end and takes its samples from components by the native blend; validation and test are finite, in file
 order, one component after another. Megatron's order is that of its GPTDataset and blends. `read` fills a caller's
 buffer with many samples at once, without the GIL. `identity` lists everything that decides the order, and `data_id` is
 its hash: a checkpoint keeps both, so that a mismatch can name its field. Draws inside a corpus are keyed by its own id
@@ -21,10 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata.array_cache.cache import Cache
-from mdata.blend.open_blend import OpenBlend, open_blend
-from mdata.blend.same_tokenizer import may_be_unknown
-from mdata.blend.share_texts import counts_by_tokens
-from mdata.blend.spec import OK, REFUSE
+from mdata.blend.blend import OpenBlend
+from mdata.blend.open_blend import open_blend
+from mdata.blend.same_tokenizer import OK, REFUSE, may_be_unknown
 from mdata.corpus.corpus import Corpus
 from mdata.dataset.component import Component, facts_in_short
 from mdata.dataset.dataset_options import MASKED, MEGATRON, NATIVE, DatasetOptions
@@ -33,7 +32,7 @@ from mdata.dataset.open_samples import bounds_of, open_samples, tokens_in
 from mdata.errors import UsageError
 from mdata.manifest.types import TokenizerFacts
 from mdata.mixing.megatron_blend import MegatronBlend
-from mdata.mixing.selection import MOST_SAMPLES, Deal, InTurn, chosen, sample_numbers
+from mdata.mixing.selection import MOST_SAMPLES, Concatenation, SelectionMap, chosen, sample_numbers
 from mdata.progress import SILENT, Progress
 from mdata.samples.gpt import GptSamples
 from mdata.samples.rows import Gathered, Rows, Sample, empty_rows, finish, in_order, room_in
@@ -87,7 +86,7 @@ class Dataset:
 
     Attributes:
         components: the corpora that have a part in the split.
-        deal: which of them gives sample k, and which of its samples.
+        selection: which of them gives sample k, and which of its samples.
         num_samples: None without end (training in native order, unless the options say how many).
         identity: all that decides the order; data_id: its hash. blend_id: the blend alone.
     """
@@ -102,7 +101,7 @@ class Dataset:
             check_weights_alone(blend)
         self.row_options = options.row_options(_eod_of(blend.corpora))
         cache = cache or _cache_of(options)
-        self._by_size = counts_by_tokens(blend.manifest, [corpus.num_tokens for corpus in blend.corpora])
+        self._by_size = blend.counts_by_tokens
         mixed = options.order == MEGATRON and not (len(names) == 1 and self._by_size)
         kinds, mix = self._mixed(cache) if mixed else ([self._open(i, options, cache) for i in range(len(names))], None)
         self.components = tuple(
@@ -116,9 +115,9 @@ class Dataset:
                 found=f"split {options.split_shares!r} of {', '.join(names)}",
                 fix="give it a share in the split string",
             )
-        self.deal: Deal = mix or self._deal()
+        self.selection: SelectionMap = mix or self._selection()
         endless = self.options.split == "train" and self.options.order == NATIVE
-        ends = (self.deal.num_samples, options.num_samples if endless else None)
+        ends = (self.selection.num_samples, options.num_samples if endless else None)
         self.num_samples = min((end for end in ends if end is not None), default=None)
         self._alone = len(self.components) == 1 and mix is None
         self.identity = options.identity(self.blend_id)
@@ -132,25 +131,25 @@ class Dataset:
         return open_samples(corpus, bounds_of(corpus, options), options=options, rows=self.row_options, cache=cache)
 
     def _mixed(self, cache: Cache) -> tuple[list[SampleKind | None], MegatronBlend | None]:
-        """Megatron's blend: its components and how it deals them."""
+        """Megatron's blend: its components and how it mixes them."""
         parts, options = self._opened.manifest.components, self.options
-        keeper = (cache, self._opened.corpora[0].path)
+        beside = (cache, self._opened.corpora[0].path)
 
         def open_one(number: int, num_samples: int | None) -> SampleKind | None:
             return self._open(number, replace(options, num_samples=num_samples), cache)
 
         if self._by_size:
-            return mix_by_size(open_one, len(parts), num_samples=options.num_samples, keeper=keeper)
+            return mix_by_size(open_one, len(parts), num_samples=options.num_samples, cache=beside)
         shares = [(part.name, part.share) for part in parts]
         asked, surplus = options.num_samples, options.blend_surplus
-        return mix_by_share(open_one, shares, num_samples=asked, surplus=surplus, keeper=keeper)
+        return mix_by_share(open_one, shares, num_samples=asked, surplus=surplus, cache=beside)
 
-    def _deal(self) -> Deal:
-        """How samples are dealt to components: by shares in training, else one after another."""
+    def _selection(self) -> SelectionMap:
+        """Which component gives which sample: by shares in training, else one component after another."""
         if self.options.split == "train" and self.options.order == NATIVE:
             sizes = [component.samples.samples_per_epoch for component in self.components]
-            return self._opened.deal(sizes, self.options.sequence_length)
-        return InTurn([component.samples.num_samples or 0 for component in self.components])
+            return self._opened.selection(sizes, self.options.sequence_length)
+        return Concatenation([component.samples.num_samples or 0 for component in self.components])
 
     def __len__(self) -> int:
         if self.num_samples is None:
@@ -173,7 +172,7 @@ class Dataset:
         """
         numbers = sample_numbers(samples)
         self._check_range(numbers)
-        return self.deal.locate(numbers)
+        return self.selection.locate(numbers)
 
     def _check_range(self, numbers: Int64s) -> None:
         end = MOST_SAMPLES if self.num_samples is None else self.num_samples
@@ -200,8 +199,8 @@ class Dataset:
         part = self.components[component]
         with part.reading:
             found: Sample = part.samples.sample(int(inside))
-        if isinstance(self.deal, MegatronBlend):
-            return {"dataset_id": np.array(component, self.deal.components.dtype), **found}
+        if isinstance(self.selection, MegatronBlend):
+            return {"dataset_id": np.array(component, self.selection.components.dtype), **found}
         return found
 
     def __getitems__(self, samples: Sequence[int]) -> list[Sample]:
@@ -210,9 +209,9 @@ class Dataset:
             return [self[k] for k in samples]  # rows know the lengths of all their documents, and no dense masks
         rows = self.read(samples)
         fields = rows.fields if isinstance(rows, Rows) else rows
-        if isinstance(self.deal, MegatronBlend):
+        if isinstance(self.selection, MegatronBlend):
             components, _ = self.locate(samples)
-            fields = {"dataset_id": components.astype(self.deal.components.dtype), **fields}
+            fields = {"dataset_id": components.astype(self.selection.components.dtype), **fields}
         return [{name: array[row, ...] for name, array in fields.items()} for row in range(len(samples))]
 
     def empty_rows(self, num_rows: int) -> Rows | Sample:

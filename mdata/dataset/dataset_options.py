@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from mdata.blend.spec import REFUSE, TOKENIZER_UNKNOWN
+from mdata.blend.same_tokenizer import REFUSE, TOKENIZER_UNKNOWN
 from mdata.errors import UsageError
 from mdata.indexed.reader import MODES, Mode
 from mdata.mixing import native_blend

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata.blend.overlap import check_apart
-from mdata.blend.same_tokenizer import way_out
-from mdata.blend.spec import REFUSE
+from mdata.blend.same_tokenizer import REFUSE, way_out
 from mdata.dataset.dataset import Dataset, open_dataset
 from mdata.errors import DamageError, UsageError, errors_wanted_by
 from mdata.order.data_split import parse_split

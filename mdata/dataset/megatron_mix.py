@@ -1,8 +1,8 @@
 """How Megatron mixes corpora: how many samples each is built for, and which sample of the blend is whose.
 
-With shares each corpus is built for its part of the samples asked for and a surplus, and dealt by weight. Without (each
-corpus counts by its size) each is built for one epoch and dealt by its number of samples, every sample once if
-nothing was asked for. What differs from Megatron: without shares a corpus that has no sample in the split is left out,
+With shares each corpus is built for its part of the requested samples and a surplus, and mixed by weight. Without (each
+corpus counts by its size) each is built for one epoch and mixed by its number of samples, every sample once if no
+number was requested. What differs from Megatron: without shares a corpus that has no sample in the split is left out,
 with a share it is refused by name (a bare assertion there). Not done here: what a sample is (open_samples.py).
 """
 
@@ -12,11 +12,20 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from mdata.blend.open_blend import OpenBlend
+from mdata.blend.blend import OpenBlend
 from mdata.blend.share_texts import weights_set_by
 from mdata.errors import UsageError
-from mdata.mixing.megatron_blend import NAME, VERSION, Keeper, MegatronBlend, exhaustive, normalise, requests, weighted
-from mdata.mixing.schedule import USER
+from mdata.mixing.megatron_blend import (
+    NAME,
+    VERSION,
+    CacheBeside,
+    MegatronBlend,
+    exhaustive,
+    normalise,
+    requests,
+    weighted,
+)
+from mdata.mixing.shares import USER
 from mdata.samples.sample_kind import SampleKind
 
 Open = Callable[[int, int | None], SampleKind | None]
@@ -38,7 +47,7 @@ def check_weights_alone(blend: OpenBlend) -> None:
 
 
 def mix_by_share(
-    open_one: Open, shares: Sequence[tuple[str, str]], *, num_samples: int | None, surplus: float, keeper: Keeper
+    open_one: Open, shares: Sequence[tuple[str, str]], *, num_samples: int | None, surplus: float, cache: CacheBeside
 ) -> tuple[list[SampleKind | None], MegatronBlend | None]:
     """Open components for their shares of the samples.
 
@@ -47,14 +56,14 @@ def mix_by_share(
         shares: name and share of each.
         num_samples: asked for.
         surplus: built beyond each one's part.
-        keeper: of the blend's arrays.
+        cache: of the blend's arrays.
 
     Returns:
-        The components, and how they are dealt; (all None, None) where the split is empty for all.
+        The components, and how they are mixed; (all None, None) where the split is empty for all.
 
     Raises:
-        UsageError: no number of samples, shares that are not above 0, a component without samples, or one that would
-            be dealt more than it has.
+        UsageError: no number of samples, shares that are not above 0, a component without samples, or one of
+            which the blend would take more than there are.
     """
     if num_samples is None:
         raise UsageError(
@@ -75,13 +84,13 @@ def mix_by_share(
                 found=f"0 samples, {request} are to be built",
                 fix="a larger share of the split, or leave it out",
             )
-    blend = weighted(normalised, sum(targets), keeper=keeper)
+    blend = weighted(normalised, sum(targets), cache=cache)
     blend.check([part.num_samples or 0 for part in parts if part], names, requested=wanted)
     return parts, blend
 
 
 def mix_by_size(
-    open_one: Open, count: int, *, num_samples: int | None, keeper: Keeper
+    open_one: Open, count: int, *, num_samples: int | None, cache: CacheBeside
 ) -> tuple[list[SampleKind | None], MegatronBlend | None]:
     """Open components for one epoch each; see `mix_by_share`. Those without samples are None."""
     opened = [open_one(i, None) for i in range(count)]
@@ -90,8 +99,8 @@ def mix_by_size(
     if not sizes:
         return parts, None
     if num_samples is None:
-        return parts, exhaustive(sizes, keeper=keeper)
-    blend = weighted(sizes, min(num_samples, sum(sizes)), keeper=keeper)
+        return parts, exhaustive(sizes, cache=cache)
+    blend = weighted(sizes, min(num_samples, sum(sizes)), cache=cache)
     blend.check(sizes, [f"component {i}" for i, part in enumerate(parts) if part is not None])
     return parts, blend
 

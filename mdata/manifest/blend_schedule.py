@@ -1,42 +1,97 @@
-"""What a blend manifest asks for, as `mdata.mixing.schedule` knows it: exact fractions, groups divided. Pure.
+"""The shares and phases of a blend manifest, as `mdata.mixing` has them in memory, and back. Pure.
 
-A blend without phases is one phase without a length, with the shares of its components. Shares stay text in the
-manifest; here they become numbers.
+A blend without phases is one phase without a length, with the shares of its components.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 
 from mdata.errors import UsageError
-from mdata.manifest.types import BlendManifest, GroupShare, Phase, Unit
-from mdata.mixing.schedule import WEIGHT, Ask, AskedPhase, Schedule, divide_groups, exact
+from mdata.manifest.types import BlendManifest, StoredPhase, StoredShare
+from mdata.mixing.schedule import Phase, Schedule, divide_groups
+from mdata.mixing.shares import WEIGHT, Share, exact
 
 
 def schedules_of(blend: BlendManifest) -> tuple[Schedule, ...]:
-    """All schedules of a blend, the earlier ones first.
+    """All schedules of a blend, the earlier ones first; groups are divided among their members.
 
     Raises:
         UsageError: groups that cannot be divided, or a phase that does not fit the components.
     """
+    names, members = [part.name for part in blend.components], [part.group for part in blend.components]
+
+    def divided(phases: Sequence[Phase]) -> tuple[Phase, ...]:
+        return tuple(divide_groups(phase, members, names=names) for phase in phases)
+
     earlier = [] if isinstance(blend.earlier, UnsetType) else blend.earlier
-    left = [Schedule(_asked(blend, part.phases), until=part.until) for part in earlier]
-    return (*left, Schedule(_asked(blend, phases_of(blend))))
+    before = [Schedule(divided(read_phases(part.phases, len(names))), until=part.until) for part in earlier]
+    return (*before, Schedule(divided(phases_of(blend))))
 
 
 def phases_of(blend: BlendManifest) -> list[Phase]:
-    """The phases in force; where there are none, the one that the components' shares make."""
+    """The phases in force; where there are none, the one that the components' shares make.
+
+    Raises:
+        UsageError: a phase that does not fit the components.
+    """
     if blend.phases:
-        return blend.phases
-    units = [unit_of(part.unit) for part in blend.components]
-    plain = all(unit == WEIGHT for unit in units)
-    shares = [part.share for part in blend.components]
-    known = [part.set_by for part in blend.components if part.set_by is not UNSET]
-    set_by = known if len(known) == len(shares) else UNSET
-    return [Phase(samples=None, shares=shares, units=UNSET if plain else units, groups=blend.groups, set_by=set_by)]
+        return read_phases(blend.phases, len(blend.components))
+    return [Phase(tuple(map(_share, blend.components)), _groups(blend.groups))]
+
+
+def read_phases(stored: Sequence[StoredPhase], num_components: int) -> list[Phase]:
+    """Phases as a manifest stores them.
+
+    Raises:
+        UsageError: a list without an entry for each component, or two lengths.
+    """
+    found = []
+    for number, phase in enumerate(stored):
+        units = [WEIGHT] * num_components if isinstance(phase.units, UnsetType) else phase.units
+        set_by = [None] * num_components if isinstance(phase.set_by, UnsetType) else phase.set_by
+        tokens = None if isinstance(phase.tokens, UnsetType) else phase.tokens
+        counts = len(phase.shares), len(units), len(set_by)
+        if set(counts) != {num_components} or (tokens is not None and phase.samples is not None):
+            raise UsageError(
+                f"phase {number + 1} does not fit the blend",
+                found="{} shares, {} units and {} set_by, ".format(*counts)
+                + f"samples {phase.samples}, tokens {tokens}",
+                expected=f"{num_components} of each, and either samples or tokens",
+            )
+        shares, ramp = tuple(map(Share, phase.shares, units, set_by)), phase.ramp is True
+        found.append(Phase(shares, _groups(phase.groups), samples=phase.samples, tokens=tokens, ramp=ramp))
+    return found
+
+
+def stored_phase(phase: Phase) -> StoredPhase:
+    """A phase as a manifest stores it; what is not used is left out."""
+    units = [share.unit for share in phase.shares]
+    set_by = [share.set_by for share in phase.shares if share.set_by is not None]
+    return StoredPhase(
+        samples=phase.samples,
+        shares=[share.text for share in phase.shares],
+        tokens=UNSET if phase.tokens is None else phase.tokens,
+        units=UNSET if all(unit == WEIGHT for unit in units) else units,
+        groups=stored_groups(phase.by_name or {}),
+        ramp=phase.ramp or UNSET,
+        set_by=set_by if len(set_by) == len(units) else UNSET,
+    )
+
+
+def stored_share(share: Share) -> dict[str, Any]:
+    """The fields of a `StoredShare` or `BlendComponent` that a share is."""
+    unit = UNSET if share.unit == WEIGHT else share.unit
+    return {"share": share.text, "unit": unit, "set_by": UNSET if share.set_by is None else share.set_by}
+
+
+def stored_groups(groups: Mapping[str, Share]) -> dict[str, StoredShare] | UnsetType:
+    """Shares of groups as a manifest stores them; left out where there are none."""
+    return {name: StoredShare(**stored_share(share)) for name, share in groups.items()} or UNSET
 
 
 def is_plain(blend: BlendManifest) -> bool:
@@ -50,36 +105,10 @@ def caps_of(blend: BlendManifest) -> tuple[Fraction | None, ...]:
     return tuple(exact(part.cap) if part.cap is not None else None for part in blend.components)
 
 
-def unit_of(unit: Unit | UnsetType) -> Unit:
-    """The unit of a share; a weight where none is named."""
-    return WEIGHT if isinstance(unit, UnsetType) else unit
+def _share(stored: StoredShare) -> Share:
+    unit = WEIGHT if isinstance(stored.unit, UnsetType) else stored.unit
+    return Share(stored.share, unit, None if isinstance(stored.set_by, UnsetType) else stored.set_by)
 
 
-def fits(phase: Phase, num_components: int) -> bool:
-    """Whether every list of a phase has an entry for each component."""
-    lists = (phase.shares, phase.units, phase.set_by)
-    return all(isinstance(one, UnsetType) or len(one) == num_components for one in lists)
-
-
-def _asked(blend: BlendManifest, phases: Sequence[Phase]) -> tuple[AskedPhase, ...]:
-    names = [part.name for part in blend.components]
-    members = [part.group for part in blend.components]
-    return tuple(_asked_phase(phase, members, names=names, where=i + 1) for i, phase in enumerate(phases))
-
-
-def _asked_phase(phase: Phase, members: Sequence[str | None], *, names: Sequence[str], where: int) -> AskedPhase:
-    units: Sequence[Unit] = [WEIGHT] * len(names) if isinstance(phase.units, UnsetType) else phase.units
-    tokens = None if isinstance(phase.tokens, UnsetType) else phase.tokens
-    if not fits(phase, len(names)) or (tokens is not None and phase.samples is not None):
-        set_by = [] if isinstance(phase.set_by, UnsetType) else phase.set_by
-        raise UsageError(
-            f"phase {where} does not fit the blend",
-            found=f"{len(phase.shares)} shares, {len(units)} units and {len(set_by)} set_by, samples {phase.samples}, "
-            f"tokens {tokens}",
-            expected=f"{len(names)} of each, and either samples or tokens",
-        )
-    asks = [Ask(unit, exact(share)) for unit, share in zip(units, phase.shares, strict=True)]
-    groups: Mapping[str, GroupShare] = {} if isinstance(phase.groups, UnsetType) else phase.groups
-    shares = {name: Ask(unit_of(group.unit), exact(group.share)) for name, group in groups.items()}
-    divided = divide_groups(asks, members, shares=shares, names=names)
-    return AskedPhase(divided, samples=phase.samples, tokens=tokens, ramp=phase.ramp is True)
+def _groups(stored: Mapping[str, StoredShare] | UnsetType) -> dict[str, Share]:
+    return {} if isinstance(stored, UnsetType) else {name: _share(group) for name, group in stored.items()}

@@ -2,7 +2,7 @@
 
 Two kinds share one envelope: a corpus (what `preprocess` wrote) and a blend (which corpora in which
 shares). Counts are integers of 64 bits, hashes are BLAKE3 in lower-case hex, paths are relative to the
-manifest's folder with `/`. There are no floating-point numbers anywhere: a share is kept as the text that
+manifest's folder with `/`. There are no floating-point numbers anywhere: a share is stored as the text that
 was given. Unknown fields are refused, except under `notes`, which are for people: no id covers them. What
 was added after the first manifests were written is left out where it is not used (UNSET), so that those
 keep their checksums and ids.
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from mdata.mixing.schedule import SetBy
+from mdata.mixing.shares import SetBy, Unit
 
 FORMAT: Literal["mdata-manifest"] = "mdata-manifest"
 VERSION: Literal[1] = 1
@@ -22,7 +22,7 @@ VERSION: Literal[1] = 1
 Count = Annotated[int, Meta(ge=0)]
 Hash = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 RelativePath = Annotated[str, Meta(pattern=r"^[^/\0][^\0]*$")]
-Share = Annotated[
+ShareText = Annotated[
     str,
     Meta(pattern=r"^([0-9]{1,30}(/[0-9]{1,30}|\.[0-9]{0,30})?|\.[0-9]{1,30})([eE][+-]?[0-9]{1,2})?$", max_length=64),
 ]
@@ -128,36 +128,33 @@ class CorpusManifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     notes: dict[str, Any] = field(default_factory=dict)
 
 
-Unit = Literal["weight", "tokens", "samples", "epochs"]
+class StoredShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The share of a component, or of a group: what all of its members get together, by the weights of each.
+
+    `unit` is what the share counts (left out: weight). `set_by`: "user": the user gave the share, and it is stored as
+    written; "tokens": none was given, so it follows from the sizes of corpora. Left out: the manifest is older than
+    this field.
+    """
+
+    share: ShareText
+    unit: Unit | UnsetType = UNSET
+    set_by: SetBy | UnsetType = UNSET
 
 
-class BlendComponent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One corpus of a blend: where its manifest (or bare prefix) lies, its id, its share as given.
+class BlendComponent(StoredShare, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One corpus of a blend: where its manifest (or bare prefix) lies, its id, and its share.
 
-    `unit` is what the share counts (left out: weight), `cap` the most epochs of it in all of the training. `set_by`:
-    "user": the user gave the share, and it is kept as written; "tokens": none was given, so it follows from the sizes
-    of corpora. Left out: the manifest is older than this field.
+    `cap` is the most epochs of it in all of the training.
     """
 
     path: RelativePath
     id: Hash
     name: str
-    share: Share
     group: str | None
-    cap: Share | None
-    unit: Unit | UnsetType = UNSET
-    set_by: SetBy | UnsetType = UNSET
+    cap: ShareText | None
 
 
-class GroupShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all members of a group get together; their own shares are weights inside it."""
-
-    share: Share
-    unit: Unit | UnsetType = UNSET
-    set_by: SetBy | UnsetType = UNSET
-
-
-class Phase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StoredPhase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A span of training with its own shares, one per component; "0": not read.
 
     Its length is `samples` or `tokens`; without both it ends with its amounts, or never. `units`: of the shares (left
@@ -166,10 +163,10 @@ class Phase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     samples: Count | None
-    shares: list[Share]
+    shares: list[ShareText]
     tokens: Count | UnsetType = UNSET
     units: list[Unit] | UnsetType = UNSET
-    groups: dict[str, GroupShare] | UnsetType = UNSET
+    groups: dict[str, StoredShare] | UnsetType = UNSET
     ramp: bool | UnsetType = UNSET
     set_by: list[SetBy] | UnsetType = UNSET
 
@@ -178,7 +175,7 @@ class EarlierPhases(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What a changed blend planned before: all of its phases then, left at sample `until`."""
 
     until: Count
-    phases: Annotated[list[Phase], Meta(min_length=1)]
+    phases: Annotated[list[StoredPhase], Meta(min_length=1)]
 
 
 class NamedSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -203,10 +200,10 @@ class BlendManifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     checksum: str
     algorithm: Literal["native"]
     components: Annotated[list[BlendComponent], Meta(min_length=1)]
-    phases: list[Phase]
+    phases: list[StoredPhase]
     parent: Hash | None
     notes: dict[str, Any] = field(default_factory=dict)
-    groups: dict[str, GroupShare] | UnsetType = UNSET
+    groups: dict[str, StoredShare] | UnsetType = UNSET
     earlier: list[EarlierPhases] | UnsetType = UNSET
     valid: list[NamedSet] | UnsetType = UNSET
     test: list[NamedSet] | UnsetType = UNSET

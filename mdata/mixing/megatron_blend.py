@@ -1,12 +1,14 @@
 """Megatron's blends: two arrays that say for every sample its component and which of its samples; equal in every bit.
 
-Weights give each component `requests` (a rounded-up share, and 0.5 % more in case the fill takes more), and `weighted`
-deals: always the component that is furthest behind its share. Sizes alone are dealt by `exhaustive`, each sample once.
+By weights (`weighted`) each component is built for `requests` samples (a rounded-up share, and 0.5 % more in case the
+blend takes more), and the next sample comes from the component that is furthest behind its share. By sizes alone
+(`exhaustive`) every sample of every component comes once.
 The algorithm is in mdata_cpp/megatron_blend.hpp, its slow twin in mdata/reference/megatron_blend.py.
 
 What differs: from 32,767 components on numbers are wider where the original wraps or refuses; weights that are not
 positive and finite are refused by name; a component without samples is left out of an exhaustive blend (the original
-writes past its arrays); a component that would be dealt more samples than it has is told with both numbers (`check`).
+writes past its arrays); a blend that takes more samples of a component than there are is refused with both numbers
+(`check`).
 """
 
 from __future__ import annotations
@@ -30,28 +32,28 @@ SURPLUS = 0.005
 # Megatron's own type of a component's number, as far as it goes.
 _NARROW = np.iinfo(np.int16).max
 
-Keeper = tuple[Cache, Path]
+CacheBeside = tuple[Cache, Path]
 
 
 class MegatronBlend:
-    """A blend by its two arrays; a `Deal`. Pickled it is its recipe, and made again (or found where it is kept).
+    """A blend by its two arrays. Pickled it is its recipe: the arrays are built again, or found in the cache.
 
     Args:
         recipe: `{"weights": [...], "num_samples": n}` or `{"sizes": [...]}`: use `weighted` and `exhaustive`.
-        keeper: a cache and the file beside which it keeps the arrays; None: in memory.
+        cache: a cache, and the file beside which it keeps the arrays; None: they are in memory.
 
     Attributes:
         components: int16[n] (int32 from 32,767 components on), the component of each sample.
         samples: int64[n], which of the component's samples it is.
     """
 
-    def __init__(self, recipe: Mapping[str, Any], keeper: Keeper | None = None) -> None:
-        self._recipe, self._keeper = dict(recipe), keeper
+    def __init__(self, recipe: Mapping[str, Any], cache: CacheBeside | None = None) -> None:
+        self._recipe, self._cache = dict(recipe), cache
         self.num_components = len(recipe["weights" if "weights" in recipe else "sizes"])
-        found = _arrays(self._recipe) if keeper is None else _kept(self._recipe, keeper)
+        found = _arrays(self._recipe) if cache is None else _cached(self._recipe, *cache)
         self.components: npt.NDArray[Any] = found["components"]
         self.samples: Int64s = found["samples"]
-        self._places: tuple[Int64s, Int64s] | None = None
+        self._by_component: tuple[Int64s, Int64s] | None = None
 
     @property
     def num_samples(self) -> int:
@@ -69,19 +71,19 @@ class MegatronBlend:
         Raises:
             IndexError: a sample that the blend does not have.
         """
-        if self._places is None:
+        if self._by_component is None:
             # A component's samples come in their order, so a stable sort by component is a list of them all.
             order = np.argsort(self.components, kind="stable").astype(np.int64)
             counts = np.bincount(self.components, minlength=self.num_components)
-            self._places = order, np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
-        order, starts = self._places
+            self._by_component = order, np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+        order, starts = self._by_component
         wanted, inside = np.ascontiguousarray(components, np.int64), np.ascontiguousarray(samples, np.int64)
         if wanted.size and (wanted.min() < 0 or wanted.max() >= self.num_components):
             raise IndexError(f"components {wanted.min()} to {wanted.max()} of {self.num_components}")
-        places = starts[wanted] + inside
-        if np.any(inside < 0) or np.any(places >= starts[wanted + 1]):
-            raise IndexError("a sample that the blend does not deal")
-        found: Int64s = order[places]
+        at = starts[wanted] + inside
+        if np.any(inside < 0) or np.any(at >= starts[wanted + 1]):
+            raise IndexError("a sample that the blend does not take")
+        found: Int64s = order[at]
         return found
 
     def counts(self, num_samples: int) -> tuple[int, ...]:
@@ -89,19 +91,19 @@ class MegatronBlend:
         return tuple(np.bincount(self.components[:num_samples], minlength=self.num_components).tolist())
 
     def check(self, sizes: Sequence[int], names: Sequence[str], *, requested: Sequence[int] | None = None) -> None:
-        """Refuse a blend that deals a component more samples than it has.
+        """Refuse a blend that takes more samples of a component than there are.
 
         Raises:
             UsageError: names the component, and both numbers. It is an IndexError in the original.
         """
-        for dealt, size, name in zip(self.counts(self.num_samples), sizes, names, strict=True):
-            if dealt <= size:
+        for taken, size, name in zip(self.counts(self.num_samples), sizes, names, strict=True):
+            if taken <= size:
                 continue
-            asked = "" if requested is None else f" (it was built for {requested[list(names).index(name)]})"
-            least = math.ceil((dealt / size - 1 + SURPLUS) * 1000) / 1000 if size else None
+            built = "" if requested is None else f" (it was built for {requested[list(names).index(name)]})"
+            least = math.ceil((taken / size - 1 + SURPLUS) * 1000) / 1000 if size else None
             raise UsageError(
                 f"the blend takes more samples of {name} than there are",
-                found=f"{dealt} samples dealt, {size} there{asked}",
+                found=f"{taken} samples taken, {size} there{built}",
                 expected="shares of small components that are at least a sample each: they are rounded up, and the"
                 " largest component makes up for it",
                 fix=(f"blend_surplus={least:g} (--blend-surplus, or data.blend_surplus of a run), " if least else "")
@@ -109,7 +111,7 @@ class MegatronBlend:
             )
 
     def __reduce__(self) -> tuple[object, ...]:
-        return MegatronBlend, (self._recipe, self._keeper)
+        return MegatronBlend, (self._recipe, self._cache)
 
 
 def normalise(weights: Sequence[float]) -> list[float]:
@@ -149,20 +151,20 @@ def requests(
     return shares, targets, [math.ceil(target * factor) for target in targets]
 
 
-def weighted(weights: Sequence[float], num_samples: int, *, keeper: Keeper | None = None) -> MegatronBlend:
+def weighted(weights: Sequence[float], num_samples: int, *, cache: CacheBeside | None = None) -> MegatronBlend:
     """The blend of so many samples by weights, which are normalised first (again, if they were).
 
     Raises:
         UsageError: as `normalise`.
     """
-    return MegatronBlend({"weights": normalise(weights), "num_samples": num_samples}, keeper)
+    return MegatronBlend({"weights": normalise(weights), "num_samples": num_samples}, cache)
 
 
-def exhaustive(sizes: Sequence[int], *, keeper: Keeper | None = None) -> MegatronBlend:
-    """The blend that deals every sample of components of these sizes once; a size of 0 is never dealt."""
+def exhaustive(sizes: Sequence[int], *, cache: CacheBeside | None = None) -> MegatronBlend:
+    """The blend that takes every sample of components of these sizes once."""
     if not sizes or min(sizes) < 0:
         raise UsageError("an exhaustive blend of these sizes", found=str(list(sizes)[:8]), expected="0 or more of each")
-    return MegatronBlend({"sizes": [int(size) for size in sizes]}, keeper)
+    return MegatronBlend({"sizes": [int(size) for size in sizes]}, cache)
 
 
 def _arrays(recipe: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
@@ -178,8 +180,7 @@ def _arrays(recipe: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
     return {"components": components, "samples": samples}
 
 
-def _kept(recipe: Mapping[str, Any], keeper: Keeper) -> Mapping[str, npt.NDArray[Any]]:
-    cache, beside = keeper
+def _cached(recipe: Mapping[str, Any], cache: Cache, beside: Path) -> Mapping[str, npt.NDArray[Any]]:
     exact = dict(recipe) | ({"weights": [share.hex() for share in recipe["weights"]]} if "weights" in recipe else {})
     key = {"name": "megatron-blend", "corpus": "", "algorithm": f"{NAME} {VERSION}", **exact}
     entries = recipe["num_samples"] if "weights" in recipe else sum(recipe["sizes"])

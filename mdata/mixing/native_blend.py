@@ -1,4 +1,4 @@
-"""The native blend: a Huffman tree over integer weights that deals samples to components.
+"""The native blend: a Huffman tree over integer weights that selects the component of each sample.
 
 At every prefix each component is within 1.68 samples of its exact share, and exact at every multiple of the
 sum of weights; any sample is located, and any component's sample found again, in the depth of the tree.

@@ -1,9 +1,9 @@
-"""A blend of several phases: each phase is a tree of its own over what it deals, one phase after another.
+"""A blend of several phases: one phase after another, each with a tree of its own weights.
 
-A segment is a phase as it is dealt (a ramp is many of them): integer weights and a length. Where the weights sum to
+A segment is a phase (a ramp is many segments): integer weights and a length. Where the weights sum to
 the length, as in every bounded phase that ran to its end, the counts at its end are the weights, exactly. A component
-goes on inside where the segment before left it: the cursors at the start of segment j are row j of one table, a
-function of the blend and never stored by a run. Which numbers the segments have is `mdata.mixing.resolve`'s business.
+continues where the segment before ended: the cursors at the start of segment j are row j of one table, a
+function of the blend and never stored by a run. `mdata.mixing.resolve` decides the segments.
 Slow twin: mdata/reference/phases.py.
 """
 
@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 from mdata.mixing.native_blend import NativeBlend
 from mdata.util.arrays import Int64s
 
-# Trees are made when a sample of theirs is asked for; this many leaves of them are kept (64 bytes each).
-_KEPT_LEAVES = 1 << 20
+# Trees are built when a sample of theirs is read; this many leaves are cached (64 bytes each).
+_CACHED_LEAVES = 1 << 20
 
 
 class Segment(NamedTuple):
@@ -48,7 +48,7 @@ class PhasedBlend:
         assert None not in lengths[:-1], "only the last segment may be without end"
         self.starts = np.cumsum([0, *(length or 0 for length in lengths)], dtype=np.int64)
         self._end = end if end is not None or lengths[-1] is None else int(self.starts[-1])
-        size = max(2, _KEPT_LEAVES // len(self.segments[0].weights))
+        size = max(2, _CACHED_LEAVES // len(self.segments[0].weights))
         self._tree = lru_cache(maxsize=size)(self._make_tree)
         self.cursors = np.zeros((len(self.segments) + 1, len(self.segments[0].weights)), np.int64)
         for number, segment in enumerate(self.segments):
@@ -98,6 +98,13 @@ class PhasedBlend:
         if self._end is not None and numbers.size and numbers.max() >= self._end:
             raise IndexError("a component does not give so many samples")
         return numbers
+
+    def sample_of(self, component: int, sample: int) -> int | None:
+        """The global sample that is one of a component's; None where it never comes, or beyond 2^62."""
+        try:
+            return int(self.inverse([component], [sample])[0])
+        except (IndexError, OverflowError):
+            return None
 
     def counts(self, num_samples: int) -> tuple[int, ...]:
         """How many of the first `num_samples` global samples each component gives.

@@ -1,8 +1,8 @@
-"""From what is asked to what is dealt: schedules and sizes in, a `PhasedBlend` out. Pure.
+"""From shares to samples: schedules and the sizes of a run in, a `PhasedBlend` out. Pure.
 
 The length of a phase is given, or the sum of its amounts; what amounts leave of a given length goes to the weights. A
-ramp becomes up to 1,000 pieces of constant shares (fewer where there are so many components that the table of cursors
-would grow past 32 MB). All problems of a blend are found before one error says them, each with its numbers. Targets
+ramp becomes up to 1,000 segments of constant shares (fewer where there are so many components that the table of cursors
+would grow past 32 MB). All problems of a blend are collected in one error, each with its numbers. Targets
 count from the beginning of their schedule; caps from the beginning of the blend.
 """
 
@@ -16,9 +16,9 @@ from fractions import Fraction
 import numpy as np
 
 from mdata.mixing.phased_blend import PhasedBlend, Segment
-from mdata.mixing.rounding import Integers, Targets, apportion
-from mdata.mixing.schedule import NO_LENGTH, NO_REST, NO_ROOM, WEIGHT, Ask, AskedPhase, Schedule, blend_error, where_in
-from mdata.mixing.shares import LARGEST_SUM, integer_weights
+from mdata.mixing.rounding import Integers, Targets, round_targets
+from mdata.mixing.schedule import NO_LENGTH, NO_REST, NO_ROOM, Phase, Schedule, blend_error, phase_weights, where_in
+from mdata.mixing.shares import LARGEST_SUM, WEIGHT, Share
 
 MOST_RAMP_STEPS = 1000
 _LEAST_RAMP_STEPS = 16
@@ -42,8 +42,8 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Exact samples of a phase, per component: those of its start shares and of its end shares; no ramp: the same."""
+class PhaseSamples:
+    """Exact samples of each component in a phase, by its shares at the start and at the end; no ramp: the same."""
 
     start: list[Fraction]
     end: list[Fraction]
@@ -51,7 +51,7 @@ class Piece:
 
 
 def resolve(schedules: Sequence[Schedule], sizes: Sizes) -> PhasedBlend:
-    """Deal every schedule, each cut where the next one begins.
+    """The blend of all schedules, each cut where the next one begins.
 
     Raises:
         UsageError: shares, lengths or caps that cannot be met; every problem with its numbers.
@@ -64,7 +64,7 @@ def resolve(schedules: Sequence[Schedule], sizes: Sizes) -> PhasedBlend:
     ]
     begin = 0
     for schedule in [] if problems else schedules:
-        parts = _deal(schedule, sizes, problems)
+        parts = _segments(schedule, sizes, problems)
         if problems:
             break
         if schedule.until is not None:
@@ -91,7 +91,7 @@ def phase_counts(schedule: Schedule, sizes: Sizes) -> list[list[int]]:
 
 
 def phase_starts(schedules: Sequence[Schedule], sizes: Sizes) -> list[int]:
-    """The first sample of each phase that is dealt, for a blend that `resolve` takes."""
+    """The first sample of each phase that is reached, of a blend that can be resolved."""
     starts, begin = [], 0
     for schedule in schedules:
         done = Fraction(0)
@@ -100,94 +100,87 @@ def phase_starts(schedules: Sequence[Schedule], sizes: Sizes) -> list[int]:
             if schedule.until is not None and start >= schedule.until:
                 break
             starts.append(start)
-            before = schedule.phases[number - 1].asks if number else None
-            piece = None if phase.endless else _piece(phase, before, sizes, [], where="")
-            done += sum(piece.end, Fraction(0)) if piece else 0
+            before = schedule.phases[number - 1].shares if number else None
+            samples = None if phase.endless else _samples_of_phase(phase, before, sizes, [], where="")
+            done += sum(samples.end, Fraction(0)) if samples else 0
         begin = schedule.until or 0
     return starts
 
 
-def _deal(schedule: Schedule, sizes: Sizes, problems: list[str]) -> list[Segment]:
-    """Segments of one schedule, as if nothing came after it."""
-    pieces: list[Piece] = []
+def _segments(schedule: Schedule, sizes: Sizes, problems: list[str]) -> list[Segment]:
+    """The segments of one schedule, as if nothing came after it."""
+    exact: list[PhaseSamples] = []
     last: Segment | None = None
     for number, phase in enumerate(schedule.phases):
         where = where_in(number, len(schedule.phases))
         if phase.endless and number == len(schedule.phases) - 1:
-            if phase.ramp or not any(ask.amount for ask in phase.asks):
+            if phase.ramp or not any(share.amount for share in phase.shares):
                 problems.append(where + ("a ramp needs a length" if phase.ramp else "no component has a share"))
             else:
-                last = Segment(_weights(phase.asks, sizes.names), None)
+                last = Segment(np.array(phase_weights(phase, sizes.names), np.int64), None)
             continue
-        before = schedule.phases[number - 1].asks if number else None
-        piece = _piece(phase, before, sizes, problems, where=where)
-        if piece is not None:
-            pieces.append(piece)
+        before = schedule.phases[number - 1].shares if number else None
+        samples = _samples_of_phase(phase, before, sizes, problems, where=where)
+        if samples is not None:
+            exact.append(samples)
     if problems:
         return []
-    total = sum((sum(piece.end, Fraction(0)) for piece in pieces), Fraction(0))
+    total = sum((sum(samples.end, Fraction(0)) for samples in exact), Fraction(0))
     if total > LARGEST_SUM:
         problems.append(f"the blend is {math.ceil(total)} samples long; at most {LARGEST_SUM} can be counted")
         return []
     segments = []
-    if pieces:
-        for counts in apportion(_targets(pieces)):
+    if exact:
+        for counts in round_targets(_targets(exact)):
             if length := int(counts.sum()):
                 segments.append(Segment(counts, length))
     return [*segments, *([last] if last else [])]
 
 
-def _weights(asks: Sequence[Ask], names: Sequence[str]) -> np.ndarray:
-    used = [i for i, ask in enumerate(asks) if ask.amount]
-    weights = np.zeros(len(asks), np.int64)
-    weights[used] = integer_weights([asks[i].amount for i in used], [names[i] for i in used])
-    return weights
-
-
-def _piece(
-    phase: AskedPhase, before: Sequence[Ask] | None, sizes: Sizes, problems: list[str], *, where: str
-) -> Piece | None:
+def _samples_of_phase(
+    phase: Phase, before: Sequence[Share] | None, sizes: Sizes, problems: list[str], *, where: str
+) -> PhaseSamples | None:
     """The exact samples of a bounded phase; None where it has a problem."""
     amounts = [
-        samples_of(ask, epoch, sequence_length=sizes.sequence_length)
-        for ask, epoch in zip(phase.asks, sizes.samples_per_epoch, strict=True)
+        samples_of(share, epoch, sequence_length=sizes.sequence_length)
+        for share, epoch in zip(phase.shares, sizes.samples_per_epoch, strict=True)
     ]
     fixed = sum(amounts, Fraction(0))
-    whole = sum((ask.amount for ask in phase.asks if ask.unit == WEIGHT), Fraction(0))
+    whole = sum((share.amount for share in phase.shares if share.unit == WEIGHT), Fraction(0))
     length = length_of(phase, sizes.sequence_length)
     found = _length_problem(length, fixed, whole, sizes.sequence_length)
-    if phase.ramp and (before is None or fixed or any(ask.unit != WEIGHT and ask.amount for ask in before)):
+    if phase.ramp and (before is None or fixed or any(share.unit != WEIGHT and share.amount for share in before)):
         found = "a ramp goes from the weights of the phase before to its own; amounts and a first phase have none"
     if found is not None:
         problems.append(where + found)
         return None
     rest = length - fixed if length is not None and whole else Fraction(0)
     end = [
-        rest * ask.amount / whole if ask.unit == WEIGHT and ask.amount else amount
-        for ask, amount in zip(phase.asks, amounts, strict=True)
+        rest * share.amount / whole if share.unit == WEIGHT and share.amount else amount
+        for share, amount in zip(phase.shares, amounts, strict=True)
     ]
     if not phase.ramp or before is None:
-        return Piece(end, end, 1)
-    sum_before = sum((ask.amount for ask in before), Fraction(0))
-    start = [rest * ask.amount / sum_before for ask in before]
-    room = max(_LEAST_RAMP_STEPS, _CURSORS // len(phase.asks))
+        return PhaseSamples(end, end, 1)
+    sum_before = sum((share.amount for share in before), Fraction(0))
+    start = [rest * share.amount / sum_before for share in before]
+    room = max(_LEAST_RAMP_STEPS, _CURSORS // len(phase.shares))
     steps = min(MOST_RAMP_STEPS, math.ceil(rest), room)
     if steps == 1:
         middle = [(p + q) / 2 for p, q in zip(start, end, strict=True)]
-        return Piece(middle, middle, 1)
-    return Piece(start, end, steps)
+        return PhaseSamples(middle, middle, 1)
+    return PhaseSamples(start, end, steps)
 
 
-def samples_of(ask: Ask, samples_per_epoch: int, *, sequence_length: int) -> Fraction:
+def samples_of(share: Share, samples_per_epoch: int, *, sequence_length: int) -> Fraction:
     """An amount in samples; nothing for a weight."""
-    if ask.unit == "tokens":
-        return ask.amount / sequence_length
-    if ask.unit == "epochs":
-        return ask.amount * samples_per_epoch
-    return ask.amount if ask.unit == "samples" else Fraction(0)
+    if share.unit == "tokens":
+        return share.amount / sequence_length
+    if share.unit == "epochs":
+        return share.amount * samples_per_epoch
+    return share.amount if share.unit == "samples" else Fraction(0)
 
 
-def length_of(phase: AskedPhase, sequence_length: int) -> Fraction | None:
+def length_of(phase: Phase, sequence_length: int) -> Fraction | None:
     """The length that a phase is given, in samples."""
     if phase.tokens is not None:
         return Fraction(phase.tokens, sequence_length)
@@ -204,56 +197,56 @@ def _length_problem(length: Fraction | None, fixed: Fraction, whole: Fraction, s
         if whole:
             return NO_LENGTH
         return None
-    asked = f"{math.ceil(fixed):,} samples ({math.ceil(fixed * sequence_length):,} tokens)"
+    needed = f"{math.ceil(fixed):,} samples ({math.ceil(fixed * sequence_length):,} tokens)"
     given = f"{math.ceil(length):,} samples ({math.ceil(length * sequence_length):,} tokens)"
     if whole and fixed >= length:
-        return f"its amounts ask for {asked}, its length is {given}; {NO_ROOM}"
+        return f"its amounts ask for {needed}, its length is {given}; {NO_ROOM}"
     if fixed - length >= 1:
-        return f"its amounts ask for {asked}, its length is {given}"
+        return f"its amounts ask for {needed}, its length is {given}"
     if not whole and length - fixed >= 1:
-        return f"its amounts give {asked}, its length is {given}; {NO_REST}"
+        return f"its amounts give {needed}, its length is {given}; {NO_REST}"
     return None
 
 
-def _targets(pieces: Sequence[Piece]) -> Targets:
+def _targets(exact: Sequence[PhaseSamples]) -> Targets:
     """All targets as integers over one denominator; a ramp's are lambda (s/m p + (q - p) s^2 / (2 m^2))."""
     denominator = 1
-    for piece in pieces:
-        of_piece = math.lcm(*(value.denominator for value in (*piece.start, *piece.end)))
-        denominator = math.lcm(denominator, of_piece * (2 * piece.steps**2 if piece.steps > 1 else 1))
+    for samples in exact:
+        of_phase = math.lcm(*(value.denominator for value in (*samples.start, *samples.end)))
+        denominator = math.lcm(denominator, of_phase * (2 * samples.steps**2 if samples.steps > 1 else 1))
 
     def integers(values: Sequence[Fraction], over: int) -> Integers:
         return np.array([int(value * (denominator // over)) for value in values], object)
 
     def rows() -> Iterator[Integers]:
-        done: Integers = np.zeros(len(pieces[0].end), object)
-        for piece in pieces:
-            if piece.steps == 1:
-                done = done + integers(piece.end, 1)
+        done: Integers = np.zeros(len(exact[0].end), object)
+        for samples in exact:
+            if samples.steps == 1:
+                done = done + integers(samples.end, 1)
                 yield done
                 continue
-            steps = piece.steps
-            line = integers(piece.start, steps)
-            bend = integers([(q - p) / 2 for p, q in zip(piece.start, piece.end, strict=True)], steps**2)
+            steps = samples.steps
+            line = integers(samples.start, steps)
+            bend = integers([(q - p) / 2 for p, q in zip(samples.start, samples.end, strict=True)], steps**2)
             for step in range(1, steps + 1):
                 yield done + line * step + bend * step**2
             done = done + line * steps + bend * steps**2
 
-    return Targets(sum(piece.steps for piece in pieces), len(pieces[0].end), denominator, rows)
+    return Targets(sum(samples.steps for samples in exact), len(exact[0].end), denominator, rows)
 
 
 def _cut(segments: Sequence[Segment], length: int, problems: list[str], *, at: int) -> list[Segment]:
     """The first `length` samples of segments; their trees stay, so that nothing before the cut changes."""
-    kept: list[Segment] = []
+    found: list[Segment] = []
     for segment in segments:
-        room = length - sum(part.length or 0 for part in kept)
+        room = length - sum(part.length or 0 for part in found)
         if room <= 0:
-            return kept
-        kept.append(Segment(segment.weights, room if segment.length is None else min(room, segment.length)))
-    have = sum(part.length or 0 for part in kept)
+            return found
+        found.append(Segment(segment.weights, room if segment.length is None else min(room, segment.length)))
+    have = sum(part.length or 0 for part in found)
     if have < length:
         problems.append(f"the mixture changes at sample {at:,}, {length - have:,} samples after its end")
-    return kept
+    return found
 
 
 def _within_caps(blend: PhasedBlend, sizes: Sizes) -> PhasedBlend:
@@ -275,13 +268,5 @@ def _within_caps(blend: PhasedBlend, sizes: Sizes) -> PhasedBlend:
         fix = "a smaller share, a larger max_epochs, or redistribute = true, which gives what is over to the others"
         raise blend_error(problems, fix=fix)
     capped = [i for i in limits if endless and blend.segments[-1].weights[i]]
-    ends = [end for i in capped if (end := _sample_of(blend, i, limits[i])) is not None]
+    ends = [end for i in capped if (end := blend.sample_of(i, limits[i])) is not None]
     return PhasedBlend(blend.segments, min(ends)) if ends else blend
-
-
-def _sample_of(blend: PhasedBlend, component: int, inside: int) -> int | None:
-    """The blend's sample that is this component's; None where it lies beyond 2^62."""
-    try:
-        return int(blend.inverse([component], [inside])[0])
-    except OverflowError:
-        return None

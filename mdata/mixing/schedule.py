@@ -1,7 +1,6 @@
-"""What is asked of a blend, exactly: phases, and what each component gets in each of them.
+"""The schedule of a blend: its phases, and the share of each component in each of them.
 
-A share has one of four units: a weight divides what a phase has left; tokens, samples and epochs are amounts. A
-group's share is divided among its members by their weights, so that everything below knows components alone. A
+A group's share is divided among its members by their weights, so that everything below knows components alone. A
 changed blend has several schedules: each but the last was left at a sample number, whatever it had planned after it,
 and is resolved by itself, so that a change alters nothing before it. Exact fractions throughout; no manifests, no
 sizes of corpora (those are for `mdata.mixing.resolve`).
@@ -10,20 +9,12 @@ sizes of corpora (those are for `mdata.mixing.resolve`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from decimal import Decimal
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal, NamedTuple
 
 from mdata.errors import UsageError
+from mdata.mixing.shares import WEIGHT, Share, as_text, integer_weights
 
-Unit = Literal["weight", "tokens", "samples", "epochs"]
-WEIGHT: Unit = "weight"
-# Who set a share: the user, or the sizes of corpora to which nobody gave one.
-SetBy = Literal["user", "tokens"]
-USER: SetBy = "user"
-TOKENS: SetBy = "tokens"
-_SHORT = 20  # characters of a decimal that people still read
 NO_LENGTH = "weights beside amounts, or before another phase, need the length of the phase in samples or tokens"
 NO_ROOM = "nothing is left for the weights"
 NO_REST = "no weight takes the rest"
@@ -36,45 +27,20 @@ _WAYS_OUT = {
 }
 
 
-class Ask(NamedTuple):
-    """What one component is to get in a phase: a weight, or an amount; 0 is nothing."""
-
-    unit: Unit
-    amount: Fraction
-
-
-def exact(share: str) -> Fraction:
-    """A share's text as a number.
-
-    Raises:
-        UsageError: it is none.
-    """
-    try:
-        return Fraction(share)
-    except (ValueError, ZeroDivisionError) as error:
-        raise UsageError("a share is not a number", found=repr(share), expected='0.7, 3, 1e9 or "1/3"') from error
-
-
-def as_text(share: Fraction) -> str:
-    """A share as a manifest has it: a decimal where it is a short one, else a fraction."""
-    decimal = format(Decimal(share.numerator) / Decimal(share.denominator), "f")
-    return decimal if len(decimal) <= _SHORT and Fraction(decimal) == share else str(share)
-
-
-NOTHING = Ask(WEIGHT, Fraction(0))
-
-
 @dataclass(frozen=True, slots=True)
-class AskedPhase:
-    """A span of training, one ask a component.
+class Phase:
+    """A span of training.
 
     Args:
-        asks: of the components, groups already divided.
-        samples, tokens: its length, at most one of them; neither: as long as the amounts, or without end.
-        ramp: the weights go in a straight line from those of the phase before to these.
+        shares: of the components, one each; empty in a `BlendSpec`, which knows components by name.
+        by_name: shares of groups, whose members' own shares are then weights inside them. In a `BlendSpec` also shares
+            of components; None there: the phase has the shares of the entries.
+        samples, tokens: its length, at most one of them; neither: as long as its amounts, or without end.
+        ramp: the weights change linearly from those of the phase before to these.
     """
 
-    asks: tuple[Ask, ...]
+    shares: tuple[Share, ...] = ()
+    by_name: Mapping[str, Share] | None = None
     samples: int | None = None
     tokens: int | None = None
     ramp: bool = False
@@ -82,69 +48,77 @@ class AskedPhase:
     @property
     def endless(self) -> bool:
         """Weights alone, and no length."""
-        return self.samples is None and self.tokens is None and not any(ask.unit != WEIGHT for ask in self.asks)
+        return self.samples is None and self.tokens is None and all(share.unit == WEIGHT for share in self.shares)
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """Phases one after another; `until` is the sample of the blend at which it was left for the next schedule."""
 
-    phases: tuple[AskedPhase, ...]
+    phases: tuple[Phase, ...]
     until: int | None = None
 
 
-def divide_groups(
-    asks: Sequence[Ask],
-    members: Sequence[str | None],
-    *,
-    shares: Mapping[str, Ask],
-    names: Sequence[str],
-) -> tuple[Ask, ...]:
-    """Asks of components alone: a group's share times the member's part of the group's weights.
+def divide_groups(phase: Phase, members: Sequence[str | None], *, names: Sequence[str]) -> Phase:
+    """A phase with shares of components alone: a group's share times the member's part of the group's weights.
 
     Args:
-        asks: of the components, those of members being weights inside their group.
-        members: the group of each component, if any.
-        shares: group -> what all of it gets; a group that is not named here is only a heading.
+        phase: with shares of groups.
+        members: the group of each component, if any; a group without a share in the phase is only a heading.
         names: of the components, for messages.
 
     Raises:
-        UsageError: a member with an amount of its own, a group without weights, or a group counted in epochs.
+        UsageError: a share that is not a number, a member with an amount of its own, a group without weights, or a
+            group counted in epochs.
     """
-    sums: dict[str, Fraction] = dict.fromkeys(shares, Fraction(0))
-    for ask, group, name in zip(asks, members, names, strict=True):
+    groups = phase.by_name or {}
+    amounts = [share.amount for share in phase.shares]
+    sums = dict.fromkeys(groups, Fraction(0))
+    for share, amount, group, name in zip(phase.shares, amounts, members, names, strict=True):
         if group in sums:
-            if ask.unit != WEIGHT:
+            if share.unit != WEIGHT:
                 raise UsageError(
-                    f"{name} has a share in {ask.unit}, and its group {group} has a share of its own",
+                    f"{name} has a share in {share.unit}, and its group {group} has a share of its own",
                     expected="weights inside a group that has a share",
                     fix=f"a weight for {name}, or no share for the group {group}",
                 )
-            sums[group] += ask.amount
+            sums[group] += amount
     for group, whole in sums.items():
-        if shares[group].unit == "epochs" or (whole == 0 and shares[group].amount > 0):
+        if groups[group].unit == "epochs" or (whole == 0 and groups[group].amount > 0):
             raise UsageError(
                 f"the group {group} cannot be given its share",
-                found=f"{shares[group].amount} {shares[group].unit}" if whole else "no weights inside it",
+                found=f"{groups[group].amount} {groups[group].unit}" if whole else "no weights inside it",
                 expected="a group's weight, tokens or samples, and a weight inside it",
                 fix="epochs stand at the components",
             )
-    return tuple(
-        Ask(shares[group].unit, shares[group].amount * ask.amount / sums[group] if ask.amount else Fraction(0))
+    shares = tuple(
+        Share(as_text(groups[group].amount * amount / sums[group]) if amount else "0", groups[group].unit)
         if group in sums
-        else ask
-        for ask, group in zip(asks, members, strict=True)
+        else share
+        for share, amount, group in zip(phase.shares, amounts, members, strict=True)
     )
+    return replace(phase, shares=shares, by_name=None)
 
 
-def canonical(phase: AskedPhase) -> list[object]:
+def phase_weights(phase: Phase, names: Sequence[str]) -> tuple[int, ...]:
+    """The weights of a phase as exact integers; 0 for components that are not read or have an amount."""
+    used = [i for i, share in enumerate(phase.shares) if share.unit == WEIGHT and share.amount]
+    found = [0] * len(phase.shares)
+    if used:
+        exact = integer_weights([phase.shares[i].amount for i in used], [names[i] for i in used])
+        for i, weight in zip(used, exact, strict=True):
+            found[i] = weight
+    return tuple(found)
+
+
+def canonical(phase: Phase) -> list[object]:
     """What the id of a blend hashes of a phase: weights as parts of 1, so that 7 : 3 is 0.7 : 0.3."""
-    whole = sum((ask.amount for ask in phase.asks if ask.unit == WEIGHT), Fraction(0))
-    asks = []
-    for ask in phase.asks:
-        amount = ask.amount / whole if ask.unit == WEIGHT and whole else ask.amount
-        asks.append([ask.unit if amount else WEIGHT, str(amount)])
-    return [phase.samples, phase.tokens, phase.ramp, asks]
+    whole = sum((share.amount for share in phase.shares if share.unit == WEIGHT), Fraction(0))
+    shares = []
+    for share in phase.shares:
+        amount = share.amount / whole if share.unit == WEIGHT and whole else share.amount
+        shares.append([share.unit if amount else WEIGHT, str(amount)])
+    return [phase.samples, phase.tokens, phase.ramp, shares]
 
 
 def missing_lengths(schedules: Sequence[Schedule]) -> list[str]:
@@ -153,7 +127,7 @@ def missing_lengths(schedules: Sequence[Schedule]) -> list[str]:
     return [
         where_in(number, len(phases)) + NO_LENGTH
         for number, phase in enumerate(phases)
-        if phase.samples is None and phase.tokens is None and any(a.unit == WEIGHT and a.amount for a in phase.asks)
+        if phase.samples is None and phase.tokens is None and any(s.unit == WEIGHT and s.amount for s in phase.shares)
         if not phase.endless or number < len(phases) - 1
     ]
 

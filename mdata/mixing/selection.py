@@ -1,8 +1,8 @@
-"""A deal: which component gives global sample k, and which of its samples.
+"""Selection maps: which component gives global sample k, and which of its samples.
 
-Every way to mix components has this face: `NativeBlend` (shares, without end), Megatron's arrays, and `InTurn`, which
-is one component after another, for validation and test. A deal knows numbers only, nothing of corpora. What is
-out of range is refused by whoever asks (`Dataset.locate`), not here.
+There are four: `NativeBlend` (shares, without end), `PhasedBlend`, `MegatronBlend` (arrays), and `Concatenation`, one
+component after another, for validation and test. They know numbers only, nothing of corpora. Numbers out of range are
+refused by the caller (`Dataset.locate`), not here.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def chosen(samples: slice, num_samples: int | None) -> range:
     return range(*samples.indices(MOST_SAMPLES if num_samples is None else num_samples))
 
 
-class Deal(Protocol):
+class SelectionMap(Protocol):
     """Global sample number <-> (component, sample inside it)."""
 
     @property
@@ -66,7 +66,7 @@ class Deal(Protocol):
         """How many of the first `num_samples` global samples each component gives."""
 
 
-class InTurn:
+class Concatenation:
     """One component after another, each once; can be pickled.
 
     Args:
@@ -83,15 +83,15 @@ class InTurn:
         return int(self._offsets[-1])
 
     def locate(self, samples: ArrayLike) -> tuple[Int64s, Int64s]:
-        """See `Deal`."""
+        """See `SelectionMap`."""
         numbers = np.ascontiguousarray(samples, np.int64)
         return locate_all(self._offsets, numbers)
 
     def inverse(self, components: ArrayLike, samples: ArrayLike) -> Int64s:
-        """See `Deal`."""
+        """See `SelectionMap`."""
         return self._offsets[np.ascontiguousarray(components, np.int64)] + np.ascontiguousarray(samples, np.int64)
 
     def counts(self, num_samples: int) -> tuple[int, ...]:
-        """See `Deal`."""
+        """See `SelectionMap`."""
         given = np.clip(num_samples - self._offsets[:-1], 0, np.array(self.sizes, np.int64))
         return tuple(given.tolist())

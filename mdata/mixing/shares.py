@@ -1,8 +1,8 @@
-"""From shares as a user gives them to exact integer weights.
+"""A share, and the exact integer weights that shares become.
 
-A share is a decimal string ("0.7", "1e-3"), a fraction ("1/3"), an integer or a Fraction; floats are
-refused, because 0.1 as a float is not 0.1. The weights have exactly the ratios of the shares wherever their
-sum stays within 2^62; beyond, they are rounded by largest remainder to a sum of exactly 2^62.
+The number of a share is a decimal ("0.7", "1e-3") or a fraction ("1/3"), and stays the text that was given; floats are
+refused, because 0.1 as a float is not 0.1. The weights have exactly the ratios of the numbers wherever their sum stays
+within 2^62; beyond, they are rounded by largest remainder to a sum of exactly 2^62.
 """
 
 from __future__ import annotations
@@ -10,22 +10,81 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
+from functools import cached_property
+from typing import Literal
 
 from mdata.errors import UsageError
 
+Unit = Literal["weight", "tokens", "samples", "epochs"]
+WEIGHT: Unit = "weight"
+# Who set a share: the user, or, where the user gave none, the sizes of corpora.
+SetBy = Literal["user", "tokens"]
+USER: SetBy = "user"
+TOKENS: SetBy = "tokens"
+
 LARGEST_SUM = 1 << 62
+_SHORT = 20  # characters of a decimal that people still read
 
 # Far beyond any use, and small enough that a Fraction of it is quick to make.
 _LARGEST_EXPONENT = 400
 _POWER_DIGITS = 18  # of tokens^alpha, which is recorded once and for all
 _EXPONENT = re.compile(r"[eE]([-+]?[0-9_]+)\s*$")
 
-Share = str | int | Fraction
+Number = str | int | Fraction
 
 
-def integer_weights(shares: Sequence[Share], names: Sequence[str] | None = None) -> tuple[int, ...]:
+@dataclass(frozen=True)
+class Share:
+    """What a component or a group gets in a phase; 0 is nothing.
+
+    Args:
+        text: its number, as it was given.
+        unit: what it counts; a weight divides what a phase has left, the others are amounts.
+        set_by: None: an older manifest, which does not say it.
+    """
+
+    text: str
+    unit: Unit = WEIGHT
+    set_by: SetBy | None = USER
+
+    @cached_property
+    def amount(self) -> Fraction:
+        """The number.
+
+        Raises:
+            UsageError: the text is not a number.
+        """
+        return exact(self.text)
+
+    def __str__(self) -> str:
+        return self.text if self.unit == WEIGHT else f"{self.text} {self.unit}"
+
+
+NOTHING = Share("0")
+
+
+def exact(share: str) -> Fraction:
+    """The number that a share's text is.
+
+    Raises:
+        UsageError: it is not a number.
+    """
+    try:
+        return Fraction(share)
+    except (ValueError, ZeroDivisionError) as error:
+        raise UsageError("a share is not a number", found=repr(share), expected='0.7, 3, 1e9 or "1/3"') from error
+
+
+def as_text(share: Fraction) -> str:
+    """A number as the text of a share: a decimal where it is a short one, else a fraction."""
+    decimal = format(Decimal(share.numerator) / Decimal(share.denominator), "f")
+    return decimal if len(decimal) <= _SHORT and Fraction(decimal) == share else str(share)
+
+
+def integer_weights(shares: Sequence[Number], names: Sequence[str] | None = None) -> tuple[int, ...]:
     """Return one positive integer per share, in the ratio of the shares, with a sum of at most 2^62.
 
     The weights have no common factor unless they had to be rounded, so equal mixtures have equal weights
@@ -40,9 +99,9 @@ def integer_weights(shares: Sequence[Share], names: Sequence[str] | None = None)
     """
     names = names if names is not None else [f"component {i}" for i in range(len(shares))]
     assert shares and len(names) == len(shares), f"{len(shares)} shares for {len(names)} names"
-    exact = [_exact(share, name) for share, name in zip(shares, names, strict=True)]
-    scale = math.lcm(*(share.denominator for share in exact))
-    weights = [int(share * scale) for share in exact]
+    numbers = [_positive(share, name) for share, name in zip(shares, names, strict=True)]
+    scale = math.lcm(*(share.denominator for share in numbers))
+    weights = [int(share * scale) for share in numbers]
     common = math.gcd(*weights)
     weights = [weight // common for weight in weights]
     if sum(weights) > LARGEST_SUM:
@@ -67,7 +126,7 @@ def by_tokens(tokens: int, alpha: str | None) -> str:
     return format(power.normalize(context), "f")
 
 
-def _exact(share: Share, name: str) -> Fraction:
+def _positive(share: Number, name: str) -> Fraction:
     text = str(share)
     exponent = _EXPONENT.search(text)
     try:

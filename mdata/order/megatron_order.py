@@ -1,8 +1,8 @@
 """The order of Megatron's GPT dataset: document, sample and shuffle index, equal to its own in every bit.
 
-A run of T tokens is read E times, E the least number of epochs that give the samples asked for. The documents of all
+A run of T tokens is read E times, E the least number of epochs that give the requested samples. The documents of all
 epochs are shuffled together; where the last epoch is needed for less than 80 % of its samples it is shuffled
-apart, and so are its samples. Sample k begins at token k q of the shuffled documents. All of it is a pure
+separately, and so are its samples. Sample k begins at token k q of the shuffled documents. All of it is a pure
 function of the lengths and the request, drawn from one MT19937 (formats: Megatron-LM's gpt_dataset.py and helpers.cpp).
 
 Where the original counts wrongly (F1 to F3 and F18 in docs/design/order.md) this does not: the number of samples
@@ -23,7 +23,7 @@ from mdata._core import Mersenne, fill_sample_index
 from mdata.errors import ResourceError, UsageError
 from mdata.util.memory_limit import available_bytes
 
-# A last epoch of which less than this part is needed is shuffled apart.
+# A last epoch of which less than this part is needed is shuffled separately.
 _SEPARATE_BELOW = 0.80
 _MOST_TOKENS = 1 << 62
 _SIGNED_32 = np.iinfo(np.int32).max
@@ -39,7 +39,7 @@ class MegatronRequest:
     Args:
         first, stop: the sequences of the split, of those in the file.
         sequence_length: tokens a sample, q.
-        num_samples: asked for; None: one epoch.
+        num_samples: requested; None: one epoch.
         seed: of the generator, below 2^32.
         extra_token: a sample reads one token more than its length, so that its last one has a label.
         keep_partial: the last, partial sample counts (Megatron: validation only).
@@ -61,7 +61,7 @@ class MegatronPlan:
     Attributes:
         tokens_per_epoch: T.
         epochs: E.
-        separate: whether the last epoch is shuffled apart.
+        separate: whether the last epoch is shuffled separately.
         samples: rows of the order, C.
         cut: samples of the first shuffle; all of them where nothing is separate.
     """
@@ -120,7 +120,7 @@ def _check(tokens_per_epoch: int, request: MegatronRequest) -> None:
         raise UsageError(f"{request.num_samples} samples", expected="0 or more")
     if tokens_per_epoch == 0 and request.num_samples is not None:
         raise UsageError(
-            "the split has no tokens, so no number of epochs gives the samples asked for",
+            "the split has no tokens, so no number of epochs gives the requested samples",
             found=f"sequences {request.first} to {request.stop}",
             fix="a larger share of the split, or more text",
         )
@@ -130,12 +130,12 @@ def build(lengths: Lengths, request: MegatronRequest, *, threads: int = 1) -> Me
     """The three indices.
 
     Memory: 4 bytes for each document of all epochs, 8 for each sample, 4 for each sample (twice that where a number
-    does not fit). The lengths are read where they lie, also unaligned in a mapped file; the only other array is of one
-    epoch's documents, while there is nothing else yet.
+    does not fit). The lengths are not copied, even unaligned in a mapped file; the only other array is of one epoch's
+    documents, before the others exist.
 
     Args:
         lengths: int32[n], tokens of every sequence of the file.
-        request: what is asked for.
+        request: which indices.
         threads: that fill the sample index in.
 
     Raises:
@@ -152,23 +152,23 @@ def build(lengths: Lengths, request: MegatronRequest, *, threads: int = 1) -> Me
     generator = Mersenne(request.seed)
     documents = _documents(request, known, generator)
     with ThreadPoolExecutor(1) as pool:
-        # It draws nothing, so it can go on while the samples are shuffled.
+        # It draws no random numbers, so it can run while the samples are shuffled.
         samples = pool.submit(_samples, lengths, documents, request=request, known=known, threads=threads)
         shuffle = _shuffle(known, generator)
         return MegatronIndices(documents, samples.result(), shuffle)
 
 
 def _check_room(request: MegatronRequest, known: MegatronPlan) -> None:
-    """Refuse what would fail after it was begun."""
+    """Refuse arrays that do not fit in memory before any is built."""
     documents = known.epochs * (request.stop - request.first)
     needed = documents * _document_type(request).itemsize
     needed += (known.samples + 1) * 2 * _sample_type(request, known).itemsize
     needed += known.samples * _shuffle_type(known).itemsize
     available = available_bytes()
     if available is not None and needed > available:
-        asked = "one epoch" if request.num_samples is None else f"{request.num_samples:,} samples"
+        wanted = "one epoch" if request.num_samples is None else f"{request.num_samples:,} samples"
         raise ResourceError(
-            f"the arrays of Megatron's order do not fit in memory: {asked} of {request.sequence_length:,} tokens",
+            f"the arrays of Megatron's order do not fit in memory: {wanted} of {request.sequence_length:,} tokens",
             found=f"{available:,} bytes available",
             expected=f"{needed:,} bytes, for {documents:,} documents of {known.epochs:,} epochs and "
             f"{known.samples:,} samples",
@@ -199,9 +199,9 @@ def repeated(once: npt.NDArray[Any], times: int) -> npt.NDArray[Any]:
 def _documents(request: MegatronRequest, known: MegatronPlan, generator: Mersenne) -> npt.NDArray[Any]:
     once: npt.NDArray[Any] = np.arange(request.first, request.stop, dtype=_document_type(request))
     documents = once if known.epochs == 1 else repeated(once, known.epochs)
-    apart = len(documents) - len(once) if known.separate else len(documents)
-    generator.shuffle(documents[:apart])
-    generator.shuffle(documents[apart:])
+    cut = len(documents) - len(once) if known.separate else len(documents)
+    generator.shuffle(documents[:cut])
+    generator.shuffle(documents[cut:])
     return documents
 
 

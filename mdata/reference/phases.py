@@ -1,7 +1,7 @@
-"""Twin of phased_blend.py and apportion.py: phases dealt one after another, whole samples for exact targets.
+"""Twin of phased_blend.py and rounding.py: phases one after another, whole samples for exact targets.
 
 A segment is (weights, length), with 0 for a component that is not read and None for a length without end. Targets are
-rows of fractions, one row for the end of each piece, counted from the beginning; remainders are compared in units of
+rows of fractions, one row for the end of each segment, counted from the beginning; remainders are compared in units of
 2^-62.
 """
 
@@ -16,13 +16,13 @@ from mdata.reference import blend
 Segment = tuple[Sequence[int], int | None]
 
 
-def apportion(targets: Sequence[Sequence[Fraction]]) -> list[list[int]]:
-    """Return what each component has been given at the end of each piece: sample by sample, what is due first."""
+def round_targets(targets: Sequence[Sequence[Fraction]]) -> list[list[int]]:
+    """Return what each component has been given at the end of each segment: sample by sample, what is due first."""
     given, rows = [0] * len(targets[0]), []
-    for piece, row in enumerate(targets):
+    for segment, row in enumerate(targets):
 
-        def urgency(i: int, piece: int = piece, row: Sequence[Fraction] = row) -> tuple[int, int, int]:
-            later = range(piece, len(targets))
+        def urgency(i: int, segment: int = segment, row: Sequence[Fraction] = row) -> tuple[int, int, int]:
+            later = range(segment, len(targets))
             due = next((d for d in later if targets[d][i] >= given[i] + 1), len(targets))
             return due, -max(1, math.floor((row[i] - given[i]) * 2**62)), i
 

@@ -47,7 +47,7 @@ def _head(data: ReportData) -> str:
     ]
     notes = [*data.notes, *([data.vocabulary.problem] if data.vocabulary.problem else [])]
     if data.problem:
-        notes.insert(0, f"What a training reads cannot be told: {data.problem}")
+        notes.insert(0, f"What a training reads is not known: {data.problem}")
     lines = "".join(f"<li>{escape(' '.join(note.split()))}</li>" for note in notes)
     shown = f'<ul class="notes">{lines}</ul>' if notes else ""
     lead = "; ".join(fact for fact in facts if fact)

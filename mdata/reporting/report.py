@@ -1,18 +1,20 @@
 """A page that draws a blend before it is trained on: shares over training, epochs, document lengths, use of ids.
 
 One HTML file without scripts, links or images, for a browser without a network. report_data.py says what is true,
-report_plots.py draws, report_page.py writes the page; here it is put on disk in one piece. A corpus and a bare pair are
-reported too, as far as they are known.
+plots.py draws, html_page.py renders the page; this module writes it in one piece, and gives its numbers as JSON. A
+corpus and a bare pair are reported too, as far as they are known.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mdata.errors import UsageError, os_errors_named
-from mdata.reporting.report_data import ReportData, read_report
+from mdata.reporting.curves import Curves
+from mdata.reporting.report_data import Part, ReportData, read_report
+from mdata.reporting.vocabulary_use import Usage
 from mdata.util import atomic_io
 
 ENDINGS = (".html", ".htm")
@@ -31,10 +33,8 @@ class Report:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The numbers of the page, as JSON types."""
-        from mdata.reporting.report_json import facts_of
-
-        return facts_of(self.data)
+        """The numbers of the page, as JSON types; epochs over time only of components that are drawn alone."""
+        return _facts(self.data)
 
 
 def report(
@@ -75,3 +75,64 @@ def page_beside(path: Path) -> Path:
     """Where the page of a manifest or prefix lies by default."""
     name = path.name.removesuffix(".json").removesuffix(".bin").removesuffix(".idx")
     return path.with_name(f"{name}.report.html")
+
+
+def _facts(data: ReportData) -> dict[str, Any]:
+    preview, vocabulary = data.preview, data.vocabulary
+    parts = zip(data.parts, vocabulary.parts, strict=True)
+    return {
+        "title": data.title,
+        "kind": data.kind,
+        "id": data.id,
+        "components": [_component(part, usage) for part, usage in parts],
+        "groups": [asdict(row) for row in preview.groups] if preview else [],
+        "sequence_length": preview.sequence_length if preview else None,
+        "num_samples": preview.num_samples if preview else None,
+        "ends": preview.blend.num_samples if preview else None,
+        "length_assumed": data.assumed_length,
+        "phase_starts": list(preview.starts) if preview else [],
+        "runs_out_first": data.first_out.name if data.first_out else None,
+        "curves": _curves(data.curves) if data.curves else None,
+        "vocabulary": {
+            "size": vocabulary.size,
+            "every_token_counted": vocabulary.full,
+            "unused": vocabulary.unused,
+            "unused_runs": [list(run) for run in vocabulary.unused_runs],
+            **_usage(vocabulary.whole),
+        },
+        "problem": data.problem,
+        "notes": [*data.notes, *([vocabulary.problem] if vocabulary.problem else [])],
+    }
+
+
+def _component(part: Part, usage: Usage) -> dict[str, Any]:
+    known = {name: getattr(part, name) for name in ("path", "id", "level", "cap", "records", "skipped")}
+    lengths = {"documents": part.lengths.documents, "tokens": part.lengths.tokens}
+    return {
+        **asdict(part.row),
+        **known,
+        "special_in_text": part.special_in_text,
+        "tokenizer": part.tokenizer,
+        "verified": part.verified,
+        "lengths": lengths,
+        "vocabulary": _usage(usage),
+    }
+
+
+def _curves(curves: Curves) -> dict[str, Any]:
+    """Shares of each band between the edges; epochs at the edges of those that are one component."""
+    bands = [
+        {
+            "name": band.name,
+            "group": band.group,
+            "components": list(band.members),
+            "shares": shares,
+            "epochs": curves.epochs[band.members[0]].tolist() if len(band.members) == 1 else None,
+        }
+        for band, shares in zip(curves.bands, curves.shares.tolist(), strict=True)
+    ]
+    return {"edges": list(curves.edges), "ramps": [ramp for _, ramp in curves.phases], "bands": bands}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {**asdict(usage), "coverage": [list(point) for point in usage.coverage]}

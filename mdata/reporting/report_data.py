@@ -1,9 +1,9 @@
 """What a report of a blend, a corpus or a bare pair says, as plain data: everything that is read, nothing drawn.
 
 Shares, samples and epochs are those of `mdata.blend_planning.preview`, which `mdata blend` prints too. A training of no
-given length is taken to be one in which as much is read as the corpora of the last phase have; the report says so. Of
-one corpus alone no training is told unless its length is given. What a bare pair cannot say is None here, and a line in
-`notes`.
+given length is taken to be one in which as much is read as the corpora of the last phase have; the report says so. For
+one corpus alone a training is described only if its length is given. What a bare pair does not record is None here, and
+a line in `notes`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mdata.blend.open_blend import OpenBlend, open_blend
+from mdata.blend.blend import OpenBlend
+from mdata.blend.open_blend import open_blend
 from mdata.blend_planning.preview import BlendPreview, BlendRow, blend_table, preview_blend
 from mdata.corpus.corpus import Corpus, open_corpus
 from mdata.errors import UsageError, few
@@ -29,8 +30,8 @@ class Part:
 
     Args:
         path, id, level: of the corpus. row: what the blend does with it. cap: the most epochs of it, as given.
-        lengths: its documents. records: taken by whoever wrote it; skipped: those that were not, by reason; None each
-            where that is not known. special_in_text: special tokens that texts spelled.
+        lengths: its documents. records: taken by the run that wrote it; skipped: those that were not, by reason; each
+            None where it is not known. special_in_text: special tokens that texts spelled.
         verified: false: its tokens were never read, only its .idx.
     """
 
@@ -53,7 +54,7 @@ class ReportData:
 
     Args:
         title: the name of what was opened. kind: "blend", "corpus" or "pair". id: its id.
-        parts: at least one. preview, curves: None where no training is told of; `problem` says why it cannot, in words.
+        parts: at least one. preview, curves: None where no training is described; `problem` says why not.
         assumed_length: whether the training's length was not given.
         notes: what is not known.
     """
@@ -105,8 +106,8 @@ def read_report(path: str | Path, *, full: bool = False, allow_outside: bool = F
         if not corpus.num_tokens:
             return _without_blend(corpus, kind, title=title, full=full)
         blend = open_blend(path, allow_outside=allow_outside)
-    told = kind == "blend" or run.get("tokens") is not None or run.get("samples") is not None
-    preview, problem, assumed = _preview(blend, run) if told else (None, None, False)
+    has_run = kind == "blend" or run.get("tokens") is not None or run.get("samples") is not None
+    preview, problem, assumed = _preview(blend, run) if has_run else (None, None, False)
     rows = list(preview.rows) if preview else _plain_rows(blend)
     caps = [part.cap for part in blend.manifest.components]
     parts = tuple(_part(*each) for each in zip(blend.corpora, rows, caps, strict=True))
@@ -158,7 +159,7 @@ def _preview(blend: OpenBlend, run: dict[str, Any]) -> tuple[BlendPreview | None
 
 
 def _plain_rows(blend: OpenBlend) -> list[BlendRow]:
-    """Rows where a training cannot be told of: shares alone, or not even these."""
+    """Rows without a training: shares alone, or not even these."""
     try:
         return blend_table(blend)
     except UsageError:
@@ -189,12 +190,12 @@ def _part(corpus: Corpus, row: BlendRow, cap: str | None) -> Part:
 
 def _notes(corpora: tuple[Corpus, ...] | list[Corpus]) -> tuple[str, ...]:
     """What is not known of which corpora."""
-    asked = (
+    fields = (
         ("tokenizer is not known, so neither are the texts of ids and the size of the vocabulary", "tokenizer"),
         ("origin is not known: no inputs, no records that were left out", "provenance"),
     )
     found = []
-    for what, field in asked:
+    for what, field in fields:
         names = [corpus.name for corpus in corpora if getattr(corpus.manifest, field) is None]
         if names:
             all_of = f"all {len(corpora):,} components" if len(names) == len(corpora) else few(names, 5)

@@ -118,7 +118,7 @@ class _Texts:
 
 
 def _texts(corpora: Sequence[Corpus]) -> tuple[_Texts, str | None]:
-    """From the first corpus whose tokenizer can be had, and what kept us from having any."""
+    """From the first corpus whose tokenizer can be loaded; and why none could."""
     problem = None
     for corpus in corpora:
         try:

@@ -233,7 +233,7 @@ class Tracer:
         sequences = range(*part.corpus.sequences_of(document))
         for inside in self._inside(part, document, stop=stop):
             try:
-                number = int(self.dataset.deal.inverse([component], [inside])[0])
+                number = int(self.dataset.selection.inverse([component], [inside])[0])
             except IndexError:  # the mixture never comes so far
                 return
             yield self._traced(number, component, inside, sequences=sequences)
@@ -323,7 +323,7 @@ class Tracer:
         """One past the last sample of a component that is looked at."""
         ends = [end for end in (until, self.num_samples) if end is not None]
         if ends:
-            return self.dataset.deal.counts(min(ends))[component]
+            return self.dataset.selection.counts(min(ends))[component]
         return _EPOCHS_LOOKED_AT * self.dataset.components[component].samples.samples_per_epoch
 
     def _inside(self, part: Component, document: int, *, stop: int) -> Iterator[int]:

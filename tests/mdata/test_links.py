@@ -77,7 +77,7 @@ def test_a_folder_of_arrays(tmp_path):
     entry.parent.mkdir(parents=True)
     planted(entry.with_name(f".{entry.name}.building"), target)
     with pytest.raises(mdata.UsageError, match="is a symbolic link"):
-        store.kept(tmp_path / "cache", key, make=lambda: iter([{"a": np.arange(3)}]))
+        store.cached(tmp_path / "cache", key, make=lambda: iter([{"a": np.arange(3)}]))
     assert target.read_bytes() == TEXT
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import mdata
 from cli.mdata import main
-from mdata.blend_planning.make_blend import plan_blend
+from mdata.blend.compose import plan_blend
 from mdata.manifest.io import load_manifest, save_manifest
 from mdata.tokenizers.registry import load_tokenizer
 from tests.helpers.corpora import write_pair

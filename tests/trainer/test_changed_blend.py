@@ -93,7 +93,7 @@ def test_a_mixture_that_changes_in_mid_run(corpora, tmp_path, reads):
     assert read_metrics(tmp_path / "run")[-1]["consumed_samples"] == 1200
 
     # Arithmetic: two plain trees, the second one's numbers behind the first one's counts.
-    first, second = mdata.open_blend(corpora.folder / "old.json").deal([1, 1], LENGTH), {"a": 0.7, "c": 0.3}
+    first, second = mdata.open_blend(corpora.folder / "old.json").selection([1, 1], LENGTH), {"a": 0.7, "c": 0.3}
     before = dict(zip("ab", first.counts(500), strict=True))
     assert before == {"a": 350, "b": 150}
     datasets = {name: mdata.open(made[name], sequence_length=LENGTH, seed=7) for name in "abc"}
@@ -108,11 +108,11 @@ def test_a_mixture_that_changes_in_mid_run(corpora, tmp_path, reads):
         found[name].append((sample, int(inside)))
     for name, places in found.items():
         assert [inside for _, inside in sorted(places)] == sorted(inside for _, inside in places), name
-    counts = dict(zip((c.name for c in mixed.components), mixed.deal.counts(1200), strict=True))
+    counts = dict(zip((c.name for c in mixed.components), mixed.selection.counts(1200), strict=True))
     assert counts == {"a": 350 + 490, "b": 150, "c": 210}
     for name, share in second.items():
         for k in range(500, 1200, 7):
-            given = dict(zip((c.name for c in mixed.components), mixed.deal.counts(k), strict=True))[name]
+            given = dict(zip((c.name for c in mixed.components), mixed.selection.counts(k), strict=True))[name]
             assert abs(given - before.get(name, 0) - share * (k - 500)) < 1.68
 
 

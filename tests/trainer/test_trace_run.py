@@ -127,7 +127,9 @@ def test_a_run_that_went_on_with_other_ranks_another_batch_and_another_mixture(m
     check(tracer, first, steps=range(1, 4))
     check(tracer, second, steps=range(4, 6))
     check(tracer, third, steps=range(6, 9))
-    assert tracer.counts(np.arange(48)) == dict(zip(("web", "code"), old.deal([9, 9], LENGTH).counts(48), strict=True))
+    assert tracer.counts(np.arange(48)) == dict(
+        zip(("web", "code"), old.selection([9, 9], LENGTH).counts(48), strict=True)
+    )
     assert tracer.counts(np.arange(48, 84))["code"] > tracer.counts(np.arange(36))["code"]
 
 

@@ -104,7 +104,7 @@ def test_damage_is_told_once(corpus):
     (entry / "one.npy").write_bytes(b"")
     assert asked(Cache(progress=Listener()), corpus).built
     assert len(Listener.notes) == 1
-    assert "is built anew: one.npy has 0 bytes" in Listener.notes[0]
+    assert "is built again: one.npy has 0 bytes" in Listener.notes[0]
 
 
 def test_small_ones_are_built_in_memory(corpus):

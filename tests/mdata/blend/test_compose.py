@@ -33,11 +33,11 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def asked(blend) -> dict[str, str]:
-    """What the last phase asks of each component, groups divided."""
+def shares_of(blend) -> dict[str, str]:
+    """The shares of the components in the last phase, groups divided."""
     phase = schedules_of(blend.manifest)[-1].phases[-1]
-    whole = sum(ask.amount for ask in phase.asks if ask.unit == "weight")
-    parts = [str(a.amount / whole) if a.unit == "weight" and whole else f"{a.amount} {a.unit}" for a in phase.asks]
+    whole = sum(share.amount for share in phase.shares if share.unit == "weight")
+    parts = [str(a.amount / whole) if a.unit == "weight" and whole else f"{a.amount} {a.unit}" for a in phase.shares]
     return dict(zip(blend.names, parts, strict=True))
 
 
@@ -67,29 +67,29 @@ def test_a_folder_to_which_links_lead_is_read_once(folder):
 
 def test_what_one_entry_names_shares_its_share(folder):
     blend = made({"path": "web", "weight": "0.6"}, {"path": "*/c*", "weight": "0.4"})
-    assert asked(blend) == {"a": "9/20", "b": "3/20", "c": "2/5"}
+    assert shares_of(blend) == {"a": "9/20", "b": "3/20", "c": "2/5"}
     assert [part.group for part in blend.manifest.components] == ["web", "web", "c"]
-    assert asked(mdata.make_blend(["3", "web", "2", "books/c_text_document"], "words.json")) == asked(blend)
+    assert shares_of(mdata.make_blend(["3", "web", "2", "books/c_text_document"], "words.json")) == shares_of(blend)
     assert_valid(folder / "mix.json")
     assert mdata.open_blend("mix.json").manifest == blend.manifest
 
 
 def test_epochs_of_a_folder_are_those_of_each_and_tokens_are_divided(folder):
     blend = made({"path": "web", "epochs": 2, "max_epochs": 3}, {"path": "books", "tokens": "1e2"})
-    assert asked(blend) == {"a": "2 epochs", "b": "2 epochs", "c": "100 tokens"}
+    assert shares_of(blend) == {"a": "2 epochs", "b": "2 epochs", "c": "100 tokens"}
     assert [part.cap for part in blend.manifest.components] == ["3", "3", None]
     assert blend.phased([30, 10, 20], 1).num_samples == 180
-    assert asked(made({"path": "web", "tokens": "4e3"})) == {"a": "3000 tokens", "b": "1000 tokens"}
+    assert shares_of(made({"path": "web", "tokens": "4e3"})) == {"a": "3000 tokens", "b": "1000 tokens"}
 
 
 def test_nested_blends_multiply(folder):
     mdata.make_blend(["3", "web/a_text_document", "1", "books/c_text_document"], "inner.json")
     blend = made({"path": "inner.json", "weight": "0.8"}, {"path": "code/d.json", "weight": "0.2"})
-    assert asked(blend) == {"a": "3/5", "c": "1/5", "d": "1/5"}
+    assert shares_of(blend) == {"a": "3/5", "c": "1/5", "d": "1/5"}
     mdata.make_blend(["1", "mix.json", "1", "web/deep"], "outer.json")
-    assert asked(mdata.open_blend("outer.json")) == {"a": "3/10", "c": "1/10", "d": "1/10", "b": "1/2"}
+    assert shares_of(mdata.open_blend("outer.json")) == {"a": "3/10", "c": "1/10", "d": "1/10", "b": "1/2"}
     counted = mdata.make_blend(["inner.json", "code/d.json"], "by-tokens.json")  # 50 tokens in the shares 3 : 1, and 40
-    assert asked(counted) == {"a": "5/12", "c": "5/36", "d": "4/9"}
+    assert shares_of(counted) == {"a": "5/12", "c": "5/36", "d": "4/9"}
 
 
 def test_a_nested_blend_with_more_than_weights_is_refused(folder):
@@ -105,17 +105,17 @@ def test_groups_with_a_share(folder):
         {"path": "code/d.json", "weight": 40, "group": "other"},
         group={"text": 60},
     )
-    assert asked(blend) == {"a": "3/20", "c": "9/20", "d": "2/5"}
+    assert shares_of(blend) == {"a": "3/20", "c": "9/20", "d": "2/5"}
     assert [(row.name, row.share) for row in mdata.preview_blend(blend).groups] == [("text", "60"), ("other", None)]
     inside = made({"path": "web", "group": "text"}, {"path": "books", "group": "text"}, group={"text": {"tokens": 600}})
-    assert asked(inside) == {"a": "300 tokens", "b": "100 tokens", "c": "200 tokens"}
+    assert shares_of(inside) == {"a": "300 tokens", "b": "100 tokens", "c": "200 tokens"}
     label = made({"path": "web", "weight": 4, "group": "x"}, {"path": "books", "weight": 6, "group": "x"})
-    assert asked(label) == {"a": "3/10", "b": "1/10", "c": "3/5"}
+    assert shares_of(label) == {"a": "3/10", "b": "1/10", "c": "3/5"}
 
 
 def test_temperature(folder):
     alike = made({"path": "."}, alpha="0")
-    assert set(asked(alike).values()) == {"1/4"}
+    assert set(shares_of(alike).values()) == {"1/4"}
     half = made({"path": "."}, alpha="0.5")
     shares = [Fraction(part.share) for part in half.manifest.components]
     assert [float(share**2) for share in shares] == pytest.approx([20, 40, 30, 10], rel=1e-15)
@@ -145,7 +145,7 @@ def test_powers_are_the_same_on_every_machine():
 
 def test_exhaustive_is_every_corpus_once(folder):
     blend = made({"path": "."}, exhaustive=True)
-    assert set(asked(blend).values()) == {"1 epochs"}
+    assert set(shares_of(blend).values()) == {"1 epochs"}
     assert blend.phased([20, 40, 30, 10], 1).counts(100) == (20, 40, 30, 10)
 
 
@@ -161,7 +161,7 @@ def test_phases_by_name(folder):
     )
     assert_valid(folder / "mix.json")
     (schedule,) = schedules_of(blend.manifest)
-    amounts = [[(str(ask.amount), ask.unit) for ask in phase.asks] for phase in schedule.phases]
+    amounts = [[(str(share.amount), share.unit) for share in phase.shares] for phase in schedule.phases]
     assert amounts[0] == [("9/2", "weight"), ("3/2", "weight"), ("4", "weight")]
     assert amounts[1] == [("3/4", "weight"), ("1/4", "weight"), ("3", "samples")]
     assert amounts[2] == [("0", "weight"), ("0", "weight"), ("1", "weight")]
@@ -223,7 +223,7 @@ def test_all_missing_corpora_at_once(folder):
 def test_all_bad_shares_and_doubles_at_once(folder):
     with pytest.raises(UsageError) as caught:
         mdata.make_blend(["0", "web/a_text_document", "1." + 31 * "0", "books", "-1", "code/d.json"], "mix.json")
-    for problem in ("3 problems", "share of a is not a positive number", "c cannot be kept exactly", "share of d"):
+    for problem in ("3 problems", "share of a is not a positive number", "c cannot be stored exactly", "share of d"):
         assert problem in str(caught.value).replace("group books", "c")
     with pytest.raises(
         UsageError, match=r"2 problems:\n.*a_text_document are the same.*\n.*b_text_document are the same"

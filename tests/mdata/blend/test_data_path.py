@@ -7,16 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mdata.blend.data_path import Word, as_words, parse_data_path
-from mdata.blend.open_blend import plan_blend
+from mdata.blend.compose import plan_blend
+from mdata.blend.data_path import BlendEntry, as_words, parse_data_path
 from mdata.errors import UsageError
+from mdata.mixing.shares import Share
 from tests.helpers.corpora import write_pair
 
 
+def entry(path, share=None):
+    return BlendEntry(path=path, share=None if share is None else Share(share))
+
+
 def test_pairs_and_prefixes():
-    assert parse_data_path(["0.7", "a", "0.3", " b "]) == (Word("a", "0.7"), Word("b", "0.3"))
-    assert parse_data_path(["a", "b"]) == (Word("a", None), Word("b", None))
-    assert parse_data_path(["7"]) == (Word("7", None),)
+    assert parse_data_path(["0.7", "a", "0.3", " b "]) == (entry("a", "0.7"), entry("b", "0.3"))
+    assert parse_data_path(["a", "b"]) == (entry("a", None), entry("b", None))
+    assert parse_data_path(["7"]) == (entry("7", None),)
 
 
 def test_the_oracle_reads_the_same_words(oracles):
@@ -29,8 +34,8 @@ def test_the_oracle_reads_the_same_words(oracles):
                 parse_data_path(words)
             continue
         parsed = parse_data_path(words)
-        assert [word.prefix for word in parsed] == case["prefixes"]
-        shares = [word.share for word in parsed]
+        assert [word.path for word in parsed] == case["prefixes"]
+        shares = [word.share and word.share.text for word in parsed]
         if case["weights"] is None:
             assert set(shares) == {None}
         else:
@@ -44,7 +49,7 @@ def test_every_weight_that_python_reads_can_be_kept(tmp_path):
         write_pair(tmp_path / name, [[len(name) + 2], [ord(name)]])
     for way in ways:
         words = [way, str(tmp_path / "a"), "20", str(tmp_path / "b")]
-        assert parse_data_path(words)[0] == Word(str(tmp_path / "a"), way.strip().removeprefix("+").replace("_", ""))
+        assert parse_data_path(words)[0] == entry(str(tmp_path / "a"), way.strip().removeprefix("+").replace("_", ""))
         assert plan_blend(words, tmp_path).weights == (1, 2)
 
 
@@ -58,14 +63,14 @@ def test_a_mixture_is_refused_with_both_words(words):
 def test_a_forgotten_weight_or_prefix_is_refused(words):
     with pytest.raises(UsageError, match=r"mixed(.|\n)*'0.7' is a number and '[ab]' is none; 3 words are no pairs"):
         parse_data_path(words)
-    assert parse_data_path(["1", "2", "3"]) == (Word("1", None), Word("2", None), Word("3", None))
+    assert parse_data_path(["1", "2", "3"]) == (entry("1", None), entry("2", None), entry("3", None))
 
 
 @pytest.mark.parametrize("words", [["a", "0.7"], ["a", "0.7", "b", "1/3"]])
 def test_weights_behind_their_prefixes_are_refused(words):
     with pytest.raises(UsageError, match=r"a weight stands before its prefix(.|\n)*found: a 0\.7(.|\n)*try: 0\.7 a"):
         parse_data_path(words)
-    assert parse_data_path(["a", "0.7", "b", "c"])[1] == Word("0.7", None)
+    assert parse_data_path(["a", "0.7", "b", "c"])[1] == entry("0.7", None)
 
 
 def test_words_of_python_and_json_are_those_of_a_shell():
@@ -89,8 +94,8 @@ def test_what_is_no_word_is_named(words, text):
 
 
 def test_fractions_are_weights():
-    assert parse_data_path(["1/3", "a", "2/3", "b"]) == (Word("a", "1/3"), Word("b", "2/3"))
-    assert parse_data_path(["./1/3", "a"]) == (Word("./1/3", None), Word("a", None))
+    assert parse_data_path(["1/3", "a", "2/3", "b"]) == (entry("a", "1/3"), entry("b", "2/3"))
+    assert parse_data_path(["./1/3", "a"]) == (entry("./1/3", None), entry("a", None))
 
 
 def test_no_words_are_refused():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata import UsageError
-from mdata.blend_planning.make_blend import plan_blend
+from mdata.blend.compose import plan_blend
 from mdata.manifest.blend_schedule import schedules_of
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
@@ -44,8 +44,8 @@ def asked(blend) -> list[dict[str, tuple[str, Fraction]]]:
     """Of each phase: name -> what is asked of the component, weights as parts of 1."""
     found = []
     for phase in schedules_of(blend.manifest)[-1].phases:
-        whole = sum((ask.amount for ask in phase.asks if ask.unit == "weight"), Fraction(0)) or 1
-        pairs = zip(blend.names, phase.asks, strict=True)
+        whole = sum((share.amount for share in phase.shares if share.unit == "weight"), Fraction(0)) or 1
+        pairs = zip(blend.names, phase.shares, strict=True)
         found.append({n: (a.unit, a.amount / (whole if a.unit == "weight" else 1)) for n, a in pairs})
     return found
 
@@ -114,7 +114,7 @@ def test_nothing_comes_again_before_all_was_read(folder):
         for k in np.flatnonzero(components == 0)[: data.components[0].samples.samples_per_epoch]
     ]
     assert len(set(texts)) == len(texts) > 30
-    assert (data.deal.inverse(components, inside) == np.arange(100)).all()
+    assert (data.selection.inverse(components, inside) == np.arange(100)).all()
 
 
 def test_other_units_phases_caps_and_everything_once(folder):
@@ -140,7 +140,7 @@ def test_other_units_phases_caps_and_everything_once(folder):
 @pytest.mark.parametrize(
     ("entries", "tables", "text"),
     [
-        (["1 a weight", "1 a epochs"], {"samples": 9}, "a is asked for in epochs and in weight; only what counts"),
+        (["1 a weight", "1 a epochs"], {"samples": 9}, "a has shares in epochs and in weight; only shares in one unit"),
         (
             ["1 web weight", "1 a weight"],
             {"phase": [{"shares": {"web": 1, "a": 1}}]},

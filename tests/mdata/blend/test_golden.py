@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mdata
-from mdata.blend.open_blend import plan_blend
+from mdata.blend.compose import plan_blend
 from tests.conftest import ROOT
 from tests.helpers.corpora import write_pair
 

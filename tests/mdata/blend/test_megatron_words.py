@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import mdata
-from mdata.blend.open_blend import open_blend, plan_blend
+from mdata.blend.compose import plan_blend
+from mdata.blend.open_blend import open_blend
 from mdata.blend.spec import spec_of_splits
 from mdata.dataset.dataset import Dataset
 from mdata.errors import UsageError

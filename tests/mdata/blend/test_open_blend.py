@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -10,7 +12,7 @@ import pytest
 
 import mdata
 from mdata import DamageError, UsageError
-from mdata.blend_planning.make_blend import plan_blend
+from mdata.blend.compose import plan_blend
 from mdata.blend_planning.preview import blend_table
 from mdata.manifest.io import save_manifest
 from tests.helpers.corpora import write_pair
@@ -40,6 +42,33 @@ def test_a_blend_is_saved_and_opened(corpora):
     opened = mdata.open_blend(corpora / "mix.json")
     assert opened.manifest == made.manifest
     assert opened.weights == (7, 3)
+
+
+@pytest.mark.parametrize("path", ["a/a_text_document", "a/a_text_document.idx", "b/b.json"])
+@pytest.mark.parametrize("tokenizer_unknown", ["refuse", "ok"])
+def test_one_corpus_is_the_blend_that_is_composed_of_it(corpora, path, tokenizer_unknown):
+    shutil.copy(corpora / "b" / "b_text_document.idx", corpora / "b" / "b.idx")
+    shutil.copy(corpora / "b" / "b_text_document.bin", corpora / "b" / "b.bin")
+    mdata.adopt(corpora / "b" / "b", None)
+    one = corpora / path
+    composed = plan_blend([str(one)], one.parent, tokenizer_unknown=tokenizer_unknown)
+    opened = mdata.open_blend(one, tokenizer_unknown=tokenizer_unknown)
+    assert (opened.manifest, opened.folder) == (composed.manifest, composed.folder)
+    assert opened.corpora[0].id == composed.corpora[0].id
+
+
+def test_one_corpus_needs_no_module_that_composes_blends(corpora):
+    prefix = corpora / "a" / "a_text_document"
+    code = f"import sys, mdata; mdata.open({str(prefix)!r}, sequence_length=2); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "mdata.blend.open_blend" in loaded
+    assert not {"mdata.blend.compose", "mdata.blend.spec", "mdata.blend.duplicates", "mdata.blend.overlap"} & {*loaded}
+
+
+def test_a_corpus_without_tokens_is_refused(tmp_path):
+    write_pair(tmp_path / "empty", [])
+    with pytest.raises(UsageError, match="empty has no tokens"):
+        mdata.open_blend(tmp_path / "empty")
 
 
 def test_the_same_mixture_has_the_same_id_however_it_is_named(corpora, monkeypatch):
@@ -112,7 +141,7 @@ def test_a_folder_reached_by_a_link_gives_paths_that_work(corpora, tmp_path_fact
 
 def test_table(corpora):
     blend = mdata.make_blend(words(corpora, "0.7", "a", "0.3", "b"), corpora / "mix.json")
-    rows = blend_table(blend, 1000)
+    rows = mdata.preview_blend(blend, tokens=1000).rows
     assert [(row.name, row.share, row.achieved, row.tokens, row.documents) for row in rows] == [
         ("a", "0.7", 0.7, 5, 1),
         ("b", "0.3", 0.3, 6, 1),
@@ -130,7 +159,7 @@ def test_table(corpora):
         (("-1", "a", "1", "b"), "the share of a is not a positive number"),
         (("1", "a", "1", "a"), "are the same corpus"),
         (("1", "z", "1", "a"), r"z_text_document: neither a manifest nor a \.bin/\.idx pair"),
-        (("1." + 31 * "0", "a", "1", "b"), "the share of a cannot be kept exactly"),
+        (("1." + 31 * "0", "a", "1", "b"), "the share of a cannot be stored exactly"),
         (("1e-3", "a", "1e30", "b"), "the share of a is too small"),
     ],
 )

@@ -12,9 +12,8 @@ import pytest
 
 import mdata
 from mdata import UsageError
-from mdata.blend.open_blend import read_spec
-from mdata.blend.spec import BlendSpec
-from mdata.blend_planning.make_blend import plan_blend
+from mdata.blend.compose import plan_blend
+from mdata.blend.spec import BlendSpec, read_spec
 from mdata.corpus.documents import Documents
 from mdata.dataset.eval_sets import evaluation_sets
 from mdata.manifest.lineage import lineage_of, shared_input

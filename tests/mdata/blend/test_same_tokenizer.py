@@ -10,8 +10,8 @@ import pytest
 
 import mdata
 from mdata import UsageError
+from mdata.blend.compose import plan_blend
 from mdata.blend.spec import spec_of_mapping
-from mdata.blend_planning.make_blend import plan_blend
 from mdata.dataset.eval_sets import evaluation_sets
 from mdata.manifest.io import save_manifest
 from tests.helpers.corpora import write_pair

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mdata import UsageError
+from mdata import BlendEntry, Phase, Share, UsageError
 from mdata.blend.spec import (
-    Amount,
-    BlendEntry,
-    PhaseSpec,
     spec_of_csv,
     spec_of_mapping,
     spec_of_splits,
@@ -45,21 +42,21 @@ books = "books.json"
 def test_toml_keeps_numbers_as_they_stand():
     spec = spec_of_toml(TOML, "mix.toml")
     assert spec.entries == (
-        BlendEntry(path="a", share=Amount("0.10"), max_epochs="2.5", group="web"),
-        BlendEntry(path="b*", share=Amount("3/2", "epochs"), name="bees"),
+        BlendEntry(path="a", share=Share("0.10"), max_epochs="2.5", group="web"),
+        BlendEntry(path="b*", share=Share("3/2", "epochs"), name="bees"),
     )
-    assert spec.groups == {"web": Amount("1000", "tokens")}
+    assert spec.groups == {"web": Share("1000", "tokens")}
     assert spec.phases == (
-        PhaseSpec(tokens=5 * 10**8, shares={"web": Amount("0.6"), "bees": Amount("7", "samples"), "c": Amount("0")}),
-        PhaseSpec(samples=20, ramp=True),
+        Phase(tokens=5 * 10**8, by_name={"web": Share("0.6"), "bees": Share("7", "samples"), "c": Share("0")}),
+        Phase(samples=20, ramp=True),
     )
     assert (spec.alpha, spec.tokens, spec.samples) == ("0.70", 10**9, None)
     assert (spec.redistribute, spec.exhaustive, spec.valid) == (True, False, {"books": "books.json"})
-    assert [str(amount) for amount in (Amount("2"), Amount("2", "epochs"))] == ["2", "2 epochs"]
+    assert [str(amount) for amount in (Share("2"), Share("2", "epochs"))] == ["2", "2 epochs"]
 
 
 def test_a_mapping_is_the_same_and_floats_are_refused():
-    assert spec_of_mapping({"component": [{"path": "a", "weight": 3}]}).entries[0].share == Amount("3")
+    assert spec_of_mapping({"component": [{"path": "a", "weight": 3}]}).entries[0].share == Share("3")
     with pytest.raises(UsageError, match=r'component 1: weight is 0\.1; .* write it as text, such as "0\.1"'):
         spec_of_mapping({"component": [{"path": "a", "weight": 0.1}]})
 
@@ -101,8 +98,8 @@ def test_what_is_no_toml():
 def test_csv():
     text = "path, share, epochs, group, max_epochs\na, 0.10, , web, 4\nb, , 2, ,\n\n"
     assert spec_of_csv(text, "x.csv").entries == (
-        BlendEntry(path="a", share=Amount("0.10"), group="web", max_epochs="4"),
-        BlendEntry(path="b", share=Amount("2", "epochs")),
+        BlendEntry(path="a", share=Share("0.10"), group="web", max_epochs="4"),
+        BlendEntry(path="b", share=Share("2", "epochs")),
     )
     with pytest.raises(UsageError) as caught:
         spec_of_csv("path,weight,speed\na,x,\nb,1,2,3,4\n", "x.csv")
@@ -111,11 +108,11 @@ def test_csv():
     with pytest.raises(UsageError, match="no row names a corpus"):
         spec_of_csv("path,weight\n", "x.csv")
     for text in ("\ufeffpath,weight\na,1\n", "path;weight\r\na;1\r\n"):  # as spreadsheets write it
-        assert spec_of_csv(text, "x.csv").entries == (BlendEntry(path="a", share=Amount("1")),)
+        assert spec_of_csv(text, "x.csv").entries == (BlendEntry(path="a", share=Share("1")),)
 
 
 def test_words_and_lists_per_split():
-    assert spec_of_words(["0.7", "a", "0.3", "b"]).entries[1] == BlendEntry(path="b", share=Amount("0.3"))
+    assert spec_of_words(["0.7", "a", "0.3", "b"]).entries[1] == BlendEntry(path="b", share=Share("0.3"))
     spec = spec_of_splits({"train": ["0.7", "a", "0.3", "b"], "valid": "1 c 2 d", "test": []})
     assert spec.entries == spec_of_words(["0.7", "a", "0.3", "b"]).entries
     assert (spec.valid, spec.test) == ({"c": "c", "d": "d"}, {})

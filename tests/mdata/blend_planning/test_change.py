@@ -8,8 +8,8 @@ import pytest
 
 import mdata
 from mdata import BlendEdits, UsageError
+from mdata.blend.compose import plan_blend
 from mdata.blend_planning.change_table import change_table
-from mdata.blend_planning.make_blend import plan_blend
 from mdata.manifest.ids import blend_id, sealed
 from tests.helpers.corpora import write_pair
 from tests.helpers.manifests import assert_valid
@@ -85,7 +85,7 @@ def test_a_corpus_whose_share_did_not_change_keeps_its_order_and_its_draws(corpo
     assert_continues(old, new, 21)
     before, after = (mdata.Dataset(blend, mdata.DatasetOptions(sequence_length=S)) for blend in (old, new))
     for k in range(60):
-        (k_before,), (k_after,) = (data.deal.inverse([0], [k]) for data in (before, after))
+        (k_before,), (k_after,) = (data.selection.inverse([0], [k]) for data in (before, after))
         assert (before[k_before]["tokens"] == after[k_after]["tokens"]).all()
 
 
@@ -112,7 +112,7 @@ def test_a_whole_new_mixture(corpora):
 def test_amounts_count_from_the_change_and_what_is_left_of_them_stays(corpora):
     old = make(entry("a", epochs=1), entry("b", epochs=2))
     whole = mdata.Dataset(old, mdata.DatasetOptions(sequence_length=S))
-    counts = whole.deal.counts(whole.num_samples)
+    counts = whole.selection.counts(whole.num_samples)
     new = change(old, 100, add=[("1", path("c"))])
     with pytest.raises(UsageError, match=r"nothing is left for the weights\n  try: .*the whole new mixture"):
         mdata.Dataset(new, mdata.DatasetOptions(sequence_length=S))
@@ -122,9 +122,9 @@ def test_amounts_count_from_the_change_and_what_is_left_of_them_stays(corpora):
     assert mdata.Dataset(change(old, 100, remove=["b"], shares={"a": "1"}), mdata.DatasetOptions(sequence_length=S))
     swapped = change(old, 100, replace={"a": path("c")})
     data = mdata.Dataset(swapped, mdata.DatasetOptions(sequence_length=S))
-    left = counts[0] - whole.deal.counts(100)[0]
+    left = counts[0] - whole.selection.counts(100)[0]
     assert data.num_samples == whole.num_samples
-    assert data.deal.counts(data.num_samples) == (counts[0] - left, counts[1], left)
+    assert data.selection.counts(data.num_samples) == (counts[0] - left, counts[1], left)
     again = change(old, 100, {"component": [entry("a", epochs=1)]})
     data = mdata.Dataset(again, mdata.DatasetOptions(sequence_length=S))
     assert data.num_samples == 100 + counts[0]

@@ -7,7 +7,7 @@ import pytest
 
 import mdata
 from mdata import UsageError
-from mdata.blend_planning.make_blend import plan_blend
+from mdata.blend.compose import plan_blend
 from mdata.blend_planning.preview import blend_table
 from mdata.blend_planning.redistribute import redistribute_blend
 from tests.helpers.corpora import write_pair

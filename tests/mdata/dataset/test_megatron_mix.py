@@ -137,8 +137,8 @@ def check_split(case, expected, *, split, size, stored):
     name = f"{case['id']}_{split}"
     assert data.num_samples == expected["length"], name
     if expected["class"] == "BlendedDataset":
-        assert hash_of(data.deal.components) == expected[f"{split}_dataset_index"]["sha256"], name
-        assert hash_of(data.deal.samples) == expected[f"{split}_dataset_sample_index"]["sha256"], name
+        assert hash_of(data.selection.components) == expected[f"{split}_dataset_index"]["sha256"], name
+        assert hash_of(data.selection.samples) == expected[f"{split}_dataset_sample_index"]["sha256"], name
         built = [(part.samples.request.num_samples, part.samples.num_samples) for part in data.components]
         assert built == [(part["num_samples"], part["length"]) for part in expected["mid_level"]], name
         assert [int(data[k]["dataset_id"]) for k in range(3)] == expected["dataset_id_of_the_first"][:3]

@@ -11,15 +11,11 @@ from mdata.errors import DamageError, UsageError
 from mdata.manifest.blend_schedule import caps_of, is_plain, schedules_of
 from mdata.manifest.ids import blend_id, checksum, sealed
 from mdata.manifest.io import load_manifest, save_manifest
-from mdata.manifest.types import EarlierPhases, GroupShare, NamedSet, Phase
-from mdata.mixing.schedule import Ask
+from mdata.manifest.types import EarlierPhases, NamedSet, StoredPhase, StoredShare
+from mdata.mixing.shares import Share
 from tests.helpers.manifests import assert_valid, some_blend
 
 replace = msgspec.structs.replace
-
-
-def weights(*shares: str) -> list[Ask]:
-    return [Ask("weight", Fraction(share)) for share in shares]
 
 
 def with_components(blend, *changes):
@@ -27,18 +23,19 @@ def with_components(blend, *changes):
     return replace(blend, components=parts)
 
 
-def phase(*shares: str, **facts) -> Phase:
-    return Phase(**{"samples": None, "shares": list(shares), **facts})
+def phase(*shares: str, **facts) -> StoredPhase:
+    return StoredPhase(**{"samples": None, "shares": list(shares), **facts})
 
 
 def test_without_phases_there_is_one():
     (schedule,) = schedules_of(some_blend())
     assert is_plain(some_blend())
-    assert [list(p.asks) for p in schedule.phases] == [weights("0.7", "0.3")] and schedule.phases[0].endless
+    assert [p.shares for p in schedule.phases] == [(Share("0.7", set_by=None), Share("0.3", set_by=None))]
+    assert schedule.phases[0].endless
     mixed = with_components(some_blend(), {"unit": "epochs", "share": "2", "cap": "5/2"}, {"group": "web"})
-    mixed = replace(mixed, groups={"web": GroupShare(share="9", unit="tokens")})
+    mixed = replace(mixed, groups={"web": StoredShare(share="9", unit="tokens")})
     (schedule,) = schedules_of(mixed)
-    assert list(schedule.phases[0].asks) == [Ask("epochs", Fraction(2)), Ask("tokens", Fraction(9))]
+    assert [(share.amount, share.unit) for share in schedule.phases[0].shares] == [(2, "epochs"), (9, "tokens")]
     assert caps_of(mixed) == (Fraction(5, 2), None)
 
 
@@ -46,7 +43,7 @@ def test_a_full_blend_is_written_and_read(tmp_path):
     phases = [
         phase("1", "2", samples=10),
         phase("1", "0", tokens=80, ramp=True),
-        phase("1", "9", units=["epochs", "weight"], samples=50, groups={"g": GroupShare(share="1")}),
+        phase("1", "9", units=["epochs", "weight"], samples=50, groups={"g": StoredShare(share="1")}),
     ]
     blend = replace(
         with_components(some_blend(), {}, {"group": "g"}),

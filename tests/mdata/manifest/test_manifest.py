@@ -13,8 +13,8 @@ from mdata.errors import DamageError, UsageError
 from mdata.manifest import types
 from mdata.manifest.ids import blend_id, checksum, corpus_id, sealed
 from mdata.manifest.io import load_manifest, parse_manifest, save_manifest
-from mdata.manifest.json_schema import schema_text
 from mdata.util.canonical_json import canonical
+from scripts.manifest_schema import schema_text
 from tests.helpers.manifests import assert_valid, some_blend, some_corpus
 
 HASH = "ab" * 32

@@ -96,8 +96,8 @@ def test_it_deals_as_every_deal(weights, num_samples):
 
 
 def test_pickled_it_stays_the_same(tmp_path):
-    for keeper in (None, (Cache(str(tmp_path)), tmp_path / "corpus.json")):
-        blend = weighted([0.3, 0.7], 1000, keeper=keeper)
+    for cache in (None, (Cache(str(tmp_path)), tmp_path / "corpus.json")):
+        blend = weighted([0.3, 0.7], 1000, cache=cache)
         again = pickle.loads(pickle.dumps(blend))
         assert (again.components == blend.components).all()
         assert (again.samples == blend.samples).all()
@@ -131,7 +131,7 @@ def test_a_component_that_is_dealt_too_often_is_named_with_both_numbers():
     _, targets, built = requests(weights, 60)
     blend = weighted(normalise(weights), sum(targets))
     names = [f"c{i}" for i in range(10)]
-    with pytest.raises(UsageError, match=r"samples of c0(.|\n)*32 samples dealt, 31 there \(it was built for 31\)"):
+    with pytest.raises(UsageError, match=r"samples of c0(.|\n)*32 samples taken, 31 there \(it was built for 31\)"):
         blend.check(built, names, requested=built)
     blend.check([32, *built[1:]], names)
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from mdata import UsageError
 from mdata.mixing.native_blend import NativeBlend
 from mdata.mixing.resolve import Sizes, resolve
-from mdata.mixing.schedule import Ask, AskedPhase, Schedule, canonical, divide_groups
+from mdata.mixing.schedule import Phase, Schedule, canonical, divide_groups
+from mdata.mixing.shares import Share
 from tests.helpers.examples import examples
 
 S = 8
@@ -24,17 +25,16 @@ def sizes(*epochs: int, caps=None) -> Sizes:
     return Sizes(names, epochs, S, caps or (None,) * len(epochs))
 
 
-def asks(*shares: str) -> tuple[Ask, ...]:
+def shares_of(*texts: str) -> tuple[Share, ...]:
     """ "3" is a weight, "5 tokens" an amount."""
-    words = [[*share.split(), "weight"][:2] for share in shares]
-    return tuple(Ask(unit, Fraction(amount)) for amount, unit in words)
+    return tuple(Share(*text.split()) for text in texts)
 
 
-def phase(*shares: str, **facts) -> AskedPhase:
-    return AskedPhase(asks(*shares), **facts)
+def phase(*shares: str, **facts) -> Phase:
+    return Phase(shares_of(*shares), **facts)
 
 
-def dealt(*phases: AskedPhase, of: Sizes):
+def dealt(*phases: Phase, of: Sizes):
     return resolve([Schedule(phases)], of)
 
 
@@ -81,11 +81,11 @@ def test_three_phases_meet_their_shares_at_each_end():
                           st.booleans()), min_size=1, max_size=4))  # fmt: skip
 @example([([0, 1, 1], 1, False), ([0, 1, 4], 1, False), ([0, 1, 2], 1, True), ([0, 1, 0], 1, False)])
 def test_phases_and_ramps_meet_their_shares(drawn):
-    plan = [AskedPhase(asks(*map(str, w)), samples=n, ramp=ramp and i > 0) for i, (w, n, ramp) in enumerate(drawn)]
+    plan = [Phase(shares_of(*map(str, w)), samples=n, ramp=ramp and i > 0) for i, (w, n, ramp) in enumerate(drawn)]
     blend = dealt(*plan, of=sizes(9, 9, 9))
     target, end, before = [Fraction(0)] * 3, 0, None
     for p in plan:
-        parts = [ask.amount / sum(a.amount for a in p.asks) for ask in p.asks]
+        parts = [share.amount / sum(s.amount for s in p.shares) for share in p.shares]
         start = before if p.ramp else parts
         target = [t + p.samples * (a + b) / 2 for t, a, b in zip(target, start, parts, strict=True)]
         end, before = end + p.samples, parts
@@ -112,7 +112,7 @@ def test_a_schedule_that_was_left_does_not_change():
             after = resolve([Schedule(old, until=at), Schedule((last,))], of)
             assert after.counts(at) == before.counts(at)
             assert [x.tolist() for x in after.locate(range(at))] == [x.tolist() for x in before.locate(range(at))]
-            if last.asks[0].unit == "epochs":
+            if last.shares[0].unit == "epochs":
                 assert np.subtract(after.counts(at + 27), after.counts(at)).tolist() == [18, 9]
 
 
@@ -130,7 +130,7 @@ def test_changes_of_changes_repeat_and_lose_nothing(plans, data):
     of, kept, at, before = sizes(9, 9, 9), [], 0, None
     for drawn in plans:
         phases = tuple(
-            AskedPhase(asks(*map(str, w)), samples=n, ramp=ramp and i > 0) for i, (w, n, ramp) in enumerate(drawn)
+            Phase(shares_of(*map(str, w)), samples=n, ramp=ramp and i > 0) for i, (w, n, ramp) in enumerate(drawn)
         )
         blend = resolve([*kept, Schedule(phases)], of)
         if before is not None:
@@ -197,17 +197,16 @@ def test_a_change_after_the_end_is_refused():
 
 
 def test_groups_divide_their_share():
-    divided = divide_groups(
-        asks("1", "3", "40", "7"), ("web", "web", None, "label"), shares={"web": asks("60")[0]}, names="abcd"
-    )
-    assert divided == asks("15", "45", "40", "7")
-    tokens = divide_groups(asks("1", "3"), ("web", "web"), shares={"web": asks("100 tokens")[0]}, names="ab")
-    assert tokens == asks("25 tokens", "75 tokens")
+    members = ("web", "web", None, "label")
+    divided = divide_groups(phase("1", "3", "40", "7", by_name={"web": Share("60")}), members, names="abcd")
+    assert divided == phase("15", "45", "40", "7")
+    tokens = phase("1", "3", by_name={"web": Share("100", "tokens")})
+    assert divide_groups(tokens, ("web", "web"), names="ab") == phase("25 tokens", "75 tokens")
     with pytest.raises(UsageError, match="a has a share in epochs"):
-        divide_groups(asks("1 epochs"), ("web",), shares={"web": asks("1")[0]}, names="a")
-    for shares, whole in ((("1",), "1 epochs"), (("0",), "1")):
+        divide_groups(phase("1 epochs", by_name={"web": Share("1")}), ("web",), names="a")
+    for share, whole in (("1", "1 epochs"), ("0", "1")):
         with pytest.raises(UsageError, match="the group web cannot be given its share"):
-            divide_groups(asks(*shares), ("web",), shares={"web": asks(whole)[0]}, names="a")
+            divide_groups(phase(share, by_name={"web": shares_of(whole)[0]}), ("web",), names="a")
 
 
 def test_the_id_knows_weights_as_parts():

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdata.mixing.rounding import Targets, apportion
+from mdata.mixing.rounding import Targets, round_targets
 from mdata.reference import phases as twin
 from tests.helpers.examples import examples
 
@@ -33,7 +33,7 @@ def given_at(rows: list[list[Fraction]]) -> tuple[list[list[Fraction]], list[lis
     targets = [[sum(column[: i + 1], Fraction(0)) for column in zip(*rows, strict=True)] for i in range(len(rows))]
     denominator = math.lcm(*(value.denominator for row in targets for value in row))
     numerators = [np.array([int(value * denominator) for value in row], object) for row in targets]
-    counts = apportion(Targets(len(rows), len(rows[0]), denominator, lambda: iter(numerators)))
+    counts = round_targets(Targets(len(rows), len(rows[0]), denominator, lambda: iter(numerators)))
     assert (counts >= 0).all()
     return targets, np.cumsum(counts, axis=0).tolist()
 
@@ -46,7 +46,7 @@ def test_within_one_sample_and_equal_to_the_twin(rows):
         assert sum(have) == math.ceil(sum(target))
         for exact, count in zip(target, have, strict=True):
             assert math.floor(exact) <= count <= math.ceil(exact)
-    assert given_ == twin.apportion(targets)
+    assert given_ == twin.round_targets(targets)
 
 
 def test_largest_remainders_alone_would_not_do():

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.errors import UsageError
-from mdata.mixing.schedule import as_text, exact
-from mdata.mixing.shares import LARGEST_SUM, integer_weights
+from mdata.mixing.shares import LARGEST_SUM, as_text, exact, integer_weights
 
 POSITIVE = st.fractions(min_value=Fraction(1, 10**6), max_value=10**6, max_denominator=10**6)
 

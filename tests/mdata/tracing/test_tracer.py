@@ -116,7 +116,7 @@ def check_sequences(component: Component, count: int) -> None:
 def check_backward(tracer: Tracer, count: int) -> None:
     found = scanned(tracer, count)
     for number, component in enumerate(tracer.dataset.components):
-        check_sequences(component, tracer.dataset.deal.counts(count)[number])
+        check_sequences(component, tracer.dataset.selection.counts(count)[number])
         for document in range(component.corpus.num_documents):
             wanted = found.get((number, document), {})
             try:

@@ -1,0 +1,157 @@
+"""An open blend: its manifest and its open corpora. One corpus alone is a blend, too: of itself, without a share.
+
+Which component gives which sample depends on the run (its sequence length and split): `OpenBlend.selection`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET, UnsetType
+
+from mdata.blend.same_tokenizer import OK, REFUSE
+from mdata.corpus.corpus import Corpus
+from mdata.errors import UsageError
+from mdata.manifest.blend_schedule import caps_of, is_plain, schedules_of
+from mdata.manifest.ids import sealed
+from mdata.manifest.types import FORMAT, VERSION, BlendComponent, BlendManifest, NamedSet
+from mdata.mixing.native_blend import NativeBlend
+from mdata.mixing.schedule import phase_weights
+from mdata.mixing.selection import SelectionMap
+from mdata.mixing.shares import TOKENS, USER
+
+if TYPE_CHECKING:
+    from mdata.mixing.phased_blend import PhasedBlend
+    from mdata.progress import Progress
+
+
+@dataclass(frozen=True)
+class OpenBlend:
+    """A blend whose corpora are open; `folder` is that from which the manifest's paths go."""
+
+    manifest: BlendManifest
+    corpora: tuple[Corpus, ...]
+    folder: Path = Path()
+
+    @cached_property
+    def weights(self) -> tuple[int, ...]:
+        """The weights of the last phase as exact integers; 0 for components that are not read or have an amount."""
+        return phase_weights(schedules_of(self.manifest)[-1].phases[-1], self.names)
+
+    @property
+    def plain(self) -> bool:
+        """Whether there are weights of components and nothing else."""
+        return is_plain(self.manifest) and not any(part.cap for part in self.manifest.components)
+
+    @property
+    def tokenizer_unknown(self) -> str:
+        """ "ok" where the manifest says that corpora whose tokenizer is not known may stand beside others."""
+        return REFUSE if isinstance(self.manifest.tokenizer_unknown, UnsetType) else self.manifest.tokenizer_unknown
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """What a folder or pattern named and is not trained on: path -> why."""
+        found = self.manifest.notes.get("left_out", {})
+        return dict(found) if isinstance(found, Mapping) else {}
+
+    def tell_left_out(self, progress: Progress) -> None:
+        """Say what is left out, and why."""
+        for where, why in self.left_out.items():
+            progress.note(f"{where} is left out: {why}")
+
+    @property
+    def allow_outside(self) -> bool:
+        """Whether manifests of its corpora were allowed to name files outside their folders."""
+        return any(corpus.allow_outside for corpus in self.corpora)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the components."""
+        return tuple(part.name for part in self.manifest.components)
+
+    @property
+    def valid_sets(self) -> dict[str, tuple[Path, str]]:
+        """The named validation sets: name -> (path, id of the corpus or blend there)."""
+        return self._named(self.manifest.valid)
+
+    @property
+    def test_sets(self) -> dict[str, tuple[Path, str]]:
+        """The named test sets, likewise."""
+        return self._named(self.manifest.test)
+
+    def _named(self, sets: list[NamedSet] | UnsetType) -> dict[str, tuple[Path, str]]:
+        return {} if isinstance(sets, UnsetType) else {one.name: (self.folder / one.path, one.id) for one in sets}
+
+    @property
+    def continues(self) -> tuple[str, int] | None:
+        """(id of the blend that this one continues, the samples after which it differs)."""
+        earlier, parent = self.manifest.earlier, self.manifest.parent
+        return None if parent is None or isinstance(earlier, UnsetType) else (parent, earlier[-1].until)
+
+    @property
+    def counts_by_tokens(self) -> bool:
+        """Whether every component counts by its tokens, and the user gave no share.
+
+        An older manifest does not say who set its shares: those that are the corpora's tokens are taken for not given.
+        """
+        parts = zip(self.manifest.components, self.corpora, strict=True)
+        return all(part.set_by != USER and part.share == str(corpus.num_tokens) for part, corpus in parts)
+
+    def selection(self, samples_per_epoch: Sequence[int], sequence_length: int) -> SelectionMap:
+        """Which component gives sample k, for a run whose split and samples give these sizes.
+
+        Raises:
+            UsageError: shares, lengths or caps that cannot be met; every problem with its numbers.
+        """
+        if self.plain:
+            return NativeBlend(self.weights)
+        return self.phased(samples_per_epoch, sequence_length)
+
+    def phased(self, samples_per_epoch: Sequence[int], sequence_length: int) -> PhasedBlend:
+        """The same with its phases to be looked at, for a blend of weights too."""
+        from mdata.mixing.resolve import Sizes, resolve
+
+        sizes = Sizes(self.names, tuple(samples_per_epoch), sequence_length, caps_of(self.manifest))
+        return resolve(schedules_of(self.manifest), sizes)
+
+
+def blend_of_corpus(corpus: Corpus, folder: Path, *, tokenizer_unknown: str = REFUSE) -> OpenBlend:
+    """One corpus, with the blend id that a blend of nothing else has: data ids of single corpora hold it.
+
+    Raises:
+        UsageError: it has no tokens.
+    """
+    if not corpus.num_tokens:
+        raise UsageError(f"{corpus.name} has no tokens; leave it out")
+    component = BlendComponent(
+        path=relative_path(corpus.path, folder),
+        id=corpus.id,
+        name=corpus.name,
+        share=str(corpus.num_tokens),
+        set_by=TOKENS,
+        group=None,
+        cap=None,
+    )
+    manifest = BlendManifest(
+        format=FORMAT,
+        version=VERSION,
+        id="",
+        checksum="",
+        algorithm="native",
+        components=[component],
+        phases=[],
+        parent=None,
+        tokenizer_unknown="ok" if tokenizer_unknown == OK else UNSET,
+    )
+    return OpenBlend(sealed(manifest), (corpus,), folder)
+
+
+def relative_path(path: Path, folder: Path) -> str:
+    """A path from a folder, both without symbolic links, so that `..` means the same when it is followed."""
+    real = path.parent.resolve() / path.name
+    return Path(os.path.relpath(real, folder.resolve())).as_posix()
