@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from mdata.corpus.adopt import document_lengths
 from mdata.corpus.corpus import Corpus
-from mdata.indexed.gather import Int64s
 from mdata.indexed.reader import IndexedReader
 from mdata.util.arrays import Int64s, locate, offsets_of
 
