@@ -105,7 +105,7 @@ def mdata_write(folder: Path) -> None:
         ends = np.cumsum([len(document) for document in documents])
         with IndexedWriter(folder / name, np.dtype(dtype)) as writer:
             writer.append(ids_of(dtype, int(lengths.sum())), lengths, document_ends=ends)
-            writer.finish()
+            writer.commit()
 
 
 def megatron_write(folder: Path) -> None:

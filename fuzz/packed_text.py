@@ -1,8 +1,8 @@
-"""Pieces of gzip, zstd, bzip2 and xz files: whatever the bytes, either a typed error or the library's own text.
+"""Chunks of gzip, zstd, bzip2 and xz files: whatever the bytes, either a typed error or the library's own text.
 
 The first byte chooses. Hostile: the rest is the file as it is; what is taken must be what Python's own module unpacks
 in one call, and all that may come out otherwise is BadInputError or UsageError. Friendly: the rest is text, which is
-packed in two members cut at the second byte; its pieces, of a size from the third, must be those of the plain file and
+packed in two members cut at the second byte; its chunks, of a size from the third, must be those of the plain file and
 those of the slow twin (mdata/reference/sources.py).
 """
 
@@ -19,8 +19,8 @@ import zstandard
 from fuzz.harness import scratch
 from mdata.errors import BadInputError, UsageError
 from mdata.reference import sources as twin
-from mdata.sources.chunk import pieces, read_piece
-from mdata.sources.input_files import SourceFile, find_files
+from mdata.sources.chunk import chunks, read_chunk
+from mdata.sources.input_files import SourceFile, find_inputs
 from mdata.sources.record_batch import ReadSpec
 
 PACKERS = {
@@ -45,7 +45,7 @@ def hostile(data: bytes) -> None:
     path = scratch() / "hostile.jsonl"
     path.write_bytes(data)
     try:
-        (file,) = find_files([path])
+        (file,) = find_inputs([path]).files
         found = b"".join(data for _, _, data in parts(file, 1 << 16, spec=ReadSpec()))
     except (BadInputError, UsageError) as error:
         assert str(error).count("\n") <= 3, str(error)
@@ -56,7 +56,7 @@ def hostile(data: bytes) -> None:
 
 def friendly(choice: int, data: bytes) -> None:
     """A text packed by us."""
-    cut, piece_bytes = (data[0], 1 + data[1] % 64) if len(data) > 1 else (0, 1)
+    cut, chunk_bytes = (data[0], 1 + data[1] % 64) if len(data) > 1 else (0, 1)
     text, compression = data[2:], list(PACKERS)[choice >> 1 & 3]
     ending = ".txt" if choice & 8 else ".jsonl"
     spec = ReadSpec(max_record_bytes=LIMITS[choice >> 4 & 3], text_documents="paragraph")
@@ -67,11 +67,11 @@ def friendly(choice: int, data: bytes) -> None:
         return  # it begins as a zip archive does, or the like
     if file.streamed:
         return  # it begins as packed data does
-    plain = parts(file, piece_bytes, spec=spec)
-    packed = parts(written(f"packed{ending}", pack(text[:cut]) + pack(text[cut:])), piece_bytes, spec=spec)
-    assert packed == plain, f"{compression}: pieces differ from the plain file's"
+    plain = parts(file, chunk_bytes, spec=spec)
+    packed = parts(written(f"packed{ending}", pack(text[:cut]) + pack(text[cut:])), chunk_bytes, spec=spec)
+    assert packed == plain, f"{compression}: chunks differ from the plain file's"
     if ending == ".jsonl":
-        by_twin = twin.pieces(text, piece_bytes, by_paragraph=False, longest=spec.max_record_bytes, blank_end=False)
+        by_twin = twin.chunks(text, chunk_bytes, by_paragraph=False, longest=spec.max_record_bytes, blank_end=False)
         assert [data for _, _, data in plain] == by_twin
 
 
@@ -79,13 +79,13 @@ def written(name: str, data: bytes) -> SourceFile:
     """A file of the bytes, as the engine finds it."""
     path: Path = scratch() / name
     path.write_bytes(data)
-    (file,) = find_files([path])
+    (file,) = find_inputs([path]).files
     return file
 
 
-def parts(file: SourceFile, piece_bytes: int, *, spec: ReadSpec) -> list[tuple[int, int, bytes]]:
-    """Start, stop and bytes of every piece."""
-    return [(piece.start, piece.stop, read_piece(piece, spec)) for piece in pieces([file], piece_bytes, spec=spec)]
+def parts(file: SourceFile, chunk_bytes: int, *, spec: ReadSpec) -> list[tuple[int, int, bytes]]:
+    """Start, stop and bytes of every chunk."""
+    return [(chunk.start, chunk.stop, read_chunk(chunk, spec)) for chunk in chunks([file], chunk_bytes, spec=spec)]
 
 
 def unpacked(data: bytes, compression: str) -> bytes:

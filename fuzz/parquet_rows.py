@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 
 from fuzz.harness import scratch
 from mdata.errors import BadInputError, ResourceError, UsageError
-from mdata.sources.chunk import pieces, read_piece
-from mdata.sources.input_files import find_files
+from mdata.sources.chunk import chunks, read_chunk
+from mdata.sources.input_files import find_inputs
 from mdata.sources.parse import parse
 from mdata.sources.record_batch import ReadSpec
 
@@ -54,8 +54,8 @@ def check(data: bytes) -> None:
     path.write_bytes(patched(choice >> 1 & 3, rest) if choice & 1 else b"PAR1" + rest + b"PAR1")
     spec = ReadSpec(json_keys=KEYS[choice >> 3 & 3], max_record_bytes=(1 << 20, 20)[choice >> 5 & 1])
     try:
-        (file,) = find_files([path])  # without its first mark a file is lines of JSON
-        found = [parse(file.format, read_piece(piece, spec), spec=spec) for piece in pieces([file], 64, spec=spec)]
+        (file,) = find_inputs([path]).files  # without its first mark a file is lines of JSON
+        found = [parse(file.format, read_chunk(chunk, spec), spec=spec) for chunk in chunks([file], 64, spec=spec)]
     except (BadInputError, UsageError, ResourceError) as error:
         assert str(path) in str(error) and str(error).count("\n") <= 3, str(error)
         str(error).encode()

@@ -1,7 +1,7 @@
 """The parser of lines of JSON and of plain text: each row as its slow twin says, good or bad, whatever the bytes.
 
-The first byte chooses the keys, a small limit of the record's size, and the format; the rest is the piece. No
-exception of any kind may come out, because what cannot be taken is a `Problem`. One thing the twin cannot say: between
+The first byte chooses the keys, a small limit of the record's size, and the format; the rest is the chunk. No
+exception of any kind may come out, because what cannot be taken is a `BadRow`. One thing the twin cannot say: between
 500 and 1,025 levels of nesting Python's own spellings decide, so lines with that many brackets are not compared.
 """
 
@@ -17,20 +17,20 @@ SMALL_LIMIT = 40
 
 
 def check(data: bytes) -> None:
-    """One piece."""
-    choice, piece = (data[0] if data else 0), data[1:]
+    """One chunk."""
+    choice, chunk = (data[0] if data else 0), data[1:]
     limit = SMALL_LIMIT if choice & 1 else 1 << 20
     if choice & 2:
-        check_text(piece, ReadSpec(max_record_bytes=limit, text_documents="paragraph" if choice & 4 else "file"))
+        check_text(chunk, ReadSpec(max_record_bytes=limit, text_documents="paragraph" if choice & 4 else "file"))
     else:
         keys = ("text", "meta.text", "b") if choice & 4 else ("text",)
-        check_lines(piece, ReadSpec(json_keys=keys, max_record_bytes=limit, keep_bad_lines=bool(choice & 8)))
+        check_lines(chunk, ReadSpec(json_keys=keys, max_record_bytes=limit, keep_bad_lines=bool(choice & 8)))
 
 
-def check_lines(piece: bytes, spec: ReadSpec) -> None:
+def check_lines(chunk: bytes, spec: ReadSpec) -> None:
     """Every line against the twin."""
-    lines = piece.splitlines()
-    batch = parse("jsonl", piece, spec=spec)
+    lines = chunk.splitlines()
+    batch = parse("jsonl", chunk, spec=spec)
     assert batch.rows == len(lines)
     for line, found in zip(lines, by_row(batch), strict=True):
         if line.count(b"[") + line.count(b"{") > MANY_BRACKETS:
@@ -39,16 +39,16 @@ def check_lines(piece: bytes, spec: ReadSpec) -> None:
         if not isinstance(expected, str):
             expected = [value if isinstance(value, list) else [value] for value in expected]
         assert found == expected, (line, found, expected)
-    for problem in batch.problems:
-        assert problem.line == (lines[problem.row - 1] if spec.keep_bad_lines else None)
-        check_message(str(problem.as_error("x.jsonl")))
+    for bad_row in batch.bad_rows:
+        assert bad_row.line == (lines[bad_row.row - 1] if spec.keep_bad_lines else None)
+        check_message(str(bad_row.as_error("x.jsonl")))
 
 
-def check_text(piece: bytes, spec: ReadSpec) -> None:
+def check_text(chunk: bytes, spec: ReadSpec) -> None:
     """Every document of a plain text against the twin."""
     whole = spec.text_documents == "file"
-    wanted = [piece] if whole else documents(piece)
-    batch = parse("text", piece, spec=spec)
+    wanted = [chunk] if whole else documents(chunk)
+    batch = parse("text", chunk, spec=spec)
     assert batch.rows == len(wanted)
     for document, found in zip(wanted, by_row(batch), strict=True):
         if len(document) > spec.max_record_bytes:
@@ -59,7 +59,7 @@ def check_text(piece: bytes, spec: ReadSpec) -> None:
 
 def by_row(batch: RecordBatch) -> list[str | list[list[str]]]:
     """For each row the sentences of each key, or the kind of fault."""
-    rows: dict[int, str | list[list[str]]] = {problem.row: problem.kind for problem in batch.problems}
+    rows: dict[int, str | list[list[str]]] = {bad_row.row: bad_row.kind for bad_row in batch.bad_rows}
     for number, row in enumerate(range(1, batch.rows + 1) if batch.kept is None else batch.kept):
         assert row not in rows, f"row {row} is good and bad"
         spans = [

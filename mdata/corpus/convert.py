@@ -153,11 +153,11 @@ def _write(
         if tokenizer is not None:
             check_largest_id(source.prefix, writer.state.largest_id, tokenizer=tokenizer_facts(tokenizer))
         try:
-            facts = writer.place()
+            facts = writer.commit()
             return adopt_written(new_prefix, tokenizer, level=level, facts=facts, progress=source.progress)
         except BaseException:
             if not manifest_path(new_prefix).exists():
-                writer.unplace()
+                writer.roll_back()
                 hashes_path(new_prefix).unlink(missing_ok=True)
             raise
 

@@ -17,7 +17,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from mdata.errors import DamageError, UsageError, os_errors_named
-from mdata.indexed.append_file import Kept, Spool
+from mdata.indexed.append_file import AppendFile, SyncPoint
 
 MAGIC = b"MDORIGIN"
 VERSION = 1
@@ -27,16 +27,16 @@ _RUNS_AT_ONCE = 1 << 16
 
 
 class OriginsState(NamedTuple):
-    """How far a writer has come: bytes written, documents taken, and what would continue the last run.
+    """The position of a writer: bytes and documents written, and the file and row that would continue the last run.
 
-    `kept`: of the file, where it was made lasting.
+    `sync_point`: of the file, in a state that `checkpoint` returned.
     """
 
     size: int
     documents: int
     file: int
     next_row: int
-    kept: Kept | None = None
+    sync_point: SyncPoint | None = None
 
 
 _FRESH = OriginsState(0, 0, -1, 0)
@@ -55,19 +55,19 @@ class OriginsWriter:
         state = resume or _FRESH
         self._step = step
         self._documents, self._file, self._next_row = state[1:4]
-        assert resume is None or state.kept, "a state to continue from comes from a checkpoint"
-        self._spool = Spool(path, Kept(*state.kept) if state.kept else None)
+        assert resume is None or state.sync_point, "a state to continue from comes from a checkpoint"
+        self._sidecar = AppendFile(path, SyncPoint(*state.sync_point) if state.sync_point else None)
         if resume is None:
             try:
-                self._spool.append(MAGIC + np.array([VERSION, step], "<i8").tobytes())
+                self._sidecar.append(MAGIC + np.array([VERSION, step], "<i8").tobytes())
             except BaseException:
-                self._spool.remove()
+                self._sidecar.discard()
                 raise
 
     @property
     def state(self) -> OriginsState:
-        """How far this writer has come."""
-        return OriginsState(self._spool.size, self._documents, self._file, self._next_row)
+        """The position of this writer."""
+        return OriginsState(self._sidecar.size, self._documents, self._file, self._next_row)
 
     def append(self, file: int, rows: NDArray[np.int64]) -> None:
         """Add documents of one file: int64[n], their rows, rising."""
@@ -78,7 +78,7 @@ class OriginsWriter:
         if len(starts):
             documents = self._documents + starts
             runs = np.column_stack((documents, np.full(len(starts), file), rows[starts])).astype("<i8")
-            self._spool.append(runs)
+            self._sidecar.append(runs)
         self._documents += len(rows)
         self._file, self._next_row = file, int(rows[-1]) + self._step
 
@@ -86,35 +86,35 @@ class OriginsWriter:
         """Add all `documents` of another sidecar with the same step: int64[n, 3], its runs."""
         further_on = np.array([self._documents, 0, 0])
         for first in range(0, len(runs), _RUNS_AT_ONCE):
-            self._spool.append((runs[first : first + _RUNS_AT_ONCE] + further_on).astype("<i8"))
+            self._sidecar.append((runs[first : first + _RUNS_AT_ONCE] + further_on).astype("<i8"))
         self._documents += documents
         self._file = -1
 
     def checkpoint(self) -> OriginsState:
-        """Make everything appended lasting."""
-        return self.state._replace(kept=self._spool.sync())
+        """Sync everything appended; a writer made with this state as `resume` continues from here."""
+        return self.state._replace(sync_point=self._sidecar.sync())
 
-    def place(self) -> str:
-        """Make the file lasting and give it its name; returns its hash (BLAKE3, hex)."""
-        self._spool.sync()
+    def commit(self) -> str:
+        """Sync the file and give it its final name; returns its hash (BLAKE3, hex)."""
+        self._sidecar.sync()
         hasher = blake3()
-        for block in self._spool.blocks(np.dtype(np.uint8)):
+        for block in self._sidecar.blocks(np.dtype(np.uint8)):
             hasher.update(block.data)
-        with os_errors_named(f"finishing {self._spool.path}"):
-            self._spool.place()
+        with os_errors_named(f"finishing {self._sidecar.path}"):
+            self._sidecar.commit()
         return hasher.hexdigest()
 
-    def unplace(self) -> None:
-        """Take the final name away again."""
-        self._spool.put_back()
+    def roll_back(self) -> None:
+        """Undo `commit`."""
+        self._sidecar.roll_back()
 
-    def leave(self) -> None:
-        """Stop writing; what has no final name stays for a writer that resumes."""
-        self._spool.close()
+    def close(self) -> None:
+        """Stop writing; an uncommitted file stays for a writer that resumes."""
+        self._sidecar.close()
 
-    def abandon(self) -> None:
-        """Stop writing and remove what has no final name."""
-        self._spool.remove()
+    def discard(self) -> None:
+        """Stop writing; an uncommitted file is removed."""
+        self._sidecar.discard()
 
 
 class Origins:

@@ -1,9 +1,9 @@
-"""A file in the making: written from the start to the end under a hidden name, then given its final one.
+"""A file that is written from start to end under a temporary name, then committed: renamed to its final name.
 
-While it grows it can be synced, so that a journal may say how far it surely goes and how it ends there; a later
-process opens it with that much kept and goes on. What is unusual: a name proves nothing. Whoever continues compares
-the end of what is kept, and only the very file that was opened here is placed or put back. A file that got its final
-name before its process died is taken back by mdata/preprocessing/placement.py alone.
+While it grows it can be synced, so that a journal can record how much is on the device; a later process opens it at
+that sync point and goes on. What is unusual: a name proves nothing. A process that resumes compares the last bytes
+before the sync point, and only the very file that was opened here is committed or rolled back. A file that was
+committed before its process died is rolled back by mdata/preprocessing/resume.py alone.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ _SYNC_SOON_BYTES = 1 << 24  # often enough that the last sync is short, seldom e
 _END_BYTES = 1 << 16  # of .hashes: what 8 GiB of tokens are
 
 
-class Kept(NamedTuple):
-    """How far a file in the making surely goes, and the BLAKE3 of its last bytes there."""
+class SyncPoint(NamedTuple):
+    """How much of a file is on the device, and the BLAKE3 of the last bytes of that."""
 
     size: int
     end: str
 
 
-class Spool:
+class AppendFile:
     """An append-only temporary file beside its final name, locked against a second writer.
 
     Args:
         path: the final name.
-        kept: what an earlier process wrote and stays; None: nothing.
+        resume: where to continue what an earlier process wrote; None: from the start.
 
     Raises:
         UsageError: another process is writing it.
-        DamageError: less than what is kept is there, or something else.
+        DamageError: the file is shorter than the sync point, or differs from what was written.
         ResourceError: the file system refused.
     """
 
-    def __init__(self, path: Path, kept: Kept | None = None) -> None:
+    def __init__(self, path: Path, resume: SyncPoint | None = None) -> None:
         self.path = path
         self.partial = atomic_io.partial_path(path)
-        self.size = self._begun = kept.size if kept else 0
+        self.size = self._begun = resume.size if resume else 0
         with os_errors_named(f"creating {path}"):
             self._open = atomic_io.Descriptor(file_lock.open_locked(self.partial, self.size))
         try:
-            if kept and self._kept() != kept:
+            if resume and self._sync_point() != resume:
                 raise DamageError(f"{self.partial} is not what was written", fix="run again, from the beginning")
         except BaseException:
             self.close()
@@ -68,11 +68,11 @@ class Spool:
             atomic_io.sync_soon(self._open.fd, self._begun, count=self.size - self._begun)
             self._begun = self.size
 
-    def sync(self) -> Kept:
-        """Wait until everything appended is on the device; what a later process can keep."""
+    def sync(self) -> SyncPoint:
+        """Wait until everything appended is on the device; returns where a later process can resume."""
         with os_errors_named(f"writing {self.path}"):
             atomic_io.sync(self._open.fd)
-        return self._kept()
+        return self._sync_point()
 
     def read(self, offset: int, count: int) -> bytes:
         """Up to `count` bytes of what was appended."""
@@ -85,39 +85,46 @@ class Spool:
         for offset in range(0, self.size, step):
             yield np.frombuffer(self.read(offset, min(step, self.size - offset)), dtype)
 
-    def place(self) -> None:
-        """Give the final name; what was appended should be synced before. The folder is the caller's to sync."""
+    def commit(self) -> None:
+        """Give the file its final name. The caller syncs the file before and the folder after."""
         with os_errors_named(f"finishing {self.path}"):
             if not atomic_io.is_same_file(self._open.fd, self.partial):
                 raise DamageError(f"{self.partial} was removed while it was being written", fix="run again")
             atomic_io.rename(self.partial, self.path)
 
     @property
-    def placed(self) -> bool:
+    def committed(self) -> bool:
         """Whether the file has its final name."""
         return atomic_io.is_same_file(self._open.fd, self.path)
 
-    def put_back(self) -> None:
-        """Take the final name away again; a file of that name which is not ours stays."""
-        if self.placed:
+    def roll_back(self) -> None:
+        """Undo `commit`; another file of the final name stays."""
+        if self.committed:
             atomic_io.rename(self.path, self.partial)
 
     def close(self) -> None:
-        """End the writing; the file stays under the name it has."""
+        """Stop writing; the file stays under the name it has."""
         self._open.close()
 
-    def remove(self) -> None:
-        """End the writing; what has no final name is deleted."""
+    def discard(self) -> None:
+        """Stop writing and delete the file, unless it is committed."""
         try:
             self._open.close()
         finally:
             self.partial.unlink(missing_ok=True)
 
-    def _kept(self) -> Kept:
+    def _sync_point(self) -> SyncPoint:
         count = min(self.size, _END_BYTES)
-        return Kept(self.size, blake3(self.read(self.size - count, count)).hexdigest(length=16))
+        return SyncPoint(self.size, blake3(self.read(self.size - count, count)).hexdigest(length=16))
 
 
 def raw_bytes(array: NDArray[Any]) -> memoryview:
     """The bytes of a contiguous array; Python cannot cast the view of an empty one."""
     return array.data.cast("B") if array.size else memoryview(b"")
+
+
+def remove_synced(path: Path) -> None:
+    """Remove a file if it is there, and wait until its absence is on the device."""
+    if path.exists():
+        path.unlink()
+        atomic_io.sync_folder(path.parent)

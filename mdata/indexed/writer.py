@@ -1,10 +1,10 @@
 """Writing one .bin/.idx pair as a stream, in bounded memory, hashing on the way.
 
-Token bytes go to a temporary .bin beside the final name as they come; lengths and document boundaries go to
-two spool files, because the .idx begins with their number. `checkpoint` makes everything lasting and says how
-far it goes: a writer made from that state continues there. `place` puts the .idx together and only then gives
-the final names: the old .idx goes first, then the .bin takes its name, then the .idx, with the folder synced
-between, so that an .idx that exists speaks of the .bin beside it. Not done here: tokenizing, the manifest.
+Token bytes go to a temporary .bin beside the final name; lengths and document boundaries go to two more temporary
+files, because the .idx begins with their number. `checkpoint` syncs everything and returns a state: a writer made
+from it continues there. `commit` assembles the .idx and then gives the final names in this order: the old .idx is
+removed, the .bin is renamed, then the .idx, with the folder synced between, so that an .idx always describes the .bin
+beside it. Not done here: tokenizing, the manifest.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from mdata import _core
 from mdata.errors import BadInputError, UsageError, os_errors_named
-from mdata.indexed.append_file import Kept, Spool, raw_bytes
-from mdata.indexed.block_hashes import BlockHasher
+from mdata.indexed.append_file import AppendFile, SyncPoint, raw_bytes, remove_synced
 from mdata.indexed.pair_format import (
     BLOCK_BYTES,
     DTYPES,
@@ -37,21 +36,22 @@ from mdata.indexed.pair_format import (
 from mdata.util import atomic_io
 
 _WORTH_A_THREAD = 1 << 17  # bytes: 0.02 ms of hashing
+_HASH_BYTES = 32
 
 
 class WriterState(NamedTuple):
-    """How far a writer has come; always at the end of a document."""
+    """The position of a writer, always at the end of a document."""
 
     bin_bytes: int
     sequences: int
     documents: int
     largest_id: int | None
-    kept: tuple[Kept, ...] = ()  # of the four files in the making, in the order in which they are opened
+    sync_points: tuple[SyncPoint, ...] = ()  # of the four temporary files, in the order in which they are opened
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardFacts:
-    """What is known of a pair that was just written.
+    """What a manifest records of a pair that was just written.
 
     Attributes:
         dtype: numpy's name of the token type, such as "uint16".
@@ -74,19 +74,64 @@ class ShardFacts:
     block_hashes: tuple[bytes, ...]
 
 
-class IndexedWriter:
-    """Writes `<prefix>.bin` and `<prefix>.idx`; temporary names until `finish`.
+class BlockHasher:
+    """BLAKE3 of each 4 MiB block of a stream, whatever the sizes in which its bytes come.
 
-    A context manager: leaving the block without `finish`, or by an error, leaves nothing behind.
+    Finished hashes are appended to a file by `flush` only: `update` may run in a thread, and the calls made to the disk
+    must not depend on threads. The hash of a block that is not full lives in memory; whoever continues after a crash
+    reads the bytes of that one block again.
+
+    Args:
+        file: takes the hash of each full block.
+        begun: the bytes of the block that is not full, when a stream is continued.
+    """
+
+    def __init__(self, file: AppendFile, begun: bytes = b"") -> None:
+        assert len(begun) < BLOCK_BYTES, "a full block is no longer open"
+        self._file = file
+        self._hasher = blake3.blake3(begun)
+        self._filled = len(begun)
+        self._finished = bytearray()
+
+    def update(self, data: memoryview) -> None:
+        """Take the next bytes of the stream."""
+        while data:
+            inside = data[: BLOCK_BYTES - self._filled]
+            self._hasher.update(inside)
+            self._filled += len(inside)
+            data = data[len(inside) :]
+            if self._filled == BLOCK_BYTES:
+                self._finished += self._hasher.digest()
+                self._hasher = blake3.blake3()
+                self._filled = 0
+
+    def flush(self) -> None:
+        """Append the finished hashes to the file."""
+        if self._finished:
+            self._file.append(bytes(self._finished))
+            self._finished.clear()
+
+    def finish(self) -> tuple[bytes, ...]:
+        """The hashes of all blocks, the last of which may be shorter."""
+        self.flush()
+        done = self._file.read(0, self._file.size)
+        full = tuple(done[start : start + _HASH_BYTES] for start in range(0, len(done), _HASH_BYTES))
+        return (*full, self._hasher.digest()) if self._filled else full
+
+
+class IndexedWriter:
+    """Writes `<prefix>.bin` and `<prefix>.idx`, under temporary names until `commit`.
+
+    A context manager: leaving the block discards what is not committed.
 
     Args:
         prefix: the two names without their endings; its folder must exist.
         dtype: the token type, an integer type of the format.
-        resume: where to continue what an earlier writer left (see `checkpoint` and `leave`).
+        resume: where to continue what an earlier writer left (see `checkpoint` and `close`).
 
     Raises:
         UsageError: a dtype that holds no token ids, or a prefix that cannot be written.
-        DamageError: what an earlier writer left is not there any more.
+        DamageError: the files of the earlier writer are gone or changed.
     """
 
     def __init__(self, prefix: Path, dtype: np.dtype[np.generic], *, resume: WriterState | None = None) -> None:
@@ -101,25 +146,25 @@ class IndexedWriter:
         self._sequences = state.sequences
         self._documents = state.documents
         self._largest_id = state.largest_id
-        # It starts with the first bytes that are worth it, and ends when this writer is let go of.
+        # Its thread starts at the first large append, and ends when this writer is garbage collected.
         self._thread = ThreadPoolExecutor(1, "hasher")
-        self._spools: list[Spool] = []
+        self._files: list[AppendFile] = []
         try:
             self._open_spools(state, fresh=resume is None)
         except BaseException:
             if resume is None:
-                self.abandon()
+                self.discard()
             else:
-                self.leave()
+                self.close()
             raise
 
     def _open_spools(self, state: WriterState, *, fresh: bool) -> None:
-        assert fresh or len(state.kept) == 4, "a state to continue from comes from a checkpoint"
-        kept = (None,) * 4 if fresh else tuple(Kept(*known) for known in state.kept)
-        self._bin = self._open(bin_path(self._prefix), kept[0])
-        self._lengths = self._open(self._beside(".lengths"), kept[1])
-        self._boundaries = self._open(self._beside(".boundaries"), kept[2])
-        self._hashes = self._open(self._beside(".hashes"), kept[3])
+        assert fresh or len(state.sync_points) == 4, "a state to continue from comes from a checkpoint"
+        points = (None,) * 4 if fresh else tuple(SyncPoint(*point) for point in state.sync_points)
+        self._bin = self._open(bin_path(self._prefix), points[0])
+        self._lengths = self._open(self._beside(".lengths"), points[1])
+        self._boundaries = self._open(self._beside(".boundaries"), points[2])
+        self._hashes = self._open(self._beside(".hashes"), points[3])
         if fresh:
             self._boundaries.append(np.zeros(1, POINTER_DTYPE))
         begun = state.bin_bytes % BLOCK_BYTES
@@ -127,7 +172,7 @@ class IndexedWriter:
 
     @property
     def state(self) -> WriterState:
-        """How far this writer has come."""
+        """The position of this writer."""
         return WriterState(self._bin.size, self._sequences, self._documents, self._largest_id)
 
     def append(
@@ -159,42 +204,30 @@ class IndexedWriter:
         self._documents += len(document_ends)
 
     def checkpoint(self) -> WriterState:
-        """Make everything appended lasting; a writer made with `resume` this state continues from here.
+        """Sync everything appended; a writer made with this state as `resume` continues from here.
 
         Raises:
             ResourceError: the disk is full, or another fault of the file system.
         """
         self._hasher.flush()
-        return self.state._replace(kept=tuple(spool.sync() for spool in self._spools))
+        return self.state._replace(sync_points=tuple(file.sync() for file in self._files))
 
-    def finish(self) -> ShardFacts:
-        """Make the pair lasting and give it its final names; nothing of ours is left if this fails.
+    def commit(self) -> ShardFacts:
+        """Sync the pair and give it its final names; if this fails, all is as before.
 
-        Raises:
-            ResourceError: the disk is full, or another fault of the file system.
-        """
-        try:
-            facts = self.place()
-        except BaseException:
-            self.abandon()
-            raise
-        self.abandon()
-        return facts
-
-    def place(self) -> ShardFacts:
-        """As `finish`, but what is needed to continue stays until `abandon`; if it fails, all is as before.
+        What is needed to continue after `roll_back` stays until `discard`.
 
         Raises:
             ResourceError: the disk is full, or another fault of the file system.
         """
-        index = Spool(idx_path(self._prefix))
+        index = AppendFile(idx_path(self._prefix))
         try:
             idx_hash = self._write_index(index)
-            for spool in (self._bin, index):
-                spool.sync()
-            self._give_names(index)
+            for file in (self._bin, index):
+                file.sync()
+            self._rename(index)
         finally:
-            index.remove()
+            index.discard()
         return ShardFacts(
             dtype=self._dtype.name,
             documents=self._documents,
@@ -203,27 +236,27 @@ class IndexedWriter:
             bin_bytes=self._bin.size,
             largest_id=self._largest_id,
             idx_hash=idx_hash,
-            block_hashes=self._hasher.all(),
+            block_hashes=self._hasher.finish(),
         )
 
-    def unplace(self) -> None:
-        """Take the final names away again, so that a later run can continue."""
-        if self._bin.placed:
+    def roll_back(self) -> None:
+        """Undo `commit`, so that a later run can continue."""
+        if self._bin.committed:
             with os_errors_named(f"taking back {self._prefix}"):
-                _unlink_lasting(idx_path(self._prefix))
-                self._bin.put_back()
+                remove_synced(idx_path(self._prefix))
+                self._bin.roll_back()
 
-    def leave(self) -> None:
-        """Stop writing; what has no final name stays for a writer that resumes."""
-        for spool in self._spools:
-            spool.close()
-        self._spools.clear()
+    def close(self) -> None:
+        """Stop writing; uncommitted files stay for a writer that resumes."""
+        for file in self._files:
+            file.close()
+        self._files.clear()
 
-    def abandon(self) -> None:
-        """Remove everything that has no final name; does nothing the second time."""
-        for spool in self._spools:
-            spool.remove()
-        self._spools.clear()
+    def discard(self) -> None:
+        """Remove everything that is not committed; does nothing the second time."""
+        for file in self._files:
+            file.discard()
+        self._files.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -231,15 +264,15 @@ class IndexedWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.abandon()
+        self.discard()
 
     def _beside(self, ending: str) -> Path:
         return self._prefix.with_name(self._prefix.name + ending)
 
-    def _open(self, path: Path, kept: Kept | None) -> Spool:
-        spool = Spool(path, kept)
-        self._spools.append(spool)
-        return spool
+    def _open(self, path: Path, resume: SyncPoint | None) -> AppendFile:
+        file = AppendFile(path, resume)
+        self._files.append(file)
+        return file
 
     def _check_ids(self, tokens: NDArray[np.integer[Any]]) -> None:
         if not tokens.size or tokens.dtype == self._dtype:
@@ -256,26 +289,26 @@ class IndexedWriter:
             )
 
     def _append_tokens(self, data: NDArray[Any]) -> None:
-        """Write and look at the same bytes at once: both let go of Python's lock."""
+        """Write and hash the same bytes at the same time: both release the GIL."""
         if data.nbytes < _WORTH_A_THREAD:
             self._bin.append(data)
-            self._look_at(data)
+            self._scan(data)
             return
-        looking = self._thread.submit(self._look_at, data)
+        scanning = self._thread.submit(self._scan, data)
         try:
             self._bin.append(data)
         finally:
             # The caller may reuse the memory afterwards.
-            looking.result()
+            scanning.result()
 
-    def _look_at(self, data: NDArray[Any]) -> None:
-        # First the slower one, which brings the bytes near.
+    def _scan(self, data: NDArray[Any]) -> None:
+        # First the slower one, which brings the bytes into the caches.
         self._hasher.update(raw_bytes(data))
         if data.size:
             largest = int(data.max())
             self._largest_id = largest if self._largest_id is None else max(self._largest_id, largest)
 
-    def _write_index(self, index: Spool) -> str:
+    def _write_index(self, index: AppendFile) -> str:
         """Header, lengths, pointers, boundaries, in blocks; returns the hash of it all."""
         hasher = blake3.blake3()
         sections = (
@@ -298,25 +331,19 @@ class IndexedWriter:
             pointers, start = _core.pointers_from_lengths(lengths, self._dtype.itemsize, start)
             yield pointers
 
-    def _give_names(self, index: Spool) -> None:
-        """In the order that never shows an .idx beside the wrong .bin."""
+    def _rename(self, index: AppendFile) -> None:
+        """In an order in which an .idx is never beside the wrong .bin."""
         folder = self._prefix.parent
         with os_errors_named(f"finishing {self._prefix}"):
-            _unlink_lasting(index.path)
+            remove_synced(index.path)
             try:
-                for spool in (self._bin, index):
-                    spool.place()
+                for file in (self._bin, index):
+                    file.commit()
                     atomic_io.sync_folder(folder)
             except BaseException:
                 index.path.unlink(missing_ok=True)
-                self._bin.put_back()
+                self._bin.roll_back()
                 raise
-
-
-def _unlink_lasting(path: Path) -> None:
-    if path.exists():
-        path.unlink()
-        atomic_io.sync_folder(path.parent)
 
 
 def _check_shapes(
@@ -324,7 +351,7 @@ def _check_shapes(
     lengths: NDArray[np.integer[Any]],
     document_ends: NDArray[np.integer[Any]],
 ) -> None:
-    """Guard against a caller whose three arrays do not fit together."""
+    """Check that a caller's three arrays agree."""
     for name, array in (("tokens", tokens), ("lengths", lengths), ("document_ends", document_ends)):
         assert array.ndim == 1 and array.dtype.kind in "iu", f"{name}: integers of one dimension are expected"
     total = int(lengths.sum(dtype=np.int64))

@@ -1,6 +1,6 @@
-"""The ordered writer of one key and route: a pair in the making, its origins, and what is counted on the way.
+"""The writer of one result: a pair, its origins, and counts.
 
-A sink's state is what a journal needs to continue it; the tokens themselves are in the files.
+The tokens are in files; the rest is a small state that a journal can record.
 """
 
 from __future__ import annotations
@@ -22,66 +22,66 @@ def origins_path(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + ".origins")
 
 
-class Sink:
-    """Takes encoded documents in their order.
+class CorpusWriter:
+    """Appends encoded documents in the order of the input.
 
     Args:
         prefix: of the pair.
         dtype: numpy's name of the token type.
         step: rows between neighbouring documents, see `OriginsWriter`.
-        resume: the state from which an earlier run is continued.
+        resume: a state of `checkpoint` from which to continue.
 
     Attributes:
+        pair: the writer of .bin and .idx.
         num_tokens: written so far.
     """
 
     def __init__(self, prefix: Path, dtype: str, *, step: int, resume: dict[str, Any] | None = None) -> None:
         self.prefix = prefix
-        known = resume or {"writer": None, "origins": None, "document_lengths": [0] * 65, "text_bytes": 0}
-        writer = WriterState(*known["writer"]) if resume else None
-        origins = OriginsState(*known["origins"]) if resume else None
-        self._document_lengths = np.array(known["document_lengths"], np.int64)
-        self._text_bytes = int(known["text_bytes"])
-        self.writer = IndexedWriter(prefix, np.dtype(dtype), resume=writer)
+        state = resume or {"writer": None, "origins": None, "document_lengths": [0] * 65, "text_bytes": 0}
+        self._document_lengths = np.array(state["document_lengths"], np.int64)
+        self._text_bytes = int(state["text_bytes"])
+        self.pair = IndexedWriter(prefix, np.dtype(dtype), resume=WriterState(*state["writer"]) if resume else None)
         try:
+            origins = OriginsState(*state["origins"]) if resume else None
             self.origins = OriginsWriter(origins_path(prefix), step, resume=origins)
         except BaseException:
             if resume:
-                self.writer.leave()
+                self.pair.close()
             else:
-                self.writer.abandon()
+                self.pair.discard()
             raise
-        self.num_tokens = self.writer.state.bin_bytes // np.dtype(dtype).itemsize
+        self.num_tokens = self.pair.state.bin_bytes // np.dtype(dtype).itemsize
 
-    def take(self, encoded: Encoded, file: int, *, rows: npt.NDArray[np.int64]) -> None:
-        """Append whole documents; `rows` (from 1) are where in the file they came from."""
-        self.writer.append(encoded.tokens, encoded.lengths, document_ends=encoded.document_ends)
+    def append(self, encoded: Encoded, file: int, *, rows: npt.NDArray[np.int64]) -> None:
+        """Append whole documents; `rows` (from 1) are their rows in the file."""
+        self.pair.append(encoded.tokens, encoded.lengths, document_ends=encoded.document_ends)
         self.origins.append(file, rows)
         self.num_tokens += len(encoded.tokens)
         self._document_lengths += length_histogram(encoded)
         self._text_bytes += int(encoded.text_bytes.sum())
 
     def checkpoint(self) -> dict[str, Any]:
-        """Make everything lasting; the state from which `resume` continues, as JSON types."""
+        """Sync everything; returns the state from which `resume` continues, as JSON types."""
         return {
-            "writer": self.writer.checkpoint(),
+            "writer": self.pair.checkpoint(),
             "origins": self.origins.checkpoint(),
             "document_lengths": self._document_lengths.tolist(),
             "text_bytes": self._text_bytes,
         }
 
     def statistics(self) -> Statistics:
-        """What was counted."""
+        """The counts for the manifest."""
         bins = np.trim_zeros(self._document_lengths, "b").tolist()
         return Statistics(document_lengths=bins, text_bytes=self._text_bytes)
 
     def close(self, *, keep: bool) -> None:
-        """Stop writing; what has no final name is kept for a run that continues, or removed."""
-        for part in (self.writer, self.origins):
+        """Stop writing; uncommitted files are kept for a run that continues, or removed."""
+        for writer in (self.pair, self.origins):
             if keep:
-                part.leave()
+                writer.close()
             else:
-                part.abandon()
+                writer.discard()
 
 
 def length_histogram(encoded: Encoded) -> npt.NDArray[np.int64]:

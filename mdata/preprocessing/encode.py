@@ -1,11 +1,10 @@
-"""From a piece of the input to arrays: the part that workers do, without state.
+"""From a chunk of the input to arrays: the stateless part of the work, done by workers.
 
-What a document is follows Megatron's tool (docs/formats.md): a sentence that gives no id is dropped; with
-append_eod the end-of-document id follows the last id of a document and counts in its last sequence; a
-document that gave no id gets none and stays as an empty document. Where texts are split into sentences, each
-becomes a sequence; what is counted of a text and its hash are those of the whole text. A record is taken under
-all keys or under none: what one key's tokenizer refuses, or an id that does not fit the token type, makes the
-row a bad one.
+Documents are those of Megatron's tool (docs/formats.md): a sentence without ids is dropped; with append_eod the
+end-of-document id follows the last id of a document and is part of its last sequence; a document without ids gets none
+and remains as an empty document. Where texts are split into sentences, each becomes a sequence; byte counts and hashes
+are still those of the whole text. A record is used under all keys or under none: a text that the tokenizer refuses, or
+an id that does not fit the token type, makes the row a bad row.
 """
 
 from __future__ import annotations
@@ -13,33 +12,35 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from mdata.preprocessing.encode_chat import ChatSpec, content_bytes, tokenize_chats
-from mdata.sentences.splitter import Splitter
-from mdata.sources.chunk import Piece, piece_digest, read_piece
+from mdata.sources.chunk import Chunk, chunk_digest, read_chunk
 from mdata.sources.parse import parse
-from mdata.sources.record_batch import Column, Problem, ReadSpec, RecordBatch
+from mdata.sources.record_batch import BadRow, Column, ReadSpec, RecordBatch, running_sums
 from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused, Tokenizer
+
+if TYPE_CHECKING:
+    from mdata.preprocessing.encode_chat import ChatSpec
+    from mdata.sentences.splitter import Splitter
 
 HOLDOUT_BITS = 64
 
 
 @dataclass(frozen=True)
 class EncodeSpec:
-    """What a worker needs to know besides the text.
+    """How records become tokens.
 
     Attributes:
-        read: how records are taken from bytes.
-        eod: the id to put after each document, or None.
+        read: how records are read from bytes.
+        eod: the id to append to each document, or None.
         dtype: numpy's name of the token type on disk.
-        held_below: a record whose text hashes below this goes to the held-out part; 0: none.
-        splitter: cuts each text into sentences; None: a text is one sequence.
-        chat: how conversations are written; None: records are texts.
+        held_below: a record whose text hashes below this is held out; 0: none.
+        splitter: splits each text into sentences; None: a text is one sequence.
+        chat: how conversations are tokenized; None: records are texts.
     """
 
     read: ReadSpec
@@ -59,7 +60,7 @@ class Encoded:
         lengths: int64[n], tokens of each sequence.
         document_ends: int64[d], running count of sequences.
         text_bytes: int64[d], UTF-8 bytes of each document's text.
-        special_in_text: special tokens that the texts spelled.
+        special_in_text: number of special tokens that the texts contained.
     """
 
     tokens: npt.NDArray[Any]
@@ -70,49 +71,49 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class EncodedPiece:
-    """What a piece gave: one `Encoded` per key, and what is known of its rows.
+class EncodedChunk:
+    """The result of a chunk.
 
     Attributes:
-        rows: rows passed over, bad ones included.
-        kept: int64[d], the row (from 1, in this piece) of each record that was taken.
+        rows: number of rows, bad ones included.
+        kept: int64[d], the row (from 1, in this chunk) of each record.
         held: bool[d], which of them are held out; None where nothing is.
-        parts: the documents, one `Encoded` per key.
-        problems: the rows that were not taken, in order.
-        digest: BLAKE3 of the piece.
+        by_key: the documents, one `Encoded` per key.
+        bad_rows: the other rows, in order.
+        digest: BLAKE3 of the chunk.
         seconds: spent reading, parsing, encoding.
     """
 
     rows: int
     kept: LengthArray
     held: npt.NDArray[np.bool_] | None
-    parts: tuple[Encoded, ...]
-    problems: tuple[Problem, ...]
+    by_key: tuple[Encoded, ...]
+    bad_rows: tuple[BadRow, ...]
     digest: bytes
     seconds: tuple[float, float, float]
 
 
-def encode_piece(piece: Piece, tokenizer: Tokenizer, *, spec: EncodeSpec) -> EncodedPiece:
-    """Read, parse and tokenize one piece."""
+def encode_chunk(chunk: Chunk, tokenizer: Tokenizer, *, spec: EncodeSpec) -> EncodedChunk:
+    """Read, parse and tokenize one chunk."""
     begun = time.perf_counter()
-    data = read_piece(piece, spec.read)
+    data = read_chunk(chunk, spec.read)
     read = time.perf_counter()
-    digest = piece_digest(data)
-    batch = parse(piece.source.format, data, spec=spec.read)
-    # Not held while its records are tokenized: one of them may be nearly all of it.
+    digest = chunk_digest(data)
+    batch = parse(chunk.source.format, data, spec=spec.read)
+    # Freed before its records are tokenized: one of them may be nearly all of it.
     del data
     parsed = time.perf_counter()
-    batch, parts = encode_records(batch, tokenizer, spec=spec)
+    batch, by_key = encode_records(batch, tokenizer, spec=spec)
     kept = np.arange(1, batch.rows + 1) if batch.kept is None else np.array(batch.kept, np.int64)
     held = held_out(batch.columns, spec.held_below) if spec.held_below else None
     seconds = (read - begun, parsed - read, time.perf_counter() - parsed)
-    return EncodedPiece(batch.rows, kept, held, parts, tuple(batch.problems), digest, seconds)
+    return EncodedChunk(batch.rows, kept, held, by_key, tuple(batch.bad_rows), digest, seconds)
 
 
 def encode_records(
     batch: RecordBatch, tokenizer: Tokenizer, *, spec: EncodeSpec
 ) -> tuple[RecordBatch, tuple[Encoded, ...]]:
-    """Tokenize all records; those that the tokenizer refuses become problems of the batch that is returned."""
+    """Tokenize all records; those that the tokenizer refuses become bad rows of the returned batch."""
     try:
         return batch, tuple(encode_documents(column, tokenizer, spec=spec) for column in batch.columns)
     except TextRefused:
@@ -128,19 +129,21 @@ def encode_documents(column: Column, tokenizer: Tokenizer, *, spec: EncodeSpec) 
     """
     if spec.chat is not None:
         return _encode_chats(column, tokenizer, spec.chat, spec=spec)
-    sentences, ends = _sentences(column, spec.splitter)
+    sentences, ends = column.sentences, column.ends
+    if spec.splitter is not None:
+        sentences, ends = spec.splitter.split_batch(sentences)
     tokens, lengths = tokenizer.encode_batch(sentences)
     assert len(lengths) == len(sentences), f"{len(lengths)} lengths for {len(sentences)} sentences"
     special = tokenizer.special_in_text(tokens, len(lengths))
     _check_fit(tokens, lengths, spec.dtype)
     narrow = tokens.astype(spec.dtype)
-    del tokens  # of one long text as large as the text
+    del tokens  # for one long text as large as the text
     text_bytes = _text_bytes(column)
     if ends is None and (not len(lengths) or lengths.min() > 0):
         document_ends = np.arange(1, len(lengths) + 1)
     else:
         sentence_ends = np.arange(1, len(lengths) + 1) if ends is None else np.array(ends, np.int64)
-        document_ends = _running(lengths > 0)[sentence_ends]
+        document_ends = running_sums(lengths > 0)[sentence_ends]
         lengths = lengths[lengths > 0]
     if spec.eod is not None:
         narrow, lengths = _with_eod(narrow, lengths, document_ends, spec.eod)
@@ -148,18 +151,20 @@ def encode_documents(column: Column, tokenizer: Tokenizer, *, spec: EncodeSpec) 
 
 
 def _encode_chats(column: Column, tokenizer: Tokenizer, chat: ChatSpec, *, spec: EncodeSpec) -> Encoded:
+    from mdata.preprocessing.encode_chat import tokenize_chats
+
     found = tokenize_chats(column, tokenizer, chat=chat, eod=spec.eod)
     _check_fit(found.ids, found.lengths, spec.dtype)
-    sizes = np.fromiter(map(_utf8_bytes, column.sentences), np.int64, len(column.sentences))
-    text_bytes = content_bytes(column, sizes)
+    # Roles are not text.
+    text_bytes = _text_bytes(Column(column.sentences[1::2], [end // 2 for end in column.ends or []]))
     return Encoded(found.ids.astype(spec.dtype), found.lengths, found.ends, text_bytes, found.special)
 
 
 def held_out(columns: Sequence[Column], held_below: int) -> npt.NDArray[np.bool_]:
-    """Which records are held out: those whose text hashes below a bound.
+    """bool[d]: which records are held out, because their text hashes below a bound.
 
-    The hash is the first 8 bytes (little endian) of BLAKE3 over the sentences of all keys, each followed by
-    byte FF, which UTF-8 never holds; so it depends on the text alone, not on the place in the corpus.
+    The hash is the first 8 bytes (little endian) of BLAKE3 over the sentences of all keys, each followed by byte FF,
+    which UTF-8 never contains; so it depends on the text alone, not on its position in the corpus.
     """
     starts = [[0, *(column.ends or range(1, len(column.sentences) + 1))] for column in columns]
     held = np.zeros(len(starts[0]) - 1, np.bool_)
@@ -173,7 +178,7 @@ def held_out(columns: Sequence[Column], held_below: int) -> npt.NDArray[np.bool_
 
 
 def select(encoded: Encoded, documents: npt.NDArray[np.bool_]) -> Encoded:
-    """Some of the documents; `special_in_text`, which is not known by document, is left at 0."""
+    """Some of the documents; `special_in_text`, which is not known by document, becomes 0."""
     of_document = np.diff(encoded.document_ends, prepend=0)
     sequences = np.repeat(documents, of_document)
     return Encoded(
@@ -185,28 +190,14 @@ def select(encoded: Encoded, documents: npt.NDArray[np.bool_]) -> Encoded:
     )
 
 
-def _sentences(column: Column, splitter: Splitter | None) -> tuple[list[str], list[int] | None]:
-    """What is tokenized: the column's sentences, or those that its texts are cut into."""
-    if splitter is None:
-        return column.sentences, column.ends
-    return splitter.split_batch(column.sentences)
-
-
 def _text_bytes(column: Column) -> LengthArray:
     """int64[d]: UTF-8 bytes of each document's text."""
-    sizes = np.fromiter(map(_utf8_bytes, column.sentences), np.int64, len(column.sentences))
-    return sizes if column.ends is None else np.diff(_running(sizes)[np.array(column.ends, np.int64)], prepend=0)
-
-
-def _utf8_bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())
-
-
-def _running(values: npt.NDArray[Any]) -> LengthArray:
-    """int64[n + 1]: the sum of the first k values."""
-    sums = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(values, out=sums[1:])
-    return sums
+    sizes = np.fromiter(
+        (len(text) if text.isascii() else len(text.encode()) for text in column.sentences),
+        np.int64,
+        len(column.sentences),
+    )
+    return sizes if column.ends is None else np.diff(running_sums(sizes)[np.array(column.ends, np.int64)], prepend=0)
 
 
 def _check_fit(tokens: IdArray, lengths: LengthArray, dtype: str) -> None:
@@ -221,10 +212,10 @@ def _check_fit(tokens: IdArray, lengths: LengthArray, dtype: str) -> None:
 
 
 def _without_refused(batch: RecordBatch, tokenizer: Tokenizer, spec: EncodeSpec) -> RecordBatch:
-    """Try record by record; slow, but only a piece with such a record comes here."""
+    """Try record by record; slow, but only for chunks with such a record."""
     kept = list(range(1, batch.rows + 1)) if batch.kept is None else batch.kept
     bounds = [[0, *(column.ends or range(1, len(column.sentences) + 1))] for column in batch.columns]
-    good, problems = [], list(batch.problems)
+    good, bad_rows = [], list(batch.bad_rows)
     for record, row in enumerate(kept):
         try:
             for column, ends in zip(batch.columns, bounds, strict=True):
@@ -232,32 +223,32 @@ def _without_refused(batch: RecordBatch, tokenizer: Tokenizer, spec: EncodeSpec)
                 encode_documents(Column(sentences, [len(sentences)]), tokenizer, spec=spec)
             good.append(record)
         except TextRefused as refused:
-            # A text that is split is shown as a whole, a conversation by what is said first.
+            # A text that is split is shown as a whole, a conversation by its first content.
             whole = 0 if spec.chat is None else 1
             text = sentences[refused.index if spec.splitter is None and spec.chat is None else whole]
-            problems.append(Problem(row, "bad-text", refused.reason, repr(text[:80]), text.encode()))
+            bad_rows.append(BadRow(row, "bad-text", refused.reason, repr(text[:80]), text.encode()))
     columns = []
     for column, ends in zip(batch.columns, bounds, strict=True):
         documents = [column.sentences[ends[record] : ends[record + 1]] for record in good]
-        running = _running(np.array([len(document) for document in documents], np.int64))[1:]
+        running = running_sums(np.array([len(document) for document in documents], np.int64))[1:]
         columns.append(Column([text for document in documents for text in document], running.tolist()))
-    problems.sort(key=lambda problem: problem.row)
-    return RecordBatch(batch.rows, [kept[record] for record in good], tuple(columns), problems)
+    bad_rows.sort(key=lambda bad_row: bad_row.row)
+    return RecordBatch(batch.rows, [kept[record] for record in good], tuple(columns), bad_rows)
 
 
 def _with_eod(
     tokens: npt.NDArray[Any], lengths: LengthArray, document_ends: LengthArray, eod: int
 ) -> tuple[npt.NDArray[Any], LengthArray]:
-    """Put `eod` after the last id of every document that has a sequence."""
+    """Insert `eod` after the last id of every document that has a sequence."""
     last = document_ends[np.diff(document_ends, prepend=0) > 0] - 1
     token_ends = np.cumsum(lengths)[last]
     longer = lengths.copy()
     longer[last] += 1
     result = np.empty(len(tokens) + len(last), tokens.dtype)
-    # The place of each eod in the result: its place in the tokens, and the eods before it.
-    places = token_ends + np.arange(len(last))
+    # The position of each eod in the result: that in the tokens, and the eods before it.
+    positions = token_ends + np.arange(len(last))
     is_token = np.ones(len(result), np.bool_)
-    is_token[places] = False
-    result[places] = eod
+    is_token[positions] = False
+    result[positions] = eod
     result[is_token] = tokens
     return result, longer

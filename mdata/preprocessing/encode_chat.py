@@ -1,8 +1,9 @@
-"""From conversations to arrays: the counterpart of `encode_documents` for chat.
+"""From conversations to ids: the counterpart of `encode_documents` for chat.
 
-A conversation is a document; its sequences are spans that take turns, context first, an empty one where two of a kind
-would meet. All texts of a piece go to the tokenizer at once; control tokens of the template are ids that are put
-between. With append_eod the id is context: it ends the last span if that is context, else a span of its own.
+A conversation is a document; its sequences alternate between context and trained, context first, with an empty one
+where two of a kind would meet. All texts of a chunk are tokenized at once; control tokens of the template are ids that
+are inserted between them. With append_eod the id is context: it ends the last span if that is context, else it is a
+span of its own.
 
 Slow twin: mdata/reference/chat.py.
 """
@@ -15,21 +16,20 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from mdata.chat.loss_spans import Span, Template, TemplateRefused, spans_of
 from mdata.sources.conversation import messages_of
-from mdata.sources.record_batch import Column
+from mdata.sources.record_batch import Column, running_sums
 from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused, Tokenizer
 
 
 @dataclass(frozen=True)
 class ChatSpec:
-    """How conversations are written.
+    """How conversations are tokenized.
 
     Attributes:
         template: makes text of messages.
-        train_on: whose turns are trained on.
+        train_on: the turns that are trained on: "assistant", "last" or "all".
     """
 
     template: Template
@@ -38,7 +38,7 @@ class ChatSpec:
 
 @dataclass(frozen=True)
 class Tokenized:
-    """Spans: all ids, int64[n] lengths, int64[d] running count of spans by conversation, special ids in texts."""
+    """All ids, int64[n] lengths of spans, int64[d] running count of spans by conversation, special tokens in texts."""
 
     ids: IdArray
     lengths: LengthArray
@@ -47,7 +47,7 @@ class Tokenized:
 
 
 def tokenize_chats(column: Column, tokenizer: Tokenizer, *, chat: ChatSpec, eod: int | None) -> Tokenized:
-    """All conversations of a column of roles and contents.
+    """Tokenize a column of conversations, which are roles and contents.
 
     Raises:
         TextRefused: a text has no ids, or the template does not take a conversation.
@@ -75,14 +75,6 @@ def tokenize_chats(column: Column, tokenizer: Tokenizer, *, chat: ChatSpec, eod:
     return Tokenized(ids, lengths, np.array(ends, np.int64), special)
 
 
-def content_bytes(column: Column, sizes: LengthArray) -> LengthArray:
-    """int64[d]: of the sizes of all roles and contents those of the contents, by conversation."""
-    assert column.ends is not None, "conversations are lists"
-    sums = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(np.where(np.arange(len(sizes)) % 2, sizes, 0), out=sums[1:])
-    return np.diff(sums[np.array(column.ends, np.int64)], prepend=0)
-
-
 def _joined(spans: Sequence[Span], tokenizer: Tokenizer) -> tuple[IdArray, LengthArray, IdArray, int]:
     """Ids and lengths of spans; the ids of their texts alone, and how many these are."""
     parts = [part for span in spans for part in span]
@@ -91,26 +83,19 @@ def _joined(spans: Sequence[Span], tokenizer: Tokenizer) -> tuple[IdArray, Lengt
     is_id = np.fromiter((not isinstance(part, str) for part in parts), np.bool_, len(parts))
     lengths = np.ones(len(parts), np.int64)
     lengths[~is_id] = text_lengths
-    before = _running(lengths)
+    before = running_sums(lengths)
     ids = np.empty(int(before[-1]), np.int32)
     from_text = np.ones(len(ids), np.bool_)
-    places = before[:-1][is_id]
-    from_text[places] = False
+    positions = before[:-1][is_id]
+    from_text[positions] = False
     ids[from_text] = text_ids
-    ids[places] = [part for part in parts if isinstance(part, int)]
-    parts_before = _running(np.fromiter(map(len, spans), np.int64, len(spans)))
+    ids[positions] = [part for part in parts if isinstance(part, int)]
+    parts_before = running_sums(np.fromiter(map(len, spans), np.int64, len(spans)))
     return ids, np.diff(before[parts_before]), text_ids, len(texts)
 
 
-def _running(values: npt.NDArray[np.int64]) -> LengthArray:
-    """int64[n + 1]: the sum of the first k values."""
-    sums = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(values, out=sums[1:])
-    return sums
-
-
 def _spelled(contents: Sequence[str], names: tuple[str, ...]) -> int:
-    """How often contents spell a special token; where a template spells its own, ids cannot tell."""
+    """How often contents contain a special token as text; a template's own ones make counting ids impossible."""
     pattern = _any_of(names)
     return sum(len(pattern.findall(content)) for content in contents) if pattern else 0
 

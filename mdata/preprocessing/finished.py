@@ -1,16 +1,14 @@
-"""From files in the making to corpora: the end of a run, and recognising that there is nothing to do.
+"""Results that exist already: whether they are what this job would write, and whether they may be replaced.
 
-Every step may be the last one of this process: what got its names is recognised by the next run and not made
-again, and a merge that was cut off begins anew.
+A manifest is written last, so a result with a sound one is complete. It is of this job if it records the same options,
+tokenizer and inputs; anything else is replaced only with --overwrite.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mdata.corpus.corpus import open_corpus
 from mdata.corpus.verify import verify
@@ -19,30 +17,24 @@ from mdata.indexed.pair_format import bin_path
 from mdata.manifest.io import load_manifest
 from mdata.manifest.lineage import lineage_of
 from mdata.manifest.sidecars import manifest_path
-from mdata.manifest.types import CorpusManifest, InputFile, Provenance
-from mdata.preprocessing.bad_rows import check_limit
-from mdata.preprocessing.corpus_writer import Sink
-from mdata.preprocessing.finalize import write_corpus
-from mdata.preprocessing.merge import added, merge_parts
-from mdata.preprocessing.placement import Placing, remove_partials
+from mdata.manifest.types import CorpusManifest
+from mdata.preprocessing.bad_rows import check_manifest
 from mdata.preprocessing.plan import Job, printable_path
-from mdata.preprocessing.preprocess_options import content_options
-from mdata.preprocessing.resume import difference, input_changed
-from mdata.preprocessing.run_state import InputState, Ledger
+from mdata.preprocessing.resume import PendingCommit, difference, input_changed
+from mdata.preprocessing.run_state import InputState, RunState
 from mdata.util import atomic_io
-from mdata.version import __version__
 
-_SHOWN = 5  # results that are in the way
+_SHOWN = 5  # files that must not be replaced
 
 
 @dataclass(frozen=True)
 class PreprocessResult:
-    """What was made: for each name the manifest and where it lies.
+    """The manifests of a run, and their paths, by name.
 
-    A name is the key ("text"), with "/part0" ... for parts and "/holdout" for the held-out share.
+    A name is the key ("text"), with "/part0" ... for partitions and "/holdout" for held-out documents.
 
     Attributes:
-        finished_before: nothing was done, because all of it was there already.
+        finished_before: nothing was done, because all results existed already.
         resumed: an earlier run was continued.
     """
 
@@ -53,10 +45,10 @@ class PreprocessResult:
 
 
 def finished_before(job: Job) -> PreprocessResult | None:
-    """The result, if a run of this very job on these very inputs was finished and all of it is there.
+    """The result, if a run of this very job on these very inputs finished and all its files are there.
 
     Raises:
-        BadInputError: it was finished with more bad rows than may be now.
+        BadInputError: it has more bad rows than max_errors, which may be another one now.
     """
     paths = {name: manifest_path(prefix) for name, prefix in job.prefixes().items()}
     if any(_not_ours(job, name, path) for name, path in paths.items()):
@@ -65,33 +57,33 @@ def finished_before(job: Job) -> PreprocessResult | None:
         if reason := _damage(path):
             job.progress.note(f"{path} will be made again: {reason}")
             return None
-    found = {name: _corpus_at(path) for name, path in paths.items()}
-    kept = job.options.quarantine
-    known = [manifest.provenance for manifest in found.values() if manifest.provenance]
-    if kept is not None and any(sum(one.skipped.values()) for one in known) and not Path(kept).is_file():
-        job.progress.note(f"the results will be made again: the quarantine file {kept} is missing")
+    found = {name: _corpus_manifest(path) for name, path in paths.items()}
+    quarantine = job.options.quarantine
+    has_bad_rows = any(found.provenance and any(found.provenance.skipped.values()) for found in found.values())
+    if quarantine is not None and has_bad_rows and not Path(quarantine).is_file():
+        job.progress.note(f"the results will be made again: the quarantine file {quarantine} is missing")
         return None
-    # The limit decides nothing in a result, so another may have been in force.
     for manifest in found.values():
-        check_limit(job.options.max_errors, manifest)
+        check_manifest(job.options.max_errors, manifest)
     return PreprocessResult(found, paths, finished_before=True)
 
 
-def check_replaced(job: Job, placing: Placing) -> None:
-    """Refuse to replace what is no result of this job, unless that is asked for; then say what is replaced.
+def check_replaced(job: Job, pending: PendingCommit) -> None:
+    """Refuse to replace results of other jobs without --overwrite; with it, note what is replaced.
 
     Args:
-        job: it may mend its own results without asking.
-        placing: the files that an unfinished run placed; those are no results yet.
+        job: it may replace its own results.
+        pending: files that an unfinished run renamed; those are not results yet.
 
     Raises:
-        UsageError: names each file, and in what it differs.
+        UsageError: names each file, and how it differs.
     """
-    found = {path: reason for name, path in _results(job) if (reason := _in_the_way(job, name, path, placing=placing))}
-    kept = job.options.quarantine
-    if kept is not None and Path(kept).exists() and not placing.names_quarantine(Path(kept)):
-        ours = all(_not_ours(job, name, path) is None for name, path in _results(job))
-        found |= {} if ours else {Path(kept): "the quarantine file of an unknown run"}
+    paths = {name: manifest_path(prefix) for name, prefix in job.prefixes().items()}
+    found = {path: reason for name, path in paths.items() if (reason := _obstacle(job, name, path, pending=pending))}
+    quarantine = job.options.quarantine and Path(job.options.quarantine)
+    if quarantine and quarantine.exists() and not pending.has_quarantine(quarantine):
+        ours = all(_not_ours(job, name, path) is None for name, path in paths.items())
+        found |= {} if ours else {quarantine: "the quarantine file of an unknown run"}
     lines = [f"{path}: {reason}" for path, reason in found.items()]
     if lines and not job.options.overwrite:
         raise UsageError(
@@ -100,129 +92,12 @@ def check_replaced(job: Job, placing: Placing) -> None:
             expected="no results, or those of the same input and options",
             fix="another output prefix, or --overwrite (overwrite=True) to replace them",
         )
-    for line in lines:
-        path, _, reason = line.partition(": ")
+    for path, reason in found.items():
         job.progress.note(f"{path} will be replaced: {reason}")
 
 
-def _results(job: Job) -> list[tuple[str, Path]]:
-    return [(name, manifest_path(prefix)) for name, prefix in job.prefixes().items()]
-
-
-def _in_the_way(job: Job, name: str, path: Path, *, placing: Placing) -> str | None:
-    """Why what has the names of a result is none of this job; None: it is, or nothing is there."""
-    if path.exists():
-        return _not_ours(job, name, path)
-    there = [file for file in map(path.with_suffix, (".idx", ".bin")) if file.exists()]
-    if not there or placing.names(path.with_suffix(".bin")):
-        return None
-    return f"{there[0].name} exists without a manifest"
-
-
-def _not_ours(job: Job, name: str, path: Path) -> str | None:
-    """Why a manifest does not speak of a result of this job; None: it does."""
-    if not path.is_file():
-        return "it is not a file"
-    try:
-        return _other_job(job, name, _corpus_at(path))
-    except MdataError as error:
-        return str(error).splitlines()[0]
-
-
-def _corpus_at(path: Path) -> CorpusManifest:
-    found = load_manifest(path)
-    if not isinstance(found, CorpusManifest):
-        raise UsageError(f"{path} is the manifest of a blend")
-    return found
-
-
-def _damage(path: Path) -> str | None:
-    """The first thing that is gone or altered in a finished corpus, the content of its .bin aside."""
-    problems = verify(path).problems
-    return str(problems[0]).splitlines()[0] if problems else None
-
-
-def finish_all(job: Job, ledger: Ledger, *, sinks: dict[str, Sink | None]) -> dict[str, CorpusManifest]:
-    """Give every result its names; a sink that is None was finished by an earlier run.
-
-    Raises:
-        ResourceError, UsageError: the file system refused; the same command continues from here.
-    """
-    made: dict[str, CorpusManifest] = {}
-    prefixes = job.prefixes()
-    for name, sink in list(sinks.items()):
-        if sink is None:
-            made[name] = open_corpus(manifest_path(prefixes[name])).manifest
-            continue
-        provenance = provenance_of(job, ledger, name=name, records=sink.writer.state.documents)
-        made[name] = write_corpus(
-            sink,
-            level=job.options.level,
-            tokenizer=job.tokenizer,
-            provenance=provenance,
-            statistics=sink.statistics(),
-        )
-        sink.close(keep=False)
-        sinks[name] = None
-    for name in prefixes.keys() - sinks.keys():
-        if is_finished(job, ledger, name=name):
-            remove_partials(prefixes[name])
-            made[name] = open_corpus(manifest_path(prefixes[name])).manifest
-        else:
-            made[name] = _merge(job, ledger, name, made=made)
-    return {name: made[name] for name in prefixes}
-
-
-def _merge(job: Job, ledger: Ledger, key: str, *, made: Mapping[str, CorpusManifest]) -> CorpusManifest:
-    prefixes = job.prefixes()
-    names = [job.routes.name(key, part) for part in range(job.routes.partitions)]
-    sink = Sink(prefixes[key], job.spec.dtype, step=job.routes.step)
-    try:
-        merge_parts([prefixes[name] for name in names], sink)
-        known = [made[name].statistics for name in names]
-        counts = added([one for one in known if one is not None])
-        provenance = provenance_of(job, ledger, name=key, records=sink.writer.state.documents)
-        level = job.options.level
-        return write_corpus(sink, level=level, tokenizer=job.tokenizer, provenance=provenance, statistics=counts)
-    finally:
-        sink.close(keep=False)
-
-
-def stale_parts(job: Job) -> list[str]:
-    """What earlier runs of this prefix left that this job does not make: parts and held-out parts, in words."""
-    ours, options = {prefix.name for prefix in job.prefixes().values()}, job.options
-    folder, stem = Path(options.output_prefix).parent, re.escape(Path(options.output_prefix).name)
-    keys = "|".join(map(re.escape, options.json_keys))
-    pattern = re.compile(rf"{stem}_([0-9]+|holdout)_({keys})_{options.level}\.json")
-    lines = []
-    for path in sorted(folder.iterdir()):
-        if pattern.fullmatch(path.name) is None or path.stem in ours:
-            continue
-        try:
-            found = lineage_of(_corpus_at(path))
-        except MdataError:
-            continue
-        if found is not None and found.role != "whole":
-            lines.append(f"{path} is {found.what} of an earlier run and is kept; remove its files if unneeded")
-    return lines
-
-
-def provenance_of(job: Job, ledger: Ledger, *, name: str, records: int) -> Provenance:
-    """How one result came to be: what decided the content; the number of workers did not."""
-    key = name.partition("/")[0]
-    return Provenance(
-        program=f"mdata {__version__}",
-        options=_recorded_options(job, name),
-        inputs=[_input_file(job, state) for state in ledger.inputs],
-        records=records,
-        skipped=dict(sorted(ledger.skipped.items())),
-        special_in_text=ledger.special[job.options.json_keys.index(key)],
-        origins=None,
-    )
-
-
-def is_finished(job: Job, ledger: Ledger, *, name: str) -> bool:
-    """Whether a result is whole and of this job and what was taken: its manifest, which comes last, says so."""
+def is_finished(job: Job, state: RunState, *, name: str) -> bool:
+    """Whether a result is complete, of this job and of the inputs read: its manifest, which comes last, says so."""
     prefix = job.prefixes()[name]
     path = manifest_path(prefix)
     if atomic_io.partial_path(bin_path(prefix)).exists() or not path.is_file():
@@ -235,40 +110,70 @@ def is_finished(job: Job, ledger: Ledger, *, name: str) -> bool:
     return (
         known is not None
         and _other_options(job, name, found) is None
-        and len(ledger.inputs) == len(job.files)
-        and [one.hash for one in known.inputs] == [state.hash for state in ledger.inputs]
+        and len(state.inputs) == len(job.files)
+        and [file.hash for file in known.inputs] == [file.hash for file in state.inputs]
         and _damage(path) is None
     )
 
 
-def _recorded_options(job: Job, name: str) -> dict[str, Any]:
-    recorded = {**content_options(job.options), "result": name}
-    if job.spec.splitter is not None:
-        recorded["sentence_tables"] = job.spec.splitter.fingerprint
-    if job.spec.chat is not None:
-        template = job.spec.chat.template
-        recorded["chat_template"] = {"name": template.name, "fingerprint": template.fingerprint}
-    return recorded
+def stale_partitions(job: Job) -> list[str]:
+    """Notes on partitions and held-out results of earlier runs of this prefix that this job does not write."""
+    names, options = {prefix.name for prefix in job.prefixes().values()}, job.options
+    folder, stem = Path(options.output_prefix).parent, re.escape(Path(options.output_prefix).name)
+    keys = "|".join(map(re.escape, options.json_keys))
+    pattern = re.compile(rf"{stem}_([0-9]+|holdout)_({keys})_{options.level}\.json")
+    lines = []
+    for path in sorted(folder.iterdir()):
+        if pattern.fullmatch(path.name) is None or path.stem in names:
+            continue
+        try:
+            found = lineage_of(_corpus_manifest(path))
+        except MdataError:
+            continue
+        if found is not None and found.role != "whole":
+            lines.append(f"{path} is {found.what} of an earlier run and is kept; remove its files if unneeded")
+    return lines
 
 
-def _input_file(job: Job, state: InputState) -> InputFile:
-    assert state.hash is not None, f"{state.path} was not read to its end"
-    return InputFile(
-        path=state.path,
-        bytes=state.size_bytes,
-        modified_ns=state.modified_ns,
-        hash=state.hash,
-        block_bytes=job.options.piece_bytes,
-        rows=state.rows,
-    )
+def _obstacle(job: Job, name: str, path: Path, *, pending: PendingCommit) -> str | None:
+    """Why a result must not be replaced; None: it is one of this job, or there is none."""
+    if path.exists():
+        return _not_ours(job, name, path)
+    files = [file for file in map(path.with_suffix, (".idx", ".bin")) if file.exists()]
+    if not files or pending.has(path.with_suffix(".bin")):
+        return None
+    return f"{files[0].name} exists without a manifest"
+
+
+def _not_ours(job: Job, name: str, path: Path) -> str | None:
+    """Why a manifest is not of a result of this job; None: it is."""
+    if not path.is_file():
+        return "it is not a file"
+    try:
+        return _other_job(job, name, _corpus_manifest(path))
+    except MdataError as error:
+        return str(error).splitlines()[0]
+
+
+def _corpus_manifest(path: Path) -> CorpusManifest:
+    found = load_manifest(path)
+    if not isinstance(found, CorpusManifest):
+        raise UsageError(f"{path} is the manifest of a blend")
+    return found
+
+
+def _damage(path: Path) -> str | None:
+    """The first file of a finished corpus that is missing or changed; the content of its .bin is not read."""
+    problems = verify(path).problems
+    return str(problems[0]).splitlines()[0] if problems else None
 
 
 def _other_job(job: Job, name: str, found: CorpusManifest) -> str | None:
-    """In what a finished corpus differs from what this job would make; None: in nothing."""
+    """How a finished corpus differs from what this job would write; None: not at all."""
     if reason := _other_options(job, name, found):
         return reason
     known = found.provenance
-    assert known is not None, "what has no provenance was not made by this command"
+    assert known is not None, "a corpus without provenance was not made by this command"
     if len(known.inputs) != len(job.files):
         return f"it was made from {len(known.inputs)} inputs; {len(job.files)} are given"
     for number, (file, input) in enumerate(zip(job.files, known.inputs, strict=True)):
@@ -284,12 +189,14 @@ def _other_job(job: Job, name: str, found: CorpusManifest) -> str | None:
 
 
 def _other_options(job: Job, name: str, found: CorpusManifest) -> str | None:
-    """The same, inputs aside."""
+    """The same without the inputs."""
     known = found.provenance
     if known is None or found.tokenizer is None:
         return "it was not made by this command"
-    # What becomes of bad rows decides nothing where there are none, and how many may be, nothing in a result.
-    aside = ("max_errors",) if any(known.skipped.values()) else ("max_errors", "on_error")
-    options = [{**dict(given), **dict.fromkeys(aside)} for given in (known.options, _recorded_options(job, name))]
-    before = {"options": options[0], "tokenizer": found.tokenizer.fingerprint}
-    return difference(before, {"options": options[1], "tokenizer": job.tokenizer.fingerprint})
+    # max_errors never changes a result, and on_error only where there are bad rows.
+    ignored = ("max_errors",) if any(known.skipped.values()) else ("max_errors", "on_error")
+    old, new = ({**dict(options), **dict.fromkeys(ignored)} for options in (known.options, job.recorded_options(name)))
+    return difference(
+        {"options": old, "tokenizer": found.tokenizer.fingerprint},
+        {"options": new, "tokenizer": job.tokenizer.fingerprint},
+    )

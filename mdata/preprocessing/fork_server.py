@@ -1,9 +1,9 @@
-"""The process that workers come from: it imports and builds the tokenizer once, then forks them.
+"""The fork server: a process that imports modules and builds the tokenizer once, then forks the workers.
 
-It is spawned, so it inherits no thread and no lock, and has one thread itself when it forks: that is what
-makes forking safe here and not in the process of the caller. What it read, imported and built is shared by
-all workers until one of them changes it. Afterwards it only waits: it says how a worker ended when asked, and
-ends them all when its pipe ends, that is, with the process that owns it. Ctrl-C is blocked in all of them.
+It is spawned, so it inherits no thread and no lock, and has one thread itself when it forks: that makes forking safe
+here and not in the caller's process. Workers share the memory of what it imported and built until one of them changes
+it. Afterwards it waits: it returns the exit code of a worker on request, and kills all workers when its pipe ends, that
+is, with the process that owns it. Ctrl-C is blocked in all of them.
 """
 
 from __future__ import annotations
@@ -24,70 +24,70 @@ from multiprocessing.process import BaseProcess
 from types import MappingProxyType
 from typing import Any
 
-from mdata.preprocessing.encode import EncodeSpec, encode_piece
-from mdata.preprocessing.shared_buffers import Packed, Sent, pack
-from mdata.sources.chunk import Piece
+from mdata.preprocessing.encode import EncodeSpec, encode_chunk
+from mdata.preprocessing.shared_buffers import PickledResult, SentDescriptor, write_arrays
+from mdata.sources.chunk import Chunk
 from mdata.tokenizers.base.tokenizer import Recipe, TextRefused, Tokenizer
 from mdata.tokenizers.registry import build_tokenizer
 
 _GRACE_S = 5.0
 
-# Forks share what a first text makes a tokenizer build: the second has a character that only the exact engine may
-# take (mdata/tokenizers/types/engine_fallback.py).
+# Tokenizers build tables with their first text, which forks then share. The second text has a character for which a
+# fast engine may fall back to the exact one (mdata/tokenizers/types/engine_fallback.py).
 _FIRST_TEXTS = ("text", "\U0001fae8")
 
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What is built before the first task, and what is done then."""
+    """The tokenizer that workers use, and what they do."""
 
     recipe: Recipe
     spec: EncodeSpec
 
 
-class Nursery:
-    """Our end: the process starts at once, and forks when it is told what for.
+class ForkServer:
+    """The parent's end. The process starts at once, and forks when `start_workers` is called.
 
     Args:
-        pipes: for each worker its end of a pipe; it takes (number, slot, piece) and gives (number, slot, result).
-        slots: for each worker the slots that it writes to.
+        pipes: for each worker its end of a pipe; it receives (number, buffer, chunk), sends (number, buffer, result).
+        buffers: for each worker the buffers that it writes to.
     """
 
-    def __init__(self, pipes: Sequence[Connection], slots: Sequence[Sequence[Sent]]) -> None:
+    def __init__(self, pipes: Sequence[Connection], buffers: Sequence[Sequence[SentDescriptor]]) -> None:
         context = get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(target=_live, args=(theirs, pipes, slots), daemon=True)
-        with _interrupts_held_back(), environment(**_ONE_THREAD), _main_left_out():
+        self.process: BaseProcess = context.Process(target=_run_server, args=(theirs, pipes, buffers), daemon=True)
+        with _sigint_blocked(), environment(**_ONE_THREAD), _without_main_module():
             self.process.start()
         theirs.close()
-        # The process may not listen yet, and a vocabulary is more than a pipe holds.
-        self._sender = ThreadPoolExecutor(1, "nursery")
+        # The process may not be reading yet, and a vocabulary is more than a pipe holds.
+        self._sender = ThreadPoolExecutor(1, "fork server")
 
-    def expect(self, recipe: Recipe) -> None:
-        """Let it build this tokenizer, which is likely the one of `prepare`."""
+    def preload(self, recipe: Recipe) -> None:
+        """Build this tokenizer, which is probably that of `start_workers`."""
         self._sender.submit(self._send, recipe)
 
-    def prepare(self, setup: WorkerSetup) -> None:
-        """Let the workers begin; one that cannot is noticed by its pipe."""
+    def start_workers(self, setup: WorkerSetup) -> None:
+        """Fork the workers; the pipe of one that cannot start ends."""
         self._sender.submit(self._send, setup)
 
     def _send(self, message: object) -> None:
         with suppress(OSError):
             self._connection.send(message)
 
-    def how_it_ended(self, number: int) -> int | None:
-        """The exit code of a worker whose pipe ended, a negative one for a signal; None if it is not known."""
+    def exit_code(self, number: int) -> int | None:
+        """The exit code of a worker whose pipe ended, negative for a signal; None if unknown."""
         self._sender.submit(self._send, number).result()
         with suppress(EOFError, OSError):
             if self._connection.poll(_GRACE_S):
                 code: int = self._connection.recv()
                 return code
-        # Nobody knows of the worker, because the nursery itself has ended.
+        # No answer: the fork server itself has ended.
         self.process.join(_GRACE_S)
         return self.process.exitcode
 
-    def end(self) -> None:
-        """End every process."""
+    def close(self) -> None:
+        """End all processes."""
         self._sender.submit(self._connection.close)  # not while something is being sent
         self.process.join(_GRACE_S)
         if self.process.exitcode is None:
@@ -97,43 +97,43 @@ class Nursery:
         self.process.close()
 
 
-def _live(connection: Connection, pipes: list[Connection], slots: list[list[Sent]]) -> None:
-    """The life of the nursery: until the pipe ends."""
+def _run_server(connection: Connection, pipes: list[Connection], buffers: list[list[SentDescriptor]]) -> None:
+    """The main function of the fork server; returns when the pipe ends."""
     children: dict[int, int] = {}
     try:
         tokenizer, spec = _prepared(connection)
-        # What is there now is not looked at again, so that its pages stay shared.
+        # The garbage collector does not touch what exists now, so that its pages stay shared.
         gc.collect()
         gc.freeze()
-        for number, (pipe, own) in enumerate(zip(pipes, slots, strict=True)):
+        for number, (pipe, own) in enumerate(zip(pipes, buffers, strict=True)):
             others = [other for other in (*pipes, connection) if other is not pipe]
-            children[number] = _fork(partial(_serve, pipe, own, tokenizer, spec), without=others)
+            children[number] = _fork(partial(_run_worker, pipe, own, tokenizer, spec), without=others)
         for pipe in pipes:
             pipe.close()
         while True:
             number = _receive(connection)
-            # Once waited for, its number may become another process'.
+            # The process id of a child that was waited for may be reused, so it is dropped.
             connection.send(os.waitstatus_to_exitcode(os.waitpid(children.pop(number), 0)[1]))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     finally:
         for child in children.values():
             os.kill(child, signal.SIGKILL)
-        # Waited for, their processor time counts as ours.
+        # After a wait, their CPU time counts as that of this process.
         for child in children.values():
             os.waitpid(child, 0)
 
 
 def _prepared(connection: Connection) -> tuple[Tokenizer, EncodeSpec]:
-    """What workers need. A recipe that comes first is likely the one, so it is built while its sender compares."""
-    likely, tokenizer = None, None
+    """The tokenizer and the spec. A recipe to preload may come first, and is built while its sender verifies it."""
+    preloaded, tokenizer = None, None
     message = _receive(connection)
     if isinstance(message, Recipe):
-        likely = message
-        with suppress(Exception):  # its sender meets the same, and takes another engine
-            tokenizer = _built(likely)
+        preloaded = message
+        with suppress(Exception):  # its sender meets the same error, and chooses another engine
+            tokenizer = _built(preloaded)
         message = _receive(connection)
-    if tokenizer is None or message.recipe != likely:
+    if tokenizer is None or message.recipe != preloaded:
         tokenizer = _built(message.recipe)
     return tokenizer, message.spec
 
@@ -147,7 +147,7 @@ def _built(recipe: Recipe) -> Tokenizer:
 
 
 def _fork(work: Callable[[], None], *, without: Sequence[Connection]) -> int:
-    """A child that does the work and has none of these pipes, whose other ends must see when their owners end."""
+    """Do the work in a child process without these pipes, whose other ends must notice when their owners end."""
     child = os.fork()
     if child:
         return child
@@ -164,16 +164,18 @@ def _fork(work: Callable[[], None], *, without: Sequence[Connection]) -> int:
         os._exit(code)
 
 
-def _serve(connection: Connection, slots: Sequence[Sent], tokenizer: Tokenizer, spec: EncodeSpec) -> None:
-    """The life of a worker: until the pipe ends."""
+def _run_worker(
+    connection: Connection, buffers: Sequence[SentDescriptor], tokenizer: Tokenizer, spec: EncodeSpec
+) -> None:
+    """The main function of a worker; returns when the pipe ends."""
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
-            number, slot, piece = _receive(connection)
-            connection.send((number, slot, _attempt(piece, tokenizer, spec, slots[slot].fd)))
+            number, buffer, chunk = _receive(connection)
+            connection.send((number, buffer, _attempt(chunk, tokenizer, spec, buffers[buffer].fd)))
 
 
 def _receive(connection: Connection) -> Any:
-    """The next message; one that its sender, killed, could not finish is an end like one between two.
+    """The next message. A message that a killed sender did not finish counts as the end of the pipe.
 
     Raises:
         EOFError: the pipe ended.
@@ -186,19 +188,19 @@ def _receive(connection: Connection) -> Any:
         raise
 
 
-def _attempt(piece: Piece, tokenizer: Tokenizer, spec: EncodeSpec, slot: int) -> Packed | Exception:
-    """The result, or what was raised, for the parent to raise; a fault of ours carries its traceback along."""
+def _attempt(chunk: Chunk, tokenizer: Tokenizer, spec: EncodeSpec, buffer: int) -> PickledResult | Exception:
+    """The result, or the exception for the parent to raise, with the worker's traceback as a note."""
     try:
-        return pack(slot, encode_piece(piece, tokenizer, spec=spec))
+        return write_arrays(buffer, encode_chunk(chunk, tokenizer, spec=spec))
     except Exception as error:
         error.add_note("in a worker process:\n" + traceback.format_exc())
         return error
 
 
 @contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Ctrl-C waits while a process starts; the child inherits this and never hears it."""
-    # Its first start unblocks the signal, so it must not happen inside.
+def _sigint_blocked() -> Iterator[None]:
+    """Ctrl-C waits while a process starts; the child inherits the mask and never receives it."""
+    # The tracker's start unblocks the signal, so it must not happen inside.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -208,8 +210,8 @@ def _interrupts_held_back() -> Iterator[None]:
 
 
 @contextmanager
-def _main_left_out() -> Iterator[None]:
-    """A worker needs nothing of the caller's main module; so it is not imported there, and need not be importable."""
+def _without_main_module() -> Iterator[None]:
+    """The new process does not import the caller's main module, which need not be importable."""
     main = sys.modules["__main__"]
     before: dict[str, Any] = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
     vars(main).pop("__file__", None)
@@ -220,8 +222,8 @@ def _main_left_out() -> Iterator[None]:
         vars(main).update(before)
 
 
-# Workers are the parallelism; their libraries keep to one thread. Some read this when they are imported: numpy's BLAS,
-# on many cores, otherwise starts a thread for each of them, and a process with threads must not be forked.
+# Each worker uses one thread, its libraries too. Some read this when they are imported: numpy's BLAS otherwise starts
+# a thread for each core, and a process with threads must not be forked.
 _ONE_THREAD = MappingProxyType(
     {
         "MKL_NUM_THREADS": "1",
@@ -235,7 +237,7 @@ _ONE_THREAD = MappingProxyType(
 
 @contextmanager
 def environment(**wanted: str) -> Iterator[None]:
-    """Variables that hold while the block runs, for what is called or started in it."""
+    """Set environment variables while the block runs."""
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

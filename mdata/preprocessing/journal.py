@@ -1,9 +1,9 @@
-"""The journal of a run: records that are surely on the device before anything is built on them.
+"""The journal of a run: records that are on the device before anything depends on them.
 
-One line a record: 16 hex digits of BLAKE3 of the rest, a blank, JSON. A line that was cut by a crash or that is no
-record, and all after it, does not count. The first record says which job this is; each "state" record follows an fsync
-of all files in the making and says how far they go and how they end there; a "placing" record names the files that
-are about to get final names; "given up" means that they are being removed, and that nothing is continued.
+One record per line: 16 hex digits of BLAKE3 of the rest, a blank, JSON. A line that a crash truncated or that is not a
+record is ignored, and all after it. The first record describes the job; each "state" record follows an fsync of all
+temporary files and has their sizes and digests of their ends; a "placing" record names the files that are about to be
+renamed to their final names; "given up" means that they are being removed, and that nothing can be continued.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _DIGITS = 16
 
 
 class Journal:
-    """An append-only file of JSON records; who opens it holds the run's lock.
+    """An append-only file of JSON records. The caller holds the run's lock.
 
     Args:
-        path: the file; made where it is not there.
+        path: the file; created if it does not exist.
 
     Attributes:
-        records: what it held when it was opened.
-        worth_keeping: whether a run could be continued from it; who records a state sets it.
+        records: those in the file when it was opened.
+        resumable: whether a run can be continued from it; whoever records a state sets it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with os_errors_named(f"opening {path}"):
             fresh = not path.exists()
-            self.records, size = _read(path)
-            self.worth_keeping = bool(self.records)
+            self.records, size = read_records(path)
+            self.resumable = bool(self.records)
             self._open = atomic_io.Descriptor(atomic_io.open_no_link(path, os.O_WRONLY | os.O_CREAT))
             try:
                 self._cut(size)
@@ -60,28 +60,28 @@ class Journal:
                 atomic_io.write_all(self._open.fd, line)
                 atomic_io.sync(self._open.fd)
         except BaseException:
-            # Half a line would hide every later one.
+            # Half a line would hide all later ones.
             self._cut(self._size)
             raise
         self._size += len(line)
 
     def restart(self) -> None:
-        """Forget every record."""
+        """Remove every record."""
         self.records = []
-        self.worth_keeping = False
+        self.resumable = False
         self._cut(0)
 
     def close(self, *, keep: bool = True) -> None:
-        """Stop writing; the file stays, or goes because nothing could be continued from it."""
+        """Stop writing; the file stays, or is removed."""
         self._open.close()
         if not keep:
             with suppress(OSError):
                 self.path.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Take the file away, for good: what it spoke of is finished, or gone."""
+        """Remove the file: what it described is finished, or gone."""
         with os_errors_named(f"removing {self.path}"):
-            # The files in the making that were removed do not come back when nothing speaks of them any more.
+            # Temporary files that were removed must not reappear after a power loss without a journal.
             atomic_io.sync_folder(self.path.parent)
             self.path.unlink(missing_ok=True)
             atomic_io.sync_folder(self.path.parent)
@@ -92,14 +92,8 @@ class Journal:
         self._size = size
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """What a journal that somebody else may be writing holds."""
-    with os_errors_named(f"reading {path}"):
-        return _read(path)[0]
-
-
 def first_record(path: Path) -> dict[str, Any] | None:
-    """The job that a journal is of; None for a file that is no journal, or that may not be read."""
+    """The first record of a journal, which describes its job; None if the file is no journal or cannot be read."""
     try:
         with path.open("rb") as file:
             return _record(file.readline())
@@ -112,8 +106,8 @@ def _line(record: dict[str, Any]) -> bytes:
     return blake3(text).hexdigest()[:_DIGITS].encode() + b" " + text + b"\n"
 
 
-def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The records up to the first line that is not whole, and their size in bytes."""
+def read_records(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The records up to the first line that is not one, and their size in bytes."""
     records: list[dict[str, Any]] = []
     size = 0
     for line in _content(path).splitlines(keepends=True):
@@ -126,7 +120,7 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def _content(path: Path) -> bytes:
-    """All bytes of the file; none where there is none."""
+    """All bytes of the file; none if there is no file."""
     try:
         fd = atomic_io.open_no_link(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -136,7 +130,7 @@ def _content(path: Path) -> bytes:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """The record of a line; None for a line that is not whole, or that nobody wrote here."""
+    """The record of a line; None if the line is truncated or is not a record."""
     digest, _, text = line[:-1].partition(b" ")
     if not line.endswith(b"\n") or blake3(text).hexdigest()[:_DIGITS].encode() != digest:
         return None

@@ -1,64 +1,123 @@
-"""Which of the results a document belongs to: the whole, a part of it, or the held-out share.
+"""Partitions: which one a document belongs to, and how they are merged into one corpus.
 
-Megatron's parts: without keep_sequential_samples row j (from 0, over all files) goes to part j mod P; with
-it, part i takes rows i k to (i + 1) k - 1 where k = ceil(rows / P). Held-out documents go to no part.
+Megatron's partitions: without keep_sequential_samples row j (from 0, over all files) goes to partition j mod P; with
+it, partition i has the rows i k to (i + 1) k - 1 where k = ceil(rows / P). Held-out documents go to a result of their
+own instead. A merge copies the tokens through the usual writer, which hashes and checks them; one that was interrupted
+starts over.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mdata.corpus.corpus import open_corpus
+from mdata.corpus.origins import open_origins
+from mdata.errors import os_errors_named
+from mdata.indexed.pair_format import bin_path
+from mdata.indexed.reader import IndexedReader
+from mdata.manifest.types import Statistics
+from mdata.preprocessing.corpus_writer import CorpusWriter, origins_path
 from mdata.preprocessing.preprocess_options import PreprocessOptions
+
+_DOCUMENTS_AT_ONCE = 1 << 16
+_TOKENS_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True)
-class Routes:
-    """Where documents go: parts 0 to `partitions` - 1, then the held-out route if there is one.
+class Partitions:
+    """Partitions 0 to `count` - 1, then one for held-out documents if there are any.
 
     Attributes:
-        partitions: number of parts; 1: all in one.
-        rows_per_part: rows of each part where parts are runs of rows; None: every P-th row.
-        holdout: whether there is a held-out route, the last.
+        count: number of partitions; 1: all documents in one.
+        rows_each: rows of each partition where they are runs of rows; None: every P-th row.
+        holdout: whether documents are held out.
     """
 
-    partitions: int
-    rows_per_part: int | None
+    count: int
+    rows_each: int | None
     holdout: bool
 
     @property
-    def num_routes(self) -> int:
-        """Parts, and the held-out route."""
-        return self.partitions + self.holdout
+    def numbers(self) -> range:
+        """Of the partitions, the held-out one included."""
+        return range(self.count + self.holdout)
 
     @property
     def step(self) -> int:
-        """Rows from one document of a part to the next."""
-        return 1 if self.rows_per_part is not None else self.partitions
+        """Rows from one document of a partition to the next."""
+        return 1 if self.rows_each is not None else self.count
 
-    def of(self, rows: npt.NDArray[np.int64], held: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.int64]:
-        """The route of each document: int64[d], from its row (from 0, over all files) and whether it is held out."""
-        if self.rows_per_part is None:
-            route = rows % self.partitions
-        else:
-            route = rows // self.rows_per_part
-        return route if held is None else np.where(held, self.partitions, route)
+    def of_rows(self, rows: npt.NDArray[np.int64], held: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.int64]:
+        """int64[d]: the partition of each document, by its row (from 0, over all files) and whether it is held out."""
+        numbers = rows % self.count if self.rows_each is None else rows // self.rows_each
+        return numbers if held is None else np.where(held, self.count, numbers)
 
-    def name(self, key: str, route: int) -> str:
-        """How the result calls a corpus: the key, with "/part0" or "/holdout" after it."""
-        if route == self.partitions:
+    def name(self, key: str, number: int) -> str:
+        """The name of a corpus in results: the key, with "/part0" or "/holdout" after it."""
+        if number == self.count:
             return f"{key}/holdout"
-        return key if self.partitions == 1 else f"{key}/part{route}"
+        return key if self.count == 1 else f"{key}/part{number}"
 
-    def prefix(self, options: PreprocessOptions, key: str, *, route: int) -> Path:
-        """Where the files of one key and route go, without their endings."""
-        middle = "_holdout" if route == self.partitions else "" if self.partitions == 1 else f"_{route}"
-        return Path(f"{options.output_prefix}{middle}_{key}_{options.level}")
+    def prefixes(self, options: PreprocessOptions) -> dict[str, Path]:
+        """The name of each result -> the path of its files without endings; merged corpora come last."""
+
+        def prefix(middle: str, key: str) -> Path:
+            return Path(f"{options.output_prefix}{middle}_{key}_{options.level}")
+
+        found: dict[str, Path] = {}
+        for number in self.numbers:
+            middle = "_holdout" if number == self.count else "" if self.count == 1 else f"_{number}"
+            found |= {self.name(key, number): prefix(middle, key) for key in options.json_keys}
+        return found | {key: prefix("", key) for key in options.json_keys if self.count > 1}
 
 
-def merged_prefix(options: PreprocessOptions, key: str) -> Path:
-    """Where the parts of one key go together."""
-    return Path(f"{options.output_prefix}_{key}_{options.level}")
+def merge_partitions(prefixes: Sequence[Path], writer: CorpusWriter) -> None:
+    """Append the pairs with these prefixes, and their origins, to a new corpus.
+
+    Raises:
+        DamageError: a pair is not what was written. ResourceError: the disk is full.
+    """
+    for prefix in prefixes:
+        (reader,) = open_corpus(prefix).readers
+        for tokens, lengths, document_ends in document_runs(prefix, reader):
+            writer.pair.append(tokens, lengths, document_ends=document_ends)
+        writer.origins.append_runs(open_origins(origins_path(prefix)).runs, reader.num_documents)
+
+
+def document_runs(
+    prefix: Path, reader: IndexedReader
+) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
+    """The documents of a pair in bounded runs: tokens, lengths of sequences, running count of sequences.
+
+    The .bin is read, not mapped: pages of a map would count as memory of this process after they were copied.
+    """
+    first = 0
+    while first < reader.num_documents:
+        boundaries = np.array(reader.boundaries[first : first + _DOCUMENTS_AT_ONCE + 1])
+        # Tokens before each of these sequences, the one past the last included.
+        starts = np.full(len(boundaries), reader.num_tokens, np.int64)
+        inside = boundaries < reader.num_sequences
+        starts[inside] = reader.pointers[boundaries[inside]] // reader.dtype.itemsize
+        stop = max(1, int(np.searchsorted(starts - starts[0], _TOKENS_AT_ONCE, side="right")) - 1)
+        begin, end = int(boundaries[0]), int(boundaries[stop])
+        count, offset = int(starts[stop] - starts[0]), int(starts[0]) * reader.dtype.itemsize
+        with os_errors_named(f"reading {prefix}"):
+            tokens = np.fromfile(bin_path(prefix), reader.dtype, count=count, offset=offset)
+        yield tokens, reader.lengths[begin:end], boundaries[1 : stop + 1] - begin
+        first += stop
+
+
+def add_statistics(statistics: Sequence[Statistics]) -> Statistics:
+    """The counts of all partitions together."""
+    width = max(len(part.document_lengths) for part in statistics)
+    lengths = np.zeros(width, np.int64)
+    for part in statistics:
+        # Of an empty partition the list is empty, which numpy would take for floats.
+        lengths[: len(part.document_lengths)] += np.array(part.document_lengths, np.int64)
+    return Statistics(document_lengths=lengths.tolist(), text_bytes=sum(part.text_bytes or 0 for part in statistics))

@@ -1,7 +1,7 @@
-"""A job: everything that is known before the first record is tokenized.
+"""The plan of a run: everything that is known before the first record is tokenized.
 
-The inputs as they are now, the tokenizer, how records are read and where documents go; and the words by which
-a journal tells whether an earlier run was of this same job.
+A `Job` has the inputs as they are now, the tokenizer, how records are read and where documents go; and the description
+by which a journal tells whether an earlier run was the same job.
 """
 
 from __future__ import annotations
@@ -9,33 +9,33 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mdata.chat.templates import choose_template
 from mdata.errors import UsageError
 from mdata.indexed.pair_format import smallest_dtype
 from mdata.preprocessing.encode import HOLDOUT_BITS, EncodeSpec
-from mdata.preprocessing.encode_chat import ChatSpec
-from mdata.preprocessing.partitions import Routes, merged_prefix
-from mdata.preprocessing.preprocess_options import PreprocessOptions, content_options
-from mdata.preprocessing.unused_options import idle_options
+from mdata.preprocessing.partitions import Partitions
+from mdata.preprocessing.preprocess_options import PreprocessOptions, content_options, unused_options
 from mdata.progress import Progress
-from mdata.sentences.splitter import Splitter, load_splitter
-from mdata.sources.chunk import pieces, read_piece
+from mdata.sources.chunk import chunks, read_chunk
 from mdata.sources.input_files import STDIN, SourceFile
 from mdata.sources.parse import parse
 from mdata.sources.record_batch import ReadSpec
 from mdata.tokenizers.base.tokenizer import Announce, TextRefused, Tokenizer, TokenizerSpec
 from mdata.tokenizers.registry import load_tokenizer
 
-# Where a user can name an end-of-document token.
-_EOD_PLACES = MappingProxyType(
+if TYPE_CHECKING:
+    from mdata.preprocessing.encode_chat import ChatSpec
+    from mdata.sentences.splitter import Splitter
+
+# How a user can name an end-of-document token.
+_EOD_SETTINGS = MappingProxyType(
     {
         "HuggingFaceTokenizer": "an eos_token (or sep_token) in tokenizer_config.json",
         "SentencePieceTokenizer": "a model with an eos piece, and not --tokenizer-sentencepiece-legacy",
@@ -52,37 +52,24 @@ class Job:
     files: Sequence[SourceFile]
     tokenizer: Tokenizer
     spec: EncodeSpec
-    routes: Routes
+    partitions: Partitions
     progress: Progress
-    # What comparing an input with the one of an earlier result gave; it may have to be read for that.
+    # Whether an input differs from that of an earlier result, and how; it may have to be read for that, so once.
     compared: dict[tuple[int, str, str], str | None] = field(default_factory=dict, compare=False)
 
     @property
-    def num_keys(self) -> int:
-        """Keys, each of which gives corpora of its own."""
-        return len(self.options.json_keys)
-
-    @property
     def input_bytes(self) -> int:
-        """Size of all inputs as they lie on disk."""
+        """Size of all inputs on disk."""
         return sum(file.size_bytes for file in self.files)
 
     def prefixes(self) -> dict[str, Path]:
-        """Name of each result -> prefix of its files; merged corpora come last."""
-        options = self.options
-        found = {
-            self.routes.name(key, route): self.routes.prefix(options, key, route=route)
-            for route in range(self.routes.num_routes)
-            for key in options.json_keys
-        }
-        if self.routes.partitions > 1:
-            found |= {key: merged_prefix(options, key) for key in options.json_keys}
-        return found
+        """The name of each result -> the path of its files without endings; merged corpora come last."""
+        return self.partitions.prefixes(self.options)
 
-    def words(self) -> dict[str, Any]:
-        """What makes it this job and no other, inputs aside: JSON types.
+    def description(self) -> dict[str, Any]:
+        """What distinguishes this job from others, except its inputs: JSON types.
 
-        What becomes of bad rows is told apart, because it may change as long as there was none.
+        The policy for bad rows is separate, because it may change as long as there were none.
         """
         options = content_options(self.options)
         chat = {} if self.spec.chat is None else {"chat_template": self.spec.chat.template.fingerprint}
@@ -96,20 +83,30 @@ class Job:
             "policy": {"on_error": self.options.on_error, "quarantine": self.options.quarantine},
         }
 
+    def recorded_options(self, name: str) -> dict[str, Any]:
+        """What the manifest of a result records of the options."""
+        recorded = {**content_options(self.options), "result": name}
+        if self.spec.splitter is not None:
+            recorded["sentence_tables"] = self.spec.splitter.fingerprint
+        if self.spec.chat is not None:
+            template = self.spec.chat.template
+            recorded["chat_template"] = {"name": template.name, "fingerprint": template.fingerprint}
+        return recorded
+
     def beside(self, ending: str) -> Path:
-        """A hidden file of this job in the output's folder."""
+        """A hidden file of this job in the output folder."""
         prefix = Path(self.options.output_prefix)
-        # Jobs with other keys, or of the other level, may run at the same time; a name has at most 255 bytes.
+        # Jobs with other keys, or of another level, may run at the same time; a name has at most 255 bytes.
         keys = "+".join(self.options.json_keys)[:80]
         level = "" if self.options.level == "document" else f"_{self.options.level}"
         return prefix.with_name(f".{prefix.name}_{keys}{level}.{ending}")
 
 
 def useful_workers(options: PreprocessOptions, files: Sequence[SourceFile]) -> int:
-    """Workers that would find something to do: no more than there are pieces, if those can be counted."""
+    """Number of workers, at most one per chunk where chunks can be counted."""
     if any(file.streamed for file in files):
         return options.workers
-    return min(options.workers, -(-sum(file.size_bytes for file in files) // options.piece_bytes))
+    return min(options.workers, -(-sum(file.size_bytes for file in files) // options.chunk_bytes))
 
 
 def plan_job(
@@ -119,22 +116,22 @@ def plan_job(
     progress: Progress,
     announce: Announce | None = None,
 ) -> Job:
-    """Load the tokenizer, decide the routes.
+    """Load the tokenizer, and count rows where partitions need it.
 
     Args:
-        options: what is asked for.
+        options: checked options.
         files: the inputs.
-        progress: hears what is to be told of the tokenizer.
+        progress: receives notes on the tokenizer.
         announce: see `TokenizerSpec`.
 
     Raises:
         UsageError: options or a tokenizer that cannot be used.
     """
-    tokenizer = load_tokenizer(replace(tokenizer_spec(options), announce=announce))
+    tokenizer = load_tokenizer(_tokenizer_spec(options, announce))
     for note in tokenizer.notes:
         progress.note(note)
-    if idle := idle_options(options, files):
-        progress.note(f"without effect here: {', '.join(idle)}")
+    if unused := unused_options(options, files):
+        progress.note(f"options without effect here: {', '.join(unused)}")
     read = ReadSpec(
         json_keys=options.json_keys,
         text_documents=options.text_documents,
@@ -152,8 +149,8 @@ def plan_job(
         _splitter(options, progress),
         _chat(options, files, tokenizer),
     )
-    routes = Routes(options.partitions, _rows_per_part(options, files, read), holdout > 0)
-    job = Job(options, files, tokenizer, spec, routes, progress)
+    partitions = Partitions(options.partitions, _rows_per_partition(options, files, read), holdout > 0)
+    job = Job(options, files, tokenizer, spec, partitions, progress)
     _check_names(job)
     return job
 
@@ -161,6 +158,8 @@ def plan_job(
 def _splitter(options: PreprocessOptions, progress: Progress) -> Splitter | None:
     if not options.split_sentences:
         return None
+    from mdata.sentences.splitter import load_splitter
+
     splitter = load_splitter(options.lang, keep_newlines=options.keep_newlines, nltk_data=options.nltk_data)
     for note in splitter.notes:
         progress.note(note)
@@ -168,13 +167,16 @@ def _splitter(options: PreprocessOptions, progress: Progress) -> Splitter | None
 
 
 def _chat(options: PreprocessOptions, files: Sequence[SourceFile], tokenizer: Tokenizer) -> ChatSpec | None:
-    """How conversations are written.
+    """How conversations are tokenized.
 
     Raises:
-        UsageError: a template or tokenizer that cannot write them, or input of another format.
+        UsageError: the template or the tokenizer does not suit conversations, or an input is not jsonl.
     """
     if not options.chat:
         return None
+    from mdata.chat.templates import choose_template
+    from mdata.preprocessing.encode_chat import ChatSpec
+
     other = next((file for file in files if file.format != "jsonl"), None)
     if other is not None:
         raise UsageError(f"{printable_path(other.path)} is {other.format}", expected="jsonl, for conversations")
@@ -187,20 +189,19 @@ def _chat(options: PreprocessOptions, files: Sequence[SourceFile], tokenizer: To
         ) from None
     if len(around):
         raise UsageError(
-            f"the {tokenizer.name} puts tokens around every text, and a conversation has many",
-            fix="--tokenizer-hf-no-include-special-tokens; the chat template puts what a conversation begins with",
+            f"the {tokenizer.name} adds tokens around every text, and a conversation has many texts",
+            fix="--tokenizer-hf-no-include-special-tokens; the chat template adds what a conversation begins with",
         )
     spelled = [text for text in tokenizer.special_ids if text]
     if template.spells_tokens and spelled and len(tokenizer.encode_batch(spelled[:1])[0]) > 1:
         raise UsageError(
-            f"the chat template {template.name} spells its control tokens, and this tokenizer leaves them text",
-            fix="--special-tokens-in-text special, or --chat-template chatml, which gives them as ids",
+            f"the chat template {template.name} writes control tokens as text, but the tokenizer keeps them text",
+            fix="--special-tokens-in-text special, or --chat-template chatml, which writes them as ids",
         )
     return ChatSpec(template, options.chat_train_on)
 
 
-def tokenizer_spec(options: PreprocessOptions) -> TokenizerSpec:
-    """The tokenizer that the options ask for."""
+def _tokenizer_spec(options: PreprocessOptions, announce: Announce | None) -> TokenizerSpec:
     return TokenizerSpec(
         type=options.tokenizer_type,
         model=options.tokenizer_model,
@@ -208,11 +209,12 @@ def tokenizer_spec(options: PreprocessOptions) -> TokenizerSpec:
         merge_file=options.merge_file,
         options=options.tokenizer_options,
         engine=options.engine,
+        announce=announce,
     )
 
 
 def printable_path(path: Path) -> str:
-    """A path as text, with the bytes that are not UTF-8 written as \\x.."""
+    """A path as text; bytes that are not UTF-8 become \\x.."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
@@ -232,46 +234,46 @@ def _check_names(job: Job) -> None:
             f"{printable_path(both[0])} is an input and would be overwritten by a result",
             fix="another output prefix, best in a folder of its own",
         )
-    kept = job.options.quarantine
-    if kept is None:
+    quarantine = job.options.quarantine
+    if quarantine is None:
         return
-    place = Path(kept)
-    if place.resolve() in inputs:
-        raise UsageError(f"quarantine={kept} is one of the inputs", fix="another file for the bad rows")
-    if place.resolve() in results:
-        raise UsageError(f"quarantine={kept} is one of the results", fix="another file for the bad rows")
-    if place.exists() and not place.is_file():
-        raise UsageError(f"quarantine={kept} is not a regular file", fix="a file, or --on-error skip to keep none")
+    path = Path(quarantine)
+    if path.resolve() in inputs:
+        raise UsageError(f"quarantine={quarantine} is one of the inputs", fix="another file for the bad rows")
+    if path.resolve() in results:
+        raise UsageError(f"quarantine={quarantine} is one of the results", fix="another file for the bad rows")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"quarantine={quarantine} is not a regular file", fix="a file, or --on-error skip")
 
 
 def _eod_to_append(options: PreprocessOptions, tokenizer: Tokenizer) -> int | None:
     if not options.append_eod:
         return None
     if tokenizer.eod is None:
-        place = _EOD_PLACES.get(tokenizer.name)
+        setting = _EOD_SETTINGS.get(tokenizer.name)
         raise UsageError(
             f"append_eod: the {tokenizer.name} {options.tokenizer_model or ''} has no end-of-document token",
-            expected=place,
-            fix="name one there, or leave append_eod out" if place else "leave append_eod out",
+            expected=setting,
+            fix="name one there, or leave append_eod out" if setting else "leave append_eod out",
         )
     dtype = smallest_dtype(tokenizer.vocab_size)
     if tokenizer.eod > np.iinfo(dtype.name).max:
         raise UsageError(
-            f"append_eod: the end-of-document id does not fit {dtype.name}, the type for a vocabulary of this size",
+            f"append_eod: the end-of-document id does not fit {dtype.name}, the token type for this vocabulary size",
             found=f"id {tokenizer.eod}, {tokenizer.vocab_size} entries",
             fix="an end-of-document token inside the vocabulary",
         )
     return tokenizer.eod
 
 
-def _rows_per_part(options: PreprocessOptions, files: Sequence[SourceFile], read: ReadSpec) -> int | None:
-    """ceil(rows / P) where parts are runs of rows: needs a pass over the input that only counts."""
+def _rows_per_partition(options: PreprocessOptions, files: Sequence[SourceFile], read: ReadSpec) -> int | None:
+    """ceil(rows / P) where partitions are runs of rows: reads the input once just to count them."""
     if options.partitions == 1 or not options.keep_sequential_samples:
         return None
     if any(file.path == STDIN for file in files):
-        raise UsageError("keep_sequential_samples must count the rows first, and stdin is read once only")
+        raise UsageError("keep_sequential_samples must count the rows first, but stdin can be read only once")
     rows = 0
-    with closing(pieces(files, options.piece_bytes, spec=read)) as found:
-        for piece in found:
-            rows += parse(piece.source.format, read_piece(piece, read), spec=read).rows
+    with closing(chunks(files, options.chunk_bytes, spec=read)) as found:
+        for chunk in found:
+            rows += parse(chunk.source.format, read_chunk(chunk, read), spec=read).rows
     return max(1, -(-rows // options.partitions))

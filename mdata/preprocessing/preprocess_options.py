@@ -1,25 +1,29 @@
-"""What a preprocess run is asked to do, and where its results go.
+"""The options of a preprocess run, by the names of Megatron's tool.
 
-Options carry the names of Megatron's tool. Nothing here reads a file: `check_options` refuses what can be
-refused by looking at the words alone, and `content_options` says which of them decide what is written; the
-others (workers, sizes, policies of speed) may differ between two runs that continue each other.
+Nothing here reads a file. `check_options` refuses values that are wrong by themselves, `content_options` selects those
+that decide what is written (the others, such as workers, may change when a run is continued), and `unused_options`
+lists those that are given and have no effect, because what they need is not asked for. Options of Megatron that mdata
+never uses are in cli/preprocess_options.py.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from mdata.errors import UsageError
 from mdata.indexed.pair_format import BLOCK_BYTES
 from mdata.sources.conversation import TRAIN_ON
-from mdata.sources.folder_files import Filter
+from mdata.sources.input_files import SourceFile
+from mdata.tokenizers.registry import FILES_OF, WITHOUT_FILES
 from mdata.util.cpu_limit import usable_cores
 
-DECIMAL = re.compile(r"[0-9]*\.?[0-9]+")
+_DECIMAL = re.compile(r"[0-9]*\.?[0-9]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,37 +32,37 @@ class PreprocessOptions:
 
     Args:
         input: files, folders or patterns of jsonl, parquet or plain text, compressed or not; "-" is stdin.
-        include, exclude: patterns for the files of folders, from the folder; see mdata/sources/folder_files.py.
+        include, exclude: patterns for files in folders; see mdata/sources/folder_files.py.
         output_prefix: results are named `{output_prefix}_{key}_{level}.*`.
         tokenizer_type: Megatron's name of the tokenizer.
         tokenizer_model: its file or folder, for the types that have one.
         vocab_file: the vocabulary, for the types that have one.
         merge_file: the merges of a byte-level BPE.
-        tokenizer_options: what the type takes besides, as (name, value) pairs.
-        engine: the library that tokenizes; "auto" takes the fastest that gives the exact ids here.
-        json_keys: whose values are tokenized, each into a corpus of its own.
+        tokenizer_options: further options of the type, as (name, value) pairs.
+        engine: the library that tokenizes; "auto": the fastest one that gives the exact ids.
+        json_keys: the values of each key are tokenized into a corpus of their own.
         input_format: "auto" decides by name and content.
         text_documents: what a document of plain text is: a file, or a paragraph (blank lines separate).
-        append_eod: put the end-of-document id after each document that has any id.
-        workers: processes that tokenize; 1 works in this process. The result is the same.
-        chat: records hold conversations; each becomes a document whose sequences are context and trained, by turns.
+        append_eod: write the end-of-document id after each document that is not empty.
+        workers: number of processes that tokenize; 1: this process does. The result is the same.
+        chat: records are conversations; the sequences of a document are context, trained, context, trained ...
         chat_template: "tokenizer", "chatml", "plain" or a file of jinja; None: the tokenizer's own, else ChatML.
-        chat_train_on: whose turns are trained on: the assistant's, its last one, or all.
-        split_sentences: cut each text into sentences, each of which becomes a sequence.
-        lang: the language whose tables decide where a sentence ends.
-        keep_newlines: the white space between sentences stays with the one before it.
-        nltk_data: folder of NLTK's data, searched before NLTK_DATA and NLTK's usual ones.
-        partitions: also write P parts, `{output_prefix}_{i}_{key}_{level}.*`, merged in their order.
-        keep_sequential_samples: parts are runs of rows instead of every P-th row.
+        chat_train_on: the turns that are trained on: the assistant's, its last one, or all.
+        split_sentences: split each text into sentences, each of which becomes a sequence.
+        lang: the language whose Punkt tables are used.
+        keep_newlines: white space between sentences is kept, at the end of the sentence before it.
+        nltk_data: a folder with NLTK's data, searched before NLTK_DATA and NLTK's default folders.
+        partitions: also write P partitions, `{output_prefix}_{i}_{key}_{level}.*`; the result is all of them merged.
+        keep_sequential_samples: partitions are runs of rows instead of every P-th row.
         holdout: this share of the documents, chosen by a hash of their text, goes to
             `{output_prefix}_holdout_{key}_{level}.*` instead; a decimal number of at most 1.
-        on_error: what a row that cannot be taken does: stop the run, be skipped, or be skipped and kept in a file.
+        on_error: stop at the first bad row, skip bad rows, or skip them and write them to a file.
         quarantine: that file, lines of JSON.
         max_errors: stop when more rows than this are bad: "100", or "0.5%" of all rows.
-        max_record_bytes: a longer line or document counts as bad.
-        overwrite: replace results of this prefix that were made of other input or with other options.
-        verify_input: hash the inputs again before continuing, even where size and time of change agree.
-        piece_bytes: how much text is handed out at once. The tokens are the same.
+        max_record_bytes: a longer line or document is a bad row.
+        overwrite: replace results of this prefix that were made from other input or with other options.
+        verify_input: hash the inputs again before continuing, even if size and modification time agree.
+        chunk_bytes: how much text a worker is given at once. The tokens are the same.
         checkpoint_s: seconds between journal records.
     """
 
@@ -93,26 +97,17 @@ class PreprocessOptions:
     max_record_bytes: int = 64 << 20
     verify_input: bool = False
     overwrite: bool = False
-    piece_bytes: int = BLOCK_BYTES
+    chunk_bytes: int = BLOCK_BYTES
     checkpoint_s: float = 5.0
 
     @property
     def level(self) -> Literal["document", "sentence", "chat"]:
-        """What the names of results tell: whether texts were split into sentences, or are conversations."""
+        """The last part of the results' names."""
         return "chat" if self.chat else "sentence" if self.split_sentences else "document"
 
 
-def input_filter(options: PreprocessOptions) -> Filter:
-    """Which files of folders are wanted.
-
-    Raises:
-        UsageError: what is no pattern.
-    """
-    return Filter(options.include, options.exclude)
-
-
 def check_options(options: PreprocessOptions) -> None:
-    """Refuse what no run could do, before anything is read.
+    """Refuse wrong values before anything is read.
 
     Raises:
         UsageError: names the option and its value.
@@ -123,22 +118,22 @@ def check_options(options: PreprocessOptions) -> None:
 
 
 def _check_numbers(options: PreprocessOptions) -> None:
-    for name in ("workers", "partitions", "piece_bytes", "max_record_bytes"):
+    for name in ("workers", "partitions", "chunk_bytes", "max_record_bytes"):
         value = getattr(options, name)
         if type(value) is not int or value < 1:
             raise UsageError(f"{name}={value!r}", expected="a whole number, at least 1")
     for name in ("output_prefix", "holdout", "max_errors"):
         value = getattr(options, name)
         if not isinstance(value, str) and (name, value) != ("max_errors", None):
-            raise UsageError(f"{name}={value!r}", expected="text (numbers too, as they are written: '0.01')")
+            raise UsageError(f"{name}={value!r}", expected="text (for numbers too, such as '0.01')")
     for name in ("input", "json_keys"):
         if isinstance(getattr(options, name), str):
-            raise UsageError(f"{name}={getattr(options, name)!r}", expected="a sequence of texts, not one")
+            raise UsageError(f"{name}={getattr(options, name)!r}", expected="a sequence of texts, not a single text")
     if options.text_documents not in ("file", "paragraph"):
         raise UsageError(f"text_documents={options.text_documents!r}", expected="file or paragraph")
-    if not DECIMAL.fullmatch(options.holdout) or Fraction(options.holdout) > 1:
+    if not _DECIMAL.fullmatch(options.holdout) or Fraction(options.holdout) > 1:
         raise UsageError(f"holdout={options.holdout}", expected="a share of the documents from 0 to 1, such as 0.01")
-    if options.max_errors is not None and not DECIMAL.fullmatch(options.max_errors.removesuffix("%")):
+    if options.max_errors is not None and not _DECIMAL.fullmatch(options.max_errors.removesuffix("%")):
         raise UsageError(f"max_errors={options.max_errors}", expected='a number of rows, or a share such as "0.5%"')
 
 
@@ -148,21 +143,21 @@ def _check_choices(options: PreprocessOptions) -> None:
     if (options.on_error == "quarantine") != (options.quarantine is not None):
         raise UsageError(
             f"on_error={options.on_error} with quarantine={options.quarantine}",
-            expected="on_error=quarantine together with the file that keeps the bad rows",
+            expected="on_error=quarantine together with a file for the bad rows",
         )
     if options.max_errors is not None and options.on_error == "stop":
-        raise UsageError("max_errors has no meaning with on_error=stop", fix="on_error=skip or quarantine")
+        raise UsageError("max_errors has no effect with on_error=stop", fix="on_error=skip or quarantine")
     if options.chat_train_on not in TRAIN_ON:
         raise UsageError(f"chat_train_on={options.chat_train_on}", expected=", ".join(TRAIN_ON))
     if options.chat and options.split_sentences:
         raise UsageError("conversations are not split into sentences", fix="leave split_sentences out")
     if options.keep_sequential_samples and options.input == ("-",) and options.partitions > 1:
-        raise UsageError("keep_sequential_samples must count the rows first, and stdin is read once only")
+        raise UsageError("keep_sequential_samples must count the rows first, but stdin can be read only once")
 
 
 def _check_names(options: PreprocessOptions) -> None:
     if not options.json_keys:
-        raise UsageError("json_keys names no key", expected="at least one key")
+        raise UsageError("json_keys is empty", expected="at least one key")
     if len(set(options.json_keys)) < len(options.json_keys):
         raise UsageError(f"json_keys names a key twice: {' '.join(options.json_keys)}")
     for key in options.json_keys:
@@ -175,7 +170,7 @@ def _check_names(options: PreprocessOptions) -> None:
 
 
 def content_options(options: PreprocessOptions) -> dict[str, Any]:
-    """What decides, beside input and tokenizer, the content of the results: recorded with them."""
+    """The options that decide, besides input and tokenizer, what is written; recorded in journals and manifests."""
     names: tuple[str, ...] = (
         "append_eod",
         "holdout",
@@ -186,11 +181,60 @@ def content_options(options: PreprocessOptions) -> dict[str, Any]:
         "on_error",
         "partitions",
         "text_documents",
-        "piece_bytes",
     )
     if options.split_sentences:
         names += ("split_sentences", "lang", "keep_newlines")
     if options.chat:
         names += ("chat", "chat_train_on")
     recorded = {name: getattr(options, name) for name in names}
-    return {**recorded, "json_keys": list(options.json_keys), "tokenizer_type": options.tokenizer_type}
+    return {
+        **recorded,
+        "json_keys": list(options.json_keys),
+        "tokenizer_type": options.tokenizer_type,
+        "piece_bytes": options.chunk_bytes,  # the name that manifests of version 1 have
+    }
+
+
+@dataclass(frozen=True)
+class Need:
+    """What an option needs to have an effect: as text, and as a test."""
+
+    text: str
+    is_met: Callable[[PreprocessOptions, Sequence[SourceFile]], bool]
+
+
+def _tokenizer_file(field: str) -> Need:
+    def is_met(options: PreprocessOptions, files: Sequence[SourceFile]) -> bool:
+        # Nothing is known of an unknown type; the loader refuses it by name.
+        return field in FILES_OF.get(options.tokenizer_type, (field,))
+
+    return Need(f"a tokenizer type that reads it: {', '.join(t for t in FILES_OF if field in FILES_OF[t])}", is_met)
+
+
+_SENTENCES = Need("--split-sentences", lambda options, files: options.split_sentences)
+_CHAT = Need("--chat", lambda options, files: options.chat)
+_TEXT = Need("plain text in the input", lambda options, files: any(file.format == "text" for file in files))
+_FILES = Need("a tokenizer read from files", lambda options, files: options.tokenizer_type not in WITHOUT_FILES)
+NEEDS: Mapping[str, Need] = MappingProxyType(
+    {
+        "lang": _SENTENCES,
+        "keep_newlines": _SENTENCES,
+        "nltk_data": _SENTENCES,
+        "chat_template": _CHAT,
+        "chat_train_on": _CHAT,
+        "keep_sequential_samples": Need("--partitions above 1", lambda options, files: options.partitions > 1),
+        "text_documents": _TEXT,
+        "engine": _FILES,
+        **{field: _tokenizer_file(field) for field in ("tokenizer_model", "vocab_file", "merge_file")},
+    }
+)
+
+
+def unused_options(options: PreprocessOptions, files: Sequence[SourceFile]) -> list[str]:
+    """The options that differ from their defaults and have no effect on this input, with what they need."""
+    defaults = {field.name: field.default for field in fields(options)}
+    return [
+        f"--{name.replace('_', '-')} (needs {need.text})"
+        for name, need in NEEDS.items()
+        if getattr(options, name) != defaults[name] and not need.is_met(options, files)
+    ]

@@ -1,199 +1,265 @@
-"""Taking up what an earlier run of the same job left, or saying why it begins anew.
+"""Resuming: continue what an interrupted run of the same job left, or discard it and say why.
 
-The journal's first record must be of this very job (options that decide content, tokenizer, names of the
-results). The inputs that were taken must be the same, in the same order: one whose size and time of change
-agree is trusted, another is read again and compared piece by piece. What comes after the part that was taken
-may have changed: a corpus whose bad line was mended, or that has grown, is continued.
+The journal's first record must describe this very job (options that decide content, tokenizer, names of the results).
+Inputs that were read must be the same, in the same order: one whose size and modification time agree is trusted,
+another is read again and compared chunk by chunk. What comes after the part that was read may have changed: a file
+whose bad row was corrected, or that has grown, is continued.
+
+A name proves nothing, because an older result may have it. Before a run renames its first file the journal lists its
+files by inode and size; only such files are rolled back to their temporary names, and where they are kept their
+content is compared as well (mdata/indexed/append_file.py). Device numbers are left out: a restart may change them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
 
-from mdata.indexed.append_file import Kept
-from mdata.manifest.sidecars import manifest_path
+from mdata.errors import os_errors_named
+from mdata.indexed.append_file import SyncPoint, remove_synced
+from mdata.indexed.pair_format import bin_path, idx_path
+from mdata.manifest.sidecars import hashes_path, manifest_path
+from mdata.preprocessing.corpus_writer import origins_path
 from mdata.preprocessing.journal import Journal, first_record
-from mdata.preprocessing.placement import Placing, placing_of, remove_partials
 from mdata.preprocessing.plan import Job, printable_path
-from mdata.preprocessing.run_state import InputState, Ledger
-from mdata.sources.chunk import piece_digest, pieces, read_piece
+from mdata.preprocessing.run_state import InputState, RunState
+from mdata.sources.chunk import chunk_digest, chunks, read_chunk
 from mdata.sources.input_files import SourceFile
 from mdata.util import atomic_io, file_lock
 
+_ENDINGS = (".bin", ".idx", ".lengths", ".boundaries", ".hashes", ".origins", ".bin.blake3", ".json")
+_FileMark = list[int]  # inode and size: JSON types
+
 
 @dataclass(frozen=True)
-class TakenUp:
+class PendingCommit:
+    """The files that a run was about to rename, by their final names; none if it had not come so far."""
+
+    files: dict[str, _FileMark] = field(default_factory=dict)
+    quarantine: _FileMark | None = None
+
+    def has(self, path: Path) -> bool:
+        """Whether the file of this final name is one of them."""
+        return path.name in self.files and _mark(path) == self.files[path.name]
+
+    def has_quarantine(self, path: Path) -> bool:
+        """Whether this is the run's quarantine file, which may be in any folder."""
+        return self.quarantine is not None and _mark(path) == self.quarantine
+
+    def roll_back(self, prefix: Path) -> None:
+        """Rename the run's own files of a result back to temporary names, after removing what describes the .bin."""
+        with os_errors_named(f"rolling back {prefix}"):
+            if self.has(bin_path(prefix)):
+                for path in (manifest_path(prefix), idx_path(prefix)):
+                    remove_synced(path)
+                hashes_path(prefix).unlink(missing_ok=True)
+                _rename_back(bin_path(prefix))
+            if self.has(origins_path(prefix)):
+                _rename_back(origins_path(prefix))
+
+    def roll_back_quarantine(self, path: Path) -> None:
+        """The same for the run's own quarantine file."""
+        if self.has_quarantine(path):
+            with os_errors_named(f"rolling back {path}"):
+                _rename_back(path)
+
+
+def commit_record(prefixes: Iterable[Path], quarantine: str | None) -> dict[str, Any]:
+    """The journal's record before the first rename; all files must be synced."""
+    finals = [path for prefix in prefixes for path in (bin_path(prefix), origins_path(prefix))]
+    return {
+        "kind": "placing",
+        "files": {path.name: mark for path in finals if (mark := _mark(atomic_io.partial_path(path)))},
+        "quarantine": (quarantine and _mark(atomic_io.partial_path(Path(quarantine)))) or None,
+    }
+
+
+def pending_commit(records: Sequence[dict[str, Any]]) -> PendingCommit:
+    """The commit that a journal's last records describe; an empty one if a state came after it."""
+    last = next((record for record in reversed(records) if record["kind"] in ("state", "placing")), None)
+    if last is None or last["kind"] == "state":
+        return PendingCommit()
+    return PendingCommit(last["files"], last["quarantine"])
+
+
+def remove_partials(prefix: Path) -> None:
+    """Remove the temporary files of a result."""
+    for ending in _ENDINGS:
+        atomic_io.partial_path(prefix.with_name(prefix.name + ending)).unlink(missing_ok=True)
+
+
+def _rename_back(path: Path) -> None:
+    """To the temporary name; a file that has it cannot be this one."""
+    atomic_io.rename(path, atomic_io.partial_path(path))
+    atomic_io.sync_folder(path.parent)
+
+
+def _mark(path: Path) -> _FileMark | None:
+    try:
+        facts = path.stat()
+    except FileNotFoundError:
+        return None
+    return [facts.st_ino, facts.st_size]
+
+
+@dataclass(frozen=True)
+class StartPoint:
     """Where a run begins.
 
     Attributes:
-        ledger: what was taken already.
-        sinks: state of each sink, by its prefix; empty: from the start.
-        quarantine: how much of the quarantine file counts.
-        placing: the files that had begun to get their final names.
+        state: what is done already.
+        writers: the state of each corpus writer, by the result's name; empty: from the start.
+        quarantine: where to continue the quarantine file.
+        pending: the commit that had begun.
     """
 
-    ledger: Ledger
-    sinks: dict[str, dict[str, Any]]
-    quarantine: Kept | None
-    placing: Placing
+    state: RunState
+    writers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    quarantine: SyncPoint | None = None
+    pending: PendingCommit = field(default_factory=PendingCommit)
 
     @property
     def resumed(self) -> bool:
         """Whether an earlier run is continued."""
-        return bool(self.sinks)
+        return bool(self.writers)
 
 
 @dataclass(frozen=True)
-class Earlier:
-    """What a journal tells of the run before.
+class EarlierRun:
+    """What a journal says of an earlier run: its state if it can be continued, else why not; a commit it had begun."""
 
-    Attributes:
-        ledger: what it took, if it can be continued.
-        why_not: in what it differs from this job.
-        placing: the files that had begun to get their final names.
-    """
-
-    ledger: Ledger | None
+    state: RunState | None
     why_not: str | None
-    placing: Placing
+    pending: PendingCommit
 
     @property
-    def may_place(self) -> bool:
-        """Whether a run of this very job had begun to give final names: it was allowed to replace what is there."""
-        return self.ledger is not None and bool(self.placing.files)
+    def was_committing(self) -> bool:
+        """Whether a run of this very job had begun to commit: it was allowed to replace what is there."""
+        return self.state is not None and bool(self.pending.files)
 
 
-def look_back(job: Job, journal: Journal) -> Earlier:
+def read_earlier_run(job: Job, journal: Journal) -> EarlierRun:
     """What the journal says of an earlier run; nothing is changed yet."""
-    ledger, why_not = _continuable(job, journal)
-    return Earlier(ledger, why_not, placing_of(journal.records))
-
-
-def take_up(job: Job, journal: Journal, *, earlier: Earlier) -> TakenUp:
-    """Continue an earlier run of this job, or begin anew and remove what it left.
-
-    Raises:
-        UsageError: a run that writes some of the same files is at work.
-    """
-    _give_up_others(job, journal)
-    if earlier.ledger is not None:
-        return _continued(job, journal, ledger=earlier.ledger, placing=earlier.placing)
-    if reason := earlier.why_not:
-        job.progress.note(f"an earlier, unfinished run is not continued: {reason}; starting from the beginning")
-    return begin_anew(job, journal)
-
-
-def _continuable(job: Job, journal: Journal) -> tuple[Ledger | None, str | None]:
-    # A run that continues under another policy for bad rows says so in a record of its own.
-    known = [record["job"] for record in journal.records if record["kind"] == "job"]
+    # A run that continues under another policy for bad rows adds a job record.
+    jobs = [record["job"] for record in journal.records if record["kind"] == "job"]
     states = [record for record in journal.records if record["kind"] == "state"]
     given_up = any(record["kind"] == "given up" for record in journal.records)
-    if not known or not states or given_up:
-        return None, None
-    ledger = Ledger(job.num_keys)
+    pending = pending_commit(journal.records)
+    if not jobs or not states or given_up:
+        return EarlierRun(None, None, pending)
+    state = RunState(len(job.options.json_keys))
     for record in states:
-        ledger.replay(record)
-    if reason := _other_job(known[-1], job.words(), bad=ledger.bad) or _changed_input(job, ledger):
-        return None, reason
-    return ledger, None
+        state.replay(record)
+    why_not = _other_job(jobs[-1], job.description(), bad=state.bad) or _changed_input(job, state)
+    return EarlierRun(None if why_not else state, why_not, pending)
 
 
-def _continued(job: Job, journal: Journal, *, ledger: Ledger, placing: Placing) -> TakenUp:
-    """Where that run was left."""
-    known = [record["job"] for record in journal.records if record["kind"] == "job"]
+def resume_or_restart(job: Job, journal: Journal, *, earlier: EarlierRun) -> StartPoint:
+    """Continue an earlier run of this job, or discard it and start over.
+
+    Raises:
+        UsageError: a run that writes some of the same files is active.
+    """
+    _discard_conflicting_runs(job, journal)
+    if earlier.state is None:
+        if earlier.why_not:
+            reason = earlier.why_not
+            job.progress.note(f"an earlier, unfinished run is not continued: {reason}; starting from the beginning")
+        return start_over(job, journal)
+    last_job = [record["job"] for record in journal.records if record["kind"] == "job"][-1]
     last = next(record for record in reversed(journal.records) if record["kind"] == "state")
     quarantine = last["quarantine"]
-    if known[-1] != job.words():
-        # Another policy, and so far no bad row: the quarantine file was empty.
-        _forget_quarantine(known[-1], placing)
+    if last_job != job.description():
+        # Another policy, and no bad row so far: the quarantine file was empty.
+        _remove_quarantine(last_job, earlier.pending)
         quarantine = None
-        journal.append({"kind": "job", "job": job.words()})
-    job.progress.note(_what_is_done(job, ledger))
-    return TakenUp(ledger, last["sinks"], quarantine and Kept(*quarantine), placing)
+        journal.append({"kind": "job", "job": job.description()})
+    job.progress.note(_progress_so_far(job, earlier.state))
+    return StartPoint(earlier.state, last["sinks"], quarantine and SyncPoint(*quarantine), earlier.pending)
 
 
-def begin_anew(job: Job, journal: Journal) -> TakenUp:
-    """Forget what an earlier run left, its files in the making included."""
-    give_up(journal)
+def start_over(job: Job, journal: Journal) -> StartPoint:
+    """Discard what an earlier run left, its temporary files included."""
+    discard_run(journal)
     journal.restart()
-    journal.append({"kind": "job", "job": job.words()})
-    return TakenUp(Ledger(job.num_keys), {}, None, Placing())
+    journal.append({"kind": "job", "job": job.description()})
+    return StartPoint(RunState(len(job.options.json_keys)))
 
 
-def give_up(journal: Journal) -> None:
-    """Remove what the run of a journal left unfinished; what has its manifest is finished and stays.
+def discard_run(journal: Journal) -> None:
+    """Remove what the run of a journal left unfinished; results with a manifest are finished and stay.
 
-    The journal says so before the first file goes: from what is removed in part nothing must be continued.
+    The journal says so before the first file is removed: what is removed in part must not be continued.
     """
     if not journal.records:
         return
     journal.append({"kind": "given up"})
-    placing = placing_of(journal.records)
+    pending = pending_commit(journal.records)
     prefixes = [journal.path.parent / name for name in journal.records[0]["job"]["outputs"]]
     unfinished = [prefix for prefix in prefixes if not manifest_path(prefix).exists()]
     for prefix in unfinished:
-        placing.take_back(prefix)
+        pending.roll_back(prefix)
     for prefix in prefixes:
         remove_partials(prefix)
     for record in journal.records:
         if record["kind"] == "job":
-            _forget_quarantine(record["job"], placing if unfinished else Placing())
+            _remove_quarantine(record["job"], pending if unfinished else PendingCommit())
 
 
-def _forget_quarantine(words: dict[str, Any], placing: Placing) -> None:
-    kept = words.get("policy", {}).get("quarantine")
-    if kept is not None:
-        placing.take_back_quarantine(Path(kept))
-        atomic_io.partial_path(Path(kept)).unlink(missing_ok=True)
+def _remove_quarantine(description: dict[str, Any], pending: PendingCommit) -> None:
+    quarantine = description.get("policy", {}).get("quarantine")
+    if quarantine is not None:
+        pending.roll_back_quarantine(Path(quarantine))
+        atomic_io.partial_path(Path(quarantine)).unlink(missing_ok=True)
 
 
-def _give_up_others(job: Job, journal: Journal) -> None:
-    """Unfinished runs of other keys or prefixes that would write the same files: ours takes those over, theirs end.
+def _discard_conflicting_runs(job: Job, journal: Journal) -> None:
+    """Discard unfinished runs of other keys or prefixes that would write the same files.
 
     Raises:
-        UsageError: such a run is at work.
+        UsageError: such a run is active.
     """
-    ours = {prefix.name for prefix in job.prefixes().values()}
-    folder = journal.path.parent
-    for path in sorted(folder.glob(f".*{journal.path.suffix}")):
+    names = {prefix.name for prefix in job.prefixes().values()}
+    for path in sorted(journal.path.parent.glob(f".*{journal.path.suffix}")):
         first = None if path == journal.path else first_record(path)
-        if first is None or not ours & set(first["job"]["outputs"]):
+        if first is None or not names & set(first["job"]["outputs"]):
             continue
         with file_lock.hold(path.with_suffix(job.beside("lock").suffix), remove=True):
             other = Journal(path)
             try:
-                give_up(other)
+                discard_run(other)
                 other.remove()
             finally:
                 other.close()
         keys = " ".join(first["job"]["options"]["json_keys"])
-        job.progress.note(f"an earlier, unfinished run of the keys {keys} onto these files is given up")
+        job.progress.note(f"an earlier, unfinished run of the keys {keys} with the same files is discarded")
 
 
 def _other_job(old: dict[str, Any], new: dict[str, Any], *, bad: int) -> str | None:
-    """The first thing in which they differ so that one cannot continue the other; None: it can."""
+    """The first difference because of which one cannot continue the other; None: it can."""
     policies = old.get("policy"), new["policy"]
     reason = difference({**old, "policy": None}, {**new, "policy": None})
     if reason is None and bad and policies[0] != policies[1]:
-        return f"{bad:,} bad rows were met under {_plain(policies[0])}, now it is {_plain(policies[1])}"
+        return f"{bad:,} bad rows were found under {_policy(policies[0])}, now it is {_policy(policies[1])}"
     return reason
 
 
-def _plain(policy: dict[str, Any] | None) -> str:
-    words = policy or {}
-    return " ".join(["on_error", *(str(word) for word in words.values() if word is not None)])
+def _policy(policy: dict[str, Any] | None) -> str:
+    return " ".join(["on_error", *(str(value) for value in (policy or {}).values() if value is not None)])
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
-    """The first thing in which two jobs differ, for a person; None if they are the same."""
-    flat_old, flat_new = ({**words.pop("options"), **words} for words in (dict(old), dict(new)))
+    """The first difference of two job descriptions, as text; None if they are equal."""
+    flat_old, flat_new = ({**job.pop("options"), **job} for job in (dict(old), dict(new)))
     for name in sorted(flat_old.keys() | flat_new.keys()):
         if flat_old.get(name) != flat_new.get(name):
-            return f"{name} was {_short(flat_old.get(name))}, is {_short(flat_new.get(name))}"
+            # In messages an option has the name that users give.
+            shown = "chunk_bytes" if name == "piece_bytes" else name
+            return f"{shown} was {_short(flat_old.get(name))}, is {_short(flat_new.get(name))}"
     return None
 
 
@@ -204,7 +270,7 @@ def _short(value: object) -> str:
 
 
 def input_changed(job: Job, file: SourceFile, *, known: InputState) -> str | None:
-    """Whether the part of a file that was taken has changed; says how."""
+    """How the part of a file that was read has changed; None if it has not."""
     name = printable_path(file.path)
     if name != known.path:
         return f"the input was {known.path}, is {name}"
@@ -213,31 +279,31 @@ def input_changed(job: Job, file: SourceFile, *, known: InputState) -> str | Non
     if (same and not job.options.verify_input) or name == "-":
         return None
     digests = []
-    # An open file is compared as far as it was taken, a closed one to its end.
+    # An open file is compared as far as it was read, a closed one to its end.
     wanted = None if known.hash else len(known.digests)
     job.progress.note(f"reading {name} again to see whether it changed")
-    for piece in pieces([file], job.options.piece_bytes, spec=job.spec.read):
-        if wanted is not None and piece.number >= wanted:
+    for chunk in chunks([file], job.options.chunk_bytes, spec=job.spec.read):
+        if wanted is not None and chunk.number >= wanted:
             break
-        digests.append(piece_digest(read_piece(piece, job.spec.read)))
+        digests.append(chunk_digest(read_chunk(chunk, job.spec.read)))
     agrees = blake3(b"".join(digests)).hexdigest() == known.hash if known.hash else digests == known.digests
     return None if agrees else f"{name} has changed since"
 
 
-def _changed_input(job: Job, ledger: Ledger) -> str | None:
-    if len(ledger.inputs) > len(job.files):
-        return f"{len(ledger.inputs)} inputs were read, {len(job.files)} are given"
-    for file, known in zip(job.files, ledger.inputs, strict=False):
+def _changed_input(job: Job, state: RunState) -> str | None:
+    if len(state.inputs) > len(job.files):
+        return f"{len(state.inputs)} inputs were read, {len(job.files)} are given"
+    for file, known in zip(job.files, state.inputs, strict=False):
         if reason := input_changed(job, file, known=known):
             return reason
-        # What was compared by content counts as it is now.
+        # An input of the same content is recorded as it is now.
         known.size_bytes, known.modified_ns = file.size_bytes, file.modified_ns
     return None
 
 
-def _what_is_done(job: Job, ledger: Ledger) -> str:
-    file, piece = ledger.next_piece
-    line = f"continuing an earlier run: {ledger.rows:,} rows of {file} whole inputs and {piece} pieces are done"
-    if piece and job.files[file].streamed:
+def _progress_so_far(job: Job, state: RunState) -> str:
+    file, chunk = state.next_chunk
+    line = f"continuing an earlier run: {state.rows:,} rows of {file} whole inputs and {chunk} chunks are done"
+    if chunk and job.files[file].streamed:
         line += f"; {printable_path(job.files[file].path)} is read again from its start"
     return line

@@ -1,8 +1,7 @@
-"""What a run has taken so far: inputs, rows, and counts. Pure state that a journal can keep.
+"""How much of the input a run has done: files, rows and counts, as state that a journal can record.
 
-The hash of an input is known when its last piece was taken: BLAKE3 over the BLAKE3s of its pieces. Until
-then the digests of its pieces are kept, because a later run may have to prove that the part which was read
-has not changed.
+The hash of an input is known when its last chunk was done: BLAKE3 over the BLAKE3s of its chunks. Until then the
+digests of its chunks are kept, because a later run may have to prove that what was read has not changed.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from blake3 import blake3
 
 @dataclass
 class InputState:
-    """One file as far as it was taken: how it was found, and the digests of its pieces."""
+    """One file as far as it was read: how it was found, and the digests of its chunks."""
 
     path: str
     size_bytes: int
@@ -25,21 +24,16 @@ class InputState:
     hash: str | None = None
     digests: list[bytes] = field(default_factory=list)
 
-    def close(self) -> None:
-        """Its last piece was taken."""
-        self.hash = blake3(b"".join(self.digests)).hexdigest()
-        self.digests.clear()
-
 
 @dataclass
-class Ledger:
+class RunState:
     """Counts of a run, in the order of the input.
 
     Attributes:
         inputs: files begun, in order; all but the last are closed.
-        rows: rows passed over in all files.
-        records: records taken.
-        bad: rows that were not taken, the sum of `skipped`.
+        rows: rows read in all files.
+        records: rows that are records.
+        bad: bad rows, the sum of `skipped`.
         skipped: bad rows by kind.
         special: special tokens in the texts, by key.
     """
@@ -51,53 +45,53 @@ class Ledger:
     bad: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     special: list[int] = field(default_factory=list)
-    # What the journal knows already: inputs that are closed, digests of the one that is not.
-    _journaled_inputs: int = 0
-    _journaled_digests: int = 0
+    # What the journal has already: inputs that are closed, digests of the one that is not.
+    _recorded_inputs: int = 0
+    _recorded_digests: int = 0
 
     def __post_init__(self) -> None:
         self.special = self.special or [0] * self.num_keys
 
     @property
-    def next_piece(self) -> tuple[int, int]:
-        """The file and the number in it of the first piece that was not taken."""
+    def next_chunk(self) -> tuple[int, int]:
+        """The numbers of file and chunk to do next."""
         if not self.inputs or self.inputs[-1].hash is not None:
             return len(self.inputs), 0
         return len(self.inputs) - 1, len(self.inputs[-1].digests)
 
     def open_input(self, path: str, size_bytes: int, *, modified_ns: int) -> None:
         """The next file begins."""
-        self.close_last()
+        self.close_input()
         self.inputs.append(InputState(path, size_bytes, modified_ns))
-        self._journaled_digests = 0
+        self._recorded_digests = 0
 
-    def close_last(self) -> None:
-        """All pieces of the last file were taken."""
-        if self.inputs and self.inputs[-1].hash is None:
-            self.inputs[-1].close()
+    def close_input(self) -> None:
+        """All chunks of the last file are done."""
+        if self.inputs and (last := self.inputs[-1]).hash is None:
+            last.hash = blake3(b"".join(last.digests)).hexdigest()
+            last.digests.clear()
 
-    def take(self, rows: int, digest: bytes, *, records: int, special: list[int]) -> None:
-        """Count one piece of the file that was opened last."""
-        state = self.inputs[-1]
-        state.rows += rows
+    def count_chunk(self, rows: int, digest: bytes, *, records: int, special: list[int]) -> None:
+        """A chunk of the file that was opened last is done."""
+        self.inputs[-1].rows += rows
+        self.inputs[-1].digests.append(digest)
         self.rows += rows
-        state.digests.append(digest)
         self.records += records
         self.special = [old + new for old, new in zip(self.special, special, strict=True)]
 
-    def refuse(self, kind: str) -> None:
-        """Count one bad row."""
+    def count_bad_row(self, kind: str) -> None:
+        """A row is bad."""
         self.skipped[kind] += 1
         self.bad += 1
 
-    def journaled(self) -> dict[str, Any]:
-        """What a state record keeps: counts, and what is new of the inputs since the record before."""
-        first = self._journaled_inputs
+    def new_record(self) -> dict[str, Any]:
+        """A record for the journal: counts, and what is new in the inputs since the record before."""
+        first = self._recorded_inputs
         inputs = [
             {"path": s.path, "size_bytes": s.size_bytes, "modified_ns": s.modified_ns, "rows": s.rows, "hash": s.hash}
             for s in self.inputs[first:]
         ]
-        digests = self.inputs[-1].digests[self._journaled_digests :] if self.inputs else []
+        digests = self.inputs[-1].digests[self._recorded_digests :] if self.inputs else []
         return {
             "first_input": first,
             "inputs": inputs,
@@ -108,24 +102,24 @@ class Ledger:
             "special": self.special,
         }
 
-    def mark_journaled(self) -> None:
-        """What `journaled` gave is on the device."""
-        self._journaled_inputs = self.next_piece[0]
-        self._journaled_digests = len(self.inputs[-1].digests) if self.inputs else 0
+    def mark_recorded(self) -> None:
+        """The last `new_record` is in the journal."""
+        self._recorded_inputs = self.next_chunk[0]
+        self._recorded_digests = len(self.inputs[-1].digests) if self.inputs else 0
 
     def replay(self, record: dict[str, Any]) -> None:
-        """Take over what `journaled` kept; records must come in their order."""
+        """Apply a record of the journal; records must come in their order."""
         first = record["first_input"]
         begun = self.inputs[first].digests if first < len(self.inputs) else []
         self.inputs[first:] = [InputState(**known) for known in record["inputs"]]
         new = bytes.fromhex(record["digests"])
         if self.inputs and self.inputs[-1].hash is None:
-            # What earlier records kept counts if they spoke of this same file.
-            kept = begun if first == len(self.inputs) - 1 else []
-            self.inputs[-1].digests = kept + [new[i : i + 32] for i in range(0, len(new), 32)]
+            # Digests of earlier records count if they are of this same file.
+            earlier = begun if first == len(self.inputs) - 1 else []
+            self.inputs[-1].digests = earlier + [new[i : i + 32] for i in range(0, len(new), 32)]
         self.rows = record["rows"]
         self.records = record["records"]
         self.skipped = Counter(record["skipped"])
         self.bad = self.skipped.total()
         self.special = record["special"]
-        self.mark_journaled()
+        self.mark_recorded()

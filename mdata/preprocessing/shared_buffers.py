@@ -1,10 +1,10 @@
-"""Results that travel without being copied twice: arrays through memory that two processes share.
+"""Arrays passed between two processes through shared memory, so that they are not copied through a pipe.
 
-pickle (protocol 5) gives the memory of arrays apart from the rest. The worker writes that memory into a slot,
-a file without a name that lives in memory only (memfd); the rest, a few hundred bytes, goes through the pipe;
-the parent maps the slot and gets arrays that are views of it. Through the pipe alone, 16 workers of a fast
-engine waited half their time for the one process that reads all pipes. A slot is written again only after its
-views were given back, which is its owner's to see to; it vanishes with the processes that have it open.
+pickle (protocol 5) separates the memory of arrays from the rest. A worker writes that memory into a shared buffer, an
+unnamed file in memory (memfd); the rest, a few hundred bytes, goes through the pipe; the parent maps the buffer and
+gets arrays that are views of it. Through the pipe alone, 16 workers of a fast engine waited half their time for the one
+process that reads all pipes. The owner must not have a buffer written again before its views are released. The memory
+is freed with the last process that has it open.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Any, NamedTuple
 
 from mdata.util import atomic_io
 
-_LEAST_BYTES = 1 << 23  # of a slot: what a piece of the usual size gives
-_ALIGNMENT = 64  # of each array in a slot: numpy's and the processor's liking
+_LEAST_BYTES = 1 << 23  # of a buffer: the result of a chunk of the usual size
+_ALIGNMENT = 64  # of each array in a buffer, a cache line
 
 
-class Packed(NamedTuple):
-    """What goes through the pipe: the pickle, and where in the slot each array starts and ends."""
+class PickledResult(NamedTuple):
+    """What goes through the pipe: the pickle, and where in the buffer each array starts and ends."""
 
     head: bytes
     spans: list[tuple[int, int]]
 
 
-class Slot:
-    """The parent's end: makes the memory, and reads what a worker packed into it.
+class SharedBuffer:
+    """The parent's end: creates the memory, and reads what a worker wrote into it.
 
-    Hand `fd` to a process that is being spawned as `Sent(fd)`.
+    Pass `fd` to a process that is being spawned as `SentDescriptor(fd)`.
     """
 
     def __init__(self) -> None:
@@ -44,20 +44,20 @@ class Slot:
         """Its descriptor."""
         return self._open.fd
 
-    def unpack(self, packed: Packed) -> Any:
-        """What was packed; its arrays are read-only views of the slot."""
-        if packed.spans and packed.spans[-1][1] > len(self._view):
+    def read(self, result: PickledResult) -> Any:
+        """The value that was written; its arrays are read-only views of the buffer."""
+        if result.spans and result.spans[-1][1] > len(self._view):
             # Views of an older, smaller map keep that map alive.
             self._view = memoryview(mmap.mmap(self.fd, 0, access=mmap.ACCESS_READ))
-        return pickle.loads(packed.head, buffers=[self._view[start:stop] for start, stop in packed.spans])
+        return pickle.loads(result.head, buffers=[self._view[start:stop] for start, stop in result.spans])
 
     def close(self) -> None:
-        """Let go of it; views stay valid."""
+        """Close the descriptor; views stay valid."""
         self._open.close()
 
 
-def pack(fd: int, value: object) -> Packed:
-    """Write the arrays of a value into the slot; the rest is returned."""
+def write_arrays(fd: int, value: object) -> PickledResult:
+    """Write the arrays of a value into a buffer; returns the rest."""
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     raws = [buffer.raw() for buffer in buffers]
@@ -65,17 +65,17 @@ def pack(fd: int, value: object) -> Packed:
     spans = [(start, start + len(raw)) for (start, _), raw in zip(pairwise(ends), raws, strict=True)]
     size = spans[-1][1] if spans else 0
     if os.fstat(fd).st_size < size:
-        # To the next power of two, so that it is seldom mapped anew; what is not written takes no memory.
+        # To the next power of two, so that it is rarely mapped anew; bytes that are not written take no memory.
         os.ftruncate(fd, max(_LEAST_BYTES, 1 << (size - 1).bit_length()))
     for (start, _), raw in zip(spans, raws, strict=True):
         while raw:
             written = os.pwrite(fd, raw, start)
             raw, start = raw[written:], start + written
-    return Packed(head, spans)
+    return PickledResult(head, spans)
 
 
-class Sent:
-    """A descriptor on its way to a process that is being spawned; there `fd` is the same open file."""
+class SentDescriptor:
+    """A descriptor that can be pickled for a process that is being spawned; there `fd` is the same open file."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -84,5 +84,5 @@ class Sent:
         return _received, (reduction.DupFd(self.fd),)
 
 
-def _received(duplicate: Any) -> Sent:
-    return Sent(duplicate.detach())
+def _received(duplicate: Any) -> SentDescriptor:
+    return SentDescriptor(duplicate.detach())

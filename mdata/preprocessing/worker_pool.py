@@ -1,9 +1,9 @@
-"""Processes that encode pieces, and results that come back in the order in which the work was handed out.
+"""A pool of worker processes that encode chunks; results come back in the order of the chunks.
 
-At most a window of pieces is out at once, so memory is bounded by the window, not by the input. Workers are
-forked from one process that is spawned and builds the tokenizer (mdata/preprocessing/fork_server.py); each speaks with
-us over one pipe, and one that dies is noticed at once because its pipe ends. Workers ignore Ctrl-C and end when
-their pipe does, so the parent alone decides. One worker means no process: the same function runs here.
+A limited number of chunks is in work at once, so memory is bounded by that, not by the input. Workers are forked from
+the fork server (mdata/preprocessing/fork_server.py); each is connected by one pipe, and the death of one is noticed at
+once because its pipe ends. Workers ignore Ctrl-C and end when their pipe does, so only the parent handles it. With one
+worker there is no other process: the same function runs in this one.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from multiprocessing.connection import wait
 from typing import NamedTuple, Self
 
 from mdata.errors import MdataError, ResourceError, os_errors_named
-from mdata.preprocessing.encode import EncodedPiece, EncodeSpec, encode_piece
-from mdata.preprocessing.fork_server import Nursery, WorkerSetup, environment
-from mdata.preprocessing.shared_buffers import Sent, Slot
-from mdata.sources.chunk import Piece
+from mdata.preprocessing.encode import EncodedChunk, EncodeSpec, encode_chunk
+from mdata.preprocessing.fork_server import ForkServer, WorkerSetup, environment
+from mdata.preprocessing.shared_buffers import SentDescriptor, SharedBuffer
+from mdata.sources.chunk import Chunk
 from mdata.tokenizers.base.tokenizer import Recipe, Tokenizer
 from mdata.util.stop_signals import raise_pending_stop
 
-# Results of a worker that may wait for an earlier one, or for the writer: enough that a piece which takes several times
-# as long as others does not idle the other workers. Each is an open file, of which a process may have 1024.
-_SLOTS_PER_WORKER, _LEAST_SLOTS, _SLOTS = 8, 4, 512
-# What a worker does and what it does next, so that it need not wait for us, who may be busy with others' results.
+# Results of a worker that may wait for an earlier one, or for the writer: enough that a chunk which takes several times
+# as long as others does not stall the other workers. Each is an open file, and a process may have 1024 of them.
+_BUFFERS_PER_WORKER, _LEAST_BUFFERS, _MOST_BUFFERS = 8, 4, 512
+# The chunk that a worker encodes and its next one, so that it need not wait for the parent.
 _TASKS_PER_WORKER = 2
 
 
 class Result(NamedTuple):
-    """What one piece gave; `release` must be called when its arrays are no longer looked at."""
+    """The result of one chunk; call `release` when its arrays are no longer used."""
 
-    piece: Piece
-    encoded: EncodedPiece
+    chunk: Chunk
+    encoded: EncodedChunk
     release: Callable[[], None]
 
 
 class Pool:
-    """Encodes pieces, by `num_workers` processes or, for one, in this process.
+    """Encodes chunks with `num_workers` processes or, for one, in this process.
 
-    Processes start at once, so that they import while their owner loads a tokenizer. A context manager:
-    leaving it ends them.
+    The fork server starts at once, so that it imports while the caller loads a tokenizer. A context manager: leaving it
+    ends all processes.
 
     Args:
-        num_workers: how many encode at the same time.
+        num_workers: number of processes that encode.
 
     Raises:
         ResourceError: a process could not be started.
@@ -54,77 +54,77 @@ class Pool:
 
     def __init__(self, num_workers: int) -> None:
         self._workers: list[_Worker] = []
-        self._nursery: Nursery | None = None
-        # A daemonic process (of multiprocessing.Pool, of torch's DataLoader) may not start any; the files are the same.
+        self._fork_server: ForkServer | None = None
+        # A daemonic process (of multiprocessing.Pool, of torch's DataLoader) may not start any.
         if num_workers < 2 or multiprocessing.current_process().daemon:
             return
         try:
             with os_errors_named("starting worker processes"):
                 for _ in range(num_workers):
-                    self._workers.append(_Worker(_slots_of_each(num_workers)))
+                    self._workers.append(_Worker(_buffers_per_worker(num_workers)))
                 theirs = [worker.theirs for worker in self._workers]
-                slots = [[Sent(slot.fd) for slot in worker.slots] for worker in self._workers]
-                self._nursery = Nursery(theirs, slots)
+                buffers = [[SentDescriptor(buffer.fd) for buffer in worker.buffers] for worker in self._workers]
+                self._fork_server = ForkServer(theirs, buffers)
             for pipe in theirs:
                 pipe.close()
         except BaseException:
             self.close()
             raise
 
-    def expect(self, recipe: Recipe) -> None:
-        """Let the processes be made with this tokenizer, which `encode` is likely to be given."""
-        if self._nursery is not None:
-            self._nursery.expect(recipe)
+    def preload(self, recipe: Recipe) -> None:
+        """Build this tokenizer in advance, because `encode` will probably be called with it."""
+        if self._fork_server is not None:
+            self._fork_server.preload(recipe)
 
     @property
     def num_processes(self) -> int:
-        """How many work beside this process."""
+        """Number of worker processes."""
         return len(self._workers)
 
-    def encode(self, pieces: Iterable[Piece], tokenizer: Tokenizer, *, spec: EncodeSpec) -> Iterator[Result]:
-        """Encode the pieces; results come in the order of the pieces.
+    def encode(self, chunks: Iterable[Chunk], tokenizer: Tokenizer, *, spec: EncodeSpec) -> Iterator[Result]:
+        """Encode the chunks; results come in the order of the chunks.
 
-        At most two results per worker may be held without being released.
+        The caller may hold at most two results per worker without releasing them.
 
         Raises:
             ResourceError: a worker died.
-            MdataError: what reading a piece raised.
+            MdataError: reading a chunk failed.
         """
-        if self._nursery is None:
-            for piece in pieces:
+        if self._fork_server is None:
+            for chunk in chunks:
                 with environment(TOKENIZERS_PARALLELISM="false"):
-                    encoded = encode_piece(piece, tokenizer, spec=spec)
-                raise_pending_stop()  # not every call of a library is looked after
-                yield Result(piece, encoded, _nothing)
+                    encoded = encode_chunk(chunk, tokenizer, spec=spec)
+                raise_pending_stop()  # not every call of a library checks for signals
+                yield Result(chunk, encoded, lambda: None)
             return
         recipe = Recipe(tokenizer.name, dict(tokenizer.files), dict(tokenizer.options), tokenizer.engine)
-        self._nursery.prepare(WorkerSetup(recipe, spec))
+        self._fork_server.start_workers(WorkerSetup(recipe, spec))
         try:
-            yield from self._in_order(pieces)
+            yield from self._in_order(chunks)
         except _PipeEndedError as ended:
             number = self._workers.index(ended.worker)
-            raise _died(next(iter(ended.worker.tasks), None), self._nursery.how_it_ended(number)) from ended
+            raise _died(next(iter(ended.worker.tasks), None), self._fork_server.exit_code(number)) from ended
 
-    def _in_order(self, pieces: Iterable[Piece]) -> Iterator[Result]:
-        """What an error stops, and which, does not depend on who is faster: each waits for its turn."""
-        source = _held_back(pieces)
-        out: dict[int, Piece] = {}
-        done: dict[int, tuple[EncodedPiece | Exception, Callable[[], None]]] = {}
+    def _in_order(self, chunks: Iterable[Chunk]) -> Iterator[Result]:
+        """Results and errors in the order of the chunks, so that which error is raised does not depend on timing."""
+        source = _deferred_errors(chunks)
+        out: dict[int, Chunk] = {}
+        done: dict[int, tuple[EncodedChunk | Exception, Callable[[], None]]] = {}
         wanted = number = 0
         following = next(source)
         while True:
-            # All have something to do before any has more.
-            for before in range(_TASKS_PER_WORKER):
+            # Every worker has one chunk before any has two.
+            for num_tasks in range(_TASKS_PER_WORKER):
                 for worker in self._workers:
-                    if isinstance(following, Piece) and worker.takes(following, before=before):
-                        worker.give(number, following)
-                        # Its text, if it carried any, is the worker's now.
+                    if isinstance(following, Chunk) and worker.can_take(following, num_tasks=num_tasks):
+                        worker.send(number, following)
+                        # Its data, if any, is not needed here any more.
                         out[number] = replace(following, data=None)
                         number, following = number + 1, next(source)
             if not out and isinstance(following, Exception):
                 raise following
             if not out:
-                assert following is None, "results are held and not released"
+                assert following is None, "the caller holds results without releasing them"
                 return
             if wanted in done:
                 encoded, release = done.pop(wanted)
@@ -134,7 +134,7 @@ class Pool:
                 wanted += 1
                 continue
             for worker in _ready([worker for worker in self._workers if worker.tasks]):
-                finished, encoded, release = worker.take()
+                finished, encoded, release = worker.receive()
                 done[finished] = (encoded, release)
 
     def __enter__(self) -> Self:
@@ -144,91 +144,91 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """End every process."""
-        if self._nursery is not None:
-            self._nursery.end()
-            self._nursery = None
+        """End all processes."""
+        if self._fork_server is not None:
+            self._fork_server.close()
+            self._fork_server = None
         for worker in self._workers:
             worker.close()
         self._workers.clear()
 
 
 class _Worker:
-    """Our end of one worker's pipe, and the slots through which its arrays come.
+    """The parent's end of one worker's pipe, and the shared buffers for its arrays.
 
     Attributes:
-        tasks: what it is doing, then what it does next.
+        tasks: the chunk it encodes, then its next one.
         theirs: its end of the pipe, to be closed here when the worker has it.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_buffers: int) -> None:
         self.connection, self.theirs = multiprocessing.Pipe()
-        self.tasks: deque[tuple[int, Piece]] = deque()
-        self.slots = [Slot() for _ in range(num_slots)]
-        # Taken here, given back by whoever was the last to look at a result, in its own thread. The last one back is
-        # taken first, so that memory is touched only when it is needed.
-        self._free = deque(range(num_slots))
+        self.tasks: deque[tuple[int, Chunk]] = deque()
+        self.buffers = [SharedBuffer() for _ in range(num_buffers)]
+        # Buffers are released by the thread that used a result last. The one released last is used first, so that no
+        # more memory is touched than needed.
+        self._free = deque(range(num_buffers))
 
-    def takes(self, piece: Piece, *, before: int) -> bool:
-        """Whether it can be given a piece now, when it has that many.
+    def can_take(self, chunk: Chunk, *, num_tasks: int) -> bool:
+        """Whether it has this number of tasks and can be sent a chunk.
 
-        What is given in advance lies in the pipe, so it must be small: to send a text there would wait for the worker.
+        A chunk that is sent in advance stays in the pipe, so it must be small: to send a text would block.
         """
-        return len(self.tasks) == before and bool(self._free) and (before == 0 or piece.data is None)
+        return len(self.tasks) == num_tasks and bool(self._free) and (num_tasks == 0 or chunk.data is None)
 
-    def give(self, number: int, piece: Piece) -> None:
-        self.tasks.append((number, piece))
+    def send(self, number: int, chunk: Chunk) -> None:
+        self.tasks.append((number, chunk))
         try:
-            self.connection.send((number, self._free.pop(), piece))
+            self.connection.send((number, self._free.pop(), chunk))
         except OSError as error:
             raise _PipeEndedError(self) from error
 
-    def take(self) -> tuple[int, EncodedPiece | Exception, Callable[[], None]]:
+    def receive(self) -> tuple[int, EncodedChunk | Exception, Callable[[], None]]:
         try:
-            number, slot, packed = self.connection.recv()
+            number, buffer, reply = self.connection.recv()
         except (EOFError, OSError) as error:
             raise _PipeEndedError(self) from error
         self.tasks.popleft()
-        result = packed if isinstance(packed, Exception) else self.slots[slot].unpack(packed)
-        return number, result, partial(self._free.append, slot)
+        result = reply if isinstance(reply, Exception) else self.buffers[buffer].read(reply)
+        return number, result, partial(self._free.append, buffer)
 
     def close(self) -> None:
         for pipe in (self.connection, self.theirs):
             pipe.close()
-        for slot in self.slots:
-            slot.close()
+        for buffer in self.buffers:
+            buffer.close()
 
 
 class _PipeEndedError(Exception):
-    """A worker's pipe has ended, because the worker has."""
+    """A worker's pipe has ended, because the worker died."""
 
     def __init__(self, worker: _Worker) -> None:
         super().__init__()
         self.worker = worker
 
 
-def _slots_of_each(num_workers: int) -> int:
-    return max(_LEAST_SLOTS, min(_SLOTS_PER_WORKER, _SLOTS // num_workers))
+def _buffers_per_worker(num_workers: int) -> int:
+    return max(_LEAST_BUFFERS, min(_BUFFERS_PER_WORKER, _MOST_BUFFERS // num_workers))
 
 
-def _died(task: tuple[int, Piece] | None, code: int | None) -> ResourceError:
+def _died(task: tuple[int, Chunk] | None, code: int | None) -> ResourceError:
     how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-    doing = "before its first piece"
+    doing = "before its first chunk"
     if task is not None:
-        piece = task[1]
-        doing = f"while it read {piece.source.path}, piece {piece.number} ({piece.start} to {piece.stop})"
+        chunk = task[1]
+        doing = f"while it read {chunk.source.path}, chunk {chunk.number} ({chunk.start} to {chunk.stop})"
     return ResourceError(
         f"a worker process died {doing}",
-        found=f"{how}{' (the system ends processes this way when memory is short)' if code == -9 else ''}",
+        found=f"{how}{' (the system kills processes like this when memory is short)' if code == -9 else ''}",
         fix="run again, with fewer workers, to continue",
     )
 
 
-def _held_back(pieces: Iterable[Piece]) -> Iterator[Piece | Exception | None]:
-    """The pieces, then what finding the next one raised if it did, then None for ever."""
+def _deferred_errors(chunks: Iterable[Chunk]) -> Iterator[Chunk | Exception | None]:
+    """The chunks, then the error of reading the next one if there is one, then None for ever."""
     try:
-        yield from pieces
-    # It is raised when all before it were taken.
+        yield from chunks
+    # The caller raises it after the results of all chunks before it.
     except MdataError as error:
         yield error
     while True:
@@ -236,10 +236,6 @@ def _held_back(pieces: Iterable[Piece]) -> Iterator[Piece | Exception | None]:
 
 
 def _ready(busy: list[_Worker]) -> list[_Worker]:
-    """Wait until workers have something to say, or have died."""
+    """Wait until workers have sent results, or have died."""
     readable = wait([worker.connection for worker in busy])
     return [worker for worker in busy if worker.connection in readable]
-
-
-def _nothing() -> None:
-    """A result that was made here needs no release."""

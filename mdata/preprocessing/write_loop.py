@@ -1,9 +1,9 @@
-"""The long part of a run: pieces in, documents appended in their order, a journal record now and then.
+"""The long part of a run: results of workers in, documents appended in the order of the input, checkpoints in between.
 
-A record follows an fsync of every file in the making. Between two records nothing is promised: a run that
-continues cuts the files back to the last one. What is unusual: an exception may arrive anywhere (Ctrl-C,
-SIGTERM), so a flag says whether files and counts speak of the same row; only then may a last record be
-written on the way out. Appending happens in a thread of its own (mdata/util/background.py).
+A journal record follows an fsync of every temporary file. Nothing is guaranteed between two records: a run that
+continues truncates the files to the last one. What is unusual: an exception may arrive anywhere (Ctrl-C, SIGTERM), so
+a flag says whether files and counts agree; only then is a last record written on the way out. Appending happens in a
+thread of its own (mdata/util/background.py).
 """
 
 from __future__ import annotations
@@ -16,104 +16,89 @@ from types import TracebackType
 from typing import Self
 
 from mdata.errors import MdataError, UsageError
-from mdata.manifest.sidecars import manifest_path
-from mdata.preprocessing.bad_rows import ProblemPolicy
-from mdata.preprocessing.corpus_writer import Sink
-from mdata.preprocessing.encode import EncodedPiece, select
+from mdata.preprocessing.bad_rows import BadRowPolicy
+from mdata.preprocessing.corpus_writer import CorpusWriter
+from mdata.preprocessing.encode import EncodedChunk, select
 from mdata.preprocessing.finished import is_finished
 from mdata.preprocessing.journal import Journal
-from mdata.preprocessing.placement import placing_record, remove_lasting, remove_partials
 from mdata.preprocessing.plan import Job, printable_path
-from mdata.preprocessing.resume import TakenUp
+from mdata.preprocessing.resume import StartPoint, remove_partials
 from mdata.preprocessing.worker_pool import Pool, Result
-from mdata.sources.chunk import Piece, piece_digest, pieces
+from mdata.sources.chunk import Chunk, chunk_digest, chunks
 from mdata.sources.input_files import STDIN, check_unchanged
 from mdata.util import atomic_io
 from mdata.util.background import BackgroundWorker
 
-# An fsync may be slow on shared storage: at most a tenth of the time goes there, but a record is never
-# older than this.
+# An fsync may be slow on shared storage: at most a tenth of the time goes there, but a record is never older than this.
 _LONGEST_INTERVAL_S = 25.0
 _LEAST_RESULTS_AHEAD = 2
 
 
-class Filling:
-    """Everything that a run has open. A context manager: leaving it by an error keeps what can be continued.
+class WriteLoop:
+    """All open files of a run. A context manager: leaving it by an error keeps what can be continued.
 
     Args:
-        job: what is to be done.
-        journal: where progress is recorded.
-        taken: where to begin.
+        job: the plan.
+        journal: where checkpoints are recorded.
+        start: where to begin.
 
     Attributes:
-        sinks: name -> sink; None for a corpus that an earlier run finished.
+        state: what is done.
+        writers: the writer of each result by name; None if an earlier run finished it.
+        policy: handles bad rows.
     """
 
-    def __init__(self, job: Job, journal: Journal, *, taken: TakenUp) -> None:
+    def __init__(self, job: Job, journal: Journal, *, start: StartPoint) -> None:
         self.job = job
-        self.ledger = taken.ledger
-        self.sinks: dict[str, Sink | None] = {}
+        self.state = start.state
+        self.writers: dict[str, CorpusWriter | None] = {}
         self._journal = journal
-        self._recorded = taken.resumed
+        self._recorded = start.resumed
         self._consistent = True
-        self._filled = False
+        self._all_written = False
         self._due = 0.0
         self._seconds = {"read": 0.0, "parse": 0.0, "encode": 0.0, "write": 0.0}
         if job.options.quarantine:
-            taken.placing.take_back_quarantine(Path(job.options.quarantine))
-        self.policy = ProblemPolicy(job.options, job.progress, kept=taken.quarantine)
+            start.pending.roll_back_quarantine(Path(job.options.quarantine))
+        self.policy = BadRowPolicy(job.options, job.progress, resume=start.quarantine)
         try:
-            for route in range(job.routes.num_routes):
+            for number in job.partitions.numbers:
                 for key in job.options.json_keys:
-                    name = job.routes.name(key, route)
-                    self.sinks[name] = self._open(name, route, taken=taken)
-            # Before the journal speaks of them, the files in the making have names that a loss of power leaves.
-            for folder in sorted({sink.prefix.parent for sink in self.sinks.values() if sink} | self.policy.folders()):
+                    name = job.partitions.name(key, number)
+                    self.writers[name] = self._open(name, number, start=start)
+            # The names of temporary files must be on the device before the journal refers to them.
+            folders = {writer.prefix.parent for writer in self.writers.values() if writer}
+            folders |= {self.policy.quarantine.path.parent} if self.policy.quarantine else set()
+            for folder in sorted(folders):
                 atomic_io.sync_folder(folder)
         except BaseException:
-            self._close(keep=taken.resumed)
+            self._close(keep=start.resumed)
             raise
 
-    def fill(self, pool: Pool) -> None:
-        """Tokenize everything that was not yet taken.
+    def run(self, pool: Pool) -> None:
+        """Tokenize and write everything that is not done.
 
         Raises:
-            BadInputError: a row that cannot be taken, under the policy in force.
+            BadInputError: a bad row, if the policy does not skip it.
             UsageError: an input that changed. ResourceError: disk, memory or a worker was lost.
         """
         job = self.job
-        done = sum(state.size_bytes for state in self.ledger.inputs if state.hash)
+        done = sum(state.size_bytes for state in self.state.inputs if state.hash)
         # Standard input has no size.
         total = None if any(file.path == STDIN for file in job.files) else job.input_bytes
         job.progress.begin("tokenizing", total, unit="B", done=done)
         self._due = time.monotonic() + job.options.checkpoint_s
-        # After a slow piece many come at once, and who hands out work should not wait until they are written.
+        # After a slow chunk many results come at once, and handing out work should not wait until they are written.
         with BackgroundWorker(self._append, limit=max(_LEAST_RESULTS_AHEAD, pool.num_processes)) as writer:
-            for result in pool.encode(self._wanted(), job.tokenizer, spec=job.spec):
+            for result in pool.encode(self._remaining_chunks(), job.tokenizer, spec=job.spec):
                 writer.put(result)
         self._open_inputs(len(job.files))
         check_unchanged(job.files[-1])
-        self.ledger.close_last()
-        self.policy.check_share(self.ledger.bad, self.ledger.rows)
+        self.state.close_input()
+        self.policy.check_share(self.state.bad, self.state.rows)
         self._checkpoint()
-        self._filled = True
+        self._all_written = True
         job.progress.end()
-
-    def begin_placing(self) -> None:
-        """Say in the journal which files get final names now; then no older manifest speaks of such names any more.
-
-        The quarantine, which belongs to all results, stands after the old manifests and before the new ones: once
-        they are there, nobody looks for what is missing.
-        """
-        job = self.job
-        prefixes = [sink.prefix for sink in self.sinks.values() if sink]
-        self._journal.append(placing_record(prefixes, job.options.quarantine))
-        merged = job.prefixes().keys() - self.sinks.keys()
-        done = {name for name, sink in self.sinks.items() if sink is None}
-        done |= {name for name in merged if is_finished(job, self.ledger, name=name)}
-        for name in job.prefixes().keys() - done:
-            remove_lasting(manifest_path(job.prefixes()[name]))
-        self.policy.place()
 
     def __enter__(self) -> Self:
         return self
@@ -124,133 +109,118 @@ class Filling:
         if error is None:
             self._close(keep=False)
             return
-        if self._consistent and not self._filled and self.ledger.rows:
+        if self._consistent and not self._all_written and self.state.rows:
             with suppress(MdataError, OSError):
                 self._checkpoint()
         if self._recorded:
-            self.job.progress.note(f"rows kept: {self.ledger.rows:,}; the same command continues after them")
+            self.job.progress.note(f"rows kept: {self.state.rows:,}; the same command continues after them")
         self._close(keep=self._recorded)
 
-    def _open(self, name: str, route: int, *, taken: TakenUp) -> Sink | None:
-        prefix = self.job.prefixes()[name]
-        if taken.resumed and is_finished(self.job, self.ledger, name=name):
+    def _open(self, name: str, number: int, *, start: StartPoint) -> CorpusWriter | None:
+        job = self.job
+        prefix = job.prefixes()[name]
+        if start.resumed and is_finished(job, self.state, name=name):
             remove_partials(prefix)
             return None
-        taken.placing.take_back(prefix)
-        held_out = route == self.job.routes.partitions
-        step = 1 if held_out else self.job.routes.step
-        return Sink(prefix, self.job.spec.dtype, step=step, resume=taken.sinks.get(name))
+        start.pending.roll_back(prefix)
+        step = 1 if number == job.partitions.count else job.partitions.step
+        return CorpusWriter(prefix, job.spec.dtype, step=step, resume=start.writers.get(name))
 
     def _close(self, *, keep: bool) -> None:
-        for sink in self.sinks.values():
-            if sink:
-                sink.close(keep=keep)
+        for writer in self.writers.values():
+            if writer:
+                writer.close(keep=keep)
         self.policy.close(keep=keep)
 
-    def _wanted(self) -> Iterator[Piece]:
-        """The pieces that were not taken; those of a stream that were are compared on the way past them."""
+    def _remaining_chunks(self) -> Iterator[Chunk]:
+        """The chunks that are not done; those of a stream that are done are read again and compared."""
         job = self.job
-        first_file, first_piece = self.ledger.next_piece
-        again = bool(first_piece) and job.files[first_file].streamed
-        start = (first_file, 0 if again else first_piece)
-        passed = 0 if again else first_piece
-        with closing(pieces(job.files, job.options.piece_bytes, spec=job.spec.read, start=start)) as found:
-            for piece in found:
-                if piece.file_number == first_file and piece.number < first_piece:
-                    assert piece.data is not None, "a stream carries its data"
-                    if piece_digest(piece.data) != self.ledger.inputs[first_file].digests[piece.number]:
-                        raise _not_the_same(piece, job)
-                    passed += 1
+        first_file, first_chunk = self.state.next_chunk
+        again = bool(first_chunk) and job.files[first_file].streamed
+        start = (first_file, 0 if again else first_chunk)
+        compared = 0 if again else first_chunk
+        with closing(chunks(job.files, job.options.chunk_bytes, spec=job.spec.read, start=start)) as found:
+            for chunk in found:
+                if chunk.file_number == first_file and chunk.number < first_chunk:
+                    assert chunk.data is not None, "a stream carries its data"
+                    if chunk_digest(chunk.data) != self.state.inputs[first_file].digests[chunk.number]:
+                        how = f"differs from what was read of it before (chunk {chunk.number})"
+                        raise self._changed(chunk.source.path, how)
+                    compared += 1
                     continue
-                if passed < first_piece:
-                    raise _not_the_same(piece, job)
-                yield piece
-        if passed < first_piece:
-            path = printable_path(job.files[first_file].path)
-            raise UsageError(
-                f"{path} is shorter than what was read of it before", fix=_RESTART.format(job.beside("journal"))
-            )
+                if compared < first_chunk:
+                    break
+                yield chunk
+        if compared < first_chunk:
+            raise self._changed(job.files[first_file].path, "is shorter than what was read of it before")
+
+    def _changed(self, path: Path, how: str) -> UsageError:
+        journal = self.job.beside("journal")
+        return UsageError(
+            f"{printable_path(path)} {how}", fix=f"give the same input as before, or remove {journal} to start over"
+        )
 
     def _append(self, result: Result) -> None:
-        """What is done with one result, in the writing thread."""
+        """Everything done with one result, in the writing thread."""
         begun = time.perf_counter()
-        self._take(result.piece, result.encoded)
+        self._write(result.chunk, result.encoded)
         result.release()
         if time.monotonic() >= self._due:
             self._checkpoint()
-            self._due = self._next_due(time.perf_counter() - begun)
-        self._tell(result.piece, result.encoded.seconds, time.perf_counter() - begun)
+            # When the next record is due depends on how long this one took.
+            spent_s, wanted_s = time.perf_counter() - begun, self.job.options.checkpoint_s
+            interval_s = max(wanted_s, min(10 * spent_s, _LONGEST_INTERVAL_S)) if wanted_s else 0
+            self._due = time.monotonic() + interval_s
+        for name, seconds in zip(self._seconds, (*result.encoded.seconds, time.perf_counter() - begun), strict=True):
+            self._seconds[name] += seconds
+        tokens = sum(writer.num_tokens for writer in self.writers.values() if writer)
+        counts = {"tokens": tokens, "documents": self.state.records, "skipped": self.state.bad}
+        self.job.progress.advance(result.chunk.file_bytes, **counts)
+        self.job.progress.stages(**self._seconds)
 
-    def _take(self, piece: Piece, encoded: EncodedPiece) -> None:
-        """Append one piece's documents to their sinks, and count them."""
-        self._open_inputs(piece.file_number + 1)
-        ledger, job = self.ledger, self.job
-        rows_before = ledger.inputs[-1].rows
-        path = ledger.inputs[-1].path
-        if encoded.problems and job.options.on_error == "stop":
-            self.policy.take(encoded.problems[0], path, rows_before=rows_before, bad_before=ledger.bad)
+    def _write(self, chunk: Chunk, encoded: EncodedChunk) -> None:
+        """Append one chunk's documents to their writers, and count them."""
+        self._open_inputs(chunk.file_number + 1)
+        state, job = self.state, self.job
+        rows_before = state.inputs[-1].rows
+        path = state.inputs[-1].path
+        if encoded.bad_rows and job.options.on_error == "stop":
+            self.policy.handle(encoded.bad_rows[0], path, rows_before=rows_before, bad_before=state.bad)
         self._consistent = False
-        for problem in encoded.problems:
-            self.policy.take(problem, path, rows_before=rows_before, bad_before=ledger.bad)
-            ledger.refuse(problem.kind)
-        routes = job.routes.of(ledger.rows + encoded.kept - 1, encoded.held)
-        for route in range(job.routes.num_routes):
-            chosen = routes == route
-            every = bool(chosen.all())
-            if not every and not chosen.any():
+        for bad_row in encoded.bad_rows:
+            self.policy.handle(bad_row, path, rows_before=rows_before, bad_before=state.bad)
+            state.count_bad_row(bad_row.kind)
+        partition_of = job.partitions.of_rows(state.rows + encoded.kept - 1, encoded.held)
+        for number in job.partitions.numbers:
+            chosen = partition_of == number
+            if not chosen.any() and not chosen.all():
                 continue
-            rows = rows_before + (encoded.kept if every else encoded.kept[chosen])
-            for key, part in zip(job.options.json_keys, encoded.parts, strict=True):
-                sink = self.sinks[job.routes.name(key, route)]
-                assert sink is not None, "a corpus was finished before all was taken"
-                sink.take(part if every else select(part, chosen), piece.file_number, rows=rows)
-        special = [part.special_in_text for part in encoded.parts]
-        ledger.take(encoded.rows, encoded.digest, records=len(encoded.kept), special=special)
+            rows = rows_before + encoded.kept[chosen]
+            for key, documents in zip(job.options.json_keys, encoded.by_key, strict=True):
+                writer = self.writers[job.partitions.name(key, number)]
+                assert writer is not None, "a result was finished before its last chunk"
+                writer.append(documents if chosen.all() else select(documents, chosen), chunk.file_number, rows=rows)
+        special = [documents.special_in_text for documents in encoded.by_key]
+        state.count_chunk(encoded.rows, encoded.digest, records=len(encoded.kept), special=special)
         self._consistent = True
 
     def _open_inputs(self, count: int) -> None:
         """Begin the files up to number `count`, empty ones included; those before the last are read."""
-        while len(self.ledger.inputs) < count:
-            if self.ledger.inputs:
-                check_unchanged(self.job.files[len(self.ledger.inputs) - 1])
-            file = self.job.files[len(self.ledger.inputs)]
-            self.ledger.open_input(printable_path(file.path), file.size_bytes, modified_ns=file.modified_ns)
-
-    def _next_due(self, spent_s: float) -> float:
-        """When the next record is due, if one took this long."""
-        wanted = self.job.options.checkpoint_s
-        return time.monotonic() + (max(wanted, min(10 * spent_s, _LONGEST_INTERVAL_S)) if wanted else 0)
+        while len(self.state.inputs) < count:
+            if self.state.inputs:
+                check_unchanged(self.job.files[len(self.state.inputs) - 1])
+            file = self.job.files[len(self.state.inputs)]
+            self.state.open_input(printable_path(file.path), file.size_bytes, modified_ns=file.modified_ns)
 
     def _checkpoint(self) -> None:
-        if self._filled or any(sink is None for sink in self.sinks.values()):
+        if self._all_written or any(writer is None for writer in self.writers.values()):
             return
-        sinks = {name: sink.checkpoint() for name, sink in self.sinks.items() if sink}
         record = {
             "kind": "state",
-            "sinks": sinks,
-            "quarantine": self.policy.checkpoint(),
-            **self.ledger.journaled(),
+            "sinks": {name: writer.checkpoint() for name, writer in self.writers.items() if writer},
+            "quarantine": self.policy.quarantine.sync() if self.policy.quarantine else None,
+            **self.state.new_record(),
         }
         self._journal.append(record)
-        self.ledger.mark_journaled()
-        self._recorded = self._journal.worth_keeping = True
-
-    def _totals(self) -> dict[str, float]:
-        tokens = sum(sink.num_tokens for sink in self.sinks.values() if sink)
-        return {"tokens": tokens, "documents": self.ledger.records, "skipped": self.ledger.bad}
-
-    def _tell(self, piece: Piece, work_s: tuple[float, float, float], write_s: float) -> None:
-        for name, spent in zip(self._seconds, (*work_s, write_s), strict=True):
-            self._seconds[name] += spent
-        self.job.progress.advance(piece.file_bytes, **self._totals())
-        self.job.progress.stages(**self._seconds)
-
-
-_RESTART = "give the same input as before, or remove {} to start anew"
-
-
-def _not_the_same(piece: Piece, job: Job) -> UsageError:
-    path = printable_path(piece.source.path)
-    return UsageError(
-        f"{path} is not what was read of it before (piece {piece.number})", fix=_RESTART.format(job.beside("journal"))
-    )
+        self.state.mark_recorded()
+        self._recorded = self._journal.resumable = True

@@ -1,6 +1,6 @@
-"""Twin of mdata/sources/record_boundaries.py and piece.py: the pieces of a whole text in memory.
+"""Twin of mdata/sources/record_boundaries.py and chunk.py: the chunks of a whole text in memory.
 
-A record belongs to the piece in whose bytes it begins; what lies before the first record belongs to none.
+A record belongs to the chunk in whose bytes it begins; what lies before the first record belongs to none.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def paragraphs(text: bytes) -> list[bytes]:
     return found
 
 
-def pieces(text: bytes, piece_bytes: int, *, by_paragraph: bool, longest: int, blank_end: bool = True) -> list[bytes]:
-    """Return the bytes of each piece; a last record too long for `longest` is cut four bytes later.
+def chunks(text: bytes, chunk_bytes: int, *, by_paragraph: bool, longest: int, blank_end: bool = True) -> list[bytes]:
+    """Return the bytes of each chunk; a last record too long for `longest` is cut four bytes later.
 
     Without `blank_end` the last line is no record if it is ASCII white space of at most `longest` bytes.
     """
-    found = [b"" for _ in range(0, len(text), piece_bytes)]
+    found = [b"" for _ in range(0, len(text), chunk_bytes)]
     first = [0] * len(found)
     place = 0
     records = paragraphs(text) if by_paragraph else lines(text)
@@ -40,12 +40,12 @@ def pieces(text: bytes, piece_bytes: int, *, by_paragraph: bool, longest: int, b
         records.pop()
     for number, record in enumerate(records):
         if record and not (by_paragraph and number == 0):
-            piece = place // piece_bytes
-            if not found[piece]:
-                first[piece] = place
-            found[piece] += record
+            chunk = place // chunk_bytes
+            if not found[chunk]:
+                first[chunk] = place
+            found[chunk] += record
         place += len(record)
-    limits = [(k + 1) * piece_bytes + longest + 4 - first[k] for k in range(len(found))]
+    limits = [(k + 1) * chunk_bytes + longest + 4 - first[k] for k in range(len(found))]
     return [data[:limit] for data, limit in zip(found, limits, strict=True)]
 
 

@@ -1,8 +1,8 @@
 """A record's conversation: [{"role", "content"}, ...], or [{"from", "value"}, ...] as ShareGPT writes it.
 
-It is handed on as a flat list role, content, role, content ..., so that all that passes texts on need not know of it.
-What is not a role and a text is refused with the message's number: calls of tools without content, lists of parts,
-null. Other fields of a message are passed over. ShareGPT's names (human, gpt) become user and assistant.
+It is passed on as a flat list role, content, role, content ..., so that code which passes texts on works unchanged.
+A message without a role and a text is an error with the message's number: tool calls without content, lists of parts,
+null. Other fields of a message are ignored. ShareGPT's names (human, gpt) become user and assistant.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _FORMS = (("role", "content"), ("from", "value"))
 _SHAREGPT = MappingProxyType(
     {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bing": ASSISTANT, "bard": ASSISTANT}
 )
-# A role stands in the template's text, where anything else could spell another turn.
+# A role becomes part of the template's text, where any other characters could imitate another turn.
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
-class NoConversation(Exception):
+class BadConversation(Exception):
     """Why a value is not a conversation that can be trained on."""
 
 
@@ -33,50 +33,50 @@ class Message(NamedTuple):
     content: str
 
 
-def conversation_of(value: Any, train_on: str) -> list[str]:
-    """Roles and contents by turns.
+def flat_messages(value: Any, train_on: str) -> list[str]:
+    """Role, content, role, content ...
 
     Args:
         value: as JSON gave it.
-        train_on: "assistant" or "last": one of the turns has to be the assistant's.
+        train_on: "assistant" or "last": at least one turn must be the assistant's.
 
     Raises:
-        NoConversation: the message at fault by its number (from 1).
+        BadConversation: names the message by its number (from 1).
     """
     if not isinstance(value, list) or not value:
-        raise NoConversation(
-            "not a list of messages" if not isinstance(value, list) else "a conversation without a message"
+        raise BadConversation(
+            "not a list of messages" if not isinstance(value, list) else "a conversation without messages"
         )
     found: list[str] = []
     for number, message in enumerate(value, start=1):
         found += _message(message, number)
     if train_on != "all" and ASSISTANT not in found[::2]:
-        raise NoConversation("no turn of the assistant to train on")
+        raise BadConversation("it has no assistant turn to train on")
     return found
 
 
 def messages_of(flat: Sequence[str]) -> list[Message]:
-    """The messages of what `conversation_of` gave."""
+    """The messages of what `flat_messages` returned."""
     return [Message(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
 
 
 def _message(message: Any, number: int) -> Message:
     if not isinstance(message, Mapping):
-        raise NoConversation(f"message {number} is no object")
+        raise BadConversation(f"message {number} is not an object")
     names = next(((role, content) for role, content in _FORMS if role in message), None)
     if names is None:
-        raise NoConversation(
+        raise BadConversation(
             f"message {number} has no role (fields: {', '.join(map(repr, list(message)[:5])) or 'none'})"
         )
     role, content = (message.get(name) for name in names)
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
-        raise NoConversation(f"message {number}: its {names[0]} is not a name: {str(role)[:40]!r}")
+        raise BadConversation(f"message {number}: its {names[0]} is not a name: {str(role)[:40]!r}")
     if not isinstance(content, str):
-        raise NoConversation(f"message {number} ({role}): its {names[1]} is {_kind(message, names[1])}, not a string")
+        raise BadConversation(f"message {number} ({role}): its {names[1]} is {_kind(message, names[1])}, not a string")
     return Message(_SHAREGPT.get(role, role), content)
 
 
 def _kind(message: Mapping[str, Any], name: str) -> str:
     value = message.get(name)
     kinds = {bool: "a boolean", dict: "an object", list: "a list", int: "a number", float: "a number"}
-    return ("null" if name in message else "not there") if value is None else kinds.get(type(value), "no text")
+    return ("null" if name in message else "missing") if value is None else kinds.get(type(value), "not text")

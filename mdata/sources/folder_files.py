@@ -1,9 +1,9 @@
-"""Which files of a folder are input, and which are left out, and why.
+"""Which files of a folder are input, which are skipped, and why.
 
-Taken are files of known endings, in any case, that fit the patterns; hidden names and results of ours never are. A
-pattern means what it means to git and rsync: without a slash it is compared with every name on the way to a file, with
-one with the path from the folder; `*` and `?` stop at a slash, `**` does not; a folder that fits takes all below it
-along. What is left out is counted and the first names are kept, so that it can be told.
+Input are files with known endings, in upper or lower case, that match the patterns; hidden files and results of mdata
+never are. Patterns work as in git and rsync: one without a slash is compared with every name on the way to a file, one
+with a slash with the path from the folder; `*` and `?` stop at a slash, `**` does not; a folder that matches includes
+everything below it. Skipped files are counted, and their first names kept for a message.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from mdata.errors import UsageError, few, os_errors_named
 
 Reason = Literal["unknown ending", "another format", "not included", "excluded", "hidden", "result of ours"]
 _WORDS: Mapping[Reason, str] = {
-    "unknown ending": "of an ending that is not read",
-    "another format": "of another format than was asked for",
-    "not included": "that fit no --include",
-    "excluded": "that fit --exclude",
-    "hidden": "with a hidden name",
-    "result of ours": "that mdata wrote",
+    "unknown ending": "with an unknown ending",
+    "another format": "of another format than --input-format",
+    "not included": "that match no --include",
+    "excluded": "that match --exclude",
+    "hidden": "that are hidden",
+    "result of ours": "written by mdata",
 }
 _NAMES_KEPT = 3
 _TOKENIZER_FOLDER = re.compile(r"tokenizer-[0-9a-f]{16}")
@@ -33,12 +33,12 @@ _RESULTS = (".json", ".idx", ".bin", ".origins", ".bin.blake3")
 
 
 @dataclass(frozen=True)
-class Filter:
-    """Patterns that a path below a folder has to fit.
+class PathFilter:
+    """Patterns for paths below a folder.
 
     Args:
-        include: one of these, whatever its ending; empty: any file of a known ending.
-        exclude: none of these.
+        include: a path must match one of these, and may have any ending; empty: any file with a known ending.
+        exclude: a path must match none of these.
     """
 
     include: tuple[str, ...] = ()
@@ -61,13 +61,13 @@ def _check(name: str, pattern: str) -> None:
         _expression(pattern.strip("/"))
     except re.error as error:
         raise UsageError(
-            f"{name}: {pattern!r} is no pattern", found=str(error), fix="put [ in brackets: [[]"
+            f"{name}: {pattern!r} is not a valid pattern", found=str(error), fix="put [ in brackets: [[]"
         ) from error
 
 
 @dataclass
-class LeftOut:
-    """How many names of folders were left out for each reason, and the first of them; a folder counts as one."""
+class SkippedFiles:
+    """How many names were skipped for each reason, and the first of them; a folder counts as one."""
 
     counts: dict[Reason, int] = field(default_factory=dict)
     names: dict[Reason, list[str]] = field(default_factory=dict)
@@ -79,8 +79,8 @@ class LeftOut:
         if len(kept) < _NAMES_KEPT:
             kept.append(name)
 
-    def join(self, other: LeftOut) -> None:
-        """Take over what another one counted."""
+    def update(self, other: SkippedFiles) -> None:
+        """Add the counts of another one."""
         for reason, count in other.counts.items():
             self.counts[reason] = self.counts.get(reason, 0) + count
             self.names[reason] = [*self.names.get(reason, ()), *other.names[reason]][:_NAMES_KEPT]
@@ -95,34 +95,34 @@ class LeftOut:
 
 
 def files_below(
-    folder: Path, endings: tuple[str, ...], *, known: tuple[str, ...], chosen: Filter, left_out: LeftOut
+    folder: Path, endings: tuple[str, ...], *, known: tuple[str, ...], filter: PathFilter, skipped: SkippedFiles
 ) -> list[Path]:
-    """The input files below a folder, by the sorted paths; links are followed.
+    """The input files below a folder, sorted; links are followed.
 
     Args:
         folder: where to look.
-        endings: of the formats asked for, in lower case.
+        endings: of the requested formats, in lower case.
         known: of all formats.
-        chosen: the user's patterns.
-        left_out: hears of every name that is not taken.
+        filter: the user's patterns.
+        skipped: receives every name that is not input.
 
     Raises:
-        UsageError: a folder that cannot be listed; it is never skipped.
+        UsageError: a folder cannot be listed; it is never skipped.
     """
     found = []
-    for path, is_folder in _walk(folder, chosen, left_out):
-        reason = None if is_folder else _reason(path, endings, known=known, folder=folder, chosen=chosen)
+    for path, is_folder in _walk(folder, filter, skipped):
+        reason = None if is_folder else _reason(path, endings, known=known, folder=folder, filter=filter)
         if reason is None and not is_folder:
             found.append(path)
         elif reason is not None:
-            left_out.add(reason, str(path))
+            skipped.add(reason, str(path))
     return sorted(found)
 
 
 def is_result(path: Path) -> bool:
-    """Whether a file is one that preprocess writes: beside an .idx and named after it, or a tokenizer's.
+    """Whether a file is one that preprocess writes: beside an .idx of the same name, or in a tokenizer folder.
 
-    Results may lie in the folder of the input; they are never input of the next run unless named outright.
+    Results may be in the folder of the input; they are never input of the next run unless named explicitly.
     """
     if _TOKENIZER_FOLDER.fullmatch(path.parent.name) is not None:
         return True
@@ -130,8 +130,8 @@ def is_result(path: Path) -> bool:
     return any(stem and path.with_name(f"{stem}.idx").exists() for stem in stems)
 
 
-def fits(pattern: str, parts: Sequence[str]) -> bool:
-    """Whether a pattern fits a path below a folder, given by its parts, or a folder on the way to it."""
+def matches(pattern: str, parts: Sequence[str]) -> bool:
+    """Whether a pattern matches a path below a folder, given by its parts, or a folder on the way to it."""
     inner = pattern.strip("/")
     expression = _expression(inner)
     anchored = "/" in inner or pattern.startswith("/")
@@ -140,8 +140,8 @@ def fits(pattern: str, parts: Sequence[str]) -> bool:
     return any(expression.fullmatch(name) for name in tried)
 
 
-def _walk(folder: Path, chosen: Filter, left_out: LeftOut) -> Iterator[tuple[Path, bool]]:
-    """Every name below a folder but those in folders that are left out."""
+def _walk(folder: Path, filter: PathFilter, skipped: SkippedFiles) -> Iterator[tuple[Path, bool]]:
+    """Every name below a folder except those in skipped folders."""
 
     def refuse(error: OSError) -> None:
         raise error
@@ -156,36 +156,36 @@ def _walk(folder: Path, chosen: Filter, left_out: LeftOut) -> Iterator[tuple[Pat
             seen.add(real)
             for name in sorted(folders):
                 path = Path(root, name)
-                reason = _folder_reason(path, folder, chosen)
+                reason = _folder_reason(path, folder, filter)
                 if reason is not None:
                     folders.remove(name)
-                    left_out.add(reason, f"{path}/")
+                    skipped.add(reason, f"{path}/")
             folders.sort()
             yield from ((Path(root, name), False) for name in sorted(names))
 
 
-def _folder_reason(path: Path, folder: Path, chosen: Filter) -> Reason | None:
+def _folder_reason(path: Path, folder: Path, filter: PathFilter) -> Reason | None:
     if path.name.startswith("."):
         return "hidden"
     if _TOKENIZER_FOLDER.fullmatch(path.name):
         return "result of ours"
     parts = (*path.relative_to(folder).parts, "")
-    return "excluded" if any(fits(pattern, parts) for pattern in chosen.exclude) else None
+    return "excluded" if any(matches(pattern, parts) for pattern in filter.exclude) else None
 
 
 def _reason(
-    path: Path, endings: tuple[str, ...], *, known: tuple[str, ...], folder: Path, chosen: Filter
+    path: Path, endings: tuple[str, ...], *, known: tuple[str, ...], folder: Path, filter: PathFilter
 ) -> Reason | None:
-    """Why a file is left out; None: it is taken."""
+    """Why a file is skipped; None: it is input."""
     parts = path.relative_to(folder).parts
     if path.name.startswith("."):
         return "hidden"
     if is_result(path):
         return "result of ours"
-    if any(fits(pattern, parts) for pattern in chosen.exclude):
+    if any(matches(pattern, parts) for pattern in filter.exclude):
         return "excluded"
-    if chosen.include:
-        return None if any(fits(pattern, parts) for pattern in chosen.include) else "not included"
+    if filter.include:
+        return None if any(matches(pattern, parts) for pattern in filter.include) else "not included"
     name = path.name.lower()
     if name.endswith(endings):
         return None

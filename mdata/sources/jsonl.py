@@ -1,10 +1,9 @@
-"""From lines of JSON to columns of text: Python's dialect, strict UTF-8, and a reason for every line that cannot
-be taken.
+"""Lines of JSON to columns of text: Python's dialect of JSON, strict UTF-8, and a reason for every bad line.
 
-The dialect is that of `json.loads` on text: NaN, Infinity and repeated keys (the last counts) are fine; a byte
-order mark, raw control characters and blank lines are not. Numbers of any size are fine: they are not our
-business. orjson, which is stricter, decides first; the standard library is asked about what it refuses. A key
-is looked up at the top level; one with dots that is not there is looked up level by level.
+The dialect is that of `json.loads` on text: NaN, Infinity, numbers of any size and repeated keys (the last counts) are
+accepted; a byte order mark, raw control characters and blank lines are not. orjson, which is stricter and faster,
+parses first; the standard library parses what it refuses. A key is looked up at the top level; one with dots that is
+not there is looked up level by level.
 
 Slow twin: mdata/reference/records.py.
 """
@@ -19,10 +18,10 @@ from typing import Any
 
 import orjson
 
-from mdata.sources.conversation import NoConversation, conversation_of
+from mdata.sources.conversation import BadConversation, flat_messages
 from mdata.sources.record_batch import (
+    BadRow,
     Column,
-    Problem,
     ReadSpec,
     RecordBatch,
     Refused,
@@ -32,22 +31,22 @@ from mdata.sources.record_batch import (
     too_long,
 )
 
-# orjson's own limit is 1,024 levels. The standard library's depends on the caller's stack, so ours is drawn first.
+# orjson's own limit is 1,024 levels. The standard library's depends on the caller's stack, so this lower one applies.
 DEEPEST_OUTSIDE_ORJSON = 500
-# A string that does not end goes on to the end, so that no character is looked at twice.
+# An unterminated string matches to the end, so that no character is scanned twice.
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 _Values = tuple[Any, ...]
 
 
 def parse_lines(data: bytes, spec: ReadSpec) -> RecordBatch:
-    """The records of whole lines; those that cannot be taken become problems."""
-    lines = split_lines(data)
+    """The records of whole lines, and the bad rows."""
+    lines = _split_lines(data)
     if columns := _all_good(lines, spec):
         return RecordBatch(len(lines), None, columns, [])
     return _one_by_one(lines, spec)
 
 
-def split_lines(data: bytes) -> list[bytes]:
+def _split_lines(data: bytes) -> list[bytes]:
     """Lines end at LF, CR LF and CR; the last one need not end."""
     if b"\r" in data:
         # On bytes, splitlines knows these three ends and no other.
@@ -59,7 +58,7 @@ def split_lines(data: bytes) -> list[bytes]:
 
 
 def _all_good(lines: Sequence[bytes], spec: ReadSpec) -> tuple[Column, ...] | None:
-    """The columns, with no work in Python for a line; None if any line needs a closer look."""
+    """The columns, without Python code for each line; None if any line may be bad."""
     if not lines or max(map(len, lines)) > spec.max_record_bytes:
         return None
     take = _taker(spec.json_keys)
@@ -67,12 +66,12 @@ def _all_good(lines: Sequence[bytes], spec: ReadSpec) -> tuple[Column, ...] | No
         values = list(map(take, map(orjson.loads, lines)))
     except (ValueError, LookupError, TypeError):
         return None
-    # orjson gives no lone surrogates, so only types are left to look at.
+    # orjson returns no lone surrogates, so only types remain to be checked.
     by_key = [values] if len(spec.json_keys) == 1 else [list(column) for column in zip(*values, strict=True)]
     if spec.chat is not None:
         try:
-            by_key = [[conversation_of(value, spec.chat) for value in column] for column in by_key]
-        except NoConversation:
+            by_key = [[flat_messages(value, spec.chat) for value in column] for column in by_key]
+        except BadConversation:
             return None
     columns = [column_of(column, spec) for column in by_key]
     good = tuple(column for column in columns if column is not None)
@@ -80,19 +79,19 @@ def _all_good(lines: Sequence[bytes], spec: ReadSpec) -> tuple[Column, ...] | No
 
 
 def _taker(keys: Sequence[str]) -> Callable[[Any], Any]:
-    """From an object to the value of the key, or the values of several; KeyError or TypeError otherwise."""
+    """A function from an object to the value of the key, or the values of several; it raises KeyError or TypeError."""
     if not any("." in key for key in keys):
         return itemgetter(*keys)
     if len(keys) == 1:
-        return lambda value: look_up(value, keys[0])
-    return lambda value: tuple(look_up(value, key) for key in keys)
+        return lambda value: _look_up(value, keys[0])
+    return lambda value: tuple(_look_up(value, key) for key in keys)
 
 
-def look_up(value: Any, key: str) -> Any:
-    """The value of a key at the top, or of a dotted key below it.
+def _look_up(value: Any, key: str) -> Any:
+    """The value of a key at the top level, or of a dotted key below it.
 
     Raises:
-        LookupError: there is no such key, or no object on the way to it.
+        LookupError: no such key, or something on the way to it is not an object.
     """
     if key in value or "." not in key:
         return value[key]
@@ -106,14 +105,14 @@ def look_up(value: Any, key: str) -> Any:
 def _one_by_one(lines: Sequence[bytes], spec: ReadSpec) -> RecordBatch:
     kept: list[int] = []
     values: list[_Values] = []
-    problems: list[Problem] = []
+    bad_rows: list[BadRow] = []
     for row, line in enumerate(lines, start=1):
         try:
             values.append(_record(line, spec))
             kept.append(row)
         except Refused as refusal:
-            problems.append(refusal.problem(row, line, spec=spec))
-    return RecordBatch(len(lines), kept if problems else None, columns_of(values, spec), problems)
+            bad_rows.append(refusal.bad_row(row, line, spec=spec))
+    return RecordBatch(len(lines), kept if bad_rows else None, columns_of(values, spec), bad_rows)
 
 
 def columns_of(values: Sequence[_Values], spec: ReadSpec) -> tuple[Column, ...]:
@@ -132,17 +131,17 @@ def _record(line: bytes, spec: ReadSpec) -> _Values:
     try:
         value = orjson.loads(line)
     except ValueError:
-        value = python_json(line)
+        value = _python_json(line)
     if not isinstance(value, dict):
-        raise Refused("not-object", f"not a JSON object but {kind_of(value)}")
+        raise Refused("not-object", f"not a JSON object but {_kind_of(value)}")
     return tuple(_content(value, key, spec) for key in spec.json_keys)
 
 
-def python_json(line: bytes) -> Any:
-    """What `json.loads` makes of a line, but for integers, which may have any size and come as floats.
+def _python_json(line: bytes) -> Any:
+    """A line by `json.loads`, with integers as floats, so that they may have any size.
 
     Raises:
-        Refused: it is no JSON, or nested too deeply.
+        Refused: not JSON, or nested too deeply.
     """
     text = decoded(line)
     if not text.strip():
@@ -152,14 +151,14 @@ def python_json(line: bytes) -> Any:
             raise RecursionError
         return json.loads(text, parse_int=float)
     except json.JSONDecodeError as error:
-        whole = " (a record stands on one line)" if text.strip() in ("[", "{", "]", "}") else ""
+        whole = " (a record must be on one line)" if text.strip() in ("[", "{", "]", "}") else ""
         raise Refused("not-json", f"not JSON: {error.msg} at column {error.colno}{whole}") from error
     except RecursionError as error:
         raise Refused("too-deep", f"JSON nested deeper than {DEEPEST_OUTSIDE_ORJSON} levels") from error
 
 
 def _is_deep(text: str) -> bool:
-    """Whether brackets outside strings are nested too deeply (in text that is no JSON: may be)."""
+    """Whether brackets outside strings are nested too deeply (of text that is not JSON: whether they may be)."""
     if text.count("[") + text.count("{") <= DEEPEST_OUTSIDE_ORJSON:
         return False
     depth = 0
@@ -173,21 +172,21 @@ def _is_deep(text: str) -> bool:
 
 def _content(value: dict[str, Any], key: str, spec: ReadSpec) -> str | list[str]:
     try:
-        content = look_up(value, key)
+        content = _look_up(value, key)
     except LookupError as error:
         present = ", ".join(map(repr, list(value)[:5])) or "none"
         raise Refused("no-key", f"no key {key!r} (keys: {present})") from error
     if spec.chat is not None:
         try:
-            content = conversation_of(content, spec.chat)
-        except NoConversation as error:
+            content = flat_messages(content, spec.chat)
+        except BadConversation as error:
             raise Refused("bad-chat", f"key {key!r}: {error}") from error
     if isinstance(content, list) and not spec.sentence_lists:
         raise list_refused(key)
     for sentence in content if isinstance(content, list) else [content]:
         if not isinstance(sentence, str):
             inside = " a list with" if isinstance(content, list) else ""
-            what = f"key {key!r} holds{inside} {kind_of(sentence)}, not a string or a list of strings"
+            what = f"key {key!r} holds{inside} {_kind_of(sentence)}, not a string or a list of strings"
             raise Refused("bad-value", what)
         if not _is_unicode(sentence):
             raise Refused("surrogate", f"key {key!r} holds a lone surrogate, which is not text")
@@ -202,7 +201,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def kind_of(value: object) -> str:
+def _kind_of(value: object) -> str:
     """A JSON value's type in words."""
     if value is None:
         return "null"

@@ -1,9 +1,9 @@
-"""Parquet: one column for each key, rows in file order, cut into pieces of about the same number of bytes.
+"""Parquet: one column for each key, rows in file order, divided into chunks of about the same number of bytes.
 
-Columns are strings, bytes that hold UTF-8, or lists of these; a dotted name that is no column is looked up in
-structs. A piece ends with the first row that fills it, by a sum that does not depend on row groups or
-on how much is decoded at once; it travels as an Arrow stream. Rows are decoded in parts of bounded size, whatever a
-dictionary stands for; what the library reads at once is a page of each column, so that much is always held.
+Columns are strings, bytes that hold UTF-8, or lists of these; a dotted name that is not a column is looked up in
+structs. A chunk ends with the first row that fills it, by a sum that does not depend on row groups or on how much is
+decoded at once; it is passed on as an Arrow stream. Rows are decoded in batches of bounded size, however much text a
+dictionary expands to; the library reads at least a page of each column at once.
 """
 
 from __future__ import annotations
@@ -22,45 +22,54 @@ import pyarrow.parquet as pq
 from mdata.errors import BadInputError, MdataError, UsageError, explain_os_error
 from mdata.sources.input_files import SourceFile
 from mdata.sources.jsonl import columns_of
-from mdata.sources.record_batch import Column, Problem, ReadSpec, RecordBatch, Refused, decoded, list_refused, too_long
-from mdata.sources.streams import Part
+from mdata.sources.record_batch import (
+    BadRow,
+    ChunkContent,
+    Column,
+    ReadSpec,
+    RecordBatch,
+    Refused,
+    decoded,
+    list_refused,
+    too_long,
+)
 from mdata.util.stop_signals import raise_pending_stop
 
 _MOST_ROWS = 1 << 15
-# Of text that is decoded at once, beside a page of each column.
+# Text that is decoded at once, besides a page of each column.
 _DECODED_BYTES = 32 << 20
 _BUFFER_BYTES = 1 << 20
-# What a row counts besides its text, so that rows without text fill a piece as well.
+# A row counts this much besides its text, so that rows without text fill a chunk as well.
 _ROW_BYTES = 8
 _TEXT_TYPES = (
     pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view(),
 )  # fmt: skip
 
-# What pyarrow raises over damaged data; UnicodeDecodeError for a column's name, for one.
-_OF_THE_LIBRARY = (
+# What pyarrow raises on damaged data; for example UnicodeDecodeError for a column's name.
+_ARROW_ERRORS = (
     pa.ArrowException, OSError, ValueError, LookupError, TypeError, ArithmeticError, RuntimeError, MemoryError,
 )  # fmt: skip
 
 
-def parquet_parts(file: SourceFile, piece_bytes: int, *, spec: ReadSpec) -> Iterator[Part]:
-    """The pieces of a parquet file.
+def parquet_chunks(file: SourceFile, chunk_bytes: int, *, spec: ReadSpec) -> Iterator[ChunkContent]:
+    """The chunks of a parquet file.
 
     Raises:
         BadInputError: the file is damaged.
-        UsageError: it cannot be read, or has no such column of text.
+        UsageError: it cannot be read, or has no text column of a key's name.
     """
     rows = 0
     try:
         with _reader(file) as opened:
-            total, told = max(opened.metadata.num_rows, 1), 0
-            for batch in _cut(_batches(file, opened, spec, piece_bytes=piece_bytes), piece_bytes):
+            total, reported = max(opened.metadata.num_rows, 1), 0
+            for batch in _regroup(_batches(file, opened, spec, chunk_bytes=chunk_bytes), chunk_bytes):
                 start, rows = rows, rows + len(batch)
                 reached = file.size_bytes * rows // total
-                yield Part(start, rows, _to_bytes(_cut_long(batch, spec)), reached - told)
-                told = reached
+                yield ChunkContent(start, rows, _to_bytes(_truncate(batch, spec)), reached - reported)
+                reported = reached
     except MdataError:
         raise
-    except _OF_THE_LIBRARY as error:
+    except _ARROW_ERRORS as error:
         raise_pending_stop()
         if isinstance(error, OSError) and error.errno is not None:
             raise explain_os_error(error, "reading the input") from error
@@ -68,13 +77,13 @@ def parquet_parts(file: SourceFile, piece_bytes: int, *, spec: ReadSpec) -> Iter
         raise BadInputError(
             f"{file.path}: the parquet data is damaged after {rows} rows{memory}",
             found=_one_line(str(error) or type(error).__name__),
-            fix="fetch or write the file again",
+            fix="download or write the file again",
         ) from error
 
 
-def _one_line(said: str) -> str:
-    """The beginning of what the library says, which may quote any bytes."""
-    return "".join(c if c.isprintable() else " " for c in said.splitlines()[0][:200])
+def _one_line(message: str) -> str:
+    """The start of a message of the library, which may quote any bytes."""
+    return "".join(c if c.isprintable() else " " for c in message.splitlines()[0][:200])
 
 
 def _path_of(schema: pa.Schema, key: str, file: SourceFile) -> list[str]:
@@ -103,12 +112,12 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _batches(file: SourceFile, opened: pq.ParquetFile, spec: ReadSpec, *, piece_bytes: int) -> Iterator[pa.RecordBatch]:
-    """All rows with one column for each key, as bytes or lists of bytes, a few pieces' worth at once.
+def _batches(file: SourceFile, opened: pq.ParquetFile, spec: ReadSpec, *, chunk_bytes: int) -> Iterator[pa.RecordBatch]:
+    """All rows with one column for each key, as bytes or lists of bytes, a few chunks' worth at once.
 
-    What a dictionary stands for can be any number of times as large as what lies in the file, so the rows that are
-    decoded at once are as many as are small if each holds the largest entry. A row may hold any number of sentences:
-    columns of lists stay encoded until their rows are cut apart by their decoded sizes.
+    A dictionary can expand to any multiple of its size in the file, so the number of rows that are decoded at once is
+    small enough for each of them to be the largest entry. A row may hold any number of sentences: columns of lists
+    stay encoded until their rows are divided by their decoded sizes.
     """
     paths = [_path_of(opened.schema_arrow, key, file) for key in spec.json_keys]
     names = [".".join(path) for path in paths]
@@ -118,15 +127,15 @@ def _batches(file: SourceFile, opened: pq.ParquetFile, spec: ReadSpec, *, piece_
         for number in range(opened.metadata.num_row_groups):
             group = opened.metadata.row_group(number)
             row_bytes = max(1, group.total_byte_size // max(group.num_rows, 1))
-            most = min(max(piece_bytes // row_bytes, 1), _MOST_ROWS)
+            most = min(max(chunk_bytes // row_bytes, 1), _MOST_ROWS)
             by_dictionary = any(group.column(i).has_dictionary_page for i in range(group.num_columns))
             if by_dictionary:
                 most = min(most, max(1, _DECODED_BYTES // _largest_entry(encoded, number, names, paths)))
             reader = encoded if by_dictionary and has_lists else opened
             for batch in reader.iter_batches(most, row_groups=[number], columns=names, use_threads=False):
                 arrays = [_at(batch, path) for path in paths]
-                for part in _small_parts([_without_long_lists(array, spec) for array in arrays]):
-                    yield pa.RecordBatch.from_arrays(list(map(_as_bytes, part)), list(map(str, range(len(part)))))
+                for columns in _small_batches([_without_long_lists(array, spec) for array in arrays]):
+                    yield pa.RecordBatch.from_arrays(list(map(_as_bytes, columns)), list(map(str, range(len(columns)))))
 
 
 @contextmanager
@@ -145,7 +154,7 @@ def _leaves(opened: pq.ParquetFile) -> list[str]:
 
 
 def _largest_entry(encoded: pq.ParquetFile, group: int, names: list[str], paths: Sequence[Sequence[str]]) -> int:
-    """Bytes of the largest entry in the dictionaries of a row group, which its first row brings along."""
+    """Bytes of the largest entry in the dictionaries of a row group, which come with its first row."""
     largest = 1
     for batch in encoded.iter_batches(1, row_groups=[group], columns=names, use_threads=False):
         for array in (_at(batch, path) for path in paths):
@@ -156,8 +165,8 @@ def _largest_entry(encoded: pq.ParquetFile, group: int, names: list[str], paths:
     return largest
 
 
-def _small_parts(arrays: list[pa.Array]) -> Iterator[list[pa.Array]]:
-    """The rows of a batch in parts that are small once they are decoded; a row is never divided."""
+def _small_batches(arrays: list[pa.Array]) -> Iterator[list[pa.Array]]:
+    """The rows of a batch in batches that stay small when decoded; a row is never divided."""
     ends = np.cumsum(sum(map(_bytes_of, arrays), np.int64(0)))
     first = before = 0
     while first < len(ends):
@@ -167,7 +176,7 @@ def _small_parts(arrays: list[pa.Array]) -> Iterator[list[pa.Array]]:
 
 
 def _without_long_lists(array: pa.Array, spec: ReadSpec) -> pa.Array:
-    """Lists that are too long keep as many sentences as show it."""
+    """Lists that are too long keep only as many sentences as prove it."""
     if _item_type(array.type) is None or _bytes_of(array).max(initial=0) <= spec.max_record_bytes:
         return array
     sentences = np.concatenate(([0], np.cumsum(_sizes(array.flatten()))))
@@ -191,14 +200,14 @@ def _as_bytes(array: pa.Array) -> pa.Array:
     return array.cast(pa.large_list(pa.large_binary()) if is_list else pa.large_binary())
 
 
-def _cut(batches: Iterator[pa.RecordBatch], piece_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Rows regrouped: each piece ends with the row that fills it."""
+def _regroup(batches: Iterator[pa.RecordBatch], chunk_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Batches of which each ends with the row that fills a chunk."""
     held: list[pa.RecordBatch] = []
     filled = 0
     for batch in batches:
         ends = np.cumsum(sum((_bytes_of(column) for column in batch.columns), np.int64(_ROW_BYTES)))
         begin = base = 0
-        while (last := int(np.searchsorted(ends, base + piece_bytes - filled))) < len(batch):
+        while (last := int(np.searchsorted(ends, base + chunk_bytes - filled))) < len(batch):
             yield _joined([*held, batch.slice(begin, last + 1 - begin)])
             begin, base = last + 1, int(ends[last])
             held, filled = [], 0
@@ -241,8 +250,8 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _cut_long(batch: pa.RecordBatch, spec: ReadSpec) -> pa.RecordBatch:
-    """Values that are too long keep as many bytes as show it."""
+def _truncate(batch: pa.RecordBatch, spec: ReadSpec) -> pa.RecordBatch:
+    """Values that are too long keep only as many bytes as prove it."""
     arrays = [
         pc.binary_slice(column, 0, spec.max_record_bytes + 1)
         if column.type == pa.large_binary() and _bytes_of(column).max(initial=0) > spec.max_record_bytes
@@ -260,7 +269,7 @@ def _to_bytes(batch: pa.RecordBatch) -> bytes:
 
 
 def parse_rows(data: bytes, spec: ReadSpec) -> RecordBatch:
-    """The records of a piece of parquet; rows that cannot be taken become problems."""
+    """The records of a chunk of parquet, and the bad rows."""
     batch = pa.ipc.open_stream(data).read_next_batch()
     columns = [_all_good(column, spec) for column in batch.columns]
     good = tuple(column for column in columns if column is not None)
@@ -268,7 +277,7 @@ def parse_rows(data: bytes, spec: ReadSpec) -> RecordBatch:
 
 
 def _all_good(array: pa.Array, spec: ReadSpec) -> Column | None:
-    """The column, or None if any row needs a closer look."""
+    """The column, or None if any row may be bad."""
     is_list = pa.types.is_large_list(array.type)
     values = array.flatten() if is_list else array
     if is_list and not spec.sentence_lists:
@@ -286,7 +295,7 @@ def _all_good(array: pa.Array, spec: ReadSpec) -> Column | None:
 def _row_by_row(batch: pa.RecordBatch, spec: ReadSpec) -> RecordBatch:
     kept: list[int] = []
     values: list[tuple[Any, ...]] = []
-    problems: list[Problem] = []
+    bad_rows: list[BadRow] = []
     for row in range(len(batch)):
         contents = [column[row].as_py() for column in batch.columns]
         try:
@@ -294,8 +303,8 @@ def _row_by_row(batch: pa.RecordBatch, spec: ReadSpec) -> RecordBatch:
             values.append(tuple(_content(key, content, spec) for key, content in pairs))
             kept.append(row + 1)
         except Refused as refusal:
-            problems.append(refusal.problem(row + 1, _as_line(spec.json_keys, contents), spec=spec))
-    return RecordBatch(len(batch), kept if problems else None, columns_of(values, spec), problems)
+            bad_rows.append(refusal.bad_row(row + 1, _as_line(spec.json_keys, contents), spec=spec))
+    return RecordBatch(len(batch), kept if bad_rows else None, columns_of(values, spec), bad_rows)
 
 
 def _content(key: str, content: bytes | list[bytes | None] | None, spec: ReadSpec) -> str | list[str]:
@@ -314,7 +323,7 @@ def _content(key: str, content: bytes | list[bytes | None] | None, spec: ReadSpe
 
 
 def _as_line(keys: Sequence[str], contents: Sequence[Any]) -> bytes:
-    """A row as a line of JSON for people to look at; bytes that are no text are shown as escapes."""
+    """A row as a line of JSON for people to read; bytes that are not UTF-8 are shown as escapes."""
 
     def shown(content: Any) -> Any:
         if isinstance(content, list):

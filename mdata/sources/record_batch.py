@@ -1,15 +1,17 @@
-"""What passes between reading and tokenizing: how records are taken, and the columns of text they give.
+"""What passes between reading and tokenizing: how records are read, and the columns of text they become.
 
-A `RecordBatch` holds the good records of one piece as one `Column` per key, so that a tokenizer gets plain
-lists of strings, and beside them every row that could not be taken, with its reason. Rows count from 1
-inside the piece; who takes pieces in order adds the rows before it. All of this is plain data that can be
-sent between processes.
+A `RecordBatch` holds the good records of one chunk as one `Column` per key, so that a tokenizer gets plain lists of
+strings, and beside them every bad row, with its reason. Rows count from 1 inside the chunk; whoever reads chunks in
+order adds the rows before it. All of this is plain data that can be sent between processes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from mdata.errors import BadInputError
 
@@ -27,9 +29,7 @@ Kind = Literal[
     "too-long",
 ]
 _EXCERPT_CHARACTERS = 80
-
-
-# What else there is to do about a bad row of a kind.
+# How a bad row of a kind can be avoided, besides correcting it.
 _FIXES: dict[Kind, str] = {
     "blank": "sed -i '/^[[:space:]]*$/d' FILE removes blank lines; or ",
     "no-key": "another key (--json-keys); or ",
@@ -37,18 +37,27 @@ _FIXES: dict[Kind, str] = {
 }
 
 
+class ChunkContent(NamedTuple):
+    """A chunk of a stream: its bytes or rows in the text, its records, and its size in the file on disk."""
+
+    start: int
+    stop: int
+    data: bytes
+    file_bytes: int
+
+
 @dataclass(frozen=True)
 class ReadSpec:
-    """How records are taken from bytes.
+    """How records are read from bytes.
 
     Args:
         json_keys: whose values are the text; for parquet the columns.
         text_documents: what a document of plain text is: a file, or a paragraph (ended by an empty line).
-        max_record_bytes: a longer line, paragraph or value is refused as "too-long" and never held whole.
-        keep_bad_lines: problems carry the bytes of their lines (for quarantine).
-        sentence_lists: a value may be a list of sentences; else it is refused as "bad-value".
-        chat: a value is a conversation, of which these turns are trained on (`mdata.chat`); a document's texts are then
-            its roles and contents by turns. None: it is text.
+        max_record_bytes: a longer line, paragraph or value is a bad row ("too-long") and never in memory as a whole.
+        keep_bad_lines: bad rows carry the bytes of their lines (for quarantine).
+        sentence_lists: a value may be a list of sentences; otherwise such a row is bad ("bad-value").
+        chat: values are conversations, and these turns are trained on (`mdata.chat`); the texts of a document are then
+            role, content, role, content ... None: values are text.
     """
 
     json_keys: tuple[str, ...] = ("text",)
@@ -61,7 +70,7 @@ class ReadSpec:
 
 @dataclass(frozen=True)
 class Column:
-    """The texts of one key: all sentences, and the running count of sentences after each document.
+    """The texts of one key: all sentences, and the running count of sentences at the end of each document.
 
     `ends` is None where every document is one sentence.
     """
@@ -71,8 +80,8 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """A row that cannot be taken: its row (from 1), what kind of fault, why, and how it begins."""
+class BadRow:
+    """A row that is no record: its number (from 1), the kind of fault, the reason, and how its line begins."""
 
     row: int
     kind: Kind
@@ -80,15 +89,14 @@ class Problem:
     excerpt: str
     line: bytes | None = None
 
-    def _first_fix(self, path: str, row: int) -> str:
-        """What else there is to do, by the kind of the fault and how the file begins."""
+    def _other_fix(self, path: str, row: int) -> str:
         begins_file = row == 1 and self.kind in ("not-json", "not-object")
         if begins_file and path.lower().endswith((".csv", ".tsv")):
             return "CSV is not read: duckdb -c \"COPY (FROM 'x.csv') TO 'x.parquet'\" converts it; or "
         if begins_file and self.excerpt[1:].startswith("\\ufeff"):
-            return "sed -i '1s/^\\xEF\\xBB\\xBF//' FILE takes the byte order mark away; or "
+            return "sed -i '1s/^\\xEF\\xBB\\xBF//' FILE removes the byte order mark; or "
         if begins_file and self.excerpt[1:].lstrip().startswith("["):
-            return "jq -c '.[]' FILE > NEW.jsonl makes lines of a JSON array; or "
+            return "jq -c '.[]' FILE > NEW.jsonl turns a JSON array into lines; or "
         return _FIXES.get(self.kind, "")
 
     def as_error(self, path: object, rows_before: int = 0) -> BadInputError:
@@ -96,49 +104,49 @@ class Problem:
         return BadInputError(
             f"{path}:{rows_before + self.row}: {self.reason}",
             found=self.excerpt,
-            fix=self._first_fix(str(path), rows_before + self.row)
-            + "correct or remove this record, or pass over such records (--on-error skip)",
+            fix=self._other_fix(str(path), rows_before + self.row)
+            + "correct or remove this record, or skip such records (--on-error skip)",
         )
 
 
 @dataclass(frozen=True)
 class RecordBatch:
-    """The records of one piece.
+    """The records of one chunk.
 
     Args:
-        rows: rows passed over, bad ones included.
-        kept: the rows (from 1) of the records in the columns; None stands for all of them.
+        rows: number of rows, bad ones included.
+        kept: the rows (from 1) of the records in the columns; None: all of them.
         columns: one per key, all with the same number of documents.
-        problems: every bad row, in order.
+        bad_rows: every bad row, in order.
     """
 
     rows: int
     kept: list[int] | None
     columns: tuple[Column, ...]
-    problems: list[Problem]
+    bad_rows: list[BadRow]
 
 
 class Refused(Exception):
-    """Why one record cannot be taken."""
+    """Why a row is no record."""
 
     def __init__(self, kind: Kind, reason: str) -> None:
         super().__init__(reason)
         self.kind = kind
 
-    def problem(self, row: int, line: bytes, *, spec: ReadSpec) -> Problem:
-        """The problem of a row whose bytes are `line`."""
+    def bad_row(self, row: int, line: bytes, *, spec: ReadSpec) -> BadRow:
+        """The bad row of this number, whose bytes are `line`."""
         excerpt = line[: 4 * _EXCERPT_CHARACTERS].decode(errors="backslashreplace")
         kept = line if spec.keep_bad_lines else None
-        return Problem(row, self.kind, str(self), repr(excerpt[:_EXCERPT_CHARACTERS]), kept)
+        return BadRow(row, self.kind, str(self), repr(excerpt[:_EXCERPT_CHARACTERS]), kept)
 
 
 def too_long(spec: ReadSpec) -> Refused:
-    """The refusal of a record longer than the limit."""
+    """A record is longer than the limit."""
     return Refused("too-long", f"longer than {spec.max_record_bytes:,} bytes (max_record_bytes)")
 
 
 def list_refused(key: str) -> Refused:
-    """The refusal of sentences that are to be split into sentences."""
+    """A list of sentences where texts are to be split into sentences."""
     return Refused("bad-value", f"key {key!r} holds a list, and a list of sentences cannot be split into sentences")
 
 
@@ -146,7 +154,7 @@ def decoded(data: bytes) -> str:
     """Strict UTF-8.
 
     Raises:
-        Refused: the byte at fault is named; text that looks like UTF-16 is said to.
+        Refused: names the first wrong byte; says so if the text looks like UTF-16.
     """
     try:
         return data.decode()
@@ -157,9 +165,9 @@ def decoded(data: bytes) -> str:
 
 
 def column_of(values: list[str] | list[list[str]] | list[str | list[str]], spec: ReadSpec) -> Column | None:
-    """Strings and lists of strings as a column, or None where any value is something else.
+    """Strings and lists of strings as a column; None if any value is something else.
 
-    Whether a string holds lone surrogates is not looked at.
+    Lone surrogates are not looked for.
     """
     kinds = set(map(type, values))
     if kinds <= {str}:
@@ -175,3 +183,10 @@ def column_of(values: list[str] | list[list[str]] | list[str | list[str]], spec:
             sentences.append(value)  # type: ignore[arg-type]
         ends.append(len(sentences))
     return Column(sentences, ends) if set(map(type, sentences)) <= {str} else None
+
+
+def running_sums(values: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """int64[n + 1]: the sums of the first k values."""
+    sums = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=sums[1:])
+    return sums

@@ -1,9 +1,9 @@
-"""A seeded sample of an input's text: pieces from all over it, chosen by their place, never by what was read before.
+"""A seeded sample of an input's text: chunks from all over it, chosen by their place, never by what was read before.
 
-Text is taken in small pieces; each has a priority f(seed, file, piece), and those of smallest priority that fit the
+Text is taken in small chunks; each has a priority f(seed, file, chunk), and those of smallest priority that fit the
 wished size are the sample. So the choice is spread over the whole input and is the same every time, and for packed
-files the same as for plain ones. Of plain files only the chosen pieces are read; packed ones, parquet and standard
-input are read through once, chosen pieces being held. Unusual: the size counts bytes of the input, unpacked, not of
+files the same as for plain ones. Of plain files only the chosen chunks are read; packed ones, parquet and standard
+input are read through once, chosen chunks being held. Unusual: the size counts bytes of the input, unpacked, not of
 the texts in it. Not done: weighing files or documents.
 """
 
@@ -18,31 +18,31 @@ from typing import Literal
 
 from mdata.errors import BadInputError
 from mdata.progress import SILENT, Progress
-from mdata.sources.chunk import Piece, pieces, read_piece
+from mdata.sources.chunk import Chunk, chunks, read_chunk
 from mdata.sources.input_files import STDIN, SourceFile, check_unchanged
 from mdata.sources.parse import parse
-from mdata.sources.record_batch import Problem, ReadSpec
+from mdata.sources.record_batch import BadRow, ReadSpec
 from mdata.util.random_keys import derive_key
 
-PIECE_BYTES = 1 << 16
-# Of a larger input the pieces are larger, so that there are about a million of them.
-_MOST_PIECES = 1 << 20
+CHUNK_BYTES = 1 << 16
+# Of a larger input the chunks are larger, so that there are about a million of them.
+_MOST_CHUNKS = 1 << 20
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Pieces of an input, in its order.
+    """Chunks of an input, in its order.
 
     Attributes:
-        pieces: each with the rows before it in its file, where somebody counted them.
+        chunks: each with the rows before it in its file, where somebody counted them.
         sampled_bytes: of unpacked input.
         input_bytes: all of it.
     """
 
-    pieces: tuple[tuple[Piece, int | None], ...]
+    chunks: tuple[tuple[Chunk, int | None], ...]
     sampled_bytes: int
     input_bytes: int
-    piece_bytes: int
+    chunk_bytes: int
     spec: ReadSpec
 
     def texts(
@@ -57,26 +57,26 @@ class Sample:
         bad = 0
         first: BadInputError | None = None
         progress.begin(doing, self.sampled_bytes, unit="B")
-        for piece, rows_before in self.pieces:
-            batch = parse(piece.source.format, read_piece(piece, self.spec), spec=self.spec)
-            if batch.problems and (on_error == "stop" or first is None):
-                first = self._error(piece, rows_before, batch.problems[0])
+        for chunk, rows_before in self.chunks:
+            batch = parse(chunk.source.format, read_chunk(chunk, self.spec), spec=self.spec)
+            if batch.bad_rows and (on_error == "stop" or first is None):
+                first = self._error(chunk, rows_before, batch.bad_rows[0])
                 if on_error == "stop":
                     raise first
-            bad += len(batch.problems)
+            bad += len(batch.bad_rows)
             for column in batch.columns:
                 yield from column.sentences
-            progress.advance(_size(piece))
+            progress.advance(_size(chunk))
         progress.end()
-        for file in {piece.source.path: piece.source for piece, _ in self.pieces}.values():
+        for file in {chunk.source.path: chunk.source for chunk, _ in self.chunks}.values():
             check_unchanged(file)
         if first is not None:
             progress.note(f"passed over {bad:,} rows that cannot be taken; the first: {str(first).splitlines()[0]}")
 
-    def _error(self, piece: Piece, rows_before: int | None, problem: Problem) -> BadInputError:
+    def _error(self, chunk: Chunk, rows_before: int | None, bad_row: BadRow) -> BadInputError:
         if rows_before is None:
-            rows_before = _rows_before(piece, self.piece_bytes, spec=self.spec)
-        return problem.as_error(piece.source.path, rows_before)
+            rows_before = _rows_before(chunk, self.chunk_bytes, spec=self.spec)
+        return bad_row.as_error(chunk.source.path, rows_before)
 
 
 def take_sample(
@@ -88,67 +88,67 @@ def take_sample(
         BadInputError: packed data or parquet is damaged.
         UsageError: a file cannot be read, or does not hold what the spec asks for.
     """
-    piece_bytes = PIECE_BYTES
-    while sum(file.size_bytes for file in files) > piece_bytes * _MOST_PIECES:
-        piece_bytes *= 2
+    chunk_bytes = CHUNK_BYTES
+    while sum(file.size_bytes for file in files) > chunk_bytes * _MOST_CHUNKS:
+        chunk_bytes *= 2
     chosen = _Chosen(sample_bytes)
     input_bytes = rows = 0
     read = sum(file.size_bytes for file in files if file.streamed)
     if read:
         progress.begin("sampling packed input", read, unit="B")
-    with closing(pieces(files, piece_bytes, spec=spec)) as found:
-        for piece in found:
-            input_bytes += _size(piece)
-            is_stdin = piece.source.path == STDIN
-            priority = derive_key("tokenizer sample", seed, piece.file_number, piece.number).draw
-            chosen.offer(priority, piece, rows if is_stdin else None)
+    with closing(chunks(files, chunk_bytes, spec=spec)) as found:
+        for chunk in found:
+            input_bytes += _size(chunk)
+            is_stdin = chunk.source.path == STDIN
+            priority = derive_key("tokenizer sample", seed, chunk.file_number, chunk.number).draw
+            chosen.offer(priority, chunk, rows if is_stdin else None)
             if is_stdin:  # nobody can count them again
-                rows += parse(piece.source.format, read_piece(piece, spec), spec=spec).rows
-            if piece.source.streamed:
-                progress.advance(piece.file_bytes)
+                rows += parse(chunk.source.format, read_chunk(chunk, spec), spec=spec).rows
+            if chunk.source.streamed:
+                progress.advance(chunk.file_bytes)
     if read:
         progress.end()
-    return Sample(chosen.in_order(), chosen.bytes, input_bytes, piece_bytes, spec)
+    return Sample(chosen.in_order(), chosen.bytes, input_bytes, chunk_bytes, spec)
 
 
 class _Chosen:
-    """The pieces of smallest priority that fit together, of those offered so far; the smallest one always."""
+    """The chunks of smallest priority that fit together, of those offered so far; the smallest one always."""
 
     def __init__(self, most_bytes: int) -> None:
         self.bytes = 0
         self._most_bytes = most_bytes
         self._limit: int | None = None
-        self._heap: list[tuple[int, int, Piece, int | None]] = []
+        self._heap: list[tuple[int, int, Chunk, int | None]] = []
         self._tie = count()
 
-    def offer(self, priority: int, piece: Piece, rows_before: int | None) -> None:
-        """Take a piece, and let others go for it."""
+    def offer(self, priority: int, chunk: Chunk, rows_before: int | None) -> None:
+        """Take a chunk, and let others go for it."""
         if self._limit is not None and priority >= self._limit:
-            return  # a piece before it did not fit any more
-        heapq.heappush(self._heap, (-priority, next(self._tie), piece, rows_before))
-        self.bytes += _size(piece)
+            return  # a chunk before it did not fit any more
+        heapq.heappush(self._heap, (-priority, next(self._tie), chunk, rows_before))
+        self.bytes += _size(chunk)
         while self.bytes > self._most_bytes and len(self._heap) > 1:
             largest, _, gone, _ = heapq.heappop(self._heap)
             self._limit = -largest
             self.bytes -= _size(gone)
 
-    def in_order(self) -> tuple[tuple[Piece, int | None], ...]:
-        """The pieces in the order of the input."""
-        found = [(piece, rows) for _, _, piece, rows in self._heap]
+    def in_order(self) -> tuple[tuple[Chunk, int | None], ...]:
+        """The chunks in the order of the input."""
+        found = [(chunk, rows) for _, _, chunk, rows in self._heap]
         return tuple(sorted(found, key=lambda one: (one[0].file_number, one[0].number)))
 
 
-def _size(piece: Piece) -> int:
+def _size(chunk: Chunk) -> int:
     """Bytes of unpacked input; of parquet, whose places are rows, of the columns that are read."""
-    return len(piece.data or b"") if piece.source.format == "parquet" else piece.stop - piece.start
+    return len(chunk.data or b"") if chunk.source.format == "parquet" else chunk.stop - chunk.start
 
 
-def _rows_before(piece: Piece, piece_bytes: int, *, spec: ReadSpec) -> int:
-    """The rows of a file before a piece, by reading it from its start."""
+def _rows_before(chunk: Chunk, chunk_bytes: int, *, spec: ReadSpec) -> int:
+    """The rows of a file before a chunk, by reading it from its start."""
     rows = 0
-    with closing(pieces([piece.source], piece_bytes, spec=spec)) as found:
+    with closing(chunks([chunk.source], chunk_bytes, spec=spec)) as found:
         for earlier in found:
-            if earlier.number == piece.number:
+            if earlier.number == chunk.number:
                 break
-            rows += parse(piece.source.format, read_piece(earlier, spec), spec=spec).rows
+            rows += parse(chunk.source.format, read_chunk(earlier, spec), spec=spec).rows
     return rows

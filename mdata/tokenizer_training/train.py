@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mdata.errors import UsageError, os_errors_named
 from mdata.progress import SILENT, Progress
-from mdata.sources.folder_files import Filter
+from mdata.sources.folder_files import PathFilter
 from mdata.sources.input_files import find_inputs
 from mdata.sources.record_batch import ReadSpec
 from mdata.tokenizer_training.text_sample import Sample, take_sample
@@ -109,8 +109,8 @@ def learn_tokenizer(
     check_options(kind, vocab_size, options=options)
     output = Path(output)
     _check_output(output, options, progress)
-    chosen = Filter(options.include, options.exclude)
-    files = find_inputs(inputs, format=options.input_format, chosen=chosen, progress=progress).files
+    chosen = PathFilter(options.include, options.exclude)
+    files = find_inputs(inputs, format=options.input_format, filter=chosen, progress=progress).files
     if options.text_documents != "file" and not any(file.format == "text" for file in files):
         progress.note("without effect here: --text-documents (needs plain text in the input)")
     spec = ReadSpec(

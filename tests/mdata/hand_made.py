@@ -32,8 +32,8 @@ def make_corpus(folder: Path, documents: Sequence[Sequence[int]], *, name: str =
     prefix.with_name(f"{name}.bin.blake3").write_bytes(hashes)
     writer = OriginsWriter(prefix.with_name(f"{name}.origins"), step=1)
     writer.append(0, np.arange(1, len(documents) + 1))
-    origins = Origins(path=f"{name}.origins", hash=writer.place())
-    writer.leave()
+    origins = Origins(path=f"{name}.origins", hash=writer.commit())
+    writer.close()
     made = some_corpus()
     (shard,) = mdata.open_corpus(prefix.with_name(f"{name}.idx")).manifest.shards
     shard = msgspec.structs.replace(

@@ -10,7 +10,7 @@ import pytest
 
 import mdata
 from mdata.array_cache import store
-from mdata.indexed.append_file import Spool
+from mdata.indexed.append_file import AppendFile
 from mdata.preprocessing.journal import Journal, read_records
 from mdata.tokenizers.base.tokenizer_folder import write_folder
 from mdata.util import atomic_io, file_lock
@@ -24,7 +24,7 @@ def atomically(path: Path) -> None:
 
 
 def spooled(path: Path) -> None:
-    Spool(path).close()
+    AppendFile(path).close()
 
 
 def held(path: Path) -> None:

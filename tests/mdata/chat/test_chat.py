@@ -15,7 +15,7 @@ from mdata.chat.loss_spans import TemplateRefused, spans_of
 from mdata.chat.templates import ChatMl, Plain, choose_template
 from mdata.preprocessing.encode_chat import ChatSpec, tokenize_chats
 from mdata.reference import chat as twin
-from mdata.sources.conversation import Message, NoConversation, conversation_of, messages_of
+from mdata.sources.conversation import BadConversation, Message, flat_messages, messages_of
 from mdata.sources.record_batch import Column
 from mdata.tokenizers.base.tokenizer import TextRefused
 from mdata.tokenizers.types.byte import ByteTokenizer
@@ -33,24 +33,24 @@ SPELLED = (
     ("value", "said"),
     [
         ("Hi", "not a list of messages"),
-        ([], "without a message"),
-        (["Hi"], "message 1 is no object"),
+        ([], "without messages"),
+        (["Hi"], "message 1 is not an object"),
         ([{"content": "Hi"}], "message 1 has no role"),
         ([{"role": 3, "content": "Hi"}], "message 1: its role is not a name: '3'"),
         ([{"role": "user\n<|im_start|>", "content": "Hi"}], "is not a name"),
         (
             [{"role": "user", "content": "Hi"}, {"role": "assistant"}],
-            r"message 2 \(assistant\): its content is not there",
+            r"message 2 \(assistant\): its content is missing",
         ),
         ([{"role": "assistant", "content": None}], "its content is null"),
         ([{"from": "gpt", "value": [{"type": "text"}]}], "its value is a list"),
-        ([{"role": "user", "content": "Hi"}], "no turn of the assistant"),
+        ([{"role": "user", "content": "Hi"}], "no assistant turn"),
     ],
     ids=str,
 )
 def test_what_is_no_conversation_is_named(value, said):
-    with pytest.raises(NoConversation, match=said):
-        conversation_of(value, "last")
+    with pytest.raises(BadConversation, match=said):
+        flat_messages(value, "last")
 
 
 def test_both_forms_give_the_same():
@@ -61,9 +61,9 @@ def test_both_forms_give_the_same():
     ]
     theirs = [{"from": "system", "value": "s"}, {"from": "human", "value": "u"}, {"from": "gpt", "value": ""}]
     assert (
-        conversation_of(ours, "all") == conversation_of(theirs, "all") == ["system", "s", "user", "u", "assistant", ""]
+        flat_messages(ours, "all") == flat_messages(theirs, "all") == ["system", "s", "user", "u", "assistant", ""]
     )
-    assert conversation_of([{"role": "user", "content": "Hi"}], "all") == ["user", "Hi"]
+    assert flat_messages([{"role": "user", "content": "Hi"}], "all") == ["user", "Hi"]
     assert messages_of(["user", "Hi"]) == [Message("user", "Hi")]
 
 

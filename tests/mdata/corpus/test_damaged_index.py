@@ -220,9 +220,9 @@ def test_each_index_is_hashed_once_an_opening(tmp_path, monkeypatch):
 
 
 def test_a_merge_of_parts_does_not_take_a_damaged_one(tmp_path):
-    from mdata.preprocessing.merge import merge_parts
+    from mdata.preprocessing.partitions import merge_partitions
 
     write_corpus(tmp_path)
     flip(tmp_path / "c.idx", TABLES["boundaries"].start + 8, 0)
     with pytest.raises(DamageError, match=r"c\.idx is not the one"):
-        merge_parts([tmp_path / "c"], None)  # type: ignore[arg-type]
+        merge_partitions([tmp_path / "c"], None)  # type: ignore[arg-type]

@@ -25,8 +25,8 @@ def documents(tmp_path) -> Documents:
     writer = OriginsWriter(tmp_path / "x.origins", step=1)
     for file, rows in ((0, [1, 3]), (1, [2, 3]), (2, [7])):
         writer.append(file, np.array(rows))
-    origins = Origins(path="x.origins", hash=writer.place())
-    writer.leave()
+    origins = Origins(path="x.origins", hash=writer.commit())
+    writer.close()
     provenance = some_corpus().provenance
     (file,) = provenance.inputs
     inputs = [msgspec.structs.replace(file, path=path) for path in INPUTS]

@@ -42,8 +42,8 @@ def write(path, pieces, step=1):
     writer = OriginsWriter(path, step)
     for file, rows in pieces:
         writer.append(file, rows_of(rows))
-    digest = writer.place()
-    writer.abandon()
+    digest = writer.commit()
+    writer.discard()
     return digest
 
 
@@ -60,15 +60,15 @@ def test_a_plain_list_comes_back_whatever_was_cut(tmp_path_factory, drawn, step,
         if event == "checkpoint":
             state, at = writer.checkpoint(), number
         elif event == "killed" and state is not None:
-            writer.leave()
+            writer.close()
             writer, number, state = OriginsWriter(path, step, resume=OriginsState(*state)), at, None
             assert writer.state.documents == sum(len(rows) for _, rows in pieces[:at])
             continue
         writer.append(pieces[number][0], rows_of(pieces[number][1]))
         number += 1
     assert not path.exists()
-    digest = writer.place()
-    writer.abandon()
+    digest = writer.commit()
+    writer.discard()
     assert digest == blake3(path.read_bytes()).hexdigest()
     places = [(file, row) for file, rows in pieces for row in rows]
     found = open_origins(path)
@@ -93,8 +93,8 @@ def test_joined_sidecars_say_what_each_said(tmp_path_factory, parts, step):
         joined.append_runs(open_origins(folder / str(number)).runs, len(places))
         expected += places
     joined.append(9, rows_of([5]))
-    joined.place()
-    joined.abandon()
+    joined.commit()
+    joined.discard()
     found = open_origins(folder / "all")
     assert [found.of_document(number) for number in range(len(expected) + 1)] == [*expected, (9, 5)]
 
@@ -107,8 +107,8 @@ def test_many_runs_are_joined_and_checked_block_by_block(tmp_path, monkeypatch):
     joined = OriginsWriter(tmp_path / "b", 1)
     joined.append_runs(runs, 7)
     joined.append_runs(runs, 7)
-    joined.place()
-    joined.abandon()
+    joined.commit()
+    joined.discard()
     found = open_origins(tmp_path / "b")
     assert [found.of_document(number) for number in range(14)] == [(0, row) for row in rows * 2]
     data = bytearray((tmp_path / "b").read_bytes())

@@ -28,7 +28,7 @@ def read():
 def test_the_page_reads_what_we_write(tmp_path, read, dtype):
     with IndexedWriter(tmp_path / "x", dtype) as writer:
         writer.append(np.array([5, 6, 7, 127]), np.array([3, 0, 1]), document_ends=np.array([2, 2, 3]))
-        writer.finish()
+        writer.commit()
     sequences, boundaries = read(str(tmp_path / "x"))
     assert [sequence.tolist() for sequence in sequences] == [[5, 6, 7], [], [127]]
     assert {sequence.dtype for sequence in sequences} == {dtype}

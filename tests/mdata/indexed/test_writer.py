@@ -25,7 +25,7 @@ def write(prefix, documents, *, vocab_size=100, cuts=1):
     with IndexedWriter(prefix, smallest_dtype(vocab_size)) as writer:
         for part in np.array_split(np.arange(len(documents)), cuts):
             append(writer, [documents[i] for i in part])
-        return writer.finish()
+        return writer.commit()
 
 
 def append(writer, documents):
@@ -67,7 +67,7 @@ def test_blocks_are_hashed_whatever_the_pieces(tmp_path):
         with IndexedWriter(tmp_path / "x", np.dtype("<u2")) as writer:
             for part in np.array_split(tokens, pieces):
                 writer.append(part, np.array([len(part)]), document_ends=np.array([1]))
-            facts = writer.finish()
+            facts = writer.commit()
         data = (tmp_path / "x.bin").read_bytes()
         blocks = [data[i : i + BLOCK_BYTES] for i in range(0, len(data), BLOCK_BYTES)]
         assert facts.block_hashes == tuple(blake3.blake3(block).digest() for block in blocks)
@@ -78,8 +78,8 @@ def test_a_large_append_that_fails_is_over_when_it_returns(tmp_path, monkeypatch
     """Bytes are hashed while they are written; the caller may reuse their memory, also after an error."""
     tokens, looked = np.ones(1 << 20, "<u2"), []
     with IndexedWriter(tmp_path / "x", tokens.dtype) as writer:
-        real = writer._look_at
-        monkeypatch.setattr(writer, "_look_at", lambda data: (time.sleep(0.05), real(data), looked.append(len(data))))
+        real = writer._scan
+        monkeypatch.setattr(writer, "_scan", lambda data: (time.sleep(0.05), real(data), looked.append(len(data))))
         with durable_calls(monkeypatch, 0), pytest.raises(ResourceError, match="No space left"):
             writer.append(tokens, np.array([len(tokens)]), document_ends=np.array([1]))
         assert looked == [len(tokens)]
@@ -90,7 +90,7 @@ def test_many_sequences_take_several_blocks_of_the_index(tmp_path):
     count = (1 << 18) + 5
     with IndexedWriter(tmp_path / "x", np.dtype("<u2")) as writer:
         writer.append(np.arange(count) % 1000, np.ones(count, int), document_ends=np.arange(1, count + 1))
-        writer.finish()
+        writer.commit()
     reader = IndexedReader(tmp_path / "x")
     assert (reader.pointers == np.arange(count) * 2).all()
     assert (reader.boundaries == np.arange(count + 1)).all()
@@ -107,7 +107,7 @@ def test_oracle_pairs_are_written_again_byte_for_byte(tmp_path, oracles):
                 np.array(source.lengths),
                 document_ends=np.array(source.boundaries[1:]),
             )
-            writer.finish()
+            writer.commit()
         assert (tmp_path / "x.idx").read_bytes() == path.read_bytes(), path
         assert (tmp_path / "x.bin").read_bytes() == path.with_suffix(".bin").read_bytes(), path
 
@@ -233,7 +233,7 @@ def test_a_second_writer_of_one_prefix_is_refused_and_the_first_goes_on(tmp_path
         with pytest.raises(UsageError, match="another process is writing"):
             IndexedWriter(tmp_path / "x", smallest_dtype(100))
         append(first, [[[3]]])
-        first.finish()
+        first.commit()
     assert IndexedReader(tmp_path / "x").tokens(0, 3).tolist() == [1, 2, 3]
 
 
@@ -258,20 +258,21 @@ def test_a_writer_continues_where_the_last_checkpoint_was(tmp_path_factory, even
             written += event
         elif event == "checkpoint":
             kept = (writer.checkpoint(), list(written))
-            assert kept[0]._replace(kept=()) == writer.state and kept[0].documents == len(written)
+            assert kept[0]._replace(sync_points=()) == writer.state and kept[0].documents == len(written)
         elif kept is not None:
             if event == "placed":
-                writer.place()
-                writer.unplace()
-            writer.leave()
+                writer.commit()
+                writer.roll_back()
+            writer.close()
             writer = IndexedWriter(folder / "x", np.dtype(dtype), resume=kept[0])
             written = list(kept[1])
-            assert writer.state == kept[0]._replace(kept=())
+            assert writer.state == kept[0]._replace(sync_points=())
             assert not (folder / "x.idx").exists() and not (folder / "x.bin").exists()
-    facts = writer.finish()
+    facts = writer.commit()
+    writer.discard()
     with IndexedWriter(folder / "whole", np.dtype(dtype)) as whole:
         append(whole, written)
-        assert whole.finish() == facts
+        assert whole.commit() == facts
     for ending in (".bin", ".idx"):
         assert (folder / f"x{ending}").read_bytes() == (folder / f"whole{ending}").read_bytes()
     assert len(list(folder.iterdir())) == 4
@@ -286,10 +287,11 @@ def test_blocks_are_hashed_across_a_cut(tmp_path):
         writer.append(part, np.array([len(part)]), document_ends=one)
         state = writer.checkpoint()
     writer.append(tokens, np.array([len(tokens)]), document_ends=one)
-    writer.leave()
+    writer.close()
     writer = IndexedWriter(tmp_path / "x", np.dtype("<u2"), resume=state)
     writer.append(tokens, np.array([len(tokens)]), document_ends=one)
-    facts = writer.finish()
+    facts = writer.commit()
+    writer.discard()
     data = (tmp_path / "x.bin").read_bytes()
     blocks = [data[i : i + BLOCK_BYTES] for i in range(0, len(data), BLOCK_BYTES)]
     assert facts.block_hashes == tuple(blake3.blake3(block).digest() for block in blocks) and len(blocks) == 3
@@ -300,11 +302,12 @@ def test_a_placed_pair_is_taken_back(tmp_path):
     writer = IndexedWriter(tmp_path / "x", np.dtype("<u2"))
     append(writer, [[[1, 2]]])
     writer.checkpoint()
-    first = writer.place()
-    writer.unplace()
+    first = writer.commit()
+    writer.roll_back()
     assert not (tmp_path / "x.idx").exists() and not (tmp_path / "x.bin").exists()
     append(writer, [[[3]]])
-    assert writer.finish().tokens == first.tokens + 1
+    assert writer.commit().tokens == first.tokens + 1
+    writer.discard()
     assert read_pair(tmp_path / "x") == ([(1, 2), (3,)], [0, 1, 2])
 
 
@@ -316,9 +319,9 @@ def test_a_finished_pair_is_never_continued_nor_taken_back(tmp_path):
     state = writer.checkpoint()
     (tmp_path / ".x.bin.partial").unlink()
     with pytest.raises(DamageError, match="was removed while it was being written"):
-        writer.place()
-    writer.unplace()
-    writer.leave()
+        writer.commit()
+    writer.roll_back()
+    writer.close()
     with pytest.raises(DamageError, match=r"\.x\.bin\.partial is shorter"):
         IndexedWriter(tmp_path / "x", smallest_dtype(100), resume=state)
     assert (tmp_path / "x.bin").read_bytes() == np.full(4, 7, "<u2").tobytes()
@@ -330,7 +333,7 @@ def test_what_was_lost_of_a_writer_is_damage(tmp_path):
         size = BLOCK_BYTES // 2 + 1
         writer.append(np.ones(size, int), np.array([size]), document_ends=np.array([1]))
         state = writer.checkpoint()
-        writer.leave()
+        writer.close()
         lost = tmp_path / f".x{ending}.partial"
         lost.write_bytes(lost.read_bytes()[:-1])
         with pytest.raises(DamageError, match=rf"x{ending}\.partial is shorter than it was"):
@@ -349,15 +352,16 @@ def test_placing_that_fails_leaves_all_to_continue(tmp_path, monkeypatch, code):
         state = writer.checkpoint()
         with durable_calls(monkeypatch, number, code=code) as calls:
             try:
-                writer.place()
+                writer.commit()
             except ResourceError:
                 pass
             else:
                 break
         assert not (folder / "x.idx").exists() and not (folder / "x.bin").exists()
-        writer.leave()
-        IndexedWriter(folder / "x", np.dtype("<u2"), resume=state).finish()
+        writer.close()
+        with IndexedWriter(folder / "x", np.dtype("<u2"), resume=state) as again:
+            again.commit()
         assert read_pair(folder / "x") == ([(1, 2), (3,)], [0, 1, 2])
         number += 1
     assert number == len(calls.seen) > 5
-    writer.abandon()
+    writer.discard()

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata import BadInputError, DamageError, UsageError
-from mdata.indexed.append_file import Kept
-from mdata.preprocessing.bad_rows import ProblemPolicy
-from mdata.sources.record_batch import Problem
+from mdata.indexed.append_file import SyncPoint
+from mdata.preprocessing.bad_rows import BadRowPolicy
+from mdata.sources.record_batch import BadRow
 from tests.helpers.examples import examples
 from tests.helpers.notes import Notes
 from tests.mdata.preprocessing.test_preprocess import options
@@ -33,10 +33,10 @@ class Stopping(Notes):
 
 
 def job(folder, rows, **changes) -> mdata.PreprocessOptions:
-    """Small pieces of these lines, a record of the journal after each."""
+    """Small chunks of these lines, a record of the journal after each."""
     folder.mkdir(exist_ok=True)
     (folder / "in.jsonl").write_bytes(b"\n".join(rows))
-    given_options = {"tokenizer_type": "ByteTokenizer", "tokenizer_model": None, "workers": 1, "piece_bytes": 60}
+    given_options = {"tokenizer_type": "ByteTokenizer", "tokenizer_model": None, "workers": 1, "chunk_bytes": 60}
     return options(
         folder, input=(str(folder / "in.jsonl"),), checkpoint_s=0, **{**given_options, "on_error": "skip", **changes}
     )
@@ -47,7 +47,7 @@ def lines(count: int, *, bad: dict[int, bytes]) -> list[bytes]:
     return [bad.get(row, json.dumps({"text": f"row {row}"}).encode()) for row in range(1, count + 1)]
 
 
-PROBLEM = Problem(3, "bad-value", "holds a number", "'{}'", b'{"text": 3}')
+PROBLEM = BadRow(3, "bad-value", "holds a number", "'{}'", b'{"text": 3}')
 
 
 @examples(50)
@@ -55,16 +55,16 @@ PROBLEM = Problem(3, "bad-value", "holds a number", "'{}'", b'{"text": 3}')
 def test_one_row_more_than_may_be_stops(tmp_path_factory, kinds, limit):
     """Rows are good or bad; the run stops at bad row number `limit` + 1, which it names."""
     given_options = options(tmp_path_factory.getbasetemp(), on_error="skip", max_errors=str(limit))
-    policy, bad = ProblemPolicy(given_options, Notes()), 0
+    policy, bad = BadRowPolicy(given_options, Notes()), 0
     for row, is_bad in enumerate(kinds, 1):
         if not is_bad:
             continue
-        problem = Problem(row, "blank", "empty", "''")
+        bad_row = BadRow(row, "blank", "empty", "''")
         if bad == limit:
             with pytest.raises(BadInputError, match=rf"x:{row + 5}: empty(.|\n)*found: {bad + 1} bad rows"):
-                policy.take(problem, "x", rows_before=5, bad_before=bad)
+                policy.handle(bad_row, "x", rows_before=5, bad_before=bad)
             return
-        policy.take(problem, "x", rows_before=5, bad_before=bad)
+        policy.handle(bad_row, "x", rows_before=5, bad_before=bad)
         bad += 1
     assert bad == sum(kinds) <= limit
 
@@ -73,9 +73,9 @@ def test_one_row_more_than_may_be_stops(tmp_path_factory, kinds, limit):
 @given(bad=st.integers(0, 50), more=st.integers(0, 1000), share=st.decimals(0, 100, places=2))
 def test_a_share_is_exact_and_looked_at_in_the_end(tmp_path_factory, bad, more, share):
     rows = bad + more
-    policy = ProblemPolicy(options(tmp_path_factory.getbasetemp(), on_error="skip", max_errors=f"{share}%"), Notes())
+    policy = BadRowPolicy(options(tmp_path_factory.getbasetemp(), on_error="skip", max_errors=f"{share}%"), Notes())
     for number in range(min(bad, 3)):
-        policy.take(PROBLEM, "x", rows_before=0, bad_before=number)
+        policy.handle(PROBLEM, "x", rows_before=0, bad_before=number)
     if rows and Fraction(bad, rows) > Fraction(str(share)) / 100:
         with pytest.raises(BadInputError, match=f"{bad} of {rows} rows"):
             policy.check_share(bad, rows)
@@ -85,13 +85,13 @@ def test_a_share_is_exact_and_looked_at_in_the_end(tmp_path_factory, bad, more, 
 
 def test_stop_names_the_first_and_only_a_few_skipped_rows_are_shown(tmp_path):
     with pytest.raises(BadInputError, match="x:13: holds a number"):
-        ProblemPolicy(options(tmp_path), Notes()).take(PROBLEM, "x", rows_before=10, bad_before=0)
+        BadRowPolicy(options(tmp_path), Notes()).handle(PROBLEM, "x", rows_before=10, bad_before=0)
     notes = Notes()
-    policy = ProblemPolicy(options(tmp_path, on_error="skip"), notes)
+    policy = BadRowPolicy(options(tmp_path, on_error="skip"), notes)
     for number in range(20):
-        policy.take(PROBLEM, "x", rows_before=number, bad_before=number)
+        policy.handle(PROBLEM, "x", rows_before=number, bad_before=number)
     assert notes.lines[0] == "skipped x:3: holds a number" and len(notes.lines) == 6
-    assert "counted and not shown" in notes.lines[-1]
+    assert "counted but not shown" in notes.lines[-1]
 
 
 @examples(60)
@@ -100,14 +100,14 @@ def test_quarantine_gives_every_line_back(tmp_path_factory, kept):
     """UTF-8 as text, other bytes in base 64; each entry is one line of JSON, whatever the row held."""
     folder = tmp_path_factory.mktemp("q")
     path = folder / "bad.jsonl"
-    policy = ProblemPolicy(options(folder, on_error="quarantine", quarantine=str(path)), Notes())
-    surely = Kept(0, "")
+    policy = BadRowPolicy(options(folder, on_error="quarantine", quarantine=str(path)), Notes())
+    surely = SyncPoint(0, "")
     for number, line in enumerate(kept):
-        problem = Problem(1, "not-json", "because", "''", line)
-        policy.take(problem, "a\u2028b", rows_before=number, bad_before=number)
-        surely = policy.checkpoint()
+        bad_row = BadRow(1, "not-json", "because", "''", line)
+        policy.handle(bad_row, "a\u2028b", rows_before=number, bad_before=number)
+        surely = policy.quarantine.sync()
     assert not path.exists()
-    policy.place()
+    policy.quarantine.commit()
     policy.close(keep=False)
     data = path.read_bytes()
     assert len(data) == surely.size and data.count(b"\n") == len(kept)
@@ -131,18 +131,18 @@ def _how(line: bytes) -> str:
 def test_quarantine_goes_on_where_the_journal_says(tmp_path):
     path = tmp_path / "bad.jsonl"
     given_options = options(tmp_path, on_error="quarantine", quarantine=str(path))
-    first = ProblemPolicy(given_options, Notes())
-    first.take(PROBLEM, "x", rows_before=0, bad_before=0)
-    kept = first.checkpoint()
-    first.take(PROBLEM, "lost", rows_before=0, bad_before=1)
+    first = BadRowPolicy(given_options, Notes())
+    first.handle(PROBLEM, "x", rows_before=0, bad_before=0)
+    kept = first.quarantine.sync()
+    first.handle(PROBLEM, "lost", rows_before=0, bad_before=1)
     first.close(keep=True)
-    second = ProblemPolicy(given_options, Notes(), kept=kept)
-    second.take(PROBLEM, "y", rows_before=0, bad_before=1)
-    second.place()
+    second = BadRowPolicy(given_options, Notes(), resume=kept)
+    second.handle(PROBLEM, "y", rows_before=0, bad_before=1)
+    second.quarantine.commit()
     second.close(keep=False)
     assert [json.loads(line)["file"] for line in path.read_text().splitlines()] == ["x", "y"]
     with pytest.raises(DamageError):
-        ProblemPolicy(given_options, Notes(), kept=kept)  # a finished file of that name is not the one in the making
+        BadRowPolicy(given_options, Notes(), resume=kept)  # a finished file of that name is not the one in the making
 
 
 @pytest.mark.parametrize("limit", [None, "0", "2", "7"])
@@ -221,7 +221,7 @@ def test_another_policy_after_bad_rows_begins_anew(tmp_path):
             assert mdata.preprocess(job(folder, rows, **then)).finished_before
         except BadInputError:
             assert then == {"on_error": "stop"}
-        assert any("1 bad rows were met under on_error" in line for line in notes.lines)
+        assert any("1 bad rows were found under on_error" in line for line in notes.lines)
         assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
         for path in folder.iterdir():
             path.unlink() if path.is_file() else [file.unlink() for file in path.iterdir()]

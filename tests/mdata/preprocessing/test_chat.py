@@ -87,8 +87,8 @@ def test_files_of_conversations(records, tmp_path):
 
 def test_the_bytes_do_not_depend_on_how_it_is_run(records, tmp_path):
     folder, _ = records
-    one, _ = run(folder, tmp_path / "one", piece_bytes=5000, holdout="0.2")
-    many, _ = run(folder, tmp_path / "many", piece_bytes=5000, holdout="0.2", workers=3)
+    one, _ = run(folder, tmp_path / "one", chunk_bytes=5000, holdout="0.2")
+    many, _ = run(folder, tmp_path / "many", chunk_bytes=5000, holdout="0.2", workers=3)
     assert one.id == many.id
     names = [path.name.removeprefix("one") for path in sorted(tmp_path.iterdir()) if path.name.startswith("one")]
     assert any("holdout" in name for name in names)
@@ -98,11 +98,11 @@ def test_the_bytes_do_not_depend_on_how_it_is_run(records, tmp_path):
     again = mdata.preprocess(
         mdata.PreprocessOptions(
             input=(str(folder),), output_prefix=str(tmp_path / "one"), tokenizer_type="ByteTokenizer", chat=True,
-            json_keys=("messages",), chat_template="plain", piece_bytes=5000, holdout="0.2", workers=1,
+            json_keys=("messages",), chat_template="plain", chunk_bytes=5000, holdout="0.2", workers=1,
         )
     )  # fmt: skip
     assert again.finished_before
-    other, _ = run(folder, tmp_path / "one", piece_bytes=5000, holdout="0.2", chat_train_on="last", overwrite=True)
+    other, _ = run(folder, tmp_path / "one", chunk_bytes=5000, holdout="0.2", chat_train_on="last", overwrite=True)
     assert other.id != one.id
 
 
@@ -114,7 +114,7 @@ def test_a_crash_at_any_call_loses_nothing(records, tmp_path, monkeypatch):
         return mdata.PreprocessOptions(
             input=(str(tmp_path / "in.jsonl"),), output_prefix=str(tmp_path / name / "x"),
             tokenizer_type="ByteTokenizer", chat=True, chat_template="plain", json_keys=("messages",),
-            workers=1, piece_bytes=400, checkpoint_s=0.0,
+            workers=1, chunk_bytes=400, checkpoint_s=0.0,
         )  # fmt: skip
 
     with durable_calls(monkeypatch) as calls:
@@ -177,7 +177,7 @@ def test_the_template_of_a_tokenizer(records, tmp_path):
         ]
         assert all(one[-1] == eod for one in trained)
     plain = {**options, "tokenizer_options": (("special_in_text", "plain"),)}
-    with pytest.raises(UsageError, match="spells its control tokens"):
+    with pytest.raises(UsageError, match="writes control tokens as text"):
         run(folder, tmp_path / "plain", **plain)
 
 

@@ -1,4 +1,4 @@
-"""From a piece to arrays: choosing documents, widths of ids, records that one key's tokenizer refuses."""
+"""From a chunk to arrays: choosing documents, widths of ids, records that one key's tokenizer refuses."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata import UsageError
-from mdata.preprocessing.encode import Encoded, EncodeSpec, encode_documents, encode_piece, encode_records, select
-from mdata.sources.chunk import pieces
-from mdata.sources.input_files import find_files
+from mdata.preprocessing.encode import Encoded, EncodeSpec, encode_chunk, encode_documents, encode_records, select
+from mdata.sources.chunk import chunks
 from mdata.sources.record_batch import Column, ReadSpec, RecordBatch
 from mdata.tokenizers.base.tokenizer import TextRefused, TokenizerSpec
 from mdata.tokenizers.registry import load_tokenizer
 from tests.helpers.examples import examples
 from tests.mdata.preprocessing.test_preprocess import TOKENIZER, options
+from tests.mdata.sources.inputs import find_files
 
 NUMBERS = load_tokenizer(TokenizerSpec(type="NullTokenizer", options=(("vocab_size", 100),)))
 DOCUMENTS = st.lists(st.lists(st.integers(1, 4), max_size=3), max_size=9)
@@ -91,8 +91,8 @@ def test_a_record_is_taken_under_all_keys_or_under_none(rows, eod):
     good = [row for row in kept if all(word in ("1 2", "5") for word in [*rows[row - 1][0], rows[row - 1][1]])]
     assert (len(rows) if batch.kept is None else batch.rows) == len(rows)
     assert (batch.kept if batch.kept is not None else kept) == good
-    assert [problem.row for problem in batch.problems] == [row for row in kept if row not in good]
-    assert {problem.kind for problem in batch.problems} <= {"bad-text"}
+    assert [bad_row.row for bad_row in batch.bad_rows] == [row for row in kept if row not in good]
+    assert {bad_row.kind for bad_row in batch.bad_rows} <= {"bad-text"}
     expected = [[ids_of([*rows[row - 1][0]], eod) for row in good], [ids_of([rows[row - 1][1]], eod) for row in good]]
     assert [[document for document, _ in as_lists(part)] for part in parts] == expected
 
@@ -104,13 +104,13 @@ def ids_of(sentences: list[str], eod: int | None) -> list[list[int]]:
     return sequences
 
 
-def test_a_piece_knows_its_rows_and_its_hash(tmp_path):
+def test_a_chunk_knows_its_rows_and_its_hash(tmp_path):
     (tmp_path / "x.jsonl").write_text('{"text": "1"}\n{"text": "x"}\n\n{"text": "2 3"}\n')
-    (piece,) = pieces(find_files([str(tmp_path / "x.jsonl")]), 1000, spec=ReadSpec())
-    found = encode_piece(piece, NUMBERS, spec=spec())
+    (chunk,) = chunks(find_files([str(tmp_path / "x.jsonl")]), 1000, spec=ReadSpec())
+    found = encode_chunk(chunk, NUMBERS, spec=spec())
     assert (found.rows, found.kept.tolist(), found.held) == (4, [1, 4], None)
-    assert [(problem.row, problem.kind) for problem in found.problems] == [(2, "bad-text"), (3, "blank")]
-    assert found.parts[0].tokens.tolist() == [1, 2, 3] and found.parts[0].tokens.dtype == np.uint16
+    assert [(bad_row.row, bad_row.kind) for bad_row in found.bad_rows] == [(2, "bad-text"), (3, "blank")]
+    assert found.by_key[0].tokens.tolist() == [1, 2, 3] and found.by_key[0].tokens.dtype == np.uint16
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -129,7 +129,7 @@ def test_what_one_keys_tokenizer_refuses_is_left_out_of_all(tmp_path, workers):
             on_error="quarantine",
             quarantine=str(tmp_path / "bad.jsonl"),
             workers=workers,
-            piece_bytes=50,
+            chunk_bytes=50,
         )
     )
     found = {

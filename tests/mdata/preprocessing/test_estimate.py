@@ -49,7 +49,7 @@ def near(found: float, expected: float, share: float = 0.1) -> bool:
 @pytest.mark.parametrize("changes", [{}, {"partitions": 3}, {"holdout": "0.3", "append_eod": True}])
 def test_an_even_corpus_is_estimated_within_a_tenth(tmp_path, packed, changes):
     inputs = corpus(tmp_path / "in", packed=packed)
-    given_options = options(tmp_path, input=inputs, on_error="skip", piece_bytes=8000, workers=1, **changes)
+    given_options = options(tmp_path, input=inputs, on_error="skip", chunk_bytes=8000, workers=1, **changes)
     found = mdata.estimate(given_options)
     result = mdata.preprocess(given_options)
     whole = result.manifests["text"]
@@ -79,14 +79,14 @@ def test_other_streams_are_estimated_too(tmp_path, form):
     else:
         pack = lzma.compress if form == "xz" else zstandard.compress
         path.write_bytes(pack(Path(plain).read_bytes()))
-    given_options = options(tmp_path, input=(str(path),), on_error="skip", piece_bytes=8000, workers=1)
+    given_options = options(tmp_path, input=(str(path),), on_error="skip", chunk_bytes=8000, workers=1)
     found = mdata.estimate(given_options)
     shard = mdata.preprocess(given_options).manifests["text"].shards[0]
     assert near(found.tokens, shard.tokens) and near(found.documents, shard.documents)
 
 
 def test_a_small_input_is_seen_whole(tmp_path):
-    found = mdata.estimate(options(tmp_path, piece_bytes=64, append_eod=True))
+    found = mdata.estimate(options(tmp_path, chunk_bytes=64, append_eod=True))
     manifest = mdata.preprocess(options(tmp_path, append_eod=True)).manifests["text"]
     assert found.sampled_bytes == found.input_bytes
     assert (found.documents, found.tokens, found.bad_rows) == (10, manifest.shards[0].tokens, 0)
@@ -128,19 +128,19 @@ def test_the_disk_is_left_alone_and_the_sample_is_small(tmp_path, monkeypatch):
     count = Count()
     with durable_calls(monkeypatch) as calls:
         found = mdata.estimate(
-            options(tmp_path / "nowhere", input=inputs, on_error="skip", piece_bytes=4000, holdout="0.1"), count
+            options(tmp_path / "nowhere", input=inputs, on_error="skip", chunk_bytes=4000, holdout="0.1"), count
         )
     assert calls.seen == [] and contents(tmp_path) == before and not (tmp_path / "nowhere").exists()
-    assert count.ended and count.done == module._SAMPLE_PIECES
+    assert count.ended and count.done == module._SAMPLE_CHUNKS
     assert found.sampled_bytes < found.input_bytes / 8
 
 
 def test_a_slow_tokenizer_ends_the_sampling_early(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_SAMPLE_S", 0.0)
-    found = mdata.estimate(options(tmp_path, input=corpus(tmp_path / "in"), piece_bytes=8000))
+    found = mdata.estimate(options(tmp_path, input=corpus(tmp_path / "in"), chunk_bytes=8000))
     assert 0 < found.sampled_bytes <= 8000
 
 
 def test_standard_input_cannot_be_sampled(tmp_path):
-    with pytest.raises(UsageError, match="standard input is read once only"):
+    with pytest.raises(UsageError, match="standard input can be read only once"):
         mdata.estimate(options(tmp_path, input=("-",)))

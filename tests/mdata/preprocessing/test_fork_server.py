@@ -18,26 +18,26 @@ import pytest
 
 import mdata
 from mdata.preprocessing.encode import EncodeSpec
-from mdata.preprocessing.fork_server import WorkerSetup, _live, _serve
-from mdata.preprocessing.worker_pool import Pool, _slots_of_each, _Worker
-from mdata.sources.chunk import pieces
-from mdata.sources.input_files import find_files
+from mdata.preprocessing.fork_server import WorkerSetup, _run_server, _run_worker
+from mdata.preprocessing.worker_pool import Pool, _buffers_per_worker, _Worker
+from mdata.sources.chunk import chunks
 from mdata.sources.record_batch import ReadSpec
 from mdata.tokenizers.base.tokenizer import Recipe, TokenizerSpec
 from mdata.tokenizers.registry import load_tokenizer
 from tests.mdata.preprocessing.test_preprocess import GOLDEN, children_of, options
+from tests.mdata.sources.inputs import find_files
 
 SPEC = EncodeSpec(ReadSpec(), None, "uint16")
-NURSERY = import_module("mdata.preprocessing.fork_server")  # mdata.preprocess is the function, too
+FORK_SERVER = import_module("mdata.preprocessing.fork_server")  # mdata.preprocess is the function, too
 
 
-def work(piece_bytes: int = 100):
-    return pieces(find_files((str(GOLDEN / "corpus.jsonl"),)), piece_bytes, spec=ReadSpec())
+def work(chunk_bytes: int = 100):
+    return chunks(find_files((str(GOLDEN / "corpus.jsonl"),)), chunk_bytes, spec=ReadSpec())
 
 
-def workers_of(nursery: int, count: int) -> list[int]:
+def workers_of(fork_server: int, count: int) -> list[int]:
     """The first may give a result before the last is forked."""
-    while len(found := children_of(nursery)) < count:
+    while len(found := children_of(fork_server)) < count:
         time.sleep(0.01)
     return found
 
@@ -48,7 +48,7 @@ def test_it_has_one_thread_when_it_forks(engine):
     spec = TokenizerSpec(type="HuggingFaceTokenizer", model=str(GOLDEN / "tokenizer"), engine=engine)
     with Pool(2) as pool:
         for result in pool.encode(work(), load_tokenizer(spec), spec=SPEC):
-            assert len(list(Path(f"/proc/{pool._nursery.process.pid}/task").iterdir())) == 1
+            assert len(list(Path(f"/proc/{pool._fork_server.process.pid}/task").iterdir())) == 1
             result.release()
 
 
@@ -75,9 +75,11 @@ def test_a_tokenizer_that_was_expected_is_built_once_and_any_other_is_left(monke
     tokenizer = load_tokenizer("HuggingFaceTokenizer", GOLDEN / "tokenizer")
     setup = WorkerSetup(recipe_of(tokenizer), SPEC)
     made = []
-    real = NURSERY.build_tokenizer
-    monkeypatch.setattr(NURSERY, "build_tokenizer", lambda name, *w, **k: (made.append(name), real(name, *w, **k))[1])
-    found, spec = NURSERY._prepared(Messages(*([setup.recipe] if expected == "the same" else expected), setup))
+    real = FORK_SERVER.build_tokenizer
+    monkeypatch.setattr(
+        FORK_SERVER, "build_tokenizer", lambda name, *w, **k: (made.append(name), real(name, *w, **k))[1]
+    )
+    found, spec = FORK_SERVER._prepared(Messages(*([setup.recipe] if expected == "the same" else expected), setup))
     assert (len(made), spec) == (built, SPEC)
     assert recipe_of(found) == setup.recipe
 
@@ -104,13 +106,15 @@ def test_what_is_announced_is_what_is_taken(tmp_path, kind):
 def test_who_leaves_while_a_vocabulary_is_sent_leaves_nothing_behind(monkeypatch):
     """The pipe is not closed under the thread that sends through it."""
     before = set(multiprocessing.active_children())  # other tests' ranks live on
-    sent, send = [], NURSERY.Nursery._send
-    monkeypatch.setattr(NURSERY.Nursery, "_send", lambda self, message: (send(self, message), sent.append(message)))
+    sent, send = [], FORK_SERVER.ForkServer._send
+    monkeypatch.setattr(
+        FORK_SERVER.ForkServer, "_send", lambda self, message: (send(self, message), sent.append(message))
+    )
     with Pool(2) as pool:
-        pool.expect(BYTES._replace(files={"large": bytes(64 << 20)}))
+        pool.preload(BYTES._replace(files={"large": bytes(64 << 20)}))
     assert len(sent) == 1
     assert set(multiprocessing.active_children()) <= before
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("nursery")]
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("fork server")]
 
 
 def test_a_wrong_expectation_changes_nothing():
@@ -120,9 +124,9 @@ def test_a_wrong_expectation_changes_nothing():
         found = []
         with Pool(2) as pool:
             for recipe in expected:
-                pool.expect(recipe)
+                pool.preload(recipe)
             for result in pool.encode(work(), tokenizer, spec=SPEC):
-                found.append(result.encoded.parts[0].tokens.tolist())
+                found.append(result.encoded.by_key[0].tokens.tolist())
                 result.release()
         return found
 
@@ -130,47 +134,47 @@ def test_a_wrong_expectation_changes_nothing():
 
 
 @pytest.mark.parametrize(("name", "first"), [("corpus.jsonl", [0, 0, 0, 1, 1, 1]), ("corpus.jsonl.gz", [0] * 6)])
-def test_workers_have_their_next_piece_while_they_work(tmp_path, monkeypatch, name, first):
+def test_workers_have_their_next_chunk_while_they_work(tmp_path, monkeypatch, name, first):
     """Not one that carries its text, for which there is no room in a pipe. All have something before any has more."""
     (tmp_path / "corpus.jsonl").write_bytes(b'{"text": "ab"}\n' * 100)
     (tmp_path / "corpus.jsonl.gz").write_bytes(gzip.compress(b'{"text": "ab"}\n' * 100))
-    found = pieces(find_files((str(tmp_path / name),)), 100, spec=ReadSpec())
+    found = chunks(find_files((str(tmp_path / name),)), 100, spec=ReadSpec())
     tokenizer = load_tokenizer(TokenizerSpec(type="ByteTokenizer"))
-    had, give = [], _Worker.give
-    monkeypatch.setattr(_Worker, "give", lambda self, *words: (had.append(len(self.tasks)), give(self, *words)))
+    had, give = [], _Worker.send
+    monkeypatch.setattr(_Worker, "send", lambda self, *words: (had.append(len(self.tasks)), give(self, *words)))
     with Pool(3) as pool:
         for result in pool.encode(found, tokenizer, spec=SPEC):
             result.release()
     assert had[: len(first)] == first
 
 
-def test_slots_are_many_where_workers_are_few():
-    assert [_slots_of_each(workers) for workers in (2, 64, 100, 500)] == [8, 8, 5, 4]
+def test_buffers_are_many_where_workers_are_few():
+    assert [_buffers_per_worker(workers) for workers in (2, 64, 100, 500)] == [8, 8, 5, 4]
 
 
-def test_the_slot_that_came_back_last_is_used_first():
-    (piece, *_) = work()
+def test_the_buffer_that_came_back_last_is_used_first():
+    (chunk, *_) = work()
     worker = _Worker(8)
     used = set()
     for number in range(20):
-        worker.give(number, piece)
-        _, slot, _ = worker.theirs.recv()
-        used.add(slot)
-        worker.theirs.send((number, slot, ValueError("no arrays")))
-        worker.take()[2]()
+        worker.send(number, chunk)
+        _, buffer, _ = worker.theirs.recv()
+        used.add(buffer)
+        worker.theirs.send((number, buffer, ValueError("no arrays")))
+        worker.receive()[2]()
     assert len(used) == 1
     worker.close()
 
 
 @pytest.mark.parametrize(("workers", "ahead"), [(1, 2), (3, 3)])
 def test_as_many_results_wait_for_the_writer_as_there_are_workers(tmp_path, monkeypatch, workers, ahead):
-    filling = import_module("mdata.preprocessing.write_loop")
+    loop = import_module("mdata.preprocessing.write_loop")
     seen = []
-    real = filling.BackgroundWorker
+    real = loop.BackgroundWorker
     monkeypatch.setattr(
-        filling, "BackgroundWorker", lambda work, *, limit: (seen.append(limit), real(work, limit=limit))[1]
+        loop, "BackgroundWorker", lambda work, **given: (seen.append(given["limit"]), real(work, **given))[1]
     )
-    mdata.preprocess(options(tmp_path, workers=workers, piece_bytes=100))
+    mdata.preprocess(options(tmp_path, workers=workers, chunk_bytes=100))
     assert seen == [ahead]
 
 
@@ -178,7 +182,7 @@ def test_a_worker_ends_at_once_when_the_pool_is_left():
     with Pool(3) as pool:
         results = pool.encode(work(), load_tokenizer(TokenizerSpec(type="ByteTokenizer")), spec=SPEC)
         next(results)
-        workers = workers_of(pool._nursery.process.pid, 3)
+        workers = workers_of(pool._fork_server.process.pid, 3)
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
 
 
@@ -187,8 +191,8 @@ def test_how_a_worker_ended_is_known(code):
     with Pool(2) as pool:
         results = pool.encode(work(), load_tokenizer(TokenizerSpec(type="ByteTokenizer")), spec=SPEC)
         next(results)
-        os.kill(workers_of(pool._nursery.process.pid, 2)[1], code)
-        assert pool._nursery.how_it_ended(1) == -code
+        os.kill(workers_of(pool._fork_server.process.pid, 2)[1], code)
+        assert pool._fork_server.exit_code(1) == -code
 
 
 OWNER = """
@@ -197,8 +201,8 @@ from tests.mdata.preprocessing.test_fork_server import *
 with Pool(2) as pool:
     results = pool.encode(work(), load_tokenizer(TokenizerSpec(type="ByteTokenizer")), spec=SPEC)
     next(results)
-    (nursery,) = multiprocessing.active_children()
-    print(nursery.pid, *workers_of(nursery.pid, 2), flush=True)
+    (fork_server,) = multiprocessing.active_children()
+    print(fork_server.pid, *workers_of(fork_server.pid, 2), flush=True)
     sys.stdin.read()
 """
 
@@ -218,16 +222,16 @@ def test_nothing_is_left_when_the_owner_is_killed():
     assert not any(map(is_alive, pids)) and said == ""
 
 
-@pytest.mark.parametrize("life", ["nursery", "worker"])
+@pytest.mark.parametrize("life", ["fork server", "worker"])
 def test_a_message_that_its_killed_owner_could_not_finish_is_the_end(life):
-    """A vocabulary, or a piece with its text, is longer than what a pipe holds."""
+    """A vocabulary, or a chunk with its text, is longer than what a pipe holds."""
     ours, theirs = multiprocessing.Pipe()
     os.write(ours.fileno(), (100).to_bytes(4, "big") + b"the first of 100 bytes")
     ours.close()
-    if life == "nursery":
-        _live(theirs, [], [])
+    if life == "fork server":
+        _run_server(theirs, [], [])
     else:
-        _serve(theirs, [], load_tokenizer(TokenizerSpec(type="ByteTokenizer")), SPEC)
+        _run_worker(theirs, [], load_tokenizer(TokenizerSpec(type="ByteTokenizer")), SPEC)
     with pytest.raises(EOFError):
         theirs.recv()
 

@@ -90,7 +90,7 @@ def test_a_grown_corpus_keeps_its_held_out_part(tmp_path):
         (tmp_path / "x.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in some))
         folder = tmp_path / str(size)
         given_options = options(
-            folder, input=(str(tmp_path / "x.jsonl"),), tokenizer_type="ByteTokenizer", holdout="0.2", piece_bytes=999
+            folder, input=(str(tmp_path / "x.jsonl"),), tokenizer_type="ByteTokenizer", holdout="0.2", chunk_bytes=999
         )
         paths = mdata.preprocess(given_options).paths
         found.append({name: texts_of(path) for name, path in paths.items()})

@@ -43,7 +43,7 @@ def records_of(path):
 def test_records_come_back_and_each_is_one_line(tmp_path_factory, records):
     path = tmp_path_factory.mktemp("j") / "journal"
     data = write(path, records)
-    assert records_of(path) == read_records(path) == records
+    assert records_of(path) == read_records(path)[0] == records
     written = data.split(b"\n")[:-1]
     assert [json.loads(line[17:]) for line in written] == records
     assert path.read_bytes() == data
@@ -62,7 +62,7 @@ def test_what_lies_before_a_cut_or_a_flipped_bit_survives_alone(tmp_path_factory
     else:
         del data[place:]
     path.write_bytes(data)
-    assert read_records(path) == records[:whole]
+    assert read_records(path)[0] == records[:whole]
     assert write(path, more).count(b"\n") == whole + len(more)
     assert records_of(path) == records[:whole] + more
 
@@ -74,7 +74,7 @@ def test_a_line_that_is_no_record_ends_the_journal_whatever_its_hash(tmp_path, t
     whole = write(tmp_path / "journal", [{"kind": "job"}])
     line = blake3(text).hexdigest()[:16].encode() + b" " + text + b"\n"
     (tmp_path / "journal").write_bytes(whole + line + whole)
-    assert read_records(tmp_path / "journal") == [{"kind": "job"}]
+    assert read_records(tmp_path / "journal")[0] == [{"kind": "job"}]
     assert write(tmp_path / "journal", [{"kind": "state"}]).startswith(whole)
     assert records_of(tmp_path / "journal") == [{"kind": "job"}, {"kind": "state"}]
 
@@ -119,7 +119,7 @@ def test_restart_and_remove(tmp_path):
     journal.restart()
     assert journal.records == []
     journal.append({"kind": "b", "n": 2})
-    assert read_records(tmp_path / "journal") == [{"kind": "b", "n": 2}]
+    assert read_records(tmp_path / "journal")[0] == [{"kind": "b", "n": 2}]
     journal.remove()
     journal.close()
     assert list(tmp_path.iterdir()) == []
@@ -130,7 +130,7 @@ def job(folder, words, **changes) -> mdata.PreprocessOptions:
     folder.mkdir(exist_ok=True)
     rows = [json.dumps({"text": f"{words} {row}", "b": f"other {row}"}).encode() for row in range(60)]
     (folder / f"{words}.jsonl").write_bytes(b"\n".join(rows))
-    given_options = {"tokenizer_type": "ByteTokenizer", "tokenizer_model": None, "workers": 1, "piece_bytes": 100}
+    given_options = {"tokenizer_type": "ByteTokenizer", "tokenizer_model": None, "workers": 1, "chunk_bytes": 100}
     source = (str(folder / f"{words}.jsonl"),)
     return options(folder / "out", input=source, checkpoint_s=0, **{**given_options, **changes})
 
@@ -146,7 +146,7 @@ def test_a_run_of_other_keys_onto_the_same_files_ends_the_one_before(tmp_path, e
         mdata.preprocess(job(tmp_path, "another", json_keys=("text", "b")), notes)
     except KeyboardInterrupt:
         assert ends == "killed"
-    assert notes.lines[0] == "an earlier, unfinished run of the keys text onto these files is given up"
+    assert notes.lines[0] == "an earlier, unfinished run of the keys text with the same files is discarded"
     result = mdata.preprocess(job(tmp_path, "one", overwrite=ends == "finished"))
     assert not result.resumed
     assert mdata.verify(result.paths["text"], full=True).problems == ()

@@ -12,9 +12,9 @@ from mdata.errors import DamageError, UsageError
 from mdata.indexed.reader import IndexedReader
 from mdata.indexed.writer import IndexedWriter
 from mdata.manifest.types import Statistics
-from mdata.preprocessing import merge
-from mdata.preprocessing.corpus_writer import Sink, origins_path
-from mdata.preprocessing.merge import added, document_runs, merge_parts
+from mdata.preprocessing import partitions
+from mdata.preprocessing.corpus_writer import CorpusWriter, origins_path
+from mdata.preprocessing.partitions import add_statistics, document_runs, merge_partitions
 from mdata.reference.indexed import read_pair
 from tests.helpers.examples import examples
 
@@ -35,11 +35,11 @@ def write_part(prefix, documents, *, file=0):
             np.array([len(ids) for ids in sequences], np.int64),
             document_ends=np.cumsum([len(document) for document in documents], dtype=np.int64),
         )
-        writer.finish()
+        writer.commit()
     origins = OriginsWriter(origins_path(prefix), 1)
     origins.append(file, np.arange(1, 2 * len(documents), 2))
-    origins.place()
-    origins.abandon()
+    origins.commit()
+    origins.discard()
 
 
 @examples(40)
@@ -50,13 +50,13 @@ def test_the_merged_pair_is_the_documents_of_all_parts(tmp_path_factory, parts, 
     for number, documents in enumerate(parts):
         write_part(prefixes[number], documents, file=number)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merge, "_DOCUMENTS_AT_ONCE", documents_at_once)
-        patch.setattr(merge, "_TOKENS_AT_ONCE", tokens_at_once)
-        sink = Sink(folder / "all", "uint16", step=1)
-        merge_parts(prefixes, sink)
-        sink.writer.place()
-        sink.origins.place()
-        sink.close(keep=False)
+        patch.setattr(partitions, "_DOCUMENTS_AT_ONCE", documents_at_once)
+        patch.setattr(partitions, "_TOKENS_AT_ONCE", tokens_at_once)
+        writer = CorpusWriter(folder / "all", "uint16", step=1)
+        merge_partitions(prefixes, writer)
+        writer.pair.commit()
+        writer.origins.commit()
+        writer.close(keep=False)
     sequences = [tuple(ids) for number, part in enumerate(parts) for ids in sequences_of(part, number * 1000)]
     boundaries = np.cumsum([0, *(len(document) for part in parts for document in part)]).tolist()
     assert read_pair(folder / "all") == (sequences, boundaries)
@@ -70,18 +70,18 @@ def test_the_merged_pair_is_the_documents_of_all_parts(tmp_path_factory, parts, 
 def test_runs_are_bounded_and_a_document_is_never_cut(tmp_path, monkeypatch):
     write_part(tmp_path / "x", [[3], [4], [20], [], [2, 2], [1]])
     reader = IndexedReader(tmp_path / "x")
-    monkeypatch.setattr(merge, "_TOKENS_AT_ONCE", 7)
+    monkeypatch.setattr(partitions, "_TOKENS_AT_ONCE", 7)
     runs = [(len(tokens), ends.tolist()) for tokens, _, ends in document_runs(tmp_path / "x", reader)]
     assert runs == [(7, [1, 2]), (20, [1]), (5, [0, 2, 3])]
-    monkeypatch.setattr(merge, "_DOCUMENTS_AT_ONCE", 1)
+    monkeypatch.setattr(partitions, "_DOCUMENTS_AT_ONCE", 1)
     assert [len(tokens) for tokens, _, _ in document_runs(tmp_path / "x", reader)] == [3, 4, 20, 0, 4, 1]
 
 
 def test_counts_of_parts_add_up_empty_ones_included():
     some = Statistics(document_lengths=[1, 0, 5], text_bytes=70)
     none = Statistics(document_lengths=[], text_bytes=0)
-    assert added([none, some, none, some]) == Statistics(document_lengths=[2, 0, 10], text_bytes=140)
-    assert added([none, none]) == none
+    assert add_statistics([none, some, none, some]) == Statistics(document_lengths=[2, 0, 10], text_bytes=140)
+    assert add_statistics([none, none]) == none
 
 
 def test_a_damaged_part_is_refused(tmp_path):
@@ -97,8 +97,8 @@ def test_a_damaged_part_is_refused(tmp_path):
 
 
 def merge_into(folder):
-    sink = Sink(folder / "all", "uint16", step=1)
+    writer = CorpusWriter(folder / "all", "uint16", step=1)
     try:
-        merge_parts([folder / "x"], sink)
+        merge_partitions([folder / "x"], writer)
     finally:
-        sink.close(keep=False)
+        writer.close(keep=False)

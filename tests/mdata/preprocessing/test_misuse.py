@@ -15,13 +15,13 @@ import pytest
 import mdata
 from mdata import BadInputError, ResourceError, UsageError
 from mdata.preprocessing.worker_pool import Pool
-from mdata.sources.chunk import pieces
-from mdata.sources.input_files import find_files
+from mdata.sources.chunk import chunks
 from mdata.sources.record_batch import ReadSpec
 from mdata.tokenizers.base.tokenizer import TokenizerSpec
 from mdata.tokenizers.base.tokenizer_folder import write_folder
 from mdata.tokenizers.registry import load_tokenizer
 from tests.mdata.preprocessing.test_preprocess import GOLDEN, contents, options
+from tests.mdata.sources.inputs import find_files
 
 
 def lines(path: Path, *texts: str) -> Path:
@@ -101,16 +101,16 @@ def test_a_tokenizer_folder_has_one_writer_at_a_time(tmp_path):
 def test_workers_that_never_began_are_named():
     tokenizer = load_tokenizer(TokenizerSpec(type="ByteTokenizer"))
     (file,) = find_files((str(GOLDEN / "corpus.jsonl"),))
-    work = pieces([file], 1 << 20, spec=ReadSpec())
+    work = chunks([file], 1 << 20, spec=ReadSpec())
     with Pool(2) as pool:
-        pool._nursery.process.kill()
-        pool._nursery.process.join()
+        pool._fork_server.process.kill()
+        pool._fork_server.process.join()
         with pytest.raises(ResourceError, match=r"(?s)a worker process died while it read .*found: signal 9"):
             list(pool.encode(work, tokenizer, spec=None))
 
 
 def _in_a_daemon(folder: str) -> int:
-    job = options(Path(folder), workers=2, piece_bytes=100)
+    job = options(Path(folder), workers=2, chunk_bytes=100)
     return mdata.preprocess(job).manifests["text"].shards[0].documents
 
 
@@ -123,7 +123,7 @@ def test_a_script_needs_no_guard(tmp_path):
     (tmp_path / "run.py").write_text(
         "import sys, mdata\n"
         "mdata.preprocess(mdata.PreprocessOptions(input=(sys.argv[1],), output_prefix=sys.argv[2],\n"
-        "    tokenizer_type='ByteTokenizer', workers=2, piece_bytes=100))\n"
+        "    tokenizer_type='ByteTokenizer', workers=2, chunk_bytes=100))\n"
         "print('once')\n"
     )
     words = [str(GOLDEN / "corpus.jsonl"), str(tmp_path / "out")]

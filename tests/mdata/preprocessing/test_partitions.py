@@ -15,7 +15,7 @@ import mdata
 from mdata import UsageError
 from mdata.corpus.origins import open_origins
 from mdata.preprocessing.encode import HOLDOUT_BITS, held_out
-from mdata.preprocessing.partitions import Routes
+from mdata.preprocessing.partitions import Partitions
 from mdata.reference.preprocess import HELD_OUT, part_of, routes_of
 from mdata.reference.records import record
 from mdata.sources.record_batch import Column
@@ -34,21 +34,21 @@ from tests.mdata.preprocessing.twin import pair_of
     share=st.sampled_from(["0", "0.3", "0.50", "1"]),
 )
 def test_routes_are_those_of_the_twin(rows, first, partitions, sequential, share):
-    """`rows` says which rows are good; those before `first` were taken by an earlier piece."""
+    """`rows` says which rows are good; those before `first` were taken by an earlier chunk."""
     kept = [row for row, good in enumerate(rows) if good and row >= first]
     texts = [[f"text {row}", "b"] if row % 3 else [] for row in kept]
-    routes = Routes(partitions, max(1, -(-len(rows) // partitions)) if sequential else None, share != "0")
+    ours = Partitions(partitions, max(1, -(-len(rows) // partitions)) if sequential else None, share != "0")
     held_below = int(float(share) * 2**HOLDOUT_BITS)
     column = Column(
         [text for document in texts for text in document], np.cumsum([*map(len, texts)], dtype=int).tolist()
     )
     held = held_out((column,), held_below) if held_below else None
-    found = routes.of(np.array(kept, np.int64), held)
+    found = ours.of_rows(np.array(kept, np.int64), held)
     expected = routes_of(
         list(zip(kept, texts, strict=True)), len(rows), partitions=partitions, sequential=sequential, share=share
     )
-    assert [HELD_OUT if route == partitions else route for route in found.tolist()] == expected
-    assert all(0 <= route < routes.num_routes for route in found.tolist())
+    assert [HELD_OUT if partition == partitions else partition for partition in found.tolist()] == expected
+    assert all(partition in ours.numbers for partition in found.tolist())
 
 
 @examples(100)
@@ -59,18 +59,24 @@ def test_sequential_parts_are_runs_of_one_length_but_for_the_last(num_rows, part
     sizes = [len(list(run)) for _, run in itertools.groupby(parts)]
     assert len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0] == -(-num_rows // partitions)
     rows = np.arange(num_rows)
-    assert Routes(partitions, -(-num_rows // partitions), False).of(rows, None).tolist() == parts
+    assert Partitions(partitions, -(-num_rows // partitions), False).of_rows(rows, None).tolist() == parts
 
 
 def test_names_and_prefixes(tmp_path):
-    plain, parts = Routes(1, None, True), Routes(3, 5, True)
+    plain, parts = Partitions(1, None, True), Partitions(3, 5, True)
     given_options = options(tmp_path)
-    assert [plain.name("text", route) for route in range(2)] == ["text", "text/holdout"]
-    assert [parts.name("text", route) for route in range(4)] == [*(f"text/part{i}" for i in range(3)), "text/holdout"]
-    names = [parts.prefix(given_options, "text", route=route).name for route in range(4)]
-    assert names == [*(f"out_{i}_text_document" for i in range(3)), "out_holdout_text_document"]
-    assert plain.prefix(given_options, "text", route=0).name == "out_text_document"
-    assert (plain.step, Routes(3, None, False).step, parts.step) == (1, 3, 1)
+    assert [plain.name("text", partition) for partition in range(2)] == ["text", "text/holdout"]
+    assert [parts.name("text", partition) for partition in range(4)] == [
+        *(f"text/part{i}" for i in range(3)),
+        "text/holdout",
+    ]
+    names = [prefix.name for prefix in parts.prefixes(given_options).values()]
+    assert names == [*(f"out_{i}_text_document" for i in range(3)), "out_holdout_text_document", "out_text_document"]
+    assert [prefix.name for prefix in plain.prefixes(given_options).values()] == [
+        "out_text_document",
+        "out_holdout_text_document",
+    ]
+    assert (plain.step, Partitions(3, None, False).step, parts.step) == (1, 3, 1)
 
 
 def several_files(folder):
@@ -99,11 +105,11 @@ def expected_documents(paths, *, partitions, sequential, share, eod):
         if isinstance(values, str):
             continue
         texts = [values[0]] if isinstance(values[0], str) else values[0]
-        (route,) = routes_of([(at, texts)], len(places), partitions=partitions, sequential=sequential, share=share)
+        (partition,) = routes_of([(at, texts)], len(places), partitions=partitions, sequential=sequential, share=share)
         sequences = [ids for ids in (TOKENIZER.encode_batch([text])[0].tolist() for text in texts) if ids]
         if sequences and eod is not None:
             sequences[-1].append(eod)
-        found[route if route == HELD_OUT else f"part{route}"].append((sequences, (file, row)))
+        found[partition if partition == HELD_OUT else f"part{partition}"].append((sequences, (file, row)))
     return found
 
 
@@ -122,7 +128,7 @@ def test_the_whole_engine_is_its_twin(tmp_path, partitions, sequential, share, w
             append_eod=True,
             on_error="skip",
             workers=workers,
-            piece_bytes=130,
+            chunk_bytes=130,
         )
     )
     expected = expected_documents(paths, partitions=partitions, sequential=sequential, share=share, eod=TOKENIZER.eod)
@@ -154,7 +160,7 @@ def assert_is(folder, stem, documents, manifest):
 def test_runs_of_rows_need_an_input_that_can_be_read_twice(tmp_path):
     (tmp_path / "x.jsonl").write_text(json.dumps({"text": "a"}))
     for inputs in (("-",), (str(tmp_path / "x.jsonl"), "-")):
-        with pytest.raises(UsageError, match="stdin is read once only"):
+        with pytest.raises(UsageError, match="stdin can be read only once"):
             mdata.preprocess(options(tmp_path, input=inputs, partitions=2, keep_sequential_samples=True))
 
 

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from mdata.preprocessing.placement import Placing, placing_of, placing_record, remove_partials
+from mdata.preprocessing.resume import PendingCommit, commit_record, pending_commit, remove_partials
 from mdata.util import atomic_io
 
 ENDINGS = ("bin", "origins")
@@ -21,13 +21,13 @@ def prefix(tmp_path):
     return prefix
 
 
-def placed(prefix) -> Placing:
-    record = placing_record([prefix], None)
+def committed(prefix) -> PendingCommit:
+    record = commit_record([prefix], None)
     for ending in ENDINGS:
         atomic_io.rename(atomic_io.partial_path(prefix.with_suffix(f".{ending}")), prefix.with_suffix(f".{ending}"))
     for ending in ("idx", "json", "bin.blake3"):
         prefix.with_name(f"x.{ending}").write_bytes(b"beside")
-    return placing_of([{"kind": "job"}, {"kind": "state"}, record])
+    return pending_commit([{"kind": "job"}, {"kind": "state"}, record])
 
 
 def names(folder) -> set[str]:
@@ -35,9 +35,9 @@ def names(folder) -> set[str]:
 
 
 def test_what_the_journal_names_is_taken_back_and_nothing_speaks_of_it(prefix):
-    placing = placed(prefix)
+    pending = committed(prefix)
     for _ in range(2):  # also by a run that died on the way
-        placing.take_back(prefix)
+        pending.roll_back(prefix)
         assert names(prefix.parent) == {".x.bin.partial", ".x.origins.partial"}
     remove_partials(prefix)
     assert names(prefix.parent) == set()
@@ -45,7 +45,7 @@ def test_what_the_journal_names_is_taken_back_and_nothing_speaks_of_it(prefix):
 
 @pytest.mark.parametrize("change", ["another", "longer", "copied", "gone"])
 def test_another_file_of_the_name_stays(prefix, change):
-    placing, path = placed(prefix), prefix.with_suffix(".bin")
+    pending, path = committed(prefix), prefix.with_suffix(".bin")
     if change == "another":
         (prefix.parent / "new").write_bytes(b"ours")
         (prefix.parent / "new").rename(path)
@@ -57,23 +57,23 @@ def test_another_file_of_the_name_stays(prefix, change):
     else:
         path.unlink()
     before = names(prefix.parent) - {"x.origins"}
-    placing.take_back(prefix)
+    pending.roll_back(prefix)
     assert names(prefix.parent) == before | {".x.origins.partial"}
 
 
 def test_the_quarantine_is_told_from_another(tmp_path):
     path = tmp_path / "bad.jsonl"
     atomic_io.partial_path(path).write_bytes(b"rows")
-    record = placing_record([], str(path))
+    record = commit_record([], str(path))
     path.write_bytes(b"rows")
-    assert not placing_of([record]).names_quarantine(path)
+    assert not pending_commit([record]).has_quarantine(path)
     atomic_io.rename(atomic_io.partial_path(path), path)
-    placing_of([record]).take_back_quarantine(path)
+    pending_commit([record]).roll_back_quarantine(path)
     assert names(tmp_path) == {".bad.jsonl.partial"}
 
 
 def test_only_the_last_word_counts(prefix):
-    record = placing_record([prefix], None)
-    assert placing_of([]) == placing_of([record, {"kind": "state"}]) == Placing()
+    record = commit_record([prefix], None)
+    assert pending_commit([]) == pending_commit([record, {"kind": "state"}]) == PendingCommit()
     for after in ([], [{"kind": "given up"}], [{"kind": "job"}]):
-        assert placing_of([{"kind": "state"}, record, *after]).files == record["files"] != {}
+        assert pending_commit([{"kind": "state"}, record, *after]).files == record["files"] != {}

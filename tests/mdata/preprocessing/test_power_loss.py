@@ -24,7 +24,7 @@ Pair = tuple[bytes, bytes]
 
 
 def job(inputs: tuple[str, ...], folder: Path, **changes) -> mdata.PreprocessOptions:
-    words = {"json_keys": ("text",), "piece_bytes": 700, **changes}
+    words = {"json_keys": ("text",), "chunk_bytes": 700, **changes}
     return options(folder, **{**vars(whole_job(inputs, folder)), **words})
 
 

@@ -25,7 +25,7 @@ import mdata
 from mdata import BadInputError, ResourceError, UsageError
 from mdata.preprocessing.corpus_writer import length_histogram
 from mdata.preprocessing.encode import Encoded, EncodeSpec, encode_documents
-from mdata.preprocessing.partitions import Routes
+from mdata.preprocessing.partitions import Partitions
 from mdata.progress import Silent
 from mdata.sources.record_batch import Column, ReadSpec
 from mdata.tokenizers.base.tokenizer import TokenizerSpec
@@ -95,7 +95,7 @@ def test_the_references_hugging_face_cases(tmp_path, oracles):
             tokenizer_model=str(oracles / after["--tokenizer-model"]),
             tokenizer_options=(("include_special_tokens", False),) if bare else (),
             append_eod="--append-eod" in words,
-            piece_bytes=5000,
+            chunk_bytes=5000,
         )
         for output in case["outputs"]:
             data = (folder / Path(output["name"]).name).read_bytes()
@@ -104,17 +104,17 @@ def test_the_references_hugging_face_cases(tmp_path, oracles):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A folder where the golden corpus was read as one piece, and its manifest."""
+    """A folder where the golden corpus was read as one chunk, and its manifest."""
     folder = tmp_path_factory.mktemp("whole")
     return folder, run(folder, append_eod=True)
 
 
 @examples(20)
-@given(piece_bytes=st.integers(1, 700))
-def test_unit_size_changes_nothing(tmp_path_factory, whole, loaded_once, piece_bytes):
-    """Only the manifest, which records the size of the pieces that inputs were hashed by, may differ."""
+@given(chunk_bytes=st.integers(1, 700))
+def test_unit_size_changes_nothing(tmp_path_factory, whole, loaded_once, chunk_bytes):
+    """Only the manifest, which records the size of the chunks that inputs were hashed by, may differ."""
     folder = tmp_path_factory.mktemp("units")
-    found = run(folder, append_eod=True, piece_bytes=piece_bytes)
+    found = run(folder, append_eod=True, chunk_bytes=chunk_bytes)
     whole, expected = whole
     assert (found.id, pair(folder)) == (expected.id, pair(whole))
     assert (folder / "out_text_document.origins").read_bytes() == (whole / "out_text_document.origins").read_bytes()
@@ -123,7 +123,7 @@ def test_unit_size_changes_nothing(tmp_path_factory, whole, loaded_once, piece_b
 @pytest.mark.parametrize("workers", [2, 7])
 def test_workers_change_nothing(tmp_path, workers):
     for name, number in (("one", 1), ("many", workers)):
-        run(tmp_path / name, append_eod=True, workers=number, piece_bytes=40)
+        run(tmp_path / name, append_eod=True, workers=number, chunk_bytes=40)
     assert contents(tmp_path / "one") == contents(tmp_path / "many")
 
 
@@ -131,7 +131,7 @@ def test_compressed_input_gives_the_same_tokens(tmp_path):
     text = (GOLDEN / "corpus.jsonl").read_bytes()
     (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(text[:99]) + gzip.compress(text[99:]))
     plain = run(tmp_path / "plain")
-    packed = run(tmp_path / "packed", input=(str(tmp_path / "in.jsonl.gz"),), workers=2, piece_bytes=64)
+    packed = run(tmp_path / "packed", input=(str(tmp_path / "in.jsonl.gz"),), workers=2, chunk_bytes=64)
     assert pair(tmp_path / "plain") == pair(tmp_path / "packed")
     assert packed.id == plain.id and packed.provenance != plain.provenance
 
@@ -232,7 +232,7 @@ def test_a_bad_record_has_its_row_in_the_file_and_nothing_looks_finished(tmp_pat
     (tmp_path / "first.jsonl").write_text("\n".join(lines))
     inputs = (str(tmp_path / "first.jsonl"), str(tmp_path / "in.jsonl"))
     with pytest.raises(BadInputError, match=r"/in\.jsonl:71: key 'text' holds a number") as caught:
-        mdata.preprocess(options(tmp_path / "out", input=inputs, workers=workers, piece_bytes=100))
+        mdata.preprocess(options(tmp_path / "out", input=inputs, workers=workers, chunk_bytes=100))
     assert "Traceback" not in str(caught.value)
     left = contents(tmp_path / "out")
     assert left and all(name.startswith(".") and "lock" not in name for name in left)
@@ -246,7 +246,7 @@ def test_the_first_fault_of_the_input_stops_the_run(tmp_path, workers):
     rows[40_000] = "not JSON"
     packed = gzip.compress("\n".join(rows).encode())
     (tmp_path / "x.jsonl.gz").write_bytes(packed[: len(packed) * 15 // 16])
-    job = options(tmp_path / "out", input=(str(tmp_path / "x.jsonl.gz"),), workers=workers, piece_bytes=30_000)
+    job = options(tmp_path / "out", input=(str(tmp_path / "x.jsonl.gz"),), workers=workers, chunk_bytes=30_000)
     with pytest.raises(BadInputError, match=r"x\.jsonl\.gz:20001: "):
         mdata.preprocess(job)
 
@@ -265,17 +265,17 @@ class KillOne(Silent):
     def advance(self, amount, **totals) -> None:
         if not self.killed:
             self.killed = True
-            (nursery,) = (child for child in multiprocessing.active_children() if child not in self.others)
-            os.kill(children_of(nursery.pid)[0], signal.SIGKILL)
+            (fork_server,) = (child for child in multiprocessing.active_children() if child not in self.others)
+            os.kill(children_of(fork_server.pid)[0], signal.SIGKILL)
 
 
 def test_a_dead_worker_is_named_and_the_run_continues(tmp_path):
     (tmp_path / "x.jsonl").write_text('{"text": "some words of text"}\n' * 20000)
     before = {child.pid for child in multiprocessing.active_children()}
-    changes = {"input": (str(tmp_path / "x.jsonl"),), "piece_bytes": 4000}
+    changes = {"input": (str(tmp_path / "x.jsonl"),), "chunk_bytes": 4000}
     job = options(tmp_path / "out", **changes, workers=2)
     with pytest.raises(
-        ResourceError, match=r"a worker process died while it read .*x\.jsonl, piece \d+ \(\d+ to \d+\)"
+        ResourceError, match=r"a worker process died while it read .*x\.jsonl, chunk \d+ \(\d+ to \d+\)"
     ):
         mdata.preprocess(job, KillOne())
     assert {child.pid for child in multiprocessing.active_children()} <= before
@@ -287,7 +287,7 @@ def test_a_dead_worker_is_named_and_the_run_continues(tmp_path):
 
 def test_signals_are_as_before(tmp_path):
     before = signal.pthread_sigmask(signal.SIG_BLOCK, set())
-    run(tmp_path, workers=2, piece_bytes=100)
+    run(tmp_path, workers=2, chunk_bytes=100)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == before
 
 
@@ -295,8 +295,8 @@ def test_signals_are_as_before(tmp_path):
     ("changes", "text"),
     [
         ({"workers": 0}, "workers=0"),
-        ({"piece_bytes": 0}, "piece_bytes=0"),
-        ({"json_keys": ()}, "names no key"),
+        ({"chunk_bytes": 0}, "chunk_bytes=0"),
+        ({"json_keys": ()}, "json_keys is empty"),
         ({"json_keys": ("a", "a")}, "names a key twice: a a"),
         ({"json_keys": ("a/b",)}, "key 'a/b' cannot be part of a file name"),
         ({"output_prefix": "x/"}, "output prefix 'x/' has no name"),
@@ -319,10 +319,14 @@ def test_append_eod_needs_an_eod(tmp_path):
 
 
 def test_result_names():
-    asked = options(Path("a"), output_prefix="d/x")
-    assert Routes(1, None, False).prefix(asked, "body", route=0) == Path("d/x_body_document")
-    assert Routes(3, None, True).prefix(asked, "body", route=2) == Path("d/x_2_body_document")
-    assert Routes(3, None, True).prefix(asked, "body", route=3) == Path("d/x_holdout_body_document")
+    given = options(Path("a"), output_prefix="d/x", json_keys=("body",))
+    assert Partitions(1, None, False).prefixes(given) == {"body": Path("d/x_body_document")}
+    assert Partitions(2, None, True).prefixes(given) == {
+        "body/part0": Path("d/x_0_body_document"),
+        "body/part1": Path("d/x_1_body_document"),
+        "body/holdout": Path("d/x_holdout_body_document"),
+        "body": Path("d/x_body_document"),
+    }
 
 
 ASK_WORKERS = """
@@ -332,11 +336,11 @@ from mdata.progress import Silent
 
 class Ask(Silent):
     def advance(self, amount, **totals):
-        (nursery,) = multiprocessing.active_children()
+        (fork_server,) = multiprocessing.active_children()
         workers = []
         while len(workers) < 2:
-            workers = open(f"/proc/{nursery.pid}/task/{nursery.pid}/children").read().split()
-        for name, pid in zip(("nursery", "one", "two"), (nursery.pid, *workers), strict=True):
+            workers = open(f"/proc/{fork_server.pid}/task/{fork_server.pid}/children").read().split()
+        for name, pid in zip(("fork server", "one", "two"), (fork_server.pid, *workers), strict=True):
             status = open(f"/proc/{pid}/status").read()
             blocked = int(status.split("SigBlk:")[1].split()[0], 16)
             print(name, bool(blocked & (1 << (2 - 1))))
@@ -344,7 +348,7 @@ class Ask(Silent):
 
 if __name__ == "__main__":
     source, prefix, model = sys.argv[1:]
-    options = dict(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=model, workers=2, piece_bytes=50)
+    options = dict(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=model, workers=2, chunk_bytes=50)
     mdata.preprocess(mdata.PreprocessOptions(input=(source,), output_prefix=prefix, **options), Ask())
 """
 
@@ -357,4 +361,4 @@ def test_no_worker_hears_ctrl_c(tmp_path):
     done = subprocess.run(
         [sys.executable, str(tmp_path / "ask.py"), *words], capture_output=True, text=True, env=environment, check=True
     )
-    assert set(done.stdout.splitlines()) == {"nursery True", "one True", "two True"}
+    assert set(done.stdout.splitlines()) == {"fork server True", "one True", "two True"}

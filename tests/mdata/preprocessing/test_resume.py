@@ -53,7 +53,7 @@ def corpus(folder: Path) -> tuple[str, ...]:
 
 
 def whole_job(inputs: tuple[str, ...], folder: Path) -> mdata.PreprocessOptions:
-    """Everything that leaves files: two keys, a held-out share, a quarantine; a record after every piece."""
+    """Everything that leaves files: two keys, a held-out share, a quarantine; a record after every chunk."""
     return options(
         folder,
         input=inputs,
@@ -62,7 +62,7 @@ def whole_job(inputs: tuple[str, ...], folder: Path) -> mdata.PreprocessOptions:
         holdout="0.3",
         on_error="quarantine",
         quarantine=str(folder / "bad.jsonl"),
-        piece_bytes=300,
+        chunk_bytes=300,
         checkpoint_s=0,
         workers=1,
     )
@@ -115,7 +115,7 @@ def test_an_error_at_any_call_is_typed_and_loses_nothing(memory, monkeypatch, co
 
 
 class InterruptAt(Notes):
-    """Ctrl-C when the n-th piece was taken."""
+    """Ctrl-C when the n-th chunk was taken."""
 
     def __init__(self, at: int) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class InterruptAt(Notes):
             raise KeyboardInterrupt
 
 
-def test_an_interrupt_at_any_piece_loses_nothing(tmp_path):
+def test_an_interrupt_at_any_chunk_loses_nothing(tmp_path):
     inputs = corpus(tmp_path / "in")
     mdata.preprocess(whole_job(inputs, tmp_path / "whole"))
     expected = contents(tmp_path / "whole")
@@ -143,9 +143,9 @@ def test_an_interrupt_at_any_piece_loses_nothing(tmp_path):
         assert contents(folder) == expected
 
 
-def interrupted(job: mdata.PreprocessOptions, pieces: int = 4) -> None:
+def interrupted(job: mdata.PreprocessOptions, chunks: int = 4) -> None:
     with pytest.raises(KeyboardInterrupt):
-        mdata.preprocess(job, InterruptAt(pieces))
+        mdata.preprocess(job, InterruptAt(chunks))
 
 
 def lines_of(job: mdata.PreprocessOptions) -> tuple[bool, str]:
@@ -219,12 +219,12 @@ def test_a_mended_row_is_continued_after(tmp_path):
     lines = [json.dumps({"text": f"document {i}"}) for i in range(90)]
     path = tmp_path / "in.jsonl"
     path.write_text("\n".join([*lines[:70], '{"text": 7}', *lines[71:]]))
-    job = options(tmp_path / "out", input=(str(path),), piece_bytes=100, workers=1)
+    job = options(tmp_path / "out", input=(str(path),), chunk_bytes=100, workers=1)
     with pytest.raises(BadInputError, match=r"in\.jsonl:71: key 'text' holds a number"):
         mdata.preprocess(job)
     path.write_text("\n".join([*lines[:70], '{"text": "seven"}', *lines[71:]]))
     assert lines_of(job)[0]
-    mdata.preprocess(options(tmp_path / "whole", input=(str(path),), piece_bytes=100))
+    mdata.preprocess(options(tmp_path / "whole", input=(str(path),), chunk_bytes=100))
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
@@ -429,7 +429,7 @@ def test_standard_input_is_compared_on_the_way(tmp_path):
         ("same", data, None),
         ("other", data.replace(b"line 2", b"LINE 2"), "is not what was read"),
     ):
-        job = options(tmp_path / name, input=("-",), piece_bytes=100, checkpoint_s=0, workers=1)
+        job = options(tmp_path / name, input=("-",), chunk_bytes=100, checkpoint_s=0, workers=1)
         with stdin_of(data, tmp_path):
             interrupted(job)
         with stdin_of(fed, tmp_path):

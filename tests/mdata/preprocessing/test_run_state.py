@@ -1,4 +1,4 @@
-"""The ledger: what the journal keeps of it, replayed, is the ledger; also when the last records are lost."""
+"""The state: what the journal keeps of it, replayed, is the state; also when the last records are lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdata.preprocessing.run_state import InputState, Ledger
+from mdata.preprocessing.run_state import InputState, RunState
 from tests.helpers.examples import examples
 
 TAKE = st.tuples(st.just("take"), st.integers(0, 9), st.integers(0, 9), st.integers(0, 3))
@@ -28,94 +28,94 @@ EVENTS = st.lists(
 )
 
 
-def apply(ledger: Ledger, event: tuple, *, number: int) -> None:
+def apply(state: RunState, event: tuple, *, number: int) -> None:
     kind, *values = event
     if kind == "open":
-        ledger.open_input(f"in{len(ledger.inputs)}.jsonl", number, modified_ns=number * 10**9)
+        state.open_input(f"in{len(state.inputs)}.jsonl", number, modified_ns=number * 10**9)
     elif kind == "close":
-        ledger.close_last()
+        state.close_input()
     elif kind == "refuse":
-        ledger.refuse(values[0])
+        state.count_bad_row(values[0])
     elif kind == "take":
-        if not ledger.inputs or ledger.inputs[-1].hash is not None:
-            ledger.open_input("next.jsonl", number, modified_ns=0)
+        if not state.inputs or state.inputs[-1].hash is not None:
+            state.open_input("next.jsonl", number, modified_ns=0)
         rows, records, special = values
-        ledger.take(rows, blake3(str(number).encode()).digest(), records=records, special=[special, 0])
+        state.count_chunk(rows, blake3(str(number).encode()).digest(), records=records, special=[special, 0])
 
 
-def facts(ledger: Ledger) -> tuple:
+def facts(state: RunState) -> tuple:
     """All that a run may look at; what is not recorded yet is no part of it."""
-    counts = (ledger.rows, ledger.records, ledger.bad, dict(ledger.skipped), ledger.special)
-    return ledger.inputs, *counts, ledger.next_piece
+    counts = (state.rows, state.records, state.bad, dict(state.skipped), state.special)
+    return state.inputs, *counts, state.next_chunk
 
 
 @examples(300)
 @given(events=EVENTS, lose=st.integers(0, 4), then=EVENTS)
-def test_a_replayed_ledger_is_the_one_that_was_recorded(events, lose, then):
+def test_a_replayed_state_is_the_one_that_was_recorded(events, lose, then):
     """Then both go on, records and all, and are replayed once more."""
-    ledger, records, snapshots = Ledger(2), [], []
-    run(ledger, events, records, snapshots)
+    state, records, snapshots = RunState(2), [], []
+    run(state, events, records, snapshots)
     kept = len(records) - min(lose, len(records))
     replayed = replay(records[:kept])
-    expected = snapshots[kept - 1] if kept else Ledger(2)
+    expected = snapshots[kept - 1] if kept else RunState(2)
     assert facts(replayed) == facts(expected)
     again, other = list(records[:kept]), list(records[:kept])
     run(replayed, then, again, [])
     expected = copy.deepcopy(expected)
-    expected.mark_journaled()
+    expected.mark_recorded()
     run(expected, then, other, [])
     assert again == other and facts(replayed) == facts(expected)
     assert facts(replay(again)) == facts(replay(other))
 
 
-def run(ledger: Ledger, events: list[tuple], records: list[dict], snapshots: list[Ledger]) -> None:
+def run(state: RunState, events: list[tuple], records: list[dict], snapshots: list[RunState]) -> None:
     for number, event in enumerate(events):
-        apply(ledger, event, number=number)
+        apply(state, event, number=number)
         if event[0] in ("record", "lost"):
-            record = json.loads(json.dumps(ledger.journaled()))
+            record = json.loads(json.dumps(state.new_record()))
             if event[0] == "record":
-                ledger.mark_journaled()
+                state.mark_recorded()
                 records.append(record)
-                snapshots.append(copy.deepcopy(ledger))
+                snapshots.append(copy.deepcopy(state))
 
 
-def replay(records: list[dict]) -> Ledger:
-    ledger = Ledger(2)
+def replay(records: list[dict]) -> RunState:
+    state = RunState(2)
     for record in records:
-        ledger.replay(record)
-    return ledger
+        state.replay(record)
+    return state
 
 
 @examples(100)
 @given(counts=st.lists(st.integers(0, 5), max_size=5))
-def test_the_hash_of_an_input_is_that_of_its_pieces_and_the_next_piece_is_counted(counts):
-    ledger = Ledger(1)
-    assert ledger.next_piece == (0, 0)
+def test_the_hash_of_an_input_is_that_of_its_chunks_and_the_next_chunk_is_counted(counts):
+    state = RunState(1)
+    assert state.next_chunk == (0, 0)
     for number, count in enumerate(counts):
-        ledger.open_input(str(number), 0, modified_ns=0)
-        for piece in range(count):
-            assert ledger.next_piece == (number, piece)
-            ledger.take(2, bytes([number, piece]) * 16, records=1, special=[1])
-        assert ledger.next_piece == (number, count)
-    ledger.close_last()
-    ledger.close_last()
-    assert ledger.next_piece == (len(counts), 0)
-    for number, (count, state) in enumerate(zip(counts, ledger.inputs, strict=True)):
-        digests = [bytes([number, piece]) * 16 for piece in range(count)]
-        assert state == InputState(str(number), 0, 0, rows=2 * count, hash=blake3(b"".join(digests)).hexdigest())
-    assert (ledger.rows, ledger.records, ledger.special) == (2 * sum(counts), sum(counts), [sum(counts)])
+        state.open_input(str(number), 0, modified_ns=0)
+        for chunk in range(count):
+            assert state.next_chunk == (number, chunk)
+            state.count_chunk(2, bytes([number, chunk]) * 16, records=1, special=[1])
+        assert state.next_chunk == (number, count)
+    state.close_input()
+    state.close_input()
+    assert state.next_chunk == (len(counts), 0)
+    for number, (count, known) in enumerate(zip(counts, state.inputs, strict=True)):
+        digests = [bytes([number, chunk]) * 16 for chunk in range(count)]
+        assert known == InputState(str(number), 0, 0, rows=2 * count, hash=blake3(b"".join(digests)).hexdigest())
+    assert (state.rows, state.records, state.special) == (2 * sum(counts), sum(counts), [sum(counts)])
 
 
 def test_a_record_holds_what_is_new_only():
-    ledger = Ledger(1)
-    ledger.open_input("a", 0, modified_ns=0)
+    state = RunState(1)
+    state.open_input("a", 0, modified_ns=0)
     sizes = []
-    for piece in range(4):
-        ledger.take(1, bytes([piece]) * 32, records=1, special=[0])
-        sizes.append(len(ledger.journaled()["digests"]))
-        ledger.mark_journaled()
+    for chunk in range(4):
+        state.count_chunk(1, bytes([chunk]) * 32, records=1, special=[0])
+        sizes.append(len(state.new_record()["digests"]))
+        state.mark_recorded()
     assert sizes == [64] * 4
-    ledger.open_input("b", 0, modified_ns=0)
-    assert [known["path"] for known in ledger.journaled()["inputs"]] == ["a", "b"]
-    ledger.mark_journaled()
-    assert [known["path"] for known in ledger.journaled()["inputs"]] == ["b"]
+    state.open_input("b", 0, modified_ns=0)
+    assert [known["path"] for known in state.new_record()["inputs"]] == ["a", "b"]
+    state.mark_recorded()
+    assert [known["path"] for known in state.new_record()["inputs"]] == ["b"]

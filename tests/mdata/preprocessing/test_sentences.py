@@ -50,7 +50,7 @@ def run(folder, corpus, tables, **changes):
 @pytest.mark.parametrize("keep_newlines", [False, True])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_each_sentence_is_a_sequence(tmp_path, corpus, tables, keep_newlines, workers):
-    result = run(tmp_path, corpus, tables, keep_newlines=keep_newlines, workers=workers, piece_bytes=60)
+    result = run(tmp_path, corpus, tables, keep_newlines=keep_newlines, workers=workers, chunk_bytes=60)
     splitter = load_splitter(keep_newlines=keep_newlines, nltk_data=tables)
     (tmp_path / "split.jsonl").write_text(
         "".join(json.dumps({"text": splitter.split_batch([text])[0]}) + "\n" for text in TEXTS)

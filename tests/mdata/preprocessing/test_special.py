@@ -52,7 +52,7 @@ def test_the_manifest_says_how_many(tmp_path, how, workers):
             tokenizer_options=(("special_in_text", how),),
             append_eod=True,
             workers=workers,
-            piece_bytes=30,
+            chunk_bytes=30,
             partitions=2,
         )
     )

@@ -87,7 +87,7 @@ class Table:
             tokenizer_type="ByteTokenizer",
             tokenizer_model=None,
             workers=1,
-            piece_bytes=120,
+            chunk_bytes=120,
             checkpoint_s=0,
             on_error="quarantine",
             quarantine=str(self.folder / "bad.jsonl"),

@@ -6,30 +6,29 @@ from itertools import groupby
 from pathlib import Path
 
 from mdata.errors import MdataError
-from mdata.sources.input_files import find_files
-from tests.mdata.sources.inputs import texts
+from tests.mdata.sources.inputs import find_files, texts
 
 
 def outcome(path: Path) -> tuple[int, str]:
     """Good documents, and the bad rows by kind or the refusal."""
     documents = 0
-    problems: list[tuple[int, str]] = []
+    bad_rows: list[tuple[int, str]] = []
     rows = 0
     try:
         for file in find_files([path]):
             found, bad, count = texts(file, 1 << 16)
             documents += len(found)
-            problems += [(rows + row, kind) for row, kind in bad]
+            bad_rows += [(rows + row, kind) for row, kind in bad]
             rows += count
     except MdataError as error:
         return 0, "refused: " + str(error).splitlines()[0].split(": ", 1)[1].split(" after ")[0]
-    return documents, "; ".join(_runs(problems)) or "none"
+    return documents, "; ".join(_runs(bad_rows)) or "none"
 
 
-def _runs(problems: list[tuple[int, str]]) -> list[str]:
+def _runs(bad_rows: list[tuple[int, str]]) -> list[str]:
     """Rows that follow each other with one kind of fault, together."""
     told = []
-    numbered = [(row - place, kind, row) for place, (row, kind) in enumerate(problems)]
+    numbered = [(row - place, kind, row) for place, (row, kind) in enumerate(bad_rows)]
     for (_, kind), run in groupby(numbered, key=lambda entry: entry[:2]):
         rows = [row for *_, row in run]
         told.append(f"row {rows[0]}: {kind}" if len(rows) == 1 else f"rows {rows[0]}-{rows[-1]}: {kind}")

@@ -1,4 +1,4 @@
-"""Pieces of any size over any mixture of line ends: every record once, the same however the text is packed."""
+"""Chunks of any size over any mixture of line ends: every record once, the same however the text is packed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from mdata.errors import BadInputError, UsageError
 from mdata.reference import sources as twin
-from mdata.sources.chunk import Piece, piece_digest, pieces, read_piece
-from mdata.sources.input_files import find_files
+from mdata.sources.chunk import Chunk, chunk_digest, chunks, read_chunk
 from mdata.sources.record_batch import ReadSpec
-from mdata.sources.record_boundaries import LINES, PARAGRAPHS, piece_span
+from mdata.sources.record_boundaries import LINES, PARAGRAPHS, chunk_span
 from tests.helpers.examples import examples
-from tests.mdata.sources.inputs import ENDINGS, PACKERS, packed, piece_data, texts, write
+from tests.mdata.sources.inputs import ENDINGS, PACKERS, chunk_data, find_files, packed, texts, write
 
 BITS = [b"a", b"bc", b"\xc3\xa9", b"\n", b"\r", b"\r\n", b"\n\n", b"\x0c", b" ", b"\xe2\x80\xa8", b"long line " * 3]
 TEXT = st.lists(st.sampled_from(BITS), max_size=30).map(b"".join)
@@ -36,81 +35,81 @@ class Memory:
 
 
 @examples(400)
-@given(text=TEXT, piece_bytes=st.integers(1, 40), longest=LONGEST, by_paragraph=st.booleans(), scan=st.integers(1, 9))
-def test_spans_equal_the_twin(text, piece_bytes, longest, by_paragraph, scan):
+@given(text=TEXT, chunk_bytes=st.integers(1, 40), longest=LONGEST, by_paragraph=st.booleans(), scan=st.integers(1, 9))
+def test_spans_equal_the_twin(text, chunk_bytes, longest, by_paragraph, scan):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mdata.sources.record_boundaries._SCAN_BYTES", 8 + scan)
         rule = PARAGRAPHS if by_paragraph else LINES
         found = []
-        for start in range(0, len(text), piece_bytes):
-            stop = min(start + piece_bytes, len(text))
-            first, last = piece_span(Memory(text), start, stop=stop, rule=rule, longest=longest)
+        for start in range(0, len(text), chunk_bytes):
+            stop = min(start + chunk_bytes, len(text))
+            first, last = chunk_span(Memory(text), start, stop=stop, rule=rule, longest=longest)
             found.append(text[first:last])
-    assert found == twin.pieces(text, piece_bytes, by_paragraph=by_paragraph, longest=longest)
+    assert found == twin.chunks(text, chunk_bytes, by_paragraph=by_paragraph, longest=longest)
 
 
-@given(text=TEXT, piece_bytes=st.integers(1, 40))
-def test_lines_are_those_of_a_python_text_file(tmp_path_factory, text, piece_bytes):
+@given(text=TEXT, chunk_bytes=st.integers(1, 40))
+def test_lines_are_those_of_a_python_text_file(tmp_path_factory, text, chunk_bytes):
     expected = [line.rstrip("\n") for line in io.TextIOWrapper(io.BytesIO(text), encoding="utf-8")]
     if expected and not expected[-1].strip(" \x0c"):
         expected.pop()
     file = write(tmp_path_factory.mktemp("lines"), text)
-    found = [line.decode() for data in piece_data(file, piece_bytes) for line in data.splitlines()]
+    found = [line.decode() for data in chunk_data(file, chunk_bytes) for line in data.splitlines()]
     assert found == expected
 
 
 @examples(60)
 @given(
     text=TEXT,
-    piece_bytes=st.integers(1, 40),
+    chunk_bytes=st.integers(1, 40),
     longest=LONGEST,
     cut=st.integers(0, 60),
     name=st.sampled_from(["x.jsonl", "x.txt"]),
     documents=st.sampled_from(["file", "paragraph"]),
 )
-def test_packed_pieces_are_the_plain_ones(tmp_path_factory, text, piece_bytes, longest, cut, name, documents):
+def test_packed_chunks_are_the_plain_ones(tmp_path_factory, text, chunk_bytes, longest, cut, name, documents):
     spec = ReadSpec(max_record_bytes=longest, text_documents=documents)
     folder = tmp_path_factory.mktemp("packed")
 
     def facts(file):
-        found = list(pieces([file], piece_bytes, spec=spec))
-        assert [piece.number for piece in found] == list(range(len(found)))
-        assert sum(piece.file_bytes for piece in found) == (file.size_bytes if found else 0)
-        return [(piece.start, piece.stop, read_piece(piece, spec)) for piece in found]
+        found = list(chunks([file], chunk_bytes, spec=spec))
+        assert [chunk.number for chunk in found] == list(range(len(found)))
+        assert sum(chunk.file_bytes for chunk in found) == (file.size_bytes if found else 0)
+        return [(chunk.start, chunk.stop, read_chunk(chunk, spec)) for chunk in found]
 
     plain = facts(write(folder, text, name=name))
     if name == "x.jsonl":
-        expected = twin.pieces(text, piece_bytes, by_paragraph=False, longest=longest, blank_end=False)
+        expected = twin.chunks(text, chunk_bytes, by_paragraph=False, longest=longest, blank_end=False)
         assert [data for _, _, data in plain] == expected
     for compression in PACKERS:
         assert facts(write(folder, text, compression, name=name, cut=cut)) == plain, compression
     if name == "x.txt" and documents == "paragraph" and longest > 100:
         expected = [paragraph.decode() for paragraph in twin.documents(text)]
-        assert texts(write(folder, text, name=name), piece_bytes, spec)[0] == expected
+        assert texts(write(folder, text, name=name), chunk_bytes, spec)[0] == expected
 
 
-@given(text=TEXT, piece_bytes=st.integers(1, 12), first=st.integers(0, 12), compression=st.sampled_from([*ENDINGS]))
-def test_reading_may_begin_at_any_piece(tmp_path_factory, text, piece_bytes, first, compression):
+@given(text=TEXT, chunk_bytes=st.integers(1, 12), first=st.integers(0, 12), compression=st.sampled_from([*ENDINGS]))
+def test_reading_may_begin_at_any_chunk(tmp_path_factory, text, chunk_bytes, first, compression):
     folder = tmp_path_factory.mktemp("begin")
     files = [write(folder, text, "zstd", name=name) for name in ("a", "c")]
     files.insert(1, write(folder, text, compression, name="b"))
     spec = ReadSpec()
 
     def listed(**options):
-        found = pieces(files, piece_bytes, spec=spec, **options)
-        return [(p.file_number, p.number, p.start, read_piece(p, spec)) for p in found]
+        found = chunks(files, chunk_bytes, spec=spec, **options)
+        return [(p.file_number, p.number, p.start, read_chunk(p, spec)) for p in found]
 
     everything = listed()
-    assert [p for p in everything if p[:2] >= (1, first)] == listed(start=(1, first), streams_ahead=1)
+    assert [p for p in everything if p[:2] >= (1, first)] == listed(start=(1, first))
 
 
 @pytest.mark.parametrize("compression", ENDINGS)
-@pytest.mark.parametrize("piece_bytes", [1, 5, 16, 1 << 20])
-def test_only_the_last_line_may_be_blank(tmp_path, compression, piece_bytes):
+@pytest.mark.parametrize("chunk_bytes", [1, 5, 16, 1 << 20])
+def test_only_the_last_line_may_be_blank(tmp_path, compression, chunk_bytes):
     line = b'{"text": "a"}'
 
     def found(data, **spec):
-        return texts(write(tmp_path, data, compression), piece_bytes, ReadSpec(**spec))
+        return texts(write(tmp_path, data, compression), chunk_bytes, ReadSpec(**spec))
 
     for end in (b"", b"\n", b"\r\n", b"\n\n", b"\r\n\r\n", b"\n \t", b"\r\r", b"\n \n", b"\n\x0b\x0c\n"):
         assert found(line + b"\n" + line + end) == (["a", "a"], [], 2), end
@@ -121,25 +120,25 @@ def test_only_the_last_line_may_be_blank(tmp_path, compression, piece_bytes):
     assert found(line + b"\n" + b" " * 20, max_record_bytes=19) == (["a"], [(2, "too-long")], 2)
 
 
-def test_a_whole_text_file_is_one_piece_without_its_mark(tmp_path):
+def test_a_whole_text_file_is_one_chunk_without_its_mark(tmp_path):
     data = b"\xef\xbb\xbfone\r\n\r\ntwo\n"
     for compression in ENDINGS:
-        assert piece_data(write(tmp_path, data, compression, name="a.txt"), 2) == [data[3:]]
-        assert piece_data(write(tmp_path, b"", compression, name="a.txt"), 2) == [b""]
+        assert chunk_data(write(tmp_path, data, compression, name="a.txt"), 2) == [data[3:]]
+        assert chunk_data(write(tmp_path, b"", compression, name="a.txt"), 2) == [b""]
     paragraphs = ReadSpec(text_documents="paragraph")
     for compression in ENDINGS:
         assert texts(write(tmp_path, data, compression, name="a.txt"), 4, paragraphs)[0] == ["one", "two"]
 
 
-def test_the_hash_of_a_piece():
+def test_the_hash_of_a_chunk():
     # BLAKE3 of nothing, from the algorithm's test vectors.
-    assert piece_digest(b"").hex() == "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
+    assert chunk_digest(b"").hex() == "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
 
 
 def test_one_text_a_document(tmp_path):
     file = write(tmp_path, b"x", name="a.txt")
     with pytest.raises(UsageError, match=r"a\.txt is plain text(.|\n)*2 keys: text, title"):
-        next(pieces([file], 9, spec=ReadSpec(json_keys=("text", "title"))))
+        next(chunks([file], 9, spec=ReadSpec(json_keys=("text", "title"))))
 
 
 @pytest.mark.parametrize("compression", PACKERS)
@@ -157,25 +156,25 @@ def test_damage_is_named_after_what_came_before(tmp_path, compression, damage):
     (file,) = find_files([tmp_path / "x"])
     seen = []
     with pytest.raises(BadInputError, match=rf"x: the {compression} data is damaged after \d+ bytes of text"):
-        seen.extend(pieces([file], 1000, spec=ReadSpec()))
+        seen.extend(chunks([file], 1000, spec=ReadSpec()))
     # What comes within the last 64 KiB before the damage may be lost with it.
-    assert b"".join(piece.data for piece in seen)[:200_000] == (b"" if damage == "nothing" else text[:200_000])
+    assert b"".join(chunk.data for chunk in seen)[:200_000] == (b"" if damage == "nothing" else text[:200_000])
 
 
 @pytest.mark.parametrize("compression", ENDINGS)
 def test_a_line_of_any_length_is_never_held(tmp_path, compression):
-    """A line of 24 MB between two good ones, in pieces of 64 KB and records of 100 KB."""
+    """A line of 24 MB between two good ones, in chunks of 64 KB and records of 100 KB."""
     text = b'{"text": "a"}\n{"text": "' + b"x" * 24_000_000 + b'"}\r\n{"text": "b"}\n'
     spec = ReadSpec(max_record_bytes=100_000)
-    for name, piece_bytes in (("x.jsonl", 1 << 16), ("x.txt", 1 << 16)):
+    for name, chunk_bytes in (("x.jsonl", 1 << 16), ("x.txt", 1 << 16)):
         file = write(tmp_path, text, compression, name=name)
-        sizes = [len(data) for data in piece_data(file, piece_bytes, spec)]
-        assert max(sizes) <= piece_bytes + 100_004
+        sizes = [len(data) for data in chunk_data(file, chunk_bytes, spec)]
+        assert max(sizes) <= chunk_bytes + 100_004
     assert texts(write(tmp_path, text, compression), 1 << 16, spec) == (["a", "b"], [(2, "too-long")], 3)
     assert texts(file, 1 << 16, spec) == ([], [(1, "too-long")], 1)
 
 
-def test_a_stream_holds_a_piece_and_no_more(tmp_path):
+def test_a_stream_holds_a_chunk_and_no_more(tmp_path):
     from mdata.sources import streams
 
     file = write(tmp_path, b"x" * 9_000_000 + b"\n", "gzip")
@@ -191,7 +190,7 @@ def test_a_stream_holds_a_piece_and_no_more(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streams, "bytearray", Watched, raising=False)
         spec = ReadSpec(max_record_bytes=1 << 16)
-        parts = list(streams.stream_parts(file, 1 << 16, spec=spec, stopped=lambda: False))
+        parts = list(streams.stream_chunks(file, 1 << 16, spec=spec, whole=False, stopped=lambda: False))
     assert len(parts) == 138 and 1 << 16 < largest < 1 << 20
 
 
@@ -221,25 +220,25 @@ def standard_input(data):
 
 @pytest.mark.parametrize("compression", ENDINGS)
 @pytest.mark.parametrize("text", [b"", b'{"text": "a"}\r\n' * 5000])
-def test_standard_input_gives_the_pieces_of_the_file(tmp_path, compression, text):
-    expected = piece_data(write(tmp_path, text), 777)
+def test_standard_input_gives_the_chunks_of_the_file(tmp_path, compression, text):
+    expected = chunk_data(write(tmp_path, text), 777)
     (stdin,) = find_files(["-"])
     with standard_input(packed(text, compression, 100)):
-        assert piece_data(stdin, 777) == expected
+        assert chunk_data(stdin, 777) == expected
 
 
 def test_parquet_on_standard_input_is_refused():
     (stdin,) = find_files(["-"])
     with standard_input(b"PAR1" + b"\0" * 100), pytest.raises(UsageError, match="parquet cannot be read from"):
-        piece_data(stdin, 777)
+        chunk_data(stdin, 777)
 
 
-def test_a_piece_of_a_lost_file_is_usage(tmp_path):
+def test_a_chunk_of_a_lost_file_is_usage(tmp_path):
     file = write(tmp_path, b"{}\n")
     file.path.unlink()
     with pytest.raises(UsageError, match=r"x\.jsonl: No such file"):
-        read_piece(Piece(0, 0, file, 0, 3, None, 3), ReadSpec())
+        read_chunk(Chunk(0, 0, file, 0, 3, None, 3), ReadSpec())
     gone = write(tmp_path, b"{}\n", "gzip")
     gone.path.unlink()
     with pytest.raises(UsageError, match=r"x\.jsonl\.gz: No such file"):
-        piece_data(gone, 9)
+        chunk_data(gone, 9)

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from mdata.errors import BadInputError
 from mdata.sources import decompress
-from mdata.sources.input_files import find_files
 from tests.helpers.examples import examples
-from tests.mdata.sources.inputs import texts
+from tests.mdata.sources.inputs import find_files, texts
 
 LINE = b'{"text": "a"}\n'
 
@@ -67,7 +66,7 @@ def test_an_xz_file_that_needs_too_much_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(decompress, "_XZ_MEMORY_BYTES", 1 << 20)
     (tmp_path / "x.jsonl.xz").write_bytes(lzma.compress(LINE))
     (file,) = find_files([tmp_path / "x.jsonl.xz"])
-    with pytest.raises(BadInputError, match=r"takes too much memory[\s\S]*more than 1,048,576 bytes"):
+    with pytest.raises(BadInputError, match=r"takes too much memory[\s\S]*more than the limit of 1,048,576 bytes"):
         texts(file)
     monkeypatch.undo()
     assert texts(file)[0] == ["a"]

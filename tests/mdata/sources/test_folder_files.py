@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.errors import UsageError
-from mdata.sources.folder_files import Filter, fits
+from mdata.sources.folder_files import PathFilter, matches
 from mdata.sources.input_files import find_inputs
 from tests.helpers.examples import examples
 from tests.helpers.notes import Notes
@@ -31,8 +31,8 @@ def tree(tmp_path) -> Path:
 
 
 def taken(folder: Path, *inputs: object, **patterns: tuple[str, ...]) -> tuple[list[str], dict[str, int]]:
-    found = find_inputs(inputs or [folder], chosen=Filter(**patterns))
-    return [str(file.path.relative_to(folder)) for file in found.files], dict(found.left_out.counts)
+    found = find_inputs(inputs or [folder], filter=PathFilter(**patterns))
+    return [str(file.path.relative_to(folder)) for file in found.files], dict(found.skipped.counts)
 
 
 ALL = ["a.jsonl", "b.JSONL", "c.ndjson", "en/a.jsonl.gz", "en/old/b.jsonl", "f.txt", "old/c.jsonl"]
@@ -67,9 +67,9 @@ def test_what_is_left_out_is_told_with_the_first_names(tree):
     find_inputs([tree], progress=notes)
     (note,) = notes.lines
     for text in (
-        f"8 of an ending that is not read ({tree}/d.csv, {tree}/e.jsonl.lz4, {tree}/no-result.bin and 5 more)",
-        f"2 with a hidden name ({tree}/.git/, {tree}/.hidden.jsonl)",
-        f"6 that mdata wrote ({tree}/tokenizer-0123456789abcdef/, ",
+        f"8 with an unknown ending ({tree}/d.csv, {tree}/e.jsonl.lz4, {tree}/no-result.bin and 5 more)",
+        f"2 that are hidden ({tree}/.git/, {tree}/.hidden.jsonl)",
+        f"6 written by mdata ({tree}/tokenizer-0123456789abcdef/, ",
     ):
         assert text in note
     notes = Notes()
@@ -80,7 +80,7 @@ def test_what_is_left_out_is_told_with_the_first_names(tree):
 def test_a_format_leaves_out_the_others(tree):
     found = find_inputs([tree], format="text")
     assert [file.path.name for file in found.files] == ["f.txt"]
-    assert found.left_out.counts == {**ALWAYS, "another format": 6, "unknown ending": 3}
+    assert found.skipped.counts == {**ALWAYS, "another format": 6, "unknown ending": 3}
 
 
 def test_results_in_a_pattern_are_counted_too(tree):
@@ -90,22 +90,22 @@ def test_results_in_a_pattern_are_counted_too(tree):
 @pytest.mark.parametrize(
     ("inputs", "patterns", "text"),
     [
-        ([""], {"include": ("*.none",)}, r"no input in this folder\n  found: .*that fit no --include"),
-        (["a.jsonl"], {"include": ("*.gz",)}, "--include and --exclude choose files of a folder"),
+        ([""], {"include": ("*.none",)}, r"no input in this folder\n  found: .*that match no --include"),
+        (["a.jsonl"], {"include": ("*.gz",)}, "--include and --exclude need a folder"),
         ([""], {"include": "*.gz"}, "a sequence of patterns"),
         ([""], {"exclude": ("",)}, "a sequence of patterns"),
-        ([""], {"exclude": ("[z-a]",)}, r"'\[z-a\]' is no pattern"),
+        ([""], {"exclude": ("[z-a]",)}, r"'\[z-a\]' is not a valid pattern"),
     ],
 )
 def test_patterns_that_cannot_be_meant(tree, inputs, patterns, text):
     with pytest.raises(UsageError, match=text):
-        find_inputs([tree / name for name in inputs], chosen=Filter(**patterns))
+        find_inputs([tree / name for name in inputs], filter=PathFilter(**patterns))
 
 
 def test_an_exclude_that_fits_nothing_is_told(tree):
     notes = Notes()
-    find_inputs([tree], chosen=Filter(exclude=("*.tmp",)), progress=notes)
-    assert notes.lines[1:] == ["nothing in the input fits --exclude *.tmp"]
+    find_inputs([tree], filter=PathFilter(exclude=("*.tmp",)), progress=notes)
+    assert notes.lines[1:] == ["nothing in the input matches --exclude *.tmp"]
 
 
 PARTS = st.text("ab.", min_size=1, max_size=3).filter(lambda name: name not in (".", ".."))
@@ -129,4 +129,4 @@ def repository(tmp_path_factory) -> Path:
 def test_patterns_mean_what_they_mean_to_git(repository, pattern, parts):
     (repository / ".git" / "info" / "exclude").write_text(pattern + "\n")
     words = ["git", "-C", str(repository), "check-ignore", "-q", "--no-index", "/".join(parts)]
-    assert fits(pattern, parts) == (subprocess.run(words, check=False).returncode == 0)
+    assert matches(pattern, parts) == (subprocess.run(words, check=False).returncode == 0)

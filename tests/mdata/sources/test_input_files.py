@@ -8,8 +8,8 @@ import os
 import pytest
 
 from mdata.errors import UsageError
-from mdata.sources.input_files import check_unchanged, find_files
-from tests.mdata.sources.inputs import PACKERS, SKIPPABLE, write
+from mdata.sources.input_files import check_unchanged
+from tests.mdata.sources.inputs import PACKERS, SKIPPABLE, find_files, write
 
 
 def test_order_is_sorted_and_endings_are_known(tmp_path):
@@ -45,7 +45,7 @@ def test_endings_are_known_in_any_case(tmp_path, name, format):
     "address", ["s3://b/x.jsonl", "gs://b/*.gz", "hf://datasets/a", "https://x.y/z", "abfss://c@a/x"]
 )
 def test_addresses_are_told_from_files(address):
-    with pytest.raises(UsageError, match="not read yet") as caught:
+    with pytest.raises(UsageError, match="does not read object storage or URLs yet") as caught:
         find_files([address])
     assert "copy it first, with " in str(caught.value)
 
@@ -99,10 +99,10 @@ def test_parquet_is_known_by_its_first_bytes(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"PAR1....")
     (file,) = find_files([tmp_path / "a.jsonl"])
     assert (file.format, file.streamed) == ("parquet", True)
-    with pytest.raises(UsageError, match=r"a\.jsonl holds parquet data, and the format asked for is jsonl"):
+    with pytest.raises(UsageError, match=r"a\.jsonl is parquet, but the input format is jsonl"):
         find_files([tmp_path / "a.jsonl"], format="jsonl")
     (tmp_path / "b.parquet").write_bytes(b"{}\n")
-    with pytest.raises(UsageError, match="holds no parquet data"):
+    with pytest.raises(UsageError, match="is not parquet, but"):
         find_files([tmp_path / "b.parquet"], format="parquet")
 
 
@@ -110,10 +110,10 @@ def test_parquet_is_known_by_its_first_bytes(tmp_path):
     ("name", "text"),
     [
         ("none.jsonl", "none.jsonl: No such file or directory"),
-        ("*.csv", "no file fits this pattern"),
-        ("empty", r"in this folder\n  expected: files named \*.jsonl, \*.json, .*\*.parquet, .*; but for .parquet"),
+        ("*.csv", "no file matches this pattern"),
+        ("empty", r"\n  expected: files named \*.jsonl, .*\*.parquet, .*, also followed by .*\(except .parquet\)"),
         ("pipe", "is not a regular file"),
-        ("x.zip", "holds a zip archive, which is not read"),
+        ("x.zip", "is a zip archive, which mdata does not read"),
         ("twice", "is named twice"),
     ],
 )
@@ -148,7 +148,7 @@ def test_a_file_that_changes_is_refused(tmp_path):
     file = write(tmp_path, b'{"text": "a"}\n')
     check_unchanged(file)
     file.path.write_text('{"text": "a"}\n' * 2)
-    with pytest.raises(UsageError, match="was changed while it was read"):
+    with pytest.raises(UsageError, match="changed while it was read"):
         check_unchanged(file)
     file.path.unlink()
     with pytest.raises(UsageError, match="No such file"):

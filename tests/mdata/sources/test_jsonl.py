@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from mdata.errors import BadInputError
 from mdata.reference import records as twin
-from mdata.sources.input_files import find_files
 from mdata.sources.jsonl import DEEPEST_OUTSIDE_ORJSON
-from mdata.sources.parse import parse, read_records, read_texts
-from mdata.sources.record_batch import Column, Problem, ReadSpec
+from mdata.sources.parse import parse
+from mdata.sources.record_batch import BadRow, Column, ReadSpec
 from tests.helpers.examples import examples
-from tests.mdata.sources.inputs import batch, packed, write
+from tests.mdata.sources import inputs
+from tests.mdata.sources.inputs import batch, find_files, packed, read_records, write
 
 KEYS = ("text", "meta.text", "b")
 NAMES = st.sampled_from(["text", "meta", "meta.text", "b", "Text", "", "\ud800", "text\u0000"])
@@ -33,7 +33,7 @@ OBJECTS = st.fixed_dictionaries(
     {"text": TEXT_VALUES, "b": TEXT_VALUES, "meta": st.fixed_dictionaries({"text": TEXT_VALUES})},
     optional={"x": VALUES, "meta.text": VALUES},
 )
-PIECES = st.sampled_from(
+CHUNKS = st.sampled_from(
     [b"{", b"}", b"[", b"]", b",", b":", b'"', b'"text"', b'"text": "a"', b'"b":1', b"\\", b"\\u", b"d800", b"\\udc00",
      b"NaN", b"-Infinity", b"1e999", b"1" * 5000, b"01", b"-", b" ", b"\t", b"\x0c", b"\xc2\xa0", b"\x00", b"\x1f",
      b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\xc0\x80", b"\xff", b"true", b"nul", b"//", b"'", b"\x7f"]
@@ -48,13 +48,13 @@ def lines(draw):
     line = line.replace(b'"b"', b'"text"') if draw(st.booleans()) else line
     for _ in range(draw(st.integers(0, 2))):
         place = draw(st.integers(0, len(line)))
-        line = line[:place] + draw(PIECES) + line[place + draw(st.integers(0, 3)) :]
+        line = line[:place] + draw(CHUNKS) + line[place + draw(st.integers(0, 3)) :]
     return line.replace(b"\n", b" ").replace(b"\r", b" ")
 
 
 def by_row(found):
     """A batch as the twin tells it: for each row the values, or the kind of fault."""
-    rows = {problem.row: problem.kind for problem in found.problems}
+    rows = {bad_row.row: bad_row.kind for bad_row in found.bad_rows}
     for number, row in enumerate(range(1, found.rows + 1) if found.kept is None else found.kept):
         values = []
         for column in found.columns:
@@ -89,7 +89,7 @@ def test_lines_parse_as_the_twin_says(given_lines, end, last_ends):
     [
         (b"", "blank", "blank line"),
         (b"  \t", "blank", "blank line"),
-        (b"{", "not-json", "not JSON: Expecting property name enclosed in double quotes at column 2 (a record stands"),
+        (b"{", "not-json", "not JSON: Expecting property name enclosed in double quotes at column 2 (a record must be"),
         (b'{"text": "a"} {}', "not-json", "not JSON: Extra data at column 15"),
         (b'\xef\xbb\xbf{"text": "a"}', "not-json", "not JSON: Unexpected UTF-8 BOM"),
         (b'{"text": "a\x01"}', "not-json", "not JSON: Invalid control character at at column 12"),
@@ -119,15 +119,15 @@ def test_each_bad_line_has_its_row_kind_and_reason(tmp_path, line, kind, reason)
     data = b'{"text": "good"}\n' + line + b'\n{"text": "good"}\n'
     spec = ReadSpec(max_record_bytes=300 if kind == "too-long" else 64 << 20, keep_bad_lines=True)
     found = parse("jsonl", data, spec=spec)
-    (problem,) = found.problems
-    assert (problem.row, problem.kind, problem.line) == (2, kind, line)
-    assert problem.reason.startswith(reason)
+    (bad_row,) = found.bad_rows
+    assert (bad_row.row, bad_row.kind, bad_row.line) == (2, kind, line)
+    assert bad_row.reason.startswith(reason)
     assert (found.rows, found.kept, found.columns) == (3, [1, 3], (Column(["good", "good"], None),))
     (tmp_path / "x.jsonl").write_bytes(data)
     (file,) = find_files([tmp_path / "x.jsonl"])
     seen = []
     with pytest.raises(BadInputError) as caught:
-        seen.extend(record.row for record in read_records(file, ["text"], spec=spec))
+        seen.extend(row for row, _ in read_records(file, ["text"], spec=spec))
     assert str(caught.value).startswith(f"{tmp_path}/x.jsonl:2: {reason}")
     assert len(str(caught.value)) < 400 and len(str(caught.value).splitlines()) <= 4
 
@@ -137,7 +137,7 @@ def test_nesting_is_refused_by_depth_alone():
 
     def kinds(depth, value):
         line = b'{"text": "[\\"[", "x": ' + b"[" * (depth - 1) + value + b"]" * (depth - 1) + b"}"
-        return [problem.kind for problem in batch(line).problems]
+        return [bad_row.kind for bad_row in batch(line).bad_rows]
 
     assert DEEPEST_OUTSIDE_ORJSON == 500
     assert kinds(500, b"NaN") == kinds(500, b"1") == kinds(1023, b"1") == []
@@ -147,22 +147,22 @@ def test_nesting_is_refused_by_depth_alone():
 def test_a_damaged_line_of_many_brackets_and_quotes_is_quick():
     for part in (b"[", b'"', b'\\"', b"[]", b'["a\\",'):
         line = b'{"x": NaN, "y": "' + part * (3_000_000 // len(part))
-        assert batch(line).problems[0].kind in ("not-json", "too-deep")
+        assert batch(line).bad_rows[0].kind in ("not-json", "too-deep")
 
 
-def test_rows_are_the_files_own_across_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr("mdata.sources.parse._READ_BYTES", 7)
+def test_rows_are_the_files_own_across_chunks(tmp_path, monkeypatch):
+    monkeypatch.setattr(inputs, "READ_BYTES", 7)
     rows = [json.dumps({"text": f"line {i}"}) for i in range(40)]
     for compression in ("none", "gzip"):
         file = write(tmp_path, "\r\n".join([*rows[:30], "bad", *rows[30:]]).encode(), compression)
         seen = []
         with pytest.raises(BadInputError, match=r"x\.jsonl(\.gz)?:31: not JSON"):
-            seen.extend(record.row for record in read_records(file, ["text"]))
+            seen.extend(row for row, _ in read_records(file, ["text"]))
         assert seen == list(range(1, 31))
         file = write(tmp_path, "\r\n".join(rows).encode(), compression)
         records = list(read_records(file, ["text"]))
-        assert [record.row for record in records] == list(range(1, 41))
-        assert [record.texts for record in records] == [([f"line {i}"],) for i in range(40)]
+        assert [row for row, _ in records] == list(range(1, 41))
+        assert [texts for _, texts in records] == [([f"line {i}"],) for i in range(40)]
 
 
 def test_the_dialect_is_pythons():
@@ -172,7 +172,7 @@ def test_the_dialect_is_pythons():
 
 def test_several_keys_and_lists_of_sentences():
     found = batch(b'{"a": ["x", ""], "b": "y", "c": []}\n{"a": "z", "b": "u", "c": ["v"]}', json_keys=("b", "a", "c"))
-    assert found.kept is None and found.problems == []
+    assert found.kept is None and found.bad_rows == []
     assert found.columns == (Column(["y", "u"], None), Column(["x", "", "z"], [2, 3]), Column(["v"], [0, 1]))
 
 
@@ -180,12 +180,12 @@ def test_a_dotted_key_is_looked_up_at_the_top_first():
     lines_ = b'{"meta": {"text": "below"}}\n{"meta.text": "top", "meta": {"text": "below"}}\n{"meta": "no object"}'
     found = batch(lines_, json_keys=("meta.text",))
     assert found.columns == (Column(["below", "top"], None),)
-    assert [(problem.row, problem.kind) for problem in found.problems] == [(3, "no-key")]
+    assert [(bad_row.row, bad_row.kind) for bad_row in found.bad_rows] == [(3, "no-key")]
 
 
 def test_an_excerpt_shows_the_line_and_bytes_are_kept_only_where_asked_for():
-    (problem,) = batch(b'{"text": ""}\n' + b"z" * 1000).problems
-    assert (problem.row, problem.excerpt, problem.line) == (2, repr("z" * 80), None)
+    (bad_row,) = batch(b'{"text": ""}\n' + b"z" * 1000).bad_rows
+    assert (bad_row.row, bad_row.excerpt, bad_row.line) == (2, repr("z" * 80), None)
 
 
 def test_texts_of_all_files_and_keys(tmp_path):
@@ -193,25 +193,26 @@ def test_texts_of_all_files_and_keys(tmp_path):
         write(tmp_path, b'{"a": ["x", "y"], "b": "z"}\n{"a": "u", "b": []}\n', "zstd"),
         write(tmp_path, b'{"a": "v", "b": "w"}', name="y.jsonl"),
     ]
-    assert list(read_texts(files, ReadSpec(json_keys=("b", "a")))) == ["z", "x", "y", "u", "w", "v"]
+    found = [texts for file in files for _, columns in read_records(file, ("b", "a")) for texts in columns]
+    assert found == [["z"], ["x", "y"], [], ["u"], ["w"], ["v"]]
     with pytest.raises(BadInputError, match=r"y\.jsonl:1: no key 'c'"):
-        list(read_texts(files[1:], ReadSpec(json_keys=("c",))))
+        list(read_records(files[1], ("c",)))
 
 
 @given(st.binary(max_size=40) | st.lists(st.sampled_from([b"a", b"\n", b"\r\n", b"\xff"])).map(b"".join))
 def test_plain_text_is_taken_as_it_stands(data):
     found = batch(data, format="text")
     try:
-        assert found.columns == (Column([data.decode()], None),) and found.problems == []
+        assert found.columns == (Column([data.decode()], None),) and found.bad_rows == []
     except UnicodeDecodeError:
-        assert [(problem.row, problem.kind) for problem in found.problems] == [(1, "not-utf8")]
+        assert [(bad_row.row, bad_row.kind) for bad_row in found.bad_rows] == [(1, "not-utf8")]
         assert (found.rows, found.kept, found.columns) == (1, [], (Column([], None),))
 
 
 def test_paragraphs_end_at_empty_lines():
     found = batch(b"one\n two \r\n\r\n\xff\n\n \nthree\n", format="text", text_documents="paragraph")
     assert found.columns == (Column(["one\n two ", " \nthree"], None),)
-    assert (found.rows, found.kept, found.problems[0].kind) == (3, [1, 3], "not-utf8")
+    assert (found.rows, found.kept, found.bad_rows[0].kind) == (3, [1, 3], "not-utf8")
 
 
 def test_packed_helper_makes_two_members():
@@ -220,7 +221,7 @@ def test_packed_helper_makes_two_members():
 
 @pytest.mark.parametrize("kind", ["no-key", "not-json"])
 def test_the_error_of_a_row_without_the_key_names_the_option(kind):
-    error = str(Problem(3, kind, "why", "{}").as_error("x.jsonl"))
+    error = str(BadRow(3, kind, "why", "{}").as_error("x.jsonl"))
     assert error.startswith("x.jsonl:3: why\n") and ("another key (--json-keys)" in error) is (kind == "no-key")
 
 
@@ -230,10 +231,10 @@ def test_the_error_of_a_row_without_the_key_names_the_option(kind):
         (
             "x.jsonl",
             b'\xef\xbb\xbf{"text": "a"}\n',
-            "sed -i '1s/^\\xEF\\xBB\\xBF//' FILE takes the byte order mark away",
+            "sed -i '1s/^\\xEF\\xBB\\xBF//' FILE removes the byte order mark",
         ),
-        ("x.json", b'[{"text": "a"}, {"text": "b"}]\n', "jq -c '.[]' FILE > NEW.jsonl makes lines of a JSON array"),
-        ("x.json", b'[\n{"text": "a"}\n]\n', "jq -c '.[]' FILE > NEW.jsonl makes lines of a JSON array"),
+        ("x.json", b'[{"text": "a"}, {"text": "b"}]\n', "jq -c '.[]' FILE > NEW.jsonl turns a JSON array into lines"),
+        ("x.json", b'[\n{"text": "a"}\n]\n', "jq -c '.[]' FILE > NEW.jsonl turns a JSON array into lines"),
         ("x.CSV", b"text,id\na,1\n", "CSV is not read: duckdb -c "),
         ("x.jsonl", b'{"text": "' + b"a" * 100 + b'"}\n', "a larger --max-record-bytes, such as 1G"),
         ("x.jsonl", b'{"body": "a"}\n', "another key (--json-keys); or "),

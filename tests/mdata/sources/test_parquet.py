@@ -1,4 +1,4 @@
-"""Parquet: the rows that pyarrow reads, in pieces that depend on nothing but the rows."""
+"""Parquet: the rows that pyarrow reads, in chunks that depend on nothing but the rows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from mdata.errors import BadInputError, UsageError
 from mdata.sources import parquet
-from mdata.sources.chunk import pieces
-from mdata.sources.input_files import find_files
-from mdata.sources.parse import parse, read_records
+from mdata.sources.chunk import chunks
+from mdata.sources.parse import parse
 from mdata.sources.record_batch import ReadSpec
 from tests.helpers.examples import examples
-from tests.mdata.sources.inputs import piece_data, texts
+from tests.mdata.sources.inputs import chunk_data, find_files, read_records, texts
 
 SENTENCES = st.text(max_size=5) | st.none()
 LISTS = st.lists(SENTENCES, max_size=3) | st.none()
@@ -47,13 +46,13 @@ def wanted(values):
 @examples(60)
 @given(
     values=st.lists(SENTENCES, max_size=12) | st.lists(LISTS, min_size=1, max_size=12),
-    piece_bytes=st.integers(1, 60),
+    chunk_bytes=st.integers(1, 60),
     group=st.integers(1, 5),
     most=st.integers(1, 5),
     choice=st.integers(0, 20),
     nested=st.booleans(),
 )
-def test_rows_come_in_order_whatever_the_pieces(tmp_path_factory, values, piece_bytes, group, most, choice, nested):
+def test_rows_come_in_order_whatever_the_chunks(tmp_path_factory, values, chunk_bytes, group, most, choice, nested):
     lists = any(isinstance(value, list) for value in values)
     # The library cannot write views inside structs.
     kinds = LIST_TYPES if lists else [kind for kind in TYPES if not nested or "view" not in str(kind)]
@@ -64,22 +63,22 @@ def test_rows_come_in_order_whatever_the_pieces(tmp_path_factory, values, piece_
     file = save(folder, row_group_size=group, meta=column, other=pa.array(range(len(values))))
     spec = ReadSpec(json_keys=("meta.text" if nested else "meta",))
     with pytest.MonkeyPatch.context() as patch:
-        whole = piece_data(file, piece_bytes, spec)
+        whole = chunk_data(file, chunk_bytes, spec)
         patch.setattr("mdata.sources.parquet._MOST_ROWS", most)
-        assert piece_data(file, piece_bytes, spec) == whole
-        assert texts(file, piece_bytes, spec) == wanted(values)
-        found = list(pieces([file], piece_bytes, spec=spec))
+        assert chunk_data(file, chunk_bytes, spec) == whole
+        assert texts(file, chunk_bytes, spec) == wanted(values)
+        found = list(chunks([file], chunk_bytes, spec=spec))
     assert [(p.start, p.stop) for p in found] == list(pairwise([0, *(p.stop for p in found)]))
-    assert sum(piece.file_bytes for piece in found) == (file.size_bytes if values else 0)
+    assert sum(chunk.file_bytes for chunk in found) == (file.size_bytes if values else 0)
     assert pickle.loads(pickle.dumps(found)) == found
     rows = list(range(len(values)))
     sizes = [
         8 + sum(len((s or "").encode()) for s in (v if isinstance(v, list) else [v]))
         for v in map(values.__getitem__, rows)
     ]
-    for piece in found:
-        inside = sizes[piece.start : piece.stop]
-        assert sum(inside[:-1]) < piece_bytes and (sum(inside) >= piece_bytes or piece is found[-1])
+    for chunk in found:
+        inside = sizes[chunk.start : chunk.stop]
+        assert sum(inside[:-1]) < chunk_bytes and (sum(inside) >= chunk_bytes or chunk is found[-1])
 
 
 def test_a_null_object_on_the_way_is_null(tmp_path):
@@ -94,19 +93,19 @@ def test_a_null_object_on_the_way_is_null(tmp_path):
 def test_bytes_that_are_no_text_and_values_too_long_are_problems(tmp_path):
     file = save(tmp_path, text=pa.array([b"a", b"\xff", b"long" * 9, b"b"]), n=[["x"], ["long" * 9], ["y"], ["z"]])
     assert texts(file, 1 << 20, ReadSpec(max_record_bytes=20)) == (["a", "b"], [(2, "not-utf8"), (3, "too-long")], 4)
-    data = piece_data(file, 1 << 20, ReadSpec(max_record_bytes=20))
+    data = chunk_data(file, 1 << 20, ReadSpec(max_record_bytes=20))
     assert b"long" * 9 not in data[0] and b"long" * 5 + b"l" in data[0]
     assert texts(file, 9, ReadSpec(json_keys=("n",), max_record_bytes=20))[1] == [(2, "too-long")]
     found = parse("parquet", data[0], spec=ReadSpec(keep_bad_lines=True))
-    assert [problem.line for problem in found.problems] == [b'{"text":"\\\\xff"}']
+    assert [bad_row.line for bad_row in found.bad_rows] == [b'{"text":"\\\\xff"}']
 
 
 def test_several_columns_keep_their_rows_together(tmp_path):
     file = save(tmp_path, a=["x", None, "z"], b=[["1", "2"], ["3"], []])
-    (data,) = piece_data(file, 1 << 20, ReadSpec(json_keys=("b", "a")))
+    (data,) = chunk_data(file, 1 << 20, ReadSpec(json_keys=("b", "a")))
     found = parse("parquet", data, spec=ReadSpec(json_keys=("b", "a")))
     assert [(column.sentences, column.ends) for column in found.columns] == [(["1", "2"], [2, 2]), (["x", "z"], None)]
-    assert (found.kept, found.problems[0].reason) == ([1, 3], "key 'a' holds null, not a string or a list of strings")
+    assert (found.kept, found.bad_rows[0].reason) == ([1, 3], "key 'a' holds null, not a string or a list of strings")
     with pytest.raises(BadInputError, match=r"x\.parquet:2: key 'a' holds null"):
         list(read_records(file, ["a"]))
 
@@ -119,7 +118,7 @@ def test_several_columns_keep_their_rows_together(tmp_path):
 def test_a_column_that_is_no_text_is_usage(tmp_path, key, reason):
     file = save(tmp_path, n=[1], meta=[{"text": "a"}], deep=[[["a"]]])
     with pytest.raises(UsageError, match=rf"x\.parquet: {reason}"):
-        piece_data(file, 9, ReadSpec(json_keys=(key,)))
+        chunk_data(file, 9, ReadSpec(json_keys=(key,)))
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "head"])
@@ -132,7 +131,7 @@ def test_damage_is_named(tmp_path, damage):
     ]
     file.path.write_bytes(data)
     with pytest.raises(BadInputError, match=r"x\.parquet: the parquet data is damaged after \d+ rows"):
-        piece_data(file, 100)
+        chunk_data(file, 100)
 
 
 def test_whatever_the_library_says_names_the_file(tmp_path, monkeypatch):
@@ -141,7 +140,7 @@ def test_whatever_the_library_says_names_the_file(tmp_path, monkeypatch):
     pq.write_table(pa.table({"text": ["a"], "qqqq": ["b"]}), path)
     path.write_bytes(path.read_bytes().replace(b"qqqq", b"\xff\xfe\xff\xfe"))
     with pytest.raises(BadInputError, match=r"x\.parquet: the parquet data is damaged after 0 rows(.|\n)*utf-8"):
-        list(pieces(find_files([path]), 100, spec=ReadSpec()))
+        list(chunks(find_files([path]), 100, spec=ReadSpec()))
     for error in (MemoryError("malloc\x1b[0m failed"), IndexError(), OverflowError("large"), RuntimeError("no")):
         with monkeypatch.context() as patch:
 
@@ -150,7 +149,7 @@ def test_whatever_the_library_says_names_the_file(tmp_path, monkeypatch):
 
             patch.setattr(pq, "ParquetFile", refuse)
             with pytest.raises(BadInputError, match=r"x\.parquet: the parquet data is damaged") as caught:
-                list(pieces(find_files([path]), 100, spec=ReadSpec()))
+                list(chunks(find_files([path]), 100, spec=ReadSpec()))
         assert "\x1b" not in str(caught.value)
         assert ("more memory than there is" in str(caught.value)) == isinstance(error, MemoryError)
 
@@ -158,14 +157,14 @@ def test_whatever_the_library_says_names_the_file(tmp_path, monkeypatch):
 def test_a_closing_that_fails_takes_nothing_from_what_was_read(tmp_path, monkeypatch):
     """Arrow tells no number of it, as it tells none of damage."""
     file = save(tmp_path, text=["a", "b", "c"])
-    expected, closed = list(pieces([file], 1, spec=ReadSpec())), []
+    expected, closed = list(chunks([file], 1, spec=ReadSpec())), []
 
     def refuse(opened, force=False):
         closed.append(opened)
         raise OSError("error closing file")
 
     monkeypatch.setattr(pq.ParquetFile, "close", refuse)
-    assert list(pieces([file], 1, spec=ReadSpec())) == expected and closed
+    assert list(chunks([file], 1, spec=ReadSpec())) == expected and closed
 
 
 def of_entries(rows: int, sizes: list[int], *, lists: int = 0) -> pa.Array:
@@ -186,14 +185,14 @@ def test_no_more_is_decoded_at_once_than_fits(tmp_path, monkeypatch, lists, stor
     monkeypatch.setattr(parquet, "_DECODED_BYTES", 5000)
     decoded, kept = [], parquet._as_bytes
     monkeypatch.setattr(parquet, "_as_bytes", lambda array: decoded.append(kept(array)) or decoded[-1])
-    read, small_parts = [], parquet._small_parts
+    read, small_parts = [], parquet._small_batches
 
     def seen(arrays):
         # What the library has decoded already; what is still encoded comes to no more than its entries.
         read.extend(array.nbytes for array in arrays)
         return small_parts(arrays)
 
-    monkeypatch.setattr(parquet, "_small_parts", seen)
+    monkeypatch.setattr(parquet, "_small_batches", seen)
     column = of_entries(2000, [300, 7, 1000], lists=lists)
     given = pa.StructArray.from_arrays([column], ["t"]) if nested else column
     pq.write_table(pa.table({"x": given}), tmp_path / "x.parquet", store_schema=stored, row_group_size=1500)
@@ -212,8 +211,8 @@ def test_a_row_of_sentences_that_is_too_long_is_never_decoded(tmp_path):
     pq.write_table(pa.table({"text": column}), tmp_path / "x.parquet", store_schema=False)
     (file,) = find_files([tmp_path / "x.parquet"])
     spec = ReadSpec(max_record_bytes=1000)
-    (piece,) = pieces([file], 1 << 20, spec=spec)
-    assert len(piece.data) < 5000
-    batch = parse("parquet", piece.data, spec=spec)
-    assert [(problem.row, problem.kind) for problem in batch.problems] == [(2, "too-long"), (4, "bad-value")]
+    (chunk,) = chunks([file], 1 << 20, spec=spec)
+    assert len(chunk.data) < 5000
+    batch = parse("parquet", chunk.data, spec=spec)
+    assert [(bad_row.row, bad_row.kind) for bad_row in batch.bad_rows] == [(2, "too-long"), (4, "bad-value")]
     assert batch.kept == [1, 3] and batch.columns[0].sentences == ["a" * 100, "b"]

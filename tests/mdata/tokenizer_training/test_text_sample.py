@@ -16,20 +16,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mdata
-from mdata.sources.chunk import pieces
-from mdata.sources.input_files import find_files
+from mdata.sources.chunk import chunks
 from mdata.sources.record_batch import ReadSpec
 from mdata.tokenizer_training.text_sample import take_sample
 from mdata.util.random_keys import derive_key
 from tests.helpers.examples import examples
 from tests.helpers.notes import Notes
+from tests.mdata.sources.inputs import find_files
 
 SPEC = ReadSpec()
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
-    monkeypatch.setattr(sys.modules["mdata.tokenizer_training.text_sample"], "PIECE_BYTES", 100)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(sys.modules["mdata.tokenizer_training.text_sample"], "CHUNK_BYTES", 100)
 
 
 def write(path: Path, texts: list[str]) -> Path:
@@ -107,7 +107,7 @@ def test_parquet_and_plain_text(tmp_path):
     seed=st.integers(-5, 5),
 )
 def test_by_sorting_all_priorities(tmp_path_factory, sizes, sample_bytes, seed):
-    """The slow way: all pieces sorted by priority, taken until one does not fit; the first always."""
+    """The slow way: all chunks sorted by priority, taken until one does not fit; the first always."""
     folder = tmp_path_factory.mktemp("s")
     for number, lengths in enumerate(sizes):
         write(folder / f"{number}.jsonl", ["x" * length for length in lengths])
@@ -115,21 +115,21 @@ def test_by_sorting_all_priorities(tmp_path_factory, sizes, sample_bytes, seed):
             (folder / f"{number}.jsonl").write_bytes(gzip.compress((folder / f"{number}.jsonl").read_bytes()))
     files = find_files([folder])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["mdata.tokenizer_training.text_sample"], "PIECE_BYTES", 100)
+        patch.setattr(sys.modules["mdata.tokenizer_training.text_sample"], "CHUNK_BYTES", 100)
         found = take_sample(files, SPEC, sample_bytes=sample_bytes, seed=seed)
-    everything = list(pieces(files, 100, spec=SPEC))
+    everything = list(chunks(files, 100, spec=SPEC))
     by_priority = sorted(
-        everything, key=lambda piece: derive_key("tokenizer sample", seed, piece.file_number, piece.number).draw
+        everything, key=lambda chunk: derive_key("tokenizer sample", seed, chunk.file_number, chunk.number).draw
     )
     taken, total = [], 0
-    for piece in by_priority:
-        total += piece.stop - piece.start
+    for chunk in by_priority:
+        total += chunk.stop - chunk.start
         if total > sample_bytes and taken:
             break
-        taken.append((piece.file_number, piece.number))
-    assert [(piece.file_number, piece.number) for piece, _ in found.pieces] == sorted(taken)
-    assert found.input_bytes == sum(piece.stop - piece.start for piece in everything)
-    assert found.sampled_bytes == sum(piece.stop - piece.start for piece, _ in found.pieces)
+        taken.append((chunk.file_number, chunk.number))
+    assert [(chunk.file_number, chunk.number) for chunk, _ in found.chunks] == sorted(taken)
+    assert found.input_bytes == sum(chunk.stop - chunk.start for chunk in everything)
+    assert found.sampled_bytes == sum(chunk.stop - chunk.start for chunk, _ in found.chunks)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -170,13 +170,13 @@ def test_a_file_that_changes_is_noticed(tmp_path):
     path = write(tmp_path / "x.jsonl", numbered(30))
     sample = take_sample(find_files([path]), SPEC, sample_bytes=10**6, seed=0)
     path.write_text(path.read_text() + "\n")
-    with pytest.raises(mdata.UsageError, match="was changed while it was read"):
+    with pytest.raises(mdata.UsageError, match="changed while it was read"):
         list(sample.texts())
 
 
-def test_a_huge_input_has_no_more_than_a_million_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["mdata.tokenizer_training.text_sample"], "_MOST_PIECES", 8)
+def test_a_huge_input_has_no_more_than_a_million_chunks(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["mdata.tokenizer_training.text_sample"], "_MOST_CHUNKS", 8)
     path = write(tmp_path / "x.jsonl", numbered(300))
     sample = take_sample(find_files([path]), SPEC, sample_bytes=10**6, seed=0)
-    assert len(sample.pieces) <= 8 and sample.piece_bytes > 100
+    assert len(sample.chunks) <= 8 and sample.chunk_bytes > 100
     assert len(list(sample.texts())) == 300

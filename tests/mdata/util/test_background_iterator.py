@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.errors import BadInputError
-from mdata.sources.chunk import pieces
-from mdata.sources.input_files import find_files
+from mdata.sources.chunk import chunks
 from mdata.sources.record_batch import ReadSpec
 from mdata.util.background import BackgroundIterator
 from tests.helpers.examples import examples
-from tests.mdata.sources.inputs import ENDINGS, write
+from tests.mdata.sources.inputs import ENDINGS, find_files, write
 
 SPEC = ReadSpec()
 
@@ -92,9 +91,9 @@ def test_an_item_larger_than_the_budget_passes():
 
 @pytest.mark.parametrize("how", ["closed", "collected", "exhausted", "raised in the loop"])
 @pytest.mark.parametrize("after", [0, 1, 7])
-def test_pieces_leave_no_thread(tmp_path, how, after):
+def test_chunks_leave_no_thread(tmp_path, how, after):
     files = [write(tmp_path, b"text\n" * 9000, c, name=f"{c}.jsonl") for c in ENDINGS]
-    stream = pieces(files, 1000, spec=SPEC, streams_ahead=3)
+    stream = chunks(files, 1000, spec=SPEC)
     for _ in range(after):
         next(stream)
     if how == "exhausted":
@@ -120,8 +119,8 @@ def test_an_error_comes_in_its_place_and_ends_all_threads(tmp_path):
     files[1].path.write_bytes(data.rstrip(b"\0")[:-1])
     seen = []
     with pytest.raises(BadInputError, match=r"b\.gz: the gzip data is damaged after 45000 bytes of text"):
-        for piece in pieces(files, 1000, spec=SPEC):
-            seen.append((piece.file_number, piece.number))
+        for chunk in chunks(files, 1000, spec=SPEC):
+            seen.append((chunk.file_number, chunk.number))
     assert [number for file, number in seen if file == 0] == list(range(45))
     assert {file for file, _ in seen} <= {0, 1}
 
@@ -129,10 +128,10 @@ def test_an_error_comes_in_its_place_and_ends_all_threads(tmp_path):
 def test_several_streams_are_unpacked_at_once_and_no_more(tmp_path):
     files = [write(tmp_path, b"text\n" * 9000, "gzip", name=str(n)) for n in range(6)]
     files.insert(1, write(tmp_path, b"plain\n", name="plain"))
-    stream = pieces(files, 100, spec=SPEC, streams_ahead=3)
+    stream = chunks(files, 100, spec=SPEC)
     assert ours() == []
     next(stream)
-    assert len(ours()) == 3
+    assert len(ours()) == 4
     stream.close()
 
 
@@ -142,7 +141,7 @@ def test_waiting_for_standard_input_can_be_ended():
     os.dup2(reader, 0)
     try:
         os.write(writer, b"one\n" * 10)
-        stream = pieces(find_files(["-"]), 8, spec=SPEC)
+        stream = chunks(find_files(["-"]), 8, spec=SPEC)
         timer = threading.Timer(0.05, os.write, (writer, b"two\n" * 20_000))
         timer.start()
         assert next(stream).data == b"one\n" * 2

@@ -31,7 +31,7 @@ from tests.mdata.sentences import visible
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 HF = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": str(GOLDEN / "tokenizer")}
-PIECE_BYTES = 4000
+CHUNK_BYTES = 4000
 MOMENTS, MANY = 4, 200
 
 
@@ -133,7 +133,7 @@ def runs(tmp_path_factory) -> dict[str, Run]:
     (folder / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
     (folder / "template").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     tables = str(visible.write(folder / "nltk"))
-    plain = {"input": (str(jsonl),), "on_error": "skip", "workers": 1, "piece_bytes": PIECE_BYTES, "checkpoint_s": 0.0}
+    plain = {"input": (str(jsonl),), "on_error": "skip", "workers": 1, "chunk_bytes": CHUNK_BYTES, "checkpoint_s": 0.0}
     found = {f"byte-level BPE, {name}": Run({**plain, **HF, "engine": name}) for name in ("gigatoken", "tiktoken")}
     found["byte-level BPE, tokenizers"] = Run({**plain, **HF, "engine": "tokenizers"})
     for form, spec in islice(learnt_here(folder), 4):
@@ -185,16 +185,16 @@ class Timer:
 
 @pytest.fixture
 def timer(monkeypatch) -> Timer:
-    """A timer; no piece may be begun after it has fired."""
+    """A timer; no chunk may be begun after it has fired."""
     timer = Timer()
     workers = importlib.import_module("mdata.preprocessing.worker_pool")
-    real = workers.encode_piece
+    real = workers.encode_chunk
 
-    def encode_piece(*arguments, **more):
-        assert not timer.fired, "a piece was begun after the request to stop"
+    def encode_chunk(*arguments, **more):
+        assert not timer.fired, "a chunk was begun after the request to stop"
         return real(*arguments, **more)
 
-    monkeypatch.setattr(workers, "encode_piece", encode_piece)
+    monkeypatch.setattr(workers, "encode_chunk", encode_chunk)
     return timer
 
 
