@@ -27,7 +27,7 @@ from mdata.blend.share_texts import counts_by_tokens
 from mdata.blend.spec import OK, REFUSE
 from mdata.corpus.corpus import Corpus
 from mdata.dataset.component import Component, facts_in_short
-from mdata.dataset.dataset_options import MASKED, MEGATRON, NATIVE, DatasetOptions
+from mdata.dataset.dataset_options import DatasetOptions, MegatronOrder, NativeOrder
 from mdata.dataset.megatron_mix import check_weights_alone, mix_by_share, mix_by_size, mix_identity
 from mdata.dataset.open_samples import bounds_of, open_samples, tokens_in
 from mdata.errors import UsageError
@@ -39,6 +39,7 @@ from mdata.progress import SILENT, Progress
 from mdata.samples.gpt import GptSamples
 from mdata.samples.rows import Gathered, Rows, Sample, empty_rows, finish, in_order, room_in
 from mdata.samples.sample_kind import RowKind, SampleKind
+from mdata.samples.sample_options import MaskedKind
 from mdata.util.canonical_json import hash_of
 from mdata.util.gc_pause import garbage_left
 
@@ -61,7 +62,6 @@ def open_dataset(
         UsageError: nothing there, a corpus or split shorter than one sample, two tokenizers, options that do not fit.
         DamageError: something that is not what its manifest says.
     """
-    options.check()
     with garbage_left():
         opened = open_blend(path, **options.opening, evaluation=evaluation)
         opened.tell_left_out(progress)
@@ -69,7 +69,7 @@ def open_dataset(
 
 
 def open(path: str | Path, *, sequence_length: int, **options: Any) -> Dataset:
-    """Open a dataset by the options of `DatasetOptions`: `mdata.open("corpus.json", sequence_length=4096)`.
+    """Open a dataset by the fields of `DatasetOptions`: `mdata.open("a.json", sequence_length=4096, kind=Packed())`.
 
     Raises:
         UsageError, DamageError: as `open_dataset`. TypeError: no such option.
@@ -93,17 +93,17 @@ class Dataset:
     """
 
     def __init__(self, blend: OpenBlend, options: DatasetOptions, *, cache: Cache | None = None) -> None:
-        options.check()
         self.options = options
         self.blend_id = blend.manifest.id
         self._opened = blend
         names = [part.name for part in blend.manifest.components]
-        if options.order == MEGATRON:
+        megatron = isinstance(options.order, MegatronOrder)
+        if megatron:
             check_weights_alone(blend)
         self.row_options = options.row_options(_eod_of(blend.corpora))
         cache = cache or _cache_of(options)
         self._by_size = counts_by_tokens(blend.manifest, [corpus.num_tokens for corpus in blend.corpora])
-        mixed = options.order == MEGATRON and not (len(names) == 1 and self._by_size)
+        mixed = megatron and not (len(names) == 1 and self._by_size)
         kinds, mix = self._mixed(cache) if mixed else ([self._open(i, options, cache) for i in range(len(names))], None)
         self.components = tuple(
             Component(name, corpus, kind, tokens_in(corpus, bounds_of(corpus, options), options=options))
@@ -117,13 +117,12 @@ class Dataset:
                 fix="give it a share in the split string",
             )
         self.deal: Deal = mix or self._deal()
-        endless = self.options.split == "train" and self.options.order == NATIVE
-        ends = (self.deal.num_samples, options.num_samples if endless else None)
+        ends = (self.deal.num_samples, options.num_samples if self._endless else None)
         self.num_samples = min((end for end in ends if end is not None), default=None)
         self._alone = len(self.components) == 1 and mix is None
         self.identity = options.identity(self.blend_id)
         if mix is not None:
-            self.identity |= mix_identity(blend, None if self._by_size else options.blend_surplus)
+            self.identity |= mix_identity(blend, None if self._by_size else self._surplus)
         self.data_id = hash_of(self.identity)
 
     def _open(self, number: int, options: DatasetOptions, cache: Cache) -> SampleKind | None:
@@ -142,12 +141,19 @@ class Dataset:
         if self._by_size:
             return mix_by_size(open_one, len(parts), num_samples=options.num_samples, keeper=keeper)
         shares = [(part.name, part.share) for part in parts]
-        asked, surplus = options.num_samples, options.blend_surplus
-        return mix_by_share(open_one, shares, num_samples=asked, surplus=surplus, keeper=keeper)
+        return mix_by_share(open_one, shares, num_samples=options.num_samples, surplus=self._surplus, keeper=keeper)
+
+    @property
+    def _surplus(self) -> float:
+        return self.options.order.blend_surplus if isinstance(self.options.order, MegatronOrder) else 0.0
+
+    @property
+    def _endless(self) -> bool:
+        return self.options.split == "train" and isinstance(self.options.order, NativeOrder)
 
     def _deal(self) -> Deal:
         """How samples are dealt to components: by shares in training, else one after another."""
-        if self.options.split == "train" and self.options.order == NATIVE:
+        if self._endless:
             sizes = [component.samples.samples_per_epoch for component in self.components]
             return self._opened.deal(sizes, self.options.sequence_length)
         return InTurn([component.samples.num_samples or 0 for component in self.components])
@@ -161,8 +167,9 @@ class Dataset:
         return map(self.__getitem__, count() if self.num_samples is None else range(len(self)))
 
     def __repr__(self) -> str:
-        shown = {name: getattr(self.options, name) for name in ("kind", "order", "split", "sequence_length")}
-        names = [component.name for component in self.components]
+        options, names = self.options, [component.name for component in self.components]
+        shown: dict[str, object] = {"kind": options.kind.name, "order": options.order.name, "split": options.split}
+        shown["sequence_length"] = options.sequence_length
         return facts_in_short(self.num_samples, names, options=shown, data_id=self.data_id)
 
     def locate(self, samples: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -217,7 +224,7 @@ class Dataset:
 
     def empty_rows(self, num_rows: int) -> Rows | Sample:
         """Room for `read`, to be used again and again; a dict for the kinds bert and t5."""
-        if self.options.kind in MASKED:
+        if isinstance(self.options.kind, MaskedKind):
             return self._masked(0).allocate(num_rows)
         return empty_rows(num_rows, self.row_options)
 
@@ -235,7 +242,7 @@ class Dataset:
             DamageError: a file is not what it was when it was opened.
         """
         numbers = sample_numbers(samples)
-        if self.options.kind in MASKED:
+        if isinstance(self.options.kind, MaskedKind):
             return self._read_fields(numbers, out)
         if isinstance(out, dict):
             raise UsageError(
@@ -256,7 +263,7 @@ class Dataset:
     def _read_fields(self, numbers: Int64s, out: Rows | Int64s | Sample | None) -> Sample:
         """`read` of samples that are fields, not rows of text."""
         if out is not None and not isinstance(out, dict):
-            raise UsageError(f"samples of kind {self.options.kind!r} are fields", expected="what empty_rows gives")
+            raise UsageError(f"samples of kind {self.options.kind.name!r} are fields", expected="what empty_rows gives")
         if self._alone:
             self._check_range(numbers)
             with self.components[0].reading:

@@ -20,21 +20,21 @@ import numpy.typing as npt
 from mdata._core import FimRule, KeyedStream, fim_rows
 from mdata.errors import UsageError
 from mdata.indexed.gather import Int64s
-from mdata.samples.fim_options import CHARACTER, ROLES, VERSION, FimOptions, Name
 from mdata.samples.rows import Gathered, RowOptions, Sample
 from mdata.samples.sample_kind import RowKind, sample_of
+from mdata.samples.sample_options import CHARACTER, FIM_VERSION, ROLES, Fim, Name
 from mdata.samples.traceable import Piece, Traceable
 from mdata.tokenizers.base.token_lookup import named_id
 from mdata.tokenizers.base.tokenizer import TextRefused, Tokenizer
 from mdata.util.random_keys import derive_key
 
-PURPOSE = f"fim sample v{VERSION}"
+PURPOSE = f"fim sample v{FIM_VERSION}"
 PAD_NAME = "<fim_pad>"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FimIds:
-    """The ids that `FimOptions` name; `dropped` are no text."""
+    """The ids that `Fim` name; `dropped` are no text."""
 
     prefix: int
     middle: int
@@ -80,7 +80,7 @@ class FimSamples:
         kind: RowKind,
         corpus: FimCorpus,
         *,
-        fim: FimOptions,
+        fim: Fim,
         options: RowOptions,
         seed: int,
         extra_token: bool = True,
@@ -169,16 +169,14 @@ class FimSamples:
         return _rebuild, (self.kind, self.corpus, self.fim, self.options, self._seed, self._extra)
 
 
-def _rebuild(
-    kind: RowKind, corpus: FimCorpus, fim: FimOptions, options: RowOptions, seed: int, extra: bool
-) -> FimSamples:
+def _rebuild(kind: RowKind, corpus: FimCorpus, fim: Fim, options: RowOptions, seed: int, extra: bool) -> FimSamples:
     return FimSamples(kind, corpus, fim=fim, options=options, seed=seed, extra_token=extra)
 
 
 class _Characters:
     """Rearranges rows by characters: first all draws are made, then all parts are tokenized at once."""
 
-    def __init__(self, fim: FimOptions, ids: FimIds, tokenizer: Tokenizer) -> None:
+    def __init__(self, fim: Fim, ids: FimIds, tokenizer: Tokenizer) -> None:
         self._fim, self._ids, self._tokenizer = fim, ids, tokenizer
         self._dropped = np.array(sorted(ids.dropped), np.int64)
         self._names = tuple(np.array([id], np.int64) for id in (ids.prefix, ids.middle, ids.suffix))
@@ -257,7 +255,7 @@ def _shared(asked: _Asked) -> Tokenizer | None:
     return asked.corpus.load_tokenizer()
 
 
-def _tokenizer_of(corpus: FimCorpus, fim: FimOptions) -> Tokenizer:
+def _tokenizer_of(corpus: FimCorpus, fim: Fim) -> Tokenizer:
     tokenizer = _shared(_Asked(corpus.tokenizer_fingerprint, corpus))
     if tokenizer is None:
         what = "characters" if fim.level == CHARACTER else "the texts of tokens"
@@ -268,7 +266,7 @@ def _tokenizer_of(corpus: FimCorpus, fim: FimOptions) -> Tokenizer:
     return tokenizer
 
 
-def _resolve(fim: FimOptions, tokenizer: Tokenizer | None, *, eod: int | None) -> FimIds:
+def _resolve(fim: Fim, tokenizer: Tokenizer | None, *, eod: int | None) -> FimIds:
     """All ids.
 
     Raises:

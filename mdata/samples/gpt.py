@@ -22,7 +22,7 @@ from mdata._core import BlockShuffle
 from mdata.errors import DamageError
 from mdata.indexed.gather import Blocks, Cuts, Gatherer, Int64s, Told
 from mdata.mixing.selection import MOST_SAMPLES
-from mdata.order.native_order import NativeOrder, OrderKey
+from mdata.order.native_order import OrderKey, StreamOrder
 from mdata.samples.rows import Gathered, RowOptions, Rows, Sample
 from mdata.samples.sample_kind import NativelyOrdered, sample_of
 from mdata.samples.traceable import Piece, pieces_of_runs
@@ -76,7 +76,7 @@ class GptSamples(NativelyOrdered):
         self.shuffle_block = shuffle_block if shuffle else 0
         self._sequences = sequences
         self.first_token, self.last_token = corpus.token_bounds(*sequences)
-        self.order = NativeOrder(
+        self.order = StreamOrder(
             self.last_token - self.first_token,
             options.sequence_length,
             key=OrderKey(seed, corpus.id),

@@ -17,7 +17,7 @@ from mdata.array_cache.cache import Cache, in_memory
 from mdata.array_cache.store import Arrays
 from mdata.errors import UsageError
 from mdata.indexed.gather import Int64s
-from mdata.order.native_order import NativeOrder, OrderKey
+from mdata.order.native_order import OrderKey, StreamOrder
 from mdata.progress import SILENT
 from mdata.samples.packing import PackedStream, PackingRule, key_of, packed
 from mdata.samples.rows import Gathered, RowOptions, Sample
@@ -74,7 +74,7 @@ class PackedSamples(NativelyOrdered):
                 fix='a longer sequence length, or longer="cut"' if rule.longer == "drop" else "more text",
             )
         # One "token" a row: the order of a stream whose samples are single entries.
-        self.order = NativeOrder(len(self._ends), 1, key=OrderKey(seed, corpus.id), extra_token=False, shuffle=shuffle)
+        self.order = StreamOrder(len(self._ends), 1, key=OrderKey(seed, corpus.id), extra_token=False, shuffle=shuffle)
 
     def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
         """Fill rows with samples; see `RowKind`."""

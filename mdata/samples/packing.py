@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,10 +21,9 @@ from mdata.array_cache.store import Arrays
 from mdata.errors import UsageError
 from mdata.indexed.gather import Gatherer
 from mdata.progress import Progress
+from mdata.samples.sample_options import PACKING_VERSION, Longer
 from mdata.samples.traceable import SequenceTable
 
-VERSION = 1  # of the construction; part of every data id
-Longer = Literal["cut", "drop"]
 WINDOW = 1 << 18
 _LEAST = 2  # a token and its label
 _MOST_TOKENS = 1 << 26
@@ -78,7 +77,13 @@ class PackingRule:
 
 def key_of(corpus: PackedStream, documents: tuple[int, int], *, rule: PackingRule) -> dict[str, Any]:
     """All that decides the arrays."""
-    return {"name": "packed", "version": VERSION, "corpus": corpus.id, "documents": list(documents), **asdict(rule)}
+    return {
+        "name": "packed",
+        "version": PACKING_VERSION,
+        "corpus": corpus.id,
+        "documents": list(documents),
+        **asdict(rule),
+    }
 
 
 def packed(

@@ -15,10 +15,10 @@ import numpy as np
 
 from mdata.errors import UsageError
 from mdata.indexed.gather import Gatherer, Int64s
-from mdata.order.native_order import NativeOrder, OrderKey
-from mdata.samples.packing import Longer
+from mdata.order.native_order import OrderKey, StreamOrder
 from mdata.samples.rows import Gathered, RowOptions, Sample
 from mdata.samples.sample_kind import NativelyOrdered, sample_of
+from mdata.samples.sample_options import Longer
 from mdata.samples.traceable import Piece, SequenceTable, pieces_of_runs, samples_at
 
 _BLOCK = 512
@@ -76,7 +76,7 @@ class DocumentSamples(NativelyOrdered):
                 fix="a longer sequence length, or cut what is longer",
             )
         # One "token" a document: the order of a stream whose samples are single entries.
-        self.order = NativeOrder(total, 1, key=OrderKey(seed, corpus.id), extra_token=False, shuffle=shuffle)
+        self.order = StreamOrder(total, 1, key=OrderKey(seed, corpus.id), extra_token=False, shuffle=shuffle)
 
     def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
         """Fill rows with samples; see `RowKind`."""

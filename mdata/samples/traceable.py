@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from mdata.order.native_order import NativeOrder
+from mdata.order.native_order import StreamOrder
 
 
 class Piece(NamedTuple):
@@ -70,7 +70,7 @@ def pieces_of_runs(corpus: TokenBounds, runs: Iterable[tuple[int, int]], *, sequ
     return found
 
 
-def samples_at(order: NativeOrder, place: int, *, first: int, stop: int) -> list[int]:
+def samples_at(order: StreamOrder, place: int, *, first: int, stop: int) -> list[int]:
     """Samples in [first, stop) of an order of single entries that have entry `place`, in ascending order."""
     epochs = range(first // order.samples_per_epoch, -(-stop // order.samples_per_epoch)) if order.shuffle else range(1)
     found = [order.sample_at(epoch, place) for epoch in epochs]
