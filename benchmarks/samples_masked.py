@@ -57,6 +57,7 @@ def ours(prefix: Path, kind: str, order: str) -> Any:
     """Our samples of the corpus."""
     import mdata
     from mdata.samples.bert import BertSamples
+    from mdata.samples.masked import SentenceOrder
     from mdata.samples.special_tokens import MaskedVocabulary
     from mdata.samples.t5 import T5Samples
 
@@ -67,7 +68,7 @@ def ours(prefix: Path, kind: str, order: str) -> Any:
         **SPECIAL,
     )
     corpus = mdata.open_corpus(prefix)
-    more: dict[str, Any] = {"order": order, "sequence_length": LENGTHS[kind][0], "seed": SEED}
+    more: dict[str, Any] = {"order": SentenceOrder(name=order, seed=SEED), "sequence_length": LENGTHS[kind][0]}
     documents = (0, corpus.num_documents)
     if kind == "bert":
         return BertSamples(corpus, documents, options=mdata.Bert(vocabulary=vocabulary), **more)

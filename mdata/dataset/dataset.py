@@ -27,7 +27,7 @@ from mdata.blend.share_texts import counts_by_tokens
 from mdata.blend.spec import OK, REFUSE
 from mdata.corpus.corpus import Corpus
 from mdata.dataset.component import Component, facts_in_short
-from mdata.dataset.dataset_options import DatasetOptions, MegatronOrder, NativeOrder
+from mdata.dataset.dataset_options import DatasetOptions, MegatronOrder
 from mdata.dataset.megatron_mix import check_weights_alone, mix_by_share, mix_by_size, mix_identity
 from mdata.dataset.open_samples import bounds_of, open_samples, tokens_in
 from mdata.errors import UsageError
@@ -97,14 +97,16 @@ class Dataset:
         self.blend_id = blend.manifest.id
         self._opened = blend
         names = [part.name for part in blend.manifest.components]
-        megatron = isinstance(options.order, MegatronOrder)
-        if megatron:
+        mixed, surplus = False, None
+        if isinstance(options.order, MegatronOrder):
             check_weights_alone(blend)
-        self.row_options = options.row_options(_eod_of(blend.corpora))
+            by_size = counts_by_tokens(blend.manifest, [corpus.num_tokens for corpus in blend.corpora])
+            mixed, surplus = not by_size or len(names) > 1, None if by_size else options.order.blend_surplus
+        self.row_options = options.row_options(self.eod)
         cache = cache or _cache_of(options)
-        self._by_size = counts_by_tokens(blend.manifest, [corpus.num_tokens for corpus in blend.corpora])
-        mixed = megatron and not (len(names) == 1 and self._by_size)
-        kinds, mix = self._mixed(cache) if mixed else ([self._open(i, options, cache) for i in range(len(names))], None)
+        kinds, mix = (
+            self._mixed(cache, surplus) if mixed else ([self._open(i, options, cache) for i in range(len(names))], None)
+        )
         self.components = tuple(
             Component(name, corpus, kind, tokens_in(corpus, bounds_of(corpus, options), options=options))
             for name, corpus, kind in zip(names, blend.corpora, kinds, strict=True)
@@ -117,12 +119,12 @@ class Dataset:
                 fix="give it a share in the split string",
             )
         self.deal: Deal = mix or self._deal()
-        ends = (self.deal.num_samples, options.num_samples if self._endless else None)
+        ends = (self.deal.num_samples, options.num_samples if self.options.endless else None)
         self.num_samples = min((end for end in ends if end is not None), default=None)
         self._alone = len(self.components) == 1 and mix is None
         self.identity = options.identity(self.blend_id)
         if mix is not None:
-            self.identity |= mix_identity(blend, None if self._by_size else self._surplus)
+            self.identity |= mix_identity(blend, surplus)
         self.data_id = hash_of(self.identity)
 
     def _open(self, number: int, options: DatasetOptions, cache: Cache) -> SampleKind | None:
@@ -130,30 +132,22 @@ class Dataset:
         corpus = self._opened.corpora[number]
         return open_samples(corpus, bounds_of(corpus, options), options=options, rows=self.row_options, cache=cache)
 
-    def _mixed(self, cache: Cache) -> tuple[list[SampleKind | None], MegatronBlend | None]:
-        """Megatron's blend: its components and how it deals them."""
+    def _mixed(self, cache: Cache, surplus: float | None) -> tuple[list[SampleKind | None], MegatronBlend | None]:
+        """Megatron's blend: its components and how it deals them; without a surplus they count by size."""
         parts, options = self._opened.manifest.components, self.options
         keeper = (cache, self._opened.corpora[0].path)
 
         def open_one(number: int, num_samples: int | None) -> SampleKind | None:
             return self._open(number, replace(options, num_samples=num_samples), cache)
 
-        if self._by_size:
+        if surplus is None:
             return mix_by_size(open_one, len(parts), num_samples=options.num_samples, keeper=keeper)
         shares = [(part.name, part.share) for part in parts]
-        return mix_by_share(open_one, shares, num_samples=options.num_samples, surplus=self._surplus, keeper=keeper)
-
-    @property
-    def _surplus(self) -> float:
-        return self.options.order.blend_surplus if isinstance(self.options.order, MegatronOrder) else 0.0
-
-    @property
-    def _endless(self) -> bool:
-        return self.options.split == "train" and isinstance(self.options.order, NativeOrder)
+        return mix_by_share(open_one, shares, num_samples=options.num_samples, surplus=surplus, keeper=keeper)
 
     def _deal(self) -> Deal:
         """How samples are dealt to components: by shares in training, else one after another."""
-        if self._endless:
+        if self.options.endless:
             sizes = [component.samples.samples_per_epoch for component in self.components]
             return self._opened.deal(sizes, self.options.sequence_length)
         return InTurn([component.samples.num_samples or 0 for component in self.components])
@@ -345,7 +339,7 @@ class Dataset:
     @property
     def eod(self) -> int | None:
         """The end-of-document id; None where no corpus says."""
-        return _eod_of(self._corpora)
+        return next((corpus.eod for corpus in self._corpora if corpus.eod is not None), None)
 
     @property
     def largest_id(self) -> int | None:
@@ -402,8 +396,3 @@ def _cache_of(options: DatasetOptions, progress: Progress = SILENT) -> Cache:
 def _unpacked(packed: bytes) -> Dataset:
     with garbage_left():
         return Dataset(*pickle.loads(packed))
-
-
-def _eod_of(corpora: Sequence[Corpus]) -> int | None:
-    """The end-of-document id; None where no corpus says."""
-    return next((corpus.eod for corpus in corpora if corpus.eod is not None), None)

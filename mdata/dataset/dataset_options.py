@@ -107,9 +107,9 @@ class DatasetOptions:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        check_one_of("split", self.split, (*SPLITS, WHOLE))
-        check_one_of("mode", self.mode, MODES)
-        check_one_of("tokenizer_unknown", self.tokenizer_unknown, TOKENIZER_UNKNOWN)
+        check_one_of("split", self.split, known=(*SPLITS, WHOLE))
+        check_one_of("mode", self.mode, known=MODES)
+        check_one_of("tokenizer_unknown", self.tokenizer_unknown, known=TOKENIZER_UNKNOWN)
         if not isinstance(self.kind, TextKind | MaskedKind):
             raise UsageError(f"kind is {self.kind!r}", expected="Gpt(), Document(), Packed(), Chat(), Bert() or T5()")
         if not isinstance(self.order, NativeOrder | MegatronOrder):
@@ -130,6 +130,11 @@ class DatasetOptions:
             "tokenizer_unknown": self.tokenizer_unknown,
             "allow_outside": self.allow_outside,
         }
+
+    @property
+    def endless(self) -> bool:
+        """Whether the set has no end by itself: training in native order."""
+        return self.split == "train" and isinstance(self.order, NativeOrder)
 
     @property
     def by_documents(self) -> bool:

@@ -34,8 +34,8 @@ def options_from_keys(*, kind: str = Gpt.name, order: str = NativeOrder.name, **
     Raises:
         UsageError: keys that do not go together, or values out of range. TypeError: no such key.
     """
-    check_one_of("kind of samples", kind, KINDS)
-    check_one_of("order", order, ORDERS)
+    check_one_of("kind of samples", kind, known=KINDS)
+    check_one_of("order", order, known=ORDERS)
     made: dict[Any, dict[str, Any]] = {one: {} for one in (DatasetOptions, KINDS[kind], ORDERS[order])}
     made |= {Fim: {}} if kind == Gpt.name else {}
     for key, value in keys.items():

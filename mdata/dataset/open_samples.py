@@ -173,22 +173,16 @@ def _packed_samples(corpus: Corpus, kind: WholeDocuments) -> type[PackedSamples]
 def _masked(
     corpus: Corpus, documents: Bounds, options: DatasetOptions, *, kind: MaskedKind, cache: Cache
 ) -> MaskedSamples:
-    megatron = isinstance(options.order, MegatronOrder)
-    shared: dict[str, Any] = {
-        "sequence_length": options.sequence_length,
-        "seed": options.seed,
-        # Training in native order has no end; validation and test are the same rows once, in file order.
-        "order": "megatron" if megatron else "native" if options.split == "train" else "file",
-        "num_samples": options.num_samples if megatron else None,
-        "cache": cache,
-    }
-    if isinstance(kind, Bert):
-        from mdata.samples.bert import BertSamples
-
-        return BertSamples(corpus, documents, options=kind, **shared)
+    from mdata.samples.bert import BertSamples
+    from mdata.samples.masked import SentenceOrder
     from mdata.samples.t5 import T5Samples
 
-    return T5Samples(corpus, documents, options=kind, **shared)
+    megatron = isinstance(options.order, MegatronOrder)
+    # Training in native order has no end; validation and test are the same rows once, in file order.
+    name = "megatron" if megatron else "native" if options.endless else "file"
+    order = SentenceOrder(name=name, seed=options.seed, num_samples=options.num_samples if megatron else None)
+    masked: type[MaskedSamples] = BertSamples if isinstance(kind, Bert) else T5Samples
+    return masked(corpus, documents, options=kind, sequence_length=options.sequence_length, order=order, cache=cache)
 
 
 def _native(
@@ -225,7 +219,7 @@ def _native(
 
 def _is_empty(corpus: Corpus, bounds: Bounds, options: DatasetOptions) -> bool:
     """Whether a part has no document; of training in native order that is refused."""
-    if bounds[0] == bounds[1] and options.split == "train" and isinstance(options.order, NativeOrder):
+    if bounds[0] == bounds[1] and options.endless:
         raise _too_short(corpus, options, found=f"none of {corpus.num_documents} documents", expected="a document")
     return bounds[0] == bounds[1]
 

@@ -12,6 +12,7 @@ run is or what it read before. `order="file"`: the same rows once, in file order
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
@@ -25,7 +26,7 @@ from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.order.permutation import Permutation
 from mdata.samples.rows import Sample
-from mdata.samples.sample_options import MASKED_VERSION, MaskedKind
+from mdata.samples.sample_options import MASKED_VERSION, MaskedKind, check_one_of
 from mdata.samples.sentence_mapping import MappingOptions, Rows, megatron_mapping, native_parts
 from mdata.samples.sentence_reader import SentenceText
 from mdata.samples.special_tokens import vocabulary_of
@@ -36,6 +37,26 @@ ORDERS = ("native", "file", "megatron")
 _EPOCHS_KEPT = 16
 
 
+@dataclass(frozen=True, kw_only=True)
+class SentenceOrder:
+    """Which row of sentences is sample k.
+
+    Args:
+        name: "native", "megatron", or "file": the native samples of one pass in file order.
+        seed: keys every draw.
+        num_samples: Megatron's order gives whole epochs, at least so many samples (None: one epoch); else None.
+    """
+
+    name: str = "native"
+    seed: int = 1234
+    num_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        check_one_of("order", self.name, known=ORDERS)
+        if self.name != "megatron" and self.num_samples is not None:
+            raise UsageError("num_samples applies only to Megatron's order: the native order has no end")
+
+
 class MaskedSamples:
     """Samples of a range of documents; can be pickled. `BertSamples` and `T5Samples` are the kinds.
 
@@ -44,9 +65,7 @@ class MaskedSamples:
         documents: the range [first, last), from `split_range` over the number of documents.
         options: of the kind: `Bert` or `T5`.
         sequence_length: tokens of a sample; of T5: of the encoder.
-        seed: keys every draw.
-        order: "native", "megatron", or "file": the native samples of one pass in file order.
-        num_samples: asked for in Megatron's order, which gives whole epochs (None: one); else None.
+        order: None: the native order with the usual seed.
         cache: keeps the mapping; None: it is built in memory.
 
     Attributes:
@@ -66,19 +85,18 @@ class MaskedSamples:
         *,
         options: MaskedKind,
         sequence_length: int,
-        seed: int = 1234,
-        order: str = "native",
-        num_samples: int | None = None,
+        order: SentenceOrder | None = None,
         cache: Cache | None = None,
     ) -> None:
         self.corpus, self.documents, self.options = corpus, documents, options
-        self.sequence_length, self.seed = sequence_length, seed
+        self._order = order = order or SentenceOrder()
+        self.sequence_length, self.seed, self.order = sequence_length, order.seed, order.name
         self.vocabulary = options.vocabulary or vocabulary_of(corpus)
-        self.order, self._asked, self._cache = order, num_samples, cache
+        self._asked, self._cache = order.num_samples, cache
         self._check()
         self._text = SentenceText(corpus)
         self.rows = in_memory(self._map)["rows"] if cache is None else self._kept(cache)
-        self.num_samples = None if order == "native" else len(self.rows)
+        self.num_samples = None if self.order == "native" else len(self.rows)
         self._core_vocabulary, self._core_rule = self.vocabulary.as_core(), options.masking.as_core()
         self._draws = self._make_draws()
         self._permutation = lru_cache(maxsize=_EPOCHS_KEPT)(self._make_permutation)
@@ -238,15 +256,11 @@ class MaskedSamples:
         first, last = self.documents
         assert 0 <= first <= last <= self.corpus.num_documents, f"documents {first} to {last} of the corpus"
         megatron = self.order == "megatron"
-        if self.order not in ORDERS:
-            raise UsageError(f"no order {self.order!r}", expected=", ".join(ORDERS))
         if megatron and self.options.masking.permutation:
             raise UsageError(
                 "Megatron's permutation of tokens cannot be repeated: it draws from a generator without a seed",
                 fix='order="native", or no permutation',
             )
-        if not megatron and self._asked is not None:
-            raise UsageError("the native order has no end, so that no number of samples is asked for")
         largest = self.corpus.largest_id
         if largest is not None and largest > max(self.vocabulary.ids):
             raise UsageError(
@@ -256,8 +270,8 @@ class MaskedSamples:
             )
 
     def __reduce__(self) -> tuple[object, ...]:
-        more = {name: getattr(self, name) for name in ("options", "sequence_length", "seed", "order")}
-        more |= {"num_samples": self._asked, "cache": self._cache}
+        more = {"options": self.options, "sequence_length": self.sequence_length}
+        more |= {"order": self._order, "cache": self._cache}
         return _rebuild, (type(self), self.corpus, self.documents, more)
 
 

@@ -159,7 +159,7 @@ class WholeDocuments(TextKind):
     longer: Longer = "cut"
 
     def __post_init__(self) -> None:
-        check_one_of("way with longer documents", self.longer, ("cut", "drop"))
+        check_one_of("way with longer documents", self.longer, known=("cut", "drop"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +256,7 @@ def check_integer(name: str, value: object, *, least: int | None = None, most: i
         raise UsageError(f"{name} is {value!r}", expected=f"an integer{bounds}")
 
 
-def check_one_of(what: str, value: object, known: Collection[str]) -> None:
+def check_one_of(what: str, value: object, *, known: Collection[str]) -> None:
     """Refuse a name that is not known.
 
     Raises:

@@ -13,6 +13,7 @@ from mdata.reference import masking as twin
 from mdata.reference.mapping import Row, keyed_words, one_epoch, shuffled, words32
 from mdata.reference.permutation import entry
 from mdata.samples.bert import BertSamples
+from mdata.samples.masked import SentenceOrder
 from mdata.samples.sample_options import T5, Bert
 from mdata.samples.special_tokens import MaskedVocabulary
 from mdata.samples.t5 import T5Samples
@@ -51,7 +52,9 @@ def make_samples(kind, corpus: Corpus, documents: tuple[int, int], **options):
     """Samples of BERT or T5; options of the kind stand beside those of the samples."""
     of_kind = {BertSamples: Bert, T5Samples: T5}[kind]
     own = {field.name: options.pop(field.name) for field in fields(of_kind) if field.name in options}
-    return kind(corpus, documents, options=of_kind(**own), **options)
+    order = {name: options.pop(name) for name in ("seed", "num_samples") if name in options}
+    order = SentenceOrder(name=options.pop("order", "native"), **order)
+    return kind(corpus, documents, options=of_kind(**own), order=order, **options)
 
 
 def sentences_of(corpus: Corpus, row: Sequence[int]) -> list[list[int]]:

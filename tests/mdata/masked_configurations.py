@@ -9,11 +9,11 @@ import numpy as np
 
 from mdata.reference.mapping import Row, keyed_words, one_epoch, shuffled, words32
 from mdata.samples.bert import BertSamples
-from mdata.samples.sample_options import T5, Bert, MaskingOptions
+from mdata.samples.sample_options import MaskingOptions
 from mdata.samples.sentence_mapping import MappingOptions, megatron_mapping, native_mapping
 from mdata.samples.t5 import T5Samples
 from mdata.util.random_keys import derive_key
-from tests.helpers.masked import expected, make_corpus, make_vocabulary, row_of, rows_of
+from tests.helpers.masked import expected, make_corpus, make_samples, make_vocabulary, row_of, rows_of
 from tests.mdata import layouts
 from tests.mdata.layouts import Refused
 
@@ -80,9 +80,9 @@ def masked(random: Random, folder: Path) -> set[str]:
     else:
         length, more = random.randint(4, 60), {"decoder_length": random.randint(3, 50)}
     vocabulary = make_vocabulary(pad=random.choice((None, 0, 1, 2, 6, 17)), sentinels=random.choice((1, 3, 30)))
-    options = (Bert if kind is BertSamples else T5)(vocabulary=vocabulary, **shared, **more)
+    shared |= {"sequence_length": length, "seed": seed, "order": order, "vocabulary": vocabulary}
     corpus = make_corpus(folder, documents, seed=random.getrandbits(30))
-    made = kind(corpus, (0, corpus.num_documents), options=options, sequence_length=length, seed=seed, order=order)
+    made = make_samples(kind, corpus, (0, corpus.num_documents), **shared, **more)
     rows = rows_of(documents, made)
     assert made.num_samples == (None if order == "native" else len(rows))
     met = {f"{kind.kind} {order}"}

@@ -293,7 +293,7 @@ def test_samples_go_into_the_callers_arrays(corpus):
 def test_what_does_not_go_together_is_refused(corpus):
     for wrong, told in (
         ({"order": "random"}, "no order 'random'"),
-        ({"num_samples": 5}, "no number of samples"),
+        ({"num_samples": 5}, "num_samples applies only to Megatron"),
         ({"documents": (0, 0)}, "no document"),
     ):
         with pytest.raises(UsageError, match=told):

@@ -11,6 +11,7 @@ import pytest
 from mdata import IndexedReader, UsageError, open_corpus
 from mdata.corpus.corpus import Corpus
 from mdata.samples.bert import BertSamples
+from mdata.samples.masked import SentenceOrder
 from mdata.samples.sample_options import Bert
 from mdata.samples.sentence_reader import SentenceText
 from tests.helpers.corpora import write_pair
@@ -27,8 +28,7 @@ def digest(corpus) -> dict:
         (0, corpus.num_documents),
         options=Bert(vocabulary=make_vocabulary()),
         sequence_length=24,
-        order="megatron",
-        num_samples=40,
+        order=SentenceOrder(name="megatron", num_samples=40),
     )
     return {name: array.tolist() for name, array in samples.read(range(40)).items()}
 
