@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from mdata._core import FimRule, KeyedStream, fim_rows
+from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.indexed.gather import Int64s
 from mdata.samples.rows import Gathered, RowOptions, Sample
@@ -46,20 +46,6 @@ class FimIds:
     dropped: frozenset[int]
 
 
-class FimCorpus(Protocol):
-    """What is needed of a corpus (`mdata.corpus.corpus.Corpus` is one)."""
-
-    id: str
-    name: str
-
-    @property
-    def tokenizer_fingerprint(self) -> str | None:
-        """Of the tokenizer; None where it is not known."""
-
-    def load_tokenizer(self) -> Tokenizer | None:
-        """Its tokenizer; None where it is not known."""
-
-
 class FimSamples:
     """Another kind's samples, rearranged; can be pickled if that kind and the corpus can.
 
@@ -78,7 +64,7 @@ class FimSamples:
     def __init__(
         self,
         kind: RowKind,
-        corpus: FimCorpus,
+        corpus: Corpus,
         *,
         fim: Fim,
         options: RowOptions,
@@ -169,7 +155,7 @@ class FimSamples:
         return _rebuild, (self.kind, self.corpus, self.fim, self.options, self._seed, self._extra)
 
 
-def _rebuild(kind: RowKind, corpus: FimCorpus, fim: Fim, options: RowOptions, seed: int, extra: bool) -> FimSamples:
+def _rebuild(kind: RowKind, corpus: Corpus, fim: Fim, options: RowOptions, seed: int, extra: bool) -> FimSamples:
     return FimSamples(kind, corpus, fim=fim, options=options, seed=seed, extra_token=extra)
 
 
@@ -246,7 +232,7 @@ class _Asked:
     """A tokenizer by what decides its ids, and a corpus that has it."""
 
     fingerprint: str | None
-    corpus: FimCorpus = field(compare=False)
+    corpus: Corpus = field(compare=False)
 
 
 @lru_cache(maxsize=4)
@@ -255,7 +241,7 @@ def _shared(asked: _Asked) -> Tokenizer | None:
     return asked.corpus.load_tokenizer()
 
 
-def _tokenizer_of(corpus: FimCorpus, fim: Fim) -> Tokenizer:
+def _tokenizer_of(corpus: Corpus, fim: Fim) -> Tokenizer:
     tokenizer = _shared(_Asked(corpus.tokenizer_fingerprint, corpus))
     if tokenizer is None:
         what = "characters" if fim.level == CHARACTER else "the texts of tokens"
