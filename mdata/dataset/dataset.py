@@ -199,7 +199,7 @@ class Dataset:
             return self.__getitems__(chosen(sample, self.num_samples))
         (component,), (inside,) = self.locate([sample])
         part = self.components[component]
-        with part.reading:
+        with part.damage_check:
             found: Sample = part.samples.sample(int(inside))
         if isinstance(self.deal, MegatronBlend):
             return {"dataset_id": np.array(component, self.deal.components.dtype), **found}
@@ -240,7 +240,9 @@ class Dataset:
             return self._read_fields(numbers, out)
         if isinstance(out, dict):
             raise UsageError(
-                "a dict of fields for rows of text", found=", ".join(out), expected="what empty_rows gives"
+                "out is a dict, but these samples are rows of text",
+                found=", ".join(out),
+                expected="what empty_rows gives",
             )
         options = self.row_options
         rows = empty_rows(len(numbers), options) if out is None else room_in(out, len(numbers), options=options)
@@ -257,17 +259,19 @@ class Dataset:
     def _read_fields(self, numbers: Int64s, out: Rows | Int64s | Sample | None) -> Sample:
         """`read` of samples that are fields, not rows of text."""
         if out is not None and not isinstance(out, dict):
-            raise UsageError(f"samples of kind {self.options.kind.name!r} are fields", expected="what empty_rows gives")
+            raise UsageError(
+                f"samples of kind {self.options.kind.name!r} are read into a dict", expected="what empty_rows gives"
+            )
         if self._alone:
             self._check_range(numbers)
-            with self.components[0].reading:
+            with self.components[0].damage_check:
                 return self._masked(0).read(numbers, out)
         components, inside = self.locate(numbers)
         first = self._masked(0)
         fields = first.allocate(len(numbers)) if out is None else first.checked(out, len(numbers))
         for number in np.unique(components).tolist():
             places = np.flatnonzero(components == number)
-            with self.components[number].reading:
+            with self.components[number].damage_check:
                 found = self._masked(number).read(inside[places])
             for name, part in found.items():
                 fields[name][places] = part
@@ -289,7 +293,7 @@ class Dataset:
     def _gather_of(self, number: int, inside: Int64s, text: Int64s, *, places: Int64s | None = None) -> Gathered:
         part = self.components[number]
         kind = cast("RowKind", part.samples)
-        with part.reading:
+        with part.damage_check:
             return kind.gather(inside, text, places=places, threads=self.options.threads)
 
     @property
@@ -385,7 +389,7 @@ class Dataset:
         return self._opened.corpora
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Packed apart, so that garbage can be left while it is unpacked.
+        # Pickled as bytes of its own, so that the garbage collector can pause while they are loaded.
         return _unpacked, (pickle.dumps((self._opened, self.options), pickle.HIGHEST_PROTOCOL),)
 
 

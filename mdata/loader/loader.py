@@ -112,7 +112,7 @@ def collate(dataset: Dataset, samples: npt.ArrayLike, *, empty: Empty = np.empty
     """
     if isinstance(dataset.options.kind, MaskedKind):
         raise UsageError(
-            f"samples of kind {dataset.options.kind.name!r} are no rows of tokens and labels",
+            f"samples of kind {dataset.options.kind.name!r} are not rows of tokens and labels",
             fix="read them with Dataset.read, or a torch DataLoader",
         )
     numbers = np.ascontiguousarray(samples, np.int64)

@@ -270,7 +270,9 @@ def _resolve(fim: Fim, tokenizer: Tokenizer | None, *, eod: int | None) -> FimId
     prefix, middle, suffix = (found[role] for role in ROLES[:3])
     single = [prefix, middle, suffix, ends, *([] if split is None else [split])]
     if len(set(single)) < len(single):
-        raise UsageError("two tokens of fill-in-the-middle are one", found=f"ids {', '.join(map(str, single))}")
+        raise UsageError(
+            "two tokens of fill-in-the-middle have the same id", found=f"ids {', '.join(map(str, single))}"
+        )
     special = tokenizer.special_ids.values() if tokenizer else ()
     dropped = frozenset((*special, *single))
     pad = found.get("pad", tokenizer.special_ids.get(PAD_NAME) if tokenizer else None)

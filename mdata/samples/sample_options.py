@@ -159,7 +159,7 @@ class WholeDocuments(TextKind):
     longer: Longer = "cut"
 
     def __post_init__(self) -> None:
-        check_one_of("way with longer documents", self.longer, known=("cut", "drop"))
+        check_one_of("rule for longer documents", self.longer, known=("cut", "drop"))
 
 
 @dataclass(frozen=True, kw_only=True)

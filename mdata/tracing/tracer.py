@@ -265,7 +265,7 @@ class Tracer:
     def _traced(self, number: int, component: int, inside: int, sequences: range | None = None) -> TracedSample:
         """A sample with the parts that lie in some sequences, None: all."""
         part = self.dataset.components[component]
-        with part.reading:
+        with part.damage_check:
             return TracedSample(
                 sample=number,
                 component=component,
@@ -335,7 +335,7 @@ class Tracer:
         while first < stop:
             end = min(stop, first + length)
             found: set[int] = set()
-            with part.reading:
+            with part.damage_check:
                 for sequence in sequences:
                     found.update(_kind(part).samples_of(sequence, first=first, stop=end))
             yield from sorted(found)

@@ -328,7 +328,7 @@ def test_a_file_cut_while_it_is_open_is_named(tmp_path, mode, threads):
     [
         ({"order": "random"}, ["no order 'random'", "native, megatron"]),
         ({"mode": "read"}, ["no mode 'read'", "mmap, pread"]),
-        ({"kind": "packed", "longer": "wrap"}, ["no way with longer documents 'wrap'", "cut, drop"]),
+        ({"kind": "packed", "longer": "wrap"}, ["no rule for longer documents 'wrap'", "cut, drop"]),
         ({"keep_partial": True}, ["the native order has no keep_partial"]),
         ({"pad": 3}, ["the native order has no pad"]),
         ({"order": "megatron", "kind": "document"}, ["the megatron order has no samples of kind 'document'"]),

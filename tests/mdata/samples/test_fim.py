@@ -332,7 +332,7 @@ def test_the_option_is_part_of_the_data_id(folder):
         ({"fim_level": "word"}, "no fim_level 'word'"),
         ({"fim_tokens": (1, 2)}, "fim_tokens are not"),
         ({"fim_tokens": ("<fim_prefix>", 2, 3)}, "no token for the prefix of fim_tokens"),
-        ({"fim_tokens": (2, 2, 3)}, "two tokens of fill-in-the-middle are one"),
+        ({"fim_tokens": (2, 2, 3)}, "two tokens of fill-in-the-middle have the same id"),
         ({"fim_split_sample": 3}, "go together"),
         ({"fim_split_sample": "<file>", "fim_fragment_rate": 0.5}, "no token for fim_split_sample"),
         ({"kind": "packed"}, "samples of kind 'packed' have no fim_"),
