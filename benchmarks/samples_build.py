@@ -59,7 +59,7 @@ def own(prefix: Path, epochs: int, *, what: str, folder: Path) -> dict[str, Any]
     num_samples = samples_of(prefix, epochs)
     if what == "first sample":
         data = mdata.open(
-            f"{prefix}.json", sequence_length=LENGTH, order="megatron", seed=SEED, num_samples=num_samples
+            f"{prefix}.json", sequence_length=LENGTH, seed=SEED, num_samples=num_samples, order=mdata.MegatronOrder()
         )
         return {"first": int(data[0]["tokens"].sum())}
     from mdata.order.megatron_order import MegatronRequest, build

@@ -56,9 +56,10 @@ def chosen(length: int, count: int) -> list[int]:
 def ours(prefix: Path, kind: str, order: str) -> Any:
     """Our samples of the corpus."""
     import mdata
-    from mdata.samples.bert import BertOptions, BertSamples
+    from mdata.samples.bert import BertSamples
+    from mdata.samples.masked import SentenceOrder
     from mdata.samples.special_tokens import MaskedVocabulary
-    from mdata.samples.t5 import T5Options, T5Samples
+    from mdata.samples.t5 import T5Samples
 
     vocabulary = MaskedVocabulary(
         ids=tuple(range(IDS + SENTINELS)),
@@ -67,15 +68,12 @@ def ours(prefix: Path, kind: str, order: str) -> Any:
         **SPECIAL,
     )
     corpus = mdata.open_corpus(prefix)
-    more = {"vocabulary": vocabulary, "order": order}
+    more: dict[str, Any] = {"order": SentenceOrder(name=order, seed=SEED), "sequence_length": LENGTHS[kind][0]}
     documents = (0, corpus.num_documents)
     if kind == "bert":
-        options: Any = BertOptions(sequence_length=LENGTHS[kind][0], seed=SEED)
-        return BertSamples(corpus, documents, options=options, **more)
-    encoder, decoder = LENGTHS[kind]
-    return T5Samples(
-        corpus, documents, options=T5Options(encoder_length=encoder, decoder_length=decoder, seed=SEED), **more
-    )
+        return BertSamples(corpus, documents, options=mdata.Bert(vocabulary=vocabulary), **more)
+    options = mdata.T5(decoder_length=LENGTHS[kind][1], vocabulary=vocabulary)
+    return T5Samples(corpus, documents, options=options, **more)
 
 
 class PeerTokenizer:

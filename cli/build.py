@@ -90,7 +90,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _options(arguments: argparse.Namespace) -> mdata.DatasetOptions:
-    return mdata.DatasetOptions(
+    return mdata.options_from_keys(
         sequence_length=arguments.sequence_length,
         seed=arguments.seed,
         split="whole" if arguments.whole else "train",

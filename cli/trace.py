@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import fields
 from itertools import islice
 from typing import Any
 
@@ -26,6 +25,7 @@ from cli.console import Console
 from cli.text import add_allow_outside
 from cli.trace_text import Shown, reader_facts, reader_table, sample_facts, sample_text, step_table
 from mdata.corpus.documents import parse_origin
+from mdata.dataset.flat_options import KEYS
 from mdata.loader.batch_sizes import BatchSizes, constant, ramp_up
 from mdata.tracing.cyclic_steps import CyclicSteps
 from mdata.tracing.run_folder import is_run
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--option",
         action="append",
         metavar="NAME=VALUE",
-        help="any other option of mdata.DatasetOptions; VALUE as in TOML: 8, true, [5, 6, 7]",
+        help="any other key of mdata.options_from_keys; VALUE as in TOML: 8, true, [5, 6, 7]",
     )
     add_allow_outside(data, default=None)
     data.add_argument("--global-batch", type=int, metavar="N", help="samples of a step")
@@ -138,7 +138,9 @@ def _open(arguments: argparse.Namespace, console: Console) -> mdata.Tracer:
     if dataset.num_samples is None and arguments.num_samples is not None:
         raise mdata.UsageError("the native order has no number of samples", fix="--until-step, or leave it out")
     span = StepSpan(sizes=sizes, micro_batch=arguments.micro_batch, dp_size=arguments.dp)
-    return mdata.Tracer(dataset, Steps([span], seed=options.seed, in_order=options.order == "megatron"))
+    return mdata.Tracer(
+        dataset, Steps([span], seed=options.seed, in_order=isinstance(options.order, mdata.MegatronOrder))
+    )
 
 
 def _options(arguments: argparse.Namespace) -> mdata.DatasetOptions:
@@ -149,15 +151,14 @@ def _options(arguments: argparse.Namespace) -> mdata.DatasetOptions:
             expected="the folder of a run (it has a config.toml), or data with at least --sequence-length",
         )
     given: dict[str, Any] = {name: getattr(arguments, name) for name in _READ if getattr(arguments, name) is not None}
-    known = [field.name for field in fields(mdata.DatasetOptions)]
     for word in arguments.option or ():
         name, equals, value = word.partition("=")
-        if not equals or name not in known:
-            close = nearest(name, known)
+        if not equals or name not in KEYS:
+            close = nearest(name, KEYS)
             raise mdata.UsageError(f"--option {word}", expected="NAME=VALUE", fix=f"{close}=...?" if close else None)
         given[name] = _value(value)
     # Whether corpora may be read together is a matter of the run; here it is only told what is read.
-    return mdata.DatasetOptions(sequence_length=arguments.sequence_length, **{"tokenizer_unknown": "ok", **given})
+    return mdata.options_from_keys(sequence_length=arguments.sequence_length, **{"tokenizer_unknown": "ok", **given})
 
 
 def _value(text: str) -> Any:

@@ -21,7 +21,10 @@ from .dataset.dataset import Dataset as Dataset
 from .dataset.dataset import open as open
 from .dataset.dataset import open_dataset as open_dataset
 from .dataset.dataset_options import DatasetOptions as DatasetOptions
+from .dataset.dataset_options import MegatronOrder as MegatronOrder
+from .dataset.dataset_options import NativeOrder as NativeOrder
 from .dataset.eval_sets import evaluation_sets as evaluation_sets
+from .dataset.flat_options import options_from_keys as options_from_keys
 from .dataset.prebuild import build as build
 from .errors import BadInputError as BadInputError
 from .errors import DamageError as DamageError
@@ -50,7 +53,14 @@ from .preprocessing.preprocess_options import PreprocessOptions as PreprocessOpt
 from .preprocessing.run import preprocess as preprocess
 from .progress import Progress as Progress
 from .reporting.report import report as report
-from .samples.masked import MaskingOptions as MaskingOptions
+from .samples.sample_options import T5 as T5
+from .samples.sample_options import Bert as Bert
+from .samples.sample_options import Chat as Chat
+from .samples.sample_options import Document as Document
+from .samples.sample_options import Fim as Fim
+from .samples.sample_options import Gpt as Gpt
+from .samples.sample_options import MaskingOptions as MaskingOptions
+from .samples.sample_options import Packed as Packed
 from .samples.special_tokens import MaskedVocabulary as MaskedVocabulary
 from .tokenizer_training.train import train_tokenizer as train_tokenizer
 from .tokenizer_training.train_options import TrainOptions as TrainOptions

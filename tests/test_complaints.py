@@ -24,6 +24,7 @@ from mdata.mixing import megatron_blend
 from mdata.mixing.native_blend import NativeBlend
 from mdata.mixing.shares import integer_weights
 from tests.helpers.corpora import write_pair
+from tests.helpers.open_by_keys import open_by_keys
 
 S = 8
 
@@ -99,7 +100,9 @@ def test_changing_the_length_of_training_reorders_all_data(folder):
     """EleutherAI/gpt-neox#984: more train-iters are more epochs, and all of them are shuffled together."""
 
     def first(order: str, length: int) -> tuple[str, bytes]:
-        data = mdata.open(folder / "a", sequence_length=S, order=order, num_samples=length, cache=str(folder / "cache"))
+        data = open_by_keys(
+            folder / "a", sequence_length=S, order=order, num_samples=length, cache=str(folder / "cache")
+        )
         return data.data_id, data.read(np.arange(100)).text.tobytes()
 
     assert first("native", 100) == first("native", 10_000)
@@ -222,7 +225,7 @@ mdata.DatasetOptions(sequence_length=8)
 import mdata.dataset.dataset, mdata.loader.loader
 before = held()
 data = mdata.open(sys.argv[1], sequence_length=8)
-steps = iter(mdata.Loader(data, mdata.BatchPlan(500, 50)))
+steps = iter(mdata.Loader(data, mdata.loader.loader.BatchPlan(500, 50)))
 seen = {int(c) for _ in range(20) for batch in next(steps) for c in data.locate(batch.samples)[0]}
 print(json.dumps([before, held(), len(seen)]))
 steps.close()

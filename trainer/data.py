@@ -133,7 +133,7 @@ def to_device(batch: mdata.Batch, device: torch.device, *, vocab_size: int) -> M
 
 def _open_training(config: RunConfig, progress: mdata.Progress) -> mdata.Dataset:
     data, train = config.data, config.train
-    options = mdata.DatasetOptions(
+    options = mdata.options_from_keys(
         sequence_length=train.sequence_length,
         seed=config.run.seed,
         split="train",

@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from mdata import DatasetOptions, UsageError
+from mdata import MegatronOrder, UsageError
 from mdata.loader.batch_sizes import BatchSizes, read_ramp
 from trainer.config import OptimizerSection, RunConfig, problems_error, value_problems
 from trainer.models.gpt_table import GPTShape, num_parameters
@@ -303,7 +303,7 @@ def _order_problems(config: RunConfig) -> Iterator[str]:
             f'data.shuffle_block={data.shuffle_block} is of data.order="native" and data.kind="gpt"; '
             "set it to 0: the others shuffle documents anyway"
         )
-    if data.blend_surplus != DatasetOptions.blend_surplus and data.order != "megatron":
+    if data.blend_surplus != MegatronOrder.blend_surplus and data.order != "megatron":
         yield f'data.blend_surplus={data.blend_surplus:g} is of data.order="megatron"; leave it out'
 
 

@@ -136,7 +136,6 @@ def samples_per_epoch(blend: OpenBlend, sequence_length: int, *, split: str) -> 
 
     split_edges(split)  # a slip in it is no fault of each corpus
     options = DatasetOptions(sequence_length=sequence_length, split="train", split_shares=split)
-    options.check()
     rows, cache = options.row_options(0), Cache(options.cache, mapped=True)
     problems, found = [], []
     for corpus in blend.corpora:

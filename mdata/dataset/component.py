@@ -1,4 +1,4 @@
-"""One corpus of a dataset, the door through which its samples are read, and a dataset in a line of text.
+"""One corpus of a dataset, the check for damaged files when a read fails, and a dataset in a line of text.
 
 An .idx is compared with its hash once, before the first use of its tables. One that is written over later, while it is
 mapped, can make arithmetic go wrong anywhere: a run outside of the tokens, a row longer than it is. After such an error
@@ -31,17 +31,17 @@ class Component:
     num_tokens: int
 
     @cached_property
-    def reading(self) -> Reading:
-        """The block in which `samples` are asked for rows, or for what they read; many may be in it at once."""
-        return Reading(self.corpus)
+    def damage_check(self) -> DamageCheck:
+        """The block in which `samples` are read; many threads may be in it at once."""
+        return DamageCheck(self.corpus)
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A block that reads samples of a corpus; a generator in its place would cost a tenth of a single sample.
+class DamageCheck:
+    """A block that reads samples of a corpus. Not a generator: that would add a tenth to the cost of one sample.
 
     Raises:
-        DamageError: they could not be read, and an .idx is no longer the one that the corpus speaks of.
+        DamageError: the read failed, and an .idx is not the one that the manifest names.
     """
 
     corpus: Corpus

@@ -26,7 +26,7 @@ from mdata.blend.open_blend import open_blend
 from mdata.blend.same_tokenizer import OK, REFUSE, may_be_unknown
 from mdata.corpus.corpus import Corpus
 from mdata.dataset.component import Component, facts_in_short
-from mdata.dataset.dataset_options import MASKED, MEGATRON, NATIVE, DatasetOptions
+from mdata.dataset.dataset_options import DatasetOptions, MegatronOrder
 from mdata.dataset.megatron_mix import check_weights_alone, mix_by_share, mix_by_size, mix_identity
 from mdata.dataset.open_samples import bounds_of, open_samples, tokens_in
 from mdata.errors import UsageError
@@ -37,6 +37,7 @@ from mdata.progress import SILENT, Progress
 from mdata.samples.gpt import GptSamples
 from mdata.samples.rows import Gathered, Rows, Sample, empty_rows, finish, in_order, room_in
 from mdata.samples.sample_kind import RowKind, SampleKind
+from mdata.samples.sample_options import MaskedKind
 from mdata.util.arrays import Int64s
 from mdata.util.canonical_json import hash_of
 from mdata.util.gc_pause import gc_paused
@@ -60,7 +61,6 @@ def open_dataset(
         UsageError: nothing there, a corpus or split shorter than one sample, two tokenizers, options that do not fit.
         DamageError: something that is not what its manifest says.
     """
-    options.check()
     with gc_paused():
         opened = open_blend(path, **options.opening, evaluation=evaluation)
         opened.tell_left_out(progress)
@@ -68,7 +68,7 @@ def open_dataset(
 
 
 def open(path: str | Path, *, sequence_length: int, **options: Any) -> Dataset:
-    """Open a dataset by the options of `DatasetOptions`: `mdata.open("corpus.json", sequence_length=4096)`.
+    """Open a dataset by the fields of `DatasetOptions`: `mdata.open("a.json", sequence_length=4096, kind=Packed())`.
 
     Raises:
         UsageError, DamageError: as `open_dataset`. TypeError: no such option.
@@ -92,18 +92,20 @@ class Dataset:
     """
 
     def __init__(self, blend: OpenBlend, options: DatasetOptions, *, cache: Cache | None = None) -> None:
-        options.check()
         self.options = options
         self.blend_id = blend.manifest.id
         self._opened = blend
         names = [part.name for part in blend.manifest.components]
-        if options.order == MEGATRON:
+        mixed, surplus = False, None
+        if isinstance(options.order, MegatronOrder):
             check_weights_alone(blend)
-        self.row_options = options.row_options(_eod_of(blend.corpora))
+            by_size = blend.counts_by_tokens
+            mixed, surplus = not by_size or len(names) > 1, None if by_size else options.order.blend_surplus
+        self.row_options = options.row_options(self.eod)
         cache = cache or _cache_of(options)
-        self._by_size = blend.counts_by_tokens
-        mixed = options.order == MEGATRON and not (len(names) == 1 and self._by_size)
-        kinds, mix = self._mixed(cache) if mixed else ([self._open(i, options, cache) for i in range(len(names))], None)
+        kinds, mix = (
+            self._mixed(cache, surplus) if mixed else ([self._open(i, options, cache) for i in range(len(names))], None)
+        )
         self.components = tuple(
             Component(name, corpus, kind, tokens_in(corpus, bounds_of(corpus, options), options=options))
             for name, corpus, kind in zip(names, blend.corpora, kinds, strict=True)
@@ -116,13 +118,12 @@ class Dataset:
                 fix="give it a share in the split string",
             )
         self.selection: SelectionMap = mix or self._selection()
-        endless = self.options.split == "train" and self.options.order == NATIVE
-        ends = (self.selection.num_samples, options.num_samples if endless else None)
+        ends = (self.selection.num_samples, options.num_samples if self.options.endless else None)
         self.num_samples = min((end for end in ends if end is not None), default=None)
         self._alone = len(self.components) == 1 and mix is None
         self.identity = options.identity(self.blend_id)
         if mix is not None:
-            self.identity |= mix_identity(blend, None if self._by_size else options.blend_surplus)
+            self.identity |= mix_identity(blend, surplus)
         self.data_id = hash_of(self.identity)
 
     def _open(self, number: int, options: DatasetOptions, cache: Cache) -> SampleKind | None:
@@ -130,23 +131,22 @@ class Dataset:
         corpus = self._opened.corpora[number]
         return open_samples(corpus, bounds_of(corpus, options), options=options, rows=self.row_options, cache=cache)
 
-    def _mixed(self, cache: Cache) -> tuple[list[SampleKind | None], MegatronBlend | None]:
-        """Megatron's blend: its components and how it mixes them."""
+    def _mixed(self, cache: Cache, surplus: float | None) -> tuple[list[SampleKind | None], MegatronBlend | None]:
+        """Megatron's blend: its components and how it mixes them; without a surplus they count by size."""
         parts, options = self._opened.manifest.components, self.options
         beside = (cache, self._opened.corpora[0].path)
 
         def open_one(number: int, num_samples: int | None) -> SampleKind | None:
             return self._open(number, replace(options, num_samples=num_samples), cache)
 
-        if self._by_size:
+        if surplus is None:
             return mix_by_size(open_one, len(parts), num_samples=options.num_samples, cache=beside)
         shares = [(part.name, part.share) for part in parts]
-        asked, surplus = options.num_samples, options.blend_surplus
-        return mix_by_share(open_one, shares, num_samples=asked, surplus=surplus, cache=beside)
+        return mix_by_share(open_one, shares, num_samples=options.num_samples, surplus=surplus, cache=beside)
 
     def _selection(self) -> SelectionMap:
         """Which component gives which sample: by shares in training, else one component after another."""
-        if self.options.split == "train" and self.options.order == NATIVE:
+        if self.options.endless:
             sizes = [component.samples.samples_per_epoch for component in self.components]
             return self._opened.selection(sizes, self.options.sequence_length)
         return Concatenation([component.samples.num_samples or 0 for component in self.components])
@@ -160,8 +160,9 @@ class Dataset:
         return map(self.__getitem__, count() if self.num_samples is None else range(len(self)))
 
     def __repr__(self) -> str:
-        shown = {name: getattr(self.options, name) for name in ("kind", "order", "split", "sequence_length")}
-        names = [component.name for component in self.components]
+        options, names = self.options, [component.name for component in self.components]
+        shown: dict[str, object] = {"kind": options.kind.name, "order": options.order.name, "split": options.split}
+        shown["sequence_length"] = options.sequence_length
         return facts_in_short(self.num_samples, names, options=shown, data_id=self.data_id)
 
     def locate(self, samples: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -197,7 +198,7 @@ class Dataset:
             return self.__getitems__(chosen(sample, self.num_samples))
         (component,), (inside,) = self.locate([sample])
         part = self.components[component]
-        with part.reading:
+        with part.damage_check:
             found: Sample = part.samples.sample(int(inside))
         if isinstance(self.selection, MegatronBlend):
             return {"dataset_id": np.array(component, self.selection.components.dtype), **found}
@@ -216,7 +217,7 @@ class Dataset:
 
     def empty_rows(self, num_rows: int) -> Rows | Sample:
         """Room for `read`, to be used again and again; a dict for the kinds bert and t5."""
-        if self.options.kind in MASKED:
+        if isinstance(self.options.kind, MaskedKind):
             return self._masked(0).allocate(num_rows)
         return empty_rows(num_rows, self.row_options)
 
@@ -234,11 +235,13 @@ class Dataset:
             DamageError: a file is not what it was when it was opened.
         """
         numbers = sample_numbers(samples)
-        if self.options.kind in MASKED:
+        if isinstance(self.options.kind, MaskedKind):
             return self._read_fields(numbers, out)
         if isinstance(out, dict):
             raise UsageError(
-                "a dict of fields for rows of text", found=", ".join(out), expected="what empty_rows gives"
+                "out is a dict, but these samples are rows of text",
+                found=", ".join(out),
+                expected="what empty_rows gives",
             )
         options = self.row_options
         rows = empty_rows(len(numbers), options) if out is None else room_in(out, len(numbers), options=options)
@@ -255,17 +258,19 @@ class Dataset:
     def _read_fields(self, numbers: Int64s, out: Rows | Int64s | Sample | None) -> Sample:
         """`read` of samples that are fields, not rows of text."""
         if out is not None and not isinstance(out, dict):
-            raise UsageError(f"samples of kind {self.options.kind!r} are fields", expected="what empty_rows gives")
+            raise UsageError(
+                f"samples of kind {self.options.kind.name!r} are read into a dict", expected="what empty_rows gives"
+            )
         if self._alone:
             self._check_range(numbers)
-            with self.components[0].reading:
+            with self.components[0].damage_check:
                 return self._masked(0).read(numbers, out)
         components, inside = self.locate(numbers)
         first = self._masked(0)
         fields = first.allocate(len(numbers)) if out is None else first.checked(out, len(numbers))
         for number in np.unique(components).tolist():
             places = np.flatnonzero(components == number)
-            with self.components[number].reading:
+            with self.components[number].damage_check:
                 found = self._masked(number).read(inside[places])
             for name, part in found.items():
                 fields[name][places] = part
@@ -287,7 +292,7 @@ class Dataset:
     def _gather_of(self, number: int, inside: Int64s, text: Int64s, *, places: Int64s | None = None) -> Gathered:
         part = self.components[number]
         kind = cast("RowKind", part.samples)
-        with part.reading:
+        with part.damage_check:
             return kind.gather(inside, text, places=places, threads=self.options.threads)
 
     @property
@@ -337,7 +342,7 @@ class Dataset:
     @property
     def eod(self) -> int | None:
         """The end-of-document id; None where no corpus says."""
-        return _eod_of(self._corpora)
+        return next((corpus.eod for corpus in self._corpora if corpus.eod is not None), None)
 
     @property
     def largest_id(self) -> int | None:
@@ -383,7 +388,7 @@ class Dataset:
         return self._opened.corpora
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Packed apart, so that garbage can be left while it is unpacked.
+        # Pickled as bytes of its own, so that the garbage collector can pause while they are loaded.
         return _unpacked, (pickle.dumps((self._opened, self.options), pickle.HIGHEST_PROTOCOL),)
 
 
@@ -394,8 +399,3 @@ def _cache_of(options: DatasetOptions, progress: Progress = SILENT) -> Cache:
 def _unpacked(packed: bytes) -> Dataset:
     with gc_paused():
         return Dataset(*pickle.loads(packed))
-
-
-def _eod_of(corpora: Sequence[Corpus]) -> int | None:
-    """The end-of-document id; None where no corpus says."""
-    return next((corpus.eod for corpus in corpora if corpus.eod is not None), None)

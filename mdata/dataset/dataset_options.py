@@ -1,15 +1,15 @@
-"""How a run reads its data: one frozen set of options, checked by name, and what of it decides which tokens come.
+"""How a run reads its data: one frozen set of options, checked when it is made, and what of it decides the data id.
 
-Options that are not used leave the identity of a dataset as it is, so that a new option changes no existing data id.
-How files are read (`mode`, `threads`) and where arrays are kept (`cache`) is no part of it, and neither is, in the
-native order, how many samples are asked for.
+Kinds of samples and orders are types of their own (`kind=Packed(longer="drop")`, `order=MegatronOrder(pad=0)`), so
+that what one does not have cannot be given to it. Options that are not used leave the identity of a dataset as it is:
+a new option changes no existing data id. How files are read (`mode`, `threads`), where arrays are kept (`cache`) and,
+in native order, the number of samples are no part of it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from mdata.blend.same_tokenizer import REFUSE, TOKENIZER_UNKNOWN
 from mdata.errors import UsageError
@@ -18,33 +18,58 @@ from mdata.mixing import native_blend
 from mdata.mixing.megatron_blend import SURPLUS
 from mdata.order import native_order
 from mdata.order.data_split import SPLITS, split_edges
-from mdata.samples.fim_options import CHARACTER, NAMES, FimOptions
 from mdata.samples.rows import RowOptions, effective_pad
-
-if TYPE_CHECKING:
-    from mdata.samples.masked import MaskingOptions
-    from mdata.samples.special_tokens import MaskedVocabulary
+from mdata.samples.sample_options import (
+    LONGEST,
+    PACKING_VERSION,
+    Chat,
+    Gpt,
+    MaskedKind,
+    Packed,
+    TextKind,
+    WholeDocuments,
+    check_integer,
+    check_one_of,
+)
 
 WHOLE = "whole"
-NATIVE, MEGATRON = native_order.NAME, "megatron"
-ORDERS = (NATIVE, MEGATRON)
-LONGEST = 2**31 - 2  # of sequence_length: with its label a row is counted in 32 bits
 LARGEST_BLOCK = 1 << 20  # of shuffle_block; mdata_cpp/block_shuffle.hpp
-GPT, DOCUMENT, PACKED, CHAT, BERT, T5 = "gpt", "document", "packed", "chat", "bert", "t5"
-KINDS = (GPT, DOCUMENT, PACKED, CHAT, BERT, T5)
-MASKED = (BERT, T5)
-_PACKED = (PACKED, CHAT)
-_WHOLE_DOCUMENTS = (DOCUMENT, *_PACKED)
-# Options that only some kinds have.
-_ONLY_OF = {
-    "longer": _WHOLE_DOCUMENTS,
-    "decoder_length": (T5,),
-    "head": (BERT,),
-    **dict.fromkeys(("short_probability", "masking", "vocabulary"), MASKED),
-}
-_NOT_OF_MASKED = ("extra_token", "document_masks", "create_attention_mask", "eod", "keep_partial", "pad")
 _MEGATRON_VERSION = 1
 _BY_EOD = ("eod_mask_loss", "reset_position_ids", "reset_attention_mask")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NativeOrder:
+    """mdata's own order: computed, without end in training, stable when the blend changes.
+
+    Args:
+        shuffle_block: gpt: sequences are permuted inside of blocks of so many, anew in each epoch; 0: file order.
+    """
+
+    name: ClassVar[str] = native_order.NAME
+    shuffle_block: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.shuffle_block <= LARGEST_BLOCK:
+            raise UsageError(f"shuffle_block {self.shuffle_block}", expected=f"0 to {LARGEST_BLOCK}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MegatronOrder:
+    """The samples of Megatron's GPTDataset, its BERT and T5 datasets, and its blends.
+
+    Args:
+        pad: the tokenizer's pad id; tokens equal to it are padding. None: it has none.
+        allow_ambiguous_pad: take `pad` also where it is the eod.
+        keep_partial: split "valid" or "whole": the last partial sample counts (in native order it always does).
+        blend_surplus: how much more than its part each corpus with a share is built for.
+    """
+
+    name: ClassVar[str] = "megatron"
+    pad: int | None = None
+    allow_ambiguous_pad: bool = False
+    keep_partial: bool = False
+    blend_surplus: float = SURPLUS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,74 +77,49 @@ class DatasetOptions:
     """How a run reads a blend.
 
     Args:
-        sequence_length: tokens of a sample.
+        sequence_length: tokens of a sample; of T5: of the encoder.
         seed: keys every draw.
         split: "train", "valid", "test" by `split_shares`, or "whole": all of it (native: in file order, once).
         split_shares: Megatron's split string.
-        order: "native", or "megatron" for the samples of Megatron's GPTDataset and its blends.
-        num_samples: asked for; megatron: decides the epochs (None: one). Native: only the length of a training set.
-        extra_token: a sample reads one token more, so that its last one has a label.
-        keep_partial: megatron, split "valid" or "whole": the last partial sample counts (native always keeps it).
-        shuffle_block: native: sequences are permuted inside of blocks of so many, anew in each epoch; 0: file order.
-        kind: "gpt": concatenated text; native: also "document", one a sample, "packed", several fitted into one, and
-            "chat", conversations packed, with loss on what is trained on (`document_masks` is then on);
-            "bert" and "t5": sentences with masked tokens (t5: `sequence_length` is the encoder's).
-        longer: document, packed, chat: longer documents are "cut" (packed: into rows), or left out ("drop").
-        document_masks: position_ids restart with each document, cu_seqlens and max_seqlen tell their lengths.
-        eod_mask_loss: no loss where the input is the end of a document.
-        reset_position_ids, reset_attention_mask: Megatron's: positions restart, the mask is cut, behind that id.
-        create_attention_mask: a dense attention_mask.
-        eod: the end of a document; None: as the corpus says.
-        pad: megatron: the tokenizer's pad id; tokens equal to it are padding. None: it has none.
-        allow_ambiguous_pad: megatron: take `pad` also where it is the eod.
-        fim_rate: share of documents that fill-in-the-middle rearranges; 0: none. The other fim_...: see `FimOptions`.
-        blend_surplus: megatron: how much more than its part each corpus with a share is built for.
-        decoder_length: t5: tokens that the decoder reads. head: bert: two texts, and whether they were exchanged.
-        short_probability, masking, vocabulary: bert, t5: share of samples that are cut shorter, which tokens are masked
-            (None: as usual for the kind), and the ids of special tokens (None: as the tokenizer of the corpus says).
+        num_samples: Megatron's order: decides the epochs (None: one). Native: only the length of a training set.
+        kind: `Gpt`, `Document`, `Packed`, `Chat`, `Bert` or `T5`.
+        order: `NativeOrder` or `MegatronOrder`.
         cache: folder for arrays that are built (packed, bert, t5, megatron); None: see mdata/array_cache/cache.py.
-        tokenizer_unknown: "refuse", or "ok": a corpus whose tokenizer is not known may stand beside one whose is.
+        tokenizer_unknown: "refuse", or "ok": a corpus without a recorded tokenizer may stand beside one that has it.
         allow_outside: manifests of corpora may name files outside their folders; for those of people whom you trust.
         mode: "mmap" or "pread": how token files are read. threads: that read and build.
+
+    Raises:
+        UsageError: a value that is out of range, or a kind that the order does not have; names the option.
     """
 
     sequence_length: int
     seed: int = 1234
     split: str = "train"
     split_shares: str = "100,0,0"
-    order: str = NATIVE
     num_samples: int | None = None
-    extra_token: bool = True
-    keep_partial: bool = False
-    shuffle_block: int = 0
-    kind: str = GPT
-    longer: str = "cut"
-    document_masks: bool = False
-    eod_mask_loss: bool = False
-    reset_position_ids: bool = False
-    reset_attention_mask: bool = False
-    create_attention_mask: bool = False
-    eod: int | None = None
-    pad: int | None = None
-    allow_ambiguous_pad: bool = False
-    fim_rate: float = 0.0
-    fim_spm_rate: float = 0.5
-    fim_level: str = CHARACTER
-    fim_tokens: tuple[int | str, ...] = NAMES
-    fim_split_sample: int | str | None = None
-    fim_fragment_rate: float | None = None
-    fim_no_prefix: str | None = None
-    blend_surplus: float = SURPLUS
-    decoder_length: int | None = None
-    head: bool = True
-    short_probability: float = 0.1
-    masking: MaskingOptions | None = None
-    vocabulary: MaskedVocabulary | None = None
+    kind: TextKind | MaskedKind = field(default_factory=Gpt)
+    order: NativeOrder | MegatronOrder = field(default_factory=NativeOrder)
     cache: str | None = None
     tokenizer_unknown: str = REFUSE
     allow_outside: bool = False
     mode: Mode = "mmap"
     threads: int = 1
+
+    def __post_init__(self) -> None:
+        check_one_of("split", self.split, known=(*SPLITS, WHOLE))
+        check_one_of("mode", self.mode, known=MODES)
+        check_one_of("tokenizer_unknown", self.tokenizer_unknown, known=TOKENIZER_UNKNOWN)
+        if not isinstance(self.kind, TextKind | MaskedKind):
+            raise UsageError(f"kind is {self.kind!r}", expected="Gpt(), Document(), Packed(), Chat(), Bert() or T5()")
+        if not isinstance(self.order, NativeOrder | MegatronOrder):
+            raise UsageError(f"order is {self.order!r}", expected="NativeOrder() or MegatronOrder()")
+        check_integer("threads", self.threads, least=1)
+        check_integer("seed", self.seed)
+        check_integer("sequence_length", self.sequence_length, least=1, most=LONGEST)
+        if self.num_samples is not None:
+            check_integer("num_samples", self.num_samples, least=0)
+        _check_order(self.kind, self.order)
 
     @property
     def opening(self) -> dict[str, Any]:
@@ -131,159 +131,102 @@ class DatasetOptions:
             "allow_outside": self.allow_outside,
         }
 
-    def check(self) -> None:
-        """Refuse what means nothing.
-
-        Raises:
-            UsageError: names the option.
-        """
-        _one_of("split", self.split, (*SPLITS, WHOLE))
-        _one_of("order", self.order, ORDERS)
-        _one_of("mode", self.mode, MODES)
-        _one_of("tokenizer_unknown", self.tokenizer_unknown, TOKENIZER_UNKNOWN)
-        _one_of("kind of samples", self.kind, KINDS)
-        _one_of("way with longer documents", self.longer, ("cut", "drop"))
-        for name, least in (("threads", 1), ("num_samples", 0), ("seed", None)):
-            _is_integer(name, getattr(self, name), least=least)
-        for name in ("sequence_length", "decoder_length"):
-            _is_integer(name, getattr(self, name), least=1, most=LONGEST)
-        if not 0 <= self.shuffle_block <= LARGEST_BLOCK or (self.shuffle_block and self.kind != GPT):
-            raise UsageError(
-                f"shuffle_block {self.shuffle_block}" + f" with samples of kind {self.kind!r}" * (self.kind != GPT),
-                expected=f"0 to {LARGEST_BLOCK}, and samples of concatenated documents",
-                fix="0 leaves it out; documents of other kinds are shuffled anyway",
-            )
-        if self.fim is not None and self.kind != GPT:
-            raise UsageError("fill-in-the-middle is of samples of concatenated documents", found=f"kind {self.kind!r}")
-        ours, theirs = ("shuffle_block",), ("keep_partial", "pad", "allow_ambiguous_pad")
-        for name in theirs if self.order == NATIVE else ours:
-            if getattr(self, name):
-                raise UsageError(f"the {self.order} order knows no {name}", found=f"{name}={getattr(self, name)!r}")
-        if self.order == NATIVE and self.blend_surplus != SURPLUS:
-            raise UsageError("the native order knows no blend_surplus", found=f"blend_surplus={self.blend_surplus!r}")
-        if self.order == MEGATRON and self.kind in _WHOLE_DOCUMENTS:
-            raise UsageError(f"the megatron order knows no samples of kind {self.kind!r}", fix='order="native"')
-        self._check_kind()
-
-    def _check_kind(self) -> None:
-        """Refuse options that the kind does not have."""
-        usual = {field.name: field.default for field in fields(self)}
-        others = [name for name, kinds in _ONLY_OF.items() if self.kind not in kinds]
-        others += [*_NOT_OF_MASKED, *_BY_EOD] if self.kind in MASKED else []
-        for name in others:
-            if getattr(self, name) != usual[name]:
-                raise UsageError(
-                    f"samples of kind {self.kind!r} know no {name}", found=f"{name}={getattr(self, name)!r}"
-                )
-        if self.kind in MASKED:
-            from mdata.dataset.masked_kinds import options_of
-
-            options_of(self)
+    @property
+    def endless(self) -> bool:
+        """Whether the set has no end by itself: training in native order."""
+        return self.split == "train" and isinstance(self.order, NativeOrder)
 
     @property
     def by_documents(self) -> bool:
         """Whether the split counts documents, not sequences."""
-        return self.kind != GPT
-
-    @property
-    def fim(self) -> FimOptions | None:
-        """How fill-in-the-middle rearranges rows; None: not at all.
-
-        Raises:
-            UsageError: an option of it that means nothing.
-        """
-        if not self.fim_rate:
-            return None
-        return FimOptions(
-            rate=self.fim_rate,
-            spm_rate=self.fim_spm_rate,
-            level=self.fim_level,
-            tokens=tuple(self.fim_tokens),
-            split_sample=self.fim_split_sample,
-            fragment_rate=self.fim_fragment_rate,
-            no_prefix=self.fim_no_prefix,
-        )
+        return not isinstance(self.kind, Gpt)
 
     @property
     def keeps_partial(self) -> bool:
         """Whether the last partial sample counts in Megatron's order: only of what may be a validation set."""
-        return self.keep_partial and self.split in ("valid", WHOLE)
+        keep = isinstance(self.order, MegatronOrder) and self.order.keep_partial
+        return keep and self.split in ("valid", WHOLE)
 
     def row_options(self, corpus_eod: int | None) -> RowOptions:
-        """What is told of rows, for a corpus with this end of a document.
+        """How rows are masked and padded, for a corpus with this end of a document.
 
         Raises:
-            UsageError: an option needs that id, and nobody says it.
+            UsageError: an option needs that id, and neither the options nor the corpus give it.
         """
-        eod = corpus_eod if self.eod is None else self.eod
-        needed = [name for name in _BY_EOD if getattr(self, name)]
+        # Masked samples are no rows of text; the usual options stand in for them.
+        kind, order = self.kind if isinstance(self.kind, TextKind) else Gpt(), self.order
+        eod = corpus_eod if kind.eod is None else kind.eod
+        needed = [name for name in _BY_EOD if getattr(kind, name)]
         if eod is None and needed:
             raise UsageError(
                 f"{needed[0]} needs the id that ends a document, and the corpus does not say it",
                 fix="set eod, or `mdata adopt --tokenizer` gives the corpus a tokenizer",
             )
-        megatron = self.order == MEGATRON
-        masks = self.document_masks or self.kind == CHAT
+        megatron = isinstance(order, MegatronOrder)
+        masks = kind.document_masks or isinstance(kind, Chat)
         return RowOptions(
             sequence_length=self.sequence_length,
             document_masks=masks,
             position_ids=megatron,
-            mask_eod=self.eod_mask_loss,
-            # With documents told apart Megatron resets nothing by the id.
-            reset_position_ids=self.reset_position_ids and not masks,
-            attention_mask=self.create_attention_mask and not (megatron and masks),
-            reset_attention_mask=self.reset_attention_mask,
-            apart=self.kind in _PACKED,
+            mask_eod=kind.eod_mask_loss,
+            # With document masks Megatron resets nothing by the id.
+            reset_position_ids=kind.reset_position_ids and not masks,
+            attention_mask=kind.create_attention_mask and not (megatron and masks),
+            reset_attention_mask=kind.reset_attention_mask,
+            apart=isinstance(kind, Packed),
             eod=eod,
-            pad=effective_pad(self.pad, eod, allow_ambiguous=self.allow_ambiguous_pad) if megatron else None,
+            pad=effective_pad(order.pad, eod, allow_ambiguous=order.allow_ambiguous_pad)
+            if isinstance(order, MegatronOrder)
+            else None,
         )
 
     def identity(self, blend_id: str) -> dict[str, Any]:
-        """Everything that decides which tokens sample k has, and what is told of them."""
+        """Everything that decides which tokens sample k has, and how they are masked."""
+        kind, order = self.kind, self.order
         start, train, valid, test = split_edges(self.split_shares)
-        found = {
-            "blend": blend_id,
-            "blend_algorithm": f"{native_blend.NAME} {native_blend.VERSION}",
-            "order": f"{native_order.NAME} {native_order.VERSION}",
-            "sample_kind": self.kind,
+        found: dict[str, Any] = {"blend": blend_id}
+        if isinstance(order, NativeOrder):
+            found["blend_algorithm"] = f"{native_blend.NAME} {native_blend.VERSION}"
+        version = native_order.VERSION if isinstance(order, NativeOrder) else _MEGATRON_VERSION
+        found |= {
+            "order": f"{order.name} {version}",
+            "sample_kind": kind.name,
             "seed": self.seed,
             "sequence_length": self.sequence_length,
-            "extra_token": self.extra_token,
-            "split": self.split,
-            "split_shares": [repr(share) for share in (train - start, valid - train, test - valid)],
         }
-        flags = ("document_masks", *_BY_EOD, "create_attention_mask", "shuffle_block", "eod")
-        found |= {name: getattr(self, name) for name in flags if getattr(self, name) not in (None, False)}
-        if self.fim is not None:
-            found["fim"] = self.fim.identity
-        if self.kind in _WHOLE_DOCUMENTS:
-            found["longer"] = self.longer
-        if self.kind in _PACKED:
-            from mdata.samples import packing
-
-            found["packing"] = f"best fit {packing.VERSION}"
-        if self.kind in MASKED:
-            from mdata.dataset.masked_kinds import identity_of
-
-            del found["extra_token"]
-            found[self.kind] = identity_of(self)
-        if self.order == MEGATRON:
-            del found["blend_algorithm"]
-            found["order"] = f"{MEGATRON} {_MEGATRON_VERSION}"
-            found |= {name: getattr(self, name) for name in ("num_samples", "pad", "allow_ambiguous_pad")}
-            found["keep_partial"] = self.keeps_partial
+        if isinstance(kind, TextKind):
+            found["extra_token"] = kind.extra_token
+        found["split"] = self.split
+        found["split_shares"] = [repr(share) for share in (train - start, valid - train, test - valid)]
+        for name in ("document_masks", *_BY_EOD, "create_attention_mask", "shuffle_block", "eod"):
+            value = getattr(order if name == "shuffle_block" else kind, name, None)
+            if value not in (None, False):  # a block of 0 is none
+                found[name] = value
+        if isinstance(kind, Gpt) and kind.fim is not None:
+            found["fim"] = kind.fim.identity
+        if isinstance(kind, WholeDocuments):
+            found["longer"] = kind.longer
+        if isinstance(kind, Packed):
+            found["packing"] = f"best fit {PACKING_VERSION}"
+        if isinstance(kind, MaskedKind):
+            found[kind.name] = kind.identity
+        if isinstance(order, MegatronOrder):
+            found |= {"num_samples": self.num_samples, "pad": order.pad}
+            found |= {"allow_ambiguous_pad": order.allow_ambiguous_pad, "keep_partial": self.keeps_partial}
         return found
 
 
-def _is_integer(name: str, value: object, *, least: int | None, most: int | None = None) -> None:
-    if name in ("num_samples", "decoder_length") and value is None:
+def _check_order(kind: TextKind | MaskedKind, order: NativeOrder | MegatronOrder) -> None:
+    """Refuse a kind of samples that an order does not have."""
+    if isinstance(order, NativeOrder):
+        if order.shuffle_block and not isinstance(kind, Gpt):
+            raise UsageError(
+                f"shuffle_block {order.shuffle_block} with samples of kind {kind.name!r}",
+                expected="samples of concatenated documents",
+                fix="0 leaves it out; documents of other kinds are shuffled anyway",
+            )
         return
-    number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
-    if number is None or (least is not None and number < least) or (most is not None and number > most):
-        bounds = "" if least is None else f", {least} or more" if most is None else f", {least} to {most}"
-        raise UsageError(f"{name} is {value!r}", expected=f"an integer{bounds}")
-
-
-def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UsageError(f"no {what} {value!r}", expected=", ".join(known))
+    if isinstance(kind, WholeDocuments):
+        raise UsageError(f"the megatron order has no samples of kind {kind.name!r}", fix="the native order")
+    if isinstance(kind, MaskedKind) and (order.keep_partial or order.pad is not None):
+        raise UsageError(f"samples of kind {kind.name!r} have neither keep_partial nor pad", found=repr(order))

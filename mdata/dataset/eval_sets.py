@@ -17,6 +17,7 @@ import numpy.typing as npt
 from mdata.blend.overlap import check_apart
 from mdata.blend.same_tokenizer import REFUSE, way_out
 from mdata.dataset.dataset import Dataset, open_dataset
+from mdata.dataset.dataset_options import MegatronOrder
 from mdata.errors import DamageError, UsageError, errors_wanted_by
 from mdata.order.data_split import parse_split
 from mdata.progress import SILENT, Progress
@@ -49,11 +50,12 @@ def evaluation_sets(
             that are trained on; a name twice.
         DamageError: a named set that is not what the blend named.
     """
-    asked = num_samples if train.options.order == "megatron" else None
-    # Megatron keeps the last partial sample of validation alone, whether a part of the blend or a corpus of its own.
-    keep = train.options.keep_partial and split == "valid"
+    order, asked = train.options.order, None
+    if isinstance(order, MegatronOrder):
+        # Megatron keeps the last partial sample only of validation, be it a part of the blend or a corpus of its own.
+        order, asked = replace(order, keep_partial=order.keep_partial and split == "valid"), num_samples
     unknown = train.tokenizer_unknown
-    whole = replace(train.options, split="whole", num_samples=asked, keep_partial=keep, tokenizer_unknown=unknown)
+    whole = replace(train.options, split="whole", num_samples=asked, order=order, tokenizer_unknown=unknown)
     if paths:
         found = [(Path(path), open_dataset(path, whole, progress=progress, evaluation=True)) for path in paths]
         sets = _by_path(found, split)

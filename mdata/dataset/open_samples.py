@@ -9,23 +9,24 @@ asked for: a process that reads plain text starts without the others. Not done h
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mdata.array_cache.cache import Cache
 from mdata.corpus.corpus import Corpus
-from mdata.dataset.dataset_options import CHAT, DOCUMENT, MASKED, MEGATRON, WHOLE, DatasetOptions
+from mdata.dataset.dataset_options import WHOLE, DatasetOptions, MegatronOrder, NativeOrder
 from mdata.errors import UsageError
 from mdata.order.data_split import split_range
 from mdata.samples.gpt import GptSamples
 from mdata.samples.rows import RowOptions
 from mdata.samples.sample_kind import RowKind, SampleKind
+from mdata.samples.sample_options import Bert, Chat, Document, Fim, Gpt, MaskedKind, TextKind, WholeDocuments
 from mdata.util.arrays import locate
 
 if TYPE_CHECKING:
+    from mdata.samples.masked import MaskedSamples
     from mdata.samples.packed import PackedSamples
-    from mdata.samples.packing import Longer
 
 Bounds = tuple[int, int]
 
@@ -56,25 +57,23 @@ def open_samples(
     Raises:
         UsageError: too small for training, or options that this corpus cannot have.
     """
-    if options.kind in MASKED:
-        from mdata.dataset.masked_kinds import open_masked
-
+    kind = options.kind
+    if isinstance(kind, MaskedKind):
         empty = _is_empty(corpus, bounds, options)
-        return None if empty else open_masked(corpus, bounds, options=options, cache=cache)
-    return _open_rows(corpus, bounds, options, rows=rows, cache=cache)
+        return None if empty else _masked(corpus, bounds, options, kind=kind, cache=cache)
+    if isinstance(kind, WholeDocuments):
+        return _documents(corpus, bounds, options, kind=kind, rows=rows, cache=cache)
+    if isinstance(kind, Gpt) and kind.fim is not None:
+        return _rearranged(corpus, bounds, options, fim=kind.fim, rows=rows, cache=cache)
+    return _gpt(corpus, bounds, options, rows=rows, cache=cache)
 
 
-def _open_rows(
-    corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions, cache: Cache
-) -> RowKind | None:
-    """The kinds whose samples are rows of text."""
-    if options.fim is not None:
-        return _rearranged(corpus, bounds, options, rows=rows, cache=cache)
-    if options.order == MEGATRON:
-        return _megatron(corpus, bounds, options, rows=rows, cache=cache)
-    if options.by_documents:
-        return _documents(corpus, bounds, options, rows=rows, cache=cache)
-    return _native(corpus, bounds, options, rows=rows)
+def _gpt(corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions, cache: Cache) -> RowKind | None:
+    """Concatenated documents, in either order."""
+    extra = isinstance(options.kind, TextKind) and options.kind.extra_token
+    if isinstance(options.order, MegatronOrder):
+        return _megatron(corpus, bounds, options, extra_token=extra, rows=rows, cache=cache)
+    return _native(corpus, bounds, options, order=options.order, extra_token=extra, rows=rows)
 
 
 def tokens_in(corpus: Corpus, bounds: Bounds, *, options: DatasetOptions) -> int:
@@ -102,19 +101,19 @@ def _first_sequence(corpus: Corpus, document: int) -> int:
 
 
 def _rearranged(
-    corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions, cache: Cache
+    corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, fim: Fim, rows: RowOptions, cache: Cache
 ) -> RowKind | None:
     from mdata.samples.fim import FimSamples
 
-    plain = replace(options, fim_rate=0.0)
-    kind = _open_rows(corpus, bounds, plain, rows=replace(rows, document_masks=False), cache=cache)
-    if kind is None or options.fim is None:
+    plain = _gpt(corpus, bounds, options, rows=replace(rows, document_masks=False), cache=cache)
+    if plain is None:
         return None
-    return FimSamples(kind, corpus, fim=options.fim, options=rows, seed=options.seed, extra_token=options.extra_token)
+    extra = isinstance(options.kind, TextKind) and options.kind.extra_token
+    return FimSamples(plain, corpus, fim=fim, options=rows, seed=options.seed, extra_token=extra)
 
 
 def _megatron(
-    corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions, cache: Cache
+    corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, extra_token: bool, rows: RowOptions, cache: Cache
 ) -> RowKind | None:
     from mdata.order.megatron_order import MegatronRequest
     from mdata.samples.megatron_gpt import MegatronGptSamples
@@ -127,41 +126,38 @@ def _megatron(
         sequence_length=options.sequence_length,
         num_samples=options.num_samples,
         seed=options.seed,
-        extra_token=options.extra_token,
+        extra_token=extra_token,
         keep_partial=options.keeps_partial,
     )
     return MegatronGptSamples(corpus, request, options=rows, threads=options.threads, cache=cache)
 
 
 def _documents(
-    corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions, cache: Cache
+    corpus: Corpus,
+    bounds: Bounds,
+    options: DatasetOptions,
+    *,
+    kind: WholeDocuments,
+    rows: RowOptions,
+    cache: Cache,
 ) -> RowKind | None:
-    training = options.split == "train"
     if _is_empty(corpus, bounds, options):
         return None
     if not corpus.contiguous:
         corpus.token_bounds(0, 0)  # says so
-    if options.kind == DOCUMENT:
+    shared: dict[str, Any] = {"options": rows, "seed": options.seed, "shuffle": options.split == "train"}
+    if isinstance(kind, Document):
         from mdata.samples.single_document import DocumentSamples
 
-        return DocumentSamples(
-            corpus, bounds, options=rows, seed=options.seed, shuffle=training, longer=_longer(options)
-        )
+        return DocumentSamples(corpus, bounds, longer=kind.longer, **shared)
     from mdata.samples.packing import PackingRule
 
-    rule = PackingRule(
-        sequence_length=options.sequence_length, extra_token=options.extra_token, longer=_longer(options)
-    )
-    packed = _packed_kind(corpus, options)
-    return packed(corpus, bounds, options=rows, rule=rule, seed=options.seed, shuffle=training, cache=cache)
+    rule = PackingRule(sequence_length=options.sequence_length, extra_token=kind.extra_token, longer=kind.longer)
+    return _packed_samples(corpus, kind)(corpus, bounds, rule=rule, cache=cache, **shared)
 
 
-def _longer(options: DatasetOptions) -> Longer:
-    return "drop" if options.longer == "drop" else "cut"
-
-
-def _packed_kind(corpus: Corpus, options: DatasetOptions) -> type[PackedSamples]:
-    if options.kind == CHAT:
+def _packed_samples(corpus: Corpus, kind: WholeDocuments) -> type[PackedSamples]:
+    if isinstance(kind, Chat):
         from mdata.samples.chat import ChatSamples, require_chat
 
         require_chat(corpus.name, corpus.manifest.level)
@@ -171,12 +167,35 @@ def _packed_kind(corpus: Corpus, options: DatasetOptions) -> type[PackedSamples]
     return PackedSamples
 
 
-def _native(corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions) -> RowKind | None:
+def _masked(
+    corpus: Corpus, documents: Bounds, options: DatasetOptions, *, kind: MaskedKind, cache: Cache
+) -> MaskedSamples:
+    from mdata.samples.bert import BertSamples
+    from mdata.samples.masked import SentenceOrder
+    from mdata.samples.t5 import T5Samples
+
+    megatron = isinstance(options.order, MegatronOrder)
+    # Training in native order has no end; validation and test are the same rows once, in file order.
+    name = "megatron" if megatron else "native" if options.endless else "file"
+    order = SentenceOrder(name=name, seed=options.seed, num_samples=options.num_samples if megatron else None)
+    masked: type[MaskedSamples] = BertSamples if isinstance(kind, Bert) else T5Samples
+    return masked(corpus, documents, options=kind, sequence_length=options.sequence_length, order=order, cache=cache)
+
+
+def _native(
+    corpus: Corpus,
+    bounds: Bounds,
+    options: DatasetOptions,
+    *,
+    order: NativeOrder,
+    extra_token: bool,
+    rows: RowOptions,
+) -> RowKind | None:
     first, last = bounds
     start, stop = corpus.token_bounds(first, last)
     training = options.split == "train"
     # A label stands after each token, so one token alone is no text to predict.
-    extra = int(options.extra_token)
+    extra = int(extra_token)
     least = options.sequence_length + extra if training else 2
     if stop - start < least:
         if not training:
@@ -189,15 +208,15 @@ def _native(corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: Ro
         bounds,
         options=rows,
         seed=options.seed,
-        extra_token=options.extra_token,
+        extra_token=extra_token,
         shuffle=training,
-        shuffle_block=options.shuffle_block,
+        shuffle_block=order.shuffle_block,
     )
 
 
 def _is_empty(corpus: Corpus, bounds: Bounds, options: DatasetOptions) -> bool:
     """Whether a part has no document; of training in native order that is refused."""
-    if bounds[0] == bounds[1] and options.split == "train" and options.order != MEGATRON:
+    if bounds[0] == bounds[1] and options.endless:
         raise _too_short(corpus, options, found=f"none of {corpus.num_documents} documents", expected="a document")
     return bounds[0] == bounds[1]
 

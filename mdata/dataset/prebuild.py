@@ -16,7 +16,7 @@ from pathlib import Path
 from mdata.array_cache.cache import Cache
 from mdata.blend.open_blend import open_blend
 from mdata.dataset.dataset import Dataset
-from mdata.dataset.dataset_options import WHOLE, DatasetOptions
+from mdata.dataset.dataset_options import WHOLE, DatasetOptions, MegatronOrder
 from mdata.order.data_split import SPLITS, split_edges
 from mdata.progress import SILENT, Progress
 
@@ -68,7 +68,7 @@ def build(
     samples: dict[str, int | None] = {}
     arrays: list[BuiltArrays] = []
     for split in [WHOLE] if options.split == WHOLE else splits:
-        asked = (num_samples or {}).get(split) if options.order == "megatron" else None
+        asked = (num_samples or {}).get(split) if isinstance(options.order, MegatronOrder) else None
         cache = Cache(options.cache, mapped=options.mode == "mmap", all=True, progress=progress)
         dataset = Dataset(blend, replace(options, split=split, num_samples=asked), cache=cache)
         samples[split] = dataset.num_samples

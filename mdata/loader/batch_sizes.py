@@ -60,7 +60,7 @@ class BatchSizes:
         fitting = size // part * part
         if fitting < 1 or (fitting != size and not decrease):
             raise UsageError(
-                f"the global batch of {size} samples behind {consumed} cannot be dealt to {dp_size} ranks",
+                f"the global batch of {size} samples after {consumed} cannot be divided among {dp_size} ranks",
                 found=f"microbatches of {micro_batch}: {part} samples at least",
                 expected=f"a multiple of {part}",
                 fix="other batch sizes, a smaller microbatch, or another number of data-parallel ranks",
@@ -159,7 +159,7 @@ def by_steps(text: str, *, sequence_length: int | None = None) -> BatchSizes:
     for entry in text.replace(",", " ").split():
         threshold, colon, size = entry.partition(":")
         if not colon:
-            raise UsageError(f"{entry!r} is no THRESHOLD:SIZE", found=repr(text))
+            raise UsageError(f"{entry!r} is not THRESHOLD:SIZE", found=repr(text))
         number = _amount(threshold, text)
         entries.append((number if sequence_length is None else number // sequence_length, _amount(size, text)))
     entries.sort()

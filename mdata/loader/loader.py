@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata.dataset.dataset import Dataset
-from mdata.dataset.dataset_options import MASKED, MEGATRON
+from mdata.dataset.dataset_options import MegatronOrder
 from mdata.errors import UsageError
 from mdata.loader.batch_sizes import BatchSizes, constant
 from mdata.loader.buffer_pool import Buffers
@@ -27,6 +27,7 @@ from mdata.loader.sampler import Sampler
 from mdata.loader.stall_message import describe_places
 from mdata.progress import SILENT, Progress
 from mdata.samples.rows import Empty, Rows, empty_rows
+from mdata.samples.sample_options import MaskedKind
 
 PATIENCE_S = 30.0
 # Of 2 MiB of text what a read costs beside its tokens is hardly seen (docs/design/loader.md).
@@ -67,7 +68,7 @@ class BatchPlan:
             seed=self.seed,
             consumed=consumed,
             num_samples=dataset.num_samples,
-            in_order=dataset.options.order == MEGATRON,
+            in_order=isinstance(dataset.options.order, MegatronOrder),
             continues=continued(dataset),
         )
         found.check()
@@ -109,9 +110,9 @@ def collate(dataset: Dataset, samples: npt.ArrayLike, *, empty: Empty = np.empty
     Raises:
         IndexError: a sample the dataset does not have. UsageError: a kind whose samples are no rows of text.
     """
-    if dataset.options.kind in MASKED:
+    if isinstance(dataset.options.kind, MaskedKind):
         raise UsageError(
-            f"samples of kind {dataset.options.kind!r} are no rows of tokens and labels",
+            f"samples of kind {dataset.options.kind.name!r} are not rows of tokens and labels",
             fix="read them with Dataset.read, or a torch DataLoader",
         )
     numbers = np.ascontiguousarray(samples, np.int64)

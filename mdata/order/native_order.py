@@ -48,7 +48,7 @@ class OrderKey:
         return derive_key(f"{NAME} blocks v{VERSION}", self.seed, self.corpus_id, epoch)
 
 
-class NativeOrder:
+class StreamOrder:
     """Sample number -> first token, for one range of one corpus; can be pickled.
 
     Args:
@@ -167,5 +167,5 @@ class NativeOrder:
         return _rebuild, (self.num_tokens, self.sequence_length, self.key, self.extra_token, self.shuffle)
 
 
-def _rebuild(num_tokens: int, sequence_length: int, key: OrderKey, extra_token: bool, shuffle: bool) -> NativeOrder:
-    return NativeOrder(num_tokens, sequence_length, key=key, extra_token=extra_token, shuffle=shuffle)
+def _rebuild(num_tokens: int, sequence_length: int, key: OrderKey, extra_token: bool, shuffle: bool) -> StreamOrder:
+    return StreamOrder(num_tokens, sequence_length, key=key, extra_token=extra_token, shuffle=shuffle)

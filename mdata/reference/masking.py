@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 
 from mdata.reference.mapping import keyed_words
-from mdata.samples.bert import BertOptions
-from mdata.samples.masked import MaskingOptions
+from mdata.samples.sample_options import T5, Bert, MaskingOptions
 from mdata.samples.special_tokens import MaskedVocabulary
-from mdata.samples.t5 import T5Options
 
 Replace = Callable[[int], int]
 
@@ -154,7 +152,8 @@ def bert(
     sentences: list[list[int]],
     target: int,
     *,
-    options: BertOptions,
+    options: Bert,
+    sequence_length: int,
     vocabulary: MaskedVocabulary,
     draws: Any,
     by_value: bool,
@@ -183,7 +182,7 @@ def bert(
     ids = [*first, *second]
     found = mask(ids, target, vocabulary=vocabulary, rule=options.masking, draws=draws, put=replace)
     asked = {*joined(found.spans), *found.exchanged}
-    length, pad = options.sequence_length, padding(vocabulary, by_value=by_value)
+    length, pad = sequence_length, padding(vocabulary, by_value=by_value)
     text = padded(found.ids, length, pad=pad)
     outside = pad if by_value else 0
     return {
@@ -203,7 +202,8 @@ def t5(
     sentences: list[list[int]],
     target: int,
     *,
-    options: T5Options,
+    options: T5,
+    sequence_length: int,
     vocabulary: MaskedVocabulary,
     draws: Any,
     by_value: bool,
@@ -222,7 +222,7 @@ def t5(
         done = places[-1] + 1
     encoder += ids[done:]
     decoder = [int(vocabulary.bos or 0), *written]
-    pad, wide, long = padding(vocabulary, by_value=by_value), options.encoder_length, options.decoder_length
+    pad, wide, long = padding(vocabulary, by_value=by_value), sequence_length, options.decoder_length
     if len(decoder) > long:
         return None
     text_enc, text_dec = padded(encoder, wide, pad=pad), padded(decoder, long, pad=pad)

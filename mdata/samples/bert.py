@@ -8,46 +8,18 @@ twin: mdata/reference/masking.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from mdata import _core
-from mdata.samples.masked import MaskedSamples, MaskingOptions
+from mdata.samples.masked import MaskedSamples
 from mdata.samples.rows import Sample
+from mdata.samples.sample_options import Bert
 from mdata.samples.sentence_mapping import MappingOptions
 
 _NUM_SPECIAL = 3  # [CLS] and two [SEP]
-
-
-@dataclass(frozen=True, kw_only=True)
-class BertOptions:
-    """How BERT samples look.
-
-    Args:
-        sequence_length: tokens of a sample, special ones included.
-        seed: keys every draw.
-        head: two texts, and whether the second follows the first.
-        short_probability: share of samples that are cut shorter.
-        masking: which tokens are masked.
-    """
-
-    sequence_length: int
-    seed: int = 1234
-    head: bool = True
-    short_probability: float = 0.1
-    masking: MaskingOptions = field(default_factory=MaskingOptions)
-
-    @property
-    def mapping(self) -> MappingOptions:
-        """How documents are cut."""
-        return MappingOptions(
-            longest=self.sequence_length - _NUM_SPECIAL,
-            least_sentences=2 if self.head else 1,
-            short_probability=self.short_probability,
-        )
 
 
 class BertSamples(MaskedSamples):
@@ -58,11 +30,20 @@ class BertSamples(MaskedSamples):
     is_random (the texts were exchanged), truncated: one number.
     """
 
-    kind: ClassVar[str] = "bert"
-    options: BertOptions
+    kind: ClassVar[str] = Bert.name
+    options: Bert
+
+    @property
+    def mapping(self) -> MappingOptions:
+        """How documents are cut: two texts need two sentences."""
+        return MappingOptions(
+            longest=self.sequence_length - _NUM_SPECIAL,
+            least_sentences=2 if self.options.head else 1,
+            short_probability=self.options.short_probability,
+        )
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        row = (self.options.sequence_length,)
+        row = (self.sequence_length,)
         return {
             "text": row,
             "types": row,
@@ -75,7 +56,7 @@ class BertSamples(MaskedSamples):
 
     def _fill(self, numbers: npt.NDArray[np.int64], rows: _core.MaskedRows, fields: Sample) -> None:
         arrays = [fields[name] for name in self._shapes()]
-        form = _core.BertForm(self.options.sequence_length, self.options.head, *self._pad)
+        form = _core.BertForm(self.sequence_length, self.options.head, *self._pad)
         _core.bert_samples(form, self._core_vocabulary, self._core_rule, self._draws, rows, arrays)
 
     def _check(self) -> None:

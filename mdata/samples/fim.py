@@ -12,29 +12,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from mdata._core import FimRule, KeyedStream, fim_rows
+from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
-from mdata.samples.fim_options import CHARACTER, ROLES, VERSION, FimOptions, Name
 from mdata.samples.rows import Gathered, RowOptions, Sample
 from mdata.samples.sample_kind import RowKind, sample_of
+from mdata.samples.sample_options import CHARACTER, FIM_VERSION, ROLES, Fim, Name
 from mdata.samples.traceable import Piece, Traceable
 from mdata.tokenizers.base.token_lookup import named_id
 from mdata.tokenizers.base.tokenizer import TextRefused, Tokenizer
 from mdata.util.arrays import Int64s
 from mdata.util.random_keys import derive_key
 
-PURPOSE = f"fim sample v{VERSION}"
+PURPOSE = f"fim sample v{FIM_VERSION}"
 PAD_NAME = "<fim_pad>"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FimIds:
-    """The ids that `FimOptions` name; `dropped` are no text."""
+    """The ids that `Fim` name; `dropped` are no text."""
 
     prefix: int
     middle: int
@@ -44,20 +44,6 @@ class FimIds:
     split: int | None
     untouched: tuple[int, ...]
     dropped: frozenset[int]
-
-
-class FimCorpus(Protocol):
-    """What is needed of a corpus (`mdata.corpus.corpus.Corpus` is one)."""
-
-    id: str
-    name: str
-
-    @property
-    def tokenizer_fingerprint(self) -> str | None:
-        """Of the tokenizer; None where it is not known."""
-
-    def load_tokenizer(self) -> Tokenizer | None:
-        """Its tokenizer; None where it is not known."""
 
 
 class FimSamples:
@@ -78,9 +64,9 @@ class FimSamples:
     def __init__(
         self,
         kind: RowKind,
-        corpus: FimCorpus,
+        corpus: Corpus,
         *,
-        fim: FimOptions,
+        fim: Fim,
         options: RowOptions,
         seed: int,
         extra_token: bool = True,
@@ -169,16 +155,14 @@ class FimSamples:
         return _rebuild, (self.kind, self.corpus, self.fim, self.options, self._seed, self._extra)
 
 
-def _rebuild(
-    kind: RowKind, corpus: FimCorpus, fim: FimOptions, options: RowOptions, seed: int, extra: bool
-) -> FimSamples:
+def _rebuild(kind: RowKind, corpus: Corpus, fim: Fim, options: RowOptions, seed: int, extra: bool) -> FimSamples:
     return FimSamples(kind, corpus, fim=fim, options=options, seed=seed, extra_token=extra)
 
 
 class _Characters:
     """Rearranges rows by characters: first all draws are made, then all parts are tokenized at once."""
 
-    def __init__(self, fim: FimOptions, ids: FimIds, tokenizer: Tokenizer) -> None:
+    def __init__(self, fim: Fim, ids: FimIds, tokenizer: Tokenizer) -> None:
         self._fim, self._ids, self._tokenizer = fim, ids, tokenizer
         self._dropped = np.array(sorted(ids.dropped), np.int64)
         self._names = tuple(np.array([id], np.int64) for id in (ids.prefix, ids.middle, ids.suffix))
@@ -248,7 +232,7 @@ class _Asked:
     """A tokenizer by what decides its ids, and a corpus that has it."""
 
     fingerprint: str | None
-    corpus: FimCorpus = field(compare=False)
+    corpus: Corpus = field(compare=False)
 
 
 @lru_cache(maxsize=4)
@@ -257,7 +241,7 @@ def _shared(asked: _Asked) -> Tokenizer | None:
     return asked.corpus.load_tokenizer()
 
 
-def _tokenizer_of(corpus: FimCorpus, fim: FimOptions) -> Tokenizer:
+def _tokenizer_of(corpus: Corpus, fim: Fim) -> Tokenizer:
     tokenizer = _shared(_Asked(corpus.tokenizer_fingerprint, corpus))
     if tokenizer is None:
         what = "characters" if fim.level == CHARACTER else "the texts of tokens"
@@ -268,7 +252,7 @@ def _tokenizer_of(corpus: FimCorpus, fim: FimOptions) -> Tokenizer:
     return tokenizer
 
 
-def _resolve(fim: FimOptions, tokenizer: Tokenizer | None, *, eod: int | None) -> FimIds:
+def _resolve(fim: Fim, tokenizer: Tokenizer | None, *, eod: int | None) -> FimIds:
     """All ids.
 
     Raises:
@@ -286,7 +270,9 @@ def _resolve(fim: FimOptions, tokenizer: Tokenizer | None, *, eod: int | None) -
     prefix, middle, suffix = (found[role] for role in ROLES[:3])
     single = [prefix, middle, suffix, ends, *([] if split is None else [split])]
     if len(set(single)) < len(single):
-        raise UsageError("two tokens of fill-in-the-middle are one", found=f"ids {', '.join(map(str, single))}")
+        raise UsageError(
+            "two tokens of fill-in-the-middle have the same id", found=f"ids {', '.join(map(str, single))}"
+        )
     special = tokenizer.special_ids.values() if tokenizer else ()
     dropped = frozenset((*special, *single))
     pad = found.get("pad", tokenizer.special_ids.get(PAD_NAME) if tokenizer else None)

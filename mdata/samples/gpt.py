@@ -13,35 +13,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, lru_cache, partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mdata._core import BlockShuffle
+from mdata.corpus.corpus import Corpus
 from mdata.errors import DamageError
-from mdata.indexed.gather import Blocks, Cuts, Gatherer, RowFinish
+from mdata.indexed.gather import Blocks, Cuts, RowFinish
 from mdata.mixing.selection import MOST_SAMPLES
-from mdata.order.native_order import NativeOrder, OrderKey
+from mdata.order.native_order import OrderKey, StreamOrder
 from mdata.samples.rows import Gathered, RowOptions, Rows, Sample
 from mdata.samples.sample_kind import NativelyOrdered, sample_of
 from mdata.samples.traceable import Piece, pieces_of_runs
 from mdata.util.arrays import Int64s
-
-
-class TokenStream(Protocol):
-    """What a sample needs of a corpus (`mdata.corpus.corpus.Corpus` is one)."""
-
-    @property
-    def id(self) -> str:
-        """The corpus id; it keys the order."""
-
-    @property
-    def gatherer(self) -> Gatherer:
-        """Reads many rows at once."""
-
-    def token_bounds(self, first_sequence: int, last_sequence: int) -> tuple[int, int]:
-        """The stream's token numbers [start, stop) of sequences [first_sequence, last_sequence)."""
 
 
 class GptSamples(NativelyOrdered):
@@ -63,7 +49,7 @@ class GptSamples(NativelyOrdered):
 
     def __init__(
         self,
-        corpus: TokenStream,
+        corpus: Corpus,
         sequences: tuple[int, int],
         *,
         options: RowOptions,
@@ -77,7 +63,7 @@ class GptSamples(NativelyOrdered):
         self.shuffle_block = shuffle_block if shuffle else 0
         self._sequences = sequences
         self.first_token, self.last_token = corpus.token_bounds(*sequences)
-        self.order = NativeOrder(
+        self.order = StreamOrder(
             self.last_token - self.first_token,
             options.sequence_length,
             key=OrderKey(seed, corpus.id),
@@ -241,7 +227,7 @@ class GptSamples(NativelyOrdered):
 
 
 @contextmanager
-def _placed_by_the_index(corpus: TokenStream) -> Iterator[None]:
+def _placed_by_the_index(corpus: Corpus) -> Iterator[None]:
     """Places of permuted sequences follow from the index alone: one outside of it is a fault of the index."""
     try:
         yield

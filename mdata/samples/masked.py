@@ -11,10 +11,10 @@ run is or what it read before. `order="file"`: the same rows once, in file order
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,66 +26,35 @@ from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.order.permutation import Permutation
 from mdata.samples.rows import Sample
+from mdata.samples.sample_options import MASKED_VERSION, MaskedKind, check_one_of
 from mdata.samples.sentence_mapping import MappingOptions, Rows, megatron_mapping, native_parts
 from mdata.samples.sentence_reader import SentenceText
-from mdata.samples.special_tokens import MaskedVocabulary, vocabulary_of
+from mdata.samples.special_tokens import vocabulary_of
 from mdata.samples.traceable import Piece
 from mdata.util.random_keys import derive_key
 
 ORDERS = ("native", "file", "megatron")
 _EPOCHS_KEPT = 16
-_MOST_NGRAM = 65536
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskingOptions:
-    """Which tokens are masked.
+class SentenceOrder:
+    """Which row of sentences is sample k.
 
     Args:
-        probability: share of tokens, in (0, 1).
-        max_ngram: words in a row that are masked together, at most.
-        whole_words: a word's tokens are masked together.
-        longer_ngrams: lengths are drawn in proportion to 1/m, ..., 1/2, 1, else to 1, 1/2, ..., 1/m.
-        geometric: lengths are drawn as in SpanBERT, p = 0.2.
-        permutation: as many tokens again change places (BERT in native order).
+        name: "native", "megatron", or "file": the native samples of one pass in file order.
+        seed: keys every draw.
+        num_samples: Megatron's order gives whole epochs, at least so many samples (None: one epoch); else None.
     """
 
-    probability: float = 0.15
-    max_ngram: int = 3
-    whole_words: bool = True
-    longer_ngrams: bool = False
-    geometric: bool = False
-    permutation: bool = False
+    name: str = "native"
+    seed: int = 1234
+    num_samples: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.probability < 1.0:
-            raise UsageError("the share of masked tokens is not between 0 and 1", found=str(self.probability))
-        if not 1 <= self.max_ngram <= _MOST_NGRAM:
-            raise UsageError("n-grams cannot be so long", found=str(self.max_ngram), expected=f"1 to {_MOST_NGRAM}")
-        if self.geometric and self.permutation:
-            raise UsageError("geometric lengths and a permutation exclude each other", fix="leave one of them out")
-
-    def as_core(self) -> _core.MaskRule:
-        """For C++."""
-        return _core.MaskRule(
-            self.probability, self.max_ngram, self.whole_words, self.longer_ngrams, self.geometric, self.permutation
-        )
-
-
-class MaskedOptions(Protocol):
-    """What the options of both kinds have; dataclasses."""
-
-    @property
-    def seed(self) -> int:
-        """Keys every draw."""
-
-    @property
-    def masking(self) -> MaskingOptions:
-        """Which tokens are masked."""
-
-    @property
-    def mapping(self) -> MappingOptions:
-        """How documents are cut."""
+        check_one_of("order", self.name, known=ORDERS)
+        if self.name != "megatron" and self.num_samples is not None:
+            raise UsageError("num_samples applies only to Megatron's order: the native order has no end")
 
 
 class MaskedSamples:
@@ -94,10 +63,9 @@ class MaskedSamples:
     Args:
         corpus: of sentences.
         documents: the range [first, last), from `split_range` over the number of documents.
-        options: of the kind.
-        vocabulary: None: that of the corpus' tokenizer.
-        order: "native", "megatron", or "file": the native samples of one pass in file order.
-        num_samples: asked for in Megatron's order, which gives whole epochs (None: one); else None.
+        options: of the kind: `Bert` or `T5`.
+        sequence_length: tokens of a sample; of T5: of the encoder.
+        order: None: the native order with the usual seed.
         cache: keeps the mapping; None: it is built in memory.
 
     Attributes:
@@ -109,26 +77,26 @@ class MaskedSamples:
     """
 
     kind: ClassVar[str]
-    version: ClassVar[int] = 1
 
     def __init__(
         self,
         corpus: Corpus,
         documents: tuple[int, int],
         *,
-        options: Any,
-        vocabulary: MaskedVocabulary | None = None,
-        order: str = "native",
-        num_samples: int | None = None,
+        options: MaskedKind,
+        sequence_length: int,
+        order: SentenceOrder | None = None,
         cache: Cache | None = None,
     ) -> None:
         self.corpus, self.documents, self.options = corpus, documents, options
-        self.vocabulary = vocabulary_of(corpus) if vocabulary is None else vocabulary
-        self.order, self._asked, self._cache = order, num_samples, cache
+        self._order = order = order or SentenceOrder()
+        self.sequence_length, self.seed, self.order = sequence_length, order.seed, order.name
+        self.vocabulary = options.vocabulary or vocabulary_of(corpus)
+        self._asked, self._cache = order.num_samples, cache
         self._check()
         self._text = SentenceText(corpus)
         self.rows = in_memory(self._map)["rows"] if cache is None else self._kept(cache)
-        self.num_samples = None if order == "native" else len(self.rows)
+        self.num_samples = None if self.order == "native" else len(self.rows)
         self._core_vocabulary, self._core_rule = self.vocabulary.as_core(), options.masking.as_core()
         self._draws = self._make_draws()
         self._permutation = lru_cache(maxsize=_EPOCHS_KEPT)(self._make_permutation)
@@ -144,18 +112,6 @@ class MaskedSamples:
     def epochs(self, num_samples: int) -> float:
         """How many times so many samples read the corpus."""
         return num_samples / self.samples_per_epoch
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """All that decides the samples beside the corpus and its split: part of the data id."""
-        return {
-            "kind": self.kind,
-            "version": self.version,
-            "order": self.order,
-            "num_samples": self._asked,
-            "options": asdict(self.options),
-            "vocabulary": self.vocabulary.fingerprint,
-        }
 
     def sample(self, k: int) -> Sample:
         """Sample k: each field an int64 array, of no dimension where it is one number.
@@ -210,6 +166,11 @@ class MaskedSamples:
         """Arrays for n samples, not filled in."""
         return {name: np.empty((n, *shape), np.int64) for name, shape in self._shapes().items()}
 
+    @property
+    def mapping(self) -> MappingOptions:
+        """How documents are cut."""
+        raise AssertionError("a kind cuts documents")
+
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """The fields of one sample, in the order of the core."""
         raise AssertionError("a kind has fields")
@@ -231,15 +192,15 @@ class MaskedSamples:
                 yield part
             cache.progress.end()
 
-        (first, stop), mapping = self.documents, self.options.mapping
+        (first, stop), mapping = self.documents, self.mapping
         key = {
             "name": f"{self.kind}-mapping",
-            "version": self.version,
+            "version": MASKED_VERSION,
             "corpus": self.corpus.id,
             "documents": [first, stop],
             "order": "megatron" if self.order == "megatron" else "native",
             "num_samples": self._asked,
-            "seed": self.options.seed,
+            "seed": self.seed,
             "rule": [mapping.longest, mapping.least_sentences, mapping.short_ratio],
         }
         entries = max(stop - first, self._asked or 0)
@@ -247,22 +208,22 @@ class MaskedSamples:
 
     def _map(self) -> Iterator[Arrays]:
         boundaries, sizes = self._text.boundaries(*self.documents), self._text.sizes()
-        mapping, seed = self.options.mapping, self.options.seed
+        mapping, seed = self.mapping, self.seed
         if self.order == "megatron":
             rows = megatron_mapping(boundaries, sizes, options=mapping, seed=seed, num_samples=self._asked)
             return iter([{"rows": rows}])
-        key = derive_key(f"{self.kind} mapping v{self.version}", seed, self.corpus.id)
+        key = derive_key(f"{self.kind} mapping v{MASKED_VERSION}", seed, self.corpus.id)
         parts = native_parts(boundaries, sizes, options=mapping, key=key, first_document=self.documents[0])
         return ({"rows": rows} for rows in parts)
 
     def _make_draws(self) -> _core.MegatronDraws | _core.KeyedDraws:
         if self.order == "megatron":
-            return _core.MegatronDraws(self.options.seed)
-        key = derive_key(f"{self.kind} sample v{self.version}", self.options.seed, self.corpus.id)
+            return _core.MegatronDraws(self.seed)
+        key = derive_key(f"{self.kind} sample v{MASKED_VERSION}", self.seed, self.corpus.id)
         return _core.KeyedDraws(key.low, key.high)
 
     def _make_permutation(self, epoch: int) -> Permutation:
-        key = derive_key(f"{self.kind} order v{self.version}", self.options.seed, self.corpus.id, epoch)
+        key = derive_key(f"{self.kind} order v{MASKED_VERSION}", self.seed, self.corpus.id, epoch)
         return Permutation(len(self.rows), key)
 
     def _places(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -295,15 +256,11 @@ class MaskedSamples:
         first, last = self.documents
         assert 0 <= first <= last <= self.corpus.num_documents, f"documents {first} to {last} of the corpus"
         megatron = self.order == "megatron"
-        if self.order not in ORDERS:
-            raise UsageError(f"no order {self.order!r}", expected=", ".join(ORDERS))
         if megatron and self.options.masking.permutation:
             raise UsageError(
                 "Megatron's permutation of tokens cannot be repeated: it draws from a generator without a seed",
                 fix='order="native", or no permutation',
             )
-        if not megatron and self._asked is not None:
-            raise UsageError("the native order has no end, so that no number of samples is asked for")
         largest = self.corpus.largest_id
         if largest is not None and largest > max(self.vocabulary.ids):
             raise UsageError(
@@ -313,8 +270,8 @@ class MaskedSamples:
             )
 
     def __reduce__(self) -> tuple[object, ...]:
-        more = {name: getattr(self, name) for name in ("options", "vocabulary", "order")}
-        more |= {"num_samples": self._asked, "cache": self._cache}
+        more = {"options": self.options, "sequence_length": self.sequence_length}
+        more |= {"order": self._order, "cache": self._cache}
         return _rebuild, (type(self), self.corpus, self.documents, more)
 
 

@@ -9,15 +9,13 @@ or found where they are kept (mdata/array_cache/cache.py); processes that unpick
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
-from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from mdata.array_cache.cache import Cache
 from mdata.array_cache.store import Arrays
-from mdata.indexed.gather import Cuts, Gatherer
+from mdata.corpus.corpus import Corpus
+from mdata.indexed.gather import Cuts
 from mdata.order.megatron_order import MegatronIndices, MegatronRequest, build, plan
 from mdata.samples.rows import NO_PAD, Gathered, RowOptions, Sample
 from mdata.samples.sample_kind import sample_of
@@ -25,29 +23,6 @@ from mdata.samples.traceable import Piece
 from mdata.util.arrays import Int64s
 
 VERSION = 1  # of the construction of the arrays
-
-
-class SequenceStream(Protocol):
-    """What these samples need of a corpus (`mdata.corpus.corpus.Corpus` is one)."""
-
-    @property
-    def id(self) -> str:
-        """The corpus id; it keys the arrays."""
-
-    @property
-    def path(self) -> Path:
-        """The file beside which arrays are kept."""
-
-    @property
-    def gatherer(self) -> Gatherer:
-        """Reads many rows at once."""
-
-    @property
-    def lengths(self) -> npt.NDArray[np.int32]:
-        """int32[n], tokens of every sequence."""
-
-    def length_of(self, sequence: int) -> int:
-        """Tokens of one of them."""
 
 
 class MegatronGptSamples:
@@ -66,7 +41,7 @@ class MegatronGptSamples:
 
     def __init__(
         self,
-        corpus: SequenceStream,
+        corpus: Corpus,
         request: MegatronRequest,
         *,
         options: RowOptions,
@@ -193,6 +168,6 @@ class MegatronGptSamples:
 
 
 def _rebuild(
-    corpus: SequenceStream, request: MegatronRequest, options: RowOptions, threads: int, cache: Cache | None
+    corpus: Corpus, request: MegatronRequest, options: RowOptions, threads: int, cache: Cache | None
 ) -> MegatronGptSamples:
     return MegatronGptSamples(corpus, request, options=options, threads=threads, cache=cache)

@@ -15,10 +15,11 @@ import numpy as np
 
 from mdata.array_cache.cache import Cache, in_memory
 from mdata.array_cache.store import Arrays
+from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
-from mdata.order.native_order import NativeOrder, OrderKey
+from mdata.order.native_order import OrderKey, StreamOrder
 from mdata.progress import SILENT
-from mdata.samples.packing import PackedStream, PackingRule, key_of, packed
+from mdata.samples.packing import PackingRule, key_of, packed
 from mdata.samples.rows import Gathered, RowOptions, Sample
 from mdata.samples.sample_kind import NativelyOrdered, sample_of
 from mdata.samples.traceable import Piece, pieces_of_runs, samples_at
@@ -43,7 +44,7 @@ class PackedSamples(NativelyOrdered):
 
     def __init__(
         self,
-        corpus: PackedStream,
+        corpus: Corpus,
         documents: tuple[int, int],
         *,
         options: RowOptions,
@@ -74,7 +75,7 @@ class PackedSamples(NativelyOrdered):
                 fix='a longer sequence length, or longer="cut"' if rule.longer == "drop" else "more text",
             )
         # One "token" a row: the order of a stream whose samples are single entries.
-        self.order = NativeOrder(len(self._ends), 1, key=OrderKey(seed, corpus.id), extra_token=False, shuffle=shuffle)
+        self.order = StreamOrder(len(self._ends), 1, key=OrderKey(seed, corpus.id), extra_token=False, shuffle=shuffle)
 
     def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
         """Fill rows with samples; see `RowKind`."""
@@ -126,6 +127,6 @@ class PackedSamples(NativelyOrdered):
 
 
 def _rebuild(
-    kind: type[PackedSamples], corpus: PackedStream, documents: tuple[int, int], more: dict[str, Any]
+    kind: type[PackedSamples], corpus: Corpus, documents: tuple[int, int], more: dict[str, Any]
 ) -> PackedSamples:
     return kind(corpus, documents, **more)

@@ -11,39 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import numpy as np
 
 from mdata import _core
 from mdata.array_cache.store import Arrays
+from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
-from mdata.indexed.gather import Gatherer
 from mdata.progress import Progress
-from mdata.samples.traceable import SequenceTable
+from mdata.samples.sample_options import PACKING_VERSION, Longer
 
-VERSION = 1  # of the construction; part of every data id
-Longer = Literal["cut", "drop"]
 WINDOW = 1 << 18
 _LEAST = 2  # a token and its label
 _MOST_TOKENS = 1 << 26
-
-
-class PackedStream(SequenceTable, Protocol):
-    """What packing needs of a corpus (`mdata.corpus.corpus.Corpus` is one)."""
-
-    @property
-    def id(self) -> str:
-        """The corpus id; it keys the order and the arrays."""
-
-    @property
-    def path(self) -> Path:
-        """The file beside which arrays are kept."""
-
-    @property
-    def gatherer(self) -> Gatherer:
-        """Reads many rows at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +57,18 @@ class PackingRule:
         return self.sequence_length + int(self.extra_token)
 
 
-def key_of(corpus: PackedStream, documents: tuple[int, int], *, rule: PackingRule) -> dict[str, Any]:
+def key_of(corpus: Corpus, documents: tuple[int, int], *, rule: PackingRule) -> dict[str, Any]:
     """All that decides the arrays."""
-    return {"name": "packed", "version": VERSION, "corpus": corpus.id, "documents": list(documents), **asdict(rule)}
+    return {
+        "name": "packed",
+        "version": PACKING_VERSION,
+        "corpus": corpus.id,
+        "documents": list(documents),
+        **asdict(rule),
+    }
 
 
-def packed(
-    corpus: PackedStream, documents: tuple[int, int], *, rule: PackingRule, progress: Progress
-) -> Iterator[Arrays]:
+def packed(corpus: Corpus, documents: tuple[int, int], *, rule: PackingRule, progress: Progress) -> Iterator[Arrays]:
     """Rows of documents [first, last), window after window.
 
     Yields:
@@ -104,7 +89,7 @@ def packed(
     progress.end()
 
 
-def _window(corpus: PackedStream, begin: int, stop: int, *, rule: PackingRule) -> Arrays:
+def _window(corpus: Corpus, begin: int, stop: int, *, rule: PackingRule) -> Arrays:
     starts, lengths = corpus.gatherer.documents(np.arange(begin, stop))
     if rule.longer == "drop":
         lengths = np.where(lengths > rule.row_length, 0, lengths)

@@ -210,7 +210,7 @@ class Rows:
     @property
     def _read(self) -> tuple[RowOptions, Gathered]:
         if self.options is None or self.gathered is None:
-            raise ValueError("rows that nothing was read into")
+            raise ValueError("nothing has been read into these rows")
         return self.options, self.gathered
 
     @cached_property

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mdata.order.native_order import NativeOrder
+from mdata.order.native_order import StreamOrder
 from mdata.samples.rows import Gathered, RowOptions, Sample, empty_rows, finish
 from mdata.util.arrays import Int64s
 
@@ -59,7 +59,7 @@ class NativelyOrdered:
         order: which of them is sample k.
     """
 
-    order: NativeOrder
+    order: StreamOrder
 
     @property
     def num_samples(self) -> int | None:

@@ -56,7 +56,7 @@ class MappingOptions:
                 expected="2 or more, beside the special tokens",
             )
         if not 0.0 <= self.short_probability <= 1.0:
-            raise UsageError("the share of short samples is no probability", found=str(self.short_probability))
+            raise UsageError("short_probability is not between 0 and 1", found=str(self.short_probability))
 
     @property
     def short_ratio(self) -> int:

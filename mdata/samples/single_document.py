@@ -9,33 +9,19 @@ such pass; an empty document then is a row without loss.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
+from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
-from mdata.indexed.gather import Gatherer
-from mdata.order.native_order import NativeOrder, OrderKey
-from mdata.samples.packing import Longer
+from mdata.order.native_order import OrderKey, StreamOrder
 from mdata.samples.rows import Gathered, RowOptions, Sample
 from mdata.samples.sample_kind import NativelyOrdered, sample_of
-from mdata.samples.traceable import Piece, SequenceTable, pieces_of_runs, samples_at
+from mdata.samples.sample_options import Longer
+from mdata.samples.traceable import Piece, pieces_of_runs, samples_at
 from mdata.util.arrays import Int64s, locate_all
 
 _BLOCK = 512
 _COUNTED_AT_ONCE = _BLOCK * 512
-
-
-class DocumentStream(SequenceTable, Protocol):
-    """What these samples need of a corpus (`mdata.corpus.corpus.Corpus` is one)."""
-
-    @property
-    def id(self) -> str:
-        """The corpus id; it keys the order."""
-
-    @property
-    def gatherer(self) -> Gatherer:
-        """Reads many rows at once."""
 
 
 class DocumentSamples(NativelyOrdered):
@@ -55,7 +41,7 @@ class DocumentSamples(NativelyOrdered):
 
     def __init__(
         self,
-        corpus: DocumentStream,
+        corpus: Corpus,
         documents: tuple[int, int],
         *,
         options: RowOptions,
@@ -77,7 +63,7 @@ class DocumentSamples(NativelyOrdered):
                 fix="a longer sequence length, or cut what is longer",
             )
         # One "token" a document: the order of a stream whose samples are single entries.
-        self.order = NativeOrder(total, 1, key=OrderKey(seed, corpus.id), extra_token=False, shuffle=shuffle)
+        self.order = StreamOrder(total, 1, key=OrderKey(seed, corpus.id), extra_token=False, shuffle=shuffle)
 
     def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
         """Fill rows with samples; see `RowKind`."""

@@ -8,7 +8,6 @@ masked.py. Slow twin: mdata/reference/masking.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -16,41 +15,12 @@ import numpy.typing as npt
 
 from mdata import _core
 from mdata.errors import UsageError
-from mdata.samples.masked import MaskedSamples, MaskingOptions
+from mdata.samples.masked import MaskedSamples
 from mdata.samples.rows import Sample
+from mdata.samples.sample_options import T5
 from mdata.samples.sentence_mapping import MappingOptions
 
 _NUM_SPECIAL = 2
-_LEAST_DECODER = 3  # the first token, a sentinel and a token
-
-
-@dataclass(frozen=True, kw_only=True)
-class T5Options:
-    """How T5 samples look.
-
-    Args:
-        encoder_length, decoder_length: tokens that each reads.
-        seed: keys every draw.
-        short_probability: share of samples that are cut shorter.
-        masking: which tokens are cut out.
-    """
-
-    encoder_length: int
-    decoder_length: int
-    seed: int = 1234
-    short_probability: float = 0.1
-    masking: MaskingOptions = field(default_factory=lambda: MaskingOptions(max_ngram=10, geometric=True))
-
-    def __post_init__(self) -> None:
-        if self.decoder_length < _LEAST_DECODER:
-            raise UsageError("the decoder has no room for a span", found=f"{self.decoder_length} tokens")
-        if self.masking.permutation:
-            raise UsageError("a permutation of tokens is BERT's: T5 has no labels for them")
-
-    @property
-    def mapping(self) -> MappingOptions:
-        """How documents are cut."""
-        return MappingOptions(longest=self.encoder_length - _NUM_SPECIAL, short_probability=self.short_probability)
 
 
 class T5Samples(MaskedSamples):
@@ -60,11 +30,17 @@ class T5Samples(MaskedSamples):
     end), loss_mask, dec_mask: int64[decoder_length]; truncated: one number.
     """
 
-    kind: ClassVar[str] = "t5"
-    options: T5Options
+    kind: ClassVar[str] = T5.name
+    options: T5
+
+    @property
+    def mapping(self) -> MappingOptions:
+        """How documents are cut."""
+        longest = self.sequence_length - _NUM_SPECIAL
+        return MappingOptions(longest=longest, short_probability=self.options.short_probability)
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        encoder, decoder = (self.options.encoder_length,), (self.options.decoder_length,)
+        encoder, decoder = (self.sequence_length,), (self.options.decoder_length,)
         return {
             "text_enc": encoder,
             "text_dec": decoder,
@@ -91,7 +67,7 @@ class T5Samples(MaskedSamples):
 
     @property
     def _lengths(self) -> tuple[int, int]:
-        return self.options.encoder_length, self.options.decoder_length
+        return self.sequence_length, self.options.decoder_length
 
     @property
     def _ends(self) -> tuple[int, int]:

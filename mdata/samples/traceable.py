@@ -11,7 +11,8 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from mdata.order.native_order import NativeOrder
+from mdata.corpus.corpus import Corpus
+from mdata.order.native_order import StreamOrder
 
 
 class Piece(NamedTuple):
@@ -20,24 +21,6 @@ class Piece(NamedTuple):
     sequence: int
     first: int
     length: int
-
-
-class TokenBounds(Protocol):
-    """A corpus whose sequences follow each other (`mdata.corpus.corpus.Corpus` is one)."""
-
-    def token_bounds(self, first_sequence: int, last_sequence: int) -> tuple[int, int]:
-        """The stream's token numbers [start, stop) of sequences [first_sequence, last_sequence)."""
-
-
-class SequenceTable(TokenBounds, Protocol):
-    """The same, with documents."""
-
-    @property
-    def num_sequences(self) -> int:
-        """All of them."""
-
-    def document_of(self, sequence: int) -> int:
-        """The document that a sequence belongs to."""
 
 
 @runtime_checkable
@@ -55,7 +38,7 @@ class Traceable(Protocol):
         """
 
 
-def pieces_of_runs(corpus: TokenBounds, runs: Iterable[tuple[int, int]], *, sequences: range) -> list[Piece]:
+def pieces_of_runs(corpus: Corpus, runs: Iterable[tuple[int, int]], *, sequences: range) -> list[Piece]:
     """Runs of the stream, (first token, number of tokens), that lie inside of some sequences, as pieces."""
     found = []
     for first, count in runs:
@@ -70,7 +53,7 @@ def pieces_of_runs(corpus: TokenBounds, runs: Iterable[tuple[int, int]], *, sequ
     return found
 
 
-def samples_at(order: NativeOrder, place: int, *, first: int, stop: int) -> list[int]:
+def samples_at(order: StreamOrder, place: int, *, first: int, stop: int) -> list[int]:
     """Samples in [first, stop) of an order of single entries that have entry `place`, in ascending order."""
     epochs = range(first // order.samples_per_epoch, -(-stop // order.samples_per_epoch)) if order.shuffle else range(1)
     found = [order.sample_at(epoch, place) for epoch in epochs]

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mdata.dataset.dataset import Dataset, open_dataset
-from mdata.dataset.dataset_options import MEGATRON, DatasetOptions
+from mdata.dataset.dataset_options import DatasetOptions, MegatronOrder
 from mdata.dataset.eval_sets import EvaluationSplit, evaluated_samples, evaluation_sets, samples_asked
+from mdata.dataset.flat_options import KEYS, options_from_keys
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.loader.batch_sizes import constant, read_ramp
 from mdata.progress import SILENT, Progress
@@ -93,7 +94,7 @@ def trace_run(
         raise UsageError(str(error).splitlines()[0], fix=fix) from error
     _check_data(run, dataset)
     total = run.number("train", "steps")
-    steps = Steps(_spans(run), seed=options.seed, in_order=options.order == MEGATRON, total=total)
+    steps = Steps(_spans(run), seed=options.seed, in_order=isinstance(options.order, MegatronOrder), total=total)
     if validation is not None and test is not None:
         raise UsageError("both a validation set and a test set are named", expected="one of them")
     if validation is not None:
@@ -126,22 +127,20 @@ def _trace_set(
 def _options(run: _Run) -> DatasetOptions:
     """How the run read its data."""
     data = dict(run.config.get("data", {}))
-    known = [field.name for field in fields(DatasetOptions)]
-    _check_keys(run, "data", [*known, *_OTHER_DATA])
+    _check_keys(run, "data", [*KEYS, *_OTHER_DATA])
     _check_keys(run, "train", _TRAIN)
-    options = DatasetOptions(
-        sequence_length=run.number("train", "sequence_length"),
-        seed=run.number("run", "seed"),
-        split="train",
-        split_shares=str(data.get("split", "100,0,0")),
-    )
-    given: dict[str, Any] = {key: data[key] for key in data if key in known and key != "split"}
+    given: dict[str, Any] = {key: data[key] for key in data if key not in _OTHER_DATA}
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
-    given["cache"] = given.get("cache") or None
-    given["tokenizer_unknown"] = "ok"  # what was read is only told here
-    if given.get("order") == MEGATRON and "num_samples" not in given:
+    if given.get("order") == MegatronOrder.name and "num_samples" not in given:
         given["num_samples"] = run.number("train", "steps") * run.number("train", "global_batch")
-    return replace(options, **given)
+    of_run: dict[str, Any] = {
+        "sequence_length": run.number("train", "sequence_length"),
+        "seed": run.number("run", "seed"),
+    }
+    of_run["split_shares"] = str(data.get("split", "100,0,0"))
+    given["cache"] = given.get("cache") or None
+    given["tokenizer_unknown"] = "ok"  # a trace only reads; whether corpora go together was the run's question
+    return options_from_keys(**{**of_run, **given})
 
 
 def _check_keys(run: _Run, section: str, known: Sequence[str]) -> None:

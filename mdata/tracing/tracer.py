@@ -20,7 +20,9 @@ from mdata.corpus.corpus import Corpus
 from mdata.corpus.documents import Documents, Origin
 from mdata.dataset.component import Component
 from mdata.dataset.dataset import Dataset
+from mdata.dataset.dataset_options import MegatronOrder
 from mdata.errors import MdataError, UsageError, few
+from mdata.samples.sample_options import Gpt, TextKind
 from mdata.samples.traceable import Piece, Traceable
 from mdata.tokenizers.base.tokenizer import Tokenizer
 from mdata.tracing.eval_steps import EvaluationSteps
@@ -28,7 +30,6 @@ from mdata.tracing.run_steps import Place, Steps
 from mdata.util.option_synonyms import nearest
 
 _EPOCHS_LOOKED_AT = 3
-_MASKED = ("bert", "t5")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,8 @@ class Tracer:
     @property
     def exact(self) -> bool:
         """Whether a sample's tokens are those of its parts, in their places."""
-        return self.dataset.options.fim is None and self.dataset.options.kind not in _MASKED
+        kind = self.dataset.options.kind
+        return isinstance(kind, TextKind) and not (isinstance(kind, Gpt) and kind.fim)
 
     def sample(self, number: int) -> TracedSample:
         """What a sample reads.
@@ -264,7 +266,7 @@ class Tracer:
     def _traced(self, number: int, component: int, inside: int, sequences: range | None = None) -> TracedSample:
         """A sample with the parts that lie in some sequences, None: all."""
         part = self.dataset.components[component]
-        with part.reading:
+        with part.damage_check:
             return TracedSample(
                 sample=number,
                 component=component,
@@ -285,7 +287,7 @@ class Tracer:
             )
 
     def _epoch(self, part: Component, inside: int) -> int | None:
-        if self.dataset.options.order == "megatron":
+        if isinstance(self.dataset.options.order, MegatronOrder):
             return None
         return inside // part.samples.samples_per_epoch if part.samples.num_samples is None else 0
 
@@ -334,7 +336,7 @@ class Tracer:
         while first < stop:
             end = min(stop, first + length)
             found: set[int] = set()
-            with part.reading:
+            with part.damage_check:
                 for sequence in sequences:
                     found.update(_kind(part).samples_of(sequence, first=first, stop=end))
             yield from sorted(found)

@@ -11,6 +11,7 @@ import mdata
 from cli.mdata import main
 from mdata.samples import megatron_gpt, packed
 from tests.helpers.corpora import write_pair
+from tests.helpers.open_by_keys import open_by_keys
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_packed_rows_are_built_once_and_found_by_a_run(folder, capsys, monkeypat
     assert again["peak_bytes"] > 1 << 20
     monkeypatch.setattr(packed, "packed", None)
     for split in ("train", "valid"):
-        dataset = mdata.open("a", sequence_length=8, kind="packed", split=split, split_shares="80,20")
+        dataset = mdata.open("a", sequence_length=8, split=split, split_shares="80,20", kind=mdata.Packed())
         assert dataset.num_samples == again["samples"][split]
 
 
@@ -55,8 +56,8 @@ def test_megatrons_names_make_megatrons_arrays(folder, capsys, monkeypatch):
     assert all(part["path"].startswith("kept/") for part in made["arrays"])
     monkeypatch.setattr(megatron_gpt, "build", None)
     options = {"sequence_length": 8, "seed": 3, "order": "megatron", "split_shares": "70,20,10", "cache": "kept"}
-    assert len(mdata.open("0.7 a 0.3 b", num_samples=90, **options)) == 90
-    assert len(mdata.open("0.7 a 0.3 b", num_samples=5, split="test", **options)) == 6
+    assert len(open_by_keys("0.7 a 0.3 b", num_samples=90, **options)) == 90
+    assert len(open_by_keys("0.7 a 0.3 b", num_samples=5, split="test", **options)) == 6
 
 
 def test_a_blends_surplus_is_given_as_the_run_gives_it(folder, capsys, monkeypatch):
@@ -72,7 +73,7 @@ def test_a_blends_surplus_is_given_as_the_run_gives_it(folder, capsys, monkeypat
     assert not any(part["built"] for part in built(capsys, *flags, "--mid-level-dataset-surplus", "1.5")["arrays"])
     monkeypatch.setattr(megatron_gpt, "build", None)
     data = mdata.open(
-        "0.7 a 0.3 b", sequence_length=8, order="megatron", num_samples=200, cache="kept", blend_surplus=1.5
+        "0.7 a 0.3 b", sequence_length=8, num_samples=200, cache="kept", order=mdata.MegatronOrder(blend_surplus=1.5)
     )
     assert data.components[0].samples.request.num_samples == 350
 
@@ -86,7 +87,9 @@ def test_what_is_computed_needs_nothing(folder, capsys):
 def test_the_whole_is_one_set(folder, capsys):
     made = built(capsys, "b", "-S", "8", "--kind", "packed", "--whole")
     assert [part["split"] for part in made["arrays"]] == ["whole"]
-    assert mdata.open("b", sequence_length=8, kind="packed", split="whole").num_samples == made["samples"]["whole"]
+    assert (
+        mdata.open("b", sequence_length=8, split="whole", kind=mdata.Packed()).num_samples == made["samples"]["whole"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,8 +97,8 @@ def test_the_whole_is_one_set(folder, capsys):
     [
         (["-S", "8"], "no data is named"),
         (["a", "-S", "8", "--train-samples", "5"], "the native order has no --train-samples"),
-        (["a", "-S", "8", "--blend-surplus", "0.1"], "the native order knows no blend_surplus"),
-        (["a", "-S", "8", "--kind", "packed", "--order", "megatron"], "the megatron order knows no samples of kind"),
+        (["a", "-S", "8", "--blend-surplus", "0.1"], "the native order has no blend_surplus"),
+        (["a", "-S", "8", "--kind", "packed", "--order", "megatron"], "the megatron order has no samples of kind"),
         (["a", "-S", "8", "--kind", "t5"], "need the decoder's length"),
         (["a", "-S", "8", "--kind", "bert"], "does not say which tokens begin"),
     ],

@@ -139,7 +139,7 @@ def test_options_by_hand(trace, made):
     words = ("--order", "megatron", "--num-samples", "40", "--seed", "3")
     _, out, _ = trace("mix.json", *READ, *words, "--sample", "7", "--tokens", "--length", "0", "--json")
     facts = json.loads(out)
-    dataset = mdata.open(made / "mix.json", sequence_length=32, order="megatron", num_samples=40, seed=3)
+    dataset = mdata.open(made / "mix.json", sequence_length=32, num_samples=40, seed=3, order=mdata.MegatronOrder())
     assert [id for part in facts["parts"] for id in part["ids"]][:32] == dataset[7]["tokens"].tolist()
     assert facts["epoch"] is None
     _, out, _ = trace(

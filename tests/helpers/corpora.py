@@ -48,7 +48,7 @@ def write_pair(
 
 
 class FileStream:
-    """The least that samples need of a corpus (mdata.samples.gpt.TokenStream), over one pair; notes what is read."""
+    """The least that samples need of a corpus (mdata.corpus.corpus.Corpus), over one pair; notes what is read."""
 
     def __init__(self, prefix: Path, *, id: str = "test corpus") -> None:
         self.id = id

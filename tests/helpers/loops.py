@@ -17,6 +17,7 @@ import mdata
 from mdata.loader.sampler import global_batch
 from tests.helpers.corpora import write_pair
 from tests.helpers.masked import make_vocabulary
+from tests.helpers.open_by_keys import open_by_keys
 
 BATCH, STEPS, SEED = 4, 6, 7
 KINDS = ("native", "blend", "blocks", "megatron", "documents", "packed", "bert", "bert megatron", "t5")
@@ -62,11 +63,11 @@ def opened(folder: Path, name: str) -> mdata.Dataset:
     """The dataset of one of KINDS."""
     if name in GPT:
         path = folder / ("mix.json" if name == "blend" else "a")
-        return mdata.open(path, sequence_length=8, num_samples=BATCH * STEPS, **GPT[name])
+        return open_by_keys(path, sequence_length=8, num_samples=BATCH * STEPS, **GPT[name])
     kind, _, order = name.partition(" ")
     more: dict[str, Any] = {"decoder_length": 32} if kind == "t5" else {}
     more |= {"order": order or "native", "num_samples": BATCH * STEPS, "vocabulary": make_vocabulary()}
-    return mdata.open(folder / "s_text_sentence", kind=kind, sequence_length=48, **more)
+    return open_by_keys(folder / "s_text_sentence", kind=kind, sequence_length=48, **more)
 
 
 def loader_of(dataset: Any, sampler: Resumed | None = None, *, workers: int = 0, **more: Any) -> DataLoader:

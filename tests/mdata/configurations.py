@@ -19,7 +19,7 @@ from random import Random
 import numpy as np
 
 from mdata.order.megatron_order import MegatronRequest, build
-from mdata.order.native_order import NativeOrder, OrderKey
+from mdata.order.native_order import OrderKey, StreamOrder
 from mdata.reference.gpt_samples import Native, document_sample, megatron_samples, native_sample, packed_sample
 from mdata.reference.megatron_order import indices
 from mdata.reference.native_order import native_start
@@ -108,7 +108,7 @@ def native_order(random: Random, _folder: Path) -> set[str]:
     least = layout.extra + (layout.length if shuffle else 1)
     known = {"extra_token": bool(layout.extra), "shuffle": shuffle}
     with Refused(tokens < least):
-        order = NativeOrder(tokens, layout.length, key=OrderKey(seed, "some corpus"), **known)
+        order = StreamOrder(tokens, layout.length, key=OrderKey(seed, "some corpus"), **known)
     if tokens < least:
         return met | {"refused"}
     if not shuffle:

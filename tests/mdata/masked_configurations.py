@@ -8,12 +8,12 @@ from random import Random
 import numpy as np
 
 from mdata.reference.mapping import Row, keyed_words, one_epoch, shuffled, words32
-from mdata.samples.bert import BertOptions, BertSamples
-from mdata.samples.masked import MaskingOptions
+from mdata.samples.bert import BertSamples
+from mdata.samples.sample_options import MaskingOptions
 from mdata.samples.sentence_mapping import MappingOptions, megatron_mapping, native_mapping
-from mdata.samples.t5 import T5Options, T5Samples
+from mdata.samples.t5 import T5Samples
 from mdata.util.random_keys import derive_key
-from tests.helpers.masked import expected, make_corpus, make_vocabulary, row_of, rows_of
+from tests.helpers.masked import expected, make_corpus, make_samples, make_vocabulary, row_of, rows_of
 from tests.mdata import layouts
 from tests.mdata.layouts import Refused
 
@@ -74,20 +74,20 @@ def masked(random: Random, folder: Path) -> set[str]:
         kind is BertSamples and order != "megatron" and not masking["geometric"] and random.random() < 0.4
     )
     shared = {"masking": MaskingOptions(**masking), "short_probability": random.choice((0.0, 0.3, 1.0))}
-    shared["seed"] = random.choice((1, 1234, 2**32 - 2))
+    seed = random.choice((1, 1234, 2**32 - 2))
     if kind is BertSamples:
-        options = BertOptions(sequence_length=random.randint(5, 60), head=random.random() < 0.5, **shared)
+        length, more = random.randint(5, 60), {"head": random.random() < 0.5}
     else:
-        options = T5Options(encoder_length=random.randint(4, 60), decoder_length=random.randint(3, 50), **shared)
+        length, more = random.randint(4, 60), {"decoder_length": random.randint(3, 50)}
     vocabulary = make_vocabulary(pad=random.choice((None, 0, 1, 2, 6, 17)), sentinels=random.choice((1, 3, 30)))
+    shared |= {"sequence_length": length, "seed": seed, "order": order, "vocabulary": vocabulary}
     corpus = make_corpus(folder, documents, seed=random.getrandbits(30))
-    made = kind(corpus, (0, corpus.num_documents), options=options, vocabulary=vocabulary, order=order)
-    known = {"options": options, "kind": kind.kind, "order": order, "corpus_id": corpus.id}
-    rows = rows_of(documents, **known)
+    made = make_samples(kind, corpus, (0, corpus.num_documents), **shared, **more)
+    rows = rows_of(documents, made)
     assert made.num_samples == (None if order == "native" else len(rows))
     met = {f"{kind.kind} {order}"}
     for k in random.sample(range(3 * len(rows) if order == "native" else len(rows)), min(3, len(rows))):
-        wanted = expected(made, k, row_of(rows, k, **known))
+        wanted = expected(made, k, row_of(rows, k, made))
         with Refused(wanted is None):
             assert {name: array.tolist() for name, array in made.sample(k).items()} == wanted
         met |= {"no room"} if wanted is None else set()

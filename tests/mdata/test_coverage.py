@@ -18,11 +18,13 @@ import pytest
 import mdata
 from mdata._core import KeyedStream
 from mdata.reference import fim as fim_twin
-from mdata.samples.bert import BertOptions, BertSamples
+from mdata.samples.bert import BertSamples
 from mdata.samples.special_tokens import MaskedVocabulary
-from mdata.samples.t5 import T5Options, T5Samples
+from mdata.samples.t5 import T5Samples
 from mdata.util.random_keys import derive_key
 from tests.helpers.corpora import write_pair
+from tests.helpers.masked import make_samples
+from tests.helpers.open_by_keys import open_by_keys
 
 BASE = 100  # the first token; smaller ids are special, and padding
 P, M, S, EOD = 1, 2, 3, 4  # of fill-in-the-middle
@@ -123,22 +125,22 @@ class Kind:
 
 
 def opened(documents: list[list[int]], *, name: str = "x", **options: Any) -> Callable[[Path], mdata.Dataset]:
-    return lambda folder: mdata.open(corpus(folder, documents, name=name), sequence_length=LENGTH, **options)
+    return lambda folder: open_by_keys(corpus(folder, documents, name=name), sequence_length=LENGTH, **options)
 
 
 def rearranged(**options: Any) -> Callable[[Path], mdata.Dataset]:
     fim = {"fim_rate": RATE, "fim_level": "token", "fim_tokens": (P, M, S, 0, EOD), "extra_token": False}
-    return lambda folder: mdata.open(corpus(folder, GPT, ended=True), sequence_length=LENGTH, **fim, **options)
+    return lambda folder: open_by_keys(corpus(folder, GPT, ended=True), sequence_length=LENGTH, **fim, **options)
 
 
-def masked(kind: type, options: Any, **more: Any) -> Callable[[Path], Any]:
+def masked(kind: type, **options: Any) -> Callable[[Path], Any]:
     ids = MaskedVocabulary(
         ids=tuple(range(2000)), cls=2, sep=3, mask=4, bos=5, eos=6, pad=0, sentinels=tuple(range(10, 60))
     )
 
     def make(folder: Path) -> Any:
         found = mdata.open_corpus(corpus(folder, SENTENCES, name="x_text_sentence"))
-        return kind(found, (0, found.num_documents), options=options, vocabulary=ids, **more)
+        return make_samples(kind, found, (0, found.num_documents), vocabulary=ids, **options)
 
     return make
 
@@ -170,8 +172,8 @@ TRAINED_FITTING = [token for token in TRAINED if any(token in text and len(text)
 RATE = 0.7
 LAST = {text[-1] for text in texts(GPT) if text}
 NOT_ENDS = [token for token in ALL if token not in LAST]
-BERT = BertOptions(sequence_length=200, short_probability=0.0)
-T5 = T5Options(encoder_length=200, decoder_length=200, short_probability=0.0)
+BERT: dict[str, Any] = {"sequence_length": 200, "short_probability": 0.0}
+T5: dict[str, Any] = {**BERT, "decoder_length": 200}
 
 KINDS = {
     "gpt": Kind(opened(GPT), inputs, ALL[:-1], skipped=2 * LENGTH - 2, never=BEHIND),
@@ -214,11 +216,11 @@ KINDS = {
     ),
     "fill in the middle, one pass": Kind(rearranged(split="whole"), put_back, NOT_ENDS, epochs=None),
     "fill in the middle, megatron": Kind(rearranged(order="megatron"), put_back, NOT_ENDS, skipped=LENGTH, epochs=None),
-    "bert": Kind(masked(BertSamples, BERT), unmasked, PAIRS),
-    "bert, one pass": Kind(masked(BertSamples, BERT, order="file"), unmasked, PAIRS, epochs=None),
-    "bert, megatron": Kind(masked(BertSamples, BERT, order="megatron"), unmasked, PAIRS, epochs=None),
-    "t5": Kind(masked(T5Samples, T5), unmasked, SINGLE),
-    "t5, megatron": Kind(masked(T5Samples, T5, order="megatron"), unmasked, SINGLE, epochs=None),
+    "bert": Kind(masked(BertSamples, **BERT), unmasked, PAIRS),
+    "bert, one pass": Kind(masked(BertSamples, **BERT, order="file"), unmasked, PAIRS, epochs=None),
+    "bert, megatron": Kind(masked(BertSamples, **BERT, order="megatron"), unmasked, PAIRS, epochs=None),
+    "t5": Kind(masked(T5Samples, **T5), unmasked, SINGLE),
+    "t5, megatron": Kind(masked(T5Samples, **T5, order="megatron"), unmasked, SINGLE, epochs=None),
 }
 
 

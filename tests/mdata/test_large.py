@@ -19,10 +19,11 @@ from mdata.indexed.gather import Gatherer
 from mdata.indexed.reader import IndexedReader
 from mdata.order import megatron_order as megatron_room
 from mdata.order.megatron_order import MegatronPlan, MegatronRequest, plan
-from mdata.order.native_order import NativeOrder, OrderKey
+from mdata.order.native_order import OrderKey, StreamOrder
 from mdata.reference.native_order import native_start
 from mdata.samples.sentence_mapping import MappingOptions, megatron_mapping, native_mapping
 from mdata.util.random_keys import derive_key
+from tests.helpers.open_by_keys import open_by_keys
 
 PAST = 2**31 + 5
 
@@ -53,7 +54,7 @@ def test_the_end_of_a_bin_past_two_to_the_31_tokens_is_read(tmp_path, mode, code
     sparse_pair(tmp_path / "x", lengths, code=code, written={total - 10: list(range(1, 11))})
     shared = {"sequence_length": 4, "mode": mode, "document_masks": True, "extra_token": False}
     if order == "native":
-        data = mdata.open(tmp_path / "x", split="whole", **shared)
+        data = open_by_keys(tmp_path / "x", split="whole", **shared)
         assert len(data) == -(-total // 4)
         rows = [len(data) - 4, len(data) - 3, len(data) - 2, len(data) - 1, 0]
         read = data.read(rows)
@@ -62,7 +63,7 @@ def test_the_end_of_a_bin_past_two_to_the_31_tokens_is_read(tmp_path, mode, code
         assert read.position_ids.tolist() == [[0, 1, 2, 3]] * 2 + [[0, 1, 0, 1]] + [[0, 1, 2, 3]] * 2
         assert data[rows[2]]["tokens"].tolist() == [5, 6, 7, 8]
     else:  # the split has the last two sequences, whose tokens lie behind all others
-        data = mdata.open(tmp_path / "x", order=order, split="test", split_shares="50,0,50", num_samples=2, **shared)
+        data = open_by_keys(tmp_path / "x", order=order, split="test", split_shares="50,0,50", num_samples=2, **shared)
         seen = data.read(range(len(data))).tokens.reshape(-1).tolist()
         assert len(seen) == 8 and set(seen) <= set(range(1, 11))
         assert seen == [token for k in range(2) for token in data[k]["tokens"].tolist()]
@@ -73,14 +74,14 @@ def test_the_end_of_a_bin_past_two_to_the_31_tokens_is_read(tmp_path, mode, code
 def test_one_document_a_row_at_the_end_of_a_large_bin(tmp_path, mode):
     lengths = [2**30, 2**30, 2, 3, 5]
     sparse_pair(tmp_path / "x", lengths, code=4, written={sum(lengths) - 10: list(range(1, 11))})
-    data = mdata.open(tmp_path / "x", sequence_length=4, split="whole", mode=mode, kind="document")
+    data = mdata.open(tmp_path / "x", sequence_length=4, split="whole", mode=mode, kind=mdata.Document())
     assert data.read([2, 3, 4]).text.tolist() == [[1, 2, 0, 0, 0], [3, 4, 5, 0, 0], [6, 7, 8, 9, 10]]
 
 
 def test_samples_past_two_to_the_32_of_the_native_order_are_the_twins():
     """Epochs of 2^33 samples and of few, far away ones, up to 2^62 tokens; and the way back."""
     for tokens, length in ((2**33 * 4 + 1, 4), (2**31 * 4096 + 1, 1), (2**62, 4096), (50, 4)):
-        order = NativeOrder(tokens, length, key=OrderKey(7, "large"))
+        order = StreamOrder(tokens, length, key=OrderKey(7, "large"))
         numbers = [2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**40, order.samples_per_epoch + 2**33]
         given = {"tokens": tokens, "length": length, "extra": 1, "seed": 7, "corpus_id": "large"}
         starts = [native_start(k, **given) for k in numbers]
@@ -92,7 +93,7 @@ def test_samples_past_two_to_the_32_of_the_native_order_are_the_twins():
 
 
 def test_two_to_the_31_documents_one_a_row_need_numbers_of_64_bits():
-    order = NativeOrder(2**31 + 9, 1, key=OrderKey(7, "large"), extra_token=False)
+    order = StreamOrder(2**31 + 9, 1, key=OrderKey(7, "large"), extra_token=False)
     starts = order.starts(np.arange(2**31, 2**31 + 3000))
     assert starts.max() < 2**31 + 9 and len({*starts.tolist()}) >= 2990  # of two epochs
     assert order.starts([order.sample_at(3, 2**31 + 8)]).tolist() == [2**31 + 8]

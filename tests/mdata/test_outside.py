@@ -16,6 +16,7 @@ from mdata.blend.compose import plan_blend
 from mdata.manifest.io import load_manifest, save_manifest
 from mdata.tokenizers.registry import load_tokenizer
 from tests.helpers.corpora import write_pair
+from tests.helpers.open_by_keys import open_by_keys
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TEXTS = ["One sentence, ", "and another.", "last " * 40]
@@ -52,7 +53,7 @@ def elsewhere(honest, tmp_path) -> Path:
 
 
 def read(path, **how):
-    return mdata.open(path, sequence_length=8, **how)[0]["tokens"].tolist()
+    return open_by_keys(path, sequence_length=8, **how)[0]["tokens"].tolist()
 
 
 DOORS = {
@@ -63,7 +64,7 @@ DOORS = {
     "make_blend": lambda path, **how: mdata.make_blend([str(path)], path.with_name("mix.json"), **how),
     "open": read,
     "report": lambda path, **how: mdata.report(path, path.with_name("x.html"), **how),
-    "build": lambda path, **how: mdata.build(path, mdata.DatasetOptions(sequence_length=8, kind="packed", **how)),
+    "build": lambda path, **how: mdata.build(path, mdata.options_from_keys(sequence_length=8, kind="packed", **how)),
 }
 
 

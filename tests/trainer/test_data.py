@@ -14,6 +14,7 @@ import torch
 import mdata
 from mdata.manifest.io import load_manifest, save_manifest
 from tests.helpers.corpora import write_pair
+from tests.helpers.open_by_keys import open_by_keys
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_mix
 from trainer.config import DataSection, ModelSection, OptimizerSection, RunConfig, RunSection, TrainSection
@@ -75,7 +76,8 @@ def test_megatrons_order_asks_for_what_the_run_reads(blend, tmp_path):
     data = open_data(config_of(blend, tmp_path, order="megatron"))
     options = {"sequence_length": 32, "seed": 7, "order": "megatron", "split_shares": "90,10"}
     train, valid = (
-        mdata.open(blend, num_samples=count, split=split, **options) for split, count in (("train", 12), ("valid", 12))
+        open_by_keys(blend, num_samples=count, split=split, **options)
+        for split, count in (("train", 12), ("valid", 12))
     )
     assert (data.train.data_id, data.valid["valid"].data_id) == (train.data_id, valid.data_id)
     longer = open_data(config_of(blend, tmp_path, order="megatron", steps=4)).train.identity
@@ -112,7 +114,7 @@ def test_what_does_not_go_together_is_told(blend, tmp_path):
 
 @pytest.mark.parametrize("options", [{}, {"extra_token": False}, {"kind": "packed"}, {"split": "whole"}], ids=str)
 def test_a_device_gets_the_loss_mask_whether_or_not_it_has_to_be_sent(blend, options):
-    dataset = mdata.open(blend, sequence_length=32, **options)
+    dataset = open_by_keys(blend, sequence_length=32, **options)
     last = (dataset.num_samples or 8) - 4
     batches = [mdata.collate(dataset, np.arange(first, first + 4)) for first in (0, last)]
     for batch in batches:

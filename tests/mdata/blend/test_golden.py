@@ -41,7 +41,9 @@ def assert_as_before(blend, known):
     assert mdata.Dataset(blend, mdata.DatasetOptions(sequence_length=8)).data_id == known["native"]
     for asked, (num_samples, data_id, order) in known["megatron"].items():
         wanted = None if asked == "None" else int(asked)
-        data = mdata.Dataset(blend, mdata.DatasetOptions(sequence_length=8, order="megatron", num_samples=wanted))
+        data = mdata.Dataset(
+            blend, mdata.DatasetOptions(sequence_length=8, num_samples=wanted, order=mdata.MegatronOrder())
+        )
         assert (data.num_samples, data.data_id, order_of(data)) == (num_samples, data_id, order), asked
 
 

@@ -160,4 +160,4 @@ def test_megatrons_order_knows_weights_alone(corpora, change):
     entries = [{"path": entry["path"]} for entry in THREE] if "exhaustive" in change else THREE
     made(*entries, **change)
     with pytest.raises(UsageError, match="Megatron's order supports only weights"):
-        mdata.open("mix.json", sequence_length=8, order="megatron", num_samples=5)
+        mdata.open("mix.json", sequence_length=8, num_samples=5, order=mdata.MegatronOrder())

@@ -60,9 +60,7 @@ def test_both_forms_give_the_same():
         {"role": "assistant", "content": ""},
     ]
     theirs = [{"from": "system", "value": "s"}, {"from": "human", "value": "u"}, {"from": "gpt", "value": ""}]
-    assert (
-        flat_messages(ours, "all") == flat_messages(theirs, "all") == ["system", "s", "user", "u", "assistant", ""]
-    )
+    assert flat_messages(ours, "all") == flat_messages(theirs, "all") == ["system", "s", "user", "u", "assistant", ""]
     assert flat_messages([{"role": "user", "content": "Hi"}], "all") == ["user", "Hi"]
     assert messages_of(["user", "Hi"]) == [Message("user", "Hi")]
 

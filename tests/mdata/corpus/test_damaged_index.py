@@ -19,6 +19,7 @@ from mdata.samples.rows import Rows
 from tests.conftest import ROOT
 from tests.helpers.corpora import write_pair
 from tests.helpers.masked import make_vocabulary
+from tests.helpers.open_by_keys import open_by_keys
 
 DOCUMENTS = [[3, 4], [], [5, 2, 6], [7, 1], [0, 4, 3], [6, 6], [2, 9], [4, 4, 4, 4]] * 3
 SEQUENCES = sum(map(len, DOCUMENTS))
@@ -92,7 +93,7 @@ def as_bytes(sample) -> bytes:
 
 def samples(path: Path, options: dict) -> tuple[bytes, ...]:
     """All that a reader sees: many rows at once, and single ones."""
-    data = mdata.open(path, **{"sequence_length": 8, **options})
+    data = open_by_keys(path, **{"sequence_length": 8, **options})
     first = range(min(16, data.num_samples or 16))
     singles = [data[k] for k in first]
     return as_bytes(data.read(first)), *map(as_bytes, singles)
@@ -170,12 +171,12 @@ def test_a_pair_without_a_manifest_is_another_corpus_where_its_documents_differ(
     write_corpus(tmp_path)
     (tmp_path / "c.json").unlink()
     options = {"document_masks": True, "sequence_length": 8}
-    sound = mdata.open(tmp_path / "c", **options)
+    sound = open_by_keys(tmp_path / "c", **options)
     other_ids = 0
     for name, place, bit in flips():
         flip(tmp_path / "c.idx", place, bit)
         try:
-            found = mdata.open(tmp_path / "c", **options)
+            found = open_by_keys(tmp_path / "c", **options)
             assert name == "boundaries" and found.data_id != sound.data_id
             other_ids += 1
         except DamageError as error:
@@ -193,7 +194,7 @@ def test_both_pages_say_the_same_words():
 
 def test_another_process_compares_no_hash_of_files_that_are_as_they_were(tmp_path, monkeypatch):
     path = write_corpus(tmp_path)
-    data = mdata.open(path, sequence_length=8, document_masks=True)
+    data = mdata.open(path, sequence_length=8, kind=mdata.Gpt(document_masks=True))
     data.read(range(4))
     hashed = []
     monkeypatch.setattr("mdata.indexed.reader.hash_file", lambda *_: hashed.append(1) or "")
@@ -210,7 +211,7 @@ def test_each_index_is_hashed_once_an_opening(tmp_path, monkeypatch):
 
     path, hashed, hash_file = write_corpus(tmp_path), [], reader.hash_file
     monkeypatch.setattr(reader, "hash_file", lambda *given: hashed.append(given[0].name) or hash_file(*given))
-    data = mdata.open(path, sequence_length=8, split_shares="50,30,20", document_masks=True)
+    data = mdata.open(path, sequence_length=8, split_shares="50,30,20", kind=mdata.Gpt(document_masks=True))
     for numbers in ([0, 1], [2], [3]):
         data.read(numbers)
         data[numbers[0]]

@@ -11,6 +11,7 @@ from mdata import DamageError
 from mdata.manifest.io import save_manifest
 from tests.helpers.corpora import write_pair
 from tests.helpers.masked import make_vocabulary
+from tests.helpers.open_by_keys import open_by_keys
 
 LENGTHS, POINTERS = 34, 34 + 4 * 40
 BOUNDARIES = POINTERS + 8 * 40
@@ -41,9 +42,9 @@ def overwrite(prefix, place: int, code: str, value: int) -> None:
 def test_another_index_of_the_same_size_under_kept_arrays(tmp_path, mode):
     path = written(tmp_path / "c", [[10, 2]] * 20)
     options = {"sequence_length": 4, "order": "megatron", "mode": mode, "cache": str(tmp_path / "cache")}
-    mdata.open(path, **options)
+    open_by_keys(path, **options)
     write_pair(tmp_path / "c", [[2, 10]] * 20)
-    dataset = mdata.open(path, **options)
+    dataset = open_by_keys(path, **options)
     with pytest.raises(DamageError, match=NAMED):
         dataset.read(range(20))
     with pytest.raises(DamageError, match=NAMED):
@@ -64,7 +65,7 @@ CHANGES = [
 @pytest.mark.parametrize(("options", "place", "code", "value"), CHANGES)
 def test_an_index_that_changes_while_it_is_mapped(tmp_path, options, place, code, value, described):
     path = written(tmp_path / "c", [[5, 3]] * 20, described=described)
-    dataset = mdata.open(path, **{"sequence_length": 8, **options})
+    dataset = open_by_keys(path, **{"sequence_length": 8, **options})
     overwrite(tmp_path / "c", place, code, value)
     with pytest.raises(DamageError, match=NAMED):
         dataset.read(range(dataset.num_samples or 40))
@@ -76,7 +77,7 @@ def test_of_a_blend_it_is_the_component_that_is_named(tmp_path):
     words = ["1", str(tmp_path / "b"), "1", str(tmp_path / "c")]
     mdata.make_blend(words, tmp_path / "mix.json")
     for options in ({"kind": "document", "longer": "drop"}, {"kind": "bert", **MASKED}):
-        dataset = mdata.open(tmp_path / "mix.json", **{"sequence_length": 8, **options})
+        dataset = open_by_keys(tmp_path / "mix.json", **{"sequence_length": 8, **options})
         overwrite(tmp_path / "c", *((BOUNDARIES + 8, "<q", 0) if "longer" in options else (LENGTHS, "<i", 1 << 30)))
         with pytest.raises(DamageError, match=NAMED):
             dataset.read(range(39))
@@ -85,7 +86,7 @@ def test_of_a_blend_it_is_the_component_that_is_named(tmp_path):
 
 def test_tracing_says_so_too(tmp_path):
     path = written(tmp_path / "c", [[5, 3]] * 20)
-    dataset = mdata.open(path, sequence_length=8, kind="document", longer="drop")
+    dataset = mdata.open(path, sequence_length=8, kind=mdata.Document(longer="drop"))
     tracer = mdata.Tracer(dataset)
     overwrite(tmp_path / "c", BOUNDARIES + 8, "<q", 0)
     with pytest.raises(DamageError, match=NAMED):
@@ -93,7 +94,7 @@ def test_tracing_says_so_too(tmp_path):
 
 
 def test_an_index_that_is_gone_is_named(tmp_path):
-    dataset = mdata.open(written(tmp_path / "c", [[5, 3]] * 20), sequence_length=8, order="megatron")
+    dataset = mdata.open(written(tmp_path / "c", [[5, 3]] * 20), sequence_length=8, order=mdata.MegatronOrder())
     overwrite(tmp_path / "c", LENGTHS, "<i", 0)
     (tmp_path / "c.idx").unlink()
     with pytest.raises(DamageError, match=r"c\.idx is not the one(.|\n)*No such file"):
@@ -101,7 +102,7 @@ def test_an_index_that_is_gone_is_named(tmp_path):
 
 
 def test_with_files_as_they_were_the_error_is_ours(tmp_path, monkeypatch):
-    dataset = mdata.open(written(tmp_path / "c", [[5, 3]] * 20), sequence_length=8, order="megatron")
+    dataset = mdata.open(written(tmp_path / "c", [[5, 3]] * 20), sequence_length=8, order=mdata.MegatronOrder())
     fault = IndexError("a fault of ours")
 
     def failing(*_, **__):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mdata
-from mdata import DatasetOptions, UsageError
+from mdata import DatasetOptions, UsageError, options_from_keys
 from mdata.loader.loader import BatchPlan
 from mdata.order.data_split import parse_split
 from tests.helpers.corpora import write_pair
@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 
 
 def opened(folder, name="mix.json", **options) -> mdata.Dataset:
-    return mdata.open_dataset(folder / name, DatasetOptions(**{"sequence_length": 16, **options}))
+    return mdata.open_dataset(folder / name, options_from_keys(**{"sequence_length": 16, **options}))
 
 
 def test_a_training_sample_is_a_run_of_its_component(folder):

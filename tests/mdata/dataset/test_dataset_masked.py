@@ -10,10 +10,11 @@ import pytest
 import mdata
 from mdata import MaskingOptions, UsageError
 from mdata.order.data_split import split_range
-from mdata.samples.bert import BertOptions, BertSamples
-from mdata.samples.t5 import T5Options, T5Samples
+from mdata.samples.bert import BertSamples
+from mdata.samples.t5 import T5Samples
 from tests.helpers.corpora import write_pair
-from tests.helpers.masked import make_vocabulary
+from tests.helpers.masked import make_samples, make_vocabulary
+from tests.helpers.open_by_keys import open_by_keys
 
 OPTIONS = {
     "bert": {"kind": "bert", "sequence_length": 32, "vocabulary": make_vocabulary()},
@@ -34,15 +35,14 @@ def folder(tmp_path_factory):
 
 
 def opened(folder, base, name="mix.json", **more) -> mdata.Dataset:
-    return mdata.open(folder / name, **{**OPTIONS[base], **more})
+    return open_by_keys(folder / name, **{**OPTIONS[base], **more})
 
 
 def alone(folder, kind, name, *, split="train", shares="100,0,0", **more):
     corpus = mdata.open_corpus(folder / name)
     documents = split_range(shares, split, num_sequences=corpus.num_documents)
-    options = BertOptions(sequence_length=32) if kind == "bert" else T5Options(encoder_length=32, decoder_length=24)
-    made = {"bert": BertSamples, "t5": T5Samples}[kind]
-    return made(corpus, documents, options=options, vocabulary=make_vocabulary(), **more)
+    made, own = {"bert": (BertSamples, {}), "t5": (T5Samples, {"decoder_length": 24})}[kind]
+    return make_samples(made, corpus, documents, sequence_length=32, vocabulary=make_vocabulary(), **own, **more)
 
 
 def same(one, other) -> bool:
@@ -121,12 +121,12 @@ def test_the_data_id_covers_what_decides_the_samples(folder):
 @pytest.mark.parametrize(
     ("kind", "options", "said"),
     [
-        ("bert", {"document_masks": True}, "samples of kind 'bert' know no document_masks"),
-        ("bert", {"decoder_length": 5}, "samples of kind 'bert' know no decoder_length"),
-        ("t5", {"head": False}, "samples of kind 't5' know no head"),
+        ("bert", {"document_masks": True}, "samples of kind 'bert' have no document_masks"),
+        ("bert", {"decoder_length": 5}, "samples of kind 'bert' have no decoder_length"),
+        ("t5", {"head": False}, "samples of kind 't5' have no head"),
         ("t5", {"decoder_length": None}, "need the decoder's length"),
-        ("t5", {"extra_token": False}, "know no extra_token"),
-        ("bert", {"kind": "gpt"}, "samples of kind 'gpt' know no vocabulary"),
+        ("t5", {"extra_token": False}, "have no extra_token"),
+        ("bert", {"kind": "gpt"}, "samples of kind 'gpt' have no vocabulary"),
         ("bert", {"sequence_length": 3}, "no room for text"),
         ("bert", {"split_shares": "0,100"}, "corpus a is shorter than one sample"),
         ("bert", {"split": "test", "split_shares": "99,1"}, "the split 'test' is empty"),
@@ -140,7 +140,7 @@ def test_what_does_not_go_together_is_refused(folder, kind, options, said):
 
 def test_rows_and_fields_are_not_mixed_up(folder):
     bert, gpt = opened(folder, "bert"), mdata.open(folder / "mix.json", sequence_length=32)
-    with pytest.raises(UsageError, match="are fields"):
+    with pytest.raises(UsageError, match="are read into a dict"):
         bert.read([0], out=gpt.empty_rows(1))
     with pytest.raises(UsageError, match="a dict of fields"):
         gpt.read([0], out=bert.empty_rows(1))

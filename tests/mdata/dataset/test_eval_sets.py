@@ -9,6 +9,7 @@ import mdata
 from mdata import DamageError, UsageError
 from mdata.dataset.eval_sets import evaluation_sets
 from tests.helpers.corpora import write_pair
+from tests.helpers.open_by_keys import open_by_keys
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +24,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def train(path="mix.json", **options) -> mdata.Dataset:
-    return mdata.open(path, sequence_length=8, seed=3, **options)
+    return open_by_keys(path, sequence_length=8, seed=3, **options)
 
 
 @pytest.mark.parametrize("order", [{}, {"order": "megatron", "num_samples": 20}])
@@ -32,7 +33,11 @@ def test_sets_of_the_blend(order):
     assert list(found) == ["later", "prose"]
     assert list(evaluation_sets(train(**order), "valid")) == ["prose"]
     later = found["later"]
-    assert (later.options.split, later.options.seed, later.options.order) == ("whole", 3, order.get("order", "native"))
+    assert (later.options.split, later.options.seed, later.options.order.name) == (
+        "whole",
+        3,
+        order.get("order", "native"),
+    )
     alone = train("q_text_document", **order | {"split": "whole", "num_samples": None})
     assert later.data_id == alone.data_id
     assert np.array_equal(later.read(np.arange(5)).text, alone.read(np.arange(5)).text)

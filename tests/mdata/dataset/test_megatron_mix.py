@@ -16,6 +16,7 @@ from mdata.errors import UsageError
 from mdata.mixing.megatron_blend import requests
 from mdata.reference import megatron_blend as twin
 from tests.helpers.corpora import write_pair
+from tests.helpers.open_by_keys import open_by_keys
 
 SHARES = {"train": "1,0,0", "valid": "0,1,0", "test": "0,0,1"}
 
@@ -34,7 +35,7 @@ def corpora(tmp_path, monkeypatch):
 
 
 def opened(words, **options):
-    return Dataset(open_blend(words.split()), mdata.DatasetOptions(sequence_length=8, order="megatron", **options))
+    return Dataset(open_blend(words.split()), mdata.options_from_keys(sequence_length=8, order="megatron", **options))
 
 
 def test_shares_are_dealt_as_the_twin_deals_them(corpora):
@@ -96,8 +97,8 @@ def test_the_surplus_is_an_option_and_part_of_the_id(corpora):
     assert [part.samples.request.num_samples for part in data.components] == [30, 30]
     assert data.identity["blend_surplus"] == "0.5"
     assert data.data_id != opened("0.5 a 0.5 b", num_samples=40).data_id
-    with pytest.raises(UsageError, match="knows no blend_surplus"):
-        mdata.open("0.5 a 0.5 b", sequence_length=8, blend_surplus=0.1)
+    with pytest.raises(UsageError, match="has no blend_surplus"):
+        open_by_keys("0.5 a 0.5 b", sequence_length=8, blend_surplus=0.1)
 
 
 def test_end_to_end_oracles(oracles, tmp_path, monkeypatch):
@@ -126,12 +127,10 @@ def check_split(case, expected, *, split, size, stored):
         mdata.DatasetOptions(
             sequence_length=case["sequence_length"],
             seed=case["random_seed"],
-            order="megatron",
             split=split,
             split_shares=case["split_string"] or SHARES[split],
             num_samples=size,
-            blend_surplus=case["mid_level_dataset_surplus"],
-            pad=1000001,
+            order=mdata.MegatronOrder(blend_surplus=case["mid_level_dataset_surplus"], pad=1000001),
         ),
     )
     name = f"{case['id']}_{split}"

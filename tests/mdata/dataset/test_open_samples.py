@@ -17,7 +17,7 @@ OTHERS = {
     "mdata.samples.chat",
     "mdata.samples.fim",
     "mdata.samples.megatron_gpt",
-    "mdata.dataset.masked_kinds",
+    "mdata.samples.masked",
     "mdata.samples.bert",
     "mdata.samples.t5",
     "mdata.order.megatron_order",
@@ -29,9 +29,9 @@ OTHERS = {
 }
 USED = {
     "": set(),
-    "kind='document'": {"mdata.samples.single_document", "mdata.samples.packing"},
-    "kind='packed'": {"mdata.samples.packed", "mdata.samples.packing"},
-    "order='megatron'": {"mdata.samples.megatron_gpt", "mdata.order.megatron_order"},
+    "kind=mdata.Document()": {"mdata.samples.single_document"},
+    "kind=mdata.Packed()": {"mdata.samples.packed", "mdata.samples.packing"},
+    "order=mdata.MegatronOrder()": {"mdata.samples.megatron_gpt", "mdata.order.megatron_order"},
 }
 OPEN = """
 import sys

@@ -111,7 +111,8 @@ def test_sizes_that_do_not_fit_are_refused_at_once(dataset, plan, options, text)
 
 ENDS_AT_ONCE = """
 import sys
-from mdata import BatchPlan, DatasetOptions, Loader, open_dataset
+from mdata import DatasetOptions, Loader, open_dataset
+from mdata.loader.loader import BatchPlan
 dataset = open_dataset(sys.argv[1], DatasetOptions(sequence_length=512))
 batches = iter(Loader(dataset, BatchPlan(global_batch=4096, micro_batch=4096), prefetch=1000))
 next(batches)

@@ -24,6 +24,7 @@ from mdata.loader.loader import BatchPlan
 from mdata.loader.prefetch import PrefetchIterator, Reading
 from mdata.progress import Silent
 from tests.helpers.corpora import write_pair
+from tests.helpers.open_by_keys import open_by_keys
 
 
 class Notes(Silent):
@@ -112,7 +113,7 @@ def test_live_batches_of_a_loader_are_counted(blend, monkeypatch):
 @pytest.mark.parametrize("prefetch", [1, 2, 8])
 def test_memory_of_steps_that_are_gone_is_used_again(tmp_path, prefetch, monkeypatch, options, arrays, reads):
     write_pair(tmp_path / "a", [[50]] * 10)
-    dataset = mdata.open(tmp_path / "a", sequence_length=8, **options)
+    dataset = open_by_keys(tmp_path / "a", sequence_length=8, **options)
     monkeypatch.setattr("mdata.loader.loader._TOKENS_TOGETHER", 8 * 8 // reads)
     made: list[tuple[int, ...]] = []
     counting = SimpleNamespace(empty=lambda *words: (made.append(words[0]), np.empty(*words))[1], asarray=np.asarray)
@@ -212,7 +213,7 @@ def test_a_pass_neither_reads_nor_changes_global_random_state(tmp_path, options)
         random.seed(seed)
         np.random.seed(seed)
         before = random.getstate(), [str(part) for part in np.random.get_state()]
-        dataset = mdata.open(tmp_path / "a", sequence_length=8, cache=str(tmp_path / "cache"), **options)
+        dataset = open_by_keys(tmp_path / "a", sequence_length=8, cache=str(tmp_path / "cache"), **options)
         steps = iter(Loader(dataset, BatchPlan(4, 2)))
         found = [batch.rows.text.tobytes() for _ in range(5) for batch in next(steps)]
         steps.close()
@@ -234,9 +235,9 @@ def test_nor_that_of_torch(blend):
 
 PARENT = """
 import sys, threading, time
-import mdata
+import mdata, mdata.loader.loader
 data = mdata.open(sys.argv[1], sequence_length=8, num_samples=4000)
-steps = iter(mdata.Loader(data, mdata.BatchPlan(4, 2), prefetch=2))
+steps = iter(mdata.Loader(data, mdata.loader.loader.BatchPlan(4, 2), prefetch=2))
 next(steps)
 if int(sys.argv[2]):
     from torch.utils.data import DataLoader
@@ -292,10 +293,10 @@ def test_a_parent_that_is_killed_leaves_no_process(tmp_path, workers):
 def test_ctrl_c_ends_a_process_whose_disk_stands_still_once_the_read_is_over(tmp_path):
     """The main thread waits for data that does not come; what it gets is a KeyboardInterrupt, and the process ends."""
     code = (
-        "import sys, time, threading, mdata\n"
+        "import sys, time, threading, mdata, mdata.loader.loader\n"
         "mdata.Dataset.read = lambda self, samples, out: (print('reading', flush=True), time.sleep(1))\n"
         "data = mdata.open(sys.argv[1], sequence_length=8)\n"
-        "next(iter(mdata.Loader(data, mdata.BatchPlan(1 << 20, 1))))\n"
+        "next(iter(mdata.Loader(data, mdata.loader.loader.BatchPlan(1 << 20, 1))))\n"
     )
     write_pair(tmp_path / "a", [[50]] * 10)
     words = [sys.executable, "-c", code, str(tmp_path / "a")]

@@ -12,6 +12,7 @@ from mdata import Loader, UsageError
 from mdata.loader.loader import BatchPlan
 from mdata.loader.resume_check import continued, resumes
 from tests.helpers.corpora import write_pair
+from tests.helpers.open_by_keys import open_by_keys
 
 LENGTH, BATCH, CHANGE = 16, 8, 40
 PLAN = BatchPlan(BATCH, 2, dp_rank=1, dp_size=2)
@@ -31,7 +32,7 @@ def folder(tmp_path_factory):
 
 
 def opened(folder, name: str, **options) -> mdata.Dataset:
-    return mdata.open(folder / f"{name}.json", **{"sequence_length": LENGTH, **options})
+    return open_by_keys(folder / f"{name}.json", **{"sequence_length": LENGTH, **options})
 
 
 def numbers(steps) -> list:

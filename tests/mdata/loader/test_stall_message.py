@@ -10,6 +10,7 @@ import pytest
 import mdata
 from mdata.loader.stall_message import describe_places
 from tests.helpers.corpora import write_pair
+from tests.helpers.open_by_keys import open_by_keys
 
 
 def make(folder, **options) -> mdata.Dataset:
@@ -18,7 +19,7 @@ def make(folder, **options) -> mdata.Dataset:
         write_pair(folder / name, [[50 + number]] * 6)  # the same pair twice would be refused
     words = [str(folder / name) for name in names]
     mdata.make_blend([word for path in words for word in ("1", path)], folder / "mix.json")
-    return mdata.open(folder / "mix.json", sequence_length=8, cache=str(folder / "cache"), **options)
+    return open_by_keys(folder / "mix.json", sequence_length=8, cache=str(folder / "cache"), **options)
 
 
 def test_the_byte_is_that_of_the_first_token_of_the_sample(tmp_path):

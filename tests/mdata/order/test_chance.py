@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mdata.order.native_order import NativeOrder, OrderKey
+from mdata.order.native_order import OrderKey, StreamOrder
 from mdata.order.permutation import Permutation, shuffled_range
 from mdata.reference import permutation as twin
 from mdata.util.arrays import Int64s
@@ -193,7 +193,7 @@ def pairs_of_offsets(found: Int64s, num: int) -> float:
 
 @pytest.mark.parametrize(("tokens", "length", "num"), [(90, 4, 4), (1001, 10, 10), (1000, 64, 64), (71, 64, 7)])
 def test_offsets_of_epochs(tokens, length, num):
-    native = NativeOrder(tokens, length, key=OrderKey(1234, "corpus"))
+    native = StreamOrder(tokens, length, key=OrderKey(1234, "corpus"))
     n = native.samples_per_epoch
     epochs = [native.epoch_of(epoch * n)[1:] for epoch in range(20_000)]
     found = np.array([offset for offset, _ in epochs])
@@ -207,7 +207,7 @@ def test_offsets_of_epochs(tokens, length, num):
 
 def test_offsets_of_seeds_and_corpora():
     for keys in ([OrderKey(seed, "corpus") for seed in range(10_000)], [OrderKey(1, str(c)) for c in range(10_000)]):
-        found = [NativeOrder(1001, 10, key=key).epoch_of(0)[1] for key in keys]
+        found = [StreamOrder(1001, 10, key=key).epoch_of(0)[1] for key in keys]
         assert of_values(found, 10) > RARE
 
 

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mdata.errors import UsageError
-from mdata.order.native_order import NativeOrder, OrderKey
+from mdata.order.native_order import OrderKey, StreamOrder
 from mdata.reference.native_order import native_start
 from tests.helpers.examples import examples
 
@@ -19,7 +19,7 @@ TOKENS = st.integers(1, 600)
 
 
 def order(tokens, length, extra=True, *, key=KEY, shuffle=True):
-    return NativeOrder(tokens, length, key=key, extra_token=extra, shuffle=shuffle)
+    return StreamOrder(tokens, length, key=key, extra_token=extra, shuffle=shuffle)
 
 
 @examples(150)

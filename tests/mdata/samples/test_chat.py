@@ -20,6 +20,7 @@ from mdata.samples.rows import RowOptions
 from mdata.samples.sentence_reader import SentenceText
 from tests.helpers.corpora import FileStream, write_pair
 from tests.helpers.examples import examples
+from tests.helpers.open_by_keys import open_by_keys
 
 
 def make_corpus(folder, name, conversations, **options) -> None:
@@ -35,7 +36,7 @@ def test_a_golden_row(tmp_path):
     make_corpus(
         tmp_path, "x", [[("user", "a"), ("assistant", "bc"), ("user", "d")], [("user", "e"), ("assistant", "")]]
     )
-    data = mdata.open(tmp_path / "x_messages_chat.json", sequence_length=64, kind="chat", split="whole")
+    data = mdata.open(tmp_path / "x_messages_chat.json", sequence_length=64, split="whole", kind=mdata.Chat())
     row = data[0]
     # The longer conversation comes first. "Assistant:" is context, what it says and the end of it are trained on.
     text = [
@@ -115,7 +116,7 @@ def folder(tmp_path_factory):
 
 
 def opened(folder, name="mix.json", **options) -> mdata.Dataset:
-    return mdata.open(folder / name, **{"sequence_length": 128, "kind": "chat", **options})
+    return open_by_keys(folder / name, **{"sequence_length": 128, "kind": "chat", **options})
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ def test_other_corpora_and_orders_are_refused(folder, tmp_path):
         opened(tmp_path, "x_text_sentence")
     with pytest.raises(UsageError, match="is not divided into sentences"):
         SentenceText(mdata.open_corpus(folder / "a_messages_chat"))
-    with pytest.raises(UsageError, match="megatron order knows no samples of kind 'chat'"):
+    with pytest.raises(UsageError, match="megatron order has no samples of kind 'chat'"):
         opened(folder, "a_messages_chat", order="megatron")
     write_pair(tmp_path / "x_messages_chat", [[3, 4]] * 9)
     assert opened(tmp_path, "x_messages_chat", sequence_length=6)[0]["loss_mask"].tolist() == [0, 0, 1, 1, 1, 1]

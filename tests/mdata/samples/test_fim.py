@@ -17,12 +17,13 @@ from mdata import UsageError, _core
 from mdata.reference import fim as twin
 from mdata.reference.masking import KeyedDraws
 from mdata.samples.fim import FimSamples
-from mdata.samples.fim_options import CHARACTER, TOKEN, FimOptions
 from mdata.samples.rows import Gathered, RowOptions
+from mdata.samples.sample_options import CHARACTER, TOKEN, Fim
 from mdata.tokenizers.types.byte import ByteTokenizer
 from mdata.util.random_keys import derive_key
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
+from tests.helpers.open_by_keys import open_by_keys
 
 P, M, S, PAD, EOD, SPLIT = 250, 251, 252, 253, 256, 249
 IDS = (P, M, S, PAD, EOD)
@@ -123,7 +124,7 @@ class Bytes:
 
 
 FIM = st.builds(
-    FimOptions,
+    Fim,
     rate=st.sampled_from([0.1, 0.5, 1.0]),
     spm_rate=st.sampled_from([0.0, 0.5, 1.0]),
     level=st.sampled_from([CHARACTER, TOKEN]),
@@ -131,7 +132,7 @@ FIM = st.builds(
     no_prefix=st.sampled_from([None, "a", "ab"]),
 )
 WITH_SPLITS = st.builds(
-    lambda fim, rate: FimOptions(
+    lambda fim, rate: Fim(
         **{**fim.__dict__, "split_sample": SPLIT, "fragment_rate": rate},
     ),
     FIM,
@@ -224,7 +225,7 @@ def test_draws_are_known():
     assert draws.real() == KNOWN_REAL
     text = [*b"known answers", EOD, *b"of a row"]
     for level, wanted in KNOWN_ROWS.items():
-        fim = FimOptions(rate=0.9, tokens=IDS, level=level)
+        fim = Fim(rate=0.9, tokens=IDS, level=level)
         samples = FimSamples(
             Given([text] * 3, 40), Bytes(), fim=fim, options=RowOptions(sequence_length=40, eod=EOD), seed=7
         )
@@ -261,7 +262,7 @@ def folder(tmp_path_factory):
 
 
 def opened(folder, name="mix.json", **options):
-    return mdata.open(folder / name, **{"sequence_length": 64, "fim_rate": 0.7, "fim_tokens": IDS[:4], **options})
+    return open_by_keys(folder / name, **{"sequence_length": 64, "fim_rate": 0.7, "fim_tokens": IDS[:4], **options})
 
 
 KINDS = [
@@ -331,10 +332,10 @@ def test_the_option_is_part_of_the_data_id(folder):
         ({"fim_level": "word"}, "no fim_level 'word'"),
         ({"fim_tokens": (1, 2)}, "fim_tokens are not"),
         ({"fim_tokens": ("<fim_prefix>", 2, 3)}, "no token for the prefix of fim_tokens"),
-        ({"fim_tokens": (2, 2, 3)}, "two tokens of fill-in-the-middle are one"),
+        ({"fim_tokens": (2, 2, 3)}, "two tokens of fill-in-the-middle have the same id"),
         ({"fim_split_sample": 3}, "go together"),
         ({"fim_split_sample": "<file>", "fim_fragment_rate": 0.5}, "no token for fim_split_sample"),
-        ({"kind": "packed"}, "concatenated documents"),
+        ({"kind": "packed"}, "samples of kind 'packed' have no fim_"),
     ],
     ids=str,
 )
@@ -347,10 +348,10 @@ def test_a_bare_pair_has_no_tokenizer(tmp_path):
     write_pair(tmp_path / "x", [[9]] * 30)
     options = {"sequence_length": 8, "fim_rate": 0.5, "fim_tokens": (1, 2, 3)}
     with pytest.raises(UsageError, match="needs the id that ends a document"):
-        mdata.open(tmp_path / "x", fim_level=TOKEN, **options)
+        open_by_keys(tmp_path / "x", fim_level=TOKEN, **options)
     with pytest.raises(UsageError, match="by characters needs the tokenizer"):
-        mdata.open(tmp_path / "x", eod=4, **options)
-    assert mdata.open(tmp_path / "x", fim_level=TOKEN, eod=4, **options).read([1]).tokens.shape == (1, 8)
+        open_by_keys(tmp_path / "x", eod=4, **options)
+    assert open_by_keys(tmp_path / "x", fim_level=TOKEN, eod=4, **options).read([1]).tokens.shape == (1, 8)
 
 
 def test_the_core_refuses_what_does_not_fit():

@@ -15,12 +15,12 @@ from mdata import UsageError, _core, open_corpus
 from mdata._core import MaskRule
 from mdata.array_cache.cache import Cache
 from mdata.reference import masking as twin
-from mdata.samples.bert import BertOptions, BertSamples
-from mdata.samples.masked import MaskingOptions
-from mdata.samples.t5 import T5Options, T5Samples
+from mdata.samples.bert import BertSamples
+from mdata.samples.sample_options import T5, MaskingOptions
+from mdata.samples.t5 import T5Samples
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
-from tests.helpers.masked import KINDS, expected, make_corpus, make_vocabulary, sentences_of
+from tests.helpers.masked import KINDS, expected, make_corpus, make_samples, make_vocabulary, sentences_of
 
 SIZES = st.one_of(st.integers(0, 3), st.integers(4, 25), st.just(513))
 DOCUMENTS = st.lists(st.lists(SIZES, max_size=5), min_size=1, max_size=6)
@@ -41,8 +41,8 @@ def options_of(draw, kind):
     masking, short, seed = draw(MASKING), draw(st.sampled_from([0.0, 0.3, 1.0])), draw(SEEDS)
     shared = {"masking": masking, "short_probability": short, "seed": seed}
     if kind is BertSamples:
-        return BertOptions(sequence_length=draw(st.integers(5, 60)), head=draw(st.booleans()), **shared)
-    return T5Options(encoder_length=draw(st.integers(4, 60)), decoder_length=draw(st.integers(3, 50)), **shared)
+        return {"sequence_length": draw(st.integers(5, 60)), "head": draw(st.booleans()), **shared}
+    return {"sequence_length": draw(st.integers(4, 60)), "decoder_length": draw(st.integers(3, 50)), **shared}
 
 
 @examples(150)
@@ -53,14 +53,11 @@ def test_samples_are_the_twins(tmp_path_factory, kind, order, data, documents, p
     documents = [*documents, [3, 1]]  # one at least can be used, and it is a corpus of sentences
     corpus = make_corpus(tmp_path_factory.mktemp("c"), documents)
     options = data.draw(options_of(kind))
-    if order == "native" and kind is BertSamples and not options.masking.geometric and data.draw(st.booleans()):
-        options = BertOptions(
-            sequence_length=options.sequence_length,
-            head=options.head,
-            masking=MaskingOptions(max_ngram=options.masking.max_ngram, permutation=True),
-        )
+    if order == "native" and kind is BertSamples and not options["masking"].geometric and data.draw(st.booleans()):
+        masking = MaskingOptions(max_ngram=options["masking"].max_ngram, permutation=True)
+        options = {"sequence_length": options["sequence_length"], "head": options["head"], "masking": masking}
     known = make_vocabulary(pad=pad, sentinels=sentinels)
-    samples = kind(corpus, (0, corpus.num_documents), options=options, vocabulary=known, order=order)
+    samples = make_samples(kind, corpus, (0, corpus.num_documents), vocabulary=known, order=order, **options)
     count = min(samples.num_samples or 6, 6)
     rows = samples.rows[samples._places(np.arange(count))]
     for k in range(count):
@@ -75,11 +72,11 @@ def test_samples_are_the_twins(tmp_path_factory, kind, order, data, documents, p
 
 
 def usual(kind, corpus, **more):
-    options = more.pop("options", None) or (
-        BertOptions(sequence_length=48) if kind is BertSamples else T5Options(encoder_length=48, decoder_length=32)
+    plain = {"sequence_length": 48, "vocabulary": make_vocabulary()} | (
+        {"decoder_length": 32} if kind is T5Samples else {}
     )
-    more.setdefault("documents", (0, corpus.num_documents))
-    return kind(corpus, more.pop("documents"), options=options, vocabulary=make_vocabulary(), **more)
+    documents = more.pop("documents", (0, corpus.num_documents))
+    return make_samples(kind, corpus, documents, **{**plain, **more})
 
 
 def digest(samples, numbers) -> str:
@@ -93,29 +90,29 @@ def digest(samples, numbers) -> str:
 
 # Made by megatron-core 0.16.1 from `corpus`, 40 samples each: (kind, options, padding id) -> SHA-256.
 GOLDEN = {
-    "bert": (BertOptions(sequence_length=48), 0, "c61eb4f1a8f09432d6ccf67eb8c9d9b438f33185ab9194c04a2b603228600e3f"),
+    "bert": ({"sequence_length": 48}, 0, "c61eb4f1a8f09432d6ccf67eb8c9d9b438f33185ab9194c04a2b603228600e3f"),
     "bert without head, by tokens": (
-        BertOptions(sequence_length=64, head=False, seed=7, masking=MaskingOptions(max_ngram=1, whole_words=False)),
+        {"sequence_length": 64, "head": False, "seed": 7, "masking": MaskingOptions(max_ngram=1, whole_words=False)},
         0,
         "dd7b8037412a3ce8390e376c1deeb7b49ea91468cef3931194cd9132715c9057",
     ),
     "bert with longer n-grams, padding that is eos too": (
-        BertOptions(sequence_length=40, seed=3, masking=MaskingOptions(probability=0.4, longer_ngrams=True)),
+        {"sequence_length": 40, "seed": 3, "masking": MaskingOptions(probability=0.4, longer_ngrams=True)},
         6,
         "36393a52f7b03e8fe2ad63b926bb7e9df7b0909524fdf05c3266bbaa4985d130",
     ),
     "bert with padding that the text has": (
-        BertOptions(sequence_length=48, seed=5),
+        {"sequence_length": 48, "seed": 5},
         17,
         "ea500d3a080b5108dff1c35734b9d427e9c6bedf6a5805963770b79bb949410c",
     ),
     "t5": (
-        T5Options(encoder_length=48, decoder_length=32),
+        {"sequence_length": 48, "decoder_length": 32},
         0,
         "2d554582e427d9af6d56f72f7f68f3f97ff6bd1cc6bdde643d3924437370739f",
     ),
     "t5 with few words in a row": (
-        T5Options(encoder_length=64, decoder_length=64, seed=9, masking=MaskingOptions(probability=0.3)),
+        {"sequence_length": 64, "decoder_length": 64, "seed": 9, "masking": MaskingOptions(probability=0.3)},
         6,
         "1b008bd8a6a18e4be9571ec2c3e4e488e7f3c68aca988e28b9abf33c8d305d8a",
     ),
@@ -135,15 +132,15 @@ def corpus(tmp_path_factory):
 @pytest.mark.parametrize("name", GOLDEN)
 def test_samples_are_megatrons_without_the_oracle(corpus, name):
     options, pad, wanted = GOLDEN[name]
-    kind = BertSamples if isinstance(options, BertOptions) else T5Samples
-    made = kind(corpus, (0, 60), options=options, vocabulary=make_vocabulary(pad=pad), order="megatron")
+    kind = T5Samples if "decoder_length" in options else BertSamples
+    made = make_samples(kind, corpus, (0, 60), vocabulary=make_vocabulary(pad=pad), order="megatron", **options)
     assert digest(made, range(40)) == wanted
 
 
 @pytest.mark.parametrize("probability", [0.15, 0.5])
 def test_permuted_samples_are_the_twins(corpus, probability):
     masking = MaskingOptions(probability=probability, permutation=True)
-    samples = usual(BertSamples, corpus, options=BertOptions(sequence_length=60, masking=masking), order="file")
+    samples = usual(BertSamples, corpus, sequence_length=60, masking=masking, order="file")
     moved = 0
     for k, row in enumerate(samples.rows.tolist()):
         made = {name: array.tolist() for name, array in samples.sample(k).items()}
@@ -195,10 +192,8 @@ def test_a_mapping_is_kept_and_found_again(corpus, kind, order, tmp_path, monkey
 
 def test_what_decides_a_mapping_is_in_its_key(corpus, tmp_path):
     """In one folder nothing is taken for something else."""
-    plain = {"sequence_length": 48}
     changes = [{}, {"seed": 5}, {"short_probability": 0.5}, {"head": False}, {"sequence_length": 40}]
-    wanted = [{"options": BertOptions(**{**plain, **change})} for change in changes]
-    wanted += [{"documents": (0, 30)}, {"documents": (5, 30)}, {"order": "megatron"}]
+    wanted = [*changes, {"documents": (0, 30)}, {"documents": (5, 30)}, {"order": "megatron"}]
     wanted += [{"order": "megatron", "num_samples": 500}]
     for chosen in wanted:
         kept = usual(BertSamples, corpus, cache=Cache(str(tmp_path)), **chosen)
@@ -208,19 +203,11 @@ def test_what_decides_a_mapping_is_in_its_key(corpus, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_seed_and_corpus_decide_the_native_order_and_draws(corpus, kind, tmp_path):
-    options = {seed: usual(kind, corpus).options for seed in (1, 2)}
     other = make_corpus(tmp_path, [[3, 4, 5]] * 40)
-    made = [
-        usual(kind, one, options=type(options[seed])(**{**vars_of(options[seed]), "seed": seed}))
-        for one, seed in ((corpus, 1), (corpus, 2), (other, 1))
-    ]
+    made = [usual(kind, one, seed=seed) for one, seed in ((corpus, 1), (corpus, 2), (other, 1))]
     places = [tuple(samples._places(np.arange(30)).tolist()) for samples in made]
     assert len(set(places)) == 3
     assert digest(made[0], range(3)) != digest(made[1], range(3))
-
-
-def vars_of(options) -> dict:
-    return {name: getattr(options, name) for name in options.__dataclass_fields__}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -244,9 +231,9 @@ def test_another_split_does_not_cut_its_documents_otherwise(corpus, kind):
 
 def test_what_the_decoder_writes_completes_the_text_of_the_encoder(corpus):
     """Also where sentinels and decoder are too short for all spans: native samples always have room."""
-    options = T5Options(encoder_length=40, decoder_length=9, masking=MaskingOptions(probability=0.6, max_ngram=2))
+    options = {"sequence_length": 40, "decoder_length": 9, "masking": MaskingOptions(probability=0.6, max_ngram=2)}
     vocabulary = make_vocabulary(sentinels=3)
-    samples = T5Samples(corpus, (0, 60), options=options, vocabulary=vocabulary, order="file")
+    samples = make_samples(T5Samples, corpus, (0, 60), vocabulary=vocabulary, order="file", **options)
     num_spans = Counter()
     for k in range(samples.num_samples):
         sample = samples.sample(k)
@@ -269,8 +256,8 @@ def test_what_the_decoder_writes_completes_the_text_of_the_encoder(corpus):
 
 def test_native_padding_is_known_by_its_place(corpus):
     """17 stands in texts too: Megatron's samples lose it, native ones keep it."""
-    options = BertOptions(sequence_length=48, head=False)
-    native = BertSamples(corpus, (0, 60), options=options, vocabulary=make_vocabulary(pad=17), order="file")
+    options = {"sequence_length": 48, "head": False}
+    native = make_samples(BertSamples, corpus, (0, 60), vocabulary=make_vocabulary(pad=17), order="file", **options)
     seen = 0
     for k in range(native.num_samples):
         sample = native.sample(k)
@@ -279,7 +266,9 @@ def test_native_padding_is_known_by_its_place(corpus):
         assert (sample["text"][used:] == 17).all() and (sample["types"][used:] == 0).all()
         seen += int((sample["text"][:used] == 17).sum())
     assert seen > 10
-    megatron = BertSamples(corpus, (0, 60), options=options, vocabulary=make_vocabulary(pad=17), order="megatron")
+    megatron = make_samples(
+        BertSamples, corpus, (0, 60), vocabulary=make_vocabulary(pad=17), order="megatron", **options
+    )
     assert not (megatron.read(range(megatron.num_samples))["text"] == 17).any()
 
 
@@ -304,7 +293,7 @@ def test_samples_go_into_the_callers_arrays(corpus):
 def test_what_does_not_go_together_is_refused(corpus):
     for wrong, told in (
         ({"order": "random"}, "no order 'random'"),
-        ({"num_samples": 5}, "no number of samples"),
+        ({"num_samples": 5}, "num_samples applies only to Megatron"),
         ({"documents": (0, 0)}, "no document"),
     ):
         with pytest.raises(UsageError, match=told):
@@ -314,28 +303,13 @@ def test_what_does_not_go_together_is_refused(corpus):
         lambda: MaskingOptions(probability=1.0),
         lambda: MaskingOptions(max_ngram=0),
         lambda: MaskingOptions(geometric=True, permutation=True),
-        lambda: T5Options(encoder_length=9, decoder_length=2),
-        lambda: T5Options(encoder_length=9, decoder_length=9, masking=MaskingOptions(permutation=True)),
-        lambda: usual(BertSamples, corpus, options=BertOptions(sequence_length=4)),
-        lambda: usual(T5Samples, corpus, options=T5Options(encoder_length=3, decoder_length=9)),
+        lambda: T5(decoder_length=2),
+        lambda: T5(decoder_length=9, masking=MaskingOptions(permutation=True)),
+        lambda: usual(BertSamples, corpus, sequence_length=4),
+        lambda: usual(T5Samples, corpus, sequence_length=3, decoder_length=9),
     ):
         with pytest.raises(UsageError):
             wrong()
-
-
-def test_what_decides_samples_is_in_their_identity(corpus):
-    identity = usual(BertSamples, corpus).identity
-    assert identity["kind"] == "bert" and identity["options"]["masking"]["max_ngram"] == 3
-    others = [
-        usual(T5Samples, corpus).identity,
-        usual(BertSamples, corpus, order="megatron").identity,
-        usual(BertSamples, corpus, order="file").identity,
-        usual(BertSamples, corpus, options=BertOptions(sequence_length=49)).identity,
-        BertSamples(
-            corpus, (0, 60), options=BertOptions(sequence_length=48), vocabulary=make_vocabulary(pad=1)
-        ).identity,
-    ]
-    assert identity == usual(BertSamples, corpus).identity and identity not in others
 
 
 def test_lengths_of_ngrams_have_numpys_chances():
@@ -423,8 +397,8 @@ def test_shares_of_what_is_masked(tmp_path):
     """15 % of the tokens; of them 80 % become [MASK] and 10 % any of 60; 10 % stay as they are."""
     sentences = [[20] * 12 for _ in range(300)]
     corpus = make_corpus(tmp_path, sentences)
-    options = BertOptions(sequence_length=128, masking=MaskingOptions(whole_words=False, max_ngram=1))
-    samples = BertSamples(corpus, (0, 300), options=options, vocabulary=make_vocabulary())
+    options = {"sequence_length": 128, "masking": MaskingOptions(whole_words=False, max_ngram=1)}
+    samples = make_samples(BertSamples, corpus, (0, 300), vocabulary=make_vocabulary(), **options)
     read = samples.read(range(2000))
     asked = read["loss_mask"] == 1
     text, labels = read["text"][asked], read["labels"][asked]

@@ -11,12 +11,13 @@ import pytest
 
 from mdata import UsageError, open_corpus
 from mdata.reference import masking as twin
-from mdata.samples.bert import BertOptions, BertSamples
-from mdata.samples.masked import MaskingOptions
+from mdata.samples.bert import BertSamples
+from mdata.samples.sample_options import Bert, MaskingOptions
 from mdata.samples.special_tokens import MaskedVocabulary
-from mdata.samples.t5 import T5Options, T5Samples
+from mdata.samples.t5 import T5Samples
 from tests.conftest import oracle_folder
 from tests.helpers.corpora import write_pair
+from tests.helpers.masked import make_samples
 
 FOLDER = oracle_folder() / "oracle/bert_t5"
 
@@ -73,13 +74,12 @@ def samples(case: dict, corpus, known: MaskedVocabulary) -> BertSamples | T5Samp
         "short_probability": case["short_sequence_probability"],
         "masking": masking(case),
     }
-    request = {"vocabulary": known, "order": "megatron", "num_samples": case["num_samples"]}
+    shared |= {"sequence_length": case["sequence_length"], "vocabulary": known}
+    shared |= {"order": "megatron", "num_samples": case["num_samples"]}
     documents = tuple(case.get("documents", (0, corpus.num_documents)))
     if case["kind"] == "BERT":
-        options = BertOptions(sequence_length=case["sequence_length"], head=case["classification_head"], **shared)
-        return BertSamples(corpus, documents, options=options, **request)
-    lengths = {"encoder_length": case["sequence_length"], "decoder_length": case["sequence_length_decoder"]}
-    return T5Samples(corpus, documents, options=T5Options(**lengths, **shared), **request)
+        return make_samples(BertSamples, corpus, documents, head=case["classification_head"], **shared)
+    return make_samples(T5Samples, corpus, documents, decoder_length=case["sequence_length_decoder"], **shared)
 
 
 @pytest.mark.parametrize("case", [case for case in cases() if "raises" not in case], ids=lambda case: case["id"])
@@ -128,15 +128,13 @@ class HalfSeeded(np.random.RandomState):
 def test_the_twins_permutation_is_the_originals_once_that_is_seeded(oracles, arrays, corpora):
     """Native samples draw all of it from one stream; test_masked.py holds them to this twin."""
     (case,) = cases(permuted=True)
-    options = BertOptions(
-        sequence_length=case["sequence_length"], seed=case["random_seed"], head=True, masking=masking(case)
-    )
     for place, index in enumerate(case["indices"]):
         first, stop, target = arrays[f"{case['id']}_sample_index"][index].tolist()
         sample = twin.bert(
             [corpora[case["corpus"]].readers[0].sequence(i).tolist() for i in range(first, stop)],
             target,
-            options=options,
+            options=Bert(masking=masking(case)),
+            sequence_length=case["sequence_length"],
             vocabulary=vocabulary(arrays, case),
             draws=HalfSeeded((case["random_seed"] + index) % 2**32),
             by_value=True,

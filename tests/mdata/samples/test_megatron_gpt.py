@@ -20,6 +20,7 @@ from mdata.samples.rows import RowOptions, effective_pad
 from tests.conftest import oracle_folder
 from tests.helpers.corpora import FileStream, write_pair
 from tests.helpers.examples import examples
+from tests.helpers.open_by_keys import open_by_keys
 
 FOLDER = oracle_folder() / "oracle/gpt_indices"
 
@@ -41,22 +42,25 @@ def corpora(tmp_path_factory):
 
 def options_of(case: dict) -> mdata.DatasetOptions:
     return mdata.DatasetOptions(
-        order="megatron",
         sequence_length=case["sequence_length"],
         seed=case["random_seed"],
         split=case["split"],
         split_shares=case["split_string"],
         num_samples=case["num_samples"],
-        extra_token=case["add_extra_token_to_sequence"],
-        keep_partial=not case["drop_last_partial_validation_sequence"],
-        document_masks=case["inter_document_masking"],
-        eod_mask_loss=case["eod_mask_loss"],
-        reset_position_ids=case["reset_position_ids"],
-        reset_attention_mask=case["reset_attention_mask"],
-        create_attention_mask=case["create_attention_mask"],
-        eod=case["eod"],
-        pad=case["pad"],
-        allow_ambiguous_pad=case["allow_ambiguous_pad_tokens"],
+        kind=mdata.Gpt(
+            extra_token=case["add_extra_token_to_sequence"],
+            document_masks=case["inter_document_masking"],
+            eod_mask_loss=case["eod_mask_loss"],
+            reset_position_ids=case["reset_position_ids"],
+            reset_attention_mask=case["reset_attention_mask"],
+            create_attention_mask=case["create_attention_mask"],
+            eod=case["eod"],
+        ),
+        order=mdata.MegatronOrder(
+            keep_partial=not case["drop_last_partial_validation_sequence"],
+            pad=case["pad"],
+            allow_ambiguous_pad=case["allow_ambiguous_pad_tokens"],
+        ),
     )
 
 
@@ -166,7 +170,7 @@ def test_sequences_in_any_order_on_disk_and_over_shards_are_served(tmp_path):
     index = bytearray((tmp_path / "a.idx").read_bytes())
     index[42:58] = np.array([12, 0], "<i8").tobytes()  # three tokens at 0 belong to the second
     (tmp_path / "a.idx").write_bytes(index)
-    dataset = mdata.open_dataset(tmp_path / "a", mdata.DatasetOptions(sequence_length=4, order="megatron"))
+    dataset = mdata.open_dataset(tmp_path / "a", mdata.DatasetOptions(sequence_length=4, order=mdata.MegatronOrder()))
     assert sorted(dataset[0]["tokens"].tolist() + dataset[0]["labels"].tolist()[-1:]) == [0, 1, 2, 3, 4]
     with pytest.raises(UsageError, match="do not follow each other"):
         mdata.open_dataset(tmp_path / "a", mdata.DatasetOptions(sequence_length=4))
@@ -175,22 +179,25 @@ def test_sequences_in_any_order_on_disk_and_over_shards_are_served(tmp_path):
 def test_arrays_are_kept_and_found_again(tmp_path, monkeypatch):
     write_pair(tmp_path / "x", [[5, 4], [3], [20]] * 10)
     options = {"sequence_length": 8, "order": "megatron", "num_samples": 70}
-    built = mdata.open(tmp_path / "x", **options)
+    built = open_by_keys(tmp_path / "x", **options)
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
-    kept = [mdata.open(tmp_path / "x", **options, cache=str(tmp_path / "cache"))]
+    kept = [open_by_keys(tmp_path / "x", **options, cache=str(tmp_path / "cache"))]
     assert len(list(tmp_path.glob("cache/megatron-gpt-*"))) == 1
     monkeypatch.setattr(megatron_gpt, "build", None)
-    kept += [mdata.open(tmp_path / "x", **options, cache=str(tmp_path / "cache")), pickle.loads(pickle.dumps(kept[0]))]
-    kept.append(mdata.open(tmp_path / "x", **options, cache=str(tmp_path / "cache"), mode="pread"))
+    kept += [
+        open_by_keys(tmp_path / "x", **options, cache=str(tmp_path / "cache")),
+        pickle.loads(pickle.dumps(kept[0])),
+    ]
+    kept.append(open_by_keys(tmp_path / "x", **options, cache=str(tmp_path / "cache"), mode="pread"))
     for dataset in kept:
         assert dataset.data_id == built.data_id
         assert np.array_equal(dataset.read(range(len(built))).text, built.read(range(len(built))).text)
     monkeypatch.undo()
     for change in ({"num_samples": 71}, {"seed": 1}, {"extra_token": False}, {"split": "whole"}):
-        mdata.open(tmp_path / "x", **{**options, **change}, cache=str(tmp_path / "cache"))
+        open_by_keys(tmp_path / "x", **{**options, **change}, cache=str(tmp_path / "cache"))
     # The whole is the part that training has: no array depends on more than it must.
     assert len(list(tmp_path.glob("cache/megatron-gpt-*"))) == 4
     half = {**options, "split": "valid", "split_shares": "1,1", "num_samples": None, "cache": str(tmp_path / "cache")}
-    whole_rows, all_rows = (len(mdata.open(tmp_path / "x", **half, keep_partial=keep)) for keep in (False, True))
+    whole_rows, all_rows = (len(open_by_keys(tmp_path / "x", **half, keep_partial=keep)) for keep in (False, True))
     assert all_rows == whole_rows + 1
     assert len(list(tmp_path.glob("cache/megatron-gpt-*"))) == 6

@@ -32,13 +32,14 @@ def test_the_examples_run(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["BERT", "T5"])
 def test_the_page_has_every_field(kind, tmp_path):
-    from mdata.samples.bert import BertOptions, BertSamples
-    from mdata.samples.t5 import T5Options, T5Samples
+    from mdata.samples.bert import BertSamples
+    from mdata.samples.sample_options import T5, Bert
+    from mdata.samples.t5 import T5Samples
 
     corpus = preprocessed(tmp_path, "BertWordPieceCase")
     made = {
-        "BERT": lambda: BertSamples(corpus, (0, 9), options=BertOptions(sequence_length=20)),
-        "T5": lambda: T5Samples(corpus, (0, 9), options=T5Options(encoder_length=20, decoder_length=9)),
+        "BERT": lambda: BertSamples(corpus, (0, 9), options=Bert(), sequence_length=20),
+        "T5": lambda: T5Samples(corpus, (0, 9), options=T5(decoder_length=9), sequence_length=20),
     }
     page = (ROOT / "docs/samples.md").read_text().split(f"| field of {kind} | what |\n|---|---|\n")[1].split("\n\n")[0]
     told = {name for row in page.split("\n") for name in re.findall(r"`(\w+)`", row.split("|")[1])}

@@ -10,7 +10,9 @@ import pytest
 
 from mdata import IndexedReader, UsageError, open_corpus
 from mdata.corpus.corpus import Corpus
-from mdata.samples.bert import BertOptions, BertSamples
+from mdata.samples.bert import BertSamples
+from mdata.samples.masked import SentenceOrder
+from mdata.samples.sample_options import Bert
 from mdata.samples.sentence_reader import SentenceText
 from tests.helpers.corpora import write_pair
 from tests.mdata.samples.test_masked import make_vocabulary
@@ -24,10 +26,9 @@ def digest(corpus) -> dict:
     samples = BertSamples(
         corpus,
         (0, corpus.num_documents),
-        options=BertOptions(sequence_length=24),
-        vocabulary=make_vocabulary(),
-        order="megatron",
-        num_samples=40,
+        options=Bert(vocabulary=make_vocabulary()),
+        sequence_length=24,
+        order=SentenceOrder(name="megatron", num_samples=40),
     )
     return {name: array.tolist() for name, array in samples.read(range(40)).items()}
 

@@ -20,6 +20,7 @@ from mdata.samples.rows import RowOptions, empty_rows
 from mdata.util.random_keys import derive_key
 from tests.helpers.corpora import FileStream, write_pair
 from tests.helpers.examples import examples
+from tests.helpers.open_by_keys import open_by_keys
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=3, max_size=40)
 BLOCKS = st.integers(1, 12)
@@ -206,7 +207,7 @@ def test_known_answers(tmp_path):
 
 def test_pickled_it_stays_the_same(tmp_path):
     write_pair(tmp_path / "x", [[n] for n in (3, 0, 5, 1, 4, 2, 7, 0, 6, 3, 8, 2, 1)])
-    data = mdata.open(tmp_path / "x", sequence_length=4, shuffle_block=3)
+    data = mdata.open(tmp_path / "x", sequence_length=4, order=mdata.NativeOrder(shuffle_block=3))
     again = pickle.loads(pickle.dumps(data))
     assert again.components[0].samples.shuffle_block == 3
     assert all((again[k]["tokens"] == data[k]["tokens"]).all() for k in range(40))
@@ -215,12 +216,12 @@ def test_pickled_it_stays_the_same(tmp_path):
 def test_the_option_is_part_of_the_identity_only_where_it_is_used(tmp_path):
     write_pair(tmp_path / "x", [[n] for n in range(30)])
     plain = mdata.open(tmp_path / "x", sequence_length=4)
-    blocks = mdata.open(tmp_path / "x", sequence_length=4, shuffle_block=5)
+    blocks = mdata.open(tmp_path / "x", sequence_length=4, order=mdata.NativeOrder(shuffle_block=5))
     assert "shuffle_block" not in plain.identity and blocks.identity["shuffle_block"] == 5
     assert plain.data_id != blocks.data_id
     assert any((plain[k]["tokens"] != blocks[k]["tokens"]).any() for k in range(20))
     shares = {"split": "valid", "split_shares": "50,50", "sequence_length": 4}
-    valid, in_order = mdata.open(tmp_path / "x", **shares, shuffle_block=5), mdata.open(tmp_path / "x", **shares)
+    valid, in_order = open_by_keys(tmp_path / "x", **shares, shuffle_block=5), open_by_keys(tmp_path / "x", **shares)
     assert all((valid[k]["tokens"] == in_order[k]["tokens"]).all() for k in range(len(valid)))
 
 
@@ -229,9 +230,9 @@ def test_the_option_is_part_of_the_identity_only_where_it_is_used(tmp_path):
 )
 def test_what_means_nothing_is_refused(tmp_path, options):
     with pytest.raises(UsageError, match=f"shuffle_block {options['shuffle_block']}"):
-        mdata.DatasetOptions(sequence_length=4, **options).check()
-    with pytest.raises(UsageError, match="the megatron order knows no shuffle_block"):
-        mdata.DatasetOptions(sequence_length=4, order="megatron", shuffle_block=2).check()
+        mdata.options_from_keys(sequence_length=4, **options)
+    with pytest.raises(UsageError, match="the megatron order has no shuffle_block"):
+        mdata.options_from_keys(sequence_length=4, order="megatron", shuffle_block=2)
 
 
 @pytest.mark.parametrize("block, first, last", [(0, 0, 3), (2**20 + 1, 0, 3), (2, -1, 3), (2, 2, 1), (2, 0, 4)])

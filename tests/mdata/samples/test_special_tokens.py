@@ -8,9 +8,10 @@ import pytest
 
 import mdata
 from mdata import UsageError, open_corpus
-from mdata.samples.bert import BertOptions, BertSamples
+from mdata.samples.bert import BertSamples
+from mdata.samples.sample_options import T5, Bert
 from mdata.samples.special_tokens import MaskedVocabulary, vocabulary_from, vocabulary_of
-from mdata.samples.t5 import T5Options, T5Samples
+from mdata.samples.t5 import T5Samples
 
 ENTRIES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "red", "blue", "##s", "##ish", "green", "sky", "."]
 
@@ -38,18 +39,18 @@ def test_a_wordpiece_tokenizer_says_it_all(tmp_path):
     assert found.continuations == (7, 8)
     assert found.sentinels == tuple(range(12, 112))
     assert found.ids == tuple(range(112))
-    bert = BertSamples(corpus, (0, 9), options=BertOptions(sequence_length=20))
+    bert = BertSamples(corpus, (0, 9), options=Bert(), sequence_length=20)
     assert set(bert.sample(0)["text"].tolist()) <= set(found.ids)
-    t5 = T5Samples(corpus, (0, 9), options=T5Options(encoder_length=20, decoder_length=12))
+    t5 = T5Samples(corpus, (0, 9), options=T5(decoder_length=12), sequence_length=20)
     assert t5.sample(0)["text_dec"][0] == 2
 
 
 def test_without_sentinels_there_is_no_t5(tmp_path):
     corpus = preprocessed(tmp_path, "BertWordPieceLowerCase")
     assert vocabulary_of(corpus).sentinels == ()
-    BertSamples(corpus, (0, 9), options=BertOptions(sequence_length=20))
+    BertSamples(corpus, (0, 9), options=Bert(), sequence_length=20)
     with pytest.raises(UsageError, match=r"names no sentinels(.|\n)*<extra_id_0>(.|\n)*\(sentinels=...\)"):
-        T5Samples(corpus, (0, 9), options=T5Options(encoder_length=20, decoder_length=12))
+        T5Samples(corpus, (0, 9), options=T5(decoder_length=12), sequence_length=20)
 
 
 def test_the_fork_of_2023_has_ends_of_its_own(tmp_path):

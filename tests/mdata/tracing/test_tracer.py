@@ -22,6 +22,7 @@ from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
 from tests.helpers.manifests import corpus_of_pairs
 from tests.helpers.masked import make_vocabulary
+from tests.helpers.open_by_keys import open_by_keys
 
 S = 8
 SAMPLES = 90
@@ -133,7 +134,7 @@ def check_backward(tracer: Tracer, count: int) -> None:
 @pytest.mark.parametrize("case", KINDS)
 def test_tokens_of_a_trace_are_the_sample_and_documents_find_their_samples(folder, case, path):
     options = dict(KINDS[case])
-    dataset = mdata.open(folder / path, sequence_length=S, **options)
+    dataset = open_by_keys(folder / path, sequence_length=S, **options)
     tracer = Tracer(dataset)
     count = min(SAMPLES, dataset.num_samples or SAMPLES)
     text = dataset.read(np.arange(count)).text
@@ -158,7 +159,7 @@ def test_tokens_of_a_trace_are_the_sample_and_documents_find_their_samples(folde
 @pytest.mark.parametrize("case", MASKED)
 def test_sentences_of_masked_samples(sentences, case, path):
     vocabulary = make_vocabulary()
-    dataset = mdata.open(sentences / path, sequence_length=32, vocabulary=vocabulary, **MASKED[case])
+    dataset = open_by_keys(sentences / path, sequence_length=32, vocabulary=vocabulary, **MASKED[case])
     tracer = Tracer(dataset)
     assert not tracer.exact
     count = min(60, dataset.num_samples or 60)
@@ -187,7 +188,7 @@ def test_conversations(tmp_path):
     facts = {"tokenizer_type": "ByteTokenizer", "json_keys": ("messages",), "chat_template": "plain", "workers": 1}
     facts |= {"input": (str(tmp_path / "x.jsonl"),), "output_prefix": str(tmp_path / "x"), "chat": True}
     mdata.preprocess(mdata.PreprocessOptions(**facts))
-    tracer = Tracer(mdata.open(tmp_path / "x_messages_chat.json", sequence_length=50, kind="chat"))
+    tracer = Tracer(mdata.open(tmp_path / "x_messages_chat.json", sequence_length=50, kind=mdata.Chat()))
     text = tracer.dataset.read(np.arange(30)).text
     for k in range(30):
         parts = tracer.sample(k).parts
@@ -201,7 +202,7 @@ def test_conversations(tmp_path):
 
 def test_fill_in_the_middle_reads_what_its_samples_read(folder):
     ids = {"fim_tokens": (901, 902, 903, 904), "fim_level": "token", "eod": 900}
-    dataset = mdata.open(folder / "b", sequence_length=S, fim_rate=1.0, **ids)
+    dataset = open_by_keys(folder / "b", sequence_length=S, fim_rate=1.0, **ids)
     plain = Tracer(mdata.open(folder / "b", sequence_length=S))
     tracer = Tracer(dataset)
     assert not tracer.exact and plain.exact
@@ -211,7 +212,7 @@ def test_fill_in_the_middle_reads_what_its_samples_read(folder):
 
 @pytest.mark.parametrize("case", ["gpt", "document", "packed", "megatron"])
 def test_every_kind_can_be_traced(folder, case):
-    dataset = mdata.open(folder / "b", sequence_length=S, **KINDS[case])
+    dataset = open_by_keys(folder / "b", sequence_length=S, **KINDS[case])
     assert isinstance(dataset.components[0].samples, Traceable)
 
 

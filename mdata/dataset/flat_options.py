@@ -1,0 +1,66 @@
+"""Options by flat keys, as configurations and command lines give them, made the types of `DatasetOptions`.
+
+`kind` and `order` are names here, and the options of a kind, of an order and of fill-in-the-middle (`fim_...`) stand
+beside them. A key that the named kind or order does not have must have its usual value, or not be given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from typing import Any
+
+from mdata.dataset.dataset_options import DatasetOptions, MegatronOrder, NativeOrder
+from mdata.errors import UsageError
+from mdata.samples.sample_options import T5, Bert, Chat, Document, Fim, Gpt, Packed, check_one_of
+
+KINDS = {kind.name: kind for kind in (Gpt, Document, Packed, Chat, Bert, T5)}
+ORDERS = {order.name: order for order in (NativeOrder, MegatronOrder)}
+_OWNERS = (DatasetOptions, *KINDS.values(), *ORDERS.values(), Fim)
+_FIELDS = {
+    one: {f"fim_{field.name}" if one is Fim else field.name: field for field in fields(one) if field.name != "fim"}
+    for one in _OWNERS
+}
+KEYS = tuple(dict.fromkeys(key for one in _OWNERS for key in _FIELDS[one]))
+
+
+def options_from_keys(*, kind: str = Gpt.name, order: str = NativeOrder.name, **keys: Any) -> DatasetOptions:
+    """The options that flat keys give; a key that is None counts as not given.
+
+    Args:
+        kind: "gpt", "document", "packed", "chat", "bert" or "t5".
+        order: "native" or "megatron".
+        keys: fields of `DatasetOptions`, of the kind and of the order; those of `Fim` as fim_rate (0: none) and so on.
+
+    Raises:
+        UsageError: keys that do not go together, or values out of range. TypeError: no such key.
+    """
+    check_one_of("kind of samples", kind, known=KINDS)
+    check_one_of("order", order, known=ORDERS)
+    made: dict[Any, dict[str, Any]] = {one: {} for one in (DatasetOptions, KINDS[kind], ORDERS[order])}
+    made |= {Fim: {}} if kind == Gpt.name else {}
+    for key, value in keys.items():
+        if key not in KEYS:
+            raise TypeError(f"no option {key!r} of a dataset")
+        if value is None:
+            continue
+        owner = next((one for one in made if key in _FIELDS[one]), None)
+        if owner is not None:
+            made[owner][_FIELDS[owner][key].name] = value
+        elif value != _usual(key):
+            whose = f"the {order} order has" if _is_of_orders(key) else f"samples of kind {kind!r} have"
+            raise UsageError(f"{whose} no {key}", found=f"{key}={value!r}")
+    if kind == T5.name and "decoder_length" not in made[T5]:
+        raise UsageError("samples of kind 't5' need the decoder's length", fix="decoder_length=128")
+    if made.get(Fim, {}).get("rate"):
+        made[Gpt]["fim"] = Fim(**made[Fim])
+    of_kind, of_order = KINDS[kind](**made[KINDS[kind]]), ORDERS[order](**made[ORDERS[order]])
+    return DatasetOptions(**made[DatasetOptions], kind=of_kind, order=of_order)
+
+
+def _is_of_orders(key: str) -> bool:
+    return any(key in _FIELDS[one] for one in ORDERS.values())
+
+
+def _usual(key: str) -> Any:
+    default = next(_FIELDS[one][key].default for one in _OWNERS if key in _FIELDS[one])
+    return None if default is MISSING else default

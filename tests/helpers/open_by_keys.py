@@ -1,0 +1,13 @@
+"""A dataset opened by flat keys, for tests whose cases differ in kinds and orders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mdata
+
+
+def open_by_keys(path: str | Path, **keys: Any) -> mdata.Dataset:
+    """As a run or a command line opens it; see `mdata.options_from_keys`."""
+    return mdata.open_dataset(path, mdata.options_from_keys(**keys))
