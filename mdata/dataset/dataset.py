@@ -1,11 +1,10 @@
 """A dataset: sample number in, tokens out; the same for every rank, worker count and history.
 
-`open_dataset` turns a blend, a corpus or a bare prefix into one map from sample numbers to samples. In native order
-training has no end and takes its samples from components by the native blend; validation and test are finite, in file
+`open_dataset` turns a blend, a corpus or a bare prefix into one map from sample numbers to samples. In native order,
+training never ends and takes its samples from components by the native blend; validation and test are finite, in file
 order, one component after another. Megatron's order is that of its GPTDataset and blends. `read` fills a caller's
-buffer with many samples at once, without the GIL. `identity` lists everything that decides the order, and `data_id` is
-its hash: a checkpoint keeps both, so that a mismatch can name its field. Draws inside a corpus are keyed by its own id
-(invariant 6), so another mixture does not reshuffle it.
+buffer with many samples at once, without the GIL. `identity` lists everything that decides the order; `data_id` is its
+hash. Draws inside a corpus are keyed by the corpus' id, so that another mixture does not reshuffle it.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def test_rows_and_fields_are_not_mixed_up(folder):
     bert, gpt = opened(folder, "bert"), mdata.open(folder / "mix.json", sequence_length=32)
     with pytest.raises(UsageError, match="are read into a dict"):
         bert.read([0], out=gpt.empty_rows(1))
-    with pytest.raises(UsageError, match="a dict of fields"):
+    with pytest.raises(UsageError, match="is a dict, but these samples are rows of text"):
         gpt.read([0], out=bert.empty_rows(1))
     with pytest.raises(UsageError, match="no rows of tokens"):
         mdata.collate(bert, [0])

@@ -125,7 +125,7 @@ def test_what_rows_tell_is_of_their_own_reading_though_their_memory_is_read_into
 
 
 def test_room_that_nothing_was_read_into_tells_nothing(folder):
-    with pytest.raises(ValueError, match="nothing was read"):
+    with pytest.raises(ValueError, match="nothing has been read into these rows"):
         opened(folder, "a").empty_rows(2).loss_mask  # noqa: B018
 
 
