@@ -248,11 +248,12 @@ def test_a_lock_that_is_refused_to_who_would_wait_is_an_error_of_the_system(tmp_
 def test_without_a_folder_for_temporary_files_locks_work_where_they_are(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "none")])
-    with atomic_io.waited_for(tmp_path / "l"):
-        pass
-    monkeypatch.setattr(atomic_io, "_lock", lambda fd, how: False)
-    with atomic_io.waited_for(tmp_path / "l"):
-        pass
+    for locks in (True, False):
+        if not locks:
+            monkeypatch.setattr(atomic_io, "_lock", lambda fd, how: False)
+        with atomic_io.waited_for(tmp_path / "l"):
+            assert [path.name for path in tmp_path.iterdir()] == ["l"]
+        assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("locks", ["everywhere", "not there", "nowhere"])
