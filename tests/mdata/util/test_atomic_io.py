@@ -192,7 +192,7 @@ def test_a_lock_to_wait_for_that_its_holder_removes_meanwhile_is_made_anew(tmp_p
     with atomic_io.waited_for(path):
         assert path.is_file() and removed
     assert not path.exists()
-    with pytest.raises(FileNotFoundError), atomic_io.waited_for(tmp_path / "none" / "lock"):
+    with pytest.raises(FileNotFoundError, match="none/lock"), atomic_io.waited_for(tmp_path / "none" / "lock"):
         raise AssertionError("it is there")
 
 
@@ -241,7 +241,7 @@ def test_a_lock_that_is_refused_to_who_would_wait_is_an_error_of_the_system(tmp_
         real(fd, how)
 
     monkeypatch.setattr(atomic_io.fcntl, "flock", flock)
-    with pytest.raises(BlockingIOError), lock(tmp_path / "lock"):
+    with pytest.raises(BlockingIOError, match=os.strerror(errno.EAGAIN)), lock(tmp_path / "lock"):
         pass
 
 

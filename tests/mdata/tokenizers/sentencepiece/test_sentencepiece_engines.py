@@ -216,19 +216,19 @@ def core(pieces=("a",), kinds=(NORMAL,), scores=(0.0,), charsmap=b""):
 
 def test_what_the_core_refuses():
     assert core(("?", "a"), (UNKNOWN, NORMAL), (0.0, 0.0)).encode(["a"])[0].tolist() == [0, 1]
-    for wrong in (
-        {"kinds": ()},
-        {"scores": (0.0, 1.0)},
-        {"pieces": ("",)},
-        {"kinds": (UNUSED,)},
-        {"pieces": ("<0x41>",), "kinds": (6,)},
-        {"pieces": ("<0xZZ>", "<0x00>"), "kinds": (6, 6), "scores": (0.0, 0.0)},
-        {"charsmap": b"\xff\xff\xff\xff"},
-        {"charsmap": b"\0\0\0\0abc"},
+    for wrong, told in (
+        ({"kinds": ()}, "every piece"),
+        ({"scores": (0.0, 1.0)}, "every piece"),
+        ({"pieces": ("",)}, "empty"),
+        ({"kinds": (UNUSED,)}, "unused"),
+        ({"pieces": ("<0x41>",), "kinds": (6,)}, "256 pieces|<0x"),
+        ({"pieces": ("<0xZZ>", "<0x00>"), "kinds": (6, 6), "scores": (0.0, 0.0)}, "256 pieces|<0x"),
+        ({"charsmap": b"\xff\xff\xff\xff"}, "normalization"),
+        ({"charsmap": b"\0\0\0\0abc"}, "normalization"),
     ):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=told):
             core(**wrong)
-    with pytest.raises(UnicodeEncodeError):
+    with pytest.raises(UnicodeEncodeError, match="surrogates"):
         core(("\ud800",))
     with pytest.raises(TypeError):
         core().encode([1])
