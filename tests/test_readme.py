@@ -1,4 +1,4 @@
-"""The README's marked blocks are run as they stand, and its links and tables are compared with the tree."""
+"""The README's marked blocks are run, command by command, and its links and tables are compared with the tree."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import gzip
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -60,18 +62,35 @@ def _write_input(folder):
     (folder / "merges.txt").write_text("#version: 0.2\n" + "".join(" ".join(pair) + "\n" for pair in model["merges"]))
 
 
+def _run(line, environment):
+    """The exit code of a line of a shell."""
+    program, *words = shlex.split(line, comments=True)
+    if "|" in words:
+        return subprocess.run(["bash", "-e", "-c", line], env=environment).returncode
+    return {"mdata": mdata_command, "mtrain": mtrain_command}[program].main(words)
+
+
+def test_the_commands_are_installed_under_their_names():
+    found = {each.name: each.value for each in metadata.entry_points(group="console_scripts")}
+    assert (found["mdata"], found["mtrain"]) == ("cli.mdata:main", "cli.mtrain:main")
+
+
 @pytest.mark.slow
-def test_marked_blocks_run(blocks, environment, tmp_path):
+def test_marked_blocks_run(blocks, environment, tmp_path, monkeypatch, capfd):
+    """Commands run in this process, which has imported what they need; a line with a pipe runs in the shell."""
     _write_input(tmp_path)
-    printed = ""
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
     for mark, kind, text in blocks:
         if kind == "toml":
-            (tmp_path / mark.split()[0]).write_text(text)
-            continue
-        words = ["bash", "-e", "-c", text] if kind == "bash" else [sys.executable, "-c", text]
-        answer = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert answer.returncode == 0, f"{text}\n{answer.stdout}\n{answer.stderr}"
-        printed += answer.stdout
+            Path(mark.split()[0]).write_text(text)
+        elif kind == "python":
+            exec(text, {})
+        else:
+            for line in text.replace("\\\n", " ").splitlines():
+                assert _run(line, environment) == 0, f"{line}\n{capfd.readouterr()}"
+    printed = capfd.readouterr().out
     assert "(64,) (64,) 64.0" in printed
     (bad,) = (tmp_path / "bad.jsonl").read_text().splitlines()
     assert json.loads(bad)["kind"] == "no-key" and "gigatoken" in printed

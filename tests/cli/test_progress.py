@@ -216,10 +216,12 @@ def test_a_bar_shows_totals_that_change_while_no_unit_is_done(clock):
     assert "to_evaluate=512" in shown and "to_evaluate" not in shown.rstrip().rsplit("\r", 1)[-1]
 
 
-def test_a_bar_that_was_never_begun_closes(clock):
-    bar = BarProgress(io.StringIO(), program="prog", clock=clock)
+def test_a_bar_that_was_never_begun_closes_and_writes_nothing(clock):
+    shown = io.StringIO()
+    bar = BarProgress(shown, program="prog", clock=clock)
     bar.end()
     bar.close()
+    assert shown.getvalue() == ""
 
 
 def test_of_a_rank_without_progress_only_notes_are_shown(lines):

@@ -58,9 +58,9 @@ def test_everything_in_the_stub_is_documented():
 
 def test_arrays_are_not_converted_silently():
     permutation = _core.Permutation(10, 1, 2)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="incompatible function arguments"):
         permutation.forward(np.array([1.0]))
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="incompatible function arguments"):
         permutation.forward(np.arange(10)[::2])
     with pytest.raises(ValueError, match="one dimension"):
         permutation.forward(np.zeros((2, 2), np.int64))

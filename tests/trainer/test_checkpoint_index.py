@@ -208,7 +208,7 @@ def test_a_configuration_that_is_none_is_named(text: str) -> None:
 
 @pytest.mark.parametrize("raw", [b"[" * 100_000, b"{}", b"[]", b"\xff\xfe", b"", b"1" * 5000, b'{"format": "other"}'])
 def test_what_is_no_index_at_all_is_refused(raw: bytes) -> None:
-    with pytest.raises(IndexFault):
+    with pytest.raises(IndexFault, match=r"JSON|mtrain-checkpoint version 1"):
         parse_index(raw)
 
 

@@ -64,7 +64,7 @@ def test_values_and_defaults(path: Path) -> None:
 
 def test_the_tree_is_frozen(path: Path) -> None:
     config = load_config(path)
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(dataclasses.FrozenInstanceError, match="steps"):
         config.train.steps = 5  # type: ignore[misc]
 
 

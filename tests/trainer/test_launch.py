@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 RANK = """
 import os, signal, sys, time
 from pathlib import Path
-from mdata import *
+from mdata import DamageError, ResourceError, StoppedError, UsageError
 from trainer.launch import rank_process, write_report
 rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
 def stop(number, frame):
@@ -205,7 +205,7 @@ from trainer.launch import listen
 def note(number, frame):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher ends all when one has ended
     (folder / f"heard-{rank}").write_text(str(number))
-    time.sleep(2 * rank)  # as long as a checkpoint takes; nobody waits for it with a clock
+    time.sleep(rank)  # as long as a checkpoint takes; nobody waits for it with a clock
     if (folder / "fails").exists():
         raise ResourceError("no room for a checkpoint")
     if number == signal.SIGINT:

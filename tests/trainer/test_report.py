@@ -129,7 +129,7 @@ def test_baselines_are_kept_for_their_state_of_the_run(config, monkeypatch):
     shutil.rmtree(folder)
     runs.write_run(config, steps=11)
     (folder / "baselines.json").write_text(json.dumps(kept))
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="not callable"):
         report_data.baselines_of(report_data.read_run(folder), data)
 
 

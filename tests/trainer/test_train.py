@@ -9,7 +9,9 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +23,7 @@ import mdata
 from mdata.dataset.eval_sets import evaluated_samples
 from mdata.util import file_lock
 from tests.helpers.examples import SOAK
-from tests.helpers.ranks import run_ranks
+from tests.helpers.ranks import RankError, run_ranks
 from tests.helpers.runs import make_corpora, make_mix, write_jsonl
 from trainer import checkpoint
 from trainer.config import (
@@ -256,10 +258,21 @@ def test_another_layout_goes_on_where_one_stopped(corpora, tmp_path):
         np.testing.assert_allclose(got[step][0], expected[step][0], rtol=1e-4)
 
 
+def _train_until_killed(context, config, lines):
+    """Every rank dies by itself as soon as the run has written so many lines, wherever it is then."""
+
+    def watch():
+        _wait(lambda: _lines(config.run.folder) >= lines)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+    _train(context, config)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SOAK))
 def test_kill_9_at_any_step_and_run_again(seed, corpora, tmp_path):
-    """The command itself, killed with its ranks at a random moment, twice; then the curve of an undisturbed run."""
+    """The command itself, killed with its ranks at a random moment, then ranks alone; then the undisturbed curve."""
     config = _config(corpora, tmp_path / "whole", tp=2, sequence_parallel=True, steps=30, interval=3)
     run_ranks(_train, 2, config)
     config = replace(config, run=RunSection(folder=str(tmp_path / "killed"), seed=7))
@@ -267,24 +280,28 @@ def test_kill_9_at_any_step_and_run_again(seed, corpora, tmp_path):
     path.write_text(dump_config(config))
     command = [sys.executable, "-m", "cli.mtrain", "train", str(path), "--nproc", "2"]
     rng = random.Random(seed)
-    for _ in range(2):
-        process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        until = rng.randint(2, 25)
-        _wait_for_step(tmp_path / "killed", until, process)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    first, second = rng.randint(2, 12), rng.randint(16, 25)
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    _wait(lambda: _lines(tmp_path / "killed") >= first or process.poll() is not None)
+    assert process.poll() is None, process.stderr.read().decode()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    with pytest.raises(RankError, match="exit code -9"):
+        run_ranks(_train_until_killed, 2, config, second)
+    run_ranks(_train, 2, config)
     assert _curve(tmp_path / "killed") == _curve(tmp_path / "whole")
+    assert [event["event"] for event in read_events(tmp_path / "killed")].count("start") == 3
 
 
-def _wait_for_step(folder: Path, step: int, process: subprocess.Popen) -> None:
+def _lines(folder: str | Path) -> int:
+    file = Path(folder, "metrics.jsonl")
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def _wait(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        if (folder / "metrics.jsonl").exists() and len(read_metrics(folder)) >= step:
-            return
+    while time.monotonic() < deadline and not condition():
         time.sleep(0.01)
-    assert process.poll() == 0, process.stderr.read().decode() if process.stderr else ""
 
 
 def test_a_changed_order_of_data_is_refused_by_field(corpora, tmp_path):

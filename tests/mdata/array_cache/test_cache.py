@@ -70,7 +70,7 @@ def test_in_the_folder_that_is_given(corpus, tmp_path, monkeypatch):
     assert asked(Cache(), corpus, entries=5).path.parent == tmp_path / "theirs"
     assert not (corpus.parent / "cache").exists()
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="File exists"):
         asked(Cache(str(tmp_path / "file")), corpus)
 
 

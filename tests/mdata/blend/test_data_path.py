@@ -30,7 +30,7 @@ def test_the_oracle_reads_the_same_words(oracles):
     for case in cases:
         words = case["arguments"]
         if "raises" in case or words in (["0.5", "a", "x", "b"], ["0.7", "a", "b"]):  # these slip through there
-            with pytest.raises(UsageError):
+            with pytest.raises(UsageError, match="expected: .*prefix" if words else "a prefix, or"):
                 parse_data_path(words)
             continue
         parsed = parse_data_path(words)

@@ -67,7 +67,7 @@ def check(words, num_samples, *, per_split, folder):
     try:
         rules, tokens = expected(words, num_samples, per_split=per_split)
     except Refused:
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError, match="num_samples"):
             opened(words, num_samples, per_split=per_split, folder=folder)
         return None
     data = opened(words, num_samples, per_split=per_split, folder=folder)

@@ -73,7 +73,7 @@ def test_a_blend_that_ends_is_told_to_its_end(corpora):
     data = mdata.open("mix.json", sequence_length=8)
     assert data.num_samples == len(data) == preview.num_samples
     for read in (data.locate, data.read, lambda k: data[k[0]]):
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match=str(preview.num_samples)):
             read([preview.num_samples])
 
 
@@ -88,7 +88,7 @@ def test_one_corpus_read_once_ends_too(corpora):
     data = mdata.open("mix.json", sequence_length=8)
     assert data.num_samples == data.components[0].samples.samples_per_epoch
     data.read([data.num_samples - 1])
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match=str(data.num_samples)):
         data.read([data.num_samples])
 
 

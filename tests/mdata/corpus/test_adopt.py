@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -279,7 +280,7 @@ def test_every_write_sync_and_rename_may_fail(prefix, monkeypatch, code):
             *prefix.parent.glob("*.blake3"),
         ]:
             path.unlink()
-        with durable_calls(monkeypatch, number, code=code), pytest.raises(mdata.ResourceError):
+        with durable_calls(monkeypatch, number, code=code), pytest.raises(mdata.ResourceError, match=os.strerror(code)):
             adopt(prefix, TOKENIZER, full=True)
         assert not made.path.exists() or number == total - 1  # the folder's last sync: the manifest is true
         assert not [name for name in names(prefix.parent) if "partial" in name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -227,7 +228,7 @@ def test_every_write_sync_and_rename_may_fail(old, new, monkeypatch, code):
     for number in range(total):
         for path in new.parent.iterdir():
             path.unlink()
-        with durable_calls(monkeypatch, number, code=code), pytest.raises(mdata.ResourceError):
+        with durable_calls(monkeypatch, number, code=code), pytest.raises(mdata.ResourceError, match=os.strerror(code)):
             convert(old, new)
         assert names(new.parent) == (set() if number < total - 1 else {"y.bin", "y.idx", "y.json", "y.bin.blake3"})
         assert convert(old, new).manifest == made

@@ -195,7 +195,7 @@ def test_any_bytes_open_or_are_refused_in_words(tmp_path_factory, data, begun):
         assert 1 <= len(str(error).splitlines()) <= 4
 
 
-def test_what_cannot_be_read_is_the_users_to_mend(tmp_path):
-    for path in (tmp_path / "nowhere", tmp_path):
-        with pytest.raises(UsageError, match="reading origins") if path != tmp_path else pytest.raises(MdataError):
-            open_origins(path)
+@pytest.mark.parametrize(("name", "kind"), [("nowhere", UsageError), (".", MdataError)])
+def test_what_cannot_be_read_is_the_users_to_mend(tmp_path, name, kind):
+    with pytest.raises(kind, match=str(tmp_path / name)):
+        open_origins(tmp_path / name)

@@ -216,7 +216,7 @@ def test_a_blend_verifies_its_corpora(corpus):
 
 def test_nothing_there_is_a_usage_error(tmp_path):
     for name in ("x", "x.json"):
-        with pytest.raises(mdata.UsageError):
+        with pytest.raises(mdata.UsageError, match=f"/{name}"):
             mdata.verify(tmp_path / name)
 
 

@@ -78,9 +78,9 @@ def test_validation_is_each_token_once_in_file_order(folder):
     parts = [range(BASE[n] + SIZES[n] * 8 // 10, BASE[n] + SIZES[n]) for n in "ab"]
     assert tokens == [token for part in parts for token in part[:-1]]
     assert labels == [token for part in parts for token in part[1:]]
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match=str(len(dataset))):
         dataset[len(dataset)]
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="-1"):
         dataset[-1]
 
 

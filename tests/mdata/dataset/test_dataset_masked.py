@@ -80,7 +80,7 @@ def test_validation_is_every_row_of_its_documents_once(folder, kind):
     assert all(same(dataset[k], sample) for k, sample in enumerate(expected))
     one = opened(folder, kind, "b_text_sentence", **shares)
     assert same(one.read(range(len(one))), kinds[1].read(range(kinds[1].num_samples)))
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match=str(len(dataset))):
         dataset[len(dataset)]
 
 

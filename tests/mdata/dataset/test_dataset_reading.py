@@ -149,7 +149,7 @@ def test_a_batch_of_a_data_loader_is_what_single_samples_are(folder, options):
         for name, array in dataset[k].items():
             assert (sample[name].dtype, sample[name].shape) == (array.dtype, array.shape), name
             assert np.array_equal(sample[name], array), name
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="-1"):
         dataset.__getitems__([0, -1])
 
 
@@ -406,9 +406,9 @@ def test_rows_of_another_shape_and_samples_that_are_not_there_are_refused(folder
     with pytest.raises(ValueError, match=r"out cannot take 2 samples\n  found: int64\[3, 17\]"):
         dataset.read([1, 2], out=np.zeros((3, 17), np.int64))
     for wrong in ([-1], [0, -1]):
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match="-1"):
             dataset.read(wrong)
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match="-1"):
             opened(folder, "a").read(wrong)
     assert DatasetOptions(sequence_length=4) == DatasetOptions(sequence_length=4)
     assert dataset.read([]).text.shape == (0, 17)

@@ -76,7 +76,7 @@ def test_without_shares_every_sample_comes_once_or_by_size(corpora):
 def test_a_blend_of_one_has_its_surplus_and_its_end(corpora):
     data = opened("1.0 a", num_samples=40)
     assert (data.num_samples, data.components[0].samples.request.num_samples) == (40, 41)
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="40"):
         data.read([40])
     assert opened("a", num_samples=40).num_samples == 49
 

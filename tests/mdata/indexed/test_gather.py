@@ -178,15 +178,15 @@ def test_what_a_manifest_says_of_the_order_in_the_file_is_checked_with_the_table
 def test_a_request_that_does_not_fit_is_refused(tmp_path):
     (reader,) = pairs(tmp_path, [[[30]]])
     gatherer = Gatherer([reader])
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="run outside"):
         gatherer.gather(int64s([20]), int64s([11]), out=np.zeros((1, 20), np.int64))
     with pytest.raises(ValueError, match="longer than their row"):
         gatherer.gather(int64s([0]), int64s([11]), out=np.zeros((1, 10), np.int64))
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="number outside"):
         gatherer.documents(int64s([1]))
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="tokens outside"):
         gatherer.cuts(int64s([0]), int64s([31]))
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="number outside"):
         gatherer.pieces(np.array([1], np.int32), int64s([0, 0, 0, 0]), extra=0)
 
 

@@ -88,7 +88,7 @@ def assert_equal_to_twin(prefix: Path) -> None:
     """The same tokens and boundaries, or both refuse."""
     expected = read_pair(prefix)
     if expected is None:
-        with pytest.raises(DamageError):
+        with pytest.raises(DamageError, match=r"\.idx"):
             IndexedReader(prefix)
         return
     reader = IndexedReader(prefix)

@@ -140,12 +140,20 @@ def test_a_sequence_too_long_for_the_format_is_refused_by_name(tmp_path, monkeyp
         append(writer, [[[1], [1, 2, 3, 4]]])
 
 
-def test_arrays_that_do_not_fit_together_are_a_fault_of_the_caller(tmp_path):
-    one, two = np.array([1]), np.array([1, 1])
-    with IndexedWriter(tmp_path / "x", np.dtype("<u2")) as writer:
-        for tokens, lengths, ends in ((two, one, one), (one, one, np.array([0])), (two, two, np.array([2, 1, 2]))):
-            with pytest.raises(AssertionError):
-                writer.append(tokens, lengths, document_ends=ends)
+@pytest.mark.parametrize(
+    ("tokens", "lengths", "ends", "told"),
+    [
+        ([1, 1], [1], [1], "1 for 2 tokens"),
+        ([1], [1], [0], "0 of 1 sequences"),
+        ([1, 1], [1, 1], [2, 1, 2], "document_ends"),
+    ],
+)
+def test_arrays_that_do_not_fit_together_are_a_fault_of_the_caller(tmp_path, tokens, lengths, ends, told):
+    with (
+        IndexedWriter(tmp_path / "x", np.dtype("<u2")) as writer,
+        pytest.raises(AssertionError, match=told),
+    ):
+        writer.append(np.array(tokens), np.array(lengths), document_ends=np.array(ends))
 
 
 @pytest.mark.parametrize("dtype", ["<f4", "<f8", "<u4", "<u8", "bool"])

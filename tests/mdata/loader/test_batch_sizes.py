@@ -48,7 +48,7 @@ def test_oracles(oracles):
         elif case["schedule"] == "constant":
             assert rows_of(case, schedule_of(case))[0][2] == "refused"
         else:
-            with pytest.raises(UsageError):
+            with pytest.raises(UsageError, match="batch size"):
                 schedule_of(case)
     assert len(cases) == 22
 
@@ -85,7 +85,7 @@ def test_ramps_that_do_not_go_up_are_refused(ramp):
 
 @pytest.mark.parametrize("text", ["", "5", "x:1", "0:x", "0:1e999", "0:0", "5:16", "0:16 0:32", "0:-4", "0:nan"])
 def test_tables_that_mean_nothing_are_refused(text):
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=f"found: '{text}'"):
         by_steps(text)
     with pytest.raises(UsageError, match="1 or more"):
         constant(0)

@@ -32,7 +32,7 @@ def test_oracles(oracles):
     cases = json.loads((oracles / "oracle" / "sampler" / "cases.json").read_text())["samplers"]
     for case in cases:
         if "raises" in case:
-            with pytest.raises(UsageError):
+            with pytest.raises(UsageError, match=r"consumed|less than one microbatch"):
                 lists_of(case, 0)
             continue
         for rank, expected in enumerate(case["batches_per_rank"]):
@@ -87,14 +87,14 @@ def test_sequential_ranks_share_all_samples_in_order(numbers, drop_last):
 
 
 def test_what_cannot_be_dealt_is_refused_with_the_numbers():
-    for wrong in (
-        {"total": 0},
-        {"total": 5, "consumed": -1},
-        {"total": 5, "micro_batch": 0},
-        {"total": 5, "dp_rank": 1},
+    for wrong, told in (
+        ({"total": 0}, "consumed of 0"),
+        ({"total": 5, "consumed": -1}, "-1 samples consumed"),
+        ({"total": 5, "micro_batch": 0}, "microbatch 0"),
+        ({"total": 5, "dp_rank": 1}, "rank 1 of 1"),
     ):
         for sampler in (sequential, random, full_validation):
-            with pytest.raises(UsageError):
+            with pytest.raises(UsageError, match=told):
                 sampler(Deal(**wrong))
     with pytest.raises(UsageError, match="all 5 samples are consumed"):
         sequential(Deal(total=5, consumed=5))

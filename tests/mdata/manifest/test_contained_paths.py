@@ -53,7 +53,7 @@ def test_names_that_lead_out(manifest, name):
 def test_links_are_followed_before_judging(manifest, target):
     (manifest.parent / "loop").symlink_to("loop")
     (manifest.parent / "link").symlink_to(target)
-    with pytest.raises(mdata.UsageError):
+    with pytest.raises(mdata.UsageError, match="link"):
         file_inside(manifest, "link")
     (manifest.parent / "way").symlink_to("..")
     with pytest.raises(mdata.UsageError, match="outside its folder"):

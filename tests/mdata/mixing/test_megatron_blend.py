@@ -91,7 +91,7 @@ def test_it_deals_as_every_deal(weights, num_samples):
         assert samples[k] == seen[components[k]]
         seen[components[k]] += 1
     for wrong in ((len(weights), 0), (-1, 0), (0, seen[0]), (0, -1)):
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match=r"component|sample"):
             blend.inverse([wrong[0]], [wrong[1]])
 
 

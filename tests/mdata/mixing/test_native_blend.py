@@ -135,10 +135,10 @@ def test_weights_must_be_positive(weights):
 
 def test_entries_outside_are_refused():
     blend = NativeBlend([1, 2])
-    for components, samples in (([2], [0]), ([-1], [0]), ([0], [-1])):
-        with pytest.raises(IndexError):
+    for components, samples, told in (([2], [0], "component"), ([-1], [0], "negative"), ([0], [-1], "negative")):
+        with pytest.raises(IndexError, match=told):
             blend.inverse(components, samples)
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="negative"):
         blend.locate([-1])
     with pytest.raises(ValueError, match="differ in size"):
         blend.inverse([0, 1], [0])

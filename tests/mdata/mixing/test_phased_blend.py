@@ -122,7 +122,7 @@ def test_what_it_does_not_have_is_refused():
     with pytest.raises(IndexError, match="8 samples of a blend of 7"):
         blend.counts(8)
     for component, sample in ((0, 1), (1, 6), (2, 0), (-1, 0), (0, -1)):
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match="component"):
             blend.inverse([component], [sample])
     with pytest.raises(ValueError, match="differ in size"):
         blend.inverse([0, 1], [0])
@@ -131,7 +131,7 @@ def test_what_it_does_not_have_is_refused():
 def test_a_blend_may_end_before_its_segments_do():
     blend = PhasedBlend(blend_of([([1, 1], None)]).segments, 5)
     assert blend.num_samples == 5 and sum(blend.counts(5)) == 5
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="5"):
         blend.locate([5])
     with pytest.raises(IndexError, match="so many"):
         blend.inverse([0, 1], [9, 9])

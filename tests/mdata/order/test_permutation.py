@@ -66,9 +66,9 @@ def test_every_value_comes_once(n, key):
 @pytest.mark.parametrize("bad", [-1, "n"])
 def test_entries_outside_are_refused(n, bad):
     entry = [0, n if bad == "n" else bad]
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match=r"\[0, n\)"):
         Permutation(n, KEY).forward(entry)
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match=r"\[0, n\)"):
         Permutation(n, KEY).inverse(entry)
 
 

@@ -141,7 +141,7 @@ def test_quarantine_goes_on_where_the_journal_says(tmp_path):
     second.quarantine.commit()
     second.close(keep=False)
     assert [json.loads(line)["file"] for line in path.read_text().splitlines()] == ["x", "y"]
-    with pytest.raises(DamageError):
+    with pytest.raises(DamageError, match=r"bad\.jsonl"):
         BadRowPolicy(given_options, Notes(), resume=kept)  # a finished file of that name is not the one in the making
 
 

@@ -57,7 +57,7 @@ def test_an_older_result_is_true_or_gone(tmp_path, monkeypatch):
     for n in range(total):
         folder = tmp_path / str(n)
         run(folder)
-        with durable_calls(monkeypatch, n), pytest.raises(MdataError):
+        with durable_calls(monkeypatch, n), pytest.raises(MdataError, match="No space left"):
             mdata.preprocess(options(folder, append_eod=True, overwrite=True))
         left = set(contents(folder))
         assert not litter(folder) or ".out_text.journal" in left
@@ -78,7 +78,11 @@ def interrupted(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, durable_calls(patch) as calls:
         mdata.preprocess(options(folder / "dry", append_eod=True))
     last = max(number for number, (name, _) in enumerate(calls.seen) if name == "rename")
-    with pytest.MonkeyPatch.context() as patch, durable_calls(patch, last // 2), pytest.raises(MdataError):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        durable_calls(patch, last // 2),
+        pytest.raises(MdataError, match="No space left"),
+    ):
         mdata.preprocess(options(folder, append_eod=True))
 
 

@@ -88,7 +88,7 @@ def test_a_damaged_part_is_refused(tmp_path):
     write_part(tmp_path / "x", [[3], [4]])
     path = tmp_path / "x.bin"
     path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(DamageError):
+    with pytest.raises(DamageError, match=r"x\.idx"):
         merge_into(tmp_path)
     write_part(tmp_path / "x", [[3], [4]])
     origins_path(tmp_path / "x").unlink()

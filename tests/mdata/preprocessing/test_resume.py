@@ -107,7 +107,7 @@ def test_an_error_at_any_call_is_typed_and_loses_nothing(memory, monkeypatch, co
     step = 1 if SOAK > 1 else 13
     for n in range(0, len(seen.seen), step):
         folder = memory / str(n)
-        with durable_calls(monkeypatch, n, code=code), pytest.raises(ResourceError):
+        with durable_calls(monkeypatch, n, code=code), pytest.raises(ResourceError, match=os.strerror(code)):
             mdata.preprocess(whole_job(inputs, folder))
         assert_what_is_there_is_true(folder)
         mdata.preprocess(whole_job(inputs, folder))

@@ -358,15 +358,15 @@ def test_the_core_refuses_what_does_not_fit():
     rule = _core.FimRule([1, 2, 3, 4], None, [], 0.5, 0.5, 0.0)
     one = np.zeros(1, np.int64)
     text = np.zeros((2, 5), np.int64)
-    for places, counts, limit in (
-        ([2], [3], 5),
-        ([-1], [3], 5),
-        ([0], [6], 5),
-        ([0], [-1], 5),
-        ([0], [3], 6),
-        ([0, 1], [3], 5),
+    for places, counts, limit, told in (
+        ([2], [3], 5, "no such row"),
+        ([-1], [3], 5, "no such row"),
+        ([0], [6], 5, "more tokens"),
+        ([0], [-1], 5, "more tokens"),
+        ([0], [3], 6, "limit"),
+        ([0, 1], [3], 5, "each sample"),
     ):
-        with pytest.raises((ValueError, IndexError)):
+        with pytest.raises((ValueError, IndexError), match=told):
             _core.fim_rows(rule, (1, 2), one, text, np.array(places), np.array(counts), limit, 0)
     with pytest.raises(ValueError, match="prefix, middle, suffix"):
         _core.FimRule([1, 2, 3], None, [], 0.5, 0.5, 0.0)

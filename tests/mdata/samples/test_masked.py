@@ -218,7 +218,7 @@ def test_without_shuffling_there_is_one_pass_in_the_order_of_the_file(corpus, ki
     firsts = samples.rows[:, 0].tolist()
     assert firsts == sorted(firsts)
     for wrong in (-1, samples.num_samples):
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match=str(wrong)):
             samples.sample(wrong)
 
 
@@ -298,17 +298,17 @@ def test_what_does_not_go_together_is_refused(corpus):
     ):
         with pytest.raises(UsageError, match=told):
             usual(BertSamples, corpus, **wrong)
-    for wrong in (
-        lambda: MaskingOptions(probability=0.0),
-        lambda: MaskingOptions(probability=1.0),
-        lambda: MaskingOptions(max_ngram=0),
-        lambda: MaskingOptions(geometric=True, permutation=True),
-        lambda: T5(decoder_length=2),
-        lambda: T5(decoder_length=9, masking=MaskingOptions(permutation=True)),
-        lambda: usual(BertSamples, corpus, sequence_length=4),
-        lambda: usual(T5Samples, corpus, sequence_length=3, decoder_length=9),
+    for wrong, told in (
+        (lambda: MaskingOptions(probability=0.0), "found: 0.0"),
+        (lambda: MaskingOptions(probability=1.0), "found: 1.0"),
+        (lambda: MaskingOptions(max_ngram=0), "n-grams"),
+        (lambda: MaskingOptions(geometric=True, permutation=True), "geometric"),
+        (lambda: T5(decoder_length=2), "decoder"),
+        (lambda: T5(decoder_length=9, masking=MaskingOptions(permutation=True)), "T5"),
+        (lambda: usual(BertSamples, corpus, sequence_length=4), "sequence length"),
+        (lambda: usual(T5Samples, corpus, sequence_length=3, decoder_length=9), "sequence length"),
     ):
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError, match=told):
             wrong()
 
 
@@ -338,7 +338,7 @@ CORE_ROWS = ([0], [5], [2], [3, 1], [9, 9, 9, 9])
 )
 def test_rows_that_do_not_fit_are_refused_by_the_core(wrong):
     core_rows(CORE_ROWS)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"row|sentence"):
         core_rows(wrong)
 
 
@@ -359,22 +359,22 @@ def test_fields_that_do_not_fit_are_refused_by_the_core():
 
     run()
     for arrays in (fields[:6], [*fields, fields[0]], [fields[0][:7], *fields[1:]]):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="field"):
             run(arrays=arrays)
     for arrays in (
         [fields[0].astype(np.int32), *fields[1:]],
         [None, *fields[1:]],
         [np.empty(16, np.int64)[::2], *fields[1:]],
     ):
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match="int64"):
             run(arrays=arrays)
     for rows in (([0], [6], [2], [3, 1], [9] * 4), ([0], [-1], [2], [3, 1], [9] * 4), ([0], [5], [1], [4], [9] * 4)):
-        with pytest.raises(ValueError):  # a target without room, and a pair of one sentence
+        with pytest.raises(ValueError, match=r"target|pair"):  # no room for a target, or only one sentence of a pair
             run(rows=rows)
     for wrong in (lambda: _core.BertForm(4, True, 0, False), lambda: _core.MaskRule(0.1, 0, True, False, False, False)):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=r"a length|n-grams"):
             wrong()
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="lengths"):
         _core.T5Form(3, 9, 5, 6, np.array([60]), 0, False)
     with pytest.raises(ValueError, match="without ids"):
         _core.MaskVocabulary(2, 3, 4, np.zeros(0, np.uint8), np.zeros(0, np.int64))

@@ -51,7 +51,7 @@ def test_rows_are_those_of_the_twin(tmp_path_factory, documents, length, extra, 
     prefix = tmp_path_factory.mktemp("p") / "x"
     write_pair(prefix, documents)
     if not rows:
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError, match=r"documents for sequence length"):
             made_of(FileStream(prefix), bounds, rule=rule, shuffle=shuffle)
         return
     starts = np.cumsum([0, *sizes])

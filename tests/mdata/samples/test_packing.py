@@ -40,8 +40,16 @@ def test_rows_of_many_documents_are_full():
 
 
 @pytest.mark.parametrize(
-    "bad", [([1], 0, 1), ([1], (1 << 26) + 1, 1), ([1], 4, 0), ([-1], 4, 1), ([1], 4, 1, 4), ([1], 4, 1, 0, 5)]
+    ("bad", "told"),
+    [
+        (([1], 0, 1), "row length"),
+        (([1], (1 << 26) + 1, 1), "row length"),
+        (([1], 4, 0), "window"),
+        (([-1], 4, 1), "negative"),
+        (([1], 4, 1, 4), "overlap"),
+        (([1], 4, 1, 0, 5), "piece"),
+    ],
 )
-def test_what_makes_no_rows_is_refused(bad):
-    with pytest.raises(ValueError):
+def test_what_makes_no_rows_is_refused(bad, told):
+    with pytest.raises(ValueError, match=told):
         rows_of(*bad)

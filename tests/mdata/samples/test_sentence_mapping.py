@@ -196,11 +196,15 @@ def test_tables_of_an_idx_need_no_alignment():
 
 def test_what_makes_no_sense_is_refused():
     boundaries, sizes = golden_corpus()
-    for wrong in ({"longest": 1}, {"longest": 2**31}, {"longest": 9, "short_probability": 1.5}):
-        with pytest.raises(UsageError):
+    for wrong, found in (
+        ({"longest": 1}, 1),
+        ({"longest": 2**31}, 2**31),
+        ({"longest": 9, "short_probability": 1.5}, 1.5),
+    ):
+        with pytest.raises(UsageError, match=f"found: {found}"):
             MappingOptions(**wrong)
     for wrong in ({"seed": -1}, {"seed": 2**32 - 1}, {"num_samples": -1}, {"num_samples": 2**41}):
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError, match=f"found: {next(iter(wrong.values()))}"):
             megatron_mapping(
                 boundaries, sizes, options=MappingOptions(longest=9), **{"seed": 1, "num_samples": 1, **wrong}
             )
@@ -214,12 +218,12 @@ def test_what_makes_no_sense_is_refused():
 
 @pytest.mark.parametrize("boundaries", [[0, 3], [-1, 1], [2, 1], [0, 2, 1]])
 def test_documents_outside_of_the_sentences_are_refused_by_the_core(boundaries):
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="document"):
         _core.megatron_mapping(np.array(boundaries), np.array([1, 2], np.int32), 9, 0, 1, 1, 10, 1)
 
 
 def test_a_rule_without_sense_is_refused_by_the_core():
     arrays = np.array([0, 1]), np.array([1], np.int32)
     for longest, least in ((1, 1), (2**31, 1), (9, 0)):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="target"):
             _core.megatron_mapping(*arrays, longest, 0, least, 1, 10, 1)

@@ -238,7 +238,7 @@ def test_what_means_nothing_is_refused(tmp_path, options):
 @pytest.mark.parametrize("block, first, last", [(0, 0, 3), (2**20 + 1, 0, 3), (2, -1, 3), (2, 2, 1), (2, 0, 4)])
 def test_the_core_refuses_blocks_and_ranges_that_cannot_be(tmp_path, block, first, last):
     write_pair(tmp_path / "x", [[2], [3], [4]])
-    with pytest.raises((ValueError, IndexError)):
+    with pytest.raises((ValueError, IndexError), match="sequences"):
         BlockShuffle(Gatherer([IndexedReader(tmp_path / "x")])._index, first, last, block)
 
 
@@ -247,9 +247,9 @@ def test_tokens_outside_of_the_range_are_refused(tmp_path, start, count):
     write_pair(tmp_path / "x", [[2], [3], [4]])
     gatherer = Gatherer([IndexedReader(tmp_path / "x")])
     blocks = Blocks(gatherer.block_shuffle((1, 3), 2), (1, 2))
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="tokens"):
         gatherer.block_pieces(blocks, np.array([start]), counts=np.array([count]), inputs=1)
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="sequence"):
         gatherer.block_place(blocks, 0)
 
 

@@ -28,7 +28,7 @@ def test_every_code_point():
 
 
 def test_no_code_point_above_the_last():
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="code point"):
         _core.punkt_character(0x110000)
 
 

@@ -224,7 +224,7 @@ def test_failures_of_the_disk(text, tmp_path, monkeypatch):
     assert len(calls.seen) >= 12
     for number in range(len(calls.seen)):
         output = tmp_path / f"b{number}"
-        with durable_calls(monkeypatch, number), pytest.raises(mdata.ResourceError):
+        with durable_calls(monkeypatch, number), pytest.raises(mdata.ResourceError, match="No space left"):
             made(text, output, "wordpiece")
         assert not output.exists()
 

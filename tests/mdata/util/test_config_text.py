@@ -59,5 +59,5 @@ def test_what_is_sound_is_what_pythons_parsers_give():
 def test_what_is_neither_keeps_the_parsers_own_words():
     with pytest.raises(ValueError, match="Expecting value"):
         parse_json("[1,")
-    with pytest.raises(tomllib.TOMLDecodeError):
+    with pytest.raises(tomllib.TOMLDecodeError, match="Invalid value"):
         parse_toml("a =")

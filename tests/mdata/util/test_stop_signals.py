@@ -62,7 +62,7 @@ def test_a_destructor_that_drops_a_request_says_nothing(capsys):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0)
 
-    with pytest.raises(StoppedError), stop_requests(stopped):
+    with pytest.raises(StoppedError, match="asked to stop"), stop_requests(stopped):
         Left()
         raise_pending_stop()
     assert capsys.readouterr() == ("", "")
@@ -77,7 +77,7 @@ def drop(number: int) -> None:
 @pytest.mark.parametrize("kinds", [(), (RuntimeError,)])
 @pytest.mark.parametrize("translated", [RuntimeError, type("PanicException", (BaseException,), {})])
 def test_a_library_may_give_a_request_another_name(kinds, translated):
-    with pytest.raises(StoppedError), stop_requests(stopped), library_errors(*kinds):
+    with pytest.raises(StoppedError, match="asked to stop"), stop_requests(stopped), library_errors(*kinds):
         drop(signal.SIGTERM)
         raise translated("interrupted by a callback")
 
@@ -87,7 +87,7 @@ def test_errors_of_libraries_are_one_line():
         raise ValueError("no  such\n thing")
     with pytest.raises(LibraryError, match=r"^KeyError$"), library_errors():
         raise KeyError
-    with pytest.raises(KeyError), library_errors(ValueError):
+    with pytest.raises(KeyError, match="of ours"), library_errors(ValueError):
         raise KeyError("a fault of ours")
     with pytest.raises(TypeError), library_errors(passed=(TypeError,)):
         raise TypeError
@@ -283,7 +283,7 @@ def test_a_row_is_never_bad_because_of_a_request(tmp_path, runs, monkeypatch, ti
     engines = importlib.import_module("mdata.tokenizers.engines.libraries")
     real = engines._read_exactly
     monkeypatch.setattr(engines, "_read_exactly", lambda definition: Dropping(real(definition), how))
-    with pytest.raises(StoppedError), stop_requests(stopped):
+    with pytest.raises(StoppedError, match="asked to stop"), stop_requests(stopped):
         preprocess(runs["byte-level BPE, tokenizers"], tmp_path)
     assert not list(tmp_path.glob("out*"))
 
