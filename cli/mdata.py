@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS = (
-    Command("train-tokenizer", "learn a vocabulary from text", module="cli.train_tokenizer"),
+    Command("train-tokenizer", "train a tokenizer on text", module="cli.train_tokenizer"),
     Command("preprocess", "turn text into token files and their manifest", module="cli.preprocess"),
     Command("blend", "mix corpora by shares into one blend manifest", module="cli.blend"),
     Command("build", "make offline the arrays that a run would build at its start", module="cli.build"),

@@ -1,8 +1,8 @@
 """List the types of tokenizers and their engines, and measure the engines on this machine.
 
-Without a tokenizer small ones of each form are learnt on the spot, from the sources of Python's standard library;
-they are also the text that is measured, on one thread. Engines that are listed with a speed give exactly the ids of
-the exact engine, which is compared before they are taken; `mdata preprocess` takes the first of them.
+Without a tokenizer small ones of each kind are trained first, on the sources of Python's standard library; these are
+also the text that is measured, on one thread. Every engine with a speed gives exactly the ids of the exact engine: they
+were compared before it was used. `mdata preprocess` uses the first of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TEXT = "sources of this Python's standard library"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that name a tokenizer."""
-    group = parser.add_argument_group("tokenizer to measure; default: small ones of each form, learnt here")
+    group = parser.add_argument_group("tokenizer to measure; default: small ones of each kind, trained here")
     add_tokenizer(group, required=False)
     add_variants(group)
 
@@ -39,16 +39,16 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         SMALL_VOCABULARY,
         TYPES,
         engine_versions,
-        learnt_here,
         measure,
+        train_small_tokenizers,
     )
 
     # One thread, as a worker process of mdata preprocess works.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if arguments.tokenizer_type is None:
         with tempfile.TemporaryDirectory() as folder:
-            measured = [(form, spec.type, measure(spec)) for form, spec in learnt_here(Path(folder))]
-        name = f"vocabularies of {SMALL_VOCABULARY:,} entries learnt here"
+            measured = [(form, spec.type, measure(spec)) for form, spec in train_small_tokenizers(Path(folder))]
+        name = f"vocabularies of {SMALL_VOCABULARY:,} entries trained here"
     else:
         name = arguments.tokenizer_type
         measured = [(name, name, measure(_named(arguments, console)))]
@@ -67,7 +67,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _named(arguments: argparse.Namespace, console: Console) -> mdata.TokenizerSpec:
-    """The tokenizer that the options name; those that change nothing for it are told."""
+    """The tokenizer that the options name; a note names options that change nothing for it."""
     options, unused = tokenizer_options_of(arguments)
     for option in unused:
         console.note(f"mdata: {option} changes nothing for {arguments.tokenizer_type}")
@@ -93,7 +93,7 @@ def _as_text(
         [form, one.engine, one.mb_per_s, one.load_s, one.why_not or ""] for form, _, many in measured for one in many
     ]
     parts = (
-        table(("type", "needs", "engines, the fastest that is equal is taken"), kinds),
+        table(("type", "needs", "engines; the fastest that is equal is used"), kinds),
         table(("engine", "version"), engines),
         f"{name}, one thread, {_TEXT}",
         table(("form", "engine", "MB/s", "load s", "why not"), rows),

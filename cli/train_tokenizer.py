@@ -1,4 +1,4 @@
-"""Learn a vocabulary from text and write the files that preprocess wants for it.
+"""Train a tokenizer on text and write the files that preprocess needs for it.
 
 kinds: byte-bpe (GPT2BPETokenizer, HuggingFaceTokenizer), wordpiece (BertWordPieceCase; with --lower-case
 BertWordPieceLowerCase), sentencepiece-bpe and sentencepiece-unigram (SentencePieceTokenizer; --preset llama2 for
@@ -15,20 +15,20 @@ from dataclasses import fields
 import mdata
 from cli.console import Console
 from cli.preprocess_options import add_filter, size
-from mdata.tokenizer_training.train import learn_tokenizer
+from mdata.tokenizer_training.train import train_tokenizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is read, what is learnt."""
+    """The options."""
     add = parser.add_argument
     add("--input", nargs="+", required=True, metavar="PATH", help="files, folders or quoted patterns; - is stdin")
     add("--output", required=True, metavar="FOLDER", help="where the tokenizer's files go")
     add("--vocab-size", type=int, required=True, metavar="N", help="entries, special ones and single bytes among them")
     kinds = ("byte-bpe", "wordpiece", "sentencepiece-bpe", "sentencepiece-unigram")
-    add("--kind", choices=kinds, default="byte-bpe", help="what is learnt; default byte-bpe")
+    add("--kind", choices=kinds, default="byte-bpe", help="of tokenizer; default byte-bpe")
     add("--overwrite", action="store_true", help="replace another tokenizer of this kind in the folder")
     _add_reading(parser.add_argument_group("reading, as in preprocess"))
-    _add_learning(parser.add_argument_group("learning"))
+    _add_training(parser.add_argument_group("training"))
 
 
 def _add_reading(group: argparse._ArgumentGroup) -> None:
@@ -38,32 +38,32 @@ def _add_reading(group: argparse._ArgumentGroup) -> None:
     add("--text-documents", choices=("file", "paragraph"), default="file", help="what is a document of plain text")
     add_filter(group)
     add("--max-record-bytes", type=size, default=64 << 20, metavar="SIZE", help="a longer record is bad; 64M")
-    add("--on-error", choices=("stop", "skip"), default="stop", help="at a row that cannot be taken; default stop")
+    add("--on-error", choices=("stop", "skip"), default="stop", help="at a row that cannot be used; default stop")
     more = "default: 1G; sentencepiece-bpe 256M, sentencepiece-unigram 64M"
-    add("--sample-bytes", type=size, metavar="SIZE", help=f"of unpacked input to learn from; {more}")
+    add("--sample-bytes", type=size, metavar="SIZE", help=f"of unpacked input to train on; {more}")
     add("--seed", type=int, default=1234, metavar="N", help="of the sample; default 1234")
 
 
-def _add_learning(group: argparse._ArgumentGroup) -> None:
+def _add_training(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--special-tokens", nargs="+", default=(), metavar="TOKEN", help="more of them, behind those of the kind")
+    add("--special-tokens", nargs="+", default=(), metavar="TOKEN", help="more of them, after those of the kind")
     add("--lower-case", action="store_true", help="wordpiece: for BertWordPieceLowerCase")
     add("--character-coverage", type=float, metavar="SHARE", help="wordpiece, sentencepiece: of characters; 0.9995")
     add("--preset", choices=("llama2",), help="sentencepiece: bytes, single digits, text as it is, blanks kept")
     add("--byte-fallback", action="store_true", help="sentencepiece: bytes of characters without an entry")
     add("--split-digits", action="store_true", help="sentencepiece: every digit is a piece")
     add("--pad", action="store_true", help="sentencepiece: <pad>, id 3; <unk> <s> </s> are 0 to 2")
-    add("--user-symbols", nargs="+", default=(), metavar="TEXT", help="sentencepiece: pieces that are never cut")
+    add("--user-symbols", nargs="+", default=(), metavar="TEXT", help="sentencepiece: pieces that are never split")
     rules = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
     add("--normalization", choices=rules, help="sentencepiece: default nmt_nfkc")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Run `learn_tokenizer` and say what was learnt."""
+    """Run `mdata.train_tokenizer` and print what it made."""
     given = {field.name: getattr(arguments, field.name) for field in fields(mdata.TrainOptions)}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     with console.progress() as progress:
-        made = learn_tokenizer(
+        made = train_tokenizer(
             arguments.input,
             arguments.output,
             kind=arguments.kind,

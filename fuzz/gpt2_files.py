@@ -13,7 +13,7 @@ import numpy as np
 
 from fuzz.record_lines import check_message
 from mdata.errors import UsageError
-from mdata.tokenizers.base.byte_alphabet import ALPHABET
+from mdata.tokenizers.base.byte_level import ALPHABET
 from mdata.tokenizers.engines.libraries import EXACT
 from mdata.tokenizers.types.gpt2 import MERGE_FILE, VOCAB_FILE, GPT2BPETokenizer, check_merges, check_vocabulary
 

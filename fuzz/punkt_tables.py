@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from mdata.errors import UsageError
 from mdata.sentences import punkt_reference as twin
-from mdata.sentences.punkt_engine import CoreEngine
+from mdata.sentences.punkt_engine import PunktEngine
 from mdata.sentences.punkt_tables import ABBREVIATIONS, COLLOCATIONS, CONTEXTS, FILES, STARTERS, Tables, read_tables
 
 MOST_TEXT = 400
@@ -27,7 +27,7 @@ def check(data: bytes) -> None:
     text = parts[len(FILES)].decode("utf-8", "surrogateescape")[:MOST_TEXT]
     words = "? ".join(sorted(tables.abbreviations)[:9] + sorted(tables.starters)[:9]).title()
     for keep in (False, True):
-        engine = CoreEngine(tables, keep_newlines=keep)
+        engine = PunktEngine(tables, keep_newlines=keep)
         for one in (text, f"{words[:MOST_TEXT]}. {text}", text.upper()):
             found, counts = engine.split_batch([one])
             assert found == twin.split(one, tables, keep_newlines=keep), (keep, one, found)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from fuzz.record_lines import check_message
 from mdata.errors import UsageError
-from mdata.tokenizers.sentencepiece.sentencepiece_engines import LibraryEngine
+from mdata.tokenizers.sentencepiece.sentencepiece_library import SentencePieceLibrary
 from mdata.tokenizers.sentencepiece.sentencepiece_model import read_model
 
 TEXTS = (b"<unk>", b"<s>", b"</s>", b"<pad>", b"\xe2\x96\x81", b"a", b"b", b"ab", b"\xe2\x96\x81a", b"\xff", b"\0", b"")
@@ -33,7 +33,7 @@ def check(data: bytes) -> None:
         check_message(str(error))
         return
     try:
-        engine = LibraryEngine(content, "x.model")
+        engine = SentencePieceLibrary(content, "x.model")
     except UsageError as error:
         check_message(str(error))
         assert model.charsmap, f"the library refuses what we take: {error}"

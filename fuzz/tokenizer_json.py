@@ -17,7 +17,7 @@ import numpy as np
 
 from fuzz.record_lines import check_message
 from mdata.errors import UsageError
-from mdata.tokenizers.base.byte_alphabet import ALPHABET
+from mdata.tokenizers.base.byte_level import ALPHABET
 from mdata.tokenizers.base.tokenizer import TextRefused
 from mdata.tokenizers.engines.libraries import EXACT
 from mdata.tokenizers.types.huggingface import HuggingFaceTokenizer

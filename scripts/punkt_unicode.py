@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from mdata.sentences.character_facts import CHANGED, NEWER, facts_of  # noqa: E402
+from mdata.sentences.punkt_engine import CHANGED, NEWER, facts_of  # noqa: E402
 from mdata.tokenizers.base.unicode14 import unassigned  # noqa: E402
 
 HEAD = """\

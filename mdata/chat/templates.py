@@ -19,8 +19,7 @@ from mdata.chat.jinja_template import JinjaTemplate
 from mdata.chat.loss_spans import Template, Turn
 from mdata.errors import UsageError, os_errors_named
 from mdata.sources.conversation import ASSISTANT, Message
-from mdata.tokenizers.base.token_lookup import named_id
-from mdata.tokenizers.base.tokenizer import Tokenizer
+from mdata.tokenizers.base.tokenizer import Tokenizer, token_id
 from mdata.util.config_text import parse_json
 
 CHATML, PLAIN, OWN = "chatml", "plain", "tokenizer"
@@ -98,7 +97,7 @@ class Plain:
 
 
 def _chatml(tokenizer: Tokenizer) -> ChatMl:
-    ids = {text: named_id(tokenizer, text) for text in (START, END)}
+    ids = {text: token_id(tokenizer, text) for text in (START, END)}
     missing = [text for text, id in ids.items() if id is None]
     if missing:
         raise UsageError(

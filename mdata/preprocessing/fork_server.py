@@ -27,13 +27,13 @@ from typing import Any
 from mdata.preprocessing.encode import EncodeSpec, encode_chunk
 from mdata.preprocessing.shared_buffers import PickledResult, SentDescriptor, write_arrays
 from mdata.sources.chunk import Chunk
-from mdata.tokenizers.base.tokenizer import Recipe, TextRefused, Tokenizer
+from mdata.tokenizers.base.tokenizer import TextRefused, Tokenizer, TokenizerConfig
 from mdata.tokenizers.registry import build_tokenizer
 
 _GRACE_S = 5.0
 
 # Tokenizers build tables with their first text, which forks then share. The second text has a character for which a
-# fast engine may fall back to the exact one (mdata/tokenizers/types/engine_fallback.py).
+# fast engine may fall back to the exact one (mdata/tokenizers/engines/exact_fallback.py).
 _FIRST_TEXTS = ("text", "\U0001fae8")
 
 
@@ -41,7 +41,7 @@ _FIRST_TEXTS = ("text", "\U0001fae8")
 class WorkerSetup:
     """The tokenizer that workers use, and what they do."""
 
-    recipe: Recipe
+    recipe: TokenizerConfig
     spec: EncodeSpec
 
 
@@ -63,7 +63,7 @@ class ForkServer:
         # The process may not be reading yet, and a vocabulary is more than a pipe holds.
         self._sender = ThreadPoolExecutor(1, "fork server")
 
-    def preload(self, recipe: Recipe) -> None:
+    def preload(self, recipe: TokenizerConfig) -> None:
         """Build this tokenizer, which is probably that of `start_workers`."""
         self._sender.submit(self._send, recipe)
 
@@ -128,7 +128,7 @@ def _prepared(connection: Connection) -> tuple[Tokenizer, EncodeSpec]:
     """The tokenizer and the spec. A recipe to preload may come first, and is built while its sender verifies it."""
     preloaded, tokenizer = None, None
     message = _receive(connection)
-    if isinstance(message, Recipe):
+    if isinstance(message, TokenizerConfig):
         preloaded = message
         with suppress(Exception):  # its sender meets the same error, and chooses another engine
             tokenizer = _built(preloaded)
@@ -138,7 +138,7 @@ def _prepared(connection: Connection) -> tuple[Tokenizer, EncodeSpec]:
     return tokenizer, message.spec
 
 
-def _built(recipe: Recipe) -> Tokenizer:
+def _built(recipe: TokenizerConfig) -> Tokenizer:
     tokenizer = build_tokenizer(recipe.name, recipe.files, engine=recipe.engine, options=recipe.options)
     for text in _FIRST_TEXTS:
         with suppress(TextRefused):

@@ -7,7 +7,7 @@ by which a journal tells whether an earlier run was the same job.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -27,7 +27,7 @@ from mdata.sources.chunk import chunks, read_chunk
 from mdata.sources.input_files import STDIN, SourceFile
 from mdata.sources.parse import parse
 from mdata.sources.record_batch import ReadSpec
-from mdata.tokenizers.base.tokenizer import Announce, TextRefused, Tokenizer, TokenizerSpec
+from mdata.tokenizers.base.tokenizer import TextRefused, Tokenizer, TokenizerConfig, TokenizerSpec
 from mdata.tokenizers.registry import load_tokenizer
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def plan_job(
     files: Sequence[SourceFile],
     *,
     progress: Progress,
-    announce: Announce | None = None,
+    on_files_read: Callable[[TokenizerConfig], None] | None = None,
 ) -> Job:
     """Load the tokenizer, and count rows where partitions need it.
 
@@ -122,12 +122,12 @@ def plan_job(
         options: checked options.
         files: the inputs.
         progress: receives notes on the tokenizer.
-        announce: see `TokenizerSpec`.
+        on_files_read: see `load_tokenizer`.
 
     Raises:
         UsageError: options or a tokenizer that cannot be used.
     """
-    tokenizer = load_tokenizer(_tokenizer_spec(options, announce))
+    tokenizer = load_tokenizer(_tokenizer_spec(options), on_files_read=on_files_read)
     for note in tokenizer.notes:
         progress.note(note)
     if unused := unused_options(options, files):
@@ -201,7 +201,7 @@ def _chat(options: PreprocessOptions, files: Sequence[SourceFile], tokenizer: To
     return ChatSpec(template, options.chat_train_on)
 
 
-def _tokenizer_spec(options: PreprocessOptions, announce: Announce | None) -> TokenizerSpec:
+def _tokenizer_spec(options: PreprocessOptions) -> TokenizerSpec:
     return TokenizerSpec(
         type=options.tokenizer_type,
         model=options.tokenizer_model,
@@ -209,7 +209,6 @@ def _tokenizer_spec(options: PreprocessOptions, announce: Announce | None) -> To
         merge_file=options.merge_file,
         options=options.tokenizer_options,
         engine=options.engine,
-        announce=announce,
     )
 
 

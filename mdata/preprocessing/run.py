@@ -48,7 +48,7 @@ def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> Prepr
     with os_errors_named(f"writing {options.output_prefix}"), ExitStack() as stack:
         # Processes start first: they import while the tokenizer is loaded here.
         pool = stack.enter_context(Pool(useful_workers(options, files)))
-        job = plan_job(options, files, progress=progress, announce=pool.preload)
+        job = plan_job(options, files, progress=progress, on_files_read=pool.preload)
         # If nothing is left to do, nothing is written, not even a lock: the folder may be read-only. What a run
         # left that died in its last moments is removed under the lock.
         found = finished_before(job)

@@ -21,7 +21,8 @@ from mdata.preprocessing.encode import EncodedChunk, EncodeSpec, encode_chunk
 from mdata.preprocessing.fork_server import ForkServer, WorkerSetup, environment
 from mdata.preprocessing.shared_buffers import SentDescriptor, SharedBuffer
 from mdata.sources.chunk import Chunk
-from mdata.tokenizers.base.tokenizer import Recipe, Tokenizer
+from mdata.tokenizers.base.tokenizer import Tokenizer, TokenizerConfig
+from mdata.tokenizers.registry import config_of
 from mdata.util.stop_signals import raise_pending_stop
 
 # Results of a worker that may wait for an earlier one, or for the writer: enough that a chunk which takes several times
@@ -71,7 +72,7 @@ class Pool:
             self.close()
             raise
 
-    def preload(self, recipe: Recipe) -> None:
+    def preload(self, recipe: TokenizerConfig) -> None:
         """Build this tokenizer in advance, because `encode` will probably be called with it."""
         if self._fork_server is not None:
             self._fork_server.preload(recipe)
@@ -97,7 +98,7 @@ class Pool:
                 raise_pending_stop()  # not every call of a library checks for signals
                 yield Result(chunk, encoded, lambda: None)
             return
-        recipe = Recipe(tokenizer.name, dict(tokenizer.files), dict(tokenizer.options), tokenizer.engine)
+        recipe = config_of(tokenizer)
         self._fork_server.start_workers(WorkerSetup(recipe, spec))
         try:
             yield from self._in_order(chunks)

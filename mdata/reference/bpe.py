@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from mdata.tokenizers.base.byte_alphabet import from_bytes
+from mdata.tokenizers.base.byte_level import from_bytes
 
 _CONTRACTION = re.compile("'(?:[sdmt]|ll|ve|re)")
 # Over the classes of characters: L letter, N number, B blank, S other white space, O the rest.

@@ -23,8 +23,7 @@ from mdata.samples.rows import Gathered, RowOptions, Sample
 from mdata.samples.sample_kind import RowKind, sample_of
 from mdata.samples.sample_options import CHARACTER, FIM_VERSION, ROLES, Fim, Name
 from mdata.samples.traceable import Piece, Traceable
-from mdata.tokenizers.base.token_lookup import named_id
-from mdata.tokenizers.base.tokenizer import TextRefused, Tokenizer
+from mdata.tokenizers.base.tokenizer import TextRefused, Tokenizer, token_id
 from mdata.util.arrays import Int64s
 from mdata.util.random_keys import derive_key
 
@@ -293,7 +292,7 @@ def _resolve(fim: Fim, tokenizer: Tokenizer | None, *, eod: int | None) -> FimId
 
 
 def _id_of(name: Name, tokenizer: Tokenizer | None, *, option: str) -> int:
-    id = name if isinstance(name, int) else None if tokenizer is None else named_id(tokenizer, name)
+    id = name if isinstance(name, int) else None if tokenizer is None else token_id(tokenizer, name)
     if id is None or id < 0:
         raise UsageError(
             f"the tokenizer has no token for {option}",

@@ -1,8 +1,8 @@
-"""Where the tables lie on this machine; nothing is ever fetched.
+"""Finding the tables on this machine; nothing is downloaded.
 
 A folder of NLTK data holds tokenizers/punkt_tab/LANGUAGE, or the same in tokenizers/punkt_tab.zip, as NLTK's
-downloader leaves it. The folder that a user names is the only one looked at; otherwise those of the environment
-variable NLTK_DATA, then the places where NLTK looks.
+downloader leaves it. If the user names a folder, only that one is searched; otherwise those of the environment
+variable NLTK_DATA, then the folders where NLTK looks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mdata.errors import UsageError, explain_os_error
-from mdata.sentences.punkt_tables import FILES, MOST_BYTES
+from mdata.sentences.punkt_tables import FILES, MAX_BYTES
 from mdata.util.option_synonyms import nearest
 
 _LANGUAGE = re.compile(r"[\w-]+")
@@ -24,17 +24,19 @@ _FETCH = "python -m nltk.downloader punkt_tab on a machine with network, then --
 
 
 def find_files(language: str, nltk_data: str | None = None) -> tuple[str, dict[str, bytes]]:
-    """Where the four files of a language lie (for messages), and their content.
+    """The folder of a language's four files (for messages), and their content.
 
     Args:
         language: a folder's name, such as "english".
-        nltk_data: the only folder to look at.
+        nltk_data: the only folder to search.
 
     Raises:
         UsageError: there are none, one is missing, or one cannot be read.
     """
     if not _LANGUAGE.fullmatch(language):
-        raise UsageError(f"{language!r} is not the name of a language", expected="a folder's name such as english")
+        raise UsageError(
+            f"{language!r} is not the name of a language", expected="the name of a folder, such as english"
+        )
     folders = [Path(nltk_data)] if nltk_data else usual_folders()
     languages: set[str] = set()
     for place in _places(folders):
@@ -46,7 +48,7 @@ def find_files(language: str, nltk_data: str | None = None) -> tuple[str, dict[s
     if languages:
         close = nearest(language, languages)
         raise UsageError(what, expected=f"one of {', '.join(sorted(languages))}", fix=f"{close}?" if close else _FETCH)
-    raise UsageError(what, found=f"looked in {', '.join(map(str, folders))}", fix=_FETCH)
+    raise UsageError(what, found=f"searched {', '.join(map(str, folders))}", fix=_FETCH)
 
 
 def usual_folders() -> list[Path]:
@@ -101,7 +103,7 @@ def _read(place: Path, language: str) -> dict[str, bytes]:
 def _content(path: Path) -> bytes:
     if not path.exists():
         raise UsageError(f"{path} is missing", expected=f"the four tables {', '.join(FILES)}", fix=_FETCH)
-    if path.stat().st_size > MOST_BYTES:
+    if path.stat().st_size > MAX_BYTES:
         raise UsageError(f"{path}: not a table of Punkt", found="more than 64 MiB")
     return path.read_bytes()
 
@@ -110,7 +112,7 @@ def _unpacked(archive: zipfile.ZipFile, place: Path, member: str) -> bytes:
     if member not in archive.namelist():
         raise UsageError(f"{place}: {member} is missing", expected=f"the four tables {', '.join(FILES)}", fix=_FETCH)
     with archive.open(member) as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
         raise UsageError(f"{place}: {member}: not a table of Punkt", found="more than 64 MiB")
     return content

@@ -1,26 +1,63 @@
 """Our own engine, in C++ (mdata_cpp/punkt.hpp): linear time whatever the text, and no NLTK at run time.
 
-It knows the characters of edition 14 of Unicode. Where a newer one decides, the running Python and `regex` are asked
-about those in the batch and the batch is split again, so the result is what NLTK gives on the same machine.
+It has a table of the characters of Unicode 14: case, letters, digits, lower case. If a newer one decides, the running
+Python (for case) and the library `regex` (for letters and digits, as in NLTK) are asked about those in the batch and
+the batch is split again, so the result is what NLTK gives on the same machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from mdata import _core
-from mdata.sentences.character_facts import facts_of, newer_characters
-from mdata.sentences.engine import SLICE_CHARS
-from mdata.sentences.punkt_tables import Tables
+from mdata.sentences.punkt_tables import SLICE_CHARS, Tables
+
+# Of a character, as in mdata_cpp/punkt.hpp.
+UPPER, LOWER, LETTER, DIGIT, CASED, IGNORABLE, NEWER = (1 << bit for bit in range(7))
+# Lower case in editions after 14 only.
+CHANGED = frozenset({0x10FC, 0xA7F2, 0xA7F3, 0xA7F4, 0xAB69})
+
+_SIGMA, _FINAL_SIGMA = "\u03a3", "\u03c2"
 
 
-class CoreEngine:
-    """See `mdata.sentences.splitter.Engine`; twin: mdata/sentences/punkt_reference.py."""
+def facts_of(characters: Iterable[str]) -> dict[str, tuple[int, str]]:
+    """Flags and lower case of some characters.
+
+    The lower case of a capital sigma after a character shows whether Python counts it as cased, or ignores it.
+    """
+    import regex
+
+    letter, digit = regex.compile(r"[^\W\d]").match, regex.compile(r"\d").match
+    found = {}
+    for character in characters:
+        flags = UPPER * character.isupper() | LOWER * character.islower()
+        flags |= LETTER * bool(letter(character)) | DIGIT * bool(digit(character))
+        if (character + _SIGMA).lower()[-1] == _FINAL_SIGMA:
+            flags |= CASED
+        elif ("A" + character + _SIGMA).lower()[-1] == _FINAL_SIGMA:
+            flags |= IGNORABLE
+        found[character] = flags, character.lower()
+    return found
+
+
+def newer_characters(texts: Sequence[str]) -> list[str]:
+    """The characters of some texts that the table in C++ does not have, and their lower case."""
+    from mdata.tokenizers.base.unicode14 import unassigned
+
+    table = unassigned()
+    found = set().union(*(text for text in texts if not text.isascii()))
+    newer = {character for character in found if table[ord(character)] or ord(character) in CHANGED}
+    return sorted(newer.union(*map(str.lower, newer)))
+
+
+class PunktEngine:
+    """The engine; its twin is mdata/sentences/punkt_reference.py."""
 
     name = "mdata"
 
     def __init__(self, tables: Tables, *, keep_newlines: bool) -> None:
-        self._core = _core.Punkt(
+        from mdata._core import Punkt
+
+        self._core = Punkt(
             tables.abbreviations,
             tables.collocations,
             dict(tables.contexts),
@@ -30,11 +67,11 @@ class CoreEngine:
         )
 
     def split_batch(self, texts: Sequence[str]) -> tuple[list[str], list[int]]:
-        """See Splitter."""
+        """See Splitter; here no text is refused."""
         texts = texts if isinstance(texts, list) else list(texts)
         found = self._core.split(texts, {})
         if found is None:
             facts = facts_of(newer_characters(texts))
-            found = self._core.split(texts, {ord(character): told for character, told in facts.items()})
+            found = self._core.split(texts, {ord(character): fact for character, fact in facts.items()})
         assert found is not None, "a character that Python was not asked about"
         return found

@@ -1,9 +1,9 @@
-"""NLTK's own classes with our tables: the reference that decides, and slow.
+"""NLTK's own classes with our tables: right by definition, and slow.
 
-What NLTK would load from its data folders is set by hand, so it never looks for a file. With keep_newlines a
-candidate takes the white space behind it and the word before it, which is Megatron's change to NLTK's pattern;
-then NLTK's time grows with the square of a run without white space. NLTK gives up a search after 5 s; such a text
-is refused by name. Which rules NLTK follows depends on its edition: these are those of 3.10.
+The tables are passed to NLTK, so it never looks for a file. With keep_newlines a candidate includes the white space
+after it and the word before it, which is Megatron's change to NLTK's pattern; then NLTK's time grows with the square of
+a run without white space. NLTK stops a search after 5 s; such a text is refused. Editions of NLTK have different rules:
+those of 3.10 count.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from mdata.errors import UsageError
-from mdata.sentences.engine import slices
-from mdata.sentences.punkt_tables import Tables
+from mdata.sentences.punkt_tables import SLICE_CHARS, Tables
 from mdata.tokenizers.base.tokenizer import TextRefused
 
 _EDITION = "3.10"
 _KEEPING = r"\S*%(SentEndChars)s\s*(?=(?P<after_tok>%(NonWord)s|(?P<next_tok>\S+)))"
 
 
-def older_rules() -> tuple[str, ...]:
-    """A line for the user where the NLTK that is installed is not of the edition whose rules count."""
+def edition_note() -> tuple[str, ...]:
+    """A line for the user if another edition of NLTK is installed than the one whose rules count."""
     from importlib.metadata import version
 
     found = version("nltk")
@@ -30,7 +29,7 @@ def older_rules() -> tuple[str, ...]:
 
 
 class NltkEngine:
-    """See `mdata.sentences.splitter.Engine`."""
+    """The engine."""
 
     name = "nltk"
 
@@ -58,8 +57,8 @@ class NltkEngine:
         counts = []
         for index, text in enumerate(texts):
             try:
-                for part in slices(text):
-                    sentences += self._splitter.tokenize(part)
+                for start in range(0, len(text), SLICE_CHARS):
+                    sentences += self._splitter.tokenize(text[start : start + SLICE_CHARS])
             except TimeoutError as error:
                 raise TextRefused(index, "NLTK takes more than 5 s to split it") from error
             counts.append(len(sentences))

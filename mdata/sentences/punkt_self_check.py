@@ -1,6 +1,6 @@
-"""The fixed text on which an engine must give the twin's sentences before it is taken.
+"""The fixed texts for which an engine must give the twin's sentences before it is used.
 
-It holds every rule and its near misses, every character that a pattern names, white space of all kinds, case that
+They hold every rule and its near misses, every character that a pattern names, white space of all kinds, case that
 changes a word's length, a sigma that ends a word, lone surrogates, newer characters, and words of the tables
 themselves where they decide.
 """
@@ -32,12 +32,12 @@ _WRITTEN = (
 )  # fmt: skip
 _MARKS = ".?!,;:-'\"`()[]{}*@#&\u2018\u2019\u201c\u201d\xab\xbb"
 _BLANKS = " \n\t\x0b\x0c\r\x1c\x1f\x85\xa0\u1680\u2000\u200a\u2028\u202f\u205f\u3000"
-_MOST_WORDS = 80
+_MAX_WORDS = 80
 
 _Word = TypeVar("_Word", str, tuple[str, str])
 
 
-def hostile_texts(tables: Tables) -> list[str]:
+def self_check_texts(tables: Tables) -> list[str]:
     """The texts for one language's tables."""
     return [*_WRITTEN, *(text.replace(" ", "") for text in _WRITTEN), *_around(), *_of_tables(tables)]
 
@@ -67,4 +67,4 @@ def _of_tables(tables: Tables) -> Iterator[str]:
 def _some(words: Iterable[_Word]) -> Iterable[_Word]:
     """Always the same ones, and not too many."""
     ordered = sorted(words)
-    return islice(ordered, 0, None, max(1, len(ordered) // _MOST_WORDS))
+    return islice(ordered, 0, None, max(1, len(ordered) // _MAX_WORDS))

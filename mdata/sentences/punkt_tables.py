@@ -1,9 +1,8 @@
-"""The four tables of a Punkt language: words that NLTK counted once, as text files.
+"""The four tables of a Punkt language: words that NLTK counted, as text files.
 
 Abbreviations and sentence starters have one entry a line, collocations two words with a tab between, contexts a
-word, a tab and a sum of bits. Entries are compared with lower-case text. NLTK takes any lines; here one that it
-could not use, or would read as two, is refused by name. The last line may lack its end, as in NLTK's own files.
-Does not look for files: see mdata/sentences/nltk_data.py.
+word, a tab and a sum of bits. Entries are compared with lower-case text. NLTK accepts any lines; here a line that it
+could not use, or would read as two, is refused. The last line may lack its end, as in NLTK's own files.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mdata.errors import UsageError
+from mdata.tokenizers.base.helpers import decode_text
 
 ABBREVIATIONS, COLLOCATIONS, CONTEXTS, STARTERS = FILES = (
     "abbrev_types.txt",
@@ -20,12 +20,14 @@ ABBREVIATIONS, COLLOCATIONS, CONTEXTS, STARTERS = FILES = (
     "ortho_context.tab",
     "sent_starters.txt",
 )
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
+# Megatron's tool splits a longer text every 1,000,000 characters first, so a sentence over such a place becomes two.
+SLICE_CHARS = 1_000_000
 # Bits of a context: upper case at the start of a sentence, inside, unknown; then the same of lower case.
 START_UPPER, INSIDE_UPPER, UNKNOWN_UPPER, START_LOWER, INSIDE_LOWER, UNKNOWN_LOWER = (1 << bit for bit in range(1, 7))
 UPPER = START_UPPER | INSIDE_UPPER | UNKNOWN_UPPER
 LOWER = START_LOWER | INSIDE_LOWER | UNKNOWN_LOWER
-MOST_BITS = 127
+MAX_BITS = 127
 
 # What ends a line for NLTK's reader besides the line feed.
 _OTHER_LINE_ENDS = re.compile("[\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
@@ -69,17 +71,13 @@ def read_tables(files: Mapping[str, bytes], folder: str = "") -> Tables:
 
 
 def _lines(content: bytes, name: str) -> list[str]:
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        number = content.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{name}:{number}: not UTF-8 text", found=f"byte {content[error.start]:#04x}") from error
+    text = decode_text(content, name)
     if found := _OTHER_LINE_ENDS.search(text):
         number = text.count("\n", 0, found.start()) + 1
         raise UsageError(
             f"{name}:{number}: a line may end with a line feed only",
             found=repr(found.group()),
-            fix="take the file anew, without changing its line ends",
+            fix="copy the file again, without changing its line ends",
         )
     lines = text.split("\n")
     if not lines[-1]:
@@ -107,7 +105,7 @@ def _not_pairs(lines: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def _bit_sums(pairs: list[tuple[str, str]], name: str) -> dict[str, int]:
-    known = {str(bits): bits for bits in range(MOST_BITS + 1)}
+    known = {str(bits): bits for bits in range(MAX_BITS + 1)}
     try:
         return {word: known[bits] for word, bits in pairs}
     except KeyError:
@@ -115,5 +113,5 @@ def _bit_sums(pairs: list[tuple[str, str]], name: str) -> dict[str, int]:
         raise UsageError(
             f"{name}:{number}: not a sum of the context bits",
             found=repr(bits[:80]),
-            expected=f"a whole number from 0 to {MOST_BITS}",
+            expected=f"a whole number from 0 to {MAX_BITS}",
         ) from None

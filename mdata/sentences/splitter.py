@@ -1,30 +1,26 @@
-"""A splitter: texts to sentences, whichever engine does the work; it depends on nothing but the tables and one option.
+"""Texts to sentences: a splitter depends on the tables of a language and on one option, whatever engine it has.
 
-Our own engine in C++ is taken if it gives the sentences of its twin on a fixed text, else NLTK. The comparison is with
-punkt_reference.py and not with NLTK: NLTK takes 0.3 s to load, the twin 0.03 s, and the sentences shall be those of
-NLTK 3.10 whatever edition is installed; the tests compare the twin and NLTK. Files are read and checked in the process
-that a user started; a worker builds its splitter from their content and compares nothing.
+Our own engine in C++ is used if it gives the sentences of its twin for the self-check texts, else NLTK is. The
+comparison is with punkt_reference.py and not with NLTK: NLTK takes 0.3 s to load, the twin 0.03 s, and the sentences
+must be those of NLTK 3.10 whatever edition is installed; the tests compare the twin and NLTK. Files are read and
+checked in the process that a user started; a worker builds its splitter from their content and compares nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from types import MappingProxyType
 
-from blake3 import blake3
-
-from mdata.errors import UsageError
-from mdata.sentences.engine import Engine
 from mdata.sentences.nltk_data import find_files
-from mdata.sentences.punkt_engine import CoreEngine
-from mdata.sentences.punkt_nltk import NltkEngine, older_rules
-from mdata.sentences.punkt_self_check import hostile_texts
+from mdata.sentences.punkt_engine import PunktEngine
+from mdata.sentences.punkt_nltk import NltkEngine, edition_note
+from mdata.sentences.punkt_self_check import self_check_texts
 from mdata.sentences.punkt_tables import Tables, read_tables
-from mdata.util.option_synonyms import nearest
+from mdata.tokenizers.base.helpers import AUTO, check_engine_name, fast_or_exact, hash_content
 
-AUTO = "auto"
-ENGINES = ("mdata", "nltk")
+Engine = PunktEngine | NltkEngine
+ENGINES: Mapping[str, type[PunktEngine | NltkEngine]] = MappingProxyType({"mdata": PunktEngine, "nltk": NltkEngine})
 
 
 class Splitter:
@@ -34,7 +30,7 @@ class Splitter:
         language: the name of the tables' folder.
         keep_newlines: Megatron's --keep-newlines: white space stays at the end of a sentence.
         files: file name -> content: the four tables.
-        notes: lines for the user, such as why the fast engine was not taken.
+        notes: lines for the user, such as why the fast engine is not used.
     """
 
     def __init__(
@@ -58,17 +54,16 @@ class Splitter:
     @cached_property
     def fingerprint(self) -> str:
         """BLAKE3 (hex) of what decides the sentences: the entries whatever their order, and keep_newlines."""
-        import orjson
-
-        content: dict[str, Any] = {
-            "type": "Punkt",
-            "abbreviations": sorted(self._tables.abbreviations),
-            "collocations": sorted(self._tables.collocations),
-            "contexts": self._tables.contexts,
-            "starters": sorted(self._tables.starters),
-            "keep_newlines": self.keep_newlines,
-        }
-        return blake3(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
+        return hash_content(
+            {
+                "type": "Punkt",
+                "abbreviations": sorted(self._tables.abbreviations),
+                "collocations": sorted(self._tables.collocations),
+                "contexts": self._tables.contexts,
+                "starters": sorted(self._tables.starters),
+                "keep_newlines": self.keep_newlines,
+            }
+        )
 
     def split_batch(self, texts: Sequence[str]) -> tuple[list[str], list[int]]:
         """All sentences of the texts in order, and the running count of sentences after each text.
@@ -79,11 +74,11 @@ class Splitter:
         return self._engine.split_batch(texts)
 
     def __reduce__(self) -> tuple[object, ...]:
+        """A worker gets what sentences depend on; the objects of a library cannot be sent."""
         return _rebuild, (self.files, self.language, self.keep_newlines, self.engine)
 
 
 def _rebuild(files: Mapping[str, bytes], language: str, keep_newlines: bool, engine: str) -> Splitter:
-    """What travels to a worker is what decides, not a library's objects."""
     return build_splitter(files, language=language, keep_newlines=keep_newlines, engine=engine)
 
 
@@ -99,60 +94,41 @@ def load_splitter(
         engine: "auto", or the name of an engine.
 
     Raises:
-        UsageError: no tables, a table at fault, an engine that is not known or cannot be had.
+        UsageError: no tables, a faulty table, or an engine that is unknown or cannot be used.
     """
-    _check_name(engine)
+    check_engine_name(engine, tuple(ENGINES), used_for="sentences")
     folder, files = find_files(language, nltk_data)
     tables = read_tables(files, folder)
-    made, notes = _choose(engine, tables, keep_newlines=keep_newlines)
+    made, notes = _select_engine(engine, tables, keep_newlines=keep_newlines)
     return Splitter(files, tables, language=language, keep_newlines=keep_newlines, engine=made, notes=notes)
 
 
 def build_splitter(files: Mapping[str, bytes], *, language: str, keep_newlines: bool, engine: str) -> Splitter:
-    """The splitter whose files these are; needs no file system, compares nothing.
-
-    Args:
-        files: as a Splitter has them.
-        language: as a Splitter has it.
-        keep_newlines: as a Splitter has it.
-        engine: as a Splitter has it.
-    """
+    """The splitter with these files, language, option and engine; needs no file system, compares nothing."""
     tables = read_tables(files)
-    made = _make(engine, tables, keep_newlines=keep_newlines)
+    made = ENGINES[engine](tables, keep_newlines=keep_newlines)
     return Splitter(files, tables, language=language, keep_newlines=keep_newlines, engine=made)
 
 
-def _choose(wanted: str, tables: Tables, *, keep_newlines: bool) -> tuple[Engine, tuple[str, ...]]:
+def _select_engine(wanted: str, tables: Tables, *, keep_newlines: bool) -> tuple[Engine, tuple[str, ...]]:
     if wanted == NltkEngine.name:
-        return NltkEngine(tables, keep_newlines=keep_newlines), older_rules()
-    engine = CoreEngine(tables, keep_newlines=keep_newlines)
+        return NltkEngine(tables, keep_newlines=keep_newlines), edition_note()
+    engine = PunktEngine(tables, keep_newlines=keep_newlines)
     difference = first_difference(engine, tables, keep_newlines=keep_newlines)
     if difference is None:
         return engine, ()
     found = f"it gives other sentences for {difference[:40]!a}"
-    if wanted != AUTO:
-        raise UsageError(f"{wanted} cannot be used to split sentences", found=found, fix="--engine auto")
-    note = f"sentences come from nltk: mdata is not taken: {found}"
-    return NltkEngine(tables, keep_newlines=keep_newlines), (note, *older_rules())
+    exact = NltkEngine(tables, keep_newlines=keep_newlines)
+    _, notes = fast_or_exact(found, exact, name=engine.name, wanted=wanted, gives="sentences")
+    return exact, (*notes, *edition_note())
 
 
 def first_difference(engine: Engine, tables: Tables, *, keep_newlines: bool) -> str | None:
-    """The first of the hostile texts that the engine and the twin do not split alike."""
+    """The first self-check text for which the engine gives other sentences than the twin."""
     from mdata.sentences.punkt_reference import split
 
-    texts = hostile_texts(tables)
+    texts = self_check_texts(tables)
     sentences, ends = engine.split_batch(texts)
     parts = [sentences[start:end] for start, end in zip([0, *ends], ends, strict=False)]
     pairs = zip(texts, parts, strict=True)
     return next((text for text, part in pairs if part != split(text, tables, keep_newlines=keep_newlines)), None)
-
-
-def _make(name: str, tables: Tables, *, keep_newlines: bool) -> Engine:
-    return {made.name: made for made in (CoreEngine, NltkEngine)}[name](tables, keep_newlines=keep_newlines)
-
-
-def _check_name(engine: str) -> None:
-    if engine not in (AUTO, *ENGINES):
-        close = nearest(engine, (AUTO, *ENGINES))
-        what = f"no sentence engine {engine!r}"
-        raise UsageError(what, expected=f"one of {AUTO}, {', '.join(ENGINES)}", fix=f"{close}?" if close else None)

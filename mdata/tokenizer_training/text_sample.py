@@ -1,9 +1,9 @@
-"""A seeded sample of an input's text: chunks from all over it, chosen by their place, never by what was read before.
+"""A seeded sample of an input's text: chunks from all over it, chosen by their position alone.
 
-Text is taken in small chunks; each has a priority f(seed, file, chunk), and those of smallest priority that fit the
-wished size are the sample. So the choice is spread over the whole input and is the same every time, and for packed
+Text is read in small chunks; each has a priority f(seed, file, chunk), and those of smallest priority that fit the
+wanted size are the sample. So the choice is spread over the whole input and is the same every time, and for packed
 files the same as for plain ones. Of plain files only the chosen chunks are read; packed ones, parquet and standard
-input are read through once, chosen chunks being held. Unusual: the size counts bytes of the input, unpacked, not of
+input are read through once, and chosen chunks are held. Unusual: the size counts bytes of the input, unpacked, not of
 the texts in it. Not done: weighing files or documents.
 """
 
@@ -34,7 +34,7 @@ class Sample:
     """Chunks of an input, in its order.
 
     Attributes:
-        chunks: each with the rows before it in its file, where somebody counted them.
+        chunks: each with the rows before it in its file, if they were counted.
         sampled_bytes: of unpacked input.
         input_bytes: all of it.
     """
@@ -51,7 +51,7 @@ class Sample:
         """Every sentence of every key, one after another; the same each time.
 
         Raises:
-            BadInputError: a record that cannot be taken, with its file and row, unless they are passed over.
+            BadInputError: a record that cannot be used, with its file and row, unless they are skipped.
             UsageError: a file cannot be read, or was changed meanwhile.
         """
         bad = 0
@@ -71,7 +71,7 @@ class Sample:
         for file in {chunk.source.path: chunk.source for chunk, _ in self.chunks}.values():
             check_unchanged(file)
         if first is not None:
-            progress.note(f"passed over {bad:,} rows that cannot be taken; the first: {str(first).splitlines()[0]}")
+            progress.note(f"skipped {bad:,} rows that cannot be used; the first: {str(first).splitlines()[0]}")
 
     def _error(self, chunk: Chunk, rows_before: int | None, bad_row: BadRow) -> BadInputError:
         if rows_before is None:
@@ -102,7 +102,7 @@ def take_sample(
             is_stdin = chunk.source.path == STDIN
             priority = derive_key("tokenizer sample", seed, chunk.file_number, chunk.number).draw
             chosen.offer(priority, chunk, rows if is_stdin else None)
-            if is_stdin:  # nobody can count them again
+            if is_stdin:  # it cannot be read again
                 rows += parse(chunk.source.format, read_chunk(chunk, spec), spec=spec).rows
             if chunk.source.streamed:
                 progress.advance(chunk.file_bytes)
@@ -122,15 +122,15 @@ class _Chosen:
         self._tie = count()
 
     def offer(self, priority: int, chunk: Chunk, rows_before: int | None) -> None:
-        """Take a chunk, and let others go for it."""
+        """Add a chunk, and drop others for it."""
         if self._limit is not None and priority >= self._limit:
             return  # a chunk before it did not fit any more
         heapq.heappush(self._heap, (-priority, next(self._tie), chunk, rows_before))
         self.bytes += _size(chunk)
         while self.bytes > self._most_bytes and len(self._heap) > 1:
-            largest, _, gone, _ = heapq.heappop(self._heap)
+            largest, _, dropped, _ = heapq.heappop(self._heap)
             self._limit = -largest
-            self.bytes -= _size(gone)
+            self.bytes -= _size(dropped)
 
     def in_order(self) -> tuple[tuple[Chunk, int | None], ...]:
         """The chunks in the order of the input."""

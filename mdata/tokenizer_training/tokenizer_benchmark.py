@@ -1,9 +1,9 @@
-"""What there is on this machine, and how fast it is here: types, engines, their versions, MB/s.
+"""The types, the engines on this machine with their versions, and how fast they are: MB/s.
 
 Speed is that of `encode_batch` on one thread, over text that the engine has not seen before: the sources of
-this Python's standard library, in the order of their names, a file a text. A text repeated would flatter the
-engines that remember words. Each engine gets as much of it as it takes in about half a second. Where no tokenizer is
-named, small ones of each form are learnt from the beginning of that text.
+this Python's standard library, in the order of their names, a file a text. Repeated text would favor engines
+that remember words. Each engine gets as much of it as it encodes in about half a second. If no tokenizer is
+named, small ones of each kind are trained on the beginning of that text.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from types import MappingProxyType
 from typing import Any
 
 from mdata.errors import UsageError
-from mdata.tokenizer_training.trainers import Kind, Task, learn
-from mdata.tokenizers.base.byte_alphabet import to_bytes
+from mdata.tokenizer_training.trainers import Kind, Task, train
+from mdata.tokenizers.base.byte_level import to_bytes
 from mdata.tokenizers.base.tokenizer import Tokenizer, TokenizerSpec
 from mdata.tokenizers.base.tokenizer_folder import write_folder
 from mdata.tokenizers.registry import load_tokenizer
@@ -30,16 +30,16 @@ from mdata.tokenizers.tiktoken.tiktoken_ranks import SINGLE_BYTES
 from mdata.version import __version__
 
 SMALL_VOCABULARY = 4096
-# From the fastest to the slowest of each form; "mdata" is our own C++.
+# From the fastest to the slowest of each kind; "mdata" is our own C++.
 ENGINES = ("gigatoken", "tiktoken", "mdata", "tokenizers", "sentencepiece")
-_LEARN_FROM_CHARS = 1_000_000
+_TRAIN_CHARS = 1_000_000
 _BATCH_CHARS = 1 << 19
-_MOST_S = 0.5
+_MAX_S = 0.5
 
 
 @dataclass(frozen=True)
 class TypeFacts:
-    """What a type needs, and the engines that may serve it, the exact one last; none where no library is needed."""
+    """What a type needs, and its engines, the exact one last; none if no library is needed."""
 
     needs: str
     engines: tuple[str, ...]
@@ -65,7 +65,7 @@ TYPES = MappingProxyType(
         "ByteTokenizer": TypeFacts("nothing", ()),
     }
 )
-# What BPE of Llama 2's form is learnt with.
+# Options for BPE like Llama 2's.
 _LLAMA = MappingProxyType(
     {"byte_fallback": True, "normalization_rule_name": "identity", "remove_extra_whitespaces": False}
 )
@@ -77,10 +77,10 @@ class Measured:
 
     Args:
         engine: its name.
-        mb_per_s: megabytes of UTF-8 a second; None where it was not taken.
+        mb_per_s: megabytes of UTF-8 a second; None if it cannot be used.
         load_s: seconds until it was ready, the comparison with the exact one included.
         text_bytes: how much text it was measured on.
-        why_not: why it was not taken.
+        why_not: why it cannot be used.
     """
 
     engine: str
@@ -91,12 +91,12 @@ class Measured:
 
 
 def engine_versions() -> dict[str, str | None]:
-    """Every engine with its version; None where it is not installed."""
+    """Every engine with its version; None: not installed."""
     return {name: __version__ if name == "mdata" else _version(name) for name in ENGINES}
 
 
 def measure(spec: TokenizerSpec) -> list[Measured]:
-    """Measure each engine with this tokenizer; one that cannot be taken tells why.
+    """Measure each engine with this tokenizer, or say why it cannot be used.
 
     Raises:
         UsageError: the tokenizer cannot be loaded at all.
@@ -107,31 +107,31 @@ def measure(spec: TokenizerSpec) -> list[Measured]:
     return [_measure_engine(name, spec, exact=engines[-1]) for name in engines]
 
 
-def learnt_here(folder: Path) -> Iterator[tuple[str, TokenizerSpec]]:
-    """Small tokenizers of each form, learnt from the beginning of the sample and put into a folder: (form, which)."""
-    made = _learnt("byte-bpe", folder)
+def train_small_tokenizers(folder: Path) -> Iterator[tuple[str, TokenizerSpec]]:
+    """Train a small tokenizer of each kind and write it into a folder; yields (name, spec)."""
+    made = _train("byte-bpe", folder)
     vocabulary, merges = str(folder / "vocab.json"), str(folder / "merges.txt")
     yield "byte-level BPE", TokenizerSpec(type="GPT2BPETokenizer", vocab_file=vocabulary, merge_file=merges)
     write_folder(folder, {"ranks.tiktoken": _as_ranks(made["merges.txt"].decode())})
     yield "the same as ranks", TokenizerSpec(type="TikTokenizer", model=str(folder / "ranks.tiktoken"))
     characters = "".join(filter(str.isprintable, string.printable)).replace(" ", "")
-    _learnt("wordpiece", folder, characters=characters.lower(), lower_case=True)
+    _train("wordpiece", folder, characters=characters.lower(), lower_case=True)
     yield "WordPiece", TokenizerSpec(type="BertWordPieceLowerCase", vocab_file=str(folder / "vocab.txt"))
-    _learnt("sentencepiece-bpe", folder, sentencepiece=_LLAMA)
+    _train("sentencepiece-bpe", folder, sentencepiece=_LLAMA)
     yield "SentencePiece BPE", TokenizerSpec(type="Llama2Tokenizer", model=str(folder / "tokenizer.model"))
-    _learnt("sentencepiece-unigram", folder)
+    _train("sentencepiece-unigram", folder)
     yield "SentencePiece unigram", TokenizerSpec(type="SentencePieceTokenizer", model=str(folder / "tokenizer.model"))
     yield "bytes", TokenizerSpec(type="ByteTokenizer")
 
 
-def _learnt(kind: Kind, folder: Path, **parts: Any) -> Mapping[str, bytes]:
-    made = learn(Task(kind=kind, vocab_size=SMALL_VOCABULARY, **parts), islice(_texts(), _count(_LEARN_FROM_CHARS)))
+def _train(kind: Kind, folder: Path, **parts: Any) -> Mapping[str, bytes]:
+    made = train(Task(kind=kind, vocab_size=SMALL_VOCABULARY, **parts), islice(_texts(), _count(_TRAIN_CHARS)))
     write_folder(folder, made)
     return made
 
 
 def _as_ranks(merges: str) -> bytes:
-    """The results of merges as a .tiktoken file, behind the bytes."""
+    """The bytes and the results of merges as a .tiktoken file."""
     results = [to_bytes(line.replace(" ", "")) for line in merges.splitlines()[1:]]
     lines = (b64encode(token) + b" %d" % rank for rank, token in enumerate([*SINGLE_BYTES, *dict.fromkeys(results)]))
     return b"\n".join(lines)
@@ -159,7 +159,7 @@ def _measured(tokenizer: Tokenizer, load_s: float) -> Measured:
         tokenizer.encode_batch(batch)
         seconds += time.perf_counter() - started
         text_bytes += sum(len(text.encode()) for text in batch)
-        if seconds > _MOST_S:
+        if seconds > _MAX_S:
             break
     return Measured(tokenizer.engine, text_bytes / seconds / 1e6, load_s, text_bytes, None)
 

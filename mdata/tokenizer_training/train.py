@@ -1,15 +1,15 @@
-"""Learning a vocabulary from text, by the `tokenizers` and `sentencepiece` libraries, and writing it as a folder.
+"""Training a tokenizer on text with the `tokenizers` and `sentencepiece` libraries, and writing it as a folder.
 
-The result is a function of the input and the options alone. The files are those that Megatron's options want, and
-`Learnt.specs` says how preprocess is told of them. Learning holds its text in memory, so it is done from a sample
-(sample.py), in a process of its own (apart.py), by learners.py. An output folder that holds another tokenizer is kept.
+The result depends on the input and the options alone. The files are those that Megatron's options name, and
+`TrainedTokenizer.specs` names them for preprocess. Training holds its text in memory, so it uses a sample
+(text_sample.py), in a process of its own (trainer_process.py). An output folder with another tokenizer is not changed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mdata.errors import UsageError, os_errors_named
@@ -24,7 +24,7 @@ from mdata.tokenizer_training.train_options import (
     check_options,
     sentencepiece_options,
 )
-from mdata.tokenizer_training.trainer_process import learn_apart
+from mdata.tokenizer_training.trainer_process import train_in_process
 from mdata.tokenizer_training.trainers import BERT_TOKENS, Kind, Task, bert_engine
 from mdata.tokenizers.base.tokenizer import Tokenizer, TokenizerSpec
 from mdata.tokenizers.base.tokenizer_folder import write_folder
@@ -34,14 +34,14 @@ _OUR_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.t
 
 
 @dataclass(frozen=True)
-class Learnt:
-    """What was learnt, and how preprocess is told of it.
+class TrainedTokenizer:
+    """A tokenizer that was trained, and its names for preprocess.
 
     Attributes:
         folder: where the files are.
-        entries: of the vocabulary; the text may give fewer than asked for.
+        entries: of the vocabulary; the text may give fewer than `vocab_size`.
         tokenizer: as preprocess loads it.
-        specs: ways in which preprocess can be told of it, the best first.
+        specs: ways in which preprocess can load it, the best first.
         sampled_bytes, input_bytes: of unpacked input.
         there_before: the same files were there.
     """
@@ -60,50 +60,25 @@ def train_tokenizer(
     output: str | Path,
     *,
     vocab_size: int,
-    json_keys: Sequence[str] = ("text",),
-    progress: Progress = SILENT,
-) -> Tokenizer:
-    """Learn a byte-level BPE vocabulary and write it as a Hugging Face folder; see `learn_tokenizer` for all kinds.
-
-    Args:
-        inputs: files, folders or patterns, as for `preprocess`.
-        output: the folder; tokenizer.json and tokenizer_config.json come into it, vocab.json and merges.txt.
-        vocab_size: entries, <|endoftext|> and the 256 bytes included.
-        json_keys: whose values are learnt from.
-
-    Raises:
-        UsageError: no input, or a vocabulary too small for the 256 bytes.
-        BadInputError: a record that cannot be taken, by file and row.
-    """
-    options = TrainOptions(json_keys=tuple(json_keys))
-    made = learn_tokenizer(inputs, output, kind="byte-bpe", vocab_size=vocab_size, options=options, progress=progress)
-    return made.tokenizer
-
-
-def learn_tokenizer(
-    inputs: Sequence[str | Path],
-    output: str | Path,
-    *,
-    kind: Kind,
-    vocab_size: int,
+    kind: Kind = "byte-bpe",
     options: TrainOptions | None = None,
     progress: Progress = SILENT,
-) -> Learnt:
-    """Learn a vocabulary from a seeded sample of an input and write the files that Megatron's options want.
+) -> TrainedTokenizer:
+    """Train a tokenizer on a seeded sample of an input and write the files that Megatron's options name.
 
     Args:
         inputs: files, folders, patterns, "-", as for `preprocess`.
         output: the folder.
-        kind: byte-bpe, wordpiece, sentencepiece-bpe or sentencepiece-unigram.
         vocab_size: entries, special ones and single bytes included.
+        kind: byte-bpe, wordpiece, sentencepiece-bpe or sentencepiece-unigram.
         options: see there.
-        progress: hears of the bytes read, and of what looks odd.
+        progress: gets the bytes read, and notes.
 
     Raises:
         UsageError: no input, options that do not fit the kind, a vocabulary too small for what must be in it, or
             another tokenizer in the output folder.
-        BadInputError: a record that cannot be taken, by file and row.
-        ResourceError: the disk is full, or the process that learns died.
+        BadInputError: a record that cannot be used, by file and row.
+        ResourceError: the disk is full, or the training process died.
     """
     options = options or TrainOptions()
     check_options(kind, vocab_size, options=options)
@@ -123,76 +98,64 @@ def learn_tokenizer(
     if sample.sampled_bytes < sample.input_bytes:
         share = sample.sampled_bytes / sample.input_bytes
         progress.note(
-            f"learning from {sample.sampled_bytes:,} of {sample.input_bytes:,} bytes ({share:.2%}), seed {options.seed}"
+            f"training on {sample.sampled_bytes:,} of {sample.input_bytes:,} bytes ({share:.2%}), seed {options.seed}"
         )
     task = _task(kind, vocab_size, options=options, sample=sample, progress=progress)
-    made = learn_apart(task, _some(sample.texts(options.on_error, progress)), progress=progress)
+    made = train_in_process(task, _not_empty(sample.texts(options.on_error, progress)), progress=progress)
     there = _write(output, made, options)
     specs = _specs(kind, output, options)
     tokenizer = load_tokenizer(specs[-1] if kind == "byte-bpe" else specs[0])
-    return Learnt(output, _entries(made), tokenizer, specs, sample.sampled_bytes, sample.input_bytes, there)
+    return TrainedTokenizer(output, _entries(made), tokenizer, specs, sample.sampled_bytes, sample.input_bytes, there)
 
 
 def _check_output(output: Path, options: TrainOptions, progress: Progress) -> None:
     there = [name for name in _OUR_FILES if (output / name).exists()]
     if there and not options.overwrite:
-        progress.note(f"{output} holds {there[0]} already: it stays unless the same is learnt again; see --overwrite")
+        progress.note(f"{output} holds {there[0]} already: it stays unless the same is trained again; see --overwrite")
 
 
 def _task(kind: Kind, vocab_size: int, *, options: TrainOptions, sample: Sample, progress: Progress) -> Task:
+    task = Task(kind=kind, vocab_size=vocab_size, special_tokens=options.special_tokens)
     if kind == "wordpiece":
         characters = _characters(vocab_size, options, sample, progress)
-        return Task(
-            kind=kind,
-            vocab_size=vocab_size,
-            special_tokens=options.special_tokens,
-            lower_case=options.lower_case,
-            characters=characters,
-        )
-    if kind == "byte-bpe":
-        return Task(kind=kind, vocab_size=vocab_size, special_tokens=options.special_tokens)
-    return Task(
-        kind=kind,
-        vocab_size=vocab_size,
-        special_tokens=options.special_tokens,
-        sentencepiece=sentencepiece_options(options),
-    )
+        return replace(task, lower_case=options.lower_case, characters=characters)
+    return task if kind == "byte-bpe" else replace(task, sentencepiece=sentencepiece_options(options))
 
 
 def _characters(vocab_size: int, options: TrainOptions, sample: Sample, progress: Progress) -> str:
-    """The most frequent characters that make up the wished share of the text; each takes two entries, c and ##c."""
+    """The most frequent characters that cover the wanted share of the text; each takes two entries, c and ##c."""
     normalizer = bert_engine({}, lower_case=options.lower_case).normalizer
     counts: Counter[str] = Counter()
-    for text in _some(sample.texts("skip", progress, doing="counting characters")):
+    for text in _not_empty(sample.texts("skip", progress, doing="counting characters")):
         counts.update(normalizer.normalize_str(text))
     counts = Counter({character: times for character, times in counts.items() if not character.isspace()})
     most = (vocab_size - len(BERT_TOKENS) - len(options.special_tokens)) // 2
     wanted = (options.character_coverage or 0.9995) * counts.total()
-    taken: list[str] = []
+    covering: list[str] = []
     covered = 0
     for character, times in sorted(counts.items(), key=lambda one: (-one[1], one[0])):
         if covered >= wanted:
             break
-        taken.append(character)
+        covering.append(character)
         covered += times
-    if len(taken) > most:
+    if len(covering) > most:
         raise UsageError(
             f"a vocabulary of {vocab_size} is too small for the characters of this text",
-            found=f"{len(taken):,} characters, each alone and with ##",
-            expected=f"at least {2 * len(taken) + vocab_size - 2 * most} entries",
+            found=f"{len(covering):,} characters, each alone and with ##",
+            expected=f"at least {2 * len(covering) + vocab_size - 2 * most} entries",
             fix="a larger vocab_size, or a smaller character_coverage",
         )
-    return "".join(taken)
+    return "".join(covering)
 
 
-def _some(texts: Iterator[str]) -> Iterator[str]:
-    """The texts; an error if there is none."""
+def _not_empty(texts: Iterator[str]) -> Iterator[str]:
+    """The texts; an error if all are empty."""
     empty = True
     for text in texts:
         empty = empty and not text.strip()
         yield text
     if empty:
-        raise UsageError("there is no text to learn from", fix="check the input and its keys (--json-keys)")
+        raise UsageError("there is no text to train on", fix="check the input and its keys (--json-keys)")
 
 
 def _write(output: Path, made: Mapping[str, bytes], options: TrainOptions) -> bool:

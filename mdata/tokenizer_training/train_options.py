@@ -1,6 +1,6 @@
-"""What `mdata train-tokenizer` can be asked for besides input, output, kind and size; which kind takes what.
+"""The options of `mdata train-tokenizer` besides input, output, kind and size, and which kind takes which.
 
-Nothing here reads a file: `check_options` refuses what can be refused by looking at the words alone.
+Nothing here reads a file: `check_options` refuses what is wrong whatever the input is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mdata.tokenizer_training.trainers import BERT_TOKENS, Kind
 from mdata.util.option_synonyms import nearest
 
 SMALLEST_VOCABULARY = 257
-# Learners take memory for so many entries before they look at the text; no vocabulary in use has a tenth of it.
+# Trainers allocate memory for all entries before they read text; no vocabulary in use has a tenth of these.
 _LARGEST_VOCABULARY = 1 << 24
 DEFAULT_SAMPLE_BYTES = MappingProxyType(
     # sentencepiece holds all sentences, and unigram takes about twenty times their size.
@@ -48,21 +48,21 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """What may be said besides input, output, kind and size.
+    """Options besides input, output, kind and size.
 
     Args:
         json_keys, input_format, text_documents, max_record_bytes, include, exclude: as for `preprocess`.
-        on_error: a record that cannot be taken stops the work, or is passed over and counted.
-        sample_bytes: how much unpacked input is learnt from; None: 1 GiB (sentencepiece-bpe 256 MiB, -unigram 64 MiB).
+        on_error: a record that cannot be used stops the work, or is skipped and counted.
+        sample_bytes: how much unpacked input to train on; None: 1 GiB (sentencepiece-bpe 256 MiB, -unigram 64 MiB).
         seed: of the sample.
-        special_tokens: more of them, behind those of the kind.
+        special_tokens: more of them, after those of the kind.
         lower_case: wordpiece: for BertWordPieceLowerCase.
         character_coverage: this share of the characters get an entry; the others are unknown.
         preset: sentencepiece: "llama2" for the form of Llama 2's model.
         byte_fallback: sentencepiece: characters without an entry become their bytes.
         split_digits: sentencepiece: every digit is a piece.
         pad: sentencepiece: a piece <pad>, id 3.
-        user_symbols: sentencepiece: pieces that are never cut.
+        user_symbols: sentencepiece: pieces that are never split.
         normalization: sentencepiece: nmt_nfkc (default), nfkc, nmt_nfkc_cf, nfkc_cf or identity.
         overwrite: replace another tokenizer in the output folder.
     """
@@ -89,7 +89,7 @@ class TrainOptions:
 
 
 def check_options(kind: str, vocab_size: int, *, options: TrainOptions) -> None:
-    """Refuse what cannot be learnt, before anything is read.
+    """Refuse options that cannot work, before anything is read.
 
     Raises:
         UsageError: names the option and its value.

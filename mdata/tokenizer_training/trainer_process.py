@@ -1,7 +1,7 @@
-"""Learning in a process of its own, because the libraries hear no Ctrl-C for minutes and may take all memory.
+"""Training in a process of its own, because the libraries ignore Ctrl-C for minutes and may take all memory.
 
-The process gets the texts over a pipe, so that reading, sampling and errors of the input stay here. Whatever ends the
-caller's work ends the process. Not done: limits of its memory; the size of the sample is the limit.
+The process gets the texts over a pipe, so reading, sampling and errors of the input stay here. It ends when the caller
+stops for any reason. Not done: limits of its memory; the size of the sample is the limit.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from mdata.progress import SILENT, Progress
 from mdata.tokenizer_training.trainers import Task, packed, received, send
 
 
-def learn_apart(task: Task, texts: Iterator[str], *, progress: Progress = SILENT) -> dict[str, bytes]:
+def train_in_process(task: Task, texts: Iterator[str], *, progress: Progress = SILENT) -> dict[str, bytes]:
     """The files of the tokenizer.
 
     Raises:
-        UsageError: the library cannot learn this from these texts, with its reason.
+        UsageError: the library cannot train on these texts, with its reason.
         ResourceError: the process died.
         MdataError: what reading the texts raised.
     """
     words = [sys.executable, "-m", "mdata.tokenizer_training.trainers"]
-    # The child must find the same mdata, however this process found it, and must not hear our Ctrl-C by itself.
+    # The child must find the same mdata, however this process found it, and must not get our Ctrl-C.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
     with tempfile.TemporaryFile() as errors:
-        with os_errors_named("starting the process that learns"):
+        with os_errors_named("starting the training process"):
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
             child = subprocess.Popen(words, env=environment, start_new_session=True, **pipes)  # type: ignore[call-overload]
         try:
-            with suppress(BrokenPipeError):  # it ended early and has said why
+            with suppress(BrokenPipeError):  # it ended early and sent the reason
                 _feed(child.stdin, task, texts)
-            progress.begin("learning", None, unit="s")
+            progress.begin("training", None, unit="s")
             answer = list(received(child.stdout))
             child.wait()
             progress.end()
@@ -57,9 +57,9 @@ def learn_apart(task: Task, texts: Iterator[str], *, progress: Progress = SILENT
 
 
 def refusal(reason: str) -> UsageError:
-    """What sentencepiece said."""
+    """The error for a reason that sentencepiece gives."""
     return UsageError(
-        "sentencepiece cannot learn this from these texts",
+        "sentencepiece cannot train on these texts",
         found=reason.strip().splitlines()[0][:300],
         fix="more text, another vocab_size, or a smaller character_coverage",
     )
@@ -78,4 +78,4 @@ def _death(code: int, errors: BinaryIO) -> MdataError:
     found = f"{signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     if said:
         found += f": {said[-1][:300]}"
-    return ResourceError("the process that learns died", found=found, fix="a smaller sample, or more memory")
+    return ResourceError("the training process died", found=found, fix="a smaller sample, or more memory")

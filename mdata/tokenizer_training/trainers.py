@@ -1,9 +1,9 @@
-"""Learning vocabularies by the `tokenizers` and `sentencepiece` libraries: texts in, the files of a tokenizer out.
+"""Training with the `tokenizers` and `sentencepiece` libraries: texts in, the files of a tokenizer out.
 
-Each result is a function of the texts and the options alone. What that takes: sentencepiece runs one thread (its result
-depends on their number), and WordPiece is given all characters, alone and with "##", as its first entries, because the
-library numbers those it finds by itself in the order of a hash table and breaks ties by number. The module is also a
-program, which mdata/tokenizer_training/trainer_process.py starts: options and texts on stdin, files on stdout.
+Each result depends on the texts and the options alone. For that sentencepiece runs one thread (its result depends on
+their number), and WordPiece gets all characters, alone and with "##", as its first entries, because the library
+numbers those that it finds in the order of a hash table and breaks ties by number. The module is also a program, which
+mdata/tokenizer_training/trainer_process.py starts: options and texts on stdin, files on stdout.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ END_OF_TEXT = "<|endoftext|>"
 BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # Without a limit a run of one letter, or of base64, becomes a token of hundreds of bytes.
 _LONGEST_TOKEN_BYTES = 64
-_LONGEST_SENTENCE = 2048  # sentencepiece passes over longer ones without a word, so they are cut
-# sentencepiece passes over sentences with these, which have a meaning of their own inside it.
-_TAKEN = {0: " ", 0x2581: " ", 0x2585: " "}
+_LONGEST_SENTENCE = 2048  # sentencepiece silently skips longer ones, so they are split
+# sentencepiece skips sentences with these characters, which it uses itself.
+_REPLACED = {0: " ", 0x2581: " ", 0x2585: " "}
 _LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is to be learnt; see TrainOptions. `characters` are those that WordPiece gives entries."""
+    """What to train; see TrainOptions. `characters` are those that WordPiece gives entries."""
 
     kind: Kind
     vocab_size: int
@@ -41,7 +41,7 @@ class Task:
     sentencepiece: Mapping[str, Any] | None = None
 
 
-def learn(task: Task, texts: Iterator[str]) -> dict[str, bytes]:
+def train(task: Task, texts: Iterator[str]) -> dict[str, bytes]:
     """The files by name.
 
     Raises:
@@ -148,9 +148,9 @@ def _sentencepiece(task: Task, texts: Iterator[str]) -> dict[str, bytes]:
 
 
 def _sentences(texts: Iterator[str]) -> Iterator[str]:
-    """Lines, as sentencepiece reads files; long ones cut, at blanks where there are any."""
+    """Lines, as sentencepiece reads files; long ones split, at blanks if there are any."""
     for text in texts:
-        for line in text.translate(_TAKEN).split("\n"):
+        for line in text.translate(_REPLACED).split("\n"):
             at = 0
             while len(line) - at > _LONGEST_SENTENCE:
                 blank = line.rfind(" ", at + 1, at + _LONGEST_SENTENCE)
@@ -168,7 +168,7 @@ def send(stream: BinaryIO, data: bytes) -> None:
 
 
 def received(stream: BinaryIO) -> Iterator[bytes]:
-    """What was sent, until the stream ends; what is cut off does not count."""
+    """What was sent, until the stream ends; a truncated message is dropped."""
     while len(head := stream.read(_LENGTH.size)) == _LENGTH.size:
         (size,) = _LENGTH.unpack(head)
         data = stream.read(size)
@@ -183,14 +183,14 @@ def packed(task: Task) -> bytes:
 
 
 def main() -> None:
-    """Learn what stdin says."""
+    """Train what stdin says."""
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not come between
     messages = received(sys.stdin.buffer)
     words = json.loads(next(messages))
     task = Task(**{**words, "special_tokens": tuple(words["special_tokens"])})
     try:
-        files = learn(task, (message.decode() for message in messages))
+        files = train(task, (message.decode() for message in messages))
     except RuntimeError as error:
         send(answer, b"refused")
         send(answer, str(error).encode())

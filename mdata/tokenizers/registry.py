@@ -1,54 +1,54 @@
-"""Megatron's names of tokenizer types, and which of them this version can load.
+"""Tokenizers by Megatron's names.
 
-To add one: write a class of that name (protocol.py: `TokenizerType`) and put its module into `_MODULES`. Libraries are
-imported by those modules only, so a name costs nothing until it is used.
+To add a type: write a class of that name (mdata/tokenizers/base/tokenizer.py: `TokenizerType`) and put its module into
+`_MODULES`. Only those modules import libraries, so a name costs nothing until it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
 from mdata.errors import UsageError
-from mdata.tokenizers.base.tokenizer import Tokenizer, TokenizerSpec, TokenizerType
+from mdata.tokenizers.base.tokenizer import SelectsEngine, Tokenizer, TokenizerConfig, TokenizerSpec, TokenizerType
 from mdata.util.option_synonyms import nearest
 
+_TYPES = "mdata.tokenizers.types."
 _MODULES = MappingProxyType(
     {
-        "GPT2BPETokenizer": "mdata.tokenizers.types.gpt2",
-        "HuggingFaceTokenizer": "mdata.tokenizers.types.huggingface",
-        "BertWordPieceLowerCase": "mdata.tokenizers.types.wordpiece",
-        "BertWordPieceCase": "mdata.tokenizers.types.wordpiece",
-        "TikTokenizer": "mdata.tokenizers.types.tiktoken",
-        "SentencePieceTokenizer": "mdata.tokenizers.types.sentencepiece",
-        "GPTSentencePieceTokenizer": "mdata.tokenizers.types.sentencepiece",
-        "Llama2Tokenizer": "mdata.tokenizers.types.sentencepiece",
-        "NullTokenizer": "mdata.tokenizers.types.null",
-        "ByteTokenizer": "mdata.tokenizers.types.byte",
+        "GPT2BPETokenizer": _TYPES + "gpt2",
+        "HuggingFaceTokenizer": _TYPES + "huggingface",
+        "BertWordPieceLowerCase": _TYPES + "wordpiece",
+        "BertWordPieceCase": _TYPES + "wordpiece",
+        "TikTokenizer": _TYPES + "tiktoken",
+        "SentencePieceTokenizer": _TYPES + "sentencepiece",
+        "GPTSentencePieceTokenizer": _TYPES + "sentencepiece",
+        "Llama2Tokenizer": _TYPES + "sentencepiece",
+        "NullTokenizer": _TYPES + "null",
+        "ByteTokenizer": _TYPES + "byte",
     }
 )
-# The fields of PreprocessOptions that name what a type reads.
-FILES_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
+# The options that name a type's files, where it is not a single --tokenizer-model.
+_FILES = MappingProxyType(
     {
         "GPT2BPETokenizer": ("vocab_file", "merge_file"),
-        "HuggingFaceTokenizer": ("tokenizer_model",),
         "BertWordPieceLowerCase": ("vocab_file",),
         "BertWordPieceCase": ("vocab_file",),
-        "TikTokenizer": ("tokenizer_model",),
-        "SentencePieceTokenizer": ("tokenizer_model",),
-        "GPTSentencePieceTokenizer": ("tokenizer_model",),
-        "Llama2Tokenizer": ("tokenizer_model",),
         "NullTokenizer": (),
         "ByteTokenizer": (),
     }
 )
-# Their options say all; nothing is kept beside a corpus.
-WITHOUT_FILES = frozenset(type for type, read in FILES_OF.items() if not read)
+FILES_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {type: _FILES.get(type, ("tokenizer_model",)) for type in _MODULES}
+)
+"""Type -> the fields of PreprocessOptions that name its files."""
+WITHOUT_FILES = frozenset(type for type, files in FILES_OF.items() if not files)
+"""Types whose options say all; no files are kept beside a corpus."""
 
-# What a type does where an option is not given. `include_special_tokens` is not among them: a type names it always.
+# Options with these values are left out of a manifest; `include_special_tokens` is always named.
 _DEFAULTS = MappingProxyType(
     {
         "special_tokens": [],
@@ -61,52 +61,65 @@ _DEFAULTS = MappingProxyType(
 )
 
 # Megatron lists them, but its preprocess_data.py cannot make them.
-_KNOWN_BUT_NOT_HERE = (
-    "MultimodalTokenizer",
-    "NullMultimodalTokenizer",
-    "SFTTokenizer",
-)
+_UNSUPPORTED = ("MultimodalTokenizer", "NullMultimodalTokenizer", "SFTTokenizer")
 
 
 def available() -> tuple[str, ...]:
-    """The names of types that `load_tokenizer` takes."""
+    """The names of all types."""
     return tuple(_MODULES)
 
 
-def load_tokenizer(spec: TokenizerSpec | str, model: str | Path | None = None, **options: Any) -> Tokenizer:
+def load_tokenizer(
+    spec: TokenizerSpec | str,
+    model: str | Path | None = None,
+    *,
+    on_files_read: Callable[[TokenizerConfig], None] | None = None,
+    **options: Any,
+) -> Tokenizer:
     """Load a tokenizer from the files that a user names, with the fastest engine that gives the exact ids here.
 
     Args:
-        spec: what is asked for; or Megatron's name of the type, and then
+        spec: the tokenizer; or Megatron's name of the type, and then
         model: a folder with tokenizer.json, or such a file, and
-        options: what the type takes besides.
+        options: further options of the type.
+        on_files_read: called before engines are compared, if there are several, with the one that is likely used.
 
     Raises:
         UsageError: an unknown name or option, files that are missing or cannot be read as that type, or an
-            engine that was named and cannot be had.
+            engine that was named and cannot be used.
     """
     if isinstance(spec, str):
         spec = TokenizerSpec(type=spec, model=None if model is None else str(model), options=tuple(options.items()))
-    kind = _type(spec.type)
-    return kind.load(spec, _checked_options(spec.type, kind.OPTIONS, dict(spec.options)))
+    type = _type(spec.type)
+    tokenizer = type.load(spec, _checked_options(spec.type, type.OPTIONS, dict(spec.options)))
+    if isinstance(tokenizer, SelectsEngine):
+        if on_files_read is not None:
+            on_files_read(config_of(tokenizer)._replace(engine=tokenizer.likely_engine(spec.engine)))
+        tokenizer.select_engine(spec.engine)
+    return tokenizer
+
+
+def config_of(tokenizer: Tokenizer) -> TokenizerConfig:
+    """What `build_tokenizer` needs to make the same tokenizer."""
+    return TokenizerConfig(tokenizer.name, dict(tokenizer.files), dict(tokenizer.options), tokenizer.engine)
 
 
 def build_tokenizer(
     name: str, files: Mapping[str, bytes], *, engine: str = "tokenizers", options: Mapping[str, Any] | None = None
 ) -> Tokenizer:
-    """The tokenizer whose `files` and `options` these are; needs no file system.
+    """The tokenizer with these files and options; needs no file system.
 
     Args:
         name: Megatron's name of the type.
         files: as a Tokenizer has them.
-        engine: as a Tokenizer has it: one that `load_tokenizer` found equal is not compared again.
+        engine: as a Tokenizer has it; it is not compared with the exact one again.
         options: as a Tokenizer has them.
     """
     return _type(name).build(files, options or {}, engine=engine)
 
 
 def _checked_options(name: str, known: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
-    """The options without those that were left at their default, which a manifest need not tell."""
+    """The options without those that have their default value."""
     for option in options:
         if option not in known:
             raise UsageError(f"{name} has no option {option!r}", expected=f"one of {', '.join(known)}")
@@ -122,12 +135,10 @@ def _checked_options(name: str, known: tuple[str, ...], options: dict[str, Any])
 def _type(name: str) -> TokenizerType:
     if name in _MODULES:
         return cast(TokenizerType, getattr(import_module(_MODULES[name]), name))
-    if name in _KNOWN_BUT_NOT_HERE:
-        what = (
-            f"tokenizer type {name} needs options that Megatron's preprocess_data.py does not have: it fails there too"
-        )
+    if name in _UNSUPPORTED:
+        what = f"tokenizer type {name} is not supported: it needs options that Megatron's preprocess_data.py lacks"
         raise UsageError(what, expected=f"one of {', '.join(_MODULES)}")
-    close = nearest(name, (*_MODULES, *_KNOWN_BUT_NOT_HERE))
+    close = nearest(name, (*_MODULES, *_UNSUPPORTED))
     raise UsageError(
         f"no tokenizer type {name!r}",
         expected=f"one of {', '.join(_MODULES)}",

@@ -30,7 +30,7 @@ def tokenizers(*words):
     )
 
 
-def test_without_a_tokenizer_one_of_each_form_is_learnt(capsys):
+def test_without_a_tokenizer_one_of_each_kind_is_trained(capsys):
     assert tokenizers("--json") == 0
     facts = json.loads(capsys.readouterr().out)
     forms = {}

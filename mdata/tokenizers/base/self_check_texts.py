@@ -1,8 +1,8 @@
-"""The fixed text on which an engine must give the same ids as the exact one before it is taken.
+"""The fixed texts for which an engine must give the ids of the exact one before it is used.
 
-It holds what engines have been seen, or are likely, to disagree on: every kind of white space alone and in
+They hold what engines have been seen, or are likely, to disagree on: every kind of white space alone and in
 runs, contractions and letters that only lower case to them, numbers and digits of many scripts, combining
-marks, joined emoji, control characters, unassigned code points, every added token in awkward company, long
+marks, joined emoji, control characters, unassigned code points, every added token in difficult contexts, long
 runs, entries of the vocabulary glued together, and a sample of all code points.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mdata.tokenizers.base.byte_alphabet import to_bytes
+from mdata.tokenizers.base.byte_level import to_bytes
 from mdata.tokenizers.base.unicode14 import unassigned
 
 _BLANKS = (
@@ -74,53 +74,47 @@ _LONG = (
     "=",
     "\xa0",
 )
-_MOST_ADDED = 48
-_MOST_ENTRIES = 1600
+_MAX_ADDED = 48
+_MAX_ENTRIES = 1600
 
 
-def hostile_texts(entries: Sequence[str], added: Sequence[str]) -> list[str]:
+def byte_level_texts(entries: Sequence[str], added: Sequence[str]) -> list[str]:
     """The texts for byte-level BPE.
 
     Args:
         entries: its vocabulary, in the order of its ids.
         added: its added tokens.
     """
-    return ["", *_written(), *_blanks(), *_runs(), *_controls(), *_sample(), *_glued(entries), *_around(added)]
+    return [*_common(), *_glued(entries), *_around(added)]
 
 
-def hostile_texts_for_llama(entries: Sequence[str], added: Sequence[str]) -> list[str]:
+def llama_texts(entries: Sequence[str], added: Sequence[str]) -> list[str]:
     """The texts for BPE over whole texts, in which U+2581 stands for blanks.
 
     Args:
         entries: its vocabulary, in the order of its ids.
         added: its added tokens.
     """
-    texts = [
-        "",
-        *_written(),
-        *_blanks(),
-        *_runs(),
-        *_controls(),
-        *_sample(),
-        *_around(added),
-        *_around(["\u2581", "<0x41>"]),
-    ]
-    words = entries[:: max(1, len(entries) // _MOST_ENTRIES)]
+    texts = [*_common(), *_around(added), *_around(["\u2581", "<0x41>"])]
+    words = entries[:: max(1, len(entries) // _MAX_ENTRIES)]
     for size in (1, 2, 3):
         glued = ["".join(words[at : at + size]) for at in range(0, len(words) - size, 3)]
         texts += ["".join(glued).replace("\u2581", " "), " ".join(glued), "\n".join(glued).replace("\u2581", "")]
     return texts
 
 
-def hostile_texts_for_wordpiece(entries: Sequence[str], added: Sequence[str]) -> list[str]:
-    """The texts for WordPiece in BERT's form.
+def wordpiece_texts(entries: Sequence[str], added: Sequence[str]) -> list[str]:
+    """The texts for WordPiece like BERT's.
 
     Args:
         entries: its vocabulary, in the order of its ids.
         added: its added tokens.
     """
-    texts = ["", *_written(), *_blanks(), *_runs(), *_controls(), *_sample(), *_editions(), *_lengths()]
-    return [*texts, *_glued_words(entries), *_around(added)]
+    return [*_common(), *_editions(), *_lengths(), *_glued_words(entries), *_around(added)]
+
+
+def _common() -> list[str]:
+    return ["", *_written(), *_blanks(), *_runs(), *_controls(), *_sample()]
 
 
 def _editions() -> Iterator[str]:
@@ -140,7 +134,7 @@ def _lengths() -> Iterator[str]:
 
 def _glued_words(entries: Sequence[str]) -> Iterator[str]:
     """Entries side by side and stuck together, with what marks a part and without it."""
-    words = entries[:: max(1, len(entries) // _MOST_ENTRIES)]
+    words = entries[:: max(1, len(entries) // _MAX_ENTRIES)]
     bare = [word.lstrip("#") for word in words]
     for size in (1, 2, 3):
         yield " ".join("".join(bare[at : at + size]) for at in range(0, len(bare) - size, 3))
@@ -176,7 +170,7 @@ def _controls() -> Iterator[str]:
 
 
 def _sample() -> Iterator[str]:
-    """Some of every 256 code points, each in company; newer ones, which fast engines never see, left out."""
+    """Some of every 256 code points, each in several contexts; without newer ones, which fast engines never get."""
     wanted = [64 * page + (37 * page + 11) % 64 for page in range(0x3400 // 64)]
     wanted += [256 * page + (37 * page + 11) % 256 for page in range(0x34, 0x320)]
     wanted += [0xE0001, 0xE01EF, 0xF0000, 0x10FFFD]
@@ -189,7 +183,7 @@ def _sample() -> Iterator[str]:
 
 def _glued(entries: Sequence[str]) -> Iterator[str]:
     """Entries of the vocabulary side by side: words that need many merges, and merges that compete."""
-    step = max(1, len(entries) // _MOST_ENTRIES)
+    step = max(1, len(entries) // _MAX_ENTRIES)
     words = []
     for entry in entries[::step]:
         try:
@@ -201,9 +195,9 @@ def _glued(entries: Sequence[str]) -> Iterator[str]:
 
 
 def _around(added: Sequence[str]) -> Iterator[str]:
-    step = max(1, len(added) // _MOST_ADDED)
+    step = max(1, len(added) // _MAX_ADDED)
     for token in added[::step]:
         yield from (token, token * 2, f"a{token}b", f" {token} ", f"\n{token}\t\t", f"x  {token}  y", token.swapcase())
         yield from (f"{token[:-1]} {token[1:]}", f"<{token}>", f"1{token}\u0301", f"'{token}'s", f"\xa0{token}\u3000")
-    yield "".join(added[:_MOST_ADDED])
-    yield " ".join(reversed(added[:_MOST_ADDED]))
+    yield "".join(added[:_MAX_ADDED])
+    yield " ".join(reversed(added[:_MAX_ADDED]))

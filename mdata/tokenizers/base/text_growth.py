@@ -20,7 +20,7 @@ from functools import cache
 from typing import Any
 
 from mdata.errors import UsageError
-from mdata.tokenizers.base.tokenizer_json import Definition, flat
+from mdata.tokenizers.base.tokenizer_json import Definition, components
 
 # Most tokenizers make one, or three (an ellipsis as three dots).
 MOST_GROWTH = 16
@@ -38,7 +38,7 @@ def refuse_growth(definition: Definition) -> None:
     Raises:
         UsageError: says of which part, and by how much.
     """
-    decoders = [rule for rule in flat(definition.get("decoder"), "decoders") if rule.get("type") == "Replace"]
+    decoders = [rule for rule in components(definition.get("decoder"), "decoders") if rule.get("type") == "Replace"]
     for part, rules in (("normalizer", _normalizers(definition)), ("decoder", decoders)):
         if len(rules) > _MOST_RULES or len(_named(rules)) > _MOST_NAMED:
             found = f"{len(rules):,} rules with {len(_named(rules)):,} different characters"
@@ -80,11 +80,11 @@ def _refuse_more(what: str, found: float, most: int) -> None:
 
 
 def _normalizers(definition: Definition) -> list[Mapping[str, Any]]:
-    return flat(definition.get("normalizer"), "normalizers")
+    return components(definition.get("normalizer"), "normalizers")
 
 
 def _words(definition: Definition) -> list[Mapping[str, Any]]:
-    return flat(definition.get("pre_tokenizer"), "pretokenizers")
+    return components(definition.get("pre_tokenizer"), "pretokenizers")
 
 
 def _named(rules: Sequence[Mapping[str, Any]]) -> set[str]:

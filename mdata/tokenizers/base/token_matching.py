@@ -1,9 +1,9 @@
 """One pattern for many tokens, so that looking for any of thousands costs about as much as for one.
 
 Python tries the branches of `a|b|c` one after another at every character, so thousands of tokens would cost thousands
-of steps there. `any_of` writes the tokens as a tree of their beginnings instead, whose nodes with many branches are
-halved by ranges of characters. At one place the longest token matches. What cannot be reached by so many levels is
-written as plain branches.
+of steps there. `pattern_of_any` writes the tokens as a tree of their prefixes instead, whose nodes with many branches
+are halved by ranges of characters. At one place the longest token matches. Tokens that need more levels than Python's
+compiler allows are written as plain branches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MOST_LEVELS = 40
 _FEW = 4
 
 
-def any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+def pattern_of_any(tokens: Iterable[str]) -> re.Pattern[str]:
     """A pattern that finds the earliest of these tokens, and at one place the longest; none where there are none."""
     known = sorted(set(tokens) - {""})
     return re.compile(_tree(known, 0) if known else r"(?!)")
@@ -38,7 +38,7 @@ def first_listed(tokens: Iterable[str]) -> list[str]:
     return sorted(kept, key=order.__getitem__)
 
 
-def beginning_of_another(tokens: Iterable[str]) -> str | None:
+def prefix_of_another(tokens: Iterable[str]) -> str | None:
     """A token with which another one begins, if there is one."""
     return next((a for a, b in pairwise(sorted(set(tokens))) if b.startswith(a)), None)
 

@@ -1,15 +1,15 @@
-"""What every tokenizer of ours is, whichever library does the work, and how one is asked for.
+"""What every tokenizer is, whichever library does the work, and how a user names one.
 
 Ids are int32 and lengths int64 arrays, because a batch of texts becomes arrays once, where it is tokenized,
-and stays so until it is written. A tokenizer never depends on the texts that it saw before.
+and stays so until it is written. The ids of a text never depend on the texts before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,8 @@ IdArray = npt.NDArray[np.int32]
 LengthArray = npt.NDArray[np.int64]
 
 
-class Recipe(NamedTuple):
-    """What `build_tokenizer` makes a tokenizer of: its name, files, options and engine."""
+class TokenizerConfig(NamedTuple):
+    """All that `build_tokenizer` needs; unlike a tokenizer it can be sent to another process."""
 
     name: str
     files: Mapping[str, bytes]
@@ -27,22 +27,18 @@ class Recipe(NamedTuple):
     engine: str
 
 
-Announce = Callable[[Recipe], None]
-
-
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSpec:
-    """Which tokenizer a user asks for.
+    """Which tokenizer a user names.
 
     Args:
         type: Megatron's name of the type, or "ByteTokenizer".
         model: a folder with tokenizer.json, or a file: such a one, of ranks, or of SentencePiece.
         vocab_file, merge_file: vocab.json and merges.txt, or BERT's vocab.txt alone.
-        options: what the type takes besides, as (name, value) pairs: `special_tokens` (a list),
-            `special_in_text` ("special" or "plain"), `compat` ("megatron-2023"), and what single types have
+        options: further options of the type, as (name, value) pairs: `special_tokens` (a list),
+            `special_in_text` ("special" or "plain"), `compat` ("megatron-2023"), and those of single types
             (docs/tokenizers.md): `include_special_tokens`, `vocab_size`, `eod_id`, `pattern`, `legacy` ...
         engine: the library that gives the ids, or "auto" for the fastest that is equal to the exact one.
-        announce: hears what is likely to be taken, before engines are compared; not by all types.
     """
 
     type: str
@@ -51,7 +47,6 @@ class TokenizerSpec:
     merge_file: str | None = None
     options: tuple[tuple[str, Any], ...] = ()
     engine: str = "auto"
-    announce: Announce | None = field(default=None, compare=False, repr=False)
 
 
 class TextRefused(Exception):
@@ -71,12 +66,12 @@ class TextRefused(Exception):
 
 
 @contextmanager
-def numbered(numbers: Sequence[int]) -> Iterator[None]:
-    """What refuses a text inside refuses that one of a larger batch: `numbers` are the places of its texts there."""
+def indices_in_batch(indices: Sequence[int]) -> Iterator[None]:
+    """Inside, texts of a larger batch are encoded, which have these indices there: a refusal names the one there."""
     try:
         yield
     except TextRefused as refused:
-        raise TextRefused(numbers[refused.index], refused.reason) from refused
+        raise TextRefused(indices[refused.index], refused.reason) from refused
 
 
 class TokenizerType(Protocol):
@@ -85,14 +80,36 @@ class TokenizerType(Protocol):
     OPTIONS: tuple[str, ...]
 
     def load(self, spec: TokenizerSpec, options: Mapping[str, Any]) -> Tokenizer:
-        """The tokenizer of the files that a user names, with its best engine."""
+        """Read and check the files that a user names; the exact engine gives the ids.
+
+        Raises:
+            UsageError: a file is not named, cannot be read, or is not what it should be.
+        """
 
     def build(self, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> Tokenizer:
-        """The same from what a tokenizer keeps, without a file system; its engine is not compared again."""
+        """The tokenizer of files that were loaded before; its engine is not compared with the exact one again."""
+
+
+@runtime_checkable
+class SelectsEngine(Protocol):
+    """A tokenizer for which there are several engines."""
+
+    def likely_engine(self, wanted: str) -> str:
+        """The engine that `select_engine` tries first; it may yet take another."""
+
+    def select_engine(self, wanted: str) -> None:
+        """Change to an engine, once it was found equal to the exact one; what the user should know goes to `notes`.
+
+        Args:
+            wanted: the name of an engine, or "auto" for the fastest that is equal.
+
+        Raises:
+            UsageError: there is no such engine, or the one that was named cannot be used.
+        """
 
 
 class Tokenizer(Protocol):
-    """Text to ids. All ids are decided by `files` and `options`, so two machines with the same ones agree."""
+    """Text to ids. `files` and `options` alone decide all ids, so two machines with the same ones agree."""
 
     @property
     def name(self) -> str:
@@ -104,7 +121,7 @@ class Tokenizer(Protocol):
 
     @property
     def eod(self) -> int | None:
-        """The id that --append-eod writes; None where the files name none."""
+        """The id that --append-eod writes; None if the files name none."""
 
     @property
     def special_ids(self) -> Mapping[str, int]:
@@ -112,23 +129,23 @@ class Tokenizer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """BLAKE3 (hex) of the content that decides ids, never of paths or engines."""
+        """BLAKE3 (hex) of the content that decides ids; paths and engines do not change it."""
 
     @property
     def files(self) -> Mapping[str, bytes]:
-        """File name -> content: what is kept beside a corpus so that it works offline."""
+        """File name -> content: the copy that is kept beside a corpus."""
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """What `files` do not say and ids depend on; with both the tokenizer can be built again."""
+        """The options on which ids depend; from these and `files` the tokenizer can be built again."""
 
     @property
     def engine(self) -> str:
-        """Which library gives the ids; all that are taken give the same."""
+        """The name of the library that gives the ids; every engine that is used gives the same."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Lines for the user, such as why a faster engine was not taken."""
+        """Lines for the user, such as why a faster engine is not used."""
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[IdArray, LengthArray]:
         """Ids of all texts, one after another (int32[sum of lengths]), and how many each gave (int64[n]).
@@ -138,12 +155,27 @@ class Tokenizer(Protocol):
         """
 
     def special_in_text(self, ids: IdArray, num_texts: int) -> int:
-        """How many special ids stood in the texts themselves.
+        """How many special tokens the texts themselves spelled.
 
         Args:
-            ids: what `encode_batch` gave, nothing put in.
-            num_texts: of that many texts, empty ones included.
+            ids: what `encode_batch` gave.
+            num_texts: how many texts it was given.
         """
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, special tokens shown."""
+
+
+def token_id(tokenizer: Tokenizer, text: str) -> int | None:
+    """The id of the token with this text: a special token, else an entry, else a text that is one id; None: none is."""
+    found = tokenizer.special_ids.get(text)
+    id_of = getattr(tokenizer, "id_of", None)
+    if found is None and id_of is not None:
+        found = id_of(text)
+    if found is not None:
+        return int(found)
+    try:
+        ids, _ = tokenizer.encode_batch([text])
+    except TextRefused:
+        return None
+    return int(ids[0]) if len(ids) == 1 and tokenizer.decode(ids.tolist()).strip() == text else None

@@ -1,14 +1,12 @@
-"""What a tokenizer.json says, read without any engine: ids, added tokens, what stands around every text.
+"""What a tokenizer.json says, read without any library: ids, added tokens, what is put around every text.
 
-A GPT-2 vocabulary with its merges is brought into this form too, so that every engine is made from one
-document. What is unusual: ids of added tokens are worked out as the `tokenizers` library does (the model's
-own id, else the next free one in the order given), because that is what counts there, not what the file
-says. `byte_level_obstacle` says why a faster engine must not be tried, by structure alone.
+Other formats, such as GPT-2's vocabulary and merges, are converted to this one, so that every engine is made from one
+kind of document. Unusual: the ids of added tokens are those that the `tokenizers` library gives them (the model's own
+id, else the next free one in the order of the file), because the library ignores the ids in the file.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +15,10 @@ from typing import Any
 from unicodedata import is_normalized
 
 from mdata.errors import UsageError
-from mdata.tokenizers.base.byte_alphabet import ALPHABET
-from mdata.tokenizers.base.split_patterns import FOR_TIKTOKEN, GPT2
+from mdata.tokenizers.base.byte_level import FOR_TIKTOKEN, GPT2
 
 Definition = Mapping[str, Any]
 
-_OUTSIDE_ALPHABET = re.compile(f"[^{re.escape(''.join(ALPHABET))}]")
 _MANY_ADDED = 1000
 LONGEST_ADDED_CHARS = 1000
 
@@ -129,11 +125,11 @@ def unknown_id(definition: Definition) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def surroundings(definition: Definition) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The ids that the post-processor puts before and after every text; None: it is not of a simple kind."""
+def surrounding_ids(definition: Definition) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The ids that the post-processor puts before and after every text; None: it is not a simple template."""
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
-    for processor in flat(definition.get("post_processor"), "processors"):
+    for processor in components(definition.get("post_processor"), "processors"):
         if processor.get("type") == "ByteLevel":
             continue
         sides = _SIDES.get(str(processor.get("type")), _no_sides)(processor)
@@ -167,7 +163,7 @@ _SIDES = MappingProxyType(
 )
 
 
-def flat(part: Any, children: str) -> list[Mapping[str, Any]]:
+def components(part: Any, children: str) -> list[Mapping[str, Any]]:
     """A component, or those inside of a Sequence of them."""
     found, left = [], [part]
     while left:
@@ -181,8 +177,8 @@ def flat(part: Any, children: str) -> list[Mapping[str, Any]]:
 
 
 def split_pattern(definition: Definition) -> str | None:
-    """The pattern that cuts texts into words, where it is one that all engines know; else None."""
-    parts = flat(definition.get("pre_tokenizer"), "pretokenizers")
+    """The pattern that splits texts into words, if engines were compared for it; else None."""
+    parts = components(definition.get("pre_tokenizer"), "pretokenizers")
     if not parts or any(part.get("add_prefix_space", True) for part in parts if part.get("type") == "ByteLevel"):
         return None
     if [part.get("type") for part in parts] == ["ByteLevel"] and parts[0].get("use_regex", True):
@@ -196,7 +192,7 @@ def split_pattern(definition: Definition) -> str | None:
 
 
 def merge_parts(merges: Sequence[Any]) -> tuple[list[str], list[str]]:
-    """The left and the right part of every merge, be it written as "a b" or as a pair."""
+    """The left and the right part of every merge, written as "a b" or as a pair."""
     if all(type(merge) is str for merge in merges):
         parts = " ".join(merges).split(" ") if merges else []
     else:
@@ -204,54 +200,18 @@ def merge_parts(merges: Sequence[Any]) -> tuple[list[str], list[str]]:
     return parts[::2], parts[1::2]
 
 
-def is_composed_only(definition: Definition) -> bool:
-    """Whether texts are not normalized at all, or only composed (NFC), which leaves most texts alone."""
-    return all(part.get("type") == "NFC" for part in flat(definition.get("normalizer"), "normalizers"))
+def is_nfc_or_none(definition: Definition) -> bool:
+    """Whether texts are not normalized, or only composed (NFC), which changes few texts."""
+    return all(part.get("type") == "NFC" for part in components(definition.get("normalizer"), "normalizers"))
 
 
-def byte_level_obstacle(definition: Definition) -> str | None:
-    """Why this is not a byte-level BPE of the common kind, for which engines can be expected to agree."""
-    model = definition.get("model") or {}
-    tests = (
-        (model.get("type", "BPE") != "BPE", f"its model is {model.get('type')}, not byte-level BPE"),
-        (not is_composed_only(definition), "it normalizes texts"),
-        (split_pattern(definition) is None, "it cuts words by a pattern of its own"),
-        (surroundings(definition) is None, "its post-processor is not a simple template"),
-        (model.get("byte_fallback") or model.get("fuse_unk"), "it has rules for unknown characters"),
-        (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"), "it marks parts of words"),
-    )
-    for holds, reason in tests:
-        if holds:
-            return reason
-    return _vocabulary_obstacle(definition) or added_obstacle(definition)
-
-
-def _vocabulary_obstacle(definition: Definition) -> str | None:
-    vocabulary = model_vocabulary(definition)
-    added = {token.content for token in added_tokens(definition)}
-    if any(symbol not in vocabulary for symbol in ALPHABET):
-        return "a byte has no entry in its vocabulary"
-    if len(set(vocabulary.values())) != len(vocabulary):
-        return "two entries of its vocabulary share an id"
-    if _OUTSIDE_ALPHABET.search("".join(token for token in vocabulary if token not in added)):
-        return "an entry of its vocabulary is not spelled in bytes"
-    lefts, rights = merge_parts(definition["model"].get("merges") or ())
-    results = set(map(str.__add__, lefts, rights))
-    if not vocabulary.keys() >= {*lefts, *rights} | results:
-        return "a merge is of entries that do not exist"
-    return "two merges have the same result" if len(results) != len(lefts) else None
-
-
-def added_obstacle(definition: Definition) -> str | None:
-    """Why added tokens may be matched otherwise by another engine."""
+def added_tokens_unsupported(definition: Definition) -> str | None:
+    """Why another engine of BPE may find added tokens elsewhere in a text."""
     tokens = added_tokens(definition)
-    said = {entry["content"]: entry.get("id") for entry in definition.get("added_tokens") or ()}
-    if any(said[token.content] != token.id for token in tokens):
-        return "an added token has another id than its file says"
+    if reason := added_tokens_renumbered(definition):
+        return reason
     if definition.get("normalizer") and not all(is_normalized("NFC", token.content) for token in tokens):
         return "an added token is not in the form to which texts are normalized"
-    if any(len(token.content) > LONGEST_ADDED_CHARS for token in tokens):
-        return "an added token is very long"
     raw = [token.content for token in tokens if not token.normalized]
     normalized = [token.content for token in tokens if token.normalized]
     if len(raw) * len(normalized) > _MANY_ADDED:
@@ -259,6 +219,15 @@ def added_obstacle(definition: Definition) -> str | None:
     if any(_touch(a, b) or _touch(b, a) for a in raw for b in normalized):
         return "added tokens of two kinds overlap"
     return None
+
+
+def added_tokens_renumbered(definition: Definition) -> str | None:
+    """Why no other engine than the exact one may be used with these added tokens."""
+    tokens = added_tokens(definition)
+    stated = {entry["content"]: entry.get("id") for entry in definition.get("added_tokens") or ()}
+    if any(stated[token.content] != token.id for token in tokens):
+        return "an added token has another id than its file says"
+    return "an added token is very long" if any(len(t.content) > LONGEST_ADDED_CHARS for t in tokens) else None
 
 
 def _touch(first: str, second: str) -> bool:

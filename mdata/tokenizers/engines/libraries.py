@@ -1,29 +1,31 @@
-"""The libraries that do byte-level BPE, behind one face: texts in, one array of ids for each.
+"""The engines for a tokenizer.json, with one interface: texts in, one array of ids for each.
 
-`tokenizers` is the exact one: it reads every tokenizer.json, and what it gives is right by definition. The others are
-taken only where mdata/tokenizers/types/engine_selection.py found them equal. None adds anything around a text.
-gigatoken keeps every word that it ever saw; when it has grown by _MOST_GROWTH_BYTES it is made anew, so a process stays
-small however much text it sees; its results are copied, because each keeps a large buffer. Measured with gigatoken
-0.10: 430 MB of prose and code let it grow by 60 MB, 1,755 MB of C sources by less than 144, random words by 10 MB for
-every MB; a new one takes 0.1 to 0.2 s and knows no words.
+`tokenizers` is the exact one: it reads every tokenizer.json, and its ids are right by definition. The others are used
+only if mdata/tokenizers/types/engine_selection.py found them equal. None adds anything around a text.
+gigatoken remembers every word; when it has grown by _MAX_GROWTH_BYTES it is made anew, so a process stays small
+however much text it sees; its results are copied, because each holds a large buffer. Measured with gigatoken 0.10: it
+grew by 60 MB over 430 MB of prose and code, by less than 144 over 1,755 MB of C sources, by 10 MB for every MB of
+random words; a new one takes 0.1 to 0.2 s and knows no words.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from mdata.errors import UsageError
-from mdata.tokenizers.base.byte_alphabet import ALPHABET, to_bytes
-from mdata.tokenizers.base.split_patterns import FOR_TIKTOKEN
+from mdata.tokenizers.base.byte_level import ALPHABET, FOR_TIKTOKEN, to_bytes
+from mdata.tokenizers.base.helpers import batches
 from mdata.tokenizers.base.text_growth import refuse_growth
-from mdata.tokenizers.base.token_matching import any_of
-from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused, numbered
+from mdata.tokenizers.base.token_matching import pattern_of_any
+from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused, indices_in_batch
 from mdata.tokenizers.base.tokenizer_json import (
     Definition,
     added_tokens,
@@ -34,19 +36,15 @@ from mdata.tokenizers.base.tokenizer_json import (
 from mdata.util.stop_signals import LibraryError, library_errors
 
 EXACT = "tokenizers"
-# Our own, for WordPiece (wordpiece_engine.py).
-WORDPIECE = "mdata"
-# From the fastest to the slowest; no tokenizer is for all of them.
-ENGINES = ("gigatoken", "tiktoken", WORDPIECE, EXACT)
 
 # A batch of the exact library takes 350 bytes of memory for every token until it has become an array.
 _EXACT_BATCH_CHARS = 256 << 10
 # With 96 as with 144 a process had at most 360 MB over 100 MB of random words, with 160 it had 565. Over 300 and
 # 534 MB of tiny distinct documents a worker had 520 MB at its peak.
-_MOST_GROWTH_BYTES = 144 << 20
-_LOOK_EVERY_CHARS = 1 << 20
+_MAX_GROWTH_BYTES = 144 << 20
+_CHECK_EVERY_CHARS = 1 << 20
 # Where memory does not come back, making a new one again and again would not help.
-_LEAST_CHARS_OF_ONE = 8 << 20
+_MIN_CHARS_OF_ONE = 8 << 20
 
 Ids = npt.NDArray[np.uint32]
 
@@ -66,7 +64,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class FlatEngine(Engine, Protocol):
-    """One that gives the ids of a batch as they are wanted in the end, without an array for each text."""
+    """An engine that gives the ids of a batch as one array."""
 
     def encode_flat(
         self, texts: Sequence[str], *, before: Sequence[int], after: Sequence[int]
@@ -74,29 +72,40 @@ class FlatEngine(Engine, Protocol):
         """The ids of all texts, with `before` and `after` around each, and how many each gave."""
 
 
-def make_engine(name: str, definition: Definition, *, plain: bool) -> Engine:
-    """The engine of that name.
+EngineMaker = Callable[..., Engine]
+"""Called as (definition, plain=..., exact=...); `exact` makes the exact engine, for texts that need it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFamily:
+    """Tokenizers of one kind, and the engines for them that are faster than the exact one.
 
     Args:
-        name: "gigatoken", "tiktoken" or EXACT.
-        definition: a tokenizer.json of the common byte-level kind; any for the exact one.
-        plain: special tokens spelled in a text are ordinary text.
-
-    Raises:
-        UsageError: the library cannot read the definition (the exact one only).
-        ImportError: it is not installed.
-        Exception: another library does not take this tokenizer.
+        matches: whether a tokenizer.json is of this kind, by its model.
+        unsupported: why no engine can encode like a given tokenizer.json, by its structure alone; None: one can.
+        engines: name -> maker, the fastest first.
+        unsupported_by: name -> the same for a single engine; also gets the exact engine.
+        self_check_texts: (entries in the order of their ids, added tokens) -> texts for which ids are compared.
+        text_splitter: how to split long texts of a given tokenizer without changing an id; None: they are not split.
+        compare_words: (engine, exact engine) -> a text which they split into other words, if there is one.
     """
-    return _MAKERS[name](definition, plain=plain)
+
+    matches: Callable[[Definition], bool]
+    unsupported: Callable[[Definition], str | None]
+    engines: Mapping[str, EngineMaker]
+    unsupported_by: Mapping[str, Callable[[Definition, Any], str | None]] = field(default_factory=dict)
+    self_check_texts: Callable[[Sequence[str], Sequence[str]], list[str]]
+    text_splitter: Callable[[Definition], Callable[..., Iterator[str]] | None]
+    compare_words: Callable[[Any, Any], str | None] | None = None
 
 
 class ExactEngine:
-    """The `tokenizers` library; also what decodes, and what knows all facts of a tokenizer."""
+    """The `tokenizers` library, which also decodes."""
 
     name = EXACT
 
     def __init__(self, definition: Definition, *, plain: bool) -> None:
-        self.library = _read_exactly(definition)
+        self.library = _load_tokenizers_library(definition)
         self.library.encode_special_tokens = plain
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
@@ -110,37 +119,33 @@ class ExactEngine:
             TextRefused: the library fails on a text.
         """
         out: list[Ids] = []
-        start = size = 0
-        for stop, text in enumerate(texts, 1):
-            size += len(text)
-            if size >= _EXACT_BATCH_CHARS or stop == len(texts):
-                out.extend(self._encode_each(texts[start:stop], start, special=add_special_tokens))
-                start, size = stop, 0
+        for start, stop in batches(texts, _EXACT_BATCH_CHARS):
+            out += self._encode_each(texts[start:stop], start, special=add_special_tokens)
         return out
 
     def _encode_each(self, texts: Sequence[str], first: int, *, special: bool) -> list[Ids]:
-        """The ids of texts of which the first has that number."""
+        """The ids of texts of which the first has that index in its batch."""
         try:
             return self._call(texts, special=special)
         except TextRefused:
             out = []
-            for number, text in enumerate(texts, first):
-                with numbered([number]):
+            for index, text in enumerate(texts, first):
+                with indices_in_batch([index]):
                     out += self._call([text], special=special)
             return out
 
     def _call(self, texts: Sequence[str], *, special: bool) -> list[Ids]:
         try:
-            # What is wrong with the text itself its owner finds.
+            # The caller explains what is wrong with a text itself.
             with library_errors(passed=(UnicodeEncodeError, TypeError)):
-                # The fast call leaves out character offsets, which nobody here asks for.
+                # The fast call leaves out character offsets, which are not needed.
                 batch = self.library.encode_batch_fast(list(texts), add_special_tokens=special)
         except LibraryError as error:
             raise TextRefused(0, f"the tokenizers library fails on this text: {error}") from error
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in batch]
 
 
-def _read_exactly(definition: Definition) -> Any:
+def _load_tokenizers_library(definition: Definition) -> Any:
     from tokenizers import Tokenizer as Library
 
     refuse_growth(definition)
@@ -162,9 +167,9 @@ class GigatokenEngine:
     def __init__(self, definition: Definition, *, plain: bool) -> None:
         self._json = as_json(without_special_tokens(definition) if plain else definition)
         self._encode = self._load()
-        # Known when a first batch was encoded: what a caller keeps beside us is not our growth.
+        # Set after a first batch, so that what the caller allocates before is not counted as growth.
         self._bytes_before: int | None = None
-        self._chars_left = _LOOK_EVERY_CHARS
+        self._chars_left = _CHECK_EVERY_CHARS
 
     def _load(self) -> Callable[[str], Ids]:
         from gigatoken.gigatoken_rs import load_hf_json
@@ -179,19 +184,19 @@ class GigatokenEngine:
         out = [encode(text).copy() for text in texts]
         self._chars_left -= sum(map(len, texts))
         if self._chars_left <= 0:
-            self._chars_left = _LOOK_EVERY_CHARS
+            self._chars_left = _CHECK_EVERY_CHARS
             if self._bytes_before is None:
                 self._bytes_before = resident_bytes()
-            elif resident_bytes() - self._bytes_before > _MOST_GROWTH_BYTES:
+            elif resident_bytes() - self._bytes_before > _MAX_GROWTH_BYTES:
                 # The old one has to be gone before the new one takes memory.
                 del encode, self._encode
                 self._encode = self._load()
-                self._chars_left = _LEAST_CHARS_OF_ONE
+                self._chars_left = _MIN_CHARS_OF_ONE
         return out
 
 
 class TiktokenEngine:
-    """OpenAI's tiktoken with our ranks: it wants ids in the order of the merges."""
+    """OpenAI's tiktoken with ranks in the order of the merges."""
 
     name = "tiktoken"
 
@@ -206,7 +211,7 @@ class TiktokenEngine:
         ranks = {to_bytes(names[id]): rank for rank, id in enumerate(ids.tolist())}
         # Ranks are positions; ids are looked up afterwards, special ones after the last rank.
         self._ids = np.concatenate([ids, np.array(list(special.values()), dtype=np.uint32)])
-        self._special = any_of(special)
+        self._special = pattern_of_any(special)
         self._library = tiktoken.Encoding(
             "mdata",
             pat_str=FOR_TIKTOKEN[str(split_pattern(definition))],
@@ -217,7 +222,7 @@ class TiktokenEngine:
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """See Engine."""
         encode, ids, special = self._library.encode_to_numpy, self._ids, self._special
-        # To hand over a thousand names takes longer than to encode a short text.
+        # Passing a thousand names takes longer than encoding a short text.
         return [ids[encode(text, allowed_special=set(special.findall(text)), disallowed_special=())] for text in texts]
 
 
@@ -229,22 +234,21 @@ def _ids_in_merge_order(definition: Definition) -> list[int]:
 
 
 def as_json(definition: Definition) -> bytes:
-    """A definition as the text that libraries read."""
+    """A tokenizer.json as text."""
     import orjson
 
     return orjson.dumps(definition)
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in use; 0 where the system does not tell."""
+    """Memory of this process that is in use; 0 if the system does not tell."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
 
 
-_MAKERS: dict[str, Callable[..., Engine]] = {
-    "gigatoken": GigatokenEngine,
-    "tiktoken": TiktokenEngine,
-    EXACT: ExactEngine,
-}
+# Those that a tokenizer.json alone makes, by their names.
+LIBRARIES: Mapping[str, Callable[..., Engine]] = MappingProxyType(
+    {"gigatoken": GigatokenEngine, "tiktoken": TiktokenEngine, EXACT: ExactEngine}
+)

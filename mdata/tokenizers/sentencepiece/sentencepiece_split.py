@@ -1,6 +1,6 @@
-"""Texts cut into parts that are encoded on their own: at special tokens, or where blanks are to be kept.
+"""Texts split into parts that are encoded separately: at special tokens, or where blanks are to be kept.
 
-Both are what Megatron's tool does around the SentencePiece library. All parts of a batch go to the engine at once.
+Megatron's tool does both around the SentencePiece library. All parts of a batch go to the engine at once.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from mdata.tokenizers.base.token_matching import any_of, first_listed
+from mdata.tokenizers.base.token_matching import first_listed, pattern_of_any
 from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused
 
-# A sign of no language, unlikely to be a piece; the reference chose it.
+# A symbol that is unlikely to be a piece; Megatron chose it.
 MARK = "\u262f"
 # Between two blanks; a blank that begins the text; one that ends it, or stands before a last line feed.
 _BLANKS_TO_KEEP = re.compile(r"(?<= )(?= )|^ | (?=\n?\Z)")
@@ -21,18 +21,18 @@ _BLANKS_TO_KEEP = re.compile(r"(?<= )(?= )|^ | (?=\n?\Z)")
 Encode = Callable[[Sequence[str]], tuple[IdArray, LengthArray]]
 
 
-class Cuts:
-    """Cuts texts at tokens: the earliest first, at one place the one that was listed first.
+class TokenSplitter:
+    """Splits texts at tokens: the earliest first; of those that begin at one place, the one that was listed first.
 
     Args:
         tokens: text -> id, in their order.
-        trimmed: an id that is taken off a part that follows a token, if the part begins with it and is not the last.
+        trimmed: an id that is removed from the start of each part after a token, except the last.
     """
 
     def __init__(self, tokens: Mapping[str, int], trimmed: int | None) -> None:
         self.tokens = dict(tokens)
         self._trimmed = trimmed
-        self._pattern = any_of(first_listed(tokens))
+        self._pattern = pattern_of_any(first_listed(tokens))
 
     def encode(self, texts: Sequence[str], encode: Encode) -> tuple[IdArray, LengthArray]:
         """The ids of all texts, those of the tokens between the parts, and how many each gave.
@@ -50,10 +50,10 @@ class Cuts:
             parts += [text[start:stop] for start, stop in zip(starts, stops, strict=True)]
             between.append([self.tokens[match[0]] for match in found])
         ids, lengths = encode_parts(parts, [len(tokens) + 1 for tokens in between], encode=encode)
-        return self._woven(np.split(ids, np.cumsum(lengths)[:-1]), between)
+        return self._joined(np.split(ids, np.cumsum(lengths)[:-1]), between)
 
-    def _woven(self, parts: list[IdArray], between: list[list[int]]) -> tuple[IdArray, LengthArray]:
-        woven: list[IdArray] = []
+    def _joined(self, parts: list[IdArray], between: list[list[int]]) -> tuple[IdArray, LengthArray]:
+        joined: list[IdArray] = []
         lengths = np.zeros(len(between), dtype=np.int64)
         rest = iter(parts)
         for index, tokens in enumerate(between):
@@ -63,8 +63,8 @@ class Cuts:
                     of_text[-1] = of_text[-1][1:]
                 of_text += [np.array([token], dtype=np.int32), next(rest)]
             lengths[index] = sum(map(len, of_text))
-            woven += of_text
-        return np.concatenate([np.empty(0, dtype=np.int32), *woven]), lengths
+            joined += of_text
+        return np.concatenate([np.empty(0, dtype=np.int32), *joined]), lengths
 
 
 def encode_parts(parts: Sequence[str], counts: Sequence[int], *, encode: Encode) -> tuple[IdArray, LengthArray]:
@@ -80,7 +80,7 @@ def encode_parts(parts: Sequence[str], counts: Sequence[int], *, encode: Encode)
         raise TextRefused(text, refused.reason) from refused
 
 
-def kept_blanks(text: str) -> list[str]:
+def split_blanks(text: str) -> list[str]:
     """The parts of a text, each with a mark as its last character, that together keep all of its blanks."""
     marked = _BLANKS_TO_KEEP.sub(f" {MARK} ", text).rstrip()
     return [part + MARK for part in marked.split(MARK) if part]

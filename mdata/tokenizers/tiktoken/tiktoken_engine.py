@@ -1,8 +1,8 @@
 """tiktoken with any ranks and Megatron's two patterns, as the exact engine of TikTokenizer.
 
-tiktoken gives up on a million blanks before a word or at an end. Those are cut out first: the last blank belongs
-to what follows, all others are one word, which needs no pattern. `as_definition` writes the same tokenizer as a
-tokenizer.json, for engines that read that; there the pairs of parts are listed that tiktoken finds by itself.
+tiktoken fails on a million blanks before a word or at an end. Those are split off first: the last blank belongs to
+the following word, all others are one word, which needs no pattern. `as_definition` writes the same tokenizer as a
+tokenizer.json, for engines that read that; it lists the merges, which tiktoken finds by itself.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from mdata.tokenizers.base.byte_alphabet import from_bytes
-from mdata.tokenizers.base.split_patterns import TIK_V1, TIK_V2
-from mdata.tokenizers.base.token_matching import any_of
+from mdata.tokenizers.base.byte_level import TIK_V1, TIK_V2, from_bytes
+from mdata.tokenizers.base.token_matching import pattern_of_any
 from mdata.tokenizers.engines.libraries import Ids
 
 PATTERNS = MappingProxyType({"v1": TIK_V1, "v2": TIK_V2})
 
 _LONG_RUN_CHARS = 500_000
-# To find the parts of an entry takes the square of its length.
+# Finding the parts of an entry takes the square of its length.
 _LONGEST_ENTRY_BYTES = 1000
 # White space but line ends; Python's own idea of white space has four characters more.
 _LONG_RUN = re.compile(rf"[\t\v\f \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]{{{_LONG_RUN_CHARS},}}")
 
 
-class TikEngine:
+class RanksEngine:
     """See `mdata.tokenizers.engines.libraries.Engine`.
 
     Args:
@@ -49,14 +48,14 @@ class TikEngine:
         self.library = tiktoken.Encoding(
             "mdata", pat_str=PATTERNS[pattern], mergeable_ranks=self._tokens, special_tokens=dict(special)
         )
-        self._special = any_of(() if plain else special)
+        self._special = pattern_of_any(() if plain else special)
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """See Engine."""
         return [self._encode_long(text) if len(text) > _LONG_RUN_CHARS else self._encode(text) for text in texts]
 
     def _encode(self, text: str) -> Ids:
-        # To hand over a thousand names takes longer than to encode a short text.
+        # Passing a thousand names takes longer than encoding a short text.
         special = set(self._special.findall(text))
         return self.library.encode_to_numpy(text, allowed_special=special, disallowed_special=())
 
@@ -66,7 +65,7 @@ class TikEngine:
         for run in _LONG_RUN.finditer(text):
             if text[run.end() : run.end() + 1] in ("\r", "\n"):
                 continue
-            # What ends the text, or stands before a special token, is one word with its last blank.
+            # Blanks at the end of the text or before a special token are one word with the last of them.
             last = run.end() - (not self._ends(text, run.end()))
             parts += [self._encode(text[start : run.start()]), self._one_word.encode_to_numpy(text[run.start() : last])]
             start = last

@@ -11,8 +11,8 @@ from typing import Any, Self
 import numpy as np
 from blake3 import blake3
 
-from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused, TokenizerSpec
-from mdata.tokenizers.types.json_backed import check_special_in_text
+from mdata.tokenizers.base.helpers import plain_special_tokens, refuse_surrogates
+from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TokenizerSpec
 
 NAME = "ByteTokenizer"
 END_OF_DOCUMENT = 256
@@ -37,7 +37,7 @@ class ByteTokenizer:
     @classmethod
     def build(cls, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> Self:
         """The tokenizer; no text can spell its one special token, so `special_in_text` changes nothing."""
-        check_special_in_text(options.get("special_in_text", "special"))
+        plain_special_tokens(options)  # for its check
         return cls()
 
     def __init__(self) -> None:
@@ -49,9 +49,10 @@ class ByteTokenizer:
         """See the protocol."""
         try:
             contents = [text.encode() for text in texts]
-        except UnicodeEncodeError as error:
-            index = next(index for index, text in enumerate(texts) if text is error.object)
-            raise TextRefused(index, f"a lone surrogate at character {error.start}") from error
+        except UnicodeEncodeError:
+            for index, text in enumerate(texts):
+                refuse_surrogates(index, text)
+            raise
         lengths = np.fromiter(map(len, contents), dtype=np.int64, count=len(contents))
         return np.frombuffer(b"".join(contents), dtype=np.uint8).astype(np.int32), lengths
 
@@ -60,7 +61,7 @@ class ByteTokenizer:
         return 0
 
     def decode(self, ids: Sequence[int]) -> str:
-        """See the protocol; bytes that are no UTF-8 show as U+FFFD, the end of document by its name."""
+        """See the protocol; bytes that are not UTF-8 show as U+FFFD, the end of document by its name."""
         out = []
         run = bytearray()
         for id in ids:

@@ -1,140 +1,91 @@
-"""Which engine gives the ids: the fastest that is equal to the exact one, shown here and now.
+"""The engine that gives the ids of a tokenizer.json: the fastest one that was found equal to the exact one.
 
-A faster engine is tried only for the forms of tokenizer.json that it is made for (FORMS: byte-level BPE, BPE of
-Llama 2's form, BERT's WordPiece), and taken only if it gives the exact ids on a fixed hostile text. Why it was not
-taken is one line for the user; nothing is ever decided silently.
+A faster engine is tried only for the families of tokenizers that it supports, and used only if it gives the exact ids
+of the self-check texts. If it is not used, one line tells the user why. A room with an engine of its own (the
+WordPiece in mdata/tokenizers/wordpiece) is registered by one line of `FAMILIES`; without that line nothing needs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Callable
 
 import numpy as np
 
 from mdata.errors import UsageError
-from mdata.tokenizers.base.self_check_texts import hostile_texts, hostile_texts_for_llama, hostile_texts_for_wordpiece
-from mdata.tokenizers.base.split_patterns import NOT_FOR_GIGATOKEN
-from mdata.tokenizers.base.token_matching import beginning_of_another
-from mdata.tokenizers.base.tokenizer_json import (
-    Definition,
-    added_tokens,
-    byte_level_obstacle,
-    merge_parts,
-    model_vocabulary,
-    split_pattern,
-)
-from mdata.tokenizers.engines.libraries import ENGINES, EXACT, WORDPIECE, Engine, ExactEngine
-from mdata.tokenizers.engines.llama_support import is_llama_model, llama_obstacle
-from mdata.tokenizers.types.engine_fallback import routed
-from mdata.tokenizers.wordpiece.wordpiece_engine import WordPieceEngine
-from mdata.tokenizers.wordpiece.wordpiece_support import wordpiece_obstacle
-from mdata.util.option_synonyms import nearest
+from mdata.tokenizers.base.helpers import AUTO, check_engine_name, fast_or_exact
+from mdata.tokenizers.base.tokenizer_json import Definition, added_tokens, model_vocabulary
+from mdata.tokenizers.engines.bpe_families import BYTE_LEVEL, LLAMA
+from mdata.tokenizers.engines.libraries import EXACT, Engine, EngineFamily
+from mdata.tokenizers.wordpiece.wordpiece_engine import WORDPIECE
 from mdata.util.stop_signals import LibraryError, library_errors
 
-AUTO = "auto"
+# The first one that matches counts.
+FAMILIES: tuple[EngineFamily, ...] = (WORDPIECE, LLAMA, BYTE_LEVEL)
+
+_LIBRARY_EXCEPTIONS = (ValueError, TypeError, KeyError, RuntimeError, OverflowError)
 
 
-@dataclass(frozen=True)
-class Form:
-    """A kind of definition for which faster engines are known.
-
-    Args:
-        obstacle: why a definition is not of this kind, by structure alone; None: it is.
-        engines: from the fastest.
-        hostile_texts: see mdata/tokenizers/base/self_check_texts.py.
-    """
-
-    obstacle: Callable[[Definition], str | None]
-    engines: tuple[str, ...]
-    hostile_texts: Callable[[Sequence[str], Sequence[str]], list[str]]
+def family_of(definition: Definition) -> EngineFamily:
+    """The family of a tokenizer.json, by its model; its engines may yet not support it."""
+    return next(family for family in FAMILIES if family.matches(definition))
 
 
-_BYTE_LEVEL = Form(byte_level_obstacle, ("gigatoken", "tiktoken"), hostile_texts)
-_LLAMA = Form(llama_obstacle, ("gigatoken",), hostile_texts_for_llama)
-_WORDPIECE = Form(wordpiece_obstacle, (WORDPIECE,), hostile_texts_for_wordpiece)
-FORMS = (_BYTE_LEVEL, _LLAMA, _WORDPIECE)
-
-
-def form_of(definition: Definition) -> Form:
-    """The form to which a definition comes nearest, whatever may be in the way."""
-    model = definition.get("model")
-    if not isinstance(model, Mapping):
-        return _BYTE_LEVEL
-    if is_llama_model(definition):
-        return _LLAMA
-    return _WORDPIECE if model.get("type") == "WordPiece" else _BYTE_LEVEL
-
-
-_WHAT_LIBRARIES_RAISE = (ValueError, TypeError, KeyError, RuntimeError, OverflowError)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The engine that was taken, and what to tell the user about it."""
-
-    engine: Engine
-    notes: tuple[str, ...]
-
-
-def choose(definition: Definition, exact: ExactEngine, *, wanted: str, plain: bool) -> Choice:
-    """Pick the engine.
+def select_engine(definition: Definition, exact: Engine, *, wanted: str, plain: bool) -> tuple[Engine, tuple[str, ...]]:
+    """The engine to use, and notes for the user.
 
     Args:
         definition: a tokenizer.json.
         exact: the exact engine of it.
         wanted: "auto", or the name of an engine.
-        plain: see `make_engine`.
+        plain: special tokens spelled in a text are ordinary text.
 
     Raises:
-        UsageError: no such engine, or the engine that was named cannot be had or gives other ids.
+        UsageError: no such engine, or the engine that was named cannot be used.
     """
-    check_name(wanted)
+    known = dict.fromkeys(name for family in (BYTE_LEVEL, *FAMILIES) for name in family.engines)
+    check_engine_name(wanted, (*known, EXACT), used_for="tokenizers")
+    family = family_of(definition)
     if wanted == EXACT:
-        return Choice(exact, ())
+        return exact, ()
+    if wanted not in (AUTO, *family.engines):
+        raise UsageError(
+            f"engine {wanted} does not support this tokenizer",
+            found=next(other for other in FAMILIES if wanted in other.engines).unsupported(definition),
+            expected=f"one of {', '.join((AUTO, *family.engines, EXACT))}",
+        )
+    unsupported = family.unsupported(definition)
     reasons: list[str] = []
-    form = form_of(definition)
-    if wanted not in (AUTO, *form.engines):
-        form = next(form for form in FORMS if wanted in form.engines)
-    common = form.obstacle(definition)
-    for name in form.engines if wanted == AUTO else (wanted,):
-        found = common or try_engine(name, definition, exact=exact, plain=plain)
-        if not isinstance(found, str):
-            return Choice(found, _notes(reasons, name))
-        reasons.append(f"{name} is not taken: {found}")
-    if wanted != AUTO:
-        names = (AUTO, *form_of(definition).engines, EXACT)
-        what = f"{wanted} cannot be used for this tokenizer"
-        expected = None if wanted in names else f"one of {', '.join(names)}"
-        raise UsageError(what, found=common or reasons[0], expected=expected, fix="--engine auto")
-    return Choice(exact, _notes([common] if common else reasons, EXACT))
+    for name in family.engines if wanted == AUTO else (wanted,):
+        found = unsupported or try_engine(name, definition, exact=exact, plain=plain)
+        if not isinstance(found, str) or wanted != AUTO:
+            engine, _ = fast_or_exact(found, exact, name=name, wanted=wanted)
+            return engine, _notes(reasons, name)
+        reasons.append(f"{name} is not used: {found}")
+    return exact, _notes([unsupported] if unsupported else reasons, EXACT)
 
 
-def likely_engine(definition: Definition, wanted: str) -> str:
-    """The one that `choose` tries first; no promise that it is taken."""
-    return form_of(definition).engines[0] if wanted == AUTO else wanted
+def _notes(reasons: list[str], used: str) -> tuple[str, ...]:
+    return (f"ids come from {used}: {'; '.join(reasons)}",) if reasons else ()
 
 
-def check_name(wanted: str) -> None:
-    """Raise UsageError unless this is "auto" or the name of an engine."""
-    if wanted not in (AUTO, *ENGINES):
-        close = nearest(wanted, (AUTO, *ENGINES))
-        what = f"no tokenizer engine {wanted!r}"
-        raise UsageError(what, expected=f"one of {AUTO}, {', '.join(ENGINES)}", fix=f"{close}?" if close else None)
+def make_engine(name: str, definition: Definition, *, plain: bool, exact: Callable[[], Engine]) -> Engine:
+    """A fast engine, which leaves texts that it may not encode exactly to the exact one.
+
+    Raises:
+        ImportError: it is not installed.
+        KeyError: it is not an engine for this family of tokenizers.
+    """
+    return family_of(definition).engines[name](definition, plain=plain, exact=exact)
 
 
-def _notes(reasons: list[str], taken: str) -> tuple[str, ...]:
-    return (f"ids come from {taken}: {'; '.join(reasons)}",) if reasons else ()
-
-
-def try_engine(name: str, definition: Definition, *, exact: ExactEngine, plain: bool) -> Engine | str:
-    """The engine, if it is equal to the exact one; else why it cannot be taken."""
+def try_engine(name: str, definition: Definition, *, exact: Engine, plain: bool) -> Engine | str:
+    """The engine, if it is equal to the exact one; else why it cannot be used."""
+    family = family_of(definition)
     try:
-        if obstacle := _OBSTACLES[name](definition, exact):
-            return obstacle
-        with library_errors(*_WHAT_LIBRARIES_RAISE):
-            engine = routed(name, definition, plain=plain, exact=lambda: exact)
+        if name in family.unsupported_by and (reason := family.unsupported_by[name](definition, exact)):
+            return reason
+        with library_errors(*_LIBRARY_EXCEPTIONS):
+            engine = make_engine(name, definition, plain=plain, exact=lambda: exact)
             difference = first_difference(engine, exact, definition=definition)
     except ImportError:
         return "it is not installed"
@@ -144,45 +95,14 @@ def try_engine(name: str, definition: Definition, *, exact: ExactEngine, plain: 
 
 
 def first_difference(engine: Engine, exact: Engine, *, definition: Definition) -> str | None:
-    """The first of the hostile texts for which the two do not agree."""
+    """The first self-check text for which the two do not agree."""
     vocabulary = model_vocabulary(definition)
     tokens = added_tokens(definition)
     entries = vocabulary.keys() - {token.content for token in tokens}
     added = [token.content for token in tokens if not token.single_word]
-    texts = form_of(definition).hostile_texts(sorted(entries, key=vocabulary.__getitem__), added)
-    if isinstance(engine, WordPieceEngine) and isinstance(exact, ExactEngine):
-        other = engine.first_other_words(exact.library)
-        if other is not None:
-            return other
+    family = family_of(definition)
+    texts = family.self_check_texts(sorted(entries, key=vocabulary.__getitem__), added)
+    if family.compare_words is not None and (other := family.compare_words(engine, exact)) is not None:
+        return other
     pairs = zip(texts, engine.encode(texts), exact.encode(texts), strict=True)
     return next((text for text, ours, theirs in pairs if not np.array_equal(ours, theirs)), None)
-
-
-def _gigatoken_obstacle(definition: Definition, exact: ExactEngine) -> str | None:
-    other = split_pattern(definition) in NOT_FOR_GIGATOKEN
-    return "it knows another pattern than this tokenizer's" if other else None
-
-
-def _tiktoken_obstacle(definition: Definition, exact: ExactEngine) -> str | None:
-    """What tiktoken leaves out: it has no list of merges, so it joins any two parts of an entry, at once if it can.
-
-    That is the same if every entry is made, in the end, of its own two parts; training makes such vocabularies.
-    """
-    model = definition["model"]
-    added = [token.content for token in added_tokens(definition)]
-    if beginning_of_another(added) is not None:
-        return "an added token is the beginning of another"
-    if model.get("ignore_merges"):
-        return "entries count before merges"
-    results = map(str.__add__, *merge_parts(model["merges"]))
-    tokenize = exact.library.model.tokenize
-    return "an entry cannot be reached by its merges" if any(len(tokenize(entry)) > 1 for entry in results) else None
-
-
-def _no_obstacle(definition: Definition, exact: ExactEngine) -> str | None:
-    return None
-
-
-_OBSTACLES = MappingProxyType(
-    {"gigatoken": _gigatoken_obstacle, "tiktoken": _tiktoken_obstacle, WORDPIECE: _no_obstacle}
-)

@@ -1,7 +1,7 @@
 """HuggingFaceTokenizer: a folder with tokenizer.json.
 
-Ids are those of the ordinary call, what the post-processor adds included; truncation and padding that the
-file may ask for are switched off, because a corpus wants whole texts. The end-of-document token is the eos
+Ids are those of the ordinary call, including those that the post-processor adds; truncation and padding of
+the file are switched off, because a corpus needs whole texts. The end-of-document token is the eos
 token that tokenizer_config.json (or special_tokens_map.json) names, else its sep token; it is never guessed
 from the vocabulary. The fingerprint covers tokenizer.json without the parts that cannot change an id, so
 that reformatting the file or exchanging its decoder keeps a corpus compatible.
@@ -17,20 +17,20 @@ from typing import Any, Self
 from blake3 import blake3
 
 from mdata.errors import UsageError
-from mdata.tokenizers.base.tokenizer import Announce, TokenizerSpec
+from mdata.tokenizers.base.helpers import LARGEST_ID
+from mdata.tokenizers.base.tokenizer import TokenizerSpec
 from mdata.tokenizers.base.tokenizer_json import Definition, model_vocabulary
 from mdata.tokenizers.engines.libraries import EXACT, ExactEngine
 from mdata.tokenizers.types.huggingface_files import ADDED_FILE, CONFIG_FILES, MODEL_FILE, read_folder
-from mdata.tokenizers.types.json_backed import DefinedTokenizer
-from mdata.tokenizers.types.transformers5_notes import departures, named_token
+from mdata.tokenizers.types.json_backed import JsonTokenizer, errors_name
+from mdata.tokenizers.types.transformers5_notes import differences, role_text
 from mdata.util.stop_signals import LibraryError, library_errors
 
 NAME = "HuggingFaceTokenizer"
-_LARGEST_ID = 2**31 - 1
 _NOT_DECIDING = ("decoder", "padding", "truncation", "version")
 
 
-class HuggingFaceTokenizer(DefinedTokenizer):
+class HuggingFaceTokenizer(JsonTokenizer):
     """See `mdata.tokenizers.base.tokenizer.Tokenizer`."""
 
     name = NAME
@@ -38,30 +38,28 @@ class HuggingFaceTokenizer(DefinedTokenizer):
 
     @classmethod
     def load(cls, spec: TokenizerSpec, options: Mapping[str, Any]) -> Self:
-        """The tokenizer of a folder, or of the folder around a tokenizer.json, with its best engine.
-
-        Raises:
-            UsageError: no tokenizer.json there, or files that are not what their names say.
-        """
+        """See TokenizerType; `spec.model` is a folder, or the tokenizer.json in it."""
         if spec.model is None:
             raise UsageError(f"{NAME} needs a folder", fix="--tokenizer-model FOLDER, one with tokenizer.json")
         files = read_folder(spec.model, NAME)
-        try:
+        with errors_name(spec.model):
             added = _json_object(files, ADDED_FILE) if ADDED_FILE in files else {}
             files.pop(ADDED_FILE, None)
-            return cls(files, options, engine=EXACT).explained(added).checked(spec.engine, spec.announce)
-        except UsageError as error:
-            raise UsageError(f"{spec.model}: {error}") from error
+            tokenizer = cls(files, options, engine=EXACT)
+            tokenizer._differences = differences(
+                tokenizer._definition, tokenizer._config, special_map=tokenizer._special_map, added=added
+            )
+            return tokenizer
 
     @classmethod
     def build(cls, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> Self:
-        """A tokenizer from the content of its files.
+        """See TokenizerType.
 
         Args:
             files: as a tokenizer has them.
-            options: `include_special_tokens`: whether what the post-processor adds (BOS, CLS ...) is kept;
-                `special_tokens`: more of them, put at the end; `special_in_text`: see TokenizerSpec.
-            engine: the library that gives the ids; not compared with the exact one here.
+            options: `include_special_tokens`: whether the ids that the post-processor adds (BOS, CLS ...) are kept;
+                `special_tokens`, `special_in_text`: see TokenizerSpec.
+            engine: as a tokenizer has it.
 
         Raises:
             UsageError: a file is not what its name says, or a special token is not in the vocabulary.
@@ -73,44 +71,32 @@ class HuggingFaceTokenizer(DefinedTokenizer):
         _check_definition(definition, merges=engine == EXACT)
         self._config, self._special_map = (_json_object(files, name) if name in files else {} for name in CONFIG_FILES)
         kept = {"include_special_tokens": True, **options}
-        # What transformers does with that field is what our option does.
+        # transformers does with that field what our option does.
         plain = {"special_in_text": "plain"} if self._config.get("split_special_tokens") else {}
         if engine == EXACT:
-            # The library judges the form, on which our own reading of the parts relies.
-            judged = ExactEngine(definition, plain=bool(plain or options.get("special_in_text") == "plain"))
+            # The library checks the form, on which the functions below rely.
+            checked = ExactEngine(definition, plain=bool(plain or options.get("special_in_text") == "plain"))
             _check_template(definition.get("post_processor"))
-            _check_model(judged.library, definition)
+            _check_model(checked.library, definition)
             if not options.get("special_tokens"):
-                self._exact = judged
+                self._exact = checked
         super().__init__(files, definition, options={**plain, **kept}, engine=engine)
         self.options = kept
-        self.eod = self._named_id("eos_token", "sep_token")
-        self._departures: tuple[str, ...] = ()
+        self.eod = self._id_of_role("eos_token", "sep_token")
+        self._differences: list[str] = []
 
-    def explained(self, added: Mapping[str, Any]) -> Self:
-        """This tokenizer, with notes on where Megatron's library would read the folder otherwise.
-
-        Args:
-            added: what added_tokens.json holds, an older file that is not read for more.
-        """
-        self._departures = departures(self._definition, self._config, special_map=self._special_map, added=added)
-        return self
-
-    def checked(self, wanted: str, announce: Announce | None = None) -> Self:
-        """See DefinedTokenizer."""
-        super().checked(wanted, announce)
-        self.notes = (*self._departures, *self.notes)
-        return self
+    def _file_notes(self) -> list[str]:
+        return self._differences
 
     @cached_property
     def fingerprint(self) -> str:
         """See the protocol."""
         return _fingerprint(self._definition, self.eod, options=self.options, plain=self._plain)
 
-    def _named_id(self, *roles: str) -> int | None:
-        """The id of the first of these roles that a configuration file fills."""
+    def _id_of_role(self, *roles: str) -> int | None:
+        """The id of the first of these roles for which a configuration file names a token."""
         for role in roles:
-            text = named_token(role, self._config, special_map=self._special_map)
+            text = role_text(role, self._config, special_map=self._special_map)
             if text is not None:
                 return self._id_of(text, role)
         return None
@@ -127,7 +113,7 @@ class HuggingFaceTokenizer(DefinedTokenizer):
 
 
 def _check_definition(definition: Definition, *, merges: bool) -> None:
-    """Refuse what our own reading, or the library, would stumble over; the library judges the rest."""
+    """Refuse what the code below, or the library, would fail on; the library checks the rest."""
     added = definition.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(t, dict) and isinstance(t.get("content"), str) for t in added):
         raise UsageError(f"{MODEL_FILE} is not a tokenizer", found="added_tokens that are not a list of tokens")
@@ -145,12 +131,12 @@ def _check_definition(definition: Definition, *, merges: bool) -> None:
 
 
 def _check_merges(merges: list[Any], vocabulary: Mapping[str, Any], *, prefix: object) -> None:
-    """Refuse merges with which the library would panic: it takes for granted what they make and how they are marked."""
+    """Refuse merges with which the library panics: their results must be entries, their second parts marked."""
     mark = prefix if isinstance(prefix, str) else ""
     for number, merge in enumerate(merges):
         parts = merge.split(" ") if isinstance(merge, str) else merge
         if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) for part in parts):
-            continue  # which the library refuses
+            continue  # the library refuses it
         left, right = parts
         made = left + right.removeprefix(mark)
         if not right.startswith(mark) or made not in vocabulary:
@@ -163,7 +149,7 @@ def _check_merges(merges: list[Any], vocabulary: Mapping[str, Any], *, prefix: o
 
 
 def _check_template(part: object) -> None:
-    """Refuse a template that puts a token around texts whose ids it does not give; there the library would panic."""
+    """Refuse a template with a token whose ids it does not give, because the library panics there."""
     if not isinstance(part, dict):
         return
     for inner in part.get("processors") or ():
@@ -173,12 +159,12 @@ def _check_template(part: object) -> None:
         for step in part.get(side) or ():
             name = step["SpecialToken"].get("id") if "SpecialToken" in step else None
             if name is not None and name not in known:
-                what = f"{MODEL_FILE} puts a token around texts and does not say its ids"
-                raise UsageError(what, found=repr(name)[:80], expected="it among the special_tokens of the template")
+                what = f"{MODEL_FILE} adds a token to every text and does not give its ids"
+                raise UsageError(what, found=repr(name)[:80], expected="the token in special_tokens of the template")
 
 
-def _ids_around(library: Any) -> list[int]:
-    """What the post-processor makes of an empty text."""
+def _ids_of_empty(library: Any) -> list[int]:
+    """The ids of an empty text, which the post-processor adds."""
     try:
         with library_errors():
             return list(library.encode("").ids)
@@ -187,14 +173,11 @@ def _ids_around(library: Any) -> list[int]:
 
 
 def _check_model(library: Any, definition: Definition) -> None:
-    """Refuse a model whose ids do not fit, or that has none for what it cannot spell.
-
-    The library notices the latter at the first such text only.
-    """
-    # What stands around an empty text are the ids of the post-processor, which need not be in the vocabulary.
-    largest = max([*model_vocabulary(definition).values(), *_ids_around(library)], default=0)
-    if largest > _LARGEST_ID:
-        expected = f"ids up to {_LARGEST_ID}"
+    """Refuse a model with too large ids, or without an entry for unknown words (there the library fails late)."""
+    # The ids of the post-processor need not be in the vocabulary.
+    largest = max([*model_vocabulary(definition).values(), *_ids_of_empty(library)], default=0)
+    if largest > LARGEST_ID:
+        expected = f"ids up to {LARGEST_ID}"
         raise UsageError(f"{MODEL_FILE} has an id that does not fit", found=str(largest), expected=expected)
     model = library.model
     kind, unknown = type(model).__name__, getattr(model, "unk_token", None)
@@ -232,7 +215,7 @@ def _fingerprint(definition: Definition, eod: int | None, *, options: Mapping[st
         "eod": eod,
         "include_special_tokens": options["include_special_tokens"],
     }
-    # Absent where it has its default, so that corpora of versions that did not know it keep their fingerprint.
+    # Absent if it has its default, so that corpora of versions without the option keep their fingerprint.
     if plain:
         content["special_in_text"] = "plain"
     return blake3(json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()).hexdigest()

@@ -1,57 +1,47 @@
-"""Tokenizers that a tokenizer.json defines, or that can be written as one: what their types share.
+"""Tokenizers that a tokenizer.json defines, or that can be converted to one: what their types share.
 
-Facts (ids of names, sizes) are read from the definition; the exact library is asked only where the
-definition is not of the common byte-level kind, so that a worker process with a fast engine loads just that.
+Facts (ids of names, sizes) are read from the definition. The exact library is asked only if the definition is of no
+family with faster engines, so a worker process with a fast engine loads just that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from mdata.errors import UsageError
+from mdata.tokenizers.base.helpers import AUTO, plain_special_tokens, refuse_surrogates
 from mdata.tokenizers.base.text_growth import growth_of
-from mdata.tokenizers.base.tokenizer import Announce, IdArray, LengthArray, Recipe, TextRefused
+from mdata.tokenizers.base.tokenizer import IdArray, LengthArray
 from mdata.tokenizers.base.tokenizer_json import (
     AddedToken,
     Definition,
     added_tokens,
-    is_composed_only,
     model_vocabulary,
-    split_pattern,
-    surroundings,
+    surrounding_ids,
     unknown_id,
     with_special_tokens,
 )
-from mdata.tokenizers.engines.libraries import EXACT, WORDPIECE, Engine, ExactEngine, FlatEngine, Ids
-from mdata.tokenizers.engines.long_text import (
-    PIECE_CHARS,
-    can_cut,
-    can_cut_at_blanks,
-    cut,
-    cut_at_blanks,
-    encode_in_pieces,
-    refuse_long,
-)
-from mdata.tokenizers.types.engine_fallback import routed
-from mdata.tokenizers.types.engine_selection import choose, form_of, likely_engine
+from mdata.tokenizers.engines.libraries import EXACT, Engine, ExactEngine, FlatEngine, Ids
+from mdata.tokenizers.engines.long_text import PART_CHARS, encode_long_texts, refuse_long
+from mdata.tokenizers.types.engine_selection import family_of, make_engine, select_engine
 
-SPECIAL_IN_TEXT = ("special", "plain")
-# Of special ids: as many are compared one by one, which is faster than a search.
+# Up to this many runs of special ids are compared one by one, which is faster than a search.
 _FEW_RUNS = 4
 
 
-class DefinedTokenizer:
+class JsonTokenizer:
     """See `mdata.tokenizers.base.tokenizer.Tokenizer`; types add `eod` and `fingerprint`.
 
     Args:
         files: what is kept beside a corpus.
-        definition: the tokenizer.json, special tokens of the options not yet in it.
-        options: as in the manifest: only those that differ from their defaults, but for what a type always names.
-        engine: name of the library that gives the ids; taken as it is, see `checked`.
+        definition: the tokenizer.json, without the special tokens of the options.
+        options: as in the manifest: only those that differ from their defaults, and those that a type always names.
+        engine: name of the library that gives the ids; it is not compared with the exact one.
     """
 
     name: str
@@ -62,42 +52,35 @@ class DefinedTokenizer:
         self.files = dict(files)
         self.options = dict(options)
         self.notes: tuple[str, ...] = ()
-        self._plain = check_special_in_text(options.get("special_in_text", "special")) == "plain"
+        self._plain = plain_special_tokens(options)
         self._add = bool(options.get("include_special_tokens", True))
         self._definition = with_special_tokens(definition, options.get("special_tokens", ()))
-        # First of all, so that the library refuses what no reading of ours below is meant for.
+        # First, so that the library refuses a definition that the functions below cannot read.
         self._engine: Engine = self._exact if engine == EXACT else self._make(engine)
         self._added: list[AddedToken] = added_tokens(self._definition)
-        self._around = surroundings(self._definition)
-        simple = split_pattern(self._definition) is not None and is_composed_only(self._definition)
-        self._cuttable = simple and self._around is not None and can_cut(self._added)
-        self._cutter = cut
-        if WORDPIECE in form_of(self._definition).engines and self._in_form:
-            self._cuttable, self._cutter = can_cut_at_blanks(self._added), cut_at_blanks
-        # A word that the model cannot spell has that id too, so it tells nothing about special tokens in a text.
+        self._surrounding = surrounding_ids(self._definition)
+        self._family = family_of(self._definition)
+        self._splitter = self._family.text_splitter(self._definition)
+        # A word that the model cannot spell has that id too, so it does not show a special token in a text.
         unknown = unknown_id(self._definition)
         self._special_runs = _runs([token.id for token in self._added if token.special and token.id != unknown])
 
-    def checked(self, wanted: str, announce: Announce | None = None) -> Self:
-        """This tokenizer, with the engine that is best or wanted; equality is shown before it is taken.
+    def likely_engine(self, wanted: str) -> str:
+        """See SelectsEngine."""
+        return next(iter(self._family.engines)) if wanted == AUTO else wanted
 
-        Args:
-            wanted: the name of an engine, or "auto".
-            announce: see TokenizerSpec.
-
-        Raises:
-            UsageError: the exact library cannot read the definition, or the wanted engine cannot be had.
-        """
-        if announce is not None:
-            likely = likely_engine(self._definition, wanted)
-            announce(Recipe(self.name, dict(self.files), dict(self.options), likely))
+    def select_engine(self, wanted: str) -> None:
+        """See SelectsEngine."""
         self._check_added()
-        choice = choose(self._definition, self._exact, wanted=wanted, plain=self._plain)
-        self._engine, self.notes = choice.engine, choice.notes
-        return self
+        self._engine, notes = select_engine(self._definition, self._exact, wanted=wanted, plain=self._plain)
+        self.notes = (*notes, *self._file_notes())
+
+    def _file_notes(self) -> list[str]:
+        """What the user should know of the files, besides the engine."""
+        return []
 
     def _check_added(self) -> None:
-        """What we read out of the definition rests on it: the library has to number added tokens alike."""
+        """The library must number added tokens as `added_tokens` does."""
         for token in self._added:
             found = self._exact.library.token_to_id(token.content)
             if found != token.id:
@@ -114,14 +97,9 @@ class DefinedTokenizer:
         return self._engine.name
 
     @cached_property
-    def _in_form(self) -> bool:
-        """Whether our own reading of the definition tells all facts."""
-        return form_of(self._definition).obstacle(self._definition) is None
-
-    @cached_property
     def vocab_size(self) -> int:
         """See the protocol."""
-        if not self._in_form:
+        if self._family.unsupported(self._definition) is not None:
             return int(self._exact.library.get_vocab_size(with_added_tokens=True))
         vocabulary = model_vocabulary(self._definition)
         return len(vocabulary) + sum(token.content not in vocabulary for token in self._added)
@@ -139,17 +117,14 @@ class DefinedTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> tuple[IdArray, LengthArray]:
         """See the protocol."""
         try:
-            if (
-                isinstance(self._engine, FlatEngine)
-                and self._around
-                and all(len(text) <= PIECE_CHARS for text in texts)
-            ):
-                before, after = self._around if self._add else ((), ())
+            short = all(len(text) <= PART_CHARS for text in texts)
+            if short and self._surrounding is not None and isinstance(self._engine, FlatEngine):
+                before, after = self._surrounding if self._add else ((), ())
                 return self._engine.encode_flat(texts, before=before, after=after)
             return self._assembled(self._encode(texts))
         except (UnicodeEncodeError, TypeError):
             for index, text in enumerate(texts):
-                _refuse_surrogates(index, text)
+                refuse_surrogates(index, text)
             raise
 
     def special_in_text(self, ids: IdArray, num_texts: int) -> int:
@@ -187,13 +162,13 @@ class DefinedTokenizer:
 
     def _make(self, engine: str) -> Engine:
         try:
-            return routed(engine, self._definition, plain=self._plain, exact=lambda: self._exact)
+            return make_engine(engine, self._definition, plain=self._plain, exact=lambda: self._exact)
         except (ImportError, KeyError) as error:
             raise UsageError(f"tokenizer engine {engine} is not installed here", found=str(error)) from error
 
     @cached_property
     def _growth(self) -> float:
-        """How many characters rules of the tokenizer may make of one."""
+        """How many characters the tokenizer's rules may make of one."""
         return growth_of(self._definition)
 
     @cached_property
@@ -202,42 +177,32 @@ class DefinedTokenizer:
         return self._count_special(self._assembled(self._encode([""]))[0])
 
     def _encode(self, texts: Sequence[str]) -> list[Ids]:
-        if self._around is None:
+        if self._surrounding is None:
             refuse_long(texts, self._growth)
             return self._exact.encode_with(texts, add_special_tokens=self._add)
-        cutter = self._cutter if self._cuttable else None
-        return encode_in_pieces(self._engine, texts, cutter=cutter, growth=self._growth)
+        return encode_long_texts(self._engine, texts, splitter=self._splitter, growth=self._growth)
 
     def _assembled(self, arrays: list[Ids]) -> tuple[IdArray, LengthArray]:
-        """The arrays of the texts as one, with what stands around every text."""
+        """The arrays of the texts as one, with the ids that are put around every text."""
         lengths = np.fromiter(map(len, arrays), dtype=np.int64, count=len(arrays))
-        if self._around is not None and self._add and any(self._around):
-            before, after = (np.array(ids, dtype=np.uint32) for ids in self._around)
+        if self._surrounding is not None and self._add and any(self._surrounding):
+            before, after = (np.array(ids, dtype=np.uint32) for ids in self._surrounding)
             arrays = [part for ids in arrays for part in (before, ids, after)]
             lengths += len(before) + len(after)
-        # One long text is not copied once more.
+        # A single long text is not copied again.
         joined = arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, dtype=np.uint32), *arrays])
         assert joined.dtype == np.uint32, f"an engine gave {joined.dtype}"
         # Ids are below 2**31, so the bytes of an unsigned array are those of a signed one.
         return joined.view(np.int32), lengths
 
 
-def check_special_in_text(value: object) -> str:
-    """The value, if it is one that `special_in_text` may have.
-
-    Raises:
-        UsageError: it is not.
-    """
-    if value not in SPECIAL_IN_TEXT:
-        raise UsageError(f"special_in_text={value!r}", expected=f"one of {', '.join(SPECIAL_IN_TEXT)}")
-    return str(value)
-
-
-def _refuse_surrogates(index: int, text: str) -> None:
+@contextmanager
+def errors_name(path: str) -> Iterator[None]:
+    """Errors inside begin with the path."""
     try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise TextRefused(index, f"a lone surrogate at character {error.start}") from error
+        yield
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
 
 
 def _runs(ids: Sequence[int]) -> list[tuple[int, int]]:

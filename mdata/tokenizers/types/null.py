@@ -14,11 +14,10 @@ import numpy as np
 from blake3 import blake3
 
 from mdata.errors import UsageError
-from mdata.tokenizers.base.megatron_2023 import FORK, wants_fork
+from mdata.tokenizers.base.helpers import LARGEST_ID, MEGATRON_2023, is_megatron_2023, whole_number
 from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused, TokenizerSpec
 
 NAME = "NullTokenizer"
-_LIMIT = 2**31
 
 
 class NullTokenizer:
@@ -54,14 +53,14 @@ class NullTokenizer:
         if options.get("special_in_text", "special") != "special":
             what = f"the texts of {NAME} are ids, so its end of document cannot be spelled as plain text"
             raise UsageError(what, fix="name one that no text holds: --null-tokenizer-eod-id N")
-        fork = wants_fork(options)
-        # The fork of 2023 puts the end of document behind the ids that were asked for.
-        self.vocab_size = _number("vocab_size", options["vocab_size"], lowest=1) + fork
+        fork = is_megatron_2023(options)
+        # The fork of 2023 adds an id for the end of document.
+        self.vocab_size = whole_number("vocab_size", options["vocab_size"], lowest=1, type=NAME) + fork
         eod = options.get("eod_id")
         if fork and eod is not None:
-            what = f"{FORK} ends documents with the vocabulary's size, {options['vocab_size']}"
+            what = f"{MEGATRON_2023} ends documents with the vocabulary's size, {options['vocab_size']}"
             raise UsageError(what, found=f"eod_id={eod!r}", fix="leave out one of the two options")
-        self.eod = self.vocab_size - 1 if eod is None else _number("eod_id", eod, lowest=0)
+        self.eod = self.vocab_size - 1 if eod is None else whole_number("eod_id", eod, lowest=0, type=NAME)
         self.files: Mapping[str, bytes] = {}
         self.options = dict(options)
         self.special_ids: Mapping[str, int] = {str(self.eod): self.eod}
@@ -90,7 +89,7 @@ def _ids(index: int, text: str) -> list[int]:
         wrong = next(part for part in parts if not _is_number(part))
         what = "an empty text" if not text else f"{wrong[:40]!r}" if wrong else "two blanks, or one at an end,"
         raise TextRefused(index, f"{what} is not a whole number") from error
-    wide = next((id for id in ids if not -_LIMIT <= id < _LIMIT), None)
+    wide = next((id for id in ids if not -LARGEST_ID - 1 <= id <= LARGEST_ID), None)
     if wide is not None:
         shown = str(wide) if abs(wide) < 10**40 else "a number of more than 40 digits"
         raise TextRefused(index, f"{shown} does not fit into 32 bits")
@@ -103,9 +102,3 @@ def _is_number(part: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _number(name: str, value: object, *, lowest: int) -> int:
-    if type(value) is not int or not lowest <= value < _LIMIT:
-        raise UsageError(f"{NAME}: {name}={value!r}", expected=f"a whole number from {lowest} to {_LIMIT - 1}")
-    return value

@@ -1,10 +1,10 @@
-"""SentencePieceTokenizer, GPTSentencePieceTokenizer and Llama2Tokenizer: in today's Megatron they are one thing.
+"""SentencePieceTokenizer, GPTSentencePieceTokenizer and Llama2Tokenizer: in today's Megatron they are the same.
 
 The ids are those of the library's plain encoding: no BOS, no EOS; control pieces (<s>, </s>) spelled in a text are
-ordinary text, pieces that the model defines for users are matched. Three options change that. `legacy`: texts are
-cut at the `special_tokens`, and there is no end of document. `ignore_extra_whitespaces=False`: runs of blanks are
-kept by a mark put between them. `compat="megatron-2023"`: what the types of the older fork did. A model is known
-by its content: three types that give the same ids have one fingerprint.
+ordinary text, user-defined pieces are matched. Three options change that. `legacy`: texts are
+split at the `special_tokens`, and there is no end of document. `ignore_extra_whitespaces=False`: runs of blanks are
+kept by a mark put between them. `compat="megatron-2023"`: what the types of the older fork did. The fingerprint
+is that of the model: types that give the same ids have the same one.
 """
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from blake3 import blake3
 
-from mdata.errors import UsageError, explain_os_error
-from mdata.tokenizers.base.megatron_2023 import FORK, wants_fork
-from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused, TokenizerSpec
-from mdata.tokenizers.engines.long_text import LONGEST_WHOLE_CHARS
-from mdata.tokenizers.sentencepiece.sentencepiece_engines import (
+from mdata.errors import UsageError
+from mdata.tokenizers.base.helpers import (
     AUTO,
-    EXACT,
-    OWN,
-    Engine,
-    LibraryEngine,
-    OwnEngine,
-    check_name,
-    own_obstacle,
+    MEGATRON_2023,
+    check_engine_name,
+    fast_or_exact,
+    hash_content,
+    is_megatron_2023,
+    plain_special_tokens,
+    read_file,
     refuse_surrogates,
-    try_own,
 )
+from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused, TokenizerSpec
+from mdata.tokenizers.engines.long_text import refuse_long
+from mdata.tokenizers.sentencepiece.sentencepiece_bpe import SentencePieceBpe
+from mdata.tokenizers.sentencepiece.sentencepiece_library import SentencePieceLibrary
 from mdata.tokenizers.sentencepiece.sentencepiece_model import (
     BLANK,
     CONTROL,
@@ -41,34 +40,21 @@ from mdata.tokenizers.sentencepiece.sentencepiece_model import (
     SentencePieceModel,
     read_model,
 )
-from mdata.tokenizers.sentencepiece.sentencepiece_split import Cuts, encode_parts, kept_blanks, without_last
-from mdata.tokenizers.types.json_backed import check_special_in_text
+from mdata.tokenizers.sentencepiece.sentencepiece_split import TokenSplitter, encode_parts, split_blanks, without_last
+
+# Engines that are faster than the library; without them it encodes all models.
+FAST_ENGINES = (SentencePieceBpe,)
 
 MODEL_FILE = "tokenizer.model"
 
 
-def read_files(spec: TokenizerSpec) -> dict[str, bytes]:
-    """The model file that a user names, or the tokenizer.model of a folder.
-
-    Raises:
-        UsageError: none was named, or it cannot be read.
-    """
-    if spec.model is None:
-        raise UsageError(f"{spec.type} needs a model file", fix="--tokenizer-model FILE, such as tokenizer.model")
-    path = Path(spec.model)
-    try:
-        return {MODEL_FILE: (path / MODEL_FILE if path.is_dir() else path).read_bytes()}
-    except OSError as error:
-        raise explain_os_error(error, f"loading a {spec.type}") from error
-
-
-class SentencePieceFamily:
-    """See `mdata.tokenizers.base.tokenizer.Tokenizer`; a type says what the older fork did differently.
+class SentencePieceType:
+    """See `mdata.tokenizers.base.tokenizer.Tokenizer`; the three types differ in what the older fork did.
 
     Args:
         files: the model, under MODEL_FILE.
         options: of OPTIONS.
-        source: how to call the model in errors.
+        source: the model's name in errors.
 
     Raises:
         UsageError: a model that cannot be used, or options that do not go together.
@@ -76,29 +62,27 @@ class SentencePieceFamily:
 
     name: str
     OPTIONS = ("legacy", "special_tokens", "ignore_extra_whitespaces", "special_in_text", "compat")
-    # Of the older fork: tokens at which texts were cut, and whether BOS stands before each.
-    fork_cuts = False
+    # Of the older fork: whether texts were split at tokens of its own, and whether BOS stood before each.
+    fork_splits = False
     fork_bos = False
 
     @classmethod
     def load(cls, spec: TokenizerSpec, options: Mapping[str, Any]) -> Self:
-        """The tokenizer of a model file, with its best engine.
-
-        Raises:
-            UsageError: no file was named, it cannot be read or used, or the engine that was named cannot be had.
-        """
-        return cls(read_files(spec), options, source=str(spec.model)).checked(spec.engine)
+        """See TokenizerType; `spec.model` is a model file, or a folder with tokenizer.model."""
+        if spec.model is None:
+            raise UsageError(f"{cls.name} needs a model file", fix="--tokenizer-model FILE, such as tokenizer.model")
+        path = Path(spec.model)
+        content = read_file(path / MODEL_FILE if path.is_dir() else path, cls.name)
+        return cls({MODEL_FILE: content}, options, source=spec.model)
 
     @classmethod
     def build(cls, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> Self:
-        """A tokenizer from the content of its model file, which `load` has checked once.
-
-        Args:
-            files: as a tokenizer has them.
-            options: as a tokenizer has them.
-            engine: what gives the ids; not compared with the library here.
-        """
-        return cls(files, options).with_engine(engine)
+        """See TokenizerType."""
+        tokenizer = cls(files, options)
+        fast = next((fast for fast in FAST_ENGINES if fast.name == engine), None)
+        if fast is not None and fast.unsupported(tokenizer._model) is None:
+            tokenizer._fast = fast(tokenizer._model)
+        return tokenizer
 
     def __init__(self, files: Mapping[str, bytes], options: Mapping[str, Any], *, source: str = MODEL_FILE) -> None:
         self.files = dict(files)
@@ -107,54 +91,48 @@ class SentencePieceFamily:
         self._source = source
         self._model = read_model(self.files[MODEL_FILE], source)
         self._check_options()
-        plain = check_special_in_text(self.options.get("special_in_text", "special")) == "plain"
+        plain = plain_special_tokens(self.options)
         self._legacy = bool(self.options.get("legacy"))
-        forked = wants_fork(self.options)
+        forked = is_megatron_2023(self.options)
         self._bos = self._role("bos") if forked and self.fork_bos else None
         self._added = self._added_tokens(forked)
-        self._cuts = Cuts(self._added, self._model.id_of(BLANK) if self._legacy else None)
+        self._token_splitter = TokenSplitter(self._added, self._model.id_of(BLANK) if self._legacy else None)
         if plain:
             self._refuse_plain()
-            self._cuts = Cuts({}, None)
+            self._token_splitter = TokenSplitter({}, None)
         self._keeps_blanks = self.options.get("ignore_extra_whitespaces") is False and self._drops_blanks()
         self.vocab_size = max([len(self._model.pieces), *(id + 1 for id in self._added.values())])
-        self.eod = self._added["<EOD>"] if forked and self.fork_cuts else self._end()
-        self._own: Engine | None = None
+        self.eod = self._added["<EOD>"] if forked and self.fork_splits else self._end()
+        self._fast: SentencePieceBpe | None = None
 
-    def checked(self, wanted: str) -> Self:
-        """This tokenizer, with the engine that is best or wanted; equality is shown before it is taken.
+    def likely_engine(self, wanted: str) -> str:
+        """See SelectsEngine."""
+        fast = (fast.name for fast in FAST_ENGINES if fast.unsupported(self._model) is None)
+        return next(fast, self._exact.name) if wanted == AUTO else wanted
+
+    def select_engine(self, wanted: str) -> None:
+        """See SelectsEngine.
 
         Raises:
-            UsageError: the library refuses the model, or the wanted engine cannot be had.
+            UsageError: the library refuses the model, too.
         """
-        check_name(wanted)
-        # It judges the model even where another engine does the work.
-        exact = self._exact
-        if wanted == EXACT:
-            return self
-        found = try_own(self._model, exact)
-        if not isinstance(found, str):
-            self._own = found
-        elif wanted != AUTO:
-            raise UsageError(f"{wanted} cannot be used for this model", found=found, fix="--engine auto")
-        elif self._model.model_type == "bpe":
-            self.notes = (f"ids come from {EXACT}: {OWN} is not taken: {found}",)
-        return self
-
-    def with_engine(self, name: str) -> Self:
-        """This tokenizer, with the engine of that name, which is not compared again."""
-        if name == OWN and own_obstacle(self._model) is None:
-            self._own = OwnEngine(self._model)
-        return self
+        check_engine_name(
+            wanted, [*(fast.name for fast in FAST_ENGINES), self._exact.name], used_for="SentencePiece models"
+        )
+        for fast in FAST_ENGINES if wanted != self._exact.name else ():
+            found = fast.try_model(self._model, self._exact)
+            engine, notes = fast_or_exact(found, self._exact, name=fast.name, wanted=wanted)
+            self._fast = engine if isinstance(engine, fast) else None
+            self.notes = notes if self._model.model_type == "bpe" else ()
 
     @property
     def engine(self) -> str:
         """See the protocol."""
-        return EXACT if self._own is None else self._own.name
+        return self._engine.name
 
     @cached_property
     def special_ids(self) -> Mapping[str, int]:
-        """See the protocol: control pieces, pieces for users that are written like marks, and tokens of the options."""
+        """See the protocol: control pieces, user-defined pieces written like tokens, and tokens of the options."""
         marks = [id for id in self._model.ids_of_kind(USER_DEFINED) if _is_mark(self._model.pieces[id])]
         own = [*self._model.ids_of_kind(CONTROL), *marks]
         return {**{self._model.pieces[id]: id for id in own}, **self._added}
@@ -166,11 +144,11 @@ class SentencePieceFamily:
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[IdArray, LengthArray]:
         """See the protocol."""
-        _refuse_long(texts)
+        refuse_long(texts)
         try:
             ids, lengths = self._encode(texts)
         except TextRefused as refused:
-            # A part of a text does not know where in the text it stood.
+            # In a part of a text the character has another position.
             refuse_surrogates(refused.index, texts[refused.index])
             raise
         if self._bos is not None:
@@ -200,12 +178,12 @@ class SentencePieceFamily:
         return "".join(parts)
 
     @property
-    def _engine(self) -> Engine:
-        return self._own or self._exact
+    def _engine(self) -> SentencePieceBpe | SentencePieceLibrary:
+        return self._fast or self._exact
 
     @cached_property
-    def _exact(self) -> LibraryEngine:
-        return LibraryEngine(self.files[MODEL_FILE], self._source)
+    def _exact(self) -> SentencePieceLibrary:
+        return SentencePieceLibrary(self.files[MODEL_FILE], self._source)
 
     @cached_property
     def _counted(self) -> IdArray:
@@ -214,11 +192,11 @@ class SentencePieceFamily:
         return np.array(sorted(set(ids)), dtype=np.int32)
 
     def _encode(self, texts: Sequence[str]) -> tuple[IdArray, LengthArray]:
-        if self._cuts.tokens:
-            return self._cuts.encode(texts, self._engine.encode)
+        if self._token_splitter.tokens:
+            return self._token_splitter.encode(texts, self._engine.encode)
         if not self._keeps_blanks:
             return self._engine.encode(texts)
-        parts = [kept_blanks(text) for text in texts]
+        parts = [split_blanks(text) for text in texts]
         counts = list(map(len, parts))
         flat = [part for of_text in parts for part in of_text]
         return without_last(*encode_parts(flat, counts, encode=self._engine.encode), counts=counts)
@@ -228,20 +206,20 @@ class SentencePieceFamily:
         if not isinstance(tokens, list) or not all(isinstance(token, str) and token for token in tokens):
             raise UsageError(f"special_tokens={tokens!r}", expected="a list of texts that are not empty")
         if tokens and not self.options.get("legacy"):
-            what = f"{self.name} takes special tokens only in its legacy mode: else a model has all tokens it needs"
+            what = f"{self.name} takes special tokens only in its legacy mode; otherwise the model has all tokens"
             raise UsageError(what, fix="--tokenizer-sentencepiece-legacy, or leave out --tokenizer-special-tokens")
         given = {"legacy", "ignore_extra_whitespaces", "compat"} & self.options.keys()
         if len(given) > 1:
             raise UsageError(f"{self.name}: {' and '.join(sorted(given))} do not go together", fix="name one of them")
 
     def _added_tokens(self, forked: bool) -> dict[str, int]:
-        """The tokens at which texts are cut, with their ids: new ones follow the pieces in the order given."""
+        """The tokens at which texts are split, with their ids: new ones follow the pieces in the order given."""
         known = dict(self._model.ids)
         if self._legacy:
-            # What the library calls unknown is new, the piece <unk> itself too.
+            # A text that the library does not know is a new token, <unk> itself too.
             del known[self._model.pieces[self._model.roles["unk"]]]
             wanted = self.options.get("special_tokens", [])
-        elif forked and self.fork_cuts:
+        elif forked and self.fork_splits:
             pieces, roles = self._model.pieces, self._model.roles
             of_roles = [pieces[roles[role]] if role in roles else f"<{role.upper()}>" for role in ("pad", "bos", "eos")]
             wanted = ["<CLS>", "<SEP>", "<EOD>", "<MASK>", *of_roles]
@@ -252,7 +230,7 @@ class SentencePieceFamily:
 
     def _role(self, role: str) -> int:
         if role not in self._model.roles:
-            what = f"{self.name} of {FORK} puts {role} before every text, and this model has no such piece"
+            what = f"{self.name} of {MEGATRON_2023} puts {role} before every text, and this model has no such piece"
             raise UsageError(what, fix="leave out --compat")
         return self._model.roles[role]
 
@@ -263,8 +241,8 @@ class SentencePieceFamily:
         mark = next((text for text in self.special_ids if self._is_user_defined(text)), None)
         if mark is not None:
             raise UsageError(
-                "special tokens in texts cannot be plain text with this model: it matches pieces of its own anywhere",
-                found=f"the user-defined piece {mark!r}",
+                "special tokens in texts cannot be plain text: this model matches its user-defined pieces everywhere",
+                found=f"{mark!r}",
                 fix="leave out --special-tokens-in-text, or train a model without it",
             )
 
@@ -273,15 +251,15 @@ class SentencePieceFamily:
         return self._model.kinds[id] == USER_DEFINED and self._model.pieces[id] == text
 
     def _drops_blanks(self) -> bool:
-        """Whether the model itself takes blanks away; only then is there anything to keep."""
+        """Whether the model drops blanks; only then is there anything to keep."""
         return self._exact.pieces("x  y") == self._exact.pieces("x y")
 
     def _deciding(self) -> dict[str, Any]:
-        """What ids depend on besides the model; absent where it changes nothing."""
+        """What ids depend on besides the model; left out if it changes nothing."""
         facts: dict[str, Any] = {"eod": self.eod}
         if self._added:
             facts["tokens"] = list(self._added.items())
-            facts["cut"] = bool(self._cuts.tokens)
+            facts["cut"] = bool(self._token_splitter.tokens)
             facts["trims"] = self._legacy
         if self._keeps_blanks:
             facts["keeps_blanks"] = True
@@ -290,20 +268,20 @@ class SentencePieceFamily:
         return facts
 
 
-class SentencePieceTokenizer(SentencePieceFamily):
-    """Of the fork: texts were cut at tokens of its own, of which <EOD> ended documents."""
+class SentencePieceTokenizer(SentencePieceType):
+    """Of the fork: texts were split at tokens of its own, of which <EOD> ended documents."""
 
     name = "SentencePieceTokenizer"
-    fork_cuts = True
+    fork_splits = True
 
 
-class GPTSentencePieceTokenizer(SentencePieceFamily):
+class GPTSentencePieceTokenizer(SentencePieceType):
     """Of the fork: the same ids as today's."""
 
     name = "GPTSentencePieceTokenizer"
 
 
-class Llama2Tokenizer(SentencePieceFamily):
+class Llama2Tokenizer(SentencePieceType):
     """Of the fork: BOS stood before every sentence, an empty one too."""
 
     name = "Llama2Tokenizer"
@@ -318,16 +296,7 @@ def _is_mark(piece: str) -> bool:
     return re.fullmatch(r"<.+>|\[.+\]", piece, re.DOTALL) is not None
 
 
-def _refuse_long(texts: Sequence[str]) -> None:
-    for index, text in enumerate(texts):
-        if len(text) > LONGEST_WHOLE_CHARS:
-            reason = f"the text has {len(text):,} characters; this tokenizer accepts at most {LONGEST_WHOLE_CHARS:,}"
-            raise TextRefused(index, reason)
-
-
 def _fingerprint(model: SentencePieceModel, more: Mapping[str, Any]) -> str:
-    import orjson
-
     content = {
         "type": "SentencePiece",
         "pieces": model.pieces,
@@ -342,4 +311,4 @@ def _fingerprint(model: SentencePieceModel, more: Mapping[str, Any]) -> str:
         "whitespace_as_suffix": model.whitespace_as_suffix,
         **more,
     }
-    return blake3(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return hash_content(content)

@@ -12,31 +12,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from blake3 import blake3
 
-from mdata.errors import UsageError, explain_os_error
+from mdata.errors import UsageError
+from mdata.tokenizers.base.helpers import (
+    AUTO,
+    check_engine_name,
+    concatenate,
+    fast_or_exact,
+    plain_special_tokens,
+    read_file,
+    whole_number,
+)
 from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TokenizerSpec
 from mdata.tokenizers.engines.libraries import Engine
-from mdata.tokenizers.engines.long_text import encode_in_pieces
-from mdata.tokenizers.tiktoken.tiktoken_engine import PATTERNS, TikEngine, as_definition
+from mdata.tokenizers.engines.long_text import encode_long_texts, split_at_words
+from mdata.tokenizers.tiktoken.tiktoken_engine import PATTERNS, RanksEngine, as_definition
 from mdata.tokenizers.tiktoken.tiktoken_ranks import SINGLE_BYTES, Ranks, is_list, read_lines, read_list
-from mdata.tokenizers.types.engine_fallback import RoutedEngine
-from mdata.tokenizers.types.engine_selection import AUTO, first_difference
-from mdata.tokenizers.types.json_backed import check_special_in_text
-from mdata.util.stop_signals import LibraryError, library_errors
+from mdata.tokenizers.types.engine_selection import make_engine, try_engine
 
 NAME = "TikTokenizer"
 EXACT = "tiktoken"
-ENGINES = ("gigatoken", EXACT)
+FAST = "gigatoken"
 LIST_FILE, LINES_FILE = "ranks.json", "ranks.tiktoken"
 SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
 END = "</s>"
 VOCAB_SIZE, NUM_SPECIAL, PATTERN = 131072, 1000, "v2"
-_LARGEST = 2**31 - 1
 
 
 class TikTokenizer:
@@ -47,29 +51,22 @@ class TikTokenizer:
 
     @classmethod
     def load(cls, spec: TokenizerSpec, options: Mapping[str, Any]) -> Self:
-        """The tokenizer of a file of ranks, with its best engine.
-
-        Raises:
-            UsageError: no file was named, it is not one of ranks, or the numbers do not fit it.
-        """
+        """See TokenizerType."""
         if spec.model is None:
             raise UsageError(f"{NAME} needs a file of ranks", fix="--tokenizer-model RANKS.json (or RANKS.tiktoken)")
-        try:
-            content = Path(spec.model).read_bytes()
-        except OSError as error:
-            raise explain_os_error(error, f"loading a {NAME}") from error
+        content = read_file(spec.model, NAME)
         files = {LIST_FILE if is_list(content) else LINES_FILE: content}
-        return cls(files, options, engine=EXACT, name=spec.model).checked(spec.engine)
+        return cls(files, options, engine=EXACT, name=spec.model)
 
     @classmethod
     def build(cls, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> Self:
-        """A tokenizer from the content of its file.
+        """See TokenizerType.
 
         Args:
             files: as a tokenizer has them.
             options: `vocab_size` (special tokens included), `num_special_tokens`, `pattern` ("v1" or "v2"),
                 `special_tokens` (the first ones, in place of the usual seven), `special_in_text`: see TokenizerSpec.
-            engine: the library that gives the ids; not compared with the exact one here.
+            engine: as a tokenizer has it.
         """
         return cls(files, options, engine=engine)
 
@@ -80,7 +77,7 @@ class TikTokenizer:
         self.options = dict(options)
         self.notes: tuple[str, ...] = ()
         file, content = next(iter(files.items()))
-        self._plain = check_special_in_text(options.get("special_in_text", "special")) == "plain"
+        self._plain = plain_special_tokens(options)
         self._pattern = _pattern(options.get("pattern", PATTERN))
         names = _special_names(options)
         self._own_numbers = False
@@ -95,7 +92,7 @@ class TikTokenizer:
         self._tokens: Ranks = {token: rank + base for token, rank in ranks.items()}
         self.special_ids: Mapping[str, int] = {content: id for id, content in enumerate(names, first)}
         self.eod = self.special_ids[END]
-        self._engine: Engine = self._exact if engine == EXACT else self._fast()
+        self._engine: Engine = self._exact if engine == EXACT else self._make_fast()
 
     def _numbering(self, name: str, num_special: int) -> str:
         """What the user is told about a plain file."""
@@ -106,52 +103,36 @@ class TikTokenizer:
             how = f"ids are its ranks + {num_special}, as Megatron numbers the same list in .json"
         return f"{name}: {how}; words are cut by pattern {self._pattern}"
 
-    def checked(self, wanted: str) -> Self:
-        """This tokenizer with the engine that is best or wanted, once that was found equal.
+    def likely_engine(self, wanted: str) -> str:
+        """See SelectsEngine."""
+        return FAST if wanted == AUTO else wanted
 
-        Raises:
-            UsageError: the wanted engine does not exist or cannot be had.
-        """
-        if wanted not in (AUTO, *ENGINES):
-            expected = f"one of {AUTO}, {', '.join(ENGINES)}"
-            raise UsageError(f"{NAME} has no engine {wanted!r}", expected=expected)
-        if wanted == EXACT:
-            return self
-        found = self._compared()
-        if isinstance(found, str):
-            if wanted != AUTO:
-                raise UsageError(f"{wanted} cannot be used for this tokenizer", found=found, fix="--engine auto")
-            self.notes += (f"ids come from {EXACT}: gigatoken is not taken: {found}",)
-        else:
-            self._engine = found
-        return self
+    def select_engine(self, wanted: str) -> None:
+        """See SelectsEngine."""
+        check_engine_name(wanted, (FAST, EXACT), used_for=NAME)
+        if wanted != EXACT:
+            self._engine, notes = fast_or_exact(self._try_fast(), self._exact, name=FAST, wanted=wanted)
+            self.notes += notes
 
-    def _compared(self) -> Engine | str:
-        """The fast engine, or why it is not equal."""
+    def _try_fast(self) -> Engine | str:
+        """The fast engine, or why it cannot be used."""
         definition = as_definition(self._tokens, self.special_ids, pattern=self._pattern)
         if isinstance(definition, str):
             return definition
-        try:
-            with library_errors(ValueError, RuntimeError):
-                engine = RoutedEngine(ENGINES[0], definition, plain=self._plain, exact=lambda: self._exact)
-                difference = first_difference(engine, self._exact, definition=definition)
-        except ImportError:
-            return "it is not installed"
-        except LibraryError as error:
-            return "it does not know the pattern" if "regexes" in str(error) else f"it fails: {error}"
-        return engine if difference is None else f"it gives other ids for {difference[:40]!r}"
+        found = try_engine(FAST, definition, exact=self._exact, plain=self._plain)
+        return "it does not know the pattern" if isinstance(found, str) and "regexes" in found else found
 
-    def _fast(self) -> Engine:
+    def _make_fast(self) -> Engine:
         definition = as_definition(self._tokens, self.special_ids, pattern=self._pattern)
         assert not isinstance(definition, str), f"an engine that was not compared: {definition}"
         try:
-            return RoutedEngine(ENGINES[0], definition, plain=self._plain, exact=lambda: self._exact)
+            return make_engine(FAST, definition, plain=self._plain, exact=lambda: self._exact)
         except ImportError as error:
-            raise UsageError(f"tokenizer engine {ENGINES[0]} is not installed here", found=str(error)) from error
+            raise UsageError(f"tokenizer engine {FAST} is not installed here", found=str(error)) from error
 
     @cached_property
-    def _exact(self) -> TikEngine:
-        return TikEngine(self._tokens, self.special_ids, pattern=self._pattern, plain=self._plain)
+    def _exact(self) -> RanksEngine:
+        return RanksEngine(self._tokens, self.special_ids, pattern=self._pattern, plain=self._plain)
 
     @property
     def engine(self) -> str:
@@ -178,13 +159,11 @@ class TikTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> tuple[IdArray, LengthArray]:
         """See the protocol."""
         try:
-            arrays = encode_in_pieces(self._engine, texts)
+            arrays = encode_long_texts(self._engine, texts, splitter=split_at_words)
         except (UnicodeEncodeError, TypeError):
             whole = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
-            arrays = encode_in_pieces(self._engine, whole)
-        lengths = np.fromiter(map(len, arrays), dtype=np.int64, count=len(arrays))
-        joined = np.concatenate(arrays) if arrays else np.empty(0, dtype=np.uint32)
-        return joined.view(np.int32), lengths
+            arrays = encode_long_texts(self._engine, whole, splitter=split_at_words)
+        return concatenate([ids.view(np.int32) for ids in arrays])
 
     def special_in_text(self, ids: IdArray, num_texts: int) -> int:
         """See the protocol."""
@@ -205,7 +184,9 @@ def _pattern(value: object) -> str:
 def _special_names(options: Mapping[str, Any]) -> tuple[str, ...]:
     """All special tokens, in the order of their ids."""
     given = tuple(options.get("special_tokens") or SPECIAL_TOKENS)
-    count = _number("num_special_tokens", options.get("num_special_tokens", NUM_SPECIAL), lowest=len(given))
+    count = whole_number(
+        "num_special_tokens", options.get("num_special_tokens", NUM_SPECIAL), lowest=len(given), type=NAME
+    )
     names = (*given, *(f"<SPECIAL_{number}>" for number in range(len(given), count)))
     missing = [name for name in SPECIAL_TOKENS if name not in names]
     if missing:
@@ -224,7 +205,7 @@ def _special_names(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _of_list(content: bytes, name: str, *, options: Mapping[str, Any], num_special: int) -> tuple[Ranks, int]:
     """The entries of Megatron's list that are used, and the size of the vocabulary."""
-    size = _number("vocab_size", options.get("vocab_size", VOCAB_SIZE), lowest=num_special + len(SINGLE_BYTES))
+    size = _vocab_size(options, VOCAB_SIZE, num_special)
     ranks = read_list(content, name, used=size - num_special)
     _check_size(name, size, there=len(ranks), num_special=num_special)
     return ranks, size
@@ -234,13 +215,18 @@ def _of_lines(content: bytes, name: str, *, options: Mapping[str, Any], num_spec
     """The same of a plain file; its vocabulary is as large as the file unless said otherwise."""
     ranks = read_lines(content, name)
     there = max(ranks.values()) + 1
-    size = _number("vocab_size", options.get("vocab_size", there + num_special), lowest=num_special + len(SINGLE_BYTES))
+    size = _vocab_size(options, there + num_special, num_special)
     _check_size(name, size, there=there, num_special=num_special)
     used = {token: rank for token, rank in ranks.items() if rank < size - num_special}
     missing = next((byte[0] for byte in SINGLE_BYTES if byte not in used), None)
     if missing is not None:
         raise UsageError(f"{name}: a vocabulary of {size} leaves out byte {missing}", fix="a larger --vocab-size")
     return used, size
+
+
+def _vocab_size(options: Mapping[str, Any], default: int, num_special: int) -> int:
+    given = options.get("vocab_size", default)
+    return whole_number("vocab_size", given, lowest=num_special + len(SINGLE_BYTES), type=NAME)
 
 
 def _check_size(name: str, size: int, *, there: int, num_special: int) -> None:
@@ -250,9 +236,3 @@ def _check_size(name: str, size: int, *, there: int, num_special: int) -> None:
             found=f"{there} entries and {num_special} special tokens",
             fix=f"--vocab-size {there + num_special}",
         )
-
-
-def _number(name: str, value: object, *, lowest: int) -> int:
-    if type(value) is not int or not lowest <= value <= _LARGEST:
-        raise UsageError(f"{NAME}: {name}={value!r}", expected=f"a whole number from {lowest} to {_LARGEST}")
-    return value

@@ -1,4 +1,4 @@
-"""Where Megatron's way through transformers 5 departs from what tokenizer.json says, as notes for the user.
+"""Notes for the user on where transformers 5, which Megatron uses, does not follow tokenizer.json.
 
 Seen with transformers 5.14.1. It adds special tokens that only the other files of the folder name; and for some
 classes that tokenizer_config.json may name it takes only the vocabulary from tokenizer.json and cuts words by rules of
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mdata.tokenizers.base.split_patterns import QWEN2
+from mdata.tokenizers.base.byte_level import QWEN2
 from mdata.tokenizers.base.tokenizer_json import AddedToken, Definition, added_tokens
 
 Config = Mapping[str, Any]
@@ -34,16 +34,16 @@ _OTHER_NAMES = """
 _OTHERS = frozenset(_OTHER_NAMES.split())
 
 
-def named_token(role: str, config: Config, *, special_map: Config) -> object:
-    """What fills a role such as eos_token: the older file counts where the newer lacks the list of all added tokens."""
+def role_text(role: str, config: Config, *, special_map: Config) -> object:
+    """The token of a role such as eos_token; the older file counts if the newer lacks the list of all added tokens."""
     first, second = (config, special_map) if _DECODER in config else (special_map, config)
     token = first.get(role)
     token = second.get(role) if token is None else token
     return token.get("content") if isinstance(token, dict) else token
 
 
-def departures(definition: Definition, config: Config, *, special_map: Config, added: Config) -> tuple[str, ...]:
-    """Notes on what transformers 5 would make otherwise of this folder.
+def differences(definition: Definition, config: Config, *, special_map: Config, added: Config) -> list[str]:
+    """Notes for the user on what transformers 5 does differently with this folder.
 
     Args:
         definition: tokenizer.json.
@@ -64,7 +64,7 @@ def departures(definition: Definition, config: Config, *, special_map: Config, a
     if other:
         what = "matched as tokenizer.json says; tokenizer_config.json, which Megatron follows, has other flags for"
         notes.append(f"{what}: {' '.join(other[:8])}")
-    return tuple(notes)
+    return notes
 
 
 def _named(config: Config) -> Iterator[str]:

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from blake3 import blake3
-
-from mdata.errors import UsageError, explain_os_error
-from mdata.tokenizers.base.tokenizer import Announce, Tokenizer, TokenizerSpec
+from mdata.errors import UsageError
+from mdata.tokenizers.base.helpers import hash_content, read_file
+from mdata.tokenizers.base.tokenizer import Tokenizer, TokenizerSpec
 from mdata.tokenizers.base.tokenizer_json import added_tokens, with_special_tokens
 from mdata.tokenizers.engines.libraries import EXACT
-from mdata.tokenizers.types.json_backed import DefinedTokenizer
+from mdata.tokenizers.types.json_backed import JsonTokenizer, errors_name
 from mdata.tokenizers.types.wordpiece_2023 import BertWordPiece2023, is_2023
 from mdata.tokenizers.types.wordpiece_vocab import CLS, NAMED, SEP, as_definition, read_vocabulary
 
@@ -29,43 +27,28 @@ LOWER, CASE = "BertWordPieceLowerCase", "BertWordPieceCase"
 _EXTRA = tuple(f"<extra_id_{number}>" for number in range(100))
 
 
-class BertWordPiece(DefinedTokenizer):
+class BertWordPiece(JsonTokenizer):
     """See `mdata.tokenizers.base.tokenizer.Tokenizer`."""
 
     OPTIONS = ("special_tokens", "special_in_text", "include_special_tokens", "compat")
 
     @classmethod
     def load(cls, spec: TokenizerSpec, options: Mapping[str, Any]) -> Tokenizer:
-        """The tokenizer of a vocabulary file, with its best engine.
-
-        Raises:
-            UsageError: no file was named or it cannot be read, or its content is not what it should be.
-        """
+        """See TokenizerType."""
         if spec.vocab_file is None:
             raise UsageError(f"{cls.name} needs a vocabulary", fix="--vocab-file vocab.txt")
-        try:
-            files = {VOCAB_FILE: Path(spec.vocab_file).read_bytes()}
-        except OSError as error:
-            raise explain_os_error(error, f"loading a {cls.name}") from error
+        files = {VOCAB_FILE: read_file(spec.vocab_file, cls.name)}
         read_vocabulary(files[VOCAB_FILE], spec.vocab_file)
         if is_2023(options):
             return BertWordPiece2023(cls.name, files, options=options, engine=spec.engine)
-        try:
-            return cls(files, options, engine=EXACT).checked(spec.engine, spec.announce)
-        except UsageError as error:
-            raise UsageError(f"{spec.vocab_file}: {error}") from error
+        with errors_name(spec.vocab_file):
+            return cls(files, options, engine=EXACT)
 
     @classmethod
     def build(cls, files: Mapping[str, bytes], options: Mapping[str, Any], *, engine: str) -> Tokenizer:
-        """A tokenizer from the content of its file, which `load` has checked once.
-
-        Args:
-            files: as a tokenizer has them.
-            options: of OPTIONS.
-            engine: the library that gives the ids; not compared with the exact one here.
-        """
+        """See TokenizerType."""
         if is_2023(options):
-            # It has one engine; the exact one is what a caller names who does not care.
+            # It has one engine of its own; EXACT is the default of `build_tokenizer`.
             return BertWordPiece2023(cls.name, files, options=options, engine="auto" if engine == EXACT else engine)
         return cls(files, options, engine=engine)
 
@@ -74,30 +57,25 @@ class BertWordPiece(DefinedTokenizer):
         kept = {key: value for key, value in options.items() if (key, value) != ("include_special_tokens", True)}
         self._ignored = kept.pop("special_tokens", []) if self.name == CASE else []
         named = _named_ids(self._vocabulary)
-        definition = as_definition(self._vocabulary, lower=self.name == LOWER, around=(named[CLS], named[SEP]))
+        definition = as_definition(self._vocabulary, lower=self.name == LOWER, surrounding=(named[CLS], named[SEP]))
         further = _EXTRA if self.name == CASE else kept.get("special_tokens", ())
         super().__init__(files, definition, options={**kept, "special_tokens": [*NAMED, *further]}, engine=engine)
         self.options = kept
         self.eod = named[SEP]
 
-    def checked(self, wanted: str, announce: Announce | None = None) -> Self:
-        """See DefinedTokenizer."""
-        super().checked(wanted, announce)
+    def _file_notes(self) -> list[str]:
         missing = [f"{name} gets id {self.special_ids[name]}" for name in NAMED if name not in self._vocabulary]
-        if missing:
-            self.notes += (f"not in the vocabulary: {', '.join(missing)}",)
+        notes = [f"not in the vocabulary: {', '.join(missing)}"] if missing else []
         if self._ignored:
-            self.notes += (f"{CASE} takes no further special tokens (as in Megatron): {' '.join(self._ignored)}",)
-        return self
+            notes.append(f"{CASE} takes no further special tokens (as in Megatron): {' '.join(self._ignored)}")
+        return notes
 
     @cached_property
     def fingerprint(self) -> str:
         """See the protocol."""
-        import orjson
-
         content = {"type": self.name, "vocabulary": self._vocabulary, "special": self.special_ids}
         content |= {key: value for key, value in self.options.items() if key != "special_tokens"}
-        return blake3(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
+        return hash_content(content)
 
 
 class BertWordPieceLowerCase(BertWordPiece):

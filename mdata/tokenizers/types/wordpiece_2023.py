@@ -16,18 +16,23 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from blake3 import blake3
 
 from mdata.errors import UsageError
-from mdata.tokenizers.base.megatron_2023 import FORK, wants_fork
-from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused
+from mdata.tokenizers.base.helpers import (
+    MEGATRON_2023,
+    check_engine_name,
+    concatenate,
+    hash_content,
+    is_megatron_2023,
+    refuse_surrogates,
+)
+from mdata.tokenizers.base.tokenizer import IdArray, LengthArray
 from mdata.tokenizers.base.unicode14 import unassigned
+from mdata.tokenizers.engines.long_text import refuse_long
 from mdata.tokenizers.types.wordpiece_vocab import PREFIX, UNKNOWN, read_vocabulary
 
 LONGEST_WORD_CHARS = 200
-LONGEST_TEXT_CHARS = 16 << 20
 _NEW = ("[BOS]", "[EOS]")
-_OTHER_OPTIONS = ("special_tokens",)
 _CJK = (
     (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
     (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF), (0x2F800, 0x2FA1F),
@@ -41,11 +46,10 @@ def is_2023(options: Mapping[str, Any]) -> bool:
     Raises:
         UsageError: another `compat`, or an option that the fork did not have.
     """
-    if not wants_fork(options):
+    if not is_megatron_2023(options):
         return False
-    wrong = next((name for name in _OTHER_OPTIONS if options.get(name)), None)
-    if wrong:
-        raise UsageError(f"{FORK} has no {wrong} for BERT", fix="leave one of the two out")
+    if options.get("special_tokens"):
+        raise UsageError(f"{MEGATRON_2023} has no special_tokens for BERT", fix="leave out one of the two options")
     return True
 
 
@@ -60,11 +64,10 @@ class BertWordPiece2023:
     """
 
     def __init__(self, name: str, files: Mapping[str, bytes], *, options: Mapping[str, Any], engine: str) -> None:
-        if engine not in ("auto", self.engine):
-            raise UsageError(f"{name} of {FORK} has no engine {engine!r}", expected=f"auto or {self.engine}")
+        check_engine_name(engine, [self.engine], used_for=f"{name} of {MEGATRON_2023}")
         self.name = name
         self.files = dict(files)
-        self.options = {"compat": FORK}
+        self.options = {"compat": MEGATRON_2023}
         self.eod: int | None = None
         self.special_ids: Mapping[str, int] = {}
         self._vocabulary = read_vocabulary(*next((content, name) for name, content in files.items()))
@@ -74,7 +77,7 @@ class BertWordPiece2023:
         self._clean, self._part = _Table(_cleaned), _Table(_without_marks if self._lower else _parted)
 
     engine = "mdata"
-    notes: tuple[str, ...] = (f"the ids are those of {FORK}: nothing around texts, no end of document",)
+    notes: tuple[str, ...] = (f"the ids are those of {MEGATRON_2023}: nothing around texts, no end of document",)
 
     @cached_property
     def entries(self) -> Mapping[str, int]:
@@ -87,16 +90,14 @@ class BertWordPiece2023:
     @cached_property
     def fingerprint(self) -> str:
         """See the protocol."""
-        import orjson
-
-        content = {"type": self.name, "vocabulary": self._vocabulary, "compat": FORK}
-        return blake3(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
+        return hash_content({"type": self.name, "vocabulary": self._vocabulary, "compat": MEGATRON_2023})
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[IdArray, LengthArray]:
         """See the protocol."""
-        arrays = [np.array(self._ids(index, text), dtype=np.int32) for index, text in enumerate(texts)]
-        lengths = np.fromiter(map(len, arrays), dtype=np.int64, count=len(arrays))
-        return np.concatenate([np.empty(0, dtype=np.int32), *arrays]), lengths
+        for index, text in enumerate(texts):
+            refuse_surrogates(index, text)
+        refuse_long(texts)
+        return concatenate([np.array(self._ids(text), dtype=np.int32) for text in texts])
 
     def special_in_text(self, ids: IdArray, num_texts: int) -> int:
         """See the protocol."""
@@ -107,14 +108,7 @@ class BertWordPiece2023:
         entries = [self._names.get(int(id), UNKNOWN) for id in ids]
         return " ".join(entries).replace(f" {PREFIX}", "")
 
-    def _ids(self, index: int, text: str) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise TextRefused(index, f"a lone surrogate at character {error.start}") from error
-        if len(text) > LONGEST_TEXT_CHARS:
-            reason = f"the text has {len(text):,} characters; this tokenizer accepts at most {LONGEST_TEXT_CHARS:,}"
-            raise TextRefused(index, reason)
+    def _ids(self, text: str) -> list[int]:
         text = text.translate(self._clean)
         if self._lower:
             text = unicodedata.normalize("NFD", text.lower())

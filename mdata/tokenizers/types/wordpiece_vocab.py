@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mdata.errors import UsageError
+from mdata.tokenizers.base.helpers import decode_text
 
 UNKNOWN, CLS, SEP = "[UNK]", "[CLS]", "[SEP]"
 PREFIX = "##"
@@ -33,34 +34,30 @@ def read_vocabulary(content: bytes, name: str) -> dict[str, int]:
     Raises:
         UsageError: it is not UTF-8 text, or has no entry for unknown words.
     """
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        number = content.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{name}:{number}: not UTF-8 text", found=f"byte {content[error.start]:#04x}") from error
-    lines = text.split("\n")
+    lines = decode_text(content, name).split("\n")
     if not lines[-1]:
         del lines[-1]
     vocabulary = {line.rstrip(_BLANKS): id for id, line in enumerate(lines)}
     if UNKNOWN not in vocabulary:
         raise UsageError(
-            f"{name}: no entry {UNKNOWN}, which words that the vocabulary cannot spell become",
+            f"{name}: no entry {UNKNOWN} for words that the vocabulary cannot spell",
             found=f"{len(lines)} lines, the first {lines[0][:40]!r}" if lines else "an empty file",
             fix="a vocab.txt of BERT's form: one entry a line",
         )
     return vocabulary
 
 
-def as_definition(vocabulary: Mapping[str, int], *, lower: bool, around: tuple[int, int]) -> dict[str, Any]:
+def as_definition(vocabulary: Mapping[str, int], *, lower: bool, surrounding: tuple[int, int]) -> dict[str, Any]:
     """The same as a tokenizer.json.
 
     Args:
         vocabulary: entry -> id.
         lower: whether letters lose their case and their accents.
-        around: the ids of [CLS] and [SEP], which stand around every text.
+        surrounding: the ids of [CLS] and [SEP], which stand around every text.
     """
     parts = [_special(CLS), {"Sequence": {"id": "A", "type_id": 0}}, _special(SEP)]
-    special = {name: {"id": name, "ids": [id], "tokens": [name]} for name, id in zip((CLS, SEP), around, strict=True)}
+    named = zip((CLS, SEP), surrounding, strict=True)
+    special = {name: {"id": name, "ids": [id], "tokens": [name]} for name, id in named}
     clean = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": lower}
     return {
         "version": "1.0",

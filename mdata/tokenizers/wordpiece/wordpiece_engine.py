@@ -1,24 +1,26 @@
-"""Our own engine for WordPiece in BERT's form: mdata_cpp/wordpiece.hpp; the twin is wordpiece_reference.py.
+"""Our own engine for WordPiece like BERT's: mdata_cpp/wordpiece.hpp; the twin is wordpiece_reference.py.
 
 Texts on which it might not be exact go to the exact engine one by one: those with characters that editions of
-Unicode in use treat differently (the C++ code names them while it works, at no cost), and those with an added
-token that asks for more than to be found (whole words only, blanks beside it). `first_other_words` compares
-the words of all characters at the borders of classes with the library's: no vocabulary can hide a difference.
+Unicode in use treat differently (the C++ code reports them while it encodes, at no cost), and those with an added
+token that has further rules (whole words only, blanks beside it). `compare_words` compares the words of all
+characters at the borders of character classes with the library's, so that no vocabulary can hide a difference.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
-from mdata.tokenizers.base.token_matching import any_of
-from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, numbered
+from mdata.tokenizers.base.self_check_texts import wordpiece_texts
+from mdata.tokenizers.base.token_matching import pattern_of_any
+from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, indices_in_batch
 from mdata.tokenizers.base.tokenizer_json import Definition, added_tokens, model_vocabulary
-from mdata.tokenizers.engines.libraries import WORDPIECE, Engine, Ids
-from mdata.tokenizers.wordpiece.wordpiece_support import wordpiece_form
+from mdata.tokenizers.engines.libraries import Engine, EngineFamily, ExactEngine, Ids
+from mdata.tokenizers.engines.long_text import whitespace_splitter, word_splitter
+from mdata.tokenizers.wordpiece.wordpiece_support import wordpiece_settings, wordpiece_unsupported
 
 _AS_TEXT = -1
 _CODES_AT_ONCE = 64
@@ -28,29 +30,29 @@ class WordPieceEngine:
     """See `mdata.tokenizers.engines.libraries.FlatEngine`.
 
     Args:
-        definition: a tokenizer.json of BERT's form.
+        definition: a tokenizer.json that is supported.
         plain: special tokens spelled in a text are ordinary text.
-        exact: gives the exact engine, when the first text needs it.
+        exact: makes the exact engine, when the first text needs it.
     """
 
-    name = WORDPIECE
+    name = "mdata"
 
     def __init__(self, definition: Definition, *, plain: bool, exact: Callable[[], Engine]) -> None:
         from mdata._core import WordPiece
 
-        form = wordpiece_form(definition)
+        settings = wordpiece_settings(definition)
         tokens = added_tokens(definition)
         added = {token.content: _AS_TEXT if plain and token.special else token.id for token in tokens}
-        awkward = [token for token in tokens if token.single_word or token.lstrip or token.rstrip]
-        self._awkward = any_of(token.content for token in awkward if added[token.content] != _AS_TEXT)
+        with_rules = [token for token in tokens if token.single_word or token.lstrip or token.rstrip]
+        self._with_rules = pattern_of_any(token.content for token in with_rules if added[token.content] != _AS_TEXT)
         self._exact = exact
         self._core = WordPiece(
             model_vocabulary(definition),
             added=added,
-            unknown=form.unknown,
-            prefix=form.prefix,
-            most_chars=form.most_chars,
-            treatment=form.treatment,
+            unknown=settings.unknown,
+            prefix=settings.prefix,
+            most_chars=settings.max_chars,
+            treatment=settings.normalization,
         )
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
@@ -62,22 +64,23 @@ class WordPieceEngine:
         self, texts: Sequence[str], *, before: Sequence[int], after: Sequence[int]
     ) -> tuple[IdArray, LengthArray]:
         """See FlatEngine."""
-        ids, lengths, left = self._core.encode(list(texts), before=list(before), after=list(after))
-        odd = set(left.tolist())
-        odd.update(number for number, text in enumerate(texts) if self._awkward.search(text))
-        if not odd:
+        ids, lengths, unsettled = self._core.encode(list(texts), before=list(before), after=list(after))
+        for_exact = set(unsettled.tolist())
+        for_exact.update(index for index, text in enumerate(texts) if self._with_rules.search(text))
+        if not for_exact:
             return ids, lengths
-        numbers = sorted(odd)
+        indices = sorted(for_exact)
         parts = np.split(ids, np.cumsum(lengths)[:-1])
-        with numbered(numbers):
-            found = self._exact().encode([texts[number] for number in numbers])
-        for number, exact in zip(numbers, found, strict=True):
-            parts[number] = np.array([*before, *exact.tolist(), *after], dtype=np.int32)
-            lengths[number] = len(parts[number])
+        with indices_in_batch(indices):
+            found = self._exact().encode([texts[index] for index in indices])
+        for index, exact in zip(indices, found, strict=True):
+            parts[index] = np.array([*before, *exact.tolist(), *after], dtype=np.int32)
+            lengths[index] = len(parts[index])
         return np.concatenate(parts), lengths
 
-    def first_other_words(self, library: Any) -> str | None:
-        """The first text that the library normalizes or cuts into words in another way."""
+    def compare_words(self, exact: ExactEngine) -> str | None:
+        """The first text that the exact engine normalizes or splits into words differently."""
+        library = exact.library
         for text in _borders(self._core.classes()):
             words = [word for word, _ in library.pre_tokenizer.pre_tokenize_str(library.normalizer.normalize_str(text))]
             if self._core.words(text) not in (words, None):
@@ -86,7 +89,7 @@ class WordPieceEngine:
 
 
 def _borders(classes: dict[str, list[tuple[int, int]]]) -> Iterator[str]:
-    """The characters at the borders of all classes, in company; without those that are left to the exact engine."""
+    """Texts of the characters at the borders of all classes, without those that are left to the exact engine."""
     ranges = [pair for pairs in classes.values() for pair in pairs]
     codes = {code for first, last in ranges for code in (first - 1, first, last, last + 1)}
     starts = [first for first, _ in classes["unsettled"]]
@@ -99,3 +102,23 @@ def _borders(classes: dict[str, list[tuple[int, int]]]) -> Iterator[str]:
     for start in range(0, len(known), _CODES_AT_ONCE):
         some = map(chr, known[start : start + _CODES_AT_ONCE])
         yield " ".join(f"x{c}Y{c}{c} e\u0323{c}\u0301\u302e" for c in some)
+
+
+def _is_wordpiece(definition: Definition) -> bool:
+    model = definition.get("model")
+    return isinstance(model, Mapping) and model.get("type") == "WordPiece"
+
+
+def _splitter(definition: Definition) -> Callable[..., Iterator[str]] | None:
+    supported = wordpiece_unsupported(definition) is None
+    return whitespace_splitter(definition) if supported else word_splitter(definition)
+
+
+WORDPIECE = EngineFamily(
+    matches=_is_wordpiece,
+    unsupported=wordpiece_unsupported,
+    engines=MappingProxyType({WordPieceEngine.name: WordPieceEngine}),
+    self_check_texts=wordpiece_texts,
+    text_splitter=_splitter,
+    compare_words=WordPieceEngine.compare_words,
+)

@@ -1,4 +1,4 @@
-"""WordPiece over BERT's normalizer and pre-tokenizer as they are defined, a step after the other.
+"""WordPiece with BERT's normalizer and pre-tokenizer, one step after another.
 
 The twin of mdata_cpp/wordpiece.hpp. Classes of characters are those that `mdata._core.WordPiece.classes()` gives
 (Unicode 8); decomposition and lower case are this Python's, which differ on `unsettled` characters only.

@@ -22,8 +22,8 @@ from mdata.preprocessing.fork_server import WorkerSetup, _run_server, _run_worke
 from mdata.preprocessing.worker_pool import Pool, _buffers_per_worker, _Worker
 from mdata.sources.chunk import chunks
 from mdata.sources.record_batch import ReadSpec
-from mdata.tokenizers.base.tokenizer import Recipe, TokenizerSpec
-from mdata.tokenizers.registry import load_tokenizer
+from mdata.tokenizers.base.tokenizer import TokenizerConfig, TokenizerSpec
+from mdata.tokenizers.registry import config_of, load_tokenizer
 from tests.mdata.preprocessing.test_preprocess import GOLDEN, children_of, options
 from tests.mdata.sources.inputs import find_files
 
@@ -62,18 +62,14 @@ class Messages:
         return self._messages.pop(0)
 
 
-def recipe_of(tokenizer) -> Recipe:
-    return Recipe(tokenizer.name, dict(tokenizer.files), dict(tokenizer.options), tokenizer.engine)
-
-
-BYTES = Recipe("ByteTokenizer", {}, {}, "byte")
-NO_TOKENIZER = Recipe("HuggingFaceTokenizer", {}, {}, "gigatoken")
+BYTES = TokenizerConfig("ByteTokenizer", {}, {}, "byte")
+NO_TOKENIZER = TokenizerConfig("HuggingFaceTokenizer", {}, {}, "gigatoken")
 
 
 @pytest.mark.parametrize(("expected", "built"), [([], 1), ("the same", 1), ([BYTES], 2), ([NO_TOKENIZER], 2)], ids=str)
 def test_a_tokenizer_that_was_expected_is_built_once_and_any_other_is_left(monkeypatch, expected, built):
     tokenizer = load_tokenizer("HuggingFaceTokenizer", GOLDEN / "tokenizer")
-    setup = WorkerSetup(recipe_of(tokenizer), SPEC)
+    setup = WorkerSetup(config_of(tokenizer), SPEC)
     made = []
     real = FORK_SERVER.build_tokenizer
     monkeypatch.setattr(
@@ -81,25 +77,23 @@ def test_a_tokenizer_that_was_expected_is_built_once_and_any_other_is_left(monke
     )
     found, spec = FORK_SERVER._prepared(Messages(*([setup.recipe] if expected == "the same" else expected), setup))
     assert (len(made), spec) == (built, SPEC)
-    assert recipe_of(found) == setup.recipe
+    assert config_of(found) == setup.recipe
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "huggingface", "huggingface, tiktoken"])
 def test_what_is_announced_is_what_is_taken(tmp_path, kind):
-    announced: list[Recipe] = []
+    announced: list[TokenizerConfig] = []
     if kind == "gpt2":
         model = json.loads((GOLDEN / "tokenizer" / "tokenizer.json").read_text())["model"]
         (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
         merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
         (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
         vocabulary, merges = str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")
-        spec = TokenizerSpec(
-            type="GPT2BPETokenizer", vocab_file=vocabulary, merge_file=merges, announce=announced.append
-        )
+        spec = TokenizerSpec(type="GPT2BPETokenizer", vocab_file=vocabulary, merge_file=merges)
     else:
         folder, engine = str(GOLDEN / "tokenizer"), kind.partition(", ")[2] or "auto"
-        spec = TokenizerSpec(type="HuggingFaceTokenizer", model=folder, engine=engine, announce=announced.append)
-    taken = recipe_of(load_tokenizer(spec))
+        spec = TokenizerSpec(type="HuggingFaceTokenizer", model=folder, engine=engine)
+    taken = config_of(load_tokenizer(spec, on_files_read=announced.append))
     assert announced == [taken]
 
 
@@ -120,7 +114,7 @@ def test_who_leaves_while_a_vocabulary_is_sent_leaves_nothing_behind(monkeypatch
 def test_a_wrong_expectation_changes_nothing():
     tokenizer = load_tokenizer("HuggingFaceTokenizer", GOLDEN / "tokenizer")
 
-    def ids(*expected: Recipe) -> list[list[int]]:
+    def ids(*expected: TokenizerConfig) -> list[list[int]]:
         found = []
         with Pool(2) as pool:
             for recipe in expected:
@@ -130,7 +124,7 @@ def test_a_wrong_expectation_changes_nothing():
                 result.release()
         return found
 
-    assert ids() == ids(recipe_of(tokenizer)) == ids(BYTES) == ids(NO_TOKENIZER)
+    assert ids() == ids(config_of(tokenizer)) == ids(BYTES) == ids(NO_TOKENIZER)
 
 
 @pytest.mark.parametrize(("name", "first"), [("corpus.jsonl", [0, 0, 0, 1, 1, 1]), ("corpus.jsonl.gz", [0] * 6)])

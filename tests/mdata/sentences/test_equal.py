@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.sentences import punkt_reference as twin
-from mdata.sentences.punkt_self_check import hostile_texts
+from mdata.sentences.punkt_self_check import self_check_texts
 from mdata.sentences.splitter import build_splitter, load_splitter
 from tests.helpers.examples import examples
 from tests.mdata.sentences import visible
@@ -76,8 +76,8 @@ def test_any_text(text, keep):
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_hostile_texts(keep):
-    for text in hostile_texts(splitter("mdata", keep)._tables):
+def test_self_check_texts(keep):
+    for text in self_check_texts(splitter("mdata", keep)._tables):
         assert_alike(text, keep)
 
 
@@ -90,7 +90,7 @@ def test_golden_texts(engine):
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_batches_are_the_texts_one_by_one(keep):
-    texts = ["", *hostile_texts(splitter("mdata", keep)._tables), "", "One. Then."]
+    texts = ["", *self_check_texts(splitter("mdata", keep)._tables), "", "One. Then."]
     one_by_one = [splitter("mdata", keep).split_batch([text])[0] for text in texts]
     sentences, ends = splitter("mdata", keep).split_batch(texts)
     assert [sentences[start:end] for start, end in zip([0, *ends], ends, strict=False)] == one_by_one
@@ -130,5 +130,5 @@ def test_texts_of_the_published_tables(oracles, language, keep):
         assert ours.split_batch([text]) == theirs.split_batch([text])
 
     check()
-    hostile = hostile_texts(tables)
+    hostile = self_check_texts(tables)
     assert ours.split_batch(hostile) == theirs.split_batch(hostile)

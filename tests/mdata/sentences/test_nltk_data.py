@@ -51,9 +51,7 @@ def test_a_folder_that_is_named_is_the_only_one(tmp_path, monkeypatch):
     where, files = find_files("ours")
     assert where == f"{tmp_path / 'there/tokenizers/punkt_tab/ours'}{os.sep}"
     assert files == visible.files()
-    with pytest.raises(
-        UsageError, match=r"no punkt_tab tables for the language 'ours'\n  found: looked in .*nothing\n"
-    ):
+    with pytest.raises(UsageError, match=r"no punkt_tab tables for the language 'ours'\n  found: searched .*nothing\n"):
         find_files("ours", str(tmp_path / "nothing"))
 
 

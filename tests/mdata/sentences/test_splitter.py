@@ -9,8 +9,8 @@ import pytest
 
 from mdata import UsageError
 from mdata.sentences import splitter as splitter_module
-from mdata.sentences.engine import SLICE_CHARS
-from mdata.sentences.punkt_engine import CoreEngine
+from mdata.sentences.punkt_engine import PunktEngine
+from mdata.sentences.punkt_tables import SLICE_CHARS
 from mdata.sentences.splitter import ENGINES, build_splitter, load_splitter
 from mdata.tokenizers.base.tokenizer import TextRefused
 from tests.mdata.sentences import visible
@@ -82,7 +82,7 @@ def test_empty_tables_are_taken():
 
 
 def test_unknown_engine(tmp_path):
-    with pytest.raises(UsageError, match=r"no sentence engine 'nltj'\n  expected: one of auto, .*\n  try: nltk\?$"):
+    with pytest.raises(UsageError, match=r"no engine 'nltj' for sentences\n  expected: one of auto.*\n  try: nltk\?$"):
         load_splitter("ours", nltk_data=str(visible.write(tmp_path)), engine="nltj")
 
 
@@ -96,17 +96,17 @@ def test_the_fast_engine_is_taken_when_it_is_equal(tmp_path, keep):
 
 @pytest.mark.parametrize(("word", "other"), [("st", "sr"), ("\u03bf\u03c2", "\u03bf\u03c3"), ("3", "4")])
 def test_an_engine_that_differs_is_not_taken(tmp_path, monkeypatch, word, other):
-    class Wrong(CoreEngine):
+    class Wrong(PunktEngine):
         def __init__(self, tables, *, keep_newlines):
             changed = frozenset(tables.abbreviations - {word} | {other})
             super().__init__(replace(tables, abbreviations=changed), keep_newlines=keep_newlines)
 
-    monkeypatch.setattr(splitter_module, "CoreEngine", Wrong)
+    monkeypatch.setattr(splitter_module, "PunktEngine", Wrong)
     folder = str(visible.write(tmp_path))
     loaded = load_splitter("ours", nltk_data=folder)
     assert loaded.engine == "nltk"
-    assert re.match("sentences come from nltk: mdata is not taken: it gives other sentences for '", loaded.notes[0])
-    with pytest.raises(UsageError, match="mdata cannot be used to split sentences\n  found: it gives other sentences"):
+    assert re.match("sentences come from nltk: mdata is not used: it gives other sentences for '", loaded.notes[0])
+    with pytest.raises(UsageError, match="engine mdata cannot be used here\n  found: it gives other sentences"):
         load_splitter("ours", nltk_data=folder, engine="mdata")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mdata import _core
-from mdata.sentences.character_facts import CHANGED, NEWER, facts_of, newer_characters
+from mdata.sentences.punkt_engine import CHANGED, NEWER, facts_of, newer_characters
 from mdata.sentences.splitter import build_splitter
 from mdata.tokenizers.base.unicode14 import unassigned
 from tests.mdata.sentences import visible

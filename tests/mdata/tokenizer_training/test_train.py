@@ -1,4 +1,4 @@
-"""Every kind that can be learnt: the same bytes each time, loaded back by Megatron's names, texts come back."""
+"""Every kind that can be trained: the same bytes each time, loaded back by Megatron's names, texts come back."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tokenizers import Tokenizer as Engine
 import mdata
 from mdata import TrainOptions
 from mdata.tokenizer_training import trainer_process
-from mdata.tokenizer_training.train import Learnt, learn_tokenizer
-from mdata.tokenizer_training.trainers import Task, _sentences, learn
+from mdata.tokenizer_training.train import TrainedTokenizer, train_tokenizer
+from mdata.tokenizer_training.trainers import Task, _sentences, train
 from mdata.tokenizers.base.tokenizer_folder import write_folder
 from tests.conftest import ROOT
 from tests.helpers.failures import crash_at, durable_calls
@@ -42,11 +42,11 @@ def here(monkeypatch):
 
     def learn_here(task, texts, *, progress):
         try:
-            return learn(task, texts)
+            return train(task, texts)
         except RuntimeError as error:
             raise trainer_process.refusal(str(error)) from error
 
-    monkeypatch.setattr(sys.modules["mdata.tokenizer_training.train"], "learn_apart", learn_here)
+    monkeypatch.setattr(sys.modules["mdata.tokenizer_training.train"], "train_in_process", learn_here)
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +57,9 @@ def text(tmp_path_factory) -> Path:
     return path
 
 
-def made(text: Path, output: Path, kind: str, **options) -> Learnt:
+def made(text: Path, output: Path, kind: str, **options) -> TrainedTokenizer:
     size = options.pop("vocab_size", SIZES[kind])
-    return learn_tokenizer([text], output, kind=kind, vocab_size=size, options=TrainOptions(**options))
+    return train_tokenizer([text], output, kind=kind, vocab_size=size, options=TrainOptions(**options))
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -85,7 +85,7 @@ def test_the_same_files_each_time_and_every_type_reads_them(text, tmp_path, kind
     decoded = loaded[0].decode(ids[0])[slice(*around)]
     assert decoded.replace(" ", "") == sample.replace(" ", "")
     assert {"byte-bpe": 0, "wordpiece": 3}.get(kind, 2) == first.tokenizer.eod
-    assert learn_tokenizer([text], tmp_path / "a", kind=kind, vocab_size=SIZES[kind]).there_before
+    assert train_tokenizer([text], tmp_path / "a", kind=kind, vocab_size=SIZES[kind]).there_before
 
 
 @pytest.mark.usefixtures("here")
@@ -181,9 +181,9 @@ def test_options_of_sentencepiece(text, tmp_path):
     ("byte-bpe", {"special_tokens": ("a", "a")}, "must be different"),
     ("byte-bpe", {"special_tokens": ("",)}, "must be different and not empty"),
     ("sentencepiece-bpe", {"preset": "llama9"}, "preset='llama9'"),
-    ("sentencepiece-bpe", {"vocab_size": 20}, r"sentencepiece cannot learn this(.|\n)*required_chars"),
+    ("sentencepiece-bpe", {"vocab_size": 20}, r"sentencepiece cannot train on these texts(.|\n)*required_chars"),
 ])  # fmt: skip
-def test_what_cannot_be_learnt(text, tmp_path, kind, options, message):
+def test_what_cannot_be_trained(text, tmp_path, kind, options, message):
     with pytest.raises(mdata.UsageError, match=message):
         made(text, tmp_path / "a", kind, **options)
     assert not (tmp_path / "a").exists()
@@ -191,7 +191,7 @@ def test_what_cannot_be_learnt(text, tmp_path, kind, options, message):
 
 def test_an_unknown_kind(text, tmp_path):
     with pytest.raises(mdata.UsageError, match=r"kind='word-piece'(.|\n)*wordpiece\?"):
-        learn_tokenizer([text], tmp_path / "a", kind="word-piece", vocab_size=300)
+        train_tokenizer([text], tmp_path / "a", kind="word-piece", vocab_size=300)
 
 
 @pytest.mark.usefixtures("here")
@@ -199,7 +199,7 @@ def test_an_unknown_kind(text, tmp_path):
 @pytest.mark.parametrize("line", ["", '{"text": " "}\n', '{"text": []}\n'])
 def test_nothing_to_learn_from(tmp_path, kind, line):
     (tmp_path / "x.jsonl").write_text(line)
-    with pytest.raises(mdata.UsageError, match="there is no text to learn from"):
+    with pytest.raises(mdata.UsageError, match="there is no text to train on"):
         made(tmp_path / "x.jsonl", tmp_path / "a", kind)
     assert not (tmp_path / "a").exists()
 
@@ -263,11 +263,11 @@ def test_long_lines_are_cut_where_no_piece_can_notice():
 
 
 def test_a_child_that_dies_is_told(monkeypatch):
-    with pytest.raises(mdata.ResourceError, match=r"the process that learns died(.|\n)*exit code"):
-        trainer_process.learn_apart(Task(kind="byte-bpe", vocab_size=-1), iter(["a"]))
+    with pytest.raises(mdata.ResourceError, match=r"the training process died(.|\n)*exit code"):
+        trainer_process.train_in_process(Task(kind="byte-bpe", vocab_size=-1), iter(["a"]))
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(mdata.ResourceError, match="exit code 1"):
-        trainer_process.learn_apart(Task(kind="wordpiece", vocab_size=10), iter(["a" * 10**6] * 10))
+        trainer_process.train_in_process(Task(kind="wordpiece", vocab_size=10), iter(["a" * 10**6] * 10))
 
 
 def test_an_error_of_the_input_ends_the_child():
@@ -276,14 +276,14 @@ def test_an_error_of_the_input_ends_the_child():
         raise mdata.BadInputError("this row")
 
     with pytest.raises(mdata.BadInputError, match="this row"):
-        trainer_process.learn_apart(Task(kind="byte-bpe", vocab_size=300), texts())
+        trainer_process.train_in_process(Task(kind="byte-bpe", vocab_size=300), texts())
 
 
 def test_the_child_gives_what_learn_gives(text):
     texts = [json.loads(line)["text"] for line in text.read_text().splitlines()]
     for kind in ("byte-bpe", "sentencepiece-bpe"):
         task = Task(kind=kind, vocab_size=300 if kind == "byte-bpe" else 80)
-        assert trainer_process.learn_apart(task, iter(texts)) == learn(task, iter(texts))
+        assert trainer_process.train_in_process(task, iter(texts)) == train(task, iter(texts))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])

@@ -139,7 +139,7 @@ def test_broken_files_are_named(tmp_path, files, text):
     ("name", "text"),
     [
         ("HuggingFaceTokeniser", "try: HuggingFaceTokenizer?"),
-        ("SFTTokenizer", "SFTTokenizer needs options that Megatron's preprocess_data.py does not have"),
+        ("SFTTokenizer", "SFTTokenizer is not supported: it needs options that Megatron's"),
         ("nothing like it", "expected: one of GPT2BPETokenizer, HuggingFaceTokenizer"),
     ],
 )
@@ -172,7 +172,7 @@ def write_text(path: Path) -> None:
 
 def test_learning_is_repeatable_and_keeps_the_bytes(tmp_path):
     write_text(tmp_path / "x.jsonl")
-    first = mdata.train_tokenizer([tmp_path / "x.jsonl"], tmp_path / "a", vocab_size=280)
+    first = mdata.train_tokenizer([tmp_path / "x.jsonl"], tmp_path / "a", vocab_size=280).tokenizer
     mdata.train_tokenizer([tmp_path / "x.jsonl"], tmp_path / "b", vocab_size=280)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()

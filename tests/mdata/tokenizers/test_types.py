@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata import UsageError
-from mdata.tokenizers.base.byte_alphabet import ALPHABET, from_bytes, to_bytes
+from mdata.tokenizers.base.byte_level import ALPHABET, from_bytes, to_bytes
 from mdata.tokenizers.base.tokenizer import TextRefused, TokenizerSpec
-from mdata.tokenizers.base.tokenizer_json import AddedToken
 from mdata.tokenizers.engines import long_text
 from mdata.tokenizers.registry import build_tokenizer, load_tokenizer
 from tests.helpers.examples import examples
@@ -60,7 +59,7 @@ def test_a_fast_engine_is_taken_and_the_exact_one_where_a_byte_is_missing(tmp_pa
         "bytes without an entry are dropped from every text, as in Megatron: b'Z'",
     )
     assert ids(tokenizer, "aZa") == ids(tokenizer, "aa") == [96, 96]
-    with pytest.raises(UsageError, match="tiktoken cannot be used for this tokenizer\n  found: a byte has no entry"):
+    with pytest.raises(UsageError, match="engine tiktoken cannot be used here\n  found: a byte has no entry"):
         gpt2(tmp_path, "tiktoken", entries=without_z)
 
 
@@ -118,7 +117,7 @@ def test_the_fork_of_2023_knows_no_special_tokens_in_the_text(tmp_path, engine):
     [
         ({"entries": ENTRIES}, r"v\.json: no entry '<\|endoftext\|>', without which megatron-2023 fails"),
         ({"entries": [entry for entry in (*ENTRIES, END) if entry != "Z"]}, r"v\.json: no entry 'Z'"),
-        ({"version": ""}, r"m\.txt: megatron-2023 leaves out the first line"),
+        ({"version": ""}, r"m\.txt: megatron-2023 drops the first line"),
         ({"merges": ["h e", "l l\nx"]}, r"not a merge"),
         ({"options": [FORK, ("special_tokens", ["[B]"])]}, "megatron-2023 has no further special tokens"),
         ({"options": [("compat", "megatron-2022")]}, r"compat='megatron-2022'\n  expected: megatron-2023"),
@@ -132,7 +131,7 @@ def test_what_the_fork_would_read_otherwise_is_refused(tmp_path, parts, text):
 def test_a_last_merge_that_the_fork_would_lose(tmp_path):
     given = files(tmp_path)
     (tmp_path / "m.txt").write_text("#version: 0.2\nh e", encoding="utf-8")
-    with pytest.raises(UsageError, match="leaves out the first line, whatever it is, and a last one"):
+    with pytest.raises(UsageError, match="drops the first line in any case, and a last line"):
         load_tokenizer(TokenizerSpec(type="GPT2BPETokenizer", **given, options=(FORK,)))
 
 
@@ -351,7 +350,7 @@ def test_special_tokens_of_a_folder(tmp_path):
 @examples(150)
 def test_long_texts_are_cut_where_no_id_can_notice(text):
     tokenizer = HUGGING["tokenizers"]
-    pieces = list(long_text.cut(text, piece_chars=3))
+    pieces = list(long_text.split_at_words(text, part_chars=3))
     assert "".join(pieces) == text
     assert ids(tokenizer, *pieces) == ids(tokenizer, text)
 
@@ -367,8 +366,8 @@ HUGGING = {
 def test_a_long_text_keeps_its_surroundings_once(monkeypatch):
     tokenizer, _ = adding("tokenizers")
     whole = tokenizer.encode_batch(["1", "a b " * 20, "2"])
-    monkeypatch.setattr("mdata.tokenizers.engines.long_text.PIECE_CHARS", 10)
-    monkeypatch.setattr(long_text.cut, "__defaults__", (10,))
+    monkeypatch.setattr("mdata.tokenizers.engines.long_text.PART_CHARS", 10)
+    monkeypatch.setattr(long_text.split_at_words, "__defaults__", (10,))
     for ours, theirs in zip(tokenizer.encode_batch(["1", "a b " * 20, "2"]), whole, strict=True):
         assert ours.tolist() == theirs.tolist()
 
@@ -389,7 +388,8 @@ def test_a_long_text_keeps_its_surroundings_once(monkeypatch):
     ],
 )
 def test_added_tokens_that_may_lie_over_a_cut(added, fine):
-    assert long_text.can_cut([AddedToken(**{"id": 1, "content": END, **added})]) is fine
+    known = definition(added=[token(**{"id": 1, "content": END, **added})])
+    assert (long_text.word_splitter(known) is not None) is fine
 
 
 def test_a_word_that_is_too_long_is_refused(monkeypatch):
@@ -398,7 +398,7 @@ def test_a_word_that_is_too_long_is_refused(monkeypatch):
         with pytest.raises(TextRefused, match=r"text 1: a word of more than 4,194,304 characters"):
             HUGGING["gigatoken"].encode_batch(["a", text])
     monkeypatch.setattr("mdata.tokenizers.engines.long_text.LONGEST_WHOLE_CHARS", 5)
-    monkeypatch.setattr("mdata.tokenizers.engines.long_text.PIECE_CHARS", 4)
+    monkeypatch.setattr("mdata.tokenizers.engines.long_text.PART_CHARS", 4)
     known = definition(normalizer={"type": "Lowercase"})
     whole = build_tokenizer("HuggingFaceTokenizer", {"tokenizer.json": json.dumps(known).encode()})
     assert len(ids(whole, "12345")) == 5

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mdata.tokenizers.base.byte_alphabet import ALPHABET
-from mdata.tokenizers.base.split_patterns import GPT2
+from mdata.tokenizers.base.byte_level import ALPHABET, GPT2
 
 END = "<|endoftext|>"
 _ASCII = b"' aA1!\n\t\r/s_"

@@ -24,7 +24,7 @@ from mdata import StoppedError
 from mdata.errors import MdataError, UsageError
 from mdata.manifest.io import load_manifest
 from mdata.sentences.splitter import load_splitter
-from mdata.tokenizer_training.tokenizer_benchmark import learnt_here
+from mdata.tokenizer_training.tokenizer_benchmark import train_small_tokenizers
 from mdata.util.stop_signals import LibraryError, library_errors, raise_pending_stop, stop_requests
 from tests.helpers.runs import write_jsonl
 from tests.mdata.sentences import visible
@@ -136,7 +136,7 @@ def runs(tmp_path_factory) -> dict[str, Run]:
     plain = {"input": (str(jsonl),), "on_error": "skip", "workers": 1, "chunk_bytes": CHUNK_BYTES, "checkpoint_s": 0.0}
     found = {f"byte-level BPE, {name}": Run({**plain, **HF, "engine": name}) for name in ("gigatoken", "tiktoken")}
     found["byte-level BPE, tokenizers"] = Run({**plain, **HF, "engine": "tokenizers"})
-    for form, spec in islice(learnt_here(folder), 4):
+    for form, spec in islice(train_small_tokenizers(folder), 4):
         given = {"tokenizer_type": spec.type, "tokenizer_model": spec.model, "vocab_file": spec.vocab_file}
         for engine in ENGINES_OF.get(form, ()):
             found[f"{form}, {engine}"] = Run({**plain, **given, "engine": engine})
@@ -281,8 +281,8 @@ class Dropping:
 def test_a_row_is_never_bad_because_of_a_request(tmp_path, runs, monkeypatch, timer, how):
     """With one worker the library works in the process that hears the request."""
     engines = importlib.import_module("mdata.tokenizers.engines.libraries")
-    real = engines._read_exactly
-    monkeypatch.setattr(engines, "_read_exactly", lambda definition: Dropping(real(definition), how))
+    real = engines._load_tokenizers_library
+    monkeypatch.setattr(engines, "_load_tokenizers_library", lambda definition: Dropping(real(definition), how))
     with pytest.raises(StoppedError, match="asked to stop"), stop_requests(stopped):
         preprocess(runs["byte-level BPE, tokenizers"], tmp_path)
     assert not list(tmp_path.glob("out*"))

@@ -120,8 +120,8 @@ def test_chains_that_double_are_refused_before_they_run(tmp_path, content, said)
 def test_what_may_grow_is_taken_as_far_as_its_texts_stay_short(tmp_path, monkeypatch):
     tokenizer = load(tmp_path, with_normalizers(*[plain("a", "aa")] * 4))
     assert len(tokenizer.encode_batch(["a"])[0]) > 1
-    assert MOST_GROWTH * long_text.PIECE_CHARS <= long_text.LONGEST_GROWN_CHARS
-    monkeypatch.setattr(long_text, "PIECE_CHARS", 100)
+    assert MOST_GROWTH * long_text.PART_CHARS <= long_text.LONGEST_GROWN_CHARS
+    monkeypatch.setattr(long_text, "PART_CHARS", 100)
     monkeypatch.setattr(long_text, "LONGEST_GROWN_CHARS", 1600)
     with pytest.raises(TextRefused, match="the text has 101 characters; this tokenizer accepts at most 100"):
         tokenizer.encode_batch(["a", "a" * 101])

@@ -13,16 +13,17 @@ from hypothesis import strategies as st
 
 from mdata import UsageError
 from mdata.reference.bpe import encode as twin
-from mdata.tokenizers.base.byte_alphabet import ALPHABET
-from mdata.tokenizers.base.self_check_texts import hostile_texts
-from mdata.tokenizers.base.split_patterns import CL100K, FOR_TIKTOKEN, GPT2, LLAMA3
+from mdata.tokenizers.base.byte_level import ALPHABET, CL100K, FOR_TIKTOKEN, GPT2, LLAMA3
+from mdata.tokenizers.base.self_check_texts import byte_level_texts
 from mdata.tokenizers.base.tokenizer import TextRefused
-from mdata.tokenizers.base.unicode14 import newer_texts, unassigned
-from mdata.tokenizers.engines.libraries import EXACT, ExactEngine, GigatokenEngine, TiktokenEngine, make_engine
+from mdata.tokenizers.base.unicode14 import texts_with_newer_characters, unassigned
+from mdata.tokenizers.engines import bpe_families, exact_fallback
+from mdata.tokenizers.engines.bpe_families import BYTE_LEVEL, byte_level_unsupported
+from mdata.tokenizers.engines.exact_fallback import FallbackEngine
+from mdata.tokenizers.engines.libraries import EXACT, LIBRARIES, ExactEngine, GigatokenEngine, TiktokenEngine
 from mdata.tokenizers.registry import build_tokenizer
-from mdata.tokenizers.types import engine_fallback, engine_selection
-from mdata.tokenizers.types.engine_fallback import RoutedEngine
-from mdata.tokenizers.types.engine_selection import first_difference, try_engine
+from mdata.tokenizers.types import engine_selection
+from mdata.tokenizers.types.engine_selection import first_difference, select_engine, try_engine
 from tests.helpers.examples import examples
 from tests.mdata.tokenizers.visible import END, definition, token
 
@@ -46,12 +47,12 @@ def renumbered(pattern: str) -> dict:
 
 
 @functools.cache
-def engines(pattern: str, plain: bool) -> tuple[ExactEngine, list[RoutedEngine]]:
+def engines(pattern: str, plain: bool) -> tuple[ExactEngine, list[FallbackEngine]]:
     known = renumbered(pattern)
     exact = ExactEngine(known, plain=plain)
     # One of ADDED begins another: tiktoken takes no such set.
     names = [name for name in FAST if name not in ("tiktoken", "gigatoken" if pattern == CL100K else "")]
-    return exact, [RoutedEngine(name, known, plain=plain, exact=lambda: exact) for name in names]
+    return exact, [FallbackEngine(name, known, plain=plain, exact=lambda: exact) for name in names]
 
 
 def assert_equal(texts, exact, fast):
@@ -84,7 +85,8 @@ def simple_exact(pattern):
 
 
 def simple_tiktoken(pattern, known, memory={}):  # noqa: B006
-    return memory.setdefault(pattern, RoutedEngine("tiktoken", known, plain=False, exact=lambda: simple_exact(pattern)))
+    made = FallbackEngine("tiktoken", known, plain=False, exact=lambda: simple_exact(pattern))
+    return memory.setdefault(pattern, made)
 
 
 def company(code: int) -> str:
@@ -106,7 +108,7 @@ def compare_code_points(pattern: str, codes: list[int]) -> None:
     texts = [company(code) for code in codes if not unassigned()[code]]
     for name in FAST:
         if (name, pattern) != ("gigatoken", CL100K):
-            assert_equal(texts, simple_exact(pattern), make_engine(name, definition(pattern), plain=False))
+            assert_equal(texts, simple_exact(pattern), LIBRARIES[name](definition(pattern), plain=False))
 
 
 @pytest.mark.parametrize("pattern", FOR_TIKTOKEN)
@@ -126,7 +128,7 @@ def test_the_exact_engine_is_the_twin(texts):
     known = definition(GPT2, added=(token(len(definition()["model"]["vocab"]), "<|fim|>"),))
     special = {entry["content"]: entry["id"] for entry in known["added_tokens"]}
     exact = twin_engine()
-    texts = [text for text in texts if not newer_texts([text])]
+    texts = [text for text in texts if not texts_with_newer_characters([text])]
     parts = {"vocabulary": known["model"]["vocab"], "merges": known["model"]["merges"], "special": special}
     ours = [twin(text, **parts) for text in texts]
     assert [ids.tolist() for ids in exact.encode(texts)] == ours
@@ -150,8 +152,8 @@ def test_odd_vocabularies_are_refused_or_equal(merges, order, texts):
     known = odd_definition(merges, order)
     exact = ExactEngine(known, plain=False)
     for name in FAST:
-        if not engine_selection.byte_level_obstacle(known) and not engine_selection._OBSTACLES[name](known, exact):
-            assert_equal(texts, exact, RoutedEngine(name, known, plain=False, exact=lambda: exact))
+        if not byte_level_unsupported(known) and not BYTE_LEVEL.unsupported_by[name](known, exact):
+            assert_equal(texts, exact, FallbackEngine(name, known, plain=False, exact=lambda: exact))
 
 
 def odd_definition(merges, order):
@@ -183,7 +185,7 @@ def test_added_tokens_of_two_kinds_that_overlap_are_for_the_exact_engine():
     size = len(definition()["model"]["vocab"])
     for first, second, fine in (("<a", "a>", False), ("x<a>y", "<a>", False), ("<a>", "<b>", True)):
         known = definition(added=(token(size, first), token(size + 1, second, normalized=True)))
-        reason = engine_selection.byte_level_obstacle(known)
+        reason = byte_level_unsupported(known)
         assert reason == (None if fine else "added tokens of two kinds overlap")
 
 
@@ -204,14 +206,14 @@ class Liar:
 def test_the_check_sees_every_difference_in_its_texts(number):
     exact = simple_exact(GPT2)
     vocabulary = definition()["model"]["vocab"]
-    text = hostile_texts([entry for entry in vocabulary if entry != END], [END])[number]
+    text = byte_level_texts([entry for entry in vocabulary if entry != END], [END])[number]
     assert first_difference(Liar(exact, text), exact, definition=definition()) == text
     assert first_difference(exact, exact, definition=definition()) is None
 
 
 def test_the_hostile_text_finds_a_pattern_that_is_a_little_different(monkeypatch):
     """gigatoken takes cl100k's pattern for another one; without the list of patterns the check has to see it."""
-    monkeypatch.setattr(engine_selection, "NOT_FOR_GIGATOKEN", frozenset())
+    monkeypatch.setattr(bpe_families, "NOT_FOR_GIGATOKEN", frozenset())
     found = try_engine("gigatoken", definition(CL100K), exact=simple_exact(CL100K), plain=False)
     assert isinstance(found, str) and "other ids for" in found
 
@@ -220,15 +222,15 @@ def test_the_hostile_text_finds_a_pattern_that_is_a_little_different(monkeypatch
     ("change", "reason"),
     [
         ({"normalizer": {"type": "Lowercase"}}, "it normalizes texts"),
-        ({"pre_tokenizer": {"type": "Whitespace"}}, "it cuts words by a pattern of its own"),
-        ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "it cuts words by a pattern of its own"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "it splits words by a pattern of its own"),
+        ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "it splits words by a pattern of its own"),
         ({"added_tokens": [token(7, END)]}, "another id than its file says"),
         ({"added_tokens": [token(3000, "ab"), token(3001, "bc", normalized=True)]}, "another id"),
         ({"post_processor": {"type": "Unheard"}}, "not a simple template"),
     ],
 )
 def test_reasons_by_structure(change, reason):
-    assert reason in str(engine_selection.byte_level_obstacle(definition(**change)))
+    assert reason in str(byte_level_unsupported(definition(**change)))
 
 
 def model(**parts):
@@ -248,7 +250,7 @@ def model(**parts):
     ],
 )
 def test_reasons_by_vocabulary(change, reason):
-    assert reason in str(engine_selection.byte_level_obstacle(definition(**change)))
+    assert reason in str(byte_level_unsupported(definition(**change)))
 
 
 def test_an_engine_that_is_missing_or_fails_is_said(monkeypatch):
@@ -259,20 +261,20 @@ def test_an_engine_that_is_missing_or_fails_is_said(monkeypatch):
         raise ValueError("does not like it")
 
     exact = simple_exact(GPT2)
-    monkeypatch.setattr(engine_selection, "routed", missing)
-    taken = engine_selection.choose(definition(), exact, wanted="auto", plain=False)
-    assert taken.engine is exact and "gigatoken is not taken: it is not installed; tiktoken" in taken.notes[0]
-    monkeypatch.setattr(engine_selection, "routed", failing)
+    monkeypatch.setattr(engine_selection, "make_engine", missing)
+    engine, notes = select_engine(definition(), exact, wanted="auto", plain=False)
+    assert engine is exact and "gigatoken is not used: it is not installed; tiktoken" in notes[0]
+    monkeypatch.setattr(engine_selection, "make_engine", failing)
     with pytest.raises(UsageError, match=r"gigatoken cannot be used.*\n.*does not like it"):
-        engine_selection.choose(definition(), exact, wanted="gigatoken", plain=False)
+        select_engine(definition(), exact, wanted="gigatoken", plain=False)
     with pytest.raises(UsageError, match=r"try: gigatoken\?"):
-        engine_selection.choose(definition(), exact, wanted="gigatokens", plain=False)
+        select_engine(definition(), exact, wanted="gigatokens", plain=False)
 
 
 @pytest.mark.parametrize("name", ["gigatoken", "tiktoken", "tokenizers"])
 def test_texts_without_any_place_to_stop(name):
     known = definition(LLAMA3)
-    engine = RoutedEngine(name, known, plain=False, exact=lambda: ExactEngine(known, plain=False))
+    engine = FallbackEngine(name, known, plain=False, exact=lambda: ExactEngine(known, plain=False))
     # tiktoken gives up on the first of these by itself.
     counts = [len(ids) for ids in engine.encode([" " * 1_000_000 + "x", "a" * 100_000, "\n" * 100_000, "7" * 99_999])]
     assert counts == [500_002, 50_000, 50_000, 99_999]
@@ -281,7 +283,7 @@ def test_texts_without_any_place_to_stop(name):
 def test_gigatoken_is_made_anew_when_it_has_grown(monkeypatch):
     sizes = iter(range(0, 10**12, 200 << 20))
     monkeypatch.setattr("mdata.tokenizers.engines.libraries.resident_bytes", lambda: next(sizes))
-    monkeypatch.setattr("mdata.tokenizers.engines.libraries._LOOK_EVERY_CHARS", 100)
+    monkeypatch.setattr("mdata.tokenizers.engines.libraries._CHECK_EVERY_CHARS", 100)
     engine = GigatokenEngine(definition(), plain=False)
     before = engine._encode
     assert engine.encode(["a" * 99]) and engine._encode is before
@@ -306,10 +308,10 @@ def test_newer_code_points_are_found():
     if unicodedata.unidata_version == "14.0.0":
         assert all(late[code] == (unicodedata.category(chr(code)) == "Cn") for code in range(0, 0x110000, 7) if not 0xD800 <= code < 0xE000)  # fmt: skip  # noqa: E501
     texts = ["a", "\xe9", "\u0410\u4e2d", "x\u088fy", "\U0001f468", "\U0001f468\U00018d80", "\ud800"]
-    assert newer_texts(texts) == [3, 5]
-    assert newer_texts([]) == []
+    assert texts_with_newer_characters(texts) == [3, 5]
+    assert texts_with_newer_characters([]) == []
     long = ["\u0411" * 20_000, "\u088f", "b", "\u0411\u0412"]
-    assert newer_texts(long * 3) == [1, 5, 9]
+    assert texts_with_newer_characters(long * 3) == [1, 5, 9]
 
 
 def test_composition_is_left_to_the_exact_engine():
@@ -337,7 +339,7 @@ class Watching:
 @pytest.mark.parametrize("name", FAST)
 def test_the_exact_engine_gets_the_odd_part_of_a_long_text(name):
     watching = Watching(definition())
-    engine = RoutedEngine(name, definition(), plain=False, exact=lambda: watching)
+    engine = FallbackEngine(name, definition(), plain=False, exact=lambda: watching)
     text = "some words " * 1000
     assert_equal([text, text + "\U0001fae8 " + text, "b"], watching.engine, engine)
     assert 0 < watching.chars < 3000
@@ -348,11 +350,11 @@ def test_the_exact_engine_gets_the_odd_part_of_a_long_text(name):
 @examples(50)
 def test_odd_texts_are_cut_where_no_id_can_notice(pattern, texts):
     exact = ExactEngine(definition(pattern, normalizer={"type": "NFC"}), plain=False)
-    engine = RoutedEngine(
+    engine = FallbackEngine(
         "gigatoken", definition(pattern, normalizer={"type": "NFC"}), plain=False, exact=lambda: exact
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_fallback, "_PART_CHARS", 2)
+        patch.setattr(exact_fallback, "_PART_CHARS", 2)
         assert_equal(texts, exact, engine)
 
 
@@ -370,7 +372,7 @@ def test_a_refusal_of_the_exact_engine_names_the_text_of_the_batch(name):
         def encode(self, texts):
             raise TextRefused(len(texts) - 1, "why")
 
-    engine = RoutedEngine(name, definition(), plain=False, exact=Refusing)
+    engine = FallbackEngine(name, definition(), plain=False, exact=Refusing)
     with pytest.raises(TextRefused, match="text 2: why"):
         engine.encode(["a", "\U0001fae8", "b\U0001fae8", "c"])
 

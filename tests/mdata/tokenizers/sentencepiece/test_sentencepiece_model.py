@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata import UsageError
-from mdata.tokenizers.sentencepiece.sentencepiece_engines import LibraryEngine
+from mdata.tokenizers.sentencepiece.sentencepiece_library import SentencePieceLibrary
 from mdata.tokenizers.sentencepiece.sentencepiece_model import (
     BYTE,
     CONTROL,
@@ -134,7 +134,7 @@ def test_what_is_taken_is_taken_by_the_library(data):
         return
     if found.charsmap:
         return
-    library = LibraryEngine(bytes(content), "x").library
+    library = SentencePieceLibrary(bytes(content), "x").library
     assert library.vocab_size() == len(found.pieces)
     assert [library.id_to_piece(id) for id in range(len(found.pieces))] == list(found.pieces)
     assert [library.bos_id(), library.eos_id(), library.pad_id()] == [

@@ -367,8 +367,8 @@ CLS = {"type": "BertProcessing", "sep": [END, 2**31], "cls": [END, 0]}
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"post_processor": {**TEMPLATE, "special_tokens": {}}}, r"puts a token around texts and .*\n  found: '<s>'"),
-        ({"post_processor": {"type": "Sequence", "processors": [{**TEMPLATE, "special_tokens": {}}]}}, "not say its"),
+        ({"post_processor": {**TEMPLATE, "special_tokens": {}}}, r"adds a token to every text and .*\n  found: '<s>'"),
+        ({"post_processor": {"type": "Sequence", "processors": [{**TEMPLATE, "special_tokens": {}}]}}, "not give its"),
         ({"post_processor": CLS}, r"has an id that does not fit\n  found: 2147483648"),
         ({"model": {"type": "WordLevel", "vocab": {"a": 2**31, "[UNK]": 0}, "unk_token": "[UNK]"}}, "does not fit"),
         ({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}}, "cannot spell"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mdata import UsageError
 from mdata.tokenizers.base.tokenizer import TextRefused, TokenizerSpec
 from mdata.tokenizers.registry import build_tokenizer, load_tokenizer
-from mdata.tokenizers.sentencepiece.sentencepiece_engines import LibraryEngine
+from mdata.tokenizers.sentencepiece.sentencepiece_library import SentencePieceLibrary
 from mdata.tokenizers.sentencepiece.sentencepiece_model import CONTROL, USER_DEFINED
 from tests.helpers.examples import examples
 from tests.mdata.tokenizers.models import bpe
@@ -149,7 +149,7 @@ def test_pieces_for_users_are_special_where_they_look_so():
     assert tokenizer.special_ids == {"<s>": 1, "</s>": 2, "[END]": 16, "<c>": 18}
     found, _ = tokenizer.encode_batch(["a[END]\n", "<c>"])
     assert found.tolist() == [12, 16, 17, 3, 7, 6, 8] and tokenizer.special_in_text(found, 2) == 1
-    with pytest.raises(UsageError, match=r"found: the user-defined piece '\[END\]'"):
+    with pytest.raises(UsageError, match=r"user-defined pieces everywhere\n  found: '\[END\]'"):
         build(bpe(WORDS, more), special_in_text="plain")
     plain = build(bpe(WORDS, more[1:]), special_in_text="plain")
     assert plain.special_in_text(plain.encode_batch(["\n", "<c>"])[0], 2) == 0
@@ -200,7 +200,7 @@ def test_texts_that_are_refused(monkeypatch, options):
     tokenizer = build(**options)
     with pytest.raises(TextRefused, match="text 1: a lone surrogate at character 4"):
         tokenizer.encode_batch(["a[X]b", "[X]b\ud800[X]"])
-    monkeypatch.setattr("mdata.tokenizers.types.sentencepiece.LONGEST_WHOLE_CHARS", 3)
+    monkeypatch.setattr("mdata.tokenizers.engines.long_text.LONGEST_WHOLE_CHARS", 3)
     with pytest.raises(TextRefused, match="text 1: the text has 4 characters; this tokenizer accepts at most 3"):
         tokenizer.encode_batch(["aaa", "aaaa"])
 
@@ -217,11 +217,11 @@ def test_a_text_that_the_library_gives_up_on_is_named(monkeypatch):
                 raise RuntimeError("INTERNAL: src/x.cc(7) [a == b] not consumed")
             return [np.zeros(1, np.int32) for _ in texts]
 
-    engine = LibraryEngine(SMALL, "a model")
+    engine = SentencePieceLibrary(SMALL, "a model")
     engine.library = Library()
     with pytest.raises(TextRefused, match=r"text 2: the sentencepiece library fails: \[a == b\] not consumed"):
         engine.encode(["a", "b", "c!", "!"])
-    monkeypatch.setattr("mdata.tokenizers.sentencepiece.sentencepiece_engines._BATCH_CHARS", 2)
+    monkeypatch.setattr("mdata.tokenizers.sentencepiece.sentencepiece_library._BATCH_CHARS", 2)
     with pytest.raises(TextRefused, match="text 2: "):
         engine.encode(["a", "b", "c!", "!"])
 

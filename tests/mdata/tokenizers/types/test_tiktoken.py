@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from mdata import UsageError
 from mdata.tokenizers.base.tokenizer import TextRefused, TokenizerSpec
-from mdata.tokenizers.base.unicode14 import newer_texts
-from mdata.tokenizers.engines.long_text import LONGEST_WORD_CHARS, cut
+from mdata.tokenizers.base.unicode14 import texts_with_newer_characters
+from mdata.tokenizers.engines.long_text import LONGEST_WORD_CHARS, split_at_words
 from mdata.tokenizers.registry import build_tokenizer, load_tokenizer
 from mdata.tokenizers.tiktoken import tiktoken_engine
 from mdata.tokenizers.tiktoken.tiktoken_engine import as_definition
@@ -161,7 +161,7 @@ def visible(engine, pattern, plain=False):
 @examples(200)
 def test_the_exact_engine_is_the_twin(pattern, texts):
     tokenizer = visible("tiktoken", pattern)
-    texts = [text for text in texts if not newer_texts([text])]
+    texts = [text for text in texts if not texts_with_newer_characters([text])]
     parts = {"tokens": {token: 10 + rank for rank, token in enumerate(VISIBLE)}, "special": tokenizer.special_ids}
     expected = [id for text in texts for id in twin(text, pattern=pattern, **parts)]
     assert ids(tokenizer, *texts) == expected
@@ -178,7 +178,7 @@ def test_the_fast_engine_is_exact(plain, texts):
 @given(text=st.lists(st.sampled_from([*PIECES, " a", "b c", "d;\ne"])).map("".join))
 @examples(150)
 def test_long_texts_are_cut_where_no_id_can_notice(pattern, text):
-    pieces = list(cut(text, piece_chars=3))
+    pieces = list(split_at_words(text, part_chars=3))
     assert "".join(pieces) == text
     assert ids(visible("tiktoken", pattern), *pieces) == ids(visible("tiktoken", pattern), text)
 
@@ -218,17 +218,17 @@ def test_where_the_fast_engine_is_not_tried_a_line_says_why(tmp_path, tokens, sp
     tokenizer = loaded(tmp_path, as_list(tokens), **given)
     assert (tokenizer.engine, tokenizer.notes) == (
         "tiktoken",
-        (f"ids come from tiktoken: gigatoken is not taken: {reason}",),
+        (f"ids come from tiktoken: gigatoken is not used: {reason}",),
     )
     assert ids(tokenizer, "xyz [s]") == ([10 + 266, 10 + ord(" "), 10 + ord("["), 10 + ord("s"), 10 + ord("]")]
                                          if b"xyz" in tokens else [10 + ord("x"), 10 + ord("y"), 10 + ord("z"), 42, 7])  # fmt: skip  # noqa: E501
-    with pytest.raises(UsageError, match=f"gigatoken cannot be used for this tokenizer\n  found: {reason}"):
+    with pytest.raises(UsageError, match=f"engine gigatoken cannot be used here\n  found: {reason}"):
         loaded(tmp_path, as_list(tokens), engine="gigatoken", **given)
 
 
 def test_pattern_v1_is_left_to_tiktoken(tmp_path):
     tokenizer = loaded(tmp_path, pattern="v1")
-    assert tokenizer.notes == ("ids come from tiktoken: gigatoken is not taken: it does not know the pattern",)
+    assert tokenizer.notes == ("ids come from tiktoken: gigatoken is not used: it does not know the pattern",)
     assert ids(tokenizer, "AB")[0] == 10 + BYTES.index(b"AB")
     assert tokenizer.fingerprint != loaded(tmp_path).fingerprint
 
@@ -375,7 +375,7 @@ def test_a_byte_without_a_rank_is_named(tmp_path):
         ({"compat": "megatron-2023"}, "TikTokenizer has no option 'compat'"),
         (
             {"engine": "tokenizers"},
-            r"has no engine 'tokenizers'\n  expected: one of auto, gigatoken, tiktoken",
+            r"no engine 'tokenizers' for TikTokenizer\n  expected: one of auto, gigatoken, tiktoken",
         ),
     ],
 )

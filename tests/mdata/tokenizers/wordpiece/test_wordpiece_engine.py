@@ -8,6 +8,7 @@ import json
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -25,7 +26,7 @@ from mdata.tokenizers.types import engine_selection
 from mdata.tokenizers.wordpiece import wordpiece_engine
 from mdata.tokenizers.wordpiece import wordpiece_reference as twin
 from mdata.tokenizers.wordpiece.wordpiece_engine import WordPieceEngine
-from mdata.tokenizers.wordpiece.wordpiece_support import wordpiece_form, wordpiece_obstacle
+from mdata.tokenizers.wordpiece.wordpiece_support import wordpiece_settings, wordpiece_unsupported
 from tests.helpers.examples import examples
 from tests.mdata.tokenizers.visible import token
 
@@ -35,7 +36,7 @@ ENTRIES = ["[UNK]", "[CLS]", "[SEP]", "the", "##s", "a", "##a", "##b", "ab", "##
 
 
 def definition(entries=ENTRIES, treatment=LOWER, *, added=(), model=(), **parts):
-    """A tokenizer.json of BERT's form."""
+    """A tokenizer.json of BERT's settings."""
     clean, cjk, strip, lower = treatment
     ids = {entry: id for id, entry in enumerate(entries)}
     flags = {"clean_text": clean, "handle_chinese_chars": cjk, "strip_accents": strip, "lowercase": lower}
@@ -193,27 +194,27 @@ def test_any_vocabulary(entries, prefix, most_chars, added, plain, texts):
     tokens = [{**one, "special": added[one["content"]]} for one in tokens]
     known = definition(names, (True, True, False, False), added=tokens, model=model.items(), post_processor=None)
     exact = ExactEngine(known, plain=plain)
-    assert wordpiece_obstacle(known) is None
+    assert wordpiece_unsupported(known) is None
     ours = WordPieceEngine(known, plain=plain, exact=lambda: exact)
     for text, mine, theirs in zip(texts, ours.encode(texts), exact.encode(texts), strict=True):
         assert mine.tolist() == theirs.tolist() == twin_ids(text, known, plain), ascii(text)
 
 
 def twin_ids(text, known, plain):
-    form = wordpiece_form(known)
+    settings = wordpiece_settings(known)
     added = {one["content"]: -1 if plain and one["special"] else one["id"] for one in known["added_tokens"]}
     ids = []
     for part in twin.around_tokens(text, added):
         if added.get(part, -1) >= 0:
             ids.append(added[part])
         else:
-            for word in twin.words(part, treatment=form.treatment, classes=classes()):
+            for word in twin.words(part, treatment=settings.normalization, classes=classes()):
                 ids += twin.pieces(
                     word,
                     vocabulary=known["model"]["vocab"],
-                    unknown=form.unknown,
-                    prefix=form.prefix,
-                    most_chars=form.most_chars,
+                    unknown=settings.unknown,
+                    prefix=settings.prefix,
+                    most_chars=settings.max_chars,
                 )
     return ids
 
@@ -225,7 +226,7 @@ def folder(known, engine="tokenizers", **options):
 
 
 def choose(known, wanted="auto"):
-    return engine_selection.choose(known, ExactEngine(known, plain=False), wanted=wanted, plain=False)
+    return engine_selection.select_engine(known, ExactEngine(known, plain=False), wanted=wanted, plain=False)
 
 
 def test_a_folder_of_the_form_gets_the_fast_engine():
@@ -238,8 +239,8 @@ def test_a_folder_of_the_form_gets_the_fast_engine():
             "add_prefix_space": False,
         }
         known = definition(post_processor=parts)
-        taken = choose(known)
-        assert (taken.engine.name, taken.notes) == ("mdata", ())
+        engine, notes = choose(known)
+        assert (engine.name, notes) == ("mdata", ())
         texts = ["The ab!", "", "\u1df6 a", "\xc9\x00"]
         fast, exact = folder(known, "mdata"), folder(known)
         for mine, theirs in zip(fast.encode_batch(texts), exact.encode_batch(texts), strict=True):
@@ -270,8 +271,8 @@ def test_texts_with_tokens_that_look_around_are_left_to_the_library(flags):
         ({"normalizer": {"type": "Lowercase"}}, "it normalizes texts in a way of its own"),
         ({"normalizer": ["BertNormalizer", True, True, None, True]}, "it normalizes texts in a way of its own"),
         ({"normalizer": None}, "it normalizes texts in a way of its own"),
-        ({"pre_tokenizer": {"type": "Whitespace"}}, "it cuts words in a way of its own"),
-        ({"normalizer": {"type": "BertNormalizer", "clean_text": True}}, "its file leaves something out"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "it splits words in a way of its own"),
+        ({"normalizer": {"type": "BertNormalizer", "clean_text": True}}, "of its file is missing"),
         ({"model": {"type": "WordPiece", "unk_token": "<unk>", "vocab": {"a": 0}}}, "no entry for unknown words"),
         ({"model": {"type": "BPE"}}, "its model is BPE, not WordPiece"),
         ({"post_processor": {"type": "Unheard"}}, "not a simple template"),
@@ -281,26 +282,27 @@ def test_texts_with_tokens_that_look_around_are_left_to_the_library(flags):
     ],
 )
 def test_reasons_by_structure(change, reason):
-    assert wordpiece_obstacle(definition()) is None
-    assert reason in str(wordpiece_obstacle(definition(**change)))
+    assert wordpiece_unsupported(definition()) is None
+    assert reason in str(wordpiece_unsupported(definition(**change)))
 
 
 def test_reasons_are_told():
     known = definition(pre_tokenizer={"type": "Whitespace"})
-    assert choose(known).notes == ("ids come from tokenizers: it cuts words in a way of its own",)
-    with pytest.raises(UsageError, match="mdata cannot be used for this tokenizer\n  found: it cuts words"):
+    assert choose(known)[1] == ("ids come from tokenizers: it splits words in a way of its own",)
+    with pytest.raises(UsageError, match="engine mdata cannot be used here\n  found: it splits words"):
         choose(known, "mdata")
     with pytest.raises(
         UsageError,
-        match=r"gigatoken cannot be used.*\n  found: its model is WordPiece.*\n.*one of auto, mdata, tokenizers",
+        match=r"gigatoken does not support this.*\n  found: its model is WordPiece.*\n.*one of auto, mdata, tokenizers",
     ):
         choose(definition(), "gigatoken")
 
 
-@pytest.mark.parametrize("change", [{"most_chars": 99}, {"treatment": (True, True, True, False)}, {"prefix": "#"}])
+@pytest.mark.parametrize("change", [{"max_chars": 99}, {"normalization": (True, True, True, False)}, {"prefix": "#"}])
 def test_the_check_sees_an_engine_that_is_a_little_different(monkeypatch, change):
-    monkeypatch.setattr(wordpiece_engine, "wordpiece_form", lambda known: replace(wordpiece_form(known), **change))
-    assert "mdata is not taken: it gives other ids for" in choose(definition()).notes[0]
+    wrong = replace(wordpiece_settings(definition()), **change)
+    monkeypatch.setattr(wordpiece_engine, "wordpiece_settings", lambda _: wrong)
+    assert "mdata is not used: it gives other ids for" in choose(definition())[1][0]
 
 
 def test_the_check_sees_classes_that_are_a_little_different():
@@ -315,9 +317,9 @@ def test_the_check_sees_classes_that_are_a_little_different():
         def normalize_str(self, text):
             return self._inner.normalize_str(text.replace(self._character, ""))
 
-    assert ours.first_other_words(both(LOWER)[0].library) is None
+    assert ours.compare_words(both(LOWER)[0]) is None
     for character in ("\u166d", "\u2e42", "\U0002b91f", "\u08e2", "\xad", "\u3000"):
-        changed = ours.first_other_words(Library(both(LOWER)[0], character))
+        changed = ours.compare_words(SimpleNamespace(library=Library(both(LOWER)[0], character)))
         assert (changed is None) == (character == "\xad")
 
 
@@ -325,7 +327,7 @@ def test_the_check_sees_classes_that_are_a_little_different():
 @examples(150)
 def test_long_texts_are_cut_where_no_id_can_notice(text):
     _, ours = both(LOWER)
-    pieces = list(long_text.cut_at_blanks(text, piece_chars=3))
+    pieces = list(long_text.split_at_whitespace(text, part_chars=3))
     assert "".join(pieces) == text
     assert [id for ids in ours.encode(pieces) for id in ids] == ours.encode([text])[0].tolist()
 
@@ -398,4 +400,4 @@ def test_another_numbering_of_added_tokens_is_refused(monkeypatch):
     with pytest.raises(
         UsageError, match="'<a>' has another id in this version of tokenizers\n  found: 15\n  expected: 99"
     ):
-        known.checked("auto")
+        known.select_engine("auto")

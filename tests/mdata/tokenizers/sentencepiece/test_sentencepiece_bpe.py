@@ -15,14 +15,8 @@ from mdata import UsageError
 from mdata._core import SentencePiece
 from mdata.tokenizers.base.tokenizer import TextRefused, TokenizerSpec
 from mdata.tokenizers.registry import build_tokenizer, load_tokenizer
-from mdata.tokenizers.sentencepiece import sentencepiece_engines as engines
-from mdata.tokenizers.sentencepiece.sentencepiece_engines import (
-    LibraryEngine,
-    OwnEngine,
-    own_obstacle,
-    self_check_texts,
-    try_own,
-)
+from mdata.tokenizers.sentencepiece.sentencepiece_bpe import SentencePieceBpe, self_check_texts
+from mdata.tokenizers.sentencepiece.sentencepiece_library import SentencePieceLibrary
 from mdata.tokenizers.sentencepiece.sentencepiece_model import (
     CONTROL,
     NORMAL,
@@ -65,7 +59,7 @@ def pair(kind):
     """(the model, our engine, the library's)."""
     content = trained_model(kind)
     found = read_model(content, kind)
-    return found, OwnEngine(found), LibraryEngine(content, kind)
+    return found, SentencePieceBpe(found), SentencePieceLibrary(content, kind)
 
 
 def check(kind, texts, *, twin):
@@ -103,7 +97,8 @@ def test_ids_are_the_library_s_and_the_twin_s(kind, data):
 @pytest.mark.parametrize("kind", KINDS)
 def test_hostile_texts(kind):
     found, _, exact = pair(kind)
-    assert own_obstacle(found) is None and isinstance(try_own(found, exact), OwnEngine)
+    assert SentencePieceBpe.unsupported(found) is None
+    assert isinstance(SentencePieceBpe.try_model(found, exact), SentencePieceBpe)
     texts = self_check_texts(found)
     check(kind, texts, twin=False)
     check(kind, [text + "".join(reversed(text)) for text in texts], twin=False)
@@ -136,7 +131,7 @@ def test_models_that_nobody_would_train(seed):
     draw = random.Random(seed)
     content = random_model(draw)
     found = read_model(content, "random")
-    own, exact = OwnEngine(found), LibraryEngine(content, "random")
+    own, exact = SentencePieceBpe(found), SentencePieceLibrary(content, "random")
     lengths = [draw.choice([0, 1, 5, 20, 60, 100]) for _ in range(6)]
     texts = ["".join(draw.choices("aab\u00e9\u4e2d\u2581  xz\U0001f600", k=length)) for length in lengths]
     ids, counts = own.encode(texts)
@@ -172,7 +167,7 @@ def test_the_engine_is_chosen_and_kept(tmp_path):
 
 
 OTHERS = {
-    "it does BPE, and this model is of the type unigram": model([*START, ("a", 0.0, NORMAL)], model_type=UNIGRAM),
+    "its model is unigram, not BPE": model([*START, ("a", 0.0, NORMAL)], model_type=UNIGRAM),
     "the model leaves blanks as they are": bpe(["a"], escape_whitespaces=0),
     "the model has unused pieces": bpe(["a"], [("b", 0.0, UNUSED)]),
 }
@@ -183,24 +178,25 @@ def test_models_that_it_leaves_to_the_library(tmp_path, reason):
     (tmp_path / "x.model").write_bytes(OTHERS[reason])
     tokenizer = load_tokenizer("Llama2Tokenizer", tmp_path / "x.model")
     assert tokenizer.engine == "sentencepiece"
-    told = (f"ids come from sentencepiece: mdata is not taken: {reason}",)
+    told = (f"ids come from sentencepiece: mdata is not used: {reason}",)
     assert tokenizer.notes == (() if "unigram" in reason else told), "unigram has no other engine"
-    with pytest.raises(UsageError, match=f"mdata cannot be used for this model\n  found: {reason}"):
+    with pytest.raises(UsageError, match=f"engine mdata cannot be used here\n  found: {reason}"):
         load_tokenizer(TokenizerSpec(type="Llama2Tokenizer", model=str(tmp_path / "x.model"), engine="mdata"))
 
 
 def test_an_engine_that_differs_is_not_taken(monkeypatch):
     found, _, exact = pair("like-llama2")
-    assert isinstance(try_own(found, exact), OwnEngine)
+    assert isinstance(SentencePieceBpe.try_model(found, exact), SentencePieceBpe)
     other = pair("library-defaults")[1]
-    monkeypatch.setattr(engines, "OwnEngine", lambda _: other)
-    assert str(try_own(found, exact)).startswith("it gives other ids for ")
+    encode = other.encode
+    monkeypatch.setattr(SentencePieceBpe, "encode", lambda _, texts: encode(texts))
+    assert str(SentencePieceBpe.try_model(found, exact)).startswith("it gives other ids for ")
 
-    def fails(_):
+    def fails(*_):
         raise ValueError("damaged")
 
-    monkeypatch.setattr(engines, "OwnEngine", fails)
-    assert try_own(found, exact) == "it fails: damaged"
+    monkeypatch.setattr(SentencePieceBpe, "__init__", fails)
+    assert SentencePieceBpe.try_model(found, exact) == "it fails: damaged"
 
 
 def test_lone_surrogates_are_refused():
@@ -246,5 +242,5 @@ def test_damaged_rules_do_no_harm(data, text):
 
 def test_control_pieces_in_a_text_are_letters():
     found = read_model(bpe(["a", "b", "c", "ab"], [("<c>", 0.0, CONTROL), ("z", 0.0, CONTROL)]), "x")
-    own = OwnEngine(found)
+    own = SentencePieceBpe(found)
     assert own.encode(["az<c>"])[0].tolist() == encode(found, "az<c>") == [0, 3, 0, 5, 0]

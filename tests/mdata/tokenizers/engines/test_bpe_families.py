@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata import UsageError
+from mdata.tokenizers.engines.bpe_families import llama_unsupported
+from mdata.tokenizers.engines.exact_fallback import FallbackEngine
 from mdata.tokenizers.engines.libraries import ExactEngine
-from mdata.tokenizers.engines.llama_support import llama_obstacle
 from mdata.tokenizers.registry import build_tokenizer
 from mdata.tokenizers.types import engine_selection
-from mdata.tokenizers.types.engine_fallback import RoutedEngine
 from mdata.tokenizers.types.engine_selection import try_engine
 from tests.helpers.examples import examples
 from tests.mdata.tokenizers.visible import token
@@ -88,8 +88,8 @@ TEXTS = st.lists(st.lists(st.one_of(st.sampled_from(PIECES), st.characters(exclu
 def engines(form, plain):
     known = definition(form=form, added=ADDED)
     exact = ExactEngine(known, plain=plain)
-    assert llama_obstacle(known) is None
-    return exact, RoutedEngine("gigatoken", known, plain=plain, exact=lambda: exact)
+    assert llama_unsupported(known) is None
+    return exact, FallbackEngine("gigatoken", known, plain=plain, exact=lambda: exact)
 
 
 def assert_equal(texts, exact, fast):
@@ -124,9 +124,9 @@ def test_merges_in_any_order_and_several_ways_to_one_entry(form, pairs, order, t
             merges.append(f"{left} {right}")
             known.add(left + right)
     made = definition(merges, form=form, order=order)
-    assert llama_obstacle(made) is None
+    assert llama_unsupported(made) is None
     exact = ExactEngine(made, plain=False)
-    assert_equal(texts, exact, RoutedEngine("gigatoken", made, plain=False, exact=lambda: exact))
+    assert_equal(texts, exact, FallbackEngine("gigatoken", made, plain=False, exact=lambda: exact))
 
 
 def files(**parts):
@@ -135,13 +135,14 @@ def files(**parts):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_it_is_taken_without_a_word(form):
-    tokenizer = build_tokenizer("HuggingFaceTokenizer", files(form=form)).checked("auto")
+    tokenizer = build_tokenizer("HuggingFaceTokenizer", files(form=form))
+    tokenizer.select_engine("auto")
     assert (tokenizer.engine, tokenizer.notes) == ("gigatoken", ())
     assert tokenizer.vocab_size == tokenizer._exact.library.get_vocab_size()
     with pytest.raises(
-        UsageError, match=r"tiktoken cannot be used.*\n.*\n  expected: one of auto, gigatoken, tokenizers"
+        UsageError, match=r"tiktoken does not support this.*\n.*\n  expected: one of auto, gigatoken, tokenizers"
     ):
-        tokenizer.checked("tiktoken")
+        tokenizer.select_engine("tiktoken")
 
 
 TEXT = {"Sequence": {"id": "A", "type_id": 0}}
@@ -154,12 +155,12 @@ def model(**parts):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"normalizer": {"type": "NFKC"}}, "it normalizes or cuts texts in a way of its own"),
-        ({"normalizer": {"type": "Prepend", "prepend": "\u2581"}}, "it normalizes or cuts"),
-        ({"pre_tokenizer": {"type": "Whitespace"}}, "it normalizes or cuts"),
-        ({"pre_tokenizer": metaspace()}, "it normalizes or cuts"),
-        ({"normalizer": None, "pre_tokenizer": {**metaspace(), "replacement": "_"}}, "it normalizes or cuts"),
-        ({"normalizer": None, "pre_tokenizer": None}, "it normalizes or cuts"),
+        ({"normalizer": {"type": "NFKC"}}, "it normalizes or splits texts in a way of its own"),
+        ({"normalizer": {"type": "Prepend", "prepend": "\u2581"}}, "it normalizes or splits"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "it normalizes or splits"),
+        ({"pre_tokenizer": metaspace()}, "it normalizes or splits"),
+        ({"normalizer": None, "pre_tokenizer": {**metaspace(), "replacement": "_"}}, "it normalizes or splits"),
+        ({"normalizer": None, "pre_tokenizer": None}, "it normalizes or splits"),
         ({"post_processor": {"type": "TemplateProcessing", "single": [TEXT, TEXT]}}, "not a simple template"),
         (model(ignore_merges=True), "entries count before merges"),
         (model(end_of_word_suffix="</w>"), "marks parts of words"),
@@ -171,7 +172,7 @@ def model(**parts):
     ],
 )
 def test_reasons_by_structure(change, reason):
-    assert reason in str(llama_obstacle({**definition(), **change}))
+    assert reason in str(llama_unsupported({**definition(), **change}))
 
 
 def test_the_hostile_text_sees_merges_in_another_order(monkeypatch):
@@ -180,8 +181,8 @@ def test_the_hostile_text_sees_merges_in_another_order(monkeypatch):
     merges = wrong["model"]["merges"] = list(MERGES)
     merges[0], merges[8] = merges[8], merges[0]
     exact = ExactEngine(right, plain=False)
-    made = engine_selection.routed
-    monkeypatch.setattr(engine_selection, "routed", lambda name, _, **rest: made(name, wrong, **rest))
+    made = engine_selection.make_engine
+    monkeypatch.setattr(engine_selection, "make_engine", lambda name, _, **rest: made(name, wrong, **rest))
     assert "it gives other ids for" in str(try_engine("gigatoken", right, exact=exact, plain=False))
 
 

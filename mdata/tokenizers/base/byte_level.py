@@ -1,0 +1,69 @@
+"""Byte-level vocabularies: their alphabet, and the patterns that split texts into words before it is applied.
+
+GPT-2 writes bytes as printable characters: printable Latin-1 characters stand for their own byte, the other bytes take
+U+0100, U+0101 ... in order. The patterns are those for which engines were compared: on every code point in many
+contexts, and on random texts, with a vocabulary whose merges make each split visible
+(tests/mdata/tokenizers/engines/test_libraries.py). A tokenizer with another pattern uses the exact engine.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+END_OF_TEXT = "<|endoftext|>"
+
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = tuple(byte for byte in range(256) if byte not in _PRINTABLE)
+
+# The character of each byte, in the order of the bytes.
+ALPHABET = tuple(chr(byte if byte in _PRINTABLE else 0x100 + _OTHERS.index(byte)) for byte in range(256))
+_BYTE_OF = MappingProxyType({ord(symbol): byte for byte, symbol in enumerate(ALPHABET)})
+
+
+def to_bytes(token: str) -> bytes:
+    """The bytes of a vocabulary entry, which is spelled in ALPHABET."""
+    return token.translate(_BYTE_OF).encode("latin-1")
+
+
+def from_bytes(content: bytes) -> str:
+    """These bytes as a vocabulary entry."""
+    return "".join(ALPHABET[byte] for byte in content)
+
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2_SHORT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+CL100K = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+LLAMA3 = CL100K.replace(r"\s*[\r\n]|", r"\s*[\r\n]+|")
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_WORD, _ENDING = r"[^\r\n\p{L}\p{N}]?", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+O200K = (
+    rf"{_WORD}{_UPPER}*{_LOWER}+{_ENDING}|{_WORD}{_UPPER}+{_LOWER}*{_ENDING}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# Megatron's TikTokenizer; the second is Mistral NeMo's too.
+TIK_V1 = r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+TIK_V2 = (
+    rf"{_WORD}{_UPPER}*{_LOWER}+|{_WORD}{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+_GPT2_FOR_TIKTOKEN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+
+# As a tokenizer.json writes a pattern -> as tiktoken gets it: the same language, possessive where possible.
+FOR_TIKTOKEN = MappingProxyType(
+    {
+        GPT2: _GPT2_FOR_TIKTOKEN,
+        GPT2_SHORT: _GPT2_FOR_TIKTOKEN,
+        CL100K: CL100K,
+        LLAMA3: LLAMA3,
+        QWEN2: QWEN2,
+        O200K: O200K,
+        TIK_V2: TIK_V2,
+    }
+)
+# gigatoken 0.10 recognizes this pattern as cl100k's, and splits "\n\xa0" in another way than the pattern.
+NOT_FOR_GIGATOKEN = frozenset({CL100K})

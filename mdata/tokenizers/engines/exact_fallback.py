@@ -1,0 +1,85 @@
+"""A fast engine that leaves to the exact one the texts for which the two may give different ids.
+
+Such texts are rare: those with characters newer than what every edition of Unicode in use knows
+(mdata/tokenizers/base/unicode14.py), with an added token that counts as a whole word only, or, where the tokenizer
+composes texts (NFC), those that are not composed already. So the fast engine needs none of these rules. The exact
+engine takes a hundred times as long, so a long text is split where that changes no id
+(mdata/tokenizers/engines/long_text.py), and the exact engine gets only the parts that need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from unicodedata import is_normalized
+
+import numpy as np
+
+from mdata.tokenizers.base.token_matching import pattern_of_any
+from mdata.tokenizers.base.tokenizer import indices_in_batch
+from mdata.tokenizers.base.tokenizer_json import Definition, added_tokens, is_nfc_or_none
+from mdata.tokenizers.base.unicode14 import texts_with_newer_characters
+from mdata.tokenizers.engines.libraries import LIBRARIES, Engine, Ids
+from mdata.tokenizers.engines.long_text import word_splitter
+
+_PART_CHARS = 1 << 10
+
+
+class FallbackEngine:
+    """See `mdata.tokenizers.engines.libraries.Engine`.
+
+    Args:
+        name: of the fast engine.
+        definition: a tokenizer.json of a family that the engine supports.
+        plain: special tokens spelled in a text are ordinary text.
+        exact: makes the exact engine, when the first text needs it.
+    """
+
+    def __init__(self, name: str, definition: Definition, *, plain: bool, exact: Callable[[], Engine]) -> None:
+        self.name = name
+        nfc_or_none = is_nfc_or_none(definition)
+        self._fast: Engine = LIBRARIES[name](
+            {**definition, "normalizer": None} if nfc_or_none else definition, plain=plain
+        )
+        self._exact = exact
+        self._whole_words = pattern_of_any(token.content for token in added_tokens(definition) if token.single_word)
+        self._split = word_splitter(definition)
+        self._composes = nfc_or_none and definition.get("normalizer") is not None
+
+    def encode(self, texts: Sequence[str]) -> list[Ids]:
+        """See Engine."""
+        for_exact = set(texts_with_newer_characters(texts))
+        for_exact.update(index for index, text in enumerate(texts) if self._whole_words.search(text))
+        if self._composes:
+            for_exact.update(index for index, text in enumerate(texts) if not is_normalized("NFC", text))
+        if not for_exact:
+            return self._encode_fast(texts)
+        long = {index: parts for index in for_exact if len(parts := self._parts(texts[index])) > 1}
+        found = {index: self._encode_parts(index, parts) for index, parts in sorted(long.items())}
+        for encode, indices in (
+            (self._exact().encode, sorted(for_exact - long.keys())),
+            (self._encode_fast, [index for index in range(len(texts)) if index not in for_exact]),
+        ):
+            with indices_in_batch(indices):
+                found.update(zip(indices, encode([texts[index] for index in indices]), strict=True))
+        return [found[index] for index in range(len(texts))]
+
+    def _parts(self, text: str) -> list[str]:
+        return list(self._split(text, _PART_CHARS)) if self._split else [text]
+
+    def _encode_parts(self, index: int, parts: Sequence[str]) -> Ids:
+        """Most parts are for the fast engine; one that cannot be split any more is for the exact one."""
+        with indices_in_batch([index] * len(parts)):
+            return np.concatenate(self.encode(parts))
+
+    def _encode_fast(self, texts: Sequence[str]) -> list[Ids]:
+        try:
+            return self._fast.encode(texts)
+        except ValueError:
+            if len(texts) > 1:
+                return [ids for index in range(len(texts)) for ids in self._encode_one(texts, index)]
+            # tiktoken fails on a million blanks before a word.
+            return self._exact().encode(texts)
+
+    def _encode_one(self, texts: Sequence[str], index: int) -> list[Ids]:
+        with indices_in_batch([index]):
+            return self._encode_fast([texts[index]])
