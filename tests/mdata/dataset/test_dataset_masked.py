@@ -144,5 +144,5 @@ def test_rows_and_fields_are_not_mixed_up(folder):
         bert.read([0], out=gpt.empty_rows(1))
     with pytest.raises(UsageError, match="is a dict, but these samples are rows of text"):
         gpt.read([0], out=bert.empty_rows(1))
-    with pytest.raises(UsageError, match="no rows of tokens"):
+    with pytest.raises(UsageError, match="not rows of tokens"):
         mdata.collate(bert, [0])
