@@ -257,9 +257,7 @@ class Dataset:
     def _read_fields(self, numbers: Int64s, out: Rows | Int64s | Sample | None) -> Sample:
         """`read` of samples that are fields, not rows of text."""
         if out is not None and not isinstance(out, dict):
-            raise UsageError(
-                f"samples of kind {self.options.kind.name!r} are read into a dict", expected="what empty_rows gives"
-            )
+            raise UsageError("these samples are read into a dict", expected="what empty_rows gives")
         if self._alone:
             self._check_range(numbers)
             with self.components[0].damage_check:

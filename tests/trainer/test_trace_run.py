@@ -14,7 +14,8 @@ import pytest
 import mdata
 import trainer.train
 from cli.mdata import main
-from mdata import DamageError, DatasetOptions, UsageError
+from mdata import DamageError, UsageError
+from mdata.dataset.flat_options import KEYS
 from mdata.tracing.run_folder import _OTHER_DATA, _TRAIN
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_mix
@@ -283,8 +284,7 @@ def test_a_run_of_another_version_is_refused_by_name(copied):
 
 def test_every_key_of_a_configuration_is_known_here():
     """A key that is added to [data] or [train] has to be thought of: it may decide what is read."""
-    options = {field.name for field in dataclasses.fields(DatasetOptions)}
-    assert {field.name for field in dataclasses.fields(DataSection)} <= options | set(_OTHER_DATA)
+    assert {field.name for field in dataclasses.fields(DataSection)} <= {*KEYS, *_OTHER_DATA}
     assert {field.name for field in dataclasses.fields(TrainSection)} <= set(_TRAIN)
 
 

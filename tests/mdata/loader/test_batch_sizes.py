@@ -100,7 +100,7 @@ def test_a_ramp_is_read_as_it_is_written():
 
 
 def test_a_batch_that_cannot_be_dealt_names_the_numbers():
-    with pytest.raises(UsageError, match=r"batch of 60 samples behind 7 cannot(.|\n)*multiple of 16"):
+    with pytest.raises(UsageError, match=r"batch of 60 samples after 7 cannot(.|\n)*multiple of 16"):
         constant(60).in_force(7, micro_batch=8, dp_size=2)
     assert constant(60).in_force(7, micro_batch=8, dp_size=2, decrease=True) == 48
     with pytest.raises(UsageError, match="batch of 7 samples"):
