@@ -28,7 +28,7 @@ _TEXT = "sources of this Python's standard library"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that name a tokenizer."""
-    group = parser.add_argument_group("tokenizer to measure; default: small ones of each form, learnt here")
+    group = parser.add_argument_group("tokenizer to measure; default: a small one of each kind, trained here")
     add_tokenizer(group, required=False)
     add_variants(group)
 
@@ -48,7 +48,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     if arguments.tokenizer_type is None:
         with tempfile.TemporaryDirectory() as folder:
             measured = [(form, spec.type, measure(spec)) for form, spec in learnt_here(Path(folder))]
-        name = f"vocabularies of {SMALL_VOCABULARY:,} entries learnt here"
+        name = f"vocabularies of {SMALL_VOCABULARY:,} entries trained here"
     else:
         name = arguments.tokenizer_type
         measured = [(name, name, measure(_named(arguments, console)))]
@@ -70,7 +70,7 @@ def _named(arguments: argparse.Namespace, console: Console) -> mdata.TokenizerSp
     """The tokenizer that the options name; those that change nothing for it are told."""
     options, unused = tokenizer_options_of(arguments)
     for option in unused:
-        console.note(f"mdata: {option} changes nothing for {arguments.tokenizer_type}")
+        console.note(f"mdata: {option} has no effect for {arguments.tokenizer_type}")
     return mdata.TokenizerSpec(
         type=arguments.tokenizer_type,
         model=arguments.tokenizer_model,
@@ -93,7 +93,7 @@ def _as_text(
         [form, one.engine, one.mb_per_s, one.load_s, one.why_not or ""] for form, _, many in measured for one in many
     ]
     parts = (
-        table(("type", "needs", "engines, the fastest that is equal is taken"), kinds),
+        table(("type", "needs", "engines; the fastest that gives the same ids is used"), kinds),
         table(("engine", "version"), engines),
         f"{name}, one thread, {_TEXT}",
         table(("form", "engine", "MB/s", "load s", "why not"), rows),

@@ -22,10 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is read, what is learnt."""
     add = parser.add_argument
     add("--input", nargs="+", required=True, metavar="PATH", help="files, folders or quoted patterns; - is stdin")
-    add("--output", required=True, metavar="FOLDER", help="where the tokenizer's files go")
-    add("--vocab-size", type=int, required=True, metavar="N", help="entries, special ones and single bytes among them")
+    add("--output", required=True, metavar="FOLDER", help="folder for the tokenizer's files")
+    add("--vocab-size", type=int, required=True, metavar="N", help="entries, including special tokens and bytes")
     kinds = ("byte-bpe", "wordpiece", "sentencepiece-bpe", "sentencepiece-unigram")
-    add("--kind", choices=kinds, default="byte-bpe", help="what is learnt; default byte-bpe")
+    add("--kind", choices=kinds, default="byte-bpe", help="kind of tokenizer; default byte-bpe")
     add("--overwrite", action="store_true", help="replace another tokenizer of this kind in the folder")
     _add_reading(parser.add_argument_group("reading, as in preprocess"))
     _add_learning(parser.add_argument_group("learning"))
@@ -37,8 +37,8 @@ def _add_reading(group: argparse._ArgumentGroup) -> None:
     add("--input-format", choices=("auto", "jsonl", "parquet", "text"), default="auto", help="default: auto")
     add("--text-documents", choices=("file", "paragraph"), default="file", help="what is a document of plain text")
     add_filter(group)
-    add("--max-record-bytes", type=size, default=64 << 20, metavar="SIZE", help="a longer record is bad; 64M")
-    add("--on-error", choices=("stop", "skip"), default="stop", help="at a row that cannot be taken; default stop")
+    add("--max-record-bytes", type=size, default=64 << 20, metavar="SIZE", help="a longer record is a bad row; 64M")
+    add("--on-error", choices=("stop", "skip"), default="stop", help="what to do with a bad row; default stop")
     more = "default: 1G; sentencepiece-bpe 256M, sentencepiece-unigram 64M"
     add("--sample-bytes", type=size, metavar="SIZE", help=f"of unpacked input to learn from; {more}")
     add("--seed", type=int, default=1234, metavar="N", help="of the sample; default 1234")
@@ -46,14 +46,14 @@ def _add_reading(group: argparse._ArgumentGroup) -> None:
 
 def _add_learning(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--special-tokens", nargs="+", default=(), metavar="TOKEN", help="more of them, behind those of the kind")
+    add("--special-tokens", nargs="+", default=(), metavar="TOKEN", help="more special tokens, after the default ones")
     add("--lower-case", action="store_true", help="wordpiece: for BertWordPieceLowerCase")
-    add("--character-coverage", type=float, metavar="SHARE", help="wordpiece, sentencepiece: of characters; 0.9995")
-    add("--preset", choices=("llama2",), help="sentencepiece: bytes, single digits, text as it is, blanks kept")
-    add("--byte-fallback", action="store_true", help="sentencepiece: bytes of characters without an entry")
-    add("--split-digits", action="store_true", help="sentencepiece: every digit is a piece")
-    add("--pad", action="store_true", help="sentencepiece: <pad>, id 3; <unk> <s> </s> are 0 to 2")
-    add("--user-symbols", nargs="+", default=(), metavar="TEXT", help="sentencepiece: pieces that are never cut")
+    add("--character-coverage", type=float, metavar="SHARE", help="wordpiece, sentencepiece; 0.9995")
+    add("--preset", choices=("llama2",), help="sentencepiece: byte fallback, split digits, text unchanged")
+    add("--byte-fallback", action="store_true", help="sentencepiece: encode characters without an entry as bytes")
+    add("--split-digits", action="store_true", help="sentencepiece: make every digit a piece")
+    add("--pad", action="store_true", help="sentencepiece: add <pad> as id 3; <unk> <s> </s> are 0 to 2")
+    add("--user-symbols", nargs="+", default=(), metavar="TEXT", help="sentencepiece: pieces that are never split")
     rules = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
     add("--normalization", choices=rules, help="sentencepiece: default nmt_nfkc")
 
@@ -72,9 +72,9 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
             progress=progress,
         )
     if made.entries < arguments.vocab_size:
-        console.note(f"mdata: the text gives only {made.entries} entries, fewer than asked for")
+        console.note(f"mdata: the text yields only {made.entries} entries, fewer than --vocab-size")
     words = [preprocess_words(spec) for spec in made.specs]
-    there = " (the same was there already)" if made.there_before else ""
+    there = " (the same tokenizer was already there)" if made.there_before else ""
     lines = [f"{arguments.output}: {made.entries:,} entries, end of document {made.tokenizer.eod}{there}"]
     lines += [f"{'next: mdata preprocess' if not i else '  or: mdata preprocess'} {w}" for i, w in enumerate(words)]
     facts = {
