@@ -55,7 +55,7 @@ def convert(
     """
     prefix, new_prefix = prefix_of(Path(prefix)), prefix_of(Path(new_prefix))
     if prefix.resolve() == new_prefix.resolve():
-        raise UsageError(f"{new_prefix} is the old prefix too", expected="another one: the old pair is not changed")
+        raise UsageError(f"{new_prefix} is the prefix of the old pair", expected="another one: the old pair is not changed")
     _refuse_another_format(prefix)
     named = [found for found in map(level_named, (prefix, new_prefix)) if found != "document"]
     level = level or (named[0] if named else "document")

@@ -93,7 +93,7 @@ class Documents:
         numbers = [number for number in numbers if number < self.corpus.num_documents]
         if not numbers:
             raise UsageError(
-                f"{self._inputs[file]}:{row} gave no document of {self.corpus.name}",
+                f"{self._inputs[file]}:{row} is not the origin of any document in {self.corpus.name}",
                 expected="a row that was taken, not held out and not in another part",
             )
         return numbers
