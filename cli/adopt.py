@@ -22,15 +22,15 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("prefix", metavar="PREFIX", help="the pair, without .bin and .idx")
     add("--full", action="store_true", help="read every token: hashes, largest id, check against the vocabulary")
-    add("--convert", metavar="NEWPREFIX", help="write a pair of an older format anew under this prefix; always --full")
+    add("--convert", metavar="NEWPREFIX", help="rewrite a pair of an older format under this prefix; implies --full")
     add(
         "--fairseq-ids-plus-one",
         action="store_true",
-        help="with --convert: fairseq wrote the ids plus one (its TNTIDX builder does); take it off",
+        help="with --convert: the ids are stored plus one, as fairseq's TNTIDX builder does; subtract it",
     )
-    add("--level", choices=("document", "sentence", "chat"), help="what a sequence is; default: by the prefix's ending")
-    add("--threads", type=int, metavar="N", help="that read; default: the cores you may use")
-    group = parser.add_argument_group("the tokenizer that made the ids; none: not known")
+    add("--level", choices=("document", "sentence", "chat"), help="what a sequence is; default: from PREFIX")
+    add("--threads", type=int, metavar="N", help="reading threads; default: all cores available to you")
+    group = parser.add_argument_group("the tokenizer that made the ids; leave out if not known")
     add_tokenizer(group, required=False)
     add_variants(group)
 
@@ -42,11 +42,11 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     if arguments.tokenizer_type is not None:
         tokenizer, unused = tokenizer_of(arguments)
     elif given := given_options(arguments):
-        raise mdata.UsageError(f"{' and '.join(given)} without the tokenizer's type", fix="add --tokenizer-type")
+        raise mdata.UsageError(f"{' and '.join(given)} given without a tokenizer type", fix="add --tokenizer-type")
     if unused:
-        console.note(f"mdata: without effect on {arguments.tokenizer_type}: {', '.join(unused)}")
+        console.note(f"mdata: ignored for {arguments.tokenizer_type}: {', '.join(unused)}")
     if arguments.threads is not None and (arguments.convert is not None or not arguments.full):
-        console.note("mdata: without effect here: --threads (needs --full, and a pair that is not converted)")
+        console.note("mdata: ignored: --threads (it needs --full and does not apply to --convert)")
     with console.progress() as progress:
         made = _made(arguments, tokenizer, progress)
     (shard,) = made.manifest.shards
@@ -61,14 +61,14 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         "largest_id": shard.largest_id,
         "dtype": made.manifest.dtype,
     }
-    verb = "is there already, the same" if made.there_before else "written"
+    verb = "already exists and is the same" if made.there_before else "written"
     counts = f"{shard.documents:,} documents, {shard.sequences:,} sequences, {shard.tokens:,} tokens"
     console.result(f"{made.path}: {verb}\n{counts}, {made.manifest.dtype}", facts)
 
 
 def _made(arguments: argparse.Namespace, tokenizer: mdata.Tokenizer | None, progress: mdata.Progress) -> Adopted:
     if arguments.convert is None and arguments.fairseq_ids_plus_one:
-        raise mdata.UsageError("--fairseq-ids-plus-one without --convert", fix="add --convert NEWPREFIX")
+        raise mdata.UsageError("--fairseq-ids-plus-one needs --convert", fix="add --convert NEWPREFIX")
     if arguments.convert is not None:
         return mdata.convert(
             arguments.prefix,

@@ -34,28 +34,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_tokenizer_unknown(parser)
     add_allow_outside(parser)
     add("--dry-run", action="store_true", help="show the table and write nothing")
-    add_training(parser, "the training that the table is for")
+    add_training(parser, "the training that the table describes")
     mix = parser.add_argument_group("instead of shares")
-    mix.add_argument("--alpha", metavar="A", help="corpora alone count by tokens^A: 1 by tokens, 0 all alike")
-    mix.add_argument("--exhaustive", action="store_true", help="every corpus once, then the blend ends")
-    mix.add_argument("--redistribute", action="store_true", help="give what a max_epochs leaves over to the others")
-    mix.add_argument("--merge-same", action="store_true", help="a corpus named twice has the sum of its shares")
+    mix.add_argument("--alpha", metavar="A", help="weight corpora without a share by tokens^A: 1 by tokens, 0 equally")
+    mix.add_argument("--exhaustive", action="store_true", help="read every corpus once, then end the blend")
+    mix.add_argument("--redistribute", action="store_true", help="give what max_epochs cuts off to the other corpora")
+    mix.add_argument("--merge-same", action="store_true", help="give a corpus named twice the sum of its shares")
     overlap = "include held-out parts of folders; accept the same documents in two corpora"
     mix.add_argument("--allow-overlap", action="store_true", help=overlap)
-    theirs = parser.add_argument_group("Megatron's lists per split, in place of words")
+    theirs = parser.add_argument_group("Megatron's lists per split, instead of WORDs")
     for split, what in (("train", "the blend"), ("valid", "validation sets"), ("test", "test sets")):
-        theirs.add_argument(f"--{split}-data-path", nargs="+", metavar="WORD", help=f"words of {what}")
+        theirs.add_argument(f"--{split}-data-path", nargs="+", metavar="WORD", help=f"weights and corpora of {what}")
     theirs.add_argument("--per-split-data-args-path", metavar="FILE.json", help="a file with train, valid and test")
-    theirs.add_argument("--data-args-path", metavar="FILE", help="a file with the words")
+    theirs.add_argument("--data-args-path", metavar="FILE", help="a file with weights and corpora")
     add_change_arguments(parser)
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Plan the blend, show it, and write it."""
     if arguments.output is None and not arguments.dry_run:
-        raise mdata.UsageError("the blend needs a file to be written to", expected="-o MIX.json, or --dry-run")
+        raise mdata.UsageError("no output file is given", expected="-o MIX.json, or --dry-run")
     if arguments.samples is not None and (arguments.tokens is not None or arguments.sequence_length is None):
-        raise mdata.UsageError("--samples goes with --sequence-length and without --tokens")
+        raise mdata.UsageError("--samples needs --sequence-length and excludes --tokens")
     folder = Path(arguments.output).parent if arguments.output else Path.cwd()
     if arguments.from_blend is not None:
         blend, lines, facts = changed(arguments, folder, spec=_spec(arguments))
@@ -63,7 +63,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         refuse_without_from(arguments)
         spec = _spec(arguments)
         if spec is None:
-            raise mdata.UsageError("no data is named", expected="a prefix, or pairs of weight and prefix")
+            raise mdata.UsageError("no data is given", expected="a prefix, or pairs of weight and prefix")
         blend, lines, facts = plan_blend(spec, folder, allow_outside=arguments.allow_outside), [], {}
     if arguments.redistribute:
         blend = redistribute_blend(blend, **_run(arguments))
@@ -72,8 +72,8 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         blend = mdata.save_blend(blend, Path(arguments.output))
     where = "nothing was written" if arguments.dry_run else arguments.output
     merged = blend.manifest.notes.get("merged", {})
-    lines = [*(f"{name} is one corpus for entries with the shares {given}" for name, given in merged.items()), *lines]
-    lines = [*(f"{path} is left out: {why}" for path, why in blend.left_out.items()), *lines]
+    lines = [*(f"{name}: entries with the shares {given} were merged" for name, given in merged.items()), *lines]
+    lines = [*(f"{path} was left out: {why}" for path, why in blend.left_out.items()), *lines]
     text = "\n".join([*_text(preview), *lines, f"{where}: blend {blend.manifest.id[:16]}"])
     console.result(
         text,
@@ -103,13 +103,11 @@ def _spec(arguments: argparse.Namespace) -> mdata.BlendSpec | None:
     ]
     named = [name for name, is_given in given if is_given]
     if len(named) > 1:
-        raise mdata.UsageError("the data is named in two ways", found=" and ".join(named), expected="one of them")
+        raise mdata.UsageError("the data is given in two ways", found=" and ".join(named), expected="one of them")
     if not named:
         flags = [f"--{flag.replace('_', '-')}" for flag in _FOR_WORDS if getattr(arguments, flag)]
         if flags:
-            raise mdata.UsageError(
-                f"{' and '.join(flags)} without the corpora that it is for", fix="name them as WORDs"
-            )
+            raise mdata.UsageError(f"{' and '.join(flags)} given without corpora", fix="give the corpora as WORDs")
         return None
     if named[0] == "WORD":
         spec = read_spec(arguments.words)
@@ -130,7 +128,7 @@ def _spec(arguments: argparse.Namespace) -> mdata.BlendSpec | None:
 
 
 def _file(path: str) -> str:
-    with os_errors_named("reading the data's names"):
+    with os_errors_named("reading the list of corpora"):
         return Path(path).read_text(encoding="utf-8", errors="surrogateescape")
 
 
@@ -187,7 +185,7 @@ def _notes(preview: mdata.BlendPreview) -> list[str]:
         starts = ", ".join(f"phase {i + 1} from {start:,}" for i, start in enumerate(preview.starts))
         lines.append(f"phases begin at these {unit}: {starts}")
     if preview.num_samples is not None:
-        ends = "it ends there" if preview.blend.num_samples == preview.num_samples else "it goes on after that"
+        ends = "it ends there" if preview.blend.num_samples == preview.num_samples else "it continues after that"
         lines.append(f"over {preview.num_samples:,} {unit}; {ends}")
     once = [(row.once_at, row.name) for row in preview.rows if row.once_at is not None]
     if once:

@@ -18,14 +18,14 @@ from mdata.blend_planning.change_table import ChangeRow, change_table
 
 def add_change_arguments(parser: argparse.ArgumentParser) -> None:
     """Which blend changes, where, and how."""
-    change = parser.add_argument_group("another mixture for the rest of a run, of its --sequence-length and --split")
+    change = parser.add_argument_group("change the rest of a run (give the run's --sequence-length and --split)")
     add = change.add_argument
     add("--from", dest="from_blend", metavar="OLD.json", help="the run's blend")
     add("--at-sample", type=int, metavar="N", help="samples that the run reads before the change")
-    add("--set", action="append", default=[], metavar="NAME=WEIGHT", help="another weight, of the whole mixture")
-    add("--add", action="append", default=[], nargs=2, metavar=("WEIGHT", "CORPUS"), help="one more corpus")
-    add("--remove", action="append", default=[], metavar="NAME", help="a component is not read any more")
-    add("--replace", action="append", default=[], metavar="NAME=CORPUS", help="a corpus takes a component's share")
+    add("--set", action="append", default=[], metavar="NAME=WEIGHT", help="change a weight of the whole mixture")
+    add("--add", action="append", default=[], nargs=2, metavar=("WEIGHT", "CORPUS"), help="add a corpus")
+    add("--remove", action="append", default=[], metavar="NAME", help="stop reading a component")
+    add("--replace", action="append", default=[], metavar="NAME=CORPUS", help="read another corpus in its place")
 
 
 def refuse_without_from(arguments: argparse.Namespace) -> None:
@@ -42,7 +42,7 @@ def changed(
     """(the changed blend, lines that tell what the change does, the same as JSON)."""
     missing = [name for name in ("--at-sample", "--sequence-length") if getattr(arguments, _dest(name)) is None]
     if missing:
-        raise mdata.UsageError(f"--from goes with {' and '.join(missing)}", fix="those of the run")
+        raise mdata.UsageError(f"--from needs {' and '.join(missing)}", fix="those of the run")
     edits = mdata.BlendEdits(
         shares=_pairs(arguments.set, "--set"),
         add=[(weight, path) for weight, path in arguments.add],
@@ -53,10 +53,10 @@ def changed(
     length = _samples(arguments)
     if length is not None and arguments.at_sample >= length:
         raise mdata.UsageError(
-            "the change lies behind the end of the training, which would not see it",
+            "the change comes after the end of the training and would have no effect",
             found=f"--at-sample {arguments.at_sample:,} of {length:,} samples",
             expected=f"a sample before {length:,}",
-            fix="the length of the whole training in --samples or --tokens",
+            fix="give the length of the whole training in --samples or --tokens",
         )
     how = {"tokenizer_unknown": arguments.tokenizer_unknown, "allow_outside": arguments.allow_outside}
     old = mdata.open_blend(arguments.from_blend, **how)
@@ -68,7 +68,7 @@ def changed(
     lines = [
         f"\nthe change at sample {arguments.at_sample:,} of blend {old.manifest.id[:16]}, in samples:",
         _table(rows),
-        "nothing is repeated by the change: each corpus goes on behind what it has read",
+        "the change repeats nothing: each corpus continues after what it has read",
     ]
     return (
         blend,
@@ -97,7 +97,7 @@ def _pairs(words: list[str], option: str) -> dict[str, str]:
     for word in words:
         name, equals, value = word.rpartition("=")
         if not equals or not name or not value:
-            raise mdata.UsageError(f"{option} {word}: no NAME=VALUE", expected=f"{option} NAME=VALUE")
+            raise mdata.UsageError(f"{option} {word}: not NAME=VALUE", expected=f"{option} NAME=VALUE")
         if name in pairs:
             raise mdata.UsageError(f"{option} names {name} twice")
         pairs[name] = value

@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Megatron's names are accepted too."""
     add = parser.add_argument
     add("words", nargs="*", metavar="CORPUS", help="a corpus or blend manifest, a prefix, or 0.7 a 0.3 b")
-    add("--data-path", nargs="+", default=[], metavar="WORD", help="the same, as Megatron says it")
-    add("-S", "--sequence-length", "--seq-length", type=int, required=True, metavar="S", help="tokens of a sample")
+    add("--data-path", nargs="+", default=[], metavar="WORD", help="the same, in Megatron's syntax")
+    add("-S", "--sequence-length", "--seq-length", type=int, required=True, metavar="S", help="tokens per sample")
     add("--order", choices=["native", "megatron"], default="native", help="default native")
     add(
         "--kind",
@@ -36,35 +36,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of samples; default gpt",
     )
     add("--split", default=_ALL_TRAINING, metavar="SHARES", help="of training, validation and test; default 100,0,0")
-    add("--whole", action="store_true", help="all of it as one set, as data.valid of a run reads a corpus")
+    add("--whole", action="store_true", help="all data as one set, as a run reads a corpus of data.valid")
     add("--seed", type=int, default=1234, metavar="N", help="default 1234")
     for split in _SPLITS:
-        add(f"--{split}-samples", type=int, metavar="N", help="megatron: asked for; default one epoch")
+        add(f"--{split}-samples", type=int, metavar="N", help="megatron: samples to build for; default one epoch")
     add(
         "--blend-surplus",
         "--mid-level-dataset-surplus",
         type=float,
         default=0.005,
         metavar="X",
-        help="megatron: how much more than its part each corpus of a blend is built for; default 0.005",
+        help="megatron: extra samples to build for each corpus of a blend, as a fraction; default 0.005",
     )
     add("--no-extra-token", action="store_true", help="rows of S tokens, not S + 1")
     add("--keep-partial", action="store_true", help="megatron: the last partial sample of validation, --whole, counts")
-    add("--longer", choices=["cut", "drop"], default="cut", help="packed: what becomes of documents longer than a row")
-    add("--decoder-length", "--decoder-seq-length", type=int, metavar="S", help="t5: tokens that the decoder reads")
-    add("--no-head", action="store_true", help="bert: one text, without the task of the next sentence")
+    add("--longer", choices=["cut", "drop"], default="cut", help="packed: what to do with documents longer than a row")
+    add("--decoder-length", "--decoder-seq-length", type=int, metavar="S", help="t5: tokens of the decoder's sequence")
+    add("--no-head", action="store_true", help="bert: one text per sample, without next-sentence prediction")
     add("--short-probability", "--short-seq-prob", type=float, default=0.1, metavar="P", help="bert, t5; default 0.1")
     add_tokenizer_unknown(parser)
     add_allow_outside(parser)
-    add("--cache", "--data-cache-path", metavar="FOLDER", help="where arrays are kept; default: beside the corpus")
-    add("--threads", type=int, default=1, metavar="N", help="that build; default 1")
+    add("--cache", "--data-cache-path", metavar="FOLDER", help="folder for the arrays; default: beside the corpus")
+    add("--threads", type=int, default=1, metavar="N", help="processes that build; default 1")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Run `mdata.build` and show what came of it."""
     words = [*arguments.words, *arguments.data_path]
     if not words:
-        raise mdata.UsageError("no data is named", expected="a manifest, a prefix, or pairs of weight and prefix")
+        raise mdata.UsageError("no data is given", expected="a manifest, a prefix, or pairs of weight and prefix")
     if arguments.whole and arguments.split != _ALL_TRAINING:
         raise mdata.UsageError(
             "--whole reads all of it as one set", found=f"--split {arguments.split}", fix="one of them"
@@ -78,7 +78,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     unread = [split for split in num_samples if arguments.whole or not shares[split]]
     if unread:
         raise mdata.UsageError(
-            f"--{unread[0]}-samples of a split that is not built",
+            f"--{unread[0]}-samples is for a split that is not built",
             found="--whole" if arguments.whole else f"--split {arguments.split}",
             fix="leave it out, or give the split a share",
         )
@@ -113,9 +113,9 @@ def _options(arguments: argparse.Namespace) -> mdata.DatasetOptions:
 
 def _told(result: BuildResult) -> str:
     samples = ", ".join(f"{split} {'without end' if n is None else f'{n:,}'}" for split, n in result.samples.items())
-    last = f"samples: {samples}; {result.peak_bytes / 2**20:,.0f} MiB of memory at most"
+    last = f"samples: {samples}; {result.peak_bytes / 2**20:,.0f} MiB of memory at peak"
     if not result.arrays:
-        return f"nothing to build: this order is computed\n{last}"
+        return f"nothing to build: this order needs no arrays\n{last}"
     header = ["split", "what", "of", "entries", "bytes", "seconds", "", "where"]
     rows = [
         [a.split, a.name, a.component, a.rows, a.num_bytes, a.seconds, "built" if a.built else "found", a.path]

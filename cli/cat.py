@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="CORPUS", help="a manifest, or the prefix of a .bin/.idx pair")
     add("--documents", metavar="N,A:B", help="numbers and ranges, such as 0:10,42; default: all")
-    add("--origin", action="append", metavar="FILE:ROW", help="what row ROW of an input gave, from 1; may be repeated")
+    add("--origin", action="append", metavar="FILE:ROW", help="the document of an input's row, from 1; may be repeated")
     add("--ids", action="store_true", help="token ids instead of text")
     add_allow_outside(parser)
 
@@ -36,7 +36,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     corpus = mdata.open_corpus(arguments.path, allow_outside=arguments.allow_outside)
     documents = Documents(corpus)
     if documents.missing is not None:
-        console.note(f"mdata: {documents.missing} is gone, so origins are not known")
+        console.note(f"mdata: {documents.missing} is missing, so origins are not known")
     tokenizer = None if arguments.ids else corpus.load_tokenizer()
     if tokenizer is None and not arguments.ids:
         raise mdata.UsageError(

@@ -81,7 +81,7 @@ def _whole_number(text: str) -> int:
     """What `type=int` means: every count and number of ours has 64 bits."""
     value = int(text)
     if not -(1 << 63) <= value < 1 << 63:
-        raise argparse.ArgumentTypeError(f"{text} is no number of 64 bits")
+        raise argparse.ArgumentTypeError(f"{text} is not a 64-bit number")
     return value
 
 
@@ -180,7 +180,7 @@ def _check_words(words: Sequence[str]) -> None:
         except UnicodeEncodeError:
             fits = False
         if not fits:
-            raise UsageError(f"the word {word[:80]!r} cannot be told to a system", expected="text without NUL")
+            raise UsageError(f"{word[:80]!r} cannot be passed to the operating system", expected="text without NUL")
 
 
 def _dispatch(console: Console, description: str, commands: Sequence[Command], words: list[str]) -> int:
@@ -214,7 +214,7 @@ def _overview(program: str, description: str, commands: Sequence[Command]) -> st
     width = max(len(command.name) for command in commands)
     lines = [f"{program}: {description}", "", f"usage: {program} COMMAND [options]", "", "commands:"]
     lines += [f"  {command.name:<{width}}  {command.summary}" for command in commands]
-    lines += ["", f"{program} COMMAND --help tells a command's options; {program} --version its version."]
+    lines += ["", f"{program} COMMAND --help lists a command's options; {program} --version prints the version."]
     return "\n".join(lines)
 
 
@@ -235,7 +235,7 @@ def _report(error: BaseException, console: Console, *, debug: bool) -> int:
         return INTERRUPTED
     known = _as_known(error)
     if known is None:
-        hint = "this is a fault of ours; run again with --debug and report what it prints"
+        hint = f"this is a bug in {console.program}; run again with --debug and report what it prints"
         console.error(f"{_in_one_line(error)}\n  {hint}")
         return 1
     console.error(str(known))
@@ -261,9 +261,9 @@ def _as_the_system_said(error: ValueError | RuntimeError) -> BaseException:
     """What Python says in words of its own, where other calls would give an error of the system."""
     said = str(error)
     if said.startswith("embedded null"):
-        return UsageError("a path holds a NUL byte, which no system takes", fix="another path")
+        return UsageError("a path contains a NUL byte, which no file system allows", fix="another path")
     if said.endswith("has an empty name"):
-        return UsageError("a path has no name", found=said.split("'")[1], fix="a path that ends in a name")
+        return UsageError("a path has no file name", found=said.split("'")[1], fix="a path that ends in a file name")
     if said.startswith("Symlink loop from "):
         return explain_os_error(OSError(errno.ELOOP, "", said.removeprefix("Symlink loop from ").strip("'")))
     if said == "can't start new thread":

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Few flags."""
     add = parser.add_argument
     add("path", metavar="PATH", help="a manifest, or the prefix of a .bin/.idx pair")
-    add("--documents", type=int, default=3, metavar="N", help="how many documents to show; default 3")
+    add("--documents", type=int, default=3, metavar="N", help="number of documents to show; default 3")
     add_allow_outside(parser)
 
 
@@ -144,7 +144,7 @@ def _lengths_text(bins: list[int] | None) -> str | None:
 
 def _provenance_lines(known: dict[str, Any] | None) -> list[str]:
     if known is None:
-        return ["made by another program, or without a manifest: where it comes from is not known"]
+        return ["made by another program, or without a manifest: its inputs are not known"]
     inputs = known["inputs"]
     rows, size = sum(file["rows"] for file in inputs), sum(file["bytes"] for file in inputs)
     lines = [f"made by {known['program']} from {len(inputs):,} inputs: {rows:,} rows, {size:,} bytes"]
@@ -204,10 +204,10 @@ def _blend_text(facts: dict[str, Any]) -> str:
         ends = f"{phase['samples']:,} samples" if phase["samples"] is not None else None
         ends = f"{phase['tokens']:,} tokens" if "tokens" in phase else ends
         lines.append(
-            f"phase {number}: {'a ramp of ' if phase.get('ramp') else ''}{ends or 'as long as its shares say'}"
+            f"phase {number}: {'a ramp of ' if phase.get('ramp') else ''}{ends or 'as long as its amounts last'}"
         )
     if facts["at_sample"] is not None:
-        lines.append(f"goes on from blend {facts['parent'][:16]} at sample {facts['at_sample']:,}")
+        lines.append(f"continues blend {facts['parent'][:16]} at sample {facts['at_sample']:,}")
     if facts["valid"]:
         lines.append(f"validation sets: {', '.join(facts['valid'])}")
     return "\n".join(lines)

@@ -16,13 +16,13 @@ COMMANDS = (
     Command("train-tokenizer", "train a tokenizer on text", module="cli.train_tokenizer"),
     Command("preprocess", "turn text into token files and their manifest", module="cli.preprocess"),
     Command("blend", "mix corpora by shares into one blend manifest", module="cli.blend"),
-    Command("build", "make offline the arrays that a run would build at its start", module="cli.build"),
-    Command("report", "draw a blend as one HTML page: shares, epochs, lengths, vocabulary", module="cli.report"),
-    Command("inspect", "show what a token file, manifest or blend holds", module="cli.inspect"),
+    Command("build", "build offline the arrays that a run would build at its start", module="cli.build"),
+    Command("report", "write an HTML report of a blend: shares, epochs, lengths, vocabulary", module="cli.report"),
+    Command("inspect", "show what is in a token file, manifest or blend", module="cli.inspect"),
     Command("verify", "check token files against their manifest", module="cli.verify"),
-    Command("cat", "turn documents of a corpus back to text", module="cli.cat"),
-    Command("trace", "from a sample of training to its documents, and back", module="cli.trace"),
-    Command("adopt", "give token files of another program a manifest", module="cli.adopt"),
+    Command("cat", "print documents of a corpus as text", module="cli.cat"),
+    Command("trace", "find the documents of a training sample, and the samples of a document", module="cli.trace"),
+    Command("adopt", "write a manifest for token files of another program", module="cli.adopt"),
     Command("tokenizers", "list the tokenizers and engines that work here, with their speed", module="cli.tokenizers"),
 )
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return start(
         "mdata",
         COMMANDS,
-        description="from text to Megatron-format token files and blends of them",
+        description="turn text into Megatron-format token files and blend them",
         argv=argv,
     )
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS = (
-    Command("train", "train a model; run it again to continue", module="cli.mtrain_train"),
+    Command("train", "train a model; run the same command again to continue", module="cli.mtrain_train"),
     Command("check", "print every problem of a run's configuration at once", module="cli.mtrain_check"),
     Command("plan", "print the numbers that follow from a run's configuration", module="cli.mtrain_plan"),
     Command("generate", "continue prompts with a trained model", module="cli.mtrain_generate"),
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return start(
         "mtrain",
         COMMANDS,
-        description="train and use language models over any layout of devices",
+        description="train and use language models with any parallel layout",
         argv=argv,
     )
 

@@ -16,10 +16,10 @@ from trainer.config import RunConfig, key_names, load_config
 def add_run_arguments(parser: Parser) -> None:
     """The configuration, its overrides, and the number of ranks."""
     parser.settings = key_names
-    parser.no_option = "section.key=value for a setting, such as train.steps=100"
+    parser.no_option = "section.key=value, such as train.steps=100"
     parser.add_argument("config", metavar="run.toml", help="the run's TOML file")
     parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="section.key=value", help="settings that win over it"
+        "overrides", nargs="*", default=[], metavar="section.key=value", help="settings that override the file"
     )
     parser.add_argument(
         "--nproc",
@@ -51,7 +51,7 @@ def world_size(config: RunConfig, nproc: int | None) -> int:
         return default_nproc(config) if nproc is None else nproc
     if nproc not in (None, placement.world_size):
         raise UsageError(
-            f"--nproc {nproc} under a launcher that has started the ranks already",
+            f"--nproc {nproc} given under a launcher that has already started the ranks",
             found=f"{placement.world_size} ranks",
             fix="leave --nproc out",
         )

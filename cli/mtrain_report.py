@@ -13,7 +13,7 @@ from cli.console import Console
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See `mtrain report --help`."""
-    parser.add_argument("run_folder", type=Path, help="a folder that mtrain train wrote")
+    parser.add_argument("run_folder", type=Path, help="a run folder written by mtrain train")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:

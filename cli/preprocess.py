@@ -27,8 +27,8 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     """Run `mdata.preprocess`, or `mdata.estimate` under --dry-run, and say what came out."""
     options, ignored = options_of(arguments)
     if ignored:
-        hint = "; --dry-run names the best number of workers" if "--find-optimal-num-workers" in ignored else ""
-        console.note(f"mdata: accepted, without effect here: {', '.join(ignored)}{hint}")
+        hint = "; --dry-run suggests the best number of workers" if "--find-optimal-num-workers" in ignored else ""
+        console.note(f"mdata: accepted but ignored: {', '.join(ignored)}{hint}")
     with console.progress() as progress:
         if arguments.dry_run:
             estimate = mdata.estimate(options, progress)
@@ -90,7 +90,7 @@ def _on_error(arguments: argparse.Namespace) -> _Policy:
     if policy == "quarantine" and arguments.quarantine is None:
         raise mdata.UsageError("--on-error quarantine needs a file", fix="--on-error quarantine FILE")
     if policy != "quarantine" and arguments.quarantine is not None:
-        raise mdata.UsageError(f"--quarantine goes with --on-error quarantine, not with --on-error {policy}")
+        raise mdata.UsageError(f"--quarantine needs --on-error quarantine, not --on-error {policy}")
     return cast(_Policy, policy)
 
 
@@ -107,12 +107,12 @@ def _remarks(result: mdata.PreprocessResult) -> list[str]:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(skipped.items()) if count)
         lines.append(f"{number:,} of {rows:,} rows were left out: {kinds}")
     if not rows:
-        lines.append("the input holds no records; the corpus is empty")
+        lines.append("the input has no records; the corpus is empty")
     # A type without files has no other way to read them.
     has_choice = any(manifest.tokenizer and manifest.tokenizer.folder for manifest in result.manifests.values())
     if has_choice and (special := sum(provenance.special_in_text or 0 for provenance in provenances)):
         lines.append(
-            f"special tokens in the texts: {special:,}; they became their ids, as with Megatron's tool;"
+            f"special tokens in the texts: {special:,}; they were encoded as their ids, as Megatron's tool does;"
             " --special-tokens-in-text plain keeps them as text"
         )
     return lines

@@ -47,11 +47,11 @@ def add_arguments(parser: Parser) -> None:
     parser.usage = f"{parser.prog} --input PATH ... --output-prefix PREFIX --tokenizer-type TYPE [options]"
     parser.set_defaults(ignored=())
     _add_megatron(parser.add_argument_group("options of preprocess_data.py"))
-    own = parser.add_argument_group("options of ours")
+    own = parser.add_argument_group("options that only mdata has")
     _add_input(own)
     _add_work(own)
     names = textwrap.fill(" ".join(IGNORED), 78, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-    parser.epilog = f"accepted and without effect here (docs/migrate.md says why):\n{names}"
+    parser.epilog = f"accepted but ignored (docs/migrate.md says why):\n{names}"
     for name, nargs in IGNORED.items():
         parser.add_argument(name, action=_Ignore, nargs=nargs)
     for name in REFUSED:
@@ -66,14 +66,14 @@ def _add_megatron(group: argparse._ArgumentGroup) -> None:
     add("--json-keys", "--json-key", nargs="+", metavar="KEY", help="default: text; with --chat messages")
     add("--chat-template", metavar="T", help="with --chat: tokenizer, chatml, plain, or a file of jinja")
     add_tokenizer(group, required=True)
-    add("--split-sentences", action="store_true", help="cut texts into sentences: results are PREFIX_KEY_sentence.*")
-    add("--lang", default="english", metavar="NAME", help="whose sentences; default english")
+    add("--split-sentences", action="store_true", help="split texts into sentences: results are PREFIX_KEY_sentence.*")
+    add("--lang", default="english", metavar="NAME", help="language of the sentences; default english")
     add("--keep-newlines", action="store_true", help="with --split-sentences: keep white space between sentences")
-    add("--append-eod", action="store_true", help="put the end-of-document id after each document")
-    add("--workers", type=int, metavar="N", help="default: the cores you may use; the files do not depend on it")
+    add("--append-eod", action="store_true", help="append the end-of-document id to each document")
+    add("--workers", type=int, metavar="N", help="default: all available cores; does not change the output")
     add("--partitions", type=int, default=1, metavar="P", help="also write the results in P parts; default 1")
-    add("--keep-sequential-samples", action="store_true", help="parts are runs of the input, not every P-th record")
-    add("--dataset-impl", action=_Implementation, help="mmap, which is what is written")
+    add("--keep-sequential-samples", action="store_true", help="parts are contiguous, not every P-th record")
+    add("--dataset-impl", action=_Implementation, help="only mmap, the format that mdata writes")
 
 
 def _add_input(group: argparse._ArgumentGroup) -> None:
@@ -81,25 +81,25 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
     formats = ("auto", "jsonl", "parquet", "text")
     add("--input-format", choices=formats, default="auto", help="default: by name and first bytes")
     add_filter(group)
-    add("--text-documents", choices=("file", "paragraph"), default="file", help="what a document of plain text is")
+    add("--text-documents", choices=("file", "paragraph"), default="file", help="what one document is in plain text")
     add_variants(group)
     add("--chat", action="store_true", help="records are conversations: results are PREFIX_KEY_chat.*")
-    add("--chat-train-on", choices=TURNS, default=TURNS[0], metavar="T", help="with loss: assistant, all, or last")
-    add("--nltk-data", metavar="FOLDER", help="where tokenizers/punkt_tab lies, for --split-sentences")
-    add("--max-record-bytes", type=size, metavar="N", help="a longer record is refused; default 64M")
+    add("--chat-train-on", choices=TURNS, default=TURNS[0], metavar="T", help="turns to train on")
+    add("--nltk-data", metavar="FOLDER", help="folder that contains tokenizers/punkt_tab, for --split-sentences")
+    add("--max-record-bytes", type=size, metavar="N", help="a longer record is a bad row; default 64M")
     add("--on-error", nargs="+", action=_OnError, metavar="POLICY", help="stop (default), skip, or quarantine FILE")
-    add("--quarantine", metavar="FILE", help="where --on-error quarantine puts the records that cannot be taken")
-    add("--max-errors", metavar="LIMIT", help="stop when more records cannot be taken: 100, or 0.5%%")
-    add("--verify-input", action="store_true", help="on resume hash the inputs again, whatever their time says")
+    add("--quarantine", metavar="FILE", help="where --on-error quarantine writes bad rows")
+    add("--max-errors", metavar="LIMIT", help="stop when there are more bad rows than this: 100, or 0.5%%")
+    add("--verify-input", action="store_true", help="on resume, hash the inputs again instead of trusting file times")
 
 
 def _add_work(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     engines = ("auto", "gigatoken", "tiktoken", "tokenizers", "sentencepiece", "mdata")
     add("--engine", choices=engines, default="auto", help="which library tokenizes; default: the fastest exact one")
-    add("--holdout", default="0", metavar="FRACTION", help="documents to PREFIX_holdout_KEY_document.* or _sentence.*")
-    add("--overwrite", action="store_true", help="replace results that were made from other input or options")
-    add("--dry-run", action="store_true", help="sample the input and predict; write nothing")
+    add("--holdout", default="0", metavar="FRACTION", help="share of documents to hold out, as PREFIX_holdout_KEY_*")
+    add("--overwrite", action="store_true", help="replace results made from other input or options")
+    add("--dry-run", action="store_true", help="tokenize a sample, predict size and time, and write nothing")
 
 
 def add_filter(group: argparse._ArgumentGroup) -> None:
@@ -113,7 +113,7 @@ def size(text: str) -> int:
     """ "64M" as bytes; also plain digits, K and G."""
     digits = text.rstrip("KMG")
     if not digits.isdecimal() or text.removeprefix(digits) not in _SIZES:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 64M")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 64M")
     return int(digits) * _SIZES[text.removeprefix(digits)]
 
 
@@ -155,7 +155,7 @@ class _Implementation(argparse.Action):
         """Take mmap only."""
         if values != "mmap":
             raise mdata.UsageError(
-                f"--dataset-impl {values} is not written by mdata",
+                f"--dataset-impl {values} is a format that mdata does not write",
                 expected="mmap, which every version of Megatron-LM since 2020 reads",
                 fix="leave it out, and leave --data-impl out in training",
             )

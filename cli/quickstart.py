@@ -29,8 +29,8 @@ GPU_STEPS = "train.steps=3000"  # a GPU does as many in less time than two cores
 PROMPTS = ("def main(", "class Error(", "Return the ", "The following ")
 
 CLOSING = """
-The whole job took {seconds:.0f} s. What was made:
-  {folder}/text/            what was gathered from this Python installation, as jsonl
+The whole job took {seconds:.0f} s. It made:
+  {folder}/text/            text from this Python installation, as jsonl
   {folder}/tokenizer/       a byte-level BPE vocabulary of {vocabulary:,}
   {folder}/*_text_document.bin, .idx, .json   token files that Megatron reads, and their manifests
   {folder}/blend.json       70 % code, 30 % prose
@@ -38,7 +38,7 @@ The whole job took {seconds:.0f} s. What was made:
 
 What to try next (after: source .venv/bin/activate):
   mtrain generate {folder}/run --prompt "import "
-  mtrain train {config} {overrides}train.steps={more_steps}     goes on to step {more_steps}
+  mtrain train {config} {overrides}train.steps={more_steps}     continues to step {more_steps}
   mdata inspect {folder}/prose-train_text_document.json
   mdata preprocess --input YOUR.jsonl --output-prefix yours --tokenizer-type HuggingFaceTokenizer \\
     --tokenizer-model {folder}/tokenizer --append-eod"""
@@ -55,7 +55,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
     began = time.monotonic()
     make_folder()
-    console.note("gathering text from this Python installation")
+    console.note("collecting text from this Python installation")
     with console.progress() as progress:
         sizes = gather(FOLDER / "text", progress)
     console.note("".join(f"  {FOLDER}/text/{name}.jsonl  {size / 1e6:.1f} MB\n" for name, size in sizes.items()))
@@ -86,7 +86,7 @@ def make_folder() -> None:
     if FOLDER.exists():
         if not MARK.exists() and (not FOLDER.is_dir() or any(FOLDER.iterdir())):
             raise UsageError(
-                f"{FOLDER} is there already and was not made by the quickstart",
+                f"{FOLDER} already exists and was not made by the quickstart",
                 fix="move it away, or run in another folder",
             )
         shutil.rmtree(FOLDER)
@@ -146,5 +146,5 @@ def _run(words: list[str], console: Console) -> int:
 
 
 if __name__ == "__main__":
-    table = (Command("quickstart", "the main job on text of this machine", module="cli.quickstart"),)
+    table = (Command("quickstart", "text to trained model on text from this machine", module="cli.quickstart"),)
     raise SystemExit(run("mdata", table, description="quickstart", argv=["quickstart", *sys.argv[1:]]))

@@ -72,7 +72,7 @@ def gather(folder: Path, progress: Progress, *, limits: Mapping[str, int] = LIMI
                 f"the Python installation {library} holds too little text for the quickstart's {name} corpus",
                 found=f"{found} bytes, {sizes[f'{name}-valid']} of them for validation",
                 expected=f"at least {LEAST_BYTES} bytes, some of them for validation",
-                fix="use a Python that came with the sources of its library: make quickstart PYTHON=...",
+                fix="use a Python that includes the sources of its library: make quickstart PYTHON=...",
             )
     return sizes
 

@@ -19,15 +19,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="MIX.json", help="a manifest, or the prefix of a .bin/.idx pair")
     add("-o", "--output", metavar="FILE.html", help="the page; default MIX.report.html beside the manifest")
-    add("--full", action="store_true", help="count every token's id, not a sample of 67 million")
+    add("--full", action="store_true", help="count all tokens, not a sample of 67 million")
     add_allow_outside(parser)
-    add_training(parser, "the training that it is for")
+    add_training(parser, "the training that the report describes")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Write the page and say where it is."""
     if arguments.samples is not None and (arguments.tokens is not None or arguments.sequence_length is None):
-        raise mdata.UsageError("--samples goes with --sequence-length and without --tokens")
+        raise mdata.UsageError("--samples needs --sequence-length and excludes --tokens")
     made = mdata.report(
         arguments.path,
         arguments.output,

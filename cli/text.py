@@ -55,14 +55,14 @@ def add_allow_outside(parser: argparse._ActionsContainer, default: bool | None =
         "--allow-outside",
         action="store_true",
         default=default,
-        help="a corpus' manifest may name files outside its folder: for manifests of people whom you trust",
+        help="allow a corpus manifest to name files outside its folder; only for manifests that you trust",
     )
 
 
 def add_training(parser: argparse.ArgumentParser, title: str) -> None:
     """The options that say how long a training is, and how it reads."""
     add = parser.add_argument_group(title).add_argument
-    add("--tokens", type=count, metavar="N", help="its length in tokens (1e9 may be written)")
+    add("--tokens", type=count, metavar="N", help="its length in tokens (such as 1e9)")
     add("--samples", type=count, metavar="N", help="or in samples; needs --sequence-length")
-    add("--sequence-length", "--seq-length", type=count, metavar="S", help="tokens of a sample")
+    add("--sequence-length", "--seq-length", type=count, metavar="S", help="tokens per sample")
     add("--split", default="100,0,0", metavar="A,B,C", help="Megatron's split string; default 100,0,0")

@@ -41,15 +41,15 @@ def add_tokenizer(group: argparse._ArgumentGroup, *, required: bool) -> None:
     add("--tokenizer-model", metavar="PATH", help="its folder or file; nothing is ever downloaded")
     add("--vocab-file", "--vocab", metavar="FILE", help="GPT2BPETokenizer: vocab.json; BertWordPiece*: vocab.txt")
     add("--merge-file", metavar="FILE", help="GPT2BPETokenizer: merges.txt")
-    add("--vocab-size", type=int, metavar="N", help="NullTokenizer: entries; TikTokenizer: default 131072")
+    add("--vocab-size", type=int, metavar="N", help="NullTokenizer: number of entries; TikTokenizer: default 131072")
     add("--null-tokenizer-eod-id", type=int, metavar="ID", help="NullTokenizer: end of document; default N - 1")
     add("--tokenizer-special-tokens", nargs="+", metavar="TOKEN", help="further special tokens")
     add("--tokenizer-hf-no-include-special-tokens", action="store_true", help="leave out BOS, CLS and the like")
-    add("--tokenizer-sentencepiece-legacy", action="store_true", help="special tokens get ids after the pieces")
+    add("--tokenizer-sentencepiece-legacy", action="store_true", help="give special tokens ids after the pieces")
     other = "--disable-tokenizer-sentencepiece-ignore-extra-whitespaces"
-    add(_WHITESPACE, other, action="store_true", dest="keep_extra_whitespaces", help="runs of blanks keep their length")
-    add("--tiktoken-pattern", choices=("v1", "v2"), help="TikTokenizer: how words are cut; default v2")
-    add("--tiktoken-num-special-tokens", type=int, metavar="N", help="TikTokenizer: ids kept free; default 1000")
+    add(_WHITESPACE, other, action="store_true", dest="keep_extra_whitespaces", help="keep runs of spaces")
+    add("--tiktoken-pattern", choices=("v1", "v2"), help="TikTokenizer: pattern that splits words; default v2")
+    add("--tiktoken-num-special-tokens", type=int, metavar="N", help="TikTokenizer: special ids; default 1000")
 
 
 def add_variants(group: argparse._ArgumentGroup) -> None:
@@ -58,9 +58,9 @@ def add_variants(group: argparse._ArgumentGroup) -> None:
         "--special-tokens-in-text",
         choices=("special", "plain"),
         default="special",
-        help="whether a special token spelled in a text becomes its id (as Megatron) or stays text",
+        help="encode a special token that occurs in a text as its id (as Megatron does) or as plain text",
     )
-    group.add_argument("--compat", choices=("megatron-2023",), help="ids as a Megatron of late 2023 gave them")
+    group.add_argument("--compat", choices=("megatron-2023",), help="give the ids that Megatron gave in late 2023")
 
 
 def tokenizer_options_of(arguments: argparse.Namespace) -> tuple[tuple[tuple[str, Any], ...], tuple[str, ...]]:

@@ -70,7 +70,7 @@ def _named(arguments: argparse.Namespace, console: Console) -> mdata.TokenizerSp
     """The tokenizer that the options name; a note names options that change nothing for it."""
     options, unused = tokenizer_options_of(arguments)
     for option in unused:
-        console.note(f"mdata: {option} changes nothing for {arguments.tokenizer_type}")
+        console.note(f"mdata: {option} has no effect for {arguments.tokenizer_type}")
     return mdata.TokenizerSpec(
         type=arguments.tokenizer_type,
         model=arguments.tokenizer_model,

@@ -46,34 +46,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--step", type=int, metavar="N", help="all samples of a step, from 1")
     what.add_argument("--sample", type=int, metavar="N", help="one sample of the training")
     what.add_argument(
-        "--token", type=int, metavar="N", help="one token of the training: place N mod S of sample N div S"
+        "--token", type=int, metavar="N", help="one token of the training: token N mod S of sample N div S"
     )
     what.add_argument("--document", type=int, metavar="N", help="a document of a corpus: the samples that read it")
-    what.add_argument("--origin", metavar="FILE:ROW", help="the same for what row ROW of an input gave, from 1")
-    shown = parser.add_argument_group("how much is shown")
-    shown.add_argument("--component", metavar="NAME", help="which corpus has the document, if there are several")
-    shown.add_argument("--rank", type=int, metavar="R", help="of a step: rows of this data-parallel rank alone")
-    shown.add_argument("--until-step", type=int, metavar="N", help="of a document: steps up to this one")
-    shown.add_argument("--until-sample", type=int, metavar="N", help="of a document: samples below this one")
+    what.add_argument("--origin", metavar="FILE:ROW", help="the same, for the document of an input's row")
+    shown = parser.add_argument_group("what to show")
+    shown.add_argument("--component", metavar="NAME", help="the corpus of the document, if there are several")
+    shown.add_argument("--rank", type=int, metavar="R", help="of a step: only the rows of this data-parallel rank")
+    shown.add_argument("--until-step", type=int, metavar="N", help="of a document: only steps up to this one")
+    shown.add_argument("--until-sample", type=int, metavar="N", help="of a document: only samples below this one")
     shown.add_argument(
-        "--rows", type=int, default=20, metavar="N", help="samples shown; default 20; of a step 0: counts alone"
+        "--rows", type=int, default=20, metavar="N", help="samples to show; default 20; for a step, 0 shows only counts"
     )
-    shown.add_argument("--text", action="store_true", help="decoded text, special tokens shown")
+    shown.add_argument("--text", action="store_true", help="show decoded text, with special tokens")
     shown.add_argument("--tokens", action="store_true", help="token ids")
     shown.add_argument(
-        "--length", type=int, default=200, metavar="N", help="characters or ids shown; default 200, 0: all"
+        "--length", type=int, default=200, metavar="N", help="characters or ids to show; default 200, 0: all"
     )
-    data = parser.add_argument_group("a run folder whose data has moved, or data by hand")
-    data.add_argument("--blend", metavar="PATH", help="of a run folder: where its data is now")
-    data.add_argument("--validation", metavar="NAME", help="of a run folder: a validation set, not the training")
-    data.add_argument("--test", metavar="NAME", help="of a run folder: a test set, not the training")
+    data = parser.add_argument_group("a run folder whose data has moved, or data without a run folder")
+    data.add_argument("--blend", metavar="PATH", help="run folder: where its data is now")
+    data.add_argument("--validation", metavar="NAME", help="run folder: a validation set instead of the training set")
+    data.add_argument("--test", metavar="NAME", help="run folder: a test set instead of the training set")
     data.add_argument("--sequence-length", type=int, metavar="S")
     data.add_argument("--seed", type=int)
     data.add_argument("--order", help="native or megatron")
     data.add_argument("--kind", help="kind of samples")
     data.add_argument("--split", help="train, valid, test or whole")
     data.add_argument("--split-shares", metavar="A,B,C")
-    data.add_argument("--num-samples", type=int, metavar="N", help="megatron: samples that were asked for")
+    data.add_argument("--num-samples", type=int, metavar="N", help="megatron: samples that the run was built for")
     data.add_argument(
         "--option",
         action="append",
@@ -81,16 +81,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="any other key of mdata.options_from_keys; VALUE as in TOML: 8, true, [5, 6, 7]",
     )
     add_allow_outside(data, default=None)
-    data.add_argument("--global-batch", type=int, metavar="N", help="samples of a step")
+    data.add_argument("--global-batch", type=int, metavar="N", help="samples per step")
     data.add_argument("--rampup-batch-size", type=int, nargs=3, metavar=("START", "INCREMENT", "SAMPLES"))
     data.add_argument("--micro-batch", type=int, metavar="N")
     data.add_argument("--dp", type=int, metavar="N", help="data-parallel ranks")
     data.add_argument(
-        "--dataloader-type", choices=["single", "cyclic"], help="Megatron's; cyclic: each epoch is shuffled"
+        "--dataloader-type", choices=["single", "cyclic"], help="Megatron's dataloader type; cyclic shuffles each epoch"
     )
-    data.add_argument(
-        "--no-data-sharding", action="store_true", default=None, help="cyclic: all ranks shuffle together"
-    )
+    data.add_argument("--no-data-sharding", action="store_true", default=None, help="cyclic: shuffle across ranks")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
@@ -182,7 +180,7 @@ def _sizes(arguments: argparse.Namespace) -> BatchSizes | None:
 def _shuffled(arguments: argparse.Namespace, dataset: mdata.Dataset, sizes: BatchSizes | None) -> CyclicSteps:
     """The steps of Megatron's random sampler."""
     if sizes is None or arguments.micro_batch is None or arguments.dp is None:
-        raise mdata.UsageError("a shuffled epoch is dealt to ranks", fix="--global-batch, --micro-batch and --dp")
+        raise mdata.UsageError("a shuffled epoch is divided among ranks", fix="--global-batch, --micro-batch and --dp")
     if dataset.num_samples is None:
         fix = "--order megatron --num-samples N, or a validation set (--split)"
         raise mdata.UsageError("the native order has no end, and no epochs to shuffle", fix=fix)
@@ -197,7 +195,7 @@ def _sample(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Consol
     else:
         traced, place = tracer.token(arguments.token)
         if not tracer.exact:
-            console.note("mdata: tokens of such samples are rearranged or masked: this is what the whole sample reads")
+            console.note("mdata: these samples rearrange or mask their tokens; shown is all that the sample reads")
             place = None
     _note_missing(tracer, [traced.component], console)
     if console.json:
@@ -231,7 +229,7 @@ def _step(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Console,
     for one in traced:
         console.write(json.dumps(sample_facts(tracer, one, shown=shown), ensure_ascii=False) + "\n")
     if 0 < len(traced) < len(samples):  # --rows 0 asks for counts alone
-        console.note(f"mdata: {len(traced)} of {len(samples)} samples of step {arguments.step} are shown (--rows)")
+        console.note(f"mdata: {len(traced)} of {len(samples)} samples of step {arguments.step} shown (--rows: more)")
 
 
 def _document(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Console, *, shown: Shown) -> None:
@@ -254,7 +252,7 @@ def _document(tracer: mdata.Tracer, arguments: argparse.Namespace, console: Cons
                 facts = reader_facts(tracer, one, document=number, shown=shown)
                 console.write(json.dumps(facts, ensure_ascii=False) + "\n")
             if more:
-                console.note(f"mdata: more samples than {rows} read document {number} (--rows)")
+                console.note(f"mdata: more than {rows} samples read document {number} (--rows shows more)")
             continue
         console.write(
             reader_table(tracer, component, document=number, readers=kept, more=more, bounded=bounded, shown=shown)
@@ -284,7 +282,7 @@ def _documents(tracer: mdata.Tracer, arguments: argparse.Namespace) -> Iterator[
             refused = refused or str(error).splitlines()[0]
     if not found:
         raise mdata.UsageError(
-            f"no component has a document of {arguments.origin}", found=refused, fix="--component NAME says more"
+            f"no component has a document of {arguments.origin}", found=refused, fix="--component NAME shows why"
         )
     yield from found
 
@@ -293,4 +291,4 @@ def _note_missing(tracer: mdata.Tracer, components: list[int], console: Console)
     for component in components:
         missing = tracer.documents(component).missing
         if missing is not None:
-            console.note(f"mdata: {missing} is gone, so files and rows are not known")
+            console.note(f"mdata: {missing} is missing, so files and rows are not known")

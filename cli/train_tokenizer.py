@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
     add = parser.add_argument
     add("--input", nargs="+", required=True, metavar="PATH", help="files, folders or quoted patterns; - is stdin")
-    add("--output", required=True, metavar="FOLDER", help="where the tokenizer's files go")
-    add("--vocab-size", type=int, required=True, metavar="N", help="entries, special ones and single bytes among them")
+    add("--output", required=True, metavar="FOLDER", help="folder for the tokenizer's files")
+    add("--vocab-size", type=int, required=True, metavar="N", help="entries, including special tokens and bytes")
     kinds = ("byte-bpe", "wordpiece", "sentencepiece-bpe", "sentencepiece-unigram")
     add("--kind", choices=kinds, default="byte-bpe", help="of tokenizer; default byte-bpe")
     add("--overwrite", action="store_true", help="replace another tokenizer of this kind in the folder")
@@ -72,9 +72,9 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
             progress=progress,
         )
     if made.entries < arguments.vocab_size:
-        console.note(f"mdata: the text gives only {made.entries} entries, fewer than asked for")
+        console.note(f"mdata: the text yields only {made.entries} entries, fewer than --vocab-size")
     words = [preprocess_words(spec) for spec in made.specs]
-    there = " (the same was there already)" if made.there_before else ""
+    there = " (the same tokenizer was already there)" if made.there_before else ""
     lines = [f"{arguments.output}: {made.entries:,} entries, end of document {made.tokenizer.eod}{there}"]
     lines += [f"{'next: mdata preprocess' if not i else '  or: mdata preprocess'} {w}" for i, w in enumerate(words)]
     facts = {

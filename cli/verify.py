@@ -17,8 +17,8 @@ from cli.text import add_allow_outside
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Few flags."""
     parser.add_argument("path", metavar="PATH", help="a corpus or blend manifest, or a prefix")
-    parser.add_argument("--full", action="store_true", help="read every .bin and name damaged blocks")
-    parser.add_argument("--threads", type=int, metavar="N", help="that read; default: the cores you may use")
+    parser.add_argument("--full", action="store_true", help="read every .bin and report damaged blocks")
+    parser.add_argument("--threads", type=int, metavar="N", help="reading threads; default: all cores available to you")
     add_allow_outside(parser)
 
 
@@ -33,7 +33,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         console.error(str(problem))
     if arguments.full and found.unhashed:
         names = ", ".join(found.unhashed)
-        console.note(f"mdata: no block hashes are known for {names}; mdata adopt --full takes them")
+        console.note(f"mdata: no block hashes are known for {names}; mdata adopt --full records them")
     facts = {
         "checked": list(found.checked),
         "bin_bytes_read": found.bin_bytes,

@@ -81,9 +81,9 @@ def _in_lines(what: str, *, found: str | None = None, expected: str | None = Non
 
 _DEVICE = "see the system's log; the device may be failing"
 _PATH = "check the path and its permissions"
-_FOLDER_STANDS = "another path: there is a folder where a file should be"
-_FILE_STANDS = "another path: there is a file where a folder should be"
-_OTHER_PLACE = "another path: this file system, or this kind of file, cannot do it"
+_FOLDER_STANDS = "use another path: there is a folder where a file should be"
+_FILE_STANDS = "use another path: there is a file where a folder should be"
+_OTHER_PLACE = "use another path: this file system or kind of file does not support the operation"
 
 # What the user's path or permission is the cause of, and what to do. All else that a system says is the machine's
 # state (`_MACHINE`, `_DEVICE`), but for what only a fault of ours can cause (`_OURS`).
@@ -95,14 +95,14 @@ _USAGE = MappingProxyType(
         errno.ENOTDIR: _FILE_STANDS,
         errno.EEXIST: _FILE_STANDS,
         errno.EISDIR: _FOLDER_STANDS,
-        errno.EROFS: "another path: this file system is read-only",
-        errno.ENAMETOOLONG: "a shorter path",
-        errno.ELOOP: "another path: its symbolic links form a loop",
-        errno.EMLINK: "another path: the folder has as many entries as its file system allows",
+        errno.EROFS: "use another path: this file system is read-only",
+        errno.ENAMETOOLONG: "use a shorter path",
+        errno.ELOOP: "use another path: the symbolic links of this one form a loop",
+        errno.EMLINK: "use another path: the folder already has as many entries as its file system allows",
         errno.EINVAL: _PATH,
-        errno.ETXTBSY: "another path: this file is a program that is running",
-        errno.EXDEV: "paths on the same file system",
-        errno.ESPIPE: "a regular file: a pipe can only be read once, from its start",
+        errno.ETXTBSY: "use another path: this file is a running program",
+        errno.EXDEV: "use paths on the same file system",
+        errno.ESPIPE: "use a regular file: a pipe can only be read once, from its start",
         errno.ENXIO: _OTHER_PLACE,
         errno.ENODEV: _OTHER_PLACE,
         errno.ENOTSUP: _OTHER_PLACE,

@@ -141,7 +141,7 @@ def test_every_exit_code_is_in_the_table():
 
 
 def test_the_commands_of_the_first_screen_exist():
-    first = README.split("## By hand")[0]
+    first = README.split("## Step by step")[0]
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make (\w+)", first, re.MULTILINE):
         assert f"\n{target}:" in makefile

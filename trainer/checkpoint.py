@@ -136,7 +136,7 @@ def load_state(folder: Path, shard: Shard, *, names: Sequence[str], dtype: torch
                     f"{folder} does not fit this model at {wanted.name}",
                     found="no such tensor" if saved is None else f"shape {list(saved.shape)}",
                     expected=f"shape {list(wanted.shape)}",
-                    fix="use the configuration that the checkpoint was written with",
+                    fix="use the configuration with which the checkpoint was written",
                 )
             target = out[name][where].view(wanted.size)
             for piece, (start, size) in overlaps((wanted.start, wanted.size), saved.slices):

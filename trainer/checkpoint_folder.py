@@ -63,13 +63,13 @@ def find(root: Path) -> Found:
     problem = f"{pointer} is missing" if named is None else f"{pointer} names no checkpoint in its folder ({named!r})"
     whole = next(_whole(root), None)
     if whole is not None:
-        return Found(whole, f"{problem}; the newest whole checkpoint, {whole.name}, is taken")
+        return Found(whole, f"{problem}; using the newest whole checkpoint, {whole.name}")
     damaged = [folder.name for folder in _checkpoints(root)]
     if named is None and not damaged:
         return Found(None)
     raise DamageError(
         problem,
-        found=f"{', '.join(damaged)}, and none is whole" if damaged else "no checkpoint in that folder",
+        found=f"{', '.join(damaged)}, and none is whole" if damaged else "no such checkpoint in the folder",
         expected="the name of a checkpoint, such as step-400",
         fix=f"restore the checkpoints from a copy, or move {root} away to begin at step 1",
     )

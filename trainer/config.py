@@ -23,7 +23,7 @@ from mdata.errors import explain_os_error
 from mdata.util.option_synonyms import nearest
 
 # Rules between values need all of them: what is said to a user whose file has wrong ones.
-AFTERWARDS = "correct this first; whether the sizes fit each other and the data is checked after that"
+AFTERWARDS = "correct this first; the sizes and the data are checked after that"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +49,10 @@ Small = Annotated[float, Range(1e-30, 1)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunSection:
-    """Where the run lives and the number from which every draw of it follows."""
+    """The run's folder and its random seed."""
 
-    folder: str  # run folder; made if it is not there
-    seed: Count = 1234  # initial weights and order of the data
+    folder: str  # run folder; created if missing
+    seed: Count = 1234  # seed of the initial weights and of the data order
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,48 +63,48 @@ class ModelSection:
     hidden_size: Positive  # features of the residual stream
     num_heads: Positive  # query heads
     num_kv_heads: Count = 0  # key and value heads; 0: num_heads
-    head_dim: Count = 0  # features of a head; 0: hidden_size / num_heads
-    ffn_hidden_size: Count = 0  # inner features of the MLP; 0: 4 (swiglu: 8/3) x hidden_size
+    head_dim: Count = 0  # size of a head; 0: hidden_size / num_heads
+    ffn_hidden_size: Count = 0  # hidden size of the MLP; 0: 4 (swiglu: 8/3) x hidden_size
     vocab_size: Count = 0  # rows of the embedding, padding not counted; 0: the tokenizer's
     max_position: Count = 0  # rows of learned positions, in tokens; 0: train.sequence_length
-    position: Literal["rope", "learned"] = "rope"  # how a token knows its place
-    rope_theta: Annotated[float, Range(1)] = 10000.0  # base of the rotary wavelengths
+    position: Literal["rope", "learned"] = "rope"  # position encoding
+    rope_theta: Annotated[float, Range(1)] = 10000.0  # base of the rotary frequencies
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"  # normalization before attention, MLP and head
     norm_epsilon: Small = 1e-5  # added to the variance
     activation: Literal["swiglu", "gelu", "gelu_erf"] = (
-        "swiglu"  # nonlinearity of the MLP; gelu: by tanh, as GPT-2; gelu_erf: exact
+        "swiglu"  # nonlinearity of the MLP; gelu: tanh approximation, as in GPT-2; gelu_erf: exact
     )
     bias: bool = False  # biases in the linear layers
-    tie_embeddings: bool = True  # the output head is the embedding
+    tie_embeddings: bool = True  # the output head shares the embedding's weights
     init_std: Amount = 0.02  # standard deviation of the initial weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DataSection:
-    """What is read; all else about the data stands in its manifest."""
+    """What to read; the manifest holds everything else about the data."""
 
     blend: str  # blend or corpus manifest, a prefix, or Megatron's "0.7 a 0.3 b"
     split: str = "100,0,0"  # shares of training, validation and test
     valid: tuple[str, ...] = ()  # validation corpora; their names are those of the files
-    test: tuple[str, ...] = ()  # test corpora, read once, when the last step is done
-    allow_overlap: bool = False  # data.valid and data.test may hold documents that are trained on
+    test: tuple[str, ...] = ()  # test corpora, evaluated once, after the last step
+    allow_overlap: bool = False  # data.valid and data.test may contain training documents
     prefetch: Positive = 2  # steps that the loader reads ahead
     order: Literal["native", "megatron"] = (
-        "native"  # the rule that gives sample k; megatron: Megatron-LM's, of this run
+        "native"  # the rule that decides sample k; megatron: as Megatron-LM does for this run
     )
-    kind: Literal["gpt", "document", "packed"] = "gpt"  # what a row is: running text, one document, or several packed
-    shuffle_block: Count = 0  # native, gpt: documents are permuted within blocks of so many; 0: file order
-    blend_surplus: Amount = 0.005  # megatron: how much more than its part each corpus of a blend is built for
+    kind: Literal["gpt", "document", "packed"] = "gpt"  # what a row is: text stream, one document, or several packed
+    shuffle_block: Count = 0  # native, gpt: documents are shuffled within blocks of this many; 0: file order
+    blend_surplus: Amount = 0.005  # megatron: extra samples built for each corpus of a blend, as a fraction
     tokenizer_unknown: Literal["refuse", "ok"] = (
-        "refuse"  # ok: a corpus whose tokenizer is not known may stand beside one whose tokenizer is known
+        "refuse"  # ok: corpora with an unknown tokenizer may be mixed with others
     )
     allow_outside: bool = False  # manifests of corpora may name files outside their folders
-    cache: str = ""  # folder for arrays that are built (megatron, packed); "": beside the corpus
+    cache: str = ""  # folder for built arrays (megatron, packed); "": beside the corpus
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class MeshSection:
-    """How the ranks are laid out; what is left after tp is data parallel."""
+    """The parallel layout; ranks beyond tp are data parallel."""
 
     tp: Positive = 1  # ranks that share one copy of the model
     sequence_parallel: bool = False  # norms and residuals split over tp along the sequence
@@ -112,15 +112,15 @@ class MeshSection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TrainSection:
-    """How much is trained and how often something is written down."""
+    """How long to train, and how often to evaluate and log."""
 
-    sequence_length: Positive  # tokens of a sample
-    global_batch: Positive  # samples of a step, over all ranks
-    batch_ramp: str = ""  # "START INCREMENT SAMPLES": steps grow up to global_batch over so many samples
-    micro_batch: Positive  # samples of one forward pass of a rank
+    sequence_length: Positive  # tokens per sample
+    global_batch: Positive  # samples per step, over all ranks
+    batch_ramp: str = ""  # "START INCREMENT SAMPLES": the batch grows to global_batch over that many samples
+    micro_batch: Positive  # samples per forward pass of a rank
     steps: Positive  # optimizer updates of the whole run
     eval_interval: Count = 0  # steps between validations; 0: only at the end
-    eval_samples: Count = 1024  # validation or test samples per corpus, spread over it; 0: all
+    eval_samples: Count = 1024  # validation or test samples per corpus, spread evenly; 0: all
     log_interval: Positive = 1  # steps between lines of metrics.jsonl
 
 
@@ -129,9 +129,9 @@ class OptimizerSection:
     """AdamW with linear warmup and cosine decay."""
 
     lr: Amount  # largest learning rate
-    min_lr: Amount = 0.0  # learning rate when the decay has ended
+    min_lr: Amount = 0.0  # learning rate after the decay
     warmup_steps: Count = 0  # steps of linear warmup
-    decay_steps: Count = 0  # step at which min_lr is reached; 0: train.steps of the run's first start
+    decay_steps: Count = 0  # step at which lr reaches min_lr; 0: train.steps when the run first started
     weight_decay: Amount = 0.1  # decoupled, times the learning rate; matrices only
     beta1: Fraction = 0.9  # decay of the mean of gradients
     beta2: Fraction = 0.95  # decay of the mean of squared gradients
@@ -148,11 +148,11 @@ class PrecisionSection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSection:
-    """When checkpoints are written beside at the end and on a request to stop, and how many stay."""
+    """When to write checkpoints, besides at the end and when asked to stop, and how many to keep."""
 
-    interval: Count = 0  # steps between checkpoints; 0: none by steps
-    minutes: Amount = 10.0  # of wall clock between checkpoints; 0: none by time
-    keep: Positive = 2  # newest checkpoints that are kept
+    interval: Count = 0  # steps between checkpoints; 0: off
+    minutes: Amount = 10.0  # minutes of wall-clock time between checkpoints; 0: off
+    keep: Positive = 2  # number of newest checkpoints to keep
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,7 +195,7 @@ def parse_config(tables: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]
     for name, section in sections.items():
         table = tables.get(name, {})
         if not isinstance(table, Mapping):
-            problems.append(f"{name} = {_shown(table)} is not a section; write [{name}] and its keys below it")
+            problems.append(f"{name} = {_shown(table)} is not a section; write [{name}] and put its keys below it")
             continue
         arguments, found = _parse_section(name, section, table)
         problems += found

@@ -121,7 +121,7 @@ def to_device(batch: mdata.Batch, device: torch.device, *, vocab_size: int) -> M
             f"a batch holds a token id outside the model's vocabulary (samples {batch.samples.tolist()[:8]})",
             found=f"largest id {largest}",
             expected=f"0 to {vocab_size - 1}",
-            fix="set model.vocab_size to the vocabulary that the corpus was made with",
+            fix="set model.vocab_size to the size of the vocabulary that made the corpus",
         )
     # Waits for the copies: the batch's memory may be read into as soon as the batch is gone.
     moved = torch.from_numpy(text).to(device)

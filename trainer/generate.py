@@ -139,12 +139,12 @@ def run_tokenizer(run_folder: Path) -> mdata.Tokenizer:
         name, options, expected = facts["type"], facts["options"], facts["fingerprint"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamageError(
-            f"{facts_path} does not name a tokenizer", found=repr(error), fix="train on: it is written again"
+            f"{facts_path} does not name a tokenizer", found=repr(error), fix="continue training, which rewrites it"
         ) from error
     tokenizer = mdata.build_tokenizer(name, files, options=options)
     if tokenizer.fingerprint != expected:
         raise DamageError(
-            f"{folder} is not the tokenizer that {facts_path.name} speaks of",
+            f"{folder} is not the tokenizer that {facts_path.name} describes",
             found=f"fingerprint {tokenizer.fingerprint}",
             expected=expected,
             fix="put the original files back",
@@ -156,8 +156,8 @@ def _undescribed_tokenizer(run_folder: Path, files: Mapping[str, bytes]) -> mdat
     """That of a run of an older version, which knew one type and no options."""
     if "tokenizer.json" not in files:
         raise UsageError(
-            f"{run_folder} keeps no tokenizer: the data of the run does not name one",
-            fix="give its corpora manifests that do (mdata adopt), and start a run on those",
+            f"{run_folder} has no tokenizer: the data of the run does not name one",
+            fix="record it in the manifests of its corpora (mdata adopt), and start a new run",
         )
     return mdata.build_tokenizer("HuggingFaceTokenizer", files)
 

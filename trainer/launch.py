@@ -132,9 +132,9 @@ def _folder_problems(folder: str) -> Iterator[str]:
     place = Path(folder).absolute()
     there = next(path for path in (place, *place.parents) if path.exists())
     if not there.is_dir():
-        yield f"run.folder={folder!r} cannot be made: {there} is a file; name another folder"
+        yield f"run.folder={folder!r} cannot be created: {there} is a file; choose another folder"
     elif not os.access(there, os.W_OK | os.X_OK):
-        yield f"run.folder={folder!r} cannot be written: no permission for {there}; name another folder"
+        yield f"run.folder={folder!r} is not writable: no permission for {there}; choose another folder"
 
 
 def launch(command: Sequence[str], *, nproc: int, reports: Path) -> None:

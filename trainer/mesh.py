@@ -41,7 +41,7 @@ class Mesh:
         if min(self.world_size, self.tp, self.pp) < 1 or self.world_size % (self.tp * self.pp):
             raise UsageError(
                 f"{self.world_size} ranks cannot be divided into tp={self.tp} x pp={self.pp}",
-                expected="a number of ranks that is a multiple of tp x pp, all at least 1",
+                expected="a number of ranks that is a multiple of tp x pp, both at least 1",
                 fix=f"--nproc {max(1, self.tp * self.pp)}, or a smaller mesh.tp",
             )
 

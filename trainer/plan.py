@@ -202,7 +202,7 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
     if problems:
         return problems
     if not config.run.folder.strip():
-        problems.append("run.folder is empty; name the folder that the run is to be kept in, such as runs/first")
+        problems.append("run.folder is empty; set it to a folder for the run, such as runs/first")
     problems += [*_layout_problems(config, world_size), *_model_problems(config), *_schedule_problems(config)]
     problems += _order_problems(config)
     return problems + list(_data_problems(config, facts) if facts else ())
@@ -297,14 +297,14 @@ def _schedule_problems(config: RunConfig) -> Iterator[str]:
 def _order_problems(config: RunConfig) -> Iterator[str]:
     data = config.data
     if data.order == "megatron" and data.kind != "gpt":
-        yield f'data.kind="{data.kind}" is of the native order; choose data.order="native", or data.kind="gpt"'
+        yield f'data.kind="{data.kind}" needs data.order="native"; set that, or choose data.kind="gpt"'
     if data.shuffle_block and (data.order == "megatron" or data.kind != "gpt"):
         yield (
-            f'data.shuffle_block={data.shuffle_block} is of data.order="native" and data.kind="gpt"; '
-            "set it to 0: the others shuffle documents anyway"
+            f'data.shuffle_block={data.shuffle_block} applies only to data.order="native" with data.kind="gpt"; '
+            "set it to 0: other orders and kinds shuffle documents anyway"
         )
     if data.blend_surplus != MegatronOrder.blend_surplus and data.order != "megatron":
-        yield f'data.blend_surplus={data.blend_surplus:g} is of data.order="megatron"; leave it out'
+        yield f'data.blend_surplus={data.blend_surplus:g} applies only to data.order="megatron"; leave it out'
 
 
 def _data_problems(config: RunConfig, facts: DataFacts) -> Iterator[str]:

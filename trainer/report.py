@@ -86,7 +86,7 @@ def _head(run: Run) -> str:
     seconds = float(last.get("time_s") or 0) - float(run.metrics[0].get("time_s") or 0)
     facts = [
         f"{run.plan.get('num_parameters', 0):,} parameters",
-        f"{model.num_layers} layers of {model.hidden_size} features, {model.num_heads} heads",
+        f"{model.num_layers} layers of hidden size {model.hidden_size}, {model.num_heads} heads",
         f"{run.plan.get('world_size', '?')} ranks (tensor parallel {run.config.mesh.tp}"
         + (", sequence parallel)" if run.config.mesh.sequence_parallel else ")"),
         run.config.precision.dtype,
@@ -173,7 +173,7 @@ def _read(corpora: Corpora) -> str:
         ]
         for corpus in corpora.read
     ]
-    header = ["corpus", "share asked", "share read", "samples", "tokens read", "tokens it has", "epochs"]
+    header = ["corpus", "target share", "share read", "samples", "tokens read", "tokens in the corpus", "epochs"]
     known = [corpus for corpus in corpora.read if any(corpus.lengths)]
     lengths = f"<h2>Document lengths</h2>{report_plots.document_lengths(known)}" if known else ""
     return f'<div class="row"><div><h2>What was read</h2>{table(header, rows)}</div><div>{lengths}</div></div>'
@@ -183,14 +183,14 @@ def _texts(run: Run, corpora: Corpora) -> str:
     parts = []
     if corpora.rows:
         rows = "".join(f"<pre>{_marked(row, corpora.special)}</pre>" for row in corpora.rows)
-        parts.append(f"<div><h2>The first rows it was trained on</h2>{rows}</div>")
+        parts.append(f"<div><h2>First training rows</h2>{rows}</div>")
     if run.generated:
         texts = "".join(
             f"<pre><b>{_text(str(g.get('prompt', '')))}</b>{_marked(str(g.get('text', '')), corpora.special)}</pre>"
             for g in run.generated
         )
         step = run.generated[0].get("step")
-        parts.append(f"<div><h2>What it wrote{f' at step {step}' if step is not None else ''}</h2>{texts}</div>")
+        parts.append(f"<div><h2>Generated text{f' at step {step}' if step is not None else ''}</h2>{texts}</div>")
     return f'<div class="row">{"".join(parts)}</div>' if parts else ""
 
 

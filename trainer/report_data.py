@@ -151,8 +151,8 @@ def read_run(folder: Path) -> Run:
     if not metrics:
         raise UsageError(
             f"there is nothing to report in {folder}: no line in metrics.jsonl",
-            expected="a run folder in which at least one step was done",
-            fix="mtrain train first, or give the folder that run.folder names",
+            expected="a run folder with at least one finished step",
+            fix="run mtrain train first, or give the folder that run.folder names",
         )
     config = load_config(folder / "config.toml")
     return Run(
@@ -282,8 +282,8 @@ def _checked(value: Any, form: Any, path: Path) -> Any:
     try:
         msgspec.convert(value, form)
     except (msgspec.ValidationError, OverflowError) as error:
-        what = f"{path} is not what mtrain writes"
-        raise mdata.DamageError(what, found=str(error), fix="put back the file of the run, or remove it") from error
+        what = f"{path} is not as mtrain wrote it"
+        raise mdata.DamageError(what, found=str(error), fix="restore the run's file, or remove it") from error
     return value
 
 

@@ -105,7 +105,7 @@ def _go_on(
         for text in start.notes:
             log.event("note", {"text": text})
         if log.put_aside:
-            text = f"later metrics of an earlier run were moved to {log.put_aside}"
+            text = f"metrics of later steps were moved to {log.put_aside}"
             log.event("note", {"text": text})
             progress.note(text)
         return _Loop(config, plan, data, engine, log).run(done, progress, owed=owed)
@@ -288,9 +288,9 @@ class _Loop:
             raise _diverged(what, report)
         if self.without_loss >= MAX_SKIPPED:
             raise UsageError(
-                f"no token had loss in {self.without_loss} steps in a row, the last of them step {step}",
+                f"no token had loss in {self.without_loss} steps in a row; the last was step {step}",
                 found=f"{self.plan.global_batch} samples a step, of data.kind={self.config.data.kind}",
-                fix="look at the documents with mdata cat: one of a single token teaches nothing",
+                fix="look at the documents with mdata cat: a document of one token has nothing to predict",
             )
 
 

@@ -134,7 +134,7 @@ def lost_ranks_named(world: World) -> Iterator[None]:
         raise LostRankError(
             f"rank {world.rank} of {world.world_size} lost its connection to another rank",
             found=str(error).splitlines()[0][:200].encode("ascii", "ignore").decode().strip(),
-            fix="check the output of the other ranks: one of them ended, and printed why unless it was killed",
+            fix="check the output of the other ranks: one of them ended, and printed why if it was not killed",
         ) from error
 
 
@@ -183,7 +183,7 @@ def _number(env: Mapping[str, str], name: str, default: str | None = None) -> in
     if text is None or not text.isdecimal():
         found = "nothing" if text is None else repr(text)
         fix = "start through torchrun, srun or mtrain train --nproc N"
-        raise UsageError(f"the launcher's variable {name} is unusable", found=found, expected="a number", fix=fix)
+        raise UsageError(f"the launcher's variable {name} is not usable", found=found, expected="a number", fix=fix)
     return int(text)
 
 

@@ -132,7 +132,7 @@ def _difference(entry: Path, facts: dict[str, Any], *, key: Mapping[str, Any]) -
         if path.stat().st_size != known["bytes"]:
             return f"{path.name} has {path.stat().st_size} bytes, not {known['bytes']}"
         if blake3().update_mmap(path).hexdigest() != known["hash"]:
-            return f"{path.name} is not what was written"
+            return f"{path.name} was changed"
     return None
 
 

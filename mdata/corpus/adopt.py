@@ -115,7 +115,7 @@ def check_largest_id(prefix: Path, largest: int | None, *, tokenizer: TokenizerF
             f"{prefix} was not made by this tokenizer",
             found=f"id {largest}",
             expected=f"at most {largest_known} from {tokenizer.type} with {tokenizer.vocab_size:,} entries",
-            fix="name the tokenizer that made it",
+            fix="give the tokenizer that made it",
         )
 
 
@@ -217,7 +217,7 @@ def _write_manifest(
         return Adopted(whole, path, there_before=True)
     if there is not None:
         progress.note(
-            f"{path}: completed; its id was {there.id[:16]} and is {whole.id[:16]}: blends with it must be made again"
+            f"{path}: completed; its id was {there.id[:16]} and is {whole.id[:16]}: remake the blends that use it"
         )
     save_manifest(whole, path)
     return Adopted(whole, path, there_before=False)
@@ -232,7 +232,7 @@ def _merged(path: Path, there: CorpusManifest, made: CorpusManifest) -> CorpusMa
             f"{path} already exists and says something else",
             found=f"id {there.id[:16]}",
             expected=f"id {ours.id[:16]}, or no manifest",
-            fix="keep it; or remove it and adopt again: blends with it must then be made again",
+            fix="keep it; or remove it, adopt again, and remake the blends that use it",
         )
     return whole
 

@@ -55,7 +55,9 @@ def convert(
     """
     prefix, new_prefix = prefix_of(Path(prefix)), prefix_of(Path(new_prefix))
     if prefix.resolve() == new_prefix.resolve():
-        raise UsageError(f"{new_prefix} is the old prefix too", expected="another one: the old pair is not changed")
+        raise UsageError(
+            f"{new_prefix} is the prefix of the old pair", expected="another one: the old pair is not changed"
+        )
     _refuse_another_format(prefix)
     named = [found for found in map(level_named, (prefix, new_prefix)) if found != "document"]
     level = level or (named[0] if named else "document")
@@ -114,15 +116,17 @@ def _check_values(old: LegacyReader, prefix: Path, *, plus_one: bool) -> None:
     check_integers(prefix, old.dtype)
     if plus_one and old.form != "fairseq's TNTIDX":
         raise UsageError(
-            f"--fairseq-ids-plus-one: {prefix} is {old.form}, whose ids are written as they are",
+            f"--fairseq-ids-plus-one does not apply: {prefix} is {old.form}, which stores ids unchanged",
             fix="leave it out",
         )
 
 
 def _note_assumptions(old: LegacyReader, prefix: Path, *, plus_one: bool, progress: Progress) -> None:
     if not old.has_boundaries and old.num_sequences:
-        lost = " (a merge has lost them)" if old.form == "Megatron's TNTIDX" else ""
-        progress.note(f"{prefix} has no document boundaries{lost}: each of its {old.num_sequences:,} sequences is one")
+        lost = " (lost in a merge)" if old.form == "Megatron's TNTIDX" else ""
+        progress.note(
+            f"{prefix} has no document boundaries{lost}: its {old.num_sequences:,} sequences become documents"
+        )
     if old.form == "fairseq's TNTIDX" and not plus_one:
         progress.note(
             f"{prefix} is {old.form}; fairseq's own builder adds 1 to every id, and the ids are kept as they are:"

@@ -189,7 +189,7 @@ class Corpus:
         files = self.tokenizer_files()
         if self.tokenizer.folder is not None and folder_name(files) != Path(self.tokenizer.folder).name:
             raise DamageError(
-                f"{self.path.parent / self.tokenizer.folder}: its files are not those that were written",
+                f"{self.path.parent / self.tokenizer.folder}: its files were changed",
                 found=folder_name(files),
                 fix="put the original files back",
             )
@@ -211,8 +211,8 @@ class Corpus:
         """
         if not self.contiguous:
             raise UsageError(
-                f"{self.name}: its sequences do not follow each other in .bin",
-                fix="write the pair again; the native order reads a stream of tokens",
+                f"{self.name}: its sequences are not contiguous in .bin",
+                fix="rewrite the pair; the native order reads a contiguous stream of tokens",
             )
         assert 0 <= first_sequence <= last_sequence <= self.num_sequences, (
             f"sequences {first_sequence} to {last_sequence} of {self.num_sequences}"
@@ -385,8 +385,8 @@ def _check_pair(path: Path, dtype: str, *, shard: Shard, reader: IndexedReader) 
     if not wrong:
         return
     files = list(dict.fromkeys(str(file) for file, *_ in wrong))
-    one = f"fetch {files[0]} again, or make the pair again"
-    both = f"fetch the pair again, or remove {path.name} to use the pair as it is"
+    one = f"copy {files[0]} again, or make the pair again"
+    both = f"copy the pair again, or remove {path.name} to use the pair as it is"
     raise DamageError(
         f"{' and '.join(files)} {'is not the one' if len(files) == 1 else 'are not those'} that {path.name} describes",
         found=", ".join(f"{name}: {found}" for _, name, found, _ in wrong),

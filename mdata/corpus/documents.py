@@ -84,8 +84,8 @@ class Documents:
         if self.origins is None:
             raise UsageError(
                 f"{self.corpus.name}: the origins of its documents are not known",
-                found=f"{self.missing} is gone" if self.missing else "no origins sidecar",
-                fix="choose documents by number",
+                found=f"{self.missing} is missing" if self.missing else "no origins sidecar",
+                fix="give document numbers instead",
             )
         path, row = parse_origin(place)
         file = self._input(path)
@@ -93,7 +93,7 @@ class Documents:
         numbers = [number for number in numbers if number < self.corpus.num_documents]
         if not numbers:
             raise UsageError(
-                f"{self._inputs[file]}:{row} gave no document of {self.corpus.name}",
+                f"{self._inputs[file]}:{row} is not the origin of any document in {self.corpus.name}",
                 expected="a row that was taken, not held out and not in another part",
             )
         return numbers
@@ -108,7 +108,7 @@ class Documents:
             return hits[0]
         if hits:
             raise UsageError(
-                f"{path} is the end of {len(hits)} inputs' paths", found=", ".join(self._inputs[i] for i in hits[:3])
+                f"{path} matches the paths of {len(hits)} inputs", found=", ".join(self._inputs[i] for i in hits[:3])
             )
         names = {Path(given).name: given for given in self._inputs}
         close = nearest(Path(path).name, names)
@@ -131,7 +131,7 @@ def parse_origin(place: str) -> tuple[str, int]:
     path, _, row = place.rpartition(":")
     if not path or not row.isdecimal() or len(row) > _MOST_DIGITS or not 1 <= int(row) < 1 << 63:
         raise UsageError(
-            f"origin {place!r} names no row of a file", expected="FILE:ROW, such as a.jsonl:17; rows count from 1"
+            f"origin {place!r} is not a row of a file", expected="FILE:ROW, such as a.jsonl:17; rows count from 1"
         )
     return path, int(row)
 

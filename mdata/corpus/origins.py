@@ -170,13 +170,13 @@ def open_origins(path: Path) -> Origins:
         raise DamageError(f"{path} is not an origins sidecar", expected=f"a file that begins with {MAGIC.decode()}")
     version, step = (int(value) for value in data[8:HEADER_BYTES].view("<i8"))
     if version != VERSION:
-        raise UsageError(f"{path}: this mdata cannot read its version", found=str(version), expected=str(VERSION))
+        raise UsageError(f"{path}: unknown format version", found=str(version), expected=str(VERSION))
     body = data[HEADER_BYTES:]
     if step < 1 or len(body) % RUN_BYTES:
-        raise DamageError(f"{path} is cut or altered", found=f"step {step}, {len(body)} bytes of runs")
+        raise DamageError(f"{path} is truncated or altered", found=f"step {step}, {len(body)} bytes of runs")
     runs = body.view("<i8").reshape(-1, 3)
     if not _in_order(runs):
-        raise DamageError(f"{path} is altered: its runs do not begin at document 0 and rise")
+        raise DamageError(f"{path} is altered: its runs do not start at document 0 and increase")
     return Origins(path, step, runs=runs)
 
 

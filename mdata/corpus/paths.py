@@ -30,14 +30,14 @@ def manifest_of(path: Path) -> Path | None:
     if path.suffix == ".json":
         return path
     if path.name in ("", ".."):
-        raise UsageError(f"{str(path)!r} names no corpus", expected="a manifest, or the prefix of a .bin/.idx pair")
+        raise UsageError(f"{str(path)!r} is not a corpus", expected="a manifest, or the prefix of a .bin/.idx pair")
     prefix = prefix_of(path)
     beside = prefix.with_name(prefix.name + ".json")
     if beside.is_file():
         return beside
     if not idx_path(prefix).is_file():
         raise UsageError(
-            f"{path}: neither a manifest nor a .bin/.idx pair is there",
+            f"{path}: neither a manifest nor a .bin/.idx pair exists there",
             expected=f"{beside.name} or {idx_path(prefix).name}",
             fix=_meant(path) or "check the path; a prefix is a path without .bin",
         )
@@ -47,7 +47,7 @@ def manifest_of(path: Path) -> Path | None:
 def _meant(path: Path) -> str | None:
     """What somebody most likely means by a path at which no corpus is."""
     if path.suffix in _TEXT_ENDINGS and path.is_file():
-        return f"mdata preprocess --input {path} makes a corpus of text"
+        return f"make a corpus of it with mdata preprocess --input {path}"
     try:
         names = [one.name.removesuffix(one.suffix) for one in path.parent.iterdir() if one.suffix in (".json", ".idx")]
     except OSError:

@@ -136,7 +136,7 @@ class _Check:
             self.problems.append(error)
             return False
         if found != expected:
-            what = f"{path}: its content is not what was written"
+            what = f"{path}: its content was changed"
             self.problems.append(DamageError(what, found=found, expected=expected))
         return found == expected
 
@@ -317,7 +317,7 @@ def _reasons(check: _Check, file: BlockFile, expected: bytes) -> Iterator[str | 
         try:
             block = file.read(number)
         except OSError as error:
-            return f"not readable: {error.strerror}", 0
+            return f"unreadable: {error.strerror}", 0
         wanted = expected[number * _HASH_BYTES : (number + 1) * _HASH_BYTES]
         return (None if blake3(block).digest() == wanted else _ALTERED), len(block)
 
@@ -352,7 +352,7 @@ def _documents(
 
 def _documents_text(runs: tuple[tuple[int, int], ...] | None) -> str:
     if runs is None:
-        return "; its documents are not known, the .idx is damaged too"
+        return "; its documents are not known because the .idx is damaged too"
     shown = [f"{first}" if first == last else f"{first} to {last}" for first, last in runs[:_RUNS_SHOWN]]
     more = f" and {len(runs) - _RUNS_SHOWN} more runs" if len(runs) > _RUNS_SHOWN else ""
     many = "s" if len(runs) > 1 or any(first != last for first, last in runs) else ""

@@ -69,7 +69,7 @@ def split_range(shares: str, split: str, *, num_sequences: int) -> tuple[int, in
         UsageError: as `split_edges`, or another name of a split.
     """
     if split not in SPLITS:
-        raise UsageError(f"no split is named {split!r}", expected=", ".join(SPLITS))
+        raise UsageError(f"there is no split {split!r}", expected=", ".join(SPLITS))
     edges = split_edges(shares)
     low, high = edges[SPLITS.index(split)], edges[SPLITS.index(split) + 1]
     if high <= low:

@@ -115,14 +115,14 @@ def _check(tokens_per_epoch: int, request: MegatronRequest) -> None:
     if request.sequence_length < 1:
         raise UsageError("the sequence length is not positive", found=str(request.sequence_length))
     if not 0 <= request.seed <= _UNSIGNED_32:
-        raise UsageError(f"seed {request.seed}", expected="from 0 to 2^32 - 1, as Megatron's generator takes it")
+        raise UsageError(f"seed {request.seed}", expected="from 0 to 2^32 - 1, the range of Megatron's generator")
     if request.num_samples is not None and request.num_samples < 0:
         raise UsageError(f"{request.num_samples} samples", expected="0 or more")
     if tokens_per_epoch == 0 and request.num_samples is not None:
         raise UsageError(
             "the split has no tokens, so no number of epochs gives the requested samples",
             found=f"sequences {request.first} to {request.stop}",
-            fix="a larger share of the split, or more text",
+            fix="give the split a larger share, or add text",
         )
 
 
@@ -144,7 +144,7 @@ def build(lengths: Lengths, request: MegatronRequest, *, threads: int = 1) -> Me
     from concurrent.futures import ThreadPoolExecutor
 
     if not 0 <= request.first <= request.stop <= len(lengths):
-        raise UsageError(f"sequences {request.first} to {request.stop}", expected=f"inside of 0 to {len(lengths)}")
+        raise UsageError(f"sequences {request.first} to {request.stop}", expected=f"within 0 to {len(lengths)}")
     lengths = np.ascontiguousarray(lengths, np.int32)  # which copies nothing that is of this type
     inside = lengths[request.first : request.stop]
     known = plan(int(inside.sum(dtype=np.int64)), request)
@@ -172,7 +172,7 @@ def _check_room(request: MegatronRequest, known: MegatronPlan) -> None:
             found=f"{available:,} bytes available",
             expected=f"{needed:,} bytes, for {documents:,} documents of {known.epochs:,} epochs and "
             f"{known.samples:,} samples",
-            fix='fewer samples, a machine with more memory, or order="native", which needs no arrays',
+            fix='use fewer samples, a machine with more memory, or order="native", which needs no arrays',
         )
 
 

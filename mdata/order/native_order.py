@@ -84,7 +84,7 @@ class StreamOrder:
                 f"corpus {key.corpus_id}: the split is shorter than one sample",
                 found=f"{num_tokens} tokens for sequence length {sequence_length}",
                 expected=f"at least {least} tokens",
-                fix="a shorter sequence length, a larger share of the split, or more text",
+                fix="use a shorter sequence length, give the split a larger share, or add text",
             )
         self.num_tokens = num_tokens
         self.sequence_length = sequence_length

@@ -63,7 +63,7 @@ def _training(data: ReportData) -> str:
     length = tokens
     if preview.sequence_length is not None:
         length = f"{preview.num_samples:,} samples of {preview.sequence_length:,} tokens ({tokens})"
-    assumed = " (no length was given: as much as the corpora have; --tokens or --samples name another)"
+    assumed = " (assumed: the tokens of all corpora; set another length with --tokens or --samples)"
     ends = " (its end)" if preview.blend.num_samples == preview.num_samples else ""
     return f"for a training of {length}" + (assumed if data.assumed_length else ends)
 
@@ -74,7 +74,7 @@ def _mixture(data: ReportData) -> str:
     phases = len(data.preview.starts) if data.preview else 0
     shown = range(phases) if 1 < phases <= _PHASES else range(0)
     unit = "samples" if data.in_samples else "tokens"
-    columns = ["component", *(["share asked", "achieved"] if data.kind == "blend" else []), "tokens", "documents"]
+    columns = ["component", *(["target share", "achieved"] if data.kind == "blend" else []), "tokens", "documents"]
     columns += ["samples"] if data.in_samples else []
     columns += ["tokens read", "epochs", f"read once after ({unit})"] if data.preview else []
     columns += ["max epochs"] if data.kind == "blend" else []
@@ -116,7 +116,7 @@ def _cells(row: BlendRow, cap: str | None, data: ReportData, *, shown: range) ->
 def _cut(parts: Sequence[object]) -> str:
     if len(parts) <= MOST_ROWS:
         return ""
-    return f'<p class="lead">The first {MOST_ROWS:,} of {len(parts):,}; --json has them all.</p>'
+    return f'<p class="lead">The first {MOST_ROWS:,} of {len(parts):,}; --json lists all.</p>'
 
 
 def _over_training(data: ReportData) -> str:
@@ -189,7 +189,7 @@ def _vocabulary(data: ReportData, bands: Sequence[Band]) -> str:
     legend = ""
     if many:
         legend = _legend([band for _, band, _ in drawn]).replace(
-            "</ul>", '<li><i class="swatch bwhole"></i>all, each as much as it is read</li></ul>'
+            "</ul>", '<li><i class="swatch bwhole"></i>all components, weighted by what is read</li></ul>'
         )
     header = ["component", "tokens counted", "ids that occur", "of the vocabulary", "largest id", "ids outside"]
     header += ["its first 100 ids give", "its first 1,000", "the most frequent ids"]
@@ -202,7 +202,7 @@ def _vocabulary(data: ReportData, bands: Sequence[Band]) -> str:
 
 
 def _words(words: Vocabulary) -> str:
-    met = "occur" if words.full else "were met"
+    met = "occur" if words.full else "were found"
     used = f"{words.whole.distinct:,} ids {met}"
     if words.size is not None and words.unused is not None:
         used += f"; {words.unused:,} of the tokenizer's {words.size:,} " + ("do not" if words.full else "were not")
@@ -210,7 +210,7 @@ def _words(words: Vocabulary) -> str:
         "Every token was counted."
         if words.full
         else (
-            f"Counted in {words.whole.counted:,} tokens, drawn as blocks from the whole length of each "
+            f"Counted in {words.whole.counted:,} tokens, drawn in blocks from all of each "
             "component with its id as the seed; --full counts them all."
         )
     )
@@ -244,7 +244,7 @@ def _frequent(words: Vocabulary) -> str:
 def _unused(words: Vocabulary) -> str:
     if not words.unused:
         return ""
-    title = "Ids that do not occur" if words.full else "Ids that were not met"
+    title = "Ids that do not occur" if words.full else "Ids not found in the sample"
     rows = [
         [Cell(f"{first:,}" if first == last else f"{first:,} to {last:,}"), _text_cell(first, text)]
         for first, last, text in words.unused_runs
@@ -272,7 +272,7 @@ def _records(parts: Sequence[Part]) -> str:
     if not known:
         return '<h2>Records left out</h2><p class="lead">Not known: no manifest says how the tokens were made.</p>'
     reasons = sorted({reason for part in known for reason, count in (part.skipped or {}).items() if count})
-    header = ["component", "records taken", "left out", *reasons, "special tokens spelled by texts"]
+    header = ["component", "records taken", "left out", *reasons, "special tokens in texts"]
     rows = []
     for part in parts[:MOST_ROWS]:
         skipped = part.skipped

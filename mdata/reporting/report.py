@@ -63,7 +63,7 @@ def report(
 
     target = Path(output) if output is not None else page_beside(Path(path))
     if target.suffix.lower() not in ENDINGS:
-        raise UsageError(f"{target}: a page's name ends in .html", fix=f"-o {target}.html")
+        raise UsageError(f"{target} does not end in .html", fix=f"-o {target}.html")
     data = read_report(path, full=full, allow_outside=allow_outside, **run)
     page = render(data).encode()
     with os_errors_named(f"writing {target}"):

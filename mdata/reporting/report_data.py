@@ -135,7 +135,7 @@ def _without_blend(corpus: Corpus, kind: str, *, title: str, full: bool) -> Repo
         parts=(_part(corpus, row, None),),
         preview=None,
         curves=None,
-        problem="it has no token, so nothing can be trained on it",
+        problem="it has no tokens, so nothing can be trained on it",
         assumed_length=False,
         vocabulary=vocabulary_use([corpus], [1.0], full=full),
         notes=_notes([corpus]),
@@ -203,5 +203,5 @@ def _notes(corpora: tuple[Corpus, ...] | list[Corpus]) -> tuple[str, ...]:
             found.append(f"{whose} {what}")
     odd = [corpus.name for corpus in corpora if not corpus.contiguous]
     if odd:
-        found.append(f"sequences do not follow each other on disk: {few(odd, 5)}")
+        found.append(f"sequences are not contiguous on disk: {few(odd, 5)}")
     return tuple(note[0].upper() + note[1:] + "." for note in found)

@@ -90,7 +90,7 @@ def trace_run(
     except UsageError as error:
         if blend or Path(path).exists():
             raise
-        fix = "start from the folder in which the run was started, or --blend where the data is now"
+        fix = "run from the folder in which the run was started, or give the data's new path with --blend"
         raise UsageError(str(error).splitlines()[0], fix=fix) from error
     _check_data(run, dataset)
     total = run.number("train", "steps")
@@ -170,7 +170,7 @@ def _check_data(run: _Run, dataset: Dataset) -> None:
         f"{run.folder} was trained on different data, or in a different order",
         found=", ".join(f"{name} {now.get(name)}" for name in names[:_SHOWN]) or f"data id {dataset.data_id}",
         expected=", ".join(f"{name} {before.get(name)}" for name in names[:_SHOWN]) or f"data id {expected}",
-        fix="put the data of the run back, or name it after --blend",
+        fix="restore the data of the run, or give its path with --blend",
     )
 
 

@@ -154,7 +154,7 @@ class Tracer:
             return np.arange(len(steps.rows(step)))
         micro_batch, dp_size = steps.batch_shape(step)
         if micro_batch is None or dp_size is None:
-            raise UsageError("which rank reads a sample is not known", fix="--micro-batch and --dp")
+            raise UsageError("the rank that reads a sample is not known", fix="--micro-batch and --dp")
         if not 0 <= dp_rank < dp_size:
             raise UsageError(f"no rank {dp_rank} has rows of step {step}", found=f"{dp_size} data-parallel ranks")
         return steps.rank_rows(step, dp_rank)
@@ -195,7 +195,7 @@ class Tracer:
             return names.index(name)
         close = nearest(name, names) if name else None
         raise UsageError(
-            "the document is of one of several corpora" if name is None else f"no component is called {name}",
+            "no component is given, and there are several" if name is None else f"there is no component {name}",
             expected=few(names),
             fix="--component NAME" if name is None else f"{close}?" if close else None,
         )
@@ -359,7 +359,7 @@ class Tracer:
             raise UsageError(
                 f"document {document} of {part.name} is not read",
                 found=f"split {self.dataset.options.split!r} of {self.dataset.options.split_shares!r}",
-                expected="a document that lies in that part of the corpus",
+                expected="a document in that part of the corpus",
             )
         return inside
 

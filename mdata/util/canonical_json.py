@@ -32,7 +32,7 @@ _PLAIN = frozenset({str, int, bool, type(None)})
 def refuse_floats(value: object) -> None:
     """Raise TypeError, which names the place, if there is a float in a JSON value."""
     if _has_float(value):
-        raise TypeError(f"a float at {_float_in(value, '$')}: its text is not the same everywhere; keep it as a string")
+        raise TypeError(f"a float at {_float_in(value, '$')}: floats have no unique text form; store it as a string")
 
 
 def _has_float(value: object) -> bool:

@@ -70,12 +70,12 @@ class KeyStem:
 
 
 def _encode(part: int | str | bytes) -> bytes:
-    assert not isinstance(part, bool), "a bool is not a part of a key: say what it means"
+    assert not isinstance(part, bool), "a bool cannot be part of a key: use a string that says what it means"
     if isinstance(part, int):
         kind, content = b"i", str(part).encode("ascii")
     elif isinstance(part, str):
         kind, content = b"s", part.encode("utf-8")
     else:
-        assert isinstance(part, bytes), f"a key has no part of type {type(part).__name__}"
+        assert isinstance(part, bytes), f"a value of type {type(part).__name__} cannot be part of a key"
         kind, content = b"b", part
     return kind + len(content).to_bytes(8, "little") + content

@@ -40,7 +40,7 @@ def test_the_table(corpora, capsys):
         "books: 1 corpus  0.4          0.4     500        100      200  1,600   3.279",
         "  c              1            0.4     500        100      200  1,600   3.279",
     ]
-    assert "over 500 samples; it goes on after that" in out
+    assert "over 500 samples; it continues after that" in out
     assert "c runs out first: it has been read once after 152 samples of the blend" in out
     assert f"mix.json: blend {load_manifest(corpora / 'mix.json').id[:16]}" in out
 
@@ -107,7 +107,7 @@ def test_a_change_in_mid_run(corpora, capsys):
     assert "documents  samples  read  epochs" in out and "never read\n" in out
     for length in (["--samples", "40"], ["--tokens", "300"]):
         err = run(capsys, *short, *length, "--set", "c=2", code=2)
-        assert "the change lies behind the end of the training" in err and "found: --at-sample 40 of" in err
+        assert "the change comes after the end of the training" in err and "found: --at-sample 40 of" in err
     facts = json.loads(run(capsys, *words, "--json", "1", "web/a_text_document"))
     assert facts["at_sample"] == 40 and [row["part_after"] for row in facts["change"]] == [1, 0, 0]
 
@@ -115,14 +115,14 @@ def test_a_change_in_mid_run(corpora, capsys):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["web"], "needs a file to be written to"),
-        (["--dry-run"], "no data is named"),
-        (["web", "--train-data-path", "web", "--dry-run"], "named in two ways"),
+        (["web"], "no output file is given"),
+        (["--dry-run"], "no data is given"),
+        (["web", "--train-data-path", "web", "--dry-run"], "given in two ways"),
         (["web", "--tokens", "1.5", "--dry-run"], "'1.5' is not a whole number"),
-        (["web", "--samples", "5", "--dry-run"], "--samples goes with --sequence-length"),
+        (["web", "--samples", "5", "--dry-run"], "--samples needs --sequence-length"),
         (["web", "--alpha", "x", "--dry-run"], "alpha is 'x'"),
         (["--per-split-data-args-path", "none.json", "--dry-run"], "none.json: No such file"),
-        (["--from", "old.json", "--dry-run"], "--from goes with --at-sample and --sequence-length"),
+        (["--from", "old.json", "--dry-run"], "--from needs --at-sample and --sequence-length"),
         (["--from", "old.json", "--at-sample", "3", "--sequence-length", "8", "--set", "x", "--dry-run"], "NAME=VALUE"),
         (["web", "--add", "1", "books", "--at-sample", "3", "--dry-run"], "--at-sample and --add without --from"),
         (["web", "0.7", "books", "0.3", "--dry-run"], "a weight stands before its prefix"),
@@ -149,7 +149,7 @@ def test_inspect_tells_phases_groups_and_changes(corpora, capsys):
     assert "phase 1: 100 samples\nphase 2: a ramp of 80 tokens\nphase 3: as long as" in out
     assert "max_epochs" in out and "validation sets: kept" in out
     assert main(["inspect", "new.json"]) == 0
-    assert f"goes on from blend {open_blend('mix.json').manifest.id[:16]} at sample 120" in capsys.readouterr().out
+    assert f"continues blend {open_blend('mix.json').manifest.id[:16]} at sample 120" in capsys.readouterr().out
 
 
 @pytest.fixture

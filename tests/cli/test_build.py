@@ -35,7 +35,7 @@ def test_packed_rows_are_built_once_and_found_by_a_run(folder, capsys, monkeypat
     assert told[0].split() == ["split", "what", "of", "entries", "bytes", "seconds", "where"]
     assert [line.split()[:3] for line in told[1:3]] == [["train", "packed", "a"], ["valid", "packed", "a"]]
     assert [line.split()[6] for line in told[1:3]] == ["built", "built"]
-    assert told[3].startswith("samples: train without end, valid ") and "MiB of memory at most" in told[3]
+    assert told[3].startswith("samples: train without end, valid ") and "MiB of memory at peak" in told[3]
     again = built(capsys, *words)
     assert [part["built"] for part in again["arrays"]] == [False, False]
     assert again["peak_bytes"] > 1 << 20
@@ -80,7 +80,9 @@ def test_a_blends_surplus_is_given_as_the_run_gives_it(folder, capsys, monkeypat
 
 def test_what_is_computed_needs_nothing(folder, capsys):
     assert main(["build", "a", "--sequence-length", "8"]) == 0
-    assert capsys.readouterr().out.startswith("nothing to build: this order is computed\nsamples: train without end;")
+    assert capsys.readouterr().out.startswith(
+        "nothing to build: this order needs no arrays\nsamples: train without end;"
+    )
     assert not (folder / "cache").exists()
 
 
@@ -95,7 +97,7 @@ def test_the_whole_is_one_set(folder, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["-S", "8"], "no data is named"),
+        (["-S", "8"], "no data is given"),
         (["a", "-S", "8", "--train-samples", "5"], "the native order has no --train-samples"),
         (["a", "-S", "8", "--blend-surplus", "0.1"], "the native order has no blend_surplus"),
         (["a", "-S", "8", "--kind", "packed", "--order", "megatron"], "the megatron order has no samples of kind"),

@@ -97,7 +97,7 @@ def test_a_reader_that_leaves(tmp_path):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--tokenizer-model", "m"], "--tokenizer-model without the tokenizer's type"),
+        (["--tokenizer-model", "m"], "--tokenizer-model given without a tokenizer type"),
         (["--tokenizer-type", "ByteTokenizer", "--full"], "was not made by this tokenizer"),
         (["--tokenizer-type", "NoTokenizer"], "no tokenizer type 'NoTokenizer'"),
     ],
@@ -120,7 +120,7 @@ def test_a_tokenizer_without_files(tmp_path, capsys):
 def test_adopt_names_options_without_effect(tmp_path, capsys):
     write_pair(tmp_path / "x", [[3]], code=8)
     assert main(["adopt", str(tmp_path / "x"), "--tokenizer-type", "ByteTokenizer", "--vocab-size", "9"]) == 0
-    assert capsys.readouterr().err == "mdata: without effect on ByteTokenizer: --vocab-size\n"
+    assert capsys.readouterr().err == "mdata: ignored for ByteTokenizer: --vocab-size\n"
 
 
 def test_a_pair_of_an_older_format(tmp_path, capsys):
@@ -137,16 +137,16 @@ def test_a_pair_of_an_older_format(tmp_path, capsys):
     assert main(["cat", new, "--documents", "0"]) == 0
     assert capsys.readouterr().out == "ab\nc\n"
     assert main(["adopt", old, "--convert", new, "--tokenizer-type", "ByteTokenizer"]) == 0
-    assert "is there already, the same" in capsys.readouterr().out
+    assert "already exists and is the same" in capsys.readouterr().out
 
 
 def test_ids_plus_one(tmp_path, capsys):
     old, new = str(tmp_path / "old"), str(tmp_path / "new")
     write_legacy(Path(old), [[[5, 1]], [[3]]], form="fairseq")
     assert main(["adopt", old, "--fairseq-ids-plus-one"]) == 2
-    assert "--fairseq-ids-plus-one without --convert" in capsys.readouterr().err
+    assert "--fairseq-ids-plus-one needs --convert" in capsys.readouterr().err
     assert main(["adopt", old, "--convert", new, "--fairseq-ids-plus-one"]) == 0
-    assert "each of its 2 sequences is one" in capsys.readouterr().err
+    assert "its 2 sequences become documents" in capsys.readouterr().err
     assert main(["cat", new, "--ids", "--documents", "0"]) == 0
     assert capsys.readouterr().out == "4 0\n"
 
@@ -155,7 +155,7 @@ def test_what_verify_advises_works(prefix, capsys):
     """A plain adopt, then --full without saying the tokenizer again."""
     main(["adopt", prefix, *NAMED])
     assert main(["verify", prefix, "--full"]) == 0
-    assert "mdata adopt --full takes them" in capsys.readouterr().err
+    assert "mdata adopt --full records them" in capsys.readouterr().err
     assert main(["adopt", prefix, "--full"]) == 0
     heard = capsys.readouterr()
     assert "completed; its id was" in heard.err and "written" in heard.out

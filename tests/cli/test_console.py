@@ -54,9 +54,9 @@ def command(tmp_path, monkeypatch):
         ("raise MemoryError", 5, "prog: error: out of memory\n  try: "),
         ('raise RuntimeError("can\'t start new thread")', 5, "prog: error: starting a thread: Resource temporarily"),
         ("os.symlink('x', 'x'); Path('x').resolve()", 2, "prog: error: {cwd}/x: Too many levels of symbolic links"),
-        ("Path('').with_name('x')", 2, "prog: error: a path has no name\n  found: .\n"),
-        ("open('a\\0b')", 2, "prog: error: a path holds a NUL byte"),
-        ("os.stat('a\\0b')", 2, "prog: error: a path holds a NUL byte"),
+        ("Path('').with_name('x')", 2, "prog: error: a path has no file name\n  found: .\n"),
+        ("open('a\\0b')", 2, "prog: error: a path contains a NUL byte"),
+        ("os.stat('a\\0b')", 2, "prog: error: a path contains a NUL byte"),
         ("raise type('PanicException', (BaseException,), {})('a bug')", 1, "prog: error: PanicException: a bug\n"),
         ("raise KeyboardInterrupt", 130, "prog: interrupted\n"),
         ("open('/nowhere/at/all')", 2, "prog: error: /nowhere/at/all: No such file or directory\n  try: "),
@@ -68,7 +68,7 @@ def command(tmp_path, monkeypatch):
             "prog: error: this command needs torch, which is not installed\n",
         ),
         ("raise ModuleNotFoundError('x', name='mdata.x')", 1, "prog: error: ModuleNotFoundError: x\n"),
-        ("{}['key']", 1, "prog: error: KeyError: 'key'\n  this is a fault of ours; run again with --debug"),
+        ("{}['key']", 1, "prog: error: KeyError: 'key'\n  this is a bug in prog; run again with --debug"),
         (
             "os.kill(os.getpid(), signal.SIGTERM)",
             75,
@@ -106,7 +106,7 @@ def test_debug_adds_the_traceback_before_the_message(command, capsys):
         (["work", "--hemp"], "unrecognized arguments: --hemp\n  try: prog work --help\n"),
         (
             ["work", "--size", str(1 << 63)],
-            "argument --size: 9223372036854775808 is no number of 64 bits\n  try: prog work --help\n",
+            "argument --size: 9223372036854775808 is not a 64-bit number\n  try: prog work --help\n",
         ),
         (["work", "--size", "many"], "argument --size: invalid int value: 'many'\n  try: prog work --help\n"),
     ],
@@ -167,7 +167,7 @@ def test_os_errors_become_our_kinds(number, kind):
     ("number", "stands"), [(errno.EEXIST, "file"), (errno.ENOTDIR, "file"), (errno.EISDIR, "folder")]
 )
 def test_what_stands_in_the_way_is_told(number, stands):
-    assert f"try: another path: there is a {stands} where" in str(errors.explain_os_error(OSError(number, "", "a")))
+    assert f"try: use another path: there is a {stands} where" in str(errors.explain_os_error(OSError(number, "", "a")))
 
 
 def test_nearest_name():

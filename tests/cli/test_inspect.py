@@ -68,7 +68,7 @@ def test_an_empty_input_is_told_in_one_line(tmp_path, capsys):
     named = ["--tokenizer-type", "ByteTokenizer", "--output-prefix", str(tmp_path / "o")]
     assert main(["preprocess", "--input", str(tmp_path / "x.jsonl"), *named]) == 0
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("mdata: ")]
-    assert notes == ["mdata: the input holds no records; the corpus is empty"]
+    assert notes == ["mdata: the input has no records; the corpus is empty"]
     assert main(["inspect", str(tmp_path / "o_text_document")]) == 0
     assert main(["verify", "--full", str(tmp_path / "o_text_document")]) == 0
 

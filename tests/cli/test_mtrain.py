@@ -83,10 +83,10 @@ def test_a_run_folder_that_cannot_be_made_is_told_before(
     run_file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     assert main([command, run_file, f"run.folder={run_file}/deeper"]) == 2
-    assert f"run.folder='{run_file}/deeper' cannot be made: {run_file} is a file; name" in capsys.readouterr().err
+    assert f"run.folder='{run_file}/deeper' cannot be created: {run_file} is a file; choose" in capsys.readouterr().err
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
     assert main([command, run_file]) == 2
-    assert "run' cannot be written: no permission for" in capsys.readouterr().err
+    assert "run' is not writable: no permission for" in capsys.readouterr().err
 
 
 def test_check_as_json(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,14 +131,14 @@ def test_nproc_cannot_contradict_a_launcher(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert main(["check", run_file, "--nproc", "2"]) == 2
-    assert "--nproc 2 under a launcher that has started the ranks already" in capsys.readouterr().err
+    assert "--nproc 2 given under a launcher that has already started the ranks" in capsys.readouterr().err
 
 
 def test_a_plan_without_its_data_says_so(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", run_file, "--nproc", "2", "mesh.tp=2"]) == 0
     out, err = capsys.readouterr()
     rows = dict(line.rsplit(maxsplit=1) for line in out.splitlines())
-    assert rows["heads of a rank"] == "2" and rows["tokens of a step"] == "128"
+    assert rows["heads per rank"] == "2" and rows["tokens per step"] == "128"
     assert rows["vocabulary"] == "300" and rows["  padded"] == "512"
     assert err.startswith("mtrain: warning: planned without the data: ")
 
@@ -279,7 +279,7 @@ def test_a_rank_that_is_ended_from_outside_is_told(
     os.kill(rank, number)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (code, ""), err
-    assert text in err and "fault of ours" not in err and "Traceback" not in err
+    assert text in err and "this is a bug in" not in err and "Traceback" not in err
 
 
 @pytest.mark.slow

@@ -139,13 +139,13 @@ def test_what_would_change_the_files_is_refused_by_name(capsys, name):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--dataset-impl", "lazy"], "--dataset-impl lazy is not written by mdata"),
+        (["--dataset-impl", "lazy"], "--dataset-impl lazy is a format that mdata does not write"),
         (["--dataset-impl", "cached"], "try: leave it out"),
         (["--on-error", "ignore"], "--on-error ignore\n  expected: stop, skip, or quarantine FILE"),
         (["--on-error", "skip", "q"], "--on-error skip q"),
         (["--on-error", "quarantine"], "needs a file"),
-        (["--on-error", "skip", "--quarantine", "q"], "goes with --on-error quarantine, not with --on-error skip"),
-        (["--max-record-bytes", "many"], "'many' is no size such as 64M"),
+        (["--on-error", "skip", "--quarantine", "q"], "needs --on-error quarantine, not --on-error skip"),
+        (["--max-record-bytes", "many"], "'many' is not a size such as 64M"),
         (["--engine", "fast"], "invalid choice: 'fast'"),
         (["--tokenizer-meta", "x"], "--tokenizer-metadata is not in this version"),
     ],
@@ -169,8 +169,8 @@ def test_one_line_names_what_has_no_effect(capsys, monkeypatch):
     assert main(["preprocess", *NEEDED, *words]) == 75
     first = capsys.readouterr().err.splitlines()[0]
     assert first == (
-        "mdata: accepted, without effect here: --log-interval, --find-optimal-num-workers, --workers-to-check,"
-        " --vocab-size; --dry-run names the best number of workers"
+        "mdata: accepted but ignored: --log-interval, --find-optimal-num-workers, --workers-to-check,"
+        " --vocab-size; --dry-run suggests the best number of workers"
     )
 
 

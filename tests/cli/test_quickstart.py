@@ -56,7 +56,7 @@ def test_the_folder_is_made_anew_and_others_are_refused(tmp_path):
     quickstart.make_folder()  # an empty folder is nobody's
     quickstart.MARK.unlink()
     (tmp_path / "quickstart" / "mine").touch()
-    with pytest.raises(UsageError, match=r"quickstart is there already and was not made by the quickstart"):
+    with pytest.raises(UsageError, match=r"quickstart already exists and was not made by the quickstart"):
         quickstart.make_folder()
     assert (tmp_path / "quickstart" / "mine").exists()
 
@@ -96,7 +96,7 @@ def test_the_whole_job_in_small(tmp_path, monkeypatch, capfd):
     run = tmp_path / "quickstart" / "run"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["step"] == 4 and set(lines[-1]["valid"]) == {"code-valid", "prose-valid"}
-    assert "Witten-Bell bigram" in out and "What was made" in out
+    assert "Witten-Bell bigram" in out and "It made:" in out
     assert "Witten-Bell bigram" in (run / "report.html").read_text()
     assert len((run / "generated.jsonl").read_text().splitlines()) == len(quickstart.PROMPTS)
     ranks = json.loads((run / "ranks.json").read_text())

@@ -61,7 +61,7 @@ def test_facts_as_json(capsys):
     assert tokenizers("--json", *model, "--vocab-size", "9") == 0
     out, err = capsys.readouterr()
     facts = json.loads(out)
-    assert err == "mdata: --vocab-size changes nothing for HuggingFaceTokenizer\n"
+    assert err == "mdata: --vocab-size has no effect for HuggingFaceTokenizer\n"
     assert facts["engines"].keys() == {"gigatoken", "tiktoken", "mdata", "tokenizers", "sentencepiece"}
     assert facts["types"]["NullTokenizer"] == []
     assert [one["engine"] for one in facts["measured"]] == ["gigatoken", "tiktoken", "mdata", "tokenizers"]

@@ -99,7 +99,7 @@ def test_a_step_is_counted_then_listed(trace, made):
     assert [one["sample"] for one in samples] == expected[2:4] + expected[6:]
     assert {one["rank"] for one in samples} == {1} and {one["microbatch"] for one in samples} == {0, 1}
     _, out, err = trace("mix.json", *STEPS, "--step", "3", "--rows", "3", "--json")
-    assert len(out.splitlines()) == 1 + 3 and "3 of 8 samples of step 3 are shown (--rows)" in err
+    assert len(out.splitlines()) == 1 + 3 and "3 of 8 samples of step 3 shown (--rows: more)" in err
     _, out, _ = trace("mix.json", *STEPS, "--step", "3", "--rows", "0")
     assert out.endswith("0.25\nand 8 more (--rows)\n")
     _, out, err = trace("mix.json", *STEPS, "--step", "3", "--rows", "0", "--json")
@@ -132,7 +132,7 @@ def test_an_origin_is_looked_for_in_all_components(trace):
     code, _, err = trace(*words, "--origin", "no.jsonl:3")
     assert code == 2 and "no component has a document of no.jsonl:3\n  found: no.jsonl is not an input of web" in err
     _, out, err = trace("mix.json", *READ, "--origin", "code.jsonl:3", "--json", "--rows", "2")
-    assert len(out.splitlines()) == 2 and "more samples than 2 read document 2" in err
+    assert len(out.splitlines()) == 2 and "more than 2 samples read document 2" in err
 
 
 def test_options_by_hand(trace, made):
@@ -148,7 +148,7 @@ def test_options_by_hand(trace, made):
     assert len(json.loads(out)["parts"]) == 1
     _, out, err = trace("web_text_document", *READ, "--option", "fim_rate=0.5", "--option",
                         'fim_tokens=[290, 291, 292, 293]', "--option", "fim_level=token", "--token", "70")  # fmt: skip
-    assert "rearranged or masked" in err and "before any of it is rearranged" in out
+    assert "rearrange or mask" in err and "before any of it is rearranged" in out
 
 
 def test_gone_origins_are_said_and_documents_stay(trace, made, tmp_path):
@@ -156,7 +156,7 @@ def test_gone_origins_are_said_and_documents_stay(trace, made, tmp_path):
         shutil.copy(file, tmp_path) if file.is_file() else shutil.copytree(file, tmp_path / file.name)
     (tmp_path / "web_text_document.origins").unlink()
     code, out, err = trace(str(tmp_path / "web_text_document"), *READ, "--sample", "0")
-    assert code == 0 and "web_text_document.origins is gone, so files and rows are not known" in err
+    assert code == 0 and "web_text_document.origins is missing, so files and rows are not known" in err
     assert all(row[-1].strip() == "-" for row in table_of(out, "in the sample"))
 
 
@@ -172,12 +172,12 @@ def test_gone_origins_are_said_and_documents_stay(trace, made, tmp_path):
         (["mix.json", *STEPS, "--step", str(1 << 60)], f"the run has no step {1 << 60}\n"),
         (["mix.json", *STEPS, "--step", "1", "--rank", "2"], "no rank 2 has rows of step 1"),
         (["mix.json", *READ, "--sample", "-1"], "the dataset has no sample -1"),
-        (["mix.json", *READ, "--document", "1"], "one of several corpora\n  expected: web, code\n  try: --component"),
-        (["mix.json", *READ, "--component", "wob", "--document", "1"], "called wob\n  expected: web, code\n"),
+        (["mix.json", *READ, "--document", "1"], "there are several\n  expected: web, code\n  try: --component"),
+        (["mix.json", *READ, "--component", "wob", "--document", "1"], "no component wob\n  expected: web, code\n"),
         (["mix.json", *READ, "--component", "web", "--document", "40"], "web has no document 40"),
         (["mix.json", *READ, "--component", "web", "--origin", "x.jsonl:1"], "x.jsonl is not an input of web"),
-        (["mix.json", *READ, "--origin", "web.jsonl"], "error: origin 'web.jsonl' names no row of"),
-        (["mix.json", *READ, "--origin", f"web.jsonl:{1 << 63}"], "names no row of a file"),
+        (["mix.json", *READ, "--origin", "web.jsonl"], "error: origin 'web.jsonl' is not a row of"),
+        (["mix.json", *READ, "--origin", f"web.jsonl:{1 << 63}"], "is not a row of a file"),
         (["mix.json", *READ, "--option", "longr=drop", "--sample", "1"], "--option longr=drop"),
         (["mix.json", *READ, "--blend", "x", "--sample", "1"], "mix.json is not a run folder, so --blend does not"),
         (["nothing.json", *READ, "--sample", "1"], "nothing.json"),

@@ -54,7 +54,7 @@ def test_without_a_name_in_latest_the_newest_whole_one_is_taken_and_it_is_said(
         (tmp_path / "latest").write_bytes(said)
     found = find(tmp_path)
     assert found.folder == tmp_path / "step-20"
-    assert found.warning is not None and found.warning.endswith("the newest whole checkpoint, step-20, is taken")
+    assert found.warning is not None and found.warning.endswith("using the newest whole checkpoint, step-20")
     assert str(tmp_path / "latest") in found.warning and found.warning.isprintable()
 
 

@@ -141,7 +141,7 @@ def test_an_override_without_its_form_is_refused(path: Path, override: str) -> N
         (changed("data", valid=[1]), 'data.valid is [1]; expected a list of strings, such as ["a", "b"]'),
         (
             {**tomllib.loads(SMALL), "train": 3},
-            "train = 3 is not a section; write [train] and its keys below it",
+            "train = 3 is not a section; write [train] and put its keys below it",
         ),
     ],
 )

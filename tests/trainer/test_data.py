@@ -106,8 +106,8 @@ def test_what_does_not_go_together_is_told(blend, tmp_path):
     config = config_of(blend, tmp_path, order="megatron", kind="packed", shuffle_block=8)
     problems = check(config, 1, facts=None)
     assert len(problems) == 2
-    assert problems[0].startswith('data.kind="packed" is of the native order')
-    assert problems[1].startswith("data.shuffle_block=8 is of")
+    assert problems[0].startswith('data.kind="packed" needs data.order="native"')
+    assert problems[1].startswith("data.shuffle_block=8 applies only to")
     short = open_data(replace(config_of(blend, tmp_path, kind="packed"))).facts
     assert check(config_of(blend, tmp_path, kind="packed"), 1, facts=short) == []
 

@@ -279,7 +279,7 @@ def test_a_run_of_an_older_version_has_the_one_type_of_then(kinds, tmp_path):
 
 
 def test_a_run_without_a_tokenizer_is_refused_by_name(tmp_path):
-    with pytest.raises(UsageError, match=r"keeps no tokenizer(.|\n)*mdata adopt"):
+    with pytest.raises(UsageError, match=r"has no tokenizer(.|\n)*mdata adopt"):
         run_tokenizer(tmp_path)
 
 
@@ -287,7 +287,7 @@ def test_a_tokenizer_that_is_not_the_one_of_the_data_is_refused(kinds, tmp_path)
     _run(kinds["gpt2"][1], tmp_path)
     merges = tmp_path / "tokenizer" / "merges.txt"
     merges.write_text("".join(merges.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(DamageError, match=r"is not the tokenizer that tokenizer_facts\.json speaks of"):
+    with pytest.raises(DamageError, match=r"is not the tokenizer that tokenizer_facts\.json describes"):
         run_tokenizer(tmp_path)
 
 

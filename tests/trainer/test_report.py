@@ -70,7 +70,7 @@ def test_the_page_says_what_happened(config):
     text = str(page)
     for part in ("a-valid", "b-valid", "Witten-Bell bigram", "bits per byte", "tokens per second", "0.12 % of the time",
                  "5,120 tokens read", "123,456 parameters", "60,000", "time <b>", "num_layers = 2",
-                 "What it wrote at step 40"):  # fmt: skip
+                 "Generated text at step 40"):  # fmt: skip
         assert part in text
     assert text.count("<|endoftext|>") >= 1
     assert [attrs for tag, attrs in page.tags if tag == "mark"]
@@ -146,7 +146,7 @@ def test_bits_per_byte(config, corpora):
 def test_a_run_with_one_step_and_no_validation(corpora, tmp_path):
     config = runs.make_config(tmp_path / "run", blend=corpora["a-train"], valid=[])
     page = page_of(runs.write_run(config, steps=1))
-    assert "no validation corpus" in str(page) and "Against counting" not in str(page)
+    assert "no validation corpus" in str(page) and "Compared with n-gram" not in str(page)
     assert not (tmp_path / "run" / "baselines.json").exists()
 
 
@@ -162,7 +162,7 @@ def test_data_that_has_moved_leaves_a_note(config):
     text = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(text.replace("mix.json", "gone.json"))
     text = str(page_of(folder))
-    assert "The data could not be opened" in text and "a-valid" in text and "What was read" not in text
+    assert "The data could not be opened" in text and "a-valid" in text and "Data read" not in text
 
 
 def test_lines_without_values_are_left_out(config):
@@ -249,5 +249,5 @@ ALTERED = {
 def test_a_file_with_values_of_other_types_is_named(config, name, text):
     folder = runs.write_run(config, steps=2)
     (folder / name).write_text(text + "\n")
-    with pytest.raises(DamageError, match=rf"{name} is not what mtrain writes"):
+    with pytest.raises(DamageError, match=rf"{name} is not as mtrain wrote it"):
         write_report(folder)

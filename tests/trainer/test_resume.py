@@ -211,7 +211,7 @@ def test_a_conflict_with_a_checkpoint_that_latest_does_not_name_says_how_to_choo
     text = str(caught.value)
     assert "step-20 was trained as a different model\n" in text
     assert text.endswith(
-        "latest is missing; the newest whole checkpoint, step-20, is taken\n"
+        "latest is missing; using the newest whole checkpoint, step-20\n"
         f"  try: write the name of another one into {folder}/checkpoints/latest"
     )
 

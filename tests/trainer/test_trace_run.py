@@ -299,7 +299,7 @@ def test_folders_that_are_damaged_or_none(copied, tmp_path, monkeypatch):
     with pytest.raises(DamageError, match=r"train.sequence_length is not a whole number\n  found: '16'"):
         mdata.trace_run(copied)
     (copied / "config.toml").write_text(text.replace("mix.json", "gone.json"))
-    with pytest.raises(UsageError, match="try: start from the folder in which the run was started, or --blend"):
+    with pytest.raises(UsageError, match="try: run from the folder in which the run was started, or give"):
         mdata.trace_run(copied)
     (copied / "config.toml").write_text(text)
     (copied / "events.jsonl").write_text("{}\n[]\n")

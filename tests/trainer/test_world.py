@@ -82,12 +82,12 @@ def test_the_first_host_of_a_nodelist(nodelist: str, host: str) -> None:
 
 @pytest.mark.parametrize("value", ["x", "-1", ""])
 def test_a_variable_that_is_no_number_is_named(value: str) -> None:
-    with pytest.raises(UsageError, match=f"variable RANK is unusable\n  found: '{value}'"):
+    with pytest.raises(UsageError, match=f"variable RANK is not usable\n  found: '{value}'"):
         find_placement({**TORCHRUN, "RANK": value})
 
 
 def test_a_missing_variable_is_named() -> None:
-    with pytest.raises(UsageError, match="SLURM_NTASKS is unusable\n  found: nothing"):
+    with pytest.raises(UsageError, match="SLURM_NTASKS is not usable\n  found: nothing"):
         find_placement({"SLURM_PROCID": "0"})
 
 

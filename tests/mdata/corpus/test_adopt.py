@@ -126,7 +126,7 @@ def test_what_a_manifest_does_not_know_is_filled_in(prefix, named):
     notes = Notes()
     made = adopt(prefix, TOKENIZER if named else None, full=True, progress=notes)
     assert not made.there_before and made.manifest.notes == {"from": "a friend"}
-    assert f"was {first.manifest.id[:16]} and is {made.manifest.id[:16]}: blends" in notes.lines[-1]
+    assert f"was {first.manifest.id[:16]} and is {made.manifest.id[:16]}: remake the blends" in notes.lines[-1]
     assert mdata.load_manifest(first.path) == made.manifest and made.manifest.verified
     found = mdata.verify(prefix, full=True)
     assert found.problems == () and found.unhashed == () and found.bin_bytes > 0

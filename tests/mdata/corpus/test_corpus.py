@@ -160,7 +160,7 @@ def test_a_file_of_another_corpus_is_named(tmp_path, checked, files, sizes):
     with pytest.raises(DamageError) as error:
         mdata.open_corpus(tmp_path / "m.json", checked=checked)
     assert str(error.value).split(" that ")[0] == f"{named} {'is not the one' if len(files) == 1 else 'are not those'}"
-    assert ("fetch the pair again, or remove m.json" in str(error.value)) is (len(files) == 2)
+    assert ("copy the pair again, or remove m.json" in str(error.value)) is (len(files) == 2)
 
 
 def test_what_is_no_corpus(tmp_path):
@@ -185,7 +185,7 @@ def test_what_is_no_corpus(tmp_path):
         ("web", "web_text_document?"),
         ("web.idx", "check the path"),
         ("wbe_text_documnt", "web_text_document?"),
-        ("web.jsonl", "mdata preprocess --input {}/web.jsonl makes a corpus of text"),
+        ("web.jsonl", "make a corpus of it with mdata preprocess --input {}/web.jsonl"),
         ("other.jsonl", "check the path"),
         ("none/web", "check the path"),
     ],
@@ -205,7 +205,7 @@ def test_scattered_sequences_are_refused_as_a_stream(tmp_path):
     (tmp_path / "a.idx").write_bytes(index)
     corpus = mdata.open_corpus(tmp_path / "a")
     assert corpus.document(0).tolist() == [2, 3]
-    with pytest.raises(UsageError, match="its sequences do not follow each other"):
+    with pytest.raises(UsageError, match="its sequences are not contiguous"):
         corpus.token_bounds(0, 2)
 
 

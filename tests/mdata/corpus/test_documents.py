@@ -63,11 +63,11 @@ def test_origins_both_ways(documents):
         ("y.jsonl", "expected: FILE:ROW"),
         ("y.jsonl:0", "expected: FILE:ROW"),
         ("y.jsonl:x", "expected: FILE:ROW"),
-        ("x.jsonl:1", "is the end of 2 inputs' paths\n  found: data/a/x.jsonl, data/b/x.jsonl"),
+        ("x.jsonl:1", "matches the paths of 2 inputs\n  found: data/a/x.jsonl, data/b/x.jsonl"),
         ("z.jsonl:1", "z.jsonl is not an input of x"),
         ("yy.jsonl:1", "try: y.jsonl?"),
-        ("y.jsonl:8", "y.jsonl:8 gave no document of x"),
-        ("data/a/x.jsonl:2", "data/a/x.jsonl:2 gave no document of x"),
+        ("y.jsonl:8", "y.jsonl:8 is not the origin of any document in x"),
+        ("data/a/x.jsonl:2", "data/a/x.jsonl:2 is not the origin of any document in x"),
     ],
 )
 def test_wrong_origins(documents, place, text):
@@ -80,7 +80,7 @@ def test_a_lost_sidecar_is_told(documents):
     (documents.corpus.path.parent / "x.origins").unlink()
     again = Documents(documents.corpus)
     assert again.origin(0) is None and again.missing == documents.corpus.path.parent / "x.origins"
-    with pytest.raises(mdata.UsageError, match=r"x.origins is gone"):
+    with pytest.raises(mdata.UsageError, match=r"x.origins is missing"):
         again.from_origin("y.jsonl:7")
 
 

@@ -118,7 +118,7 @@ def test_many_runs_are_joined_and_checked_block_by_block(tmp_path, monkeypatch):
         (tmp_path / "c").write_bytes(broken)
         if run == 13:
             continue  # the last run may begin later: that is no fault which can be seen
-        with pytest.raises(DamageError, match="do not begin at document 0 and rise"):
+        with pytest.raises(DamageError, match="do not start at document 0 and increase"):
             open_origins(tmp_path / "c")
 
 
@@ -131,7 +131,7 @@ def test_every_cut_is_refused_or_ends_between_runs(tmp_path, rows):
         if size >= HEADER_BYTES and (size - HEADER_BYTES) % RUN_BYTES == 0:
             assert len(open_origins(tmp_path / "cut").runs) == (size - HEADER_BYTES) // RUN_BYTES
             continue
-        with pytest.raises(DamageError, match=r"is not an origins sidecar|is cut or altered"):
+        with pytest.raises(DamageError, match=r"is not an origins sidecar|is truncated or altered"):
             open_origins(tmp_path / "cut")
 
 

@@ -48,5 +48,5 @@ def test_what_is_no_split_is_refused(text):
 
 
 def test_another_name_is_refused():
-    with pytest.raises(UsageError, match=r"no split is named 'dev'(.|\n)*train, valid, test"):
+    with pytest.raises(UsageError, match=r"there is no split 'dev'(.|\n)*train, valid, test"):
         split_range("1", "dev", num_sequences=3)

@@ -186,7 +186,7 @@ def test_what_has_no_order_is_refused():
     for first, stop in ((0, 0), (1, 2)):
         with pytest.raises(UsageError, match="has no tokens"):
             build(np.array([5, 0], np.int32), MegatronRequest(first=first, stop=stop, **asked))
-    with pytest.raises(UsageError, match="inside of 0 to 2"):
+    with pytest.raises(UsageError, match="within 0 to 2"):
         build(np.array([5, 0], np.int32), MegatronRequest(first=0, stop=3, **asked))
     with pytest.raises(UsageError, match="seed"):
         plan(10, MegatronRequest(first=0, stop=1, sequence_length=4, num_samples=1, seed=-1))

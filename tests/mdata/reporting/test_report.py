@@ -201,7 +201,7 @@ def test_a_length_that_is_not_given_is_said_to_be_ours(corpora):
     made = mdata.report("mix.json")
     assert made.data.assumed_length
     assert made.facts["num_samples"] == sum(corpus.num_tokens for corpus in blend.corpora)
-    assert "no length was given" in made.path.read_text()
+    assert "assumed: the tokens of all corpora" in made.path.read_text()
     assert not mdata.report("mix.json", tokens=1000).data.assumed_length
 
 
@@ -235,7 +235,7 @@ def test_marks_of_epochs_that_stand_close_share_their_text(corpora):
 def test_where_the_page_may_go(corpora):
     blended(2)
     before = (corpora / "mix.json").read_bytes()
-    with pytest.raises(UsageError, match=r"mix.json: a page's name ends in .html"):
+    with pytest.raises(UsageError, match=r"mix.json does not end in .html"):
         mdata.report("mix.json", "mix.json")
     with pytest.raises(UsageError, match="no/where"):
         mdata.report("mix.json", "no/where/page.html")

@@ -242,9 +242,9 @@ def test_what_is_not_there_is_said(folder):
         list(tracer.readers(1, 99))
     with pytest.raises(UsageError, match=r"document 15 of b is not read\n.*split 'train'"):
         list(tracer.readers(1, 15))
-    with pytest.raises(UsageError, match="one of several corpora\n  expected: a, b\n"):
+    with pytest.raises(UsageError, match="there are several\n  expected: a, b\n"):
         tracer.component(None)
-    with pytest.raises(UsageError, match="no component is called c"):
+    with pytest.raises(UsageError, match="there is no component c"):
         tracer.component("c")
     with pytest.raises(UsageError, match="steps are not known"):
         tracer.step(1)
