@@ -40,7 +40,7 @@ def corpora_at(path: str) -> list[str]:
         UsageError: there are none. DamageError: a manifest that is not whole.
     """
     if not path:
-        raise UsageError("'' names no corpus", expected="a manifest, a prefix, a folder or a pattern")
+        raise UsageError("'' is not a corpus", expected="a manifest, a prefix, a folder or a pattern")
     roots = [Path(path)] if Path(path).is_dir() else [Path(match) for match in glob(path, recursive=True)]  # noqa: PTH207
     found: dict[Path, Path] = {}
     try:

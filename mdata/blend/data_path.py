@@ -85,12 +85,12 @@ def parse_data_path(words: Sequence[str]) -> tuple[BlendEntry, ...]:
         UsageError: no words, or numbers where prefixes stand.
     """
     if not words:
-        raise UsageError("no data is named", expected="a prefix, or pairs of weight and prefix")
+        raise UsageError("no data is given", expected="a prefix, or pairs of weight and prefix")
     firsts = words[::2]
     numbers = [word for word in firsts if _is_number(word)]
     if not numbers and len(words) % 2 == 0 and all(map(_is_number, words[1::2])):
         raise UsageError(
-            "a weight stands before its prefix",
+            "write each weight before its prefix",
             found=" ".join(words[:2]),
             expected="WEIGHT PREFIX WEIGHT PREFIX ..., or prefixes alone",
             fix=f"{words[1]} {words[0]} (or write ./{words[1]} if that is a prefix)",

@@ -76,7 +76,7 @@ def read_spec(spec: SpecLike) -> BlendSpec:
     there = [word for word in files if Path(word).is_file()]
     if len(words) > 1 and there:
         raise UsageError(
-            f"{there[0]} is a whole blend, and stands alone",
+            f"{there[0]} describes a whole blend and cannot be combined with others",
             found=" ".join(words[:8]) + (" ..." if len(words) > 8 else ""),
             expected="one .toml or .csv file, or weights and corpora",
             fix="write what stands beside it into the file",

@@ -130,7 +130,7 @@ def _rest(
     phase = phases[number]
     if phase.ramp:
         raise UsageError(
-            f"sample {at:,} lies in the ramp of phase {number + 1}, which has no one mixture to change",
+            f"sample {at:,} lies in the ramp of phase {number + 1}, where the mixture is not constant",
             fix="the sample at which the ramp ends, or the whole new mixture",
         )
     if phase.endless or starts[number] == at:
@@ -271,7 +271,7 @@ class _Union:
 def _weight(share: str, name: str, problems: list[str]) -> Fraction:
     weight = _number(share)
     if weight is None and _number(name) is not None:
-        problems.append(f"a weight stands before its corpus; found {share} {name}; meant {name} {share}?")
+        problems.append(f"write each weight before its corpus; found {share} {name}; meant {name} {share}?")
     elif weight is None or weight < 0:
         problems.append(f"the share of {name} is {share!r}; expected a number of at least 0")
     return weight or Fraction(0)

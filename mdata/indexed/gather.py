@@ -66,7 +66,7 @@ class _Faults:
             raise DamageError(
                 f"{self._readers[shard].idx_path}: bad {table} of {of} {entry}",
                 expected="a place inside of .bin that follows the one before it",
-                fix="mdata verify tells what else is wrong; make the pair again, or fetch both files of it again",
+                fix="mdata verify lists all damage; make the pair again, or fetch both files of it again",
             ) from error
 
 

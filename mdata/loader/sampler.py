@@ -145,7 +145,7 @@ class Sampler:
                     f"the sampler's state is of another {field}",
                     found=f"{state.get(field)!r}",
                     expected=f"{ours!r}",
-                    fix="open the data that the state was made with, or begin anew",
+                    fix="open the data that the state was made with, or start over",
                 )
         return replace(self, consumed=consumed)
 

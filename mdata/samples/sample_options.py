@@ -101,7 +101,7 @@ class MaskingOptions:
         if not 0.0 < self.probability < 1.0:
             raise UsageError("the share of masked tokens is not between 0 and 1", found=str(self.probability))
         if not 1 <= self.max_ngram <= _MOST_NGRAM:
-            raise UsageError("n-grams cannot be so long", found=str(self.max_ngram), expected=f"1 to {_MOST_NGRAM}")
+            raise UsageError("max_ngram is out of range", found=str(self.max_ngram), expected=f"1 to {_MOST_NGRAM}")
         if self.geometric and self.permutation:
             raise UsageError("geometric lengths and a permutation exclude each other", fix="leave one of them out")
 

@@ -111,7 +111,7 @@ def train_tokenizer(
 def _check_output(output: Path, options: TrainOptions, progress: Progress) -> None:
     there = [name for name in _OUR_FILES if (output / name).exists()]
     if there and not options.overwrite:
-        progress.note(f"{output} holds {there[0]} already: it stays unless the same is trained again; see --overwrite")
+        progress.note(f"{output} already contains {there[0]}; --overwrite replaces it")
 
 
 def _task(kind: Kind, vocab_size: int, *, options: TrainOptions, sample: Sample, progress: Progress) -> Task:

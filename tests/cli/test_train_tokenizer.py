@@ -52,7 +52,7 @@ def test_json_and_again(text, capsys):
     assert "(the same tokenizer was already there)" in capsys.readouterr().out
     assert main([*words, "--output", "a", "--vocab-size", "280"]) == 2
     heard = capsys.readouterr().err
-    assert "holds another tokenizer" in heard and "a holds tokenizer.json already: it stays" in heard
+    assert "holds another tokenizer" in heard and "a already contains tokenizer.json; --overwrite replaces it" in heard
     assert main([*words, "--output", "a", "--vocab-size", "280", "--overwrite"]) == 0
 
 

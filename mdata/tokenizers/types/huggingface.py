@@ -122,7 +122,7 @@ def _check_definition(definition: Definition, *, merges: bool) -> None:
         return
     if model.get("dropout"):
         raise UsageError(
-            f"{MODEL_FILE} drops merges at random, so a text has no ids of its own",
+            f"{MODEL_FILE} uses BPE dropout, so a text has no fixed ids",
             found=f"dropout {model['dropout']}",
             fix='set "dropout" of its model to null',
         )

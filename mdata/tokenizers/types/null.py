@@ -52,7 +52,7 @@ class NullTokenizer:
             raise UsageError(f"{NAME} needs the number of ids", fix="--vocab-size N")
         if options.get("special_in_text", "special") != "special":
             what = f"the texts of {NAME} are ids, so its end of document cannot be spelled as plain text"
-            raise UsageError(what, fix="name one that no text holds: --null-tokenizer-eod-id N")
+            raise UsageError(what, fix="choose an id that occurs in no text: --null-tokenizer-eod-id N")
         fork = is_megatron_2023(options)
         # The fork of 2023 adds an id for the end of document.
         self.vocab_size = whole_number("vocab_size", options["vocab_size"], lowest=1, type=NAME) + fork

@@ -245,7 +245,7 @@ def test_specs_from_files(folder):
     ids = {mdata.make_blend(spec, "mix.json").manifest.id for spec in ("mix.toml", ["mix.csv"], folder / "mix.toml")}
     assert ids == {made({"path": "web", "epochs": "2.0"}).manifest.id}
     for words in (["mix.csv", "web"], ["1", "mix.toml", "1", "web"]):
-        with pytest.raises(UsageError, match=r"mix\.\w+ is a whole blend, and stands alone"):
+        with pytest.raises(UsageError, match=r"mix\.\w+ describes a whole blend and cannot be combined with others"):
             mdata.make_blend(words, "mix.json")
     (folder / "bad.csv").write_bytes(b"\xff")
     with pytest.raises(UsageError, match="is not UTF-8"):

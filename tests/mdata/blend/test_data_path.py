@@ -68,7 +68,7 @@ def test_a_forgotten_weight_or_prefix_is_refused(words):
 
 @pytest.mark.parametrize("words", [["a", "0.7"], ["a", "0.7", "b", "1/3"]])
 def test_weights_behind_their_prefixes_are_refused(words):
-    with pytest.raises(UsageError, match=r"a weight stands before its prefix(.|\n)*found: a 0\.7(.|\n)*try: 0\.7 a"):
+    with pytest.raises(UsageError, match=r"write each weight before its prefix(.|\n)*found: a 0\.7(.|\n)*try: 0\.7 a"):
         parse_data_path(words)
     assert parse_data_path(["a", "0.7", "b", "c"])[1] == entry("0.7", None)
 
@@ -99,5 +99,5 @@ def test_fractions_are_weights():
 
 
 def test_no_words_are_refused():
-    with pytest.raises(UsageError, match="no data is named"):
+    with pytest.raises(UsageError, match="no data is given"):
         parse_data_path([])

@@ -153,7 +153,7 @@ def test_table(corpora):
 @pytest.mark.parametrize(
     ("parts", "text"),
     [
-        ((), "no data is named"),
+        ((), "no data is given"),
         (("0.5", "a", "b", "c"), "weights and prefixes are mixed"),
         (("0", "a", "1", "b"), "the share of a is not a positive number"),
         (("-1", "a", "1", "b"), "the share of a is not a positive number"),
@@ -219,7 +219,7 @@ def test_a_bare_pair_and_its_copy_with_a_manifest_are_one_corpus(corpora):
 
 def test_an_empty_path_is_refused(corpora, monkeypatch):
     monkeypatch.chdir(corpora)
-    with pytest.raises(UsageError, match="'' names no corpus"):
+    with pytest.raises(UsageError, match="'' is not a corpus"):
         plan_blend([""], corpora)
 
 

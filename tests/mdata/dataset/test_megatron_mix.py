@@ -149,7 +149,7 @@ def check_split(case, expected, *, split, size, stored):
 
 REFUSED = {
     "b18": "weights and prefixes are mixed",
-    "b19": "a weight stands before its prefix",
+    "b19": "write each weight before its prefix",
     "b20": "weights and prefixes are mixed",
     "b21": "weights and prefixes are mixed",
     "b22": "share of a is not a positive number",

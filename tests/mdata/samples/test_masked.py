@@ -301,7 +301,7 @@ def test_what_does_not_go_together_is_refused(corpus):
     for wrong, told in (
         (lambda: MaskingOptions(probability=0.0), "found: 0.0"),
         (lambda: MaskingOptions(probability=1.0), "found: 1.0"),
-        (lambda: MaskingOptions(max_ngram=0), "n-grams"),
+        (lambda: MaskingOptions(max_ngram=0), "max_ngram"),
         (lambda: MaskingOptions(geometric=True, permutation=True), "geometric"),
         (lambda: T5(decoder_length=2), "decoder"),
         (lambda: T5(decoder_length=9, masking=MaskingOptions(permutation=True)), "T5"),

@@ -326,7 +326,7 @@ def test_a_post_processor_that_is_not_simple_is_left_to_the_library():
 def test_merges_dropped_at_random_are_refused():
     known = definition()
     known["model"]["dropout"] = 0.1
-    with pytest.raises(UsageError, match="drops merges at random"):
+    with pytest.raises(UsageError, match="uses BPE dropout"):
         build_tokenizer("HuggingFaceTokenizer", {"tokenizer.json": json.dumps(known).encode()})
 
 
