@@ -30,7 +30,7 @@ def run(capsys, *words: str, code: int = 0) -> str:
     return out if code == 0 else err
 
 
-def test_the_table(corpora, capsys):
+def test_the_table_shows_shares_epochs_and_what_runs_out_first(corpora, capsys):
     out = run(capsys, "0.6", "web", "0.4", "books", "-o", "mix.json", "--tokens", "4e3", "--sequence-length", "8")
     assert out.splitlines()[:6] == [
         "component        share   achieved  tokens  documents  samples   read  epochs",

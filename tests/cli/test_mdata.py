@@ -115,7 +115,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("argv", "code", "text"), WRONG)
-def test_wrong_words(tmp_path, monkeypatch, capsys, argv, code, text):
+def test_a_wrong_command_line_is_told_in_few_lines_and_leaves_no_file(tmp_path, monkeypatch, capsys, argv, code, text):
     monkeypatch.chdir(tmp_path)
     assert main(argv) == code
     out, err = capsys.readouterr()

@@ -150,7 +150,7 @@ def test_what_would_change_the_files_is_refused_by_name(capsys, name):
         (["--tokenizer-meta", "x"], "--tokenizer-metadata is not in this version"),
     ],
 )
-def test_wrong_words(capsys, words, text):
+def test_a_wrong_option_ends_with_code_2_and_is_named(capsys, words, text):
     assert main(["preprocess", *NEEDED, *words]) == 2
     err = capsys.readouterr().err
     assert text in err and len(err.splitlines()) <= 4

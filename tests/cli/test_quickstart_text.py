@@ -83,7 +83,7 @@ def test_without_repeats_keeps_short_paragraphs():
     assert text.without_repeats(f"short\n\n{long.upper()}\n\nnew", seen) == "short\n\nnew"
 
 
-def test_docstrings():
+def test_docstrings_of_a_source_are_found_without_running_it():
     source = b'"""A."""\nclass C:\n    """B."""\n    def f(self):\n        """C\n\n        D."""\n'
     assert text.docstrings(source) == "A.\n\nB.\n\nC\n\nD."
     assert text.docstrings(b"def (") == ""

@@ -79,7 +79,10 @@ def test_after_the_block_ctrl_c_is_what_it_was():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+CLOSED = ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"]
+
+
+@pytest.mark.parametrize("closed", CLOSED)
 def test_closed_standard_streams(tmp_path, closed):
     """No error, and no file of ours gets the number of a closed stream."""
     write_pair(tmp_path / "x", [[3]])
@@ -89,14 +92,14 @@ def test_closed_standard_streams(tmp_path, closed):
     assert main(["verify", "--full", str(tmp_path / "x")]) == 0
 
 
-def test_no_file_gets_the_number_of_a_closed_stream():
+@pytest.mark.parametrize("closed", CLOSED)
+def test_no_file_gets_the_number_of_a_closed_stream(closed):
     code = (
         "import os, sys; from cli.start import keep_standard_streams; keep_standard_streams();"
         " sys.exit(os.open(os.devnull, os.O_RDONLY))"
     )
-    for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
-        words = ["sh", "-c", f'"$0" -c "{code}" {closed}', sys.executable]
-        assert subprocess.run(words, cwd=ROOT, capture_output=True, check=False).returncode >= 3
+    words = ["sh", "-c", f'"$0" -c "{code}" {closed}', sys.executable]
+    assert subprocess.run(words, cwd=ROOT, capture_output=True, check=False).returncode >= 3
 
 
 def test_an_encoding_without_the_character(tmp_path):

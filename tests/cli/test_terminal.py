@@ -77,11 +77,12 @@ def test_results_show_names_and_texts_quoted(prefix, capsys, words):
     assert "--json" not in words or HOSTILE in out or json.loads(out)
 
 
-def test_errors_show_names_quoted(tmp_path, capsys):
-    for name in ("no\x1b]0;title\x07such.json", os.fsdecode(b"no\xffsuch.json")):
-        assert main(["inspect", str(tmp_path / name)]) == 2
-        err = capsys.readouterr().err
-        assert quoted(name) in err and name not in err
+@pytest.mark.parametrize("name", [b"no\x1b]0;title\x07such.json", b"no\xffsuch.json"])
+def test_errors_show_names_quoted(name, tmp_path, capsys):
+    name = os.fsdecode(name)
+    assert main(["inspect", str(tmp_path / name)]) == 2
+    err = capsys.readouterr().err
+    assert quoted(name) in err and name not in err
 
 
 def test_cat_gives_a_pipe_the_bytes_and_a_terminal_what_is_harmless(prefix):

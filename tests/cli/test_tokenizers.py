@@ -48,7 +48,7 @@ def test_without_a_tokenizer_one_of_each_kind_is_trained(capsys):
     assert {engine for engines in facts["types"].values() for engine in engines} == facts["engines"].keys()
 
 
-def test_as_text(capsys):
+def test_types_and_engines_are_listed_as_text(capsys):
     assert tokenizers("--tokenizer-type", "ByteTokenizer") == 0
     text = capsys.readouterr().out
     assert re.search(r"TikTokenizer +--tokenizer-model FILE, ranks in .json or .tiktoken +gigatoken, tiktoken\n", text)

@@ -183,7 +183,7 @@ def test_gone_origins_are_said_and_documents_stay(trace, made, tmp_path):
         (["nothing.json", *READ, "--sample", "1"], "nothing.json"),
     ],
 )  # fmt: skip
-def test_mistakes(trace, words, message):
+def test_a_wrong_trace_command_ends_with_code_2_and_names_the_mistake(trace, words, message):
     code, out, err = trace(*words)
     assert (code, out) == (2, "") and message in err
     assert len(err.splitlines()) <= 4 and err.startswith("mdata: error: ")

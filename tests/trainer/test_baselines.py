@@ -78,7 +78,7 @@ def test_equals_the_twin(drawn, chunk):
     assert got.train_tokens == sum(int(m.sum()) for _, _, m in train)
 
 
-def test_by_hand():
+def test_baselines_are_what_a_hand_calculates():
     counts = baselines.count_pairs([row([0, 1, 0, 1, 2])], 4)
     got = baselines.evaluate(counts, [row([0, 1])])
     assert counts.total == 4

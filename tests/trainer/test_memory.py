@@ -110,7 +110,7 @@ def test_the_amount_is_read(text, amount):
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.50 KiB"), (1 << 31, "2.00 GiB")]
 )
-def test_sizes(count, text):
+def test_sizes_are_told_in_the_unit_that_fits(count, text):
     assert size_text(count) == text
 
 

@@ -79,7 +79,7 @@ def test_tables_that_are_only_looked_up_cost_no_operations() -> None:
         ({"activation": "gelu", "ffn_hidden_size": 100}, 100),
     ],
 )
-def test_inner_features(model: dict[str, Any], ffn: int) -> None:
+def test_the_inner_size_follows_from_the_activation_where_it_is_not_set(model: dict[str, Any], ffn: int) -> None:
     assert make_plan(config(model=model), 2, facts=FACTS).ffn_hidden_size == ffn
 
 

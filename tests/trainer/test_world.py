@@ -29,7 +29,7 @@ STEP = {
 }
 
 
-def test_alone() -> None:
+def test_without_a_launcher_one_rank_is_all() -> None:
     assert find_placement({}) is None
     world = join_world(Mesh(1), placement=Placement(), device_type="cpu")
     assert (world.rank, world.world_size, world.is_main) == (0, 1, True)
@@ -38,7 +38,7 @@ def test_alone() -> None:
     assert not torch.distributed.is_initialized()
 
 
-def test_torchrun() -> None:
+def test_torchrun_says_the_place_of_a_rank() -> None:
     assert find_placement(TORCHRUN) == Placement(rank=5, world_size=8, local_rank=1, local_world_size=4)
 
 

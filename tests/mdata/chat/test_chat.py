@@ -98,17 +98,22 @@ def test_a_template_of_jinja_gives_the_same_text_and_turns(train_on):
         assert ["".join(span) for span in ours] == texts
 
 
-def test_templates_of_jinja_that_do_not_go_by_turns_are_refused():
-    changing = "{% for m in messages %}{{ m.content if loop.last else 'old' }};{% endfor %}"
-    for source, said in (
-        (changing, "otherwise when more follow"),
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("{% for m in messages %}{{ m.content if loop.last else 'old' }};{% endfor %}", "otherwise when more follow"),
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ messages[0].nothing.more }}", "fails"),
         ("{{ ''.__class__.__mro__ }}", "fails"),
         ("{% for i in range(10 ** 9) %}x{% endfor %}", "fails"),
-    ):
-        with pytest.raises(TemplateRefused, match=said):
-            spans_of([USER, GPT], JinjaTemplate("own", source, ()), train_on="assistant")
+    ],
+)
+def test_templates_of_jinja_that_do_not_go_by_turns_are_refused(source, told):
+    with pytest.raises(TemplateRefused, match=told):
+        spans_of([USER, GPT], JinjaTemplate("own", source, ()), train_on="assistant")
+
+
+def test_what_jinja_cannot_parse_is_refused():
     with pytest.raises(UsageError, match="not one of Jinja"):
         JinjaTemplate("own", "{% for %}", ()).checked()
 

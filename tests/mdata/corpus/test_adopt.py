@@ -308,7 +308,7 @@ def test_pairs_of_megatron(oracles, tmp_path):
 
 @examples(200)
 @given(st.lists(st.lists(st.integers(0, 70), max_size=4), max_size=30), st.integers(1, 7))
-def test_histogram(monkeypatch_module, documents, at_once):
+def test_the_histogram_counts_documents_by_the_bit_length_of_their_tokens(monkeypatch_module, documents, at_once):
     """bit_length of each document's tokens, counted; whatever the block."""
     monkeypatch_module.setattr(sys.modules["mdata.corpus.adopt"], "_DOCUMENTS_AT_ONCE", at_once)
     lengths = np.array([length for document in documents for length in document], np.int32)

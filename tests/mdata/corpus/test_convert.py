@@ -68,7 +68,7 @@ def test_the_oracle_cases(oracles, tmp_path):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form(tmp_path, new, form):
+def test_each_older_form_is_converted_and_what_it_lacks_is_told(tmp_path, new, form):
     write_legacy(tmp_path / "x", DOCUMENTS, form=form, code=8)
     notes = Notes()
     made = convert(tmp_path / "x.idx", f"{new}.bin", progress=notes)
@@ -234,7 +234,7 @@ def test_every_write_sync_and_rename_may_fail(old, new, monkeypatch, code):
         assert convert(old, new).manifest == made
 
 
-def test_killed_anywhere(old, new):
+def test_a_conversion_killed_anywhere_leaves_nothing_half_made(old, new):
     """What has a final name is whole, and the same command goes on to the same result."""
     made = convert(old, new).manifest
     calls, came = 0, True

@@ -35,7 +35,7 @@ def documents(tmp_path) -> Documents:
     return Documents(mdata.open_corpus(tmp_path / "x"))
 
 
-def test_sequences(documents):
+def test_a_document_gives_its_sequences(documents):
     found = [[ids.tolist() for ids in documents.corpus.document_sequences(n)] for n in range(5)]
     assert found == [[[0, 1], [2]], [], [[3]], [[4, 5, 6]], [[7, 8, 9, 10]]]
 
@@ -70,7 +70,7 @@ def test_origins_both_ways(documents):
         ("data/a/x.jsonl:2", "data/a/x.jsonl:2 is not the origin of any document in x"),
     ],
 )
-def test_wrong_origins(documents, place, text):
+def test_an_origin_that_gave_no_document_is_refused(documents, place, text):
     with pytest.raises(mdata.UsageError) as caught:
         documents.from_origin(place)
     assert text in str(caught.value)
@@ -91,8 +91,11 @@ def test_ranges_are_pythons(total, parts):
     assert list(select(text, total)) == expected
 
 
-def test_numbers():
+def test_numbers_and_ranges_come_in_the_order_they_are_given_in():
     assert list(select("3, 0,-1, 2:4", 5)) == [3, 0, 4, 2, 3]
-    for text in ("5", "-6", "x", "1:x", "", "1,,2", "1:2:3"):
-        with pytest.raises(mdata.UsageError, match="document"):
-            select(text, 5)
+
+
+@pytest.mark.parametrize("text", ["5", "-6", "x", "1:x", "", "1,,2", "1:2:3"])
+def test_a_selection_of_documents_that_are_not_there_or_of_no_numbers_is_refused(text):
+    with pytest.raises(mdata.UsageError, match="document"):
+        select(text, 5)

@@ -214,10 +214,10 @@ def test_a_blend_verifies_its_corpora(corpus):
     assert "No such file" in problem
 
 
-def test_nothing_there_is_a_usage_error(tmp_path):
-    for name in ("x", "x.json"):
-        with pytest.raises(mdata.UsageError, match=f"/{name}"):
-            mdata.verify(tmp_path / name)
+@pytest.mark.parametrize("name", ["x", "x.json"])
+def test_verifying_what_is_not_there_is_a_usage_error(tmp_path, name):
+    with pytest.raises(mdata.UsageError, match=f"/{name}"):
+        mdata.verify(tmp_path / name)
 
 
 def rows_of_page() -> list[tuple[str, int, str]]:

@@ -53,7 +53,7 @@ def assert_equal_to_twin(prefix) -> bool:
     return True
 
 
-def test_oracle(oracles):
+def test_pairs_of_the_oracle_are_read_as_they_were_written(oracles):
     folder = oracles / "oracle/legacy"
     cases = json.loads((folder / "cases.json").read_text())["cases"]
     assert len(cases) == 10

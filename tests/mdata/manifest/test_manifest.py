@@ -167,7 +167,7 @@ def test_white_space_and_key_order_are_free(tmp_path):
     assert parse_manifest(shuffled.encode(), "x") == saved
 
 
-def test_canonical_text():
+def test_canonical_json_sorts_keys_and_refuses_floats():
     assert canonical({"b": [1, None], "a": "\u00e9"}) == '{"a":"\u00e9","b":[1,null]}'.encode()
     with pytest.raises(TypeError, match=r"a float at \$\.a\[1\]"):
         canonical({"a": [1, 2.0]})

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from mdata.errors import UsageError
 from mdata.order.native_order import OrderKey, StreamOrder
-from mdata.reference.native_order import native_start
 from tests.helpers.examples import examples
 
 KEY = OrderKey(1234, "corpus")
@@ -20,18 +19,6 @@ TOKENS = st.integers(1, 600)
 
 def order(tokens, length, extra=True, *, key=KEY, shuffle=True):
     return StreamOrder(tokens, length, key=key, extra_token=extra, shuffle=shuffle)
-
-
-@examples(150)
-@given(TOKENS, LENGTHS, st.booleans(), st.integers(0, 3), st.lists(st.integers(0, 200), max_size=6))
-def test_starts_equal_the_twin(tokens, length, extra, seed, samples):
-    assume(tokens >= length + extra)
-    native = order(tokens, length, extra, key=OrderKey(seed, "c"))
-    expected = [
-        native_start(k, tokens=tokens, length=length, extra=int(extra), seed=seed, corpus_id="c") for k in samples
-    ]
-    assert native.starts(samples).tolist() == expected
-    assert [native.start(k) for k in samples] == expected
 
 
 @examples(150)

@@ -38,7 +38,7 @@ def splitter(engine="mdata", *, keep=False, **changed):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("keep", [False, True])
-def test_sentences(engine, keep):
+def test_both_engines_give_the_sentences_written_down_here(engine, keep):
     texts = [text for text, *_ in CASES]
     sentences, counts = splitter(engine, keep=keep).split_batch(texts)
     assert len(counts) == len(texts)

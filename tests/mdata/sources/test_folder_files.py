@@ -56,7 +56,7 @@ def test_every_name_is_taken_or_counted(tree):
         ({"include": ("en",), "exclude": ("old/",)}, ["en/a.jsonl.gz"], {"excluded": 2, "not included": 7}),
     ],
 )  # fmt: skip
-def test_patterns(tree, patterns, expected, counts):
+def test_include_and_exclude_choose_files_and_count_the_others(tree, patterns, expected, counts):
     assert taken(tree, **patterns) == (expected, {**ALWAYS, **counts})
 
 

@@ -121,7 +121,7 @@ def test_documents_and_their_steps(prefix):
         assert few == [step for step, _ in told if step <= 4]
 
 
-def test_the_command(prefix, capsys):
+def test_the_trace_command_knows_steps_of_shuffled_epochs(prefix, capsys):
     assert main(["trace", str(prefix), *WORDS, "--step", "5", "--rank", "1", "--json"]) == 0
     head, *rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert (head["samples"], len(rows)) == (4, 4)

@@ -181,7 +181,7 @@ def test_sentences_of_masked_samples(sentences, case, path):
     check_backward(tracer, count)
 
 
-def test_conversations(tmp_path):
+def test_tokens_of_conversations_lead_back_to_their_documents(tmp_path):
     turns = [[("user", "a" * (k % 5)), ("assistant", "b" * (k % 13)), ("user", "c")] for k in range(20)]
     lines = [json.dumps({"messages": [{"role": r, "content": c} for r, c in one]}) for one in turns]
     (tmp_path / "x.jsonl").write_text("\n".join(lines))

@@ -79,5 +79,5 @@ def test_whatever_the_system_says_there_is_a_number(tmp_path_factory, data, own)
         assert 1 <= cpu_limit.usable_cores() <= 4
 
 
-def test_here():
+def test_this_process_may_use_a_core_or_more():
     assert 1 <= cpu_limit.usable_cores() <= len(os.sched_getaffinity(0))

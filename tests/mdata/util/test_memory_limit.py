@@ -65,5 +65,5 @@ def test_a_limit_of_the_process_counts():
     assert 0 < left < 1 << 30
 
 
-def test_here():
+def test_this_machine_has_memory_left():
     assert memory_limit.available_bytes() > 1 << 20
