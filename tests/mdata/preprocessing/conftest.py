@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from mdata.preprocessing import plan
-from mdata.tokenizers.base.tokenizer import Tokenizer, TokenizerSpec
+from mdata.tokenizers.base.tokenizer import Tokenizer, TokenizerConfig, TokenizerSpec
 from mdata.tokenizers.registry import load_tokenizer
 
 
@@ -23,10 +23,10 @@ def loaded_once() -> Iterator[None]:
     """`preprocess` gets the tokenizer of an earlier run of the file that asked for the same."""
     loaded: dict[str, Tokenizer] = {}
 
-    def load(spec: TokenizerSpec) -> Tokenizer:
+    def load(spec: TokenizerSpec, *, on_files_read: Callable[[TokenizerConfig], None] | None = None) -> Tokenizer:
         key = repr(spec)  # its options may be lists
         if key not in loaded:
-            loaded[key] = load_tokenizer(spec)
+            loaded[key] = load_tokenizer(spec, on_files_read=on_files_read)
         return loaded[key]
 
     with pytest.MonkeyPatch.context() as patch:

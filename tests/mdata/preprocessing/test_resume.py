@@ -427,7 +427,7 @@ def test_standard_input_is_compared_on_the_way(tmp_path):
     data = b"".join(json.dumps({"text": f"line {i}"}).encode() + b"\n" for i in range(60))
     for name, fed, error in (
         ("same", data, None),
-        ("other", data.replace(b"line 2", b"LINE 2"), "is not what was read"),
+        ("other", data.replace(b"line 2", b"LINE 2"), "differs from what was read"),
     ):
         job = options(tmp_path / name, input=("-",), chunk_bytes=100, checkpoint_s=0, workers=1)
         with stdin_of(data, tmp_path):

@@ -172,7 +172,7 @@ def test_sequences_in_any_order_on_disk_and_over_shards_are_served(tmp_path):
     (tmp_path / "a.idx").write_bytes(index)
     dataset = mdata.open_dataset(tmp_path / "a", mdata.DatasetOptions(sequence_length=4, order=mdata.MegatronOrder()))
     assert sorted(dataset[0]["tokens"].tolist() + dataset[0]["labels"].tolist()[-1:]) == [0, 1, 2, 3, 4]
-    with pytest.raises(UsageError, match="do not follow each other"):
+    with pytest.raises(UsageError, match=r"are not contiguous in \.bin"):
         mdata.open_dataset(tmp_path / "a", mdata.DatasetOptions(sequence_length=4))
 
 
