@@ -175,6 +175,7 @@ import sys, threading, time
 from mdata.util.background import BackgroundIterator
 
 def compute(is_closed):
+    begun.set()
     for number in range(5):
         threading.main_thread().join()
         yield number
@@ -185,7 +186,9 @@ def consume():
     print(list(BackgroundIterator(compute, limit=1, name="ours")), flush=True)
 
 daemon, endless = sys.argv[1] == "daemon", sys.argv[2] == "endless"
+begun = threading.Event()
 threading.Thread(target=consume, daemon=daemon).start()
+begun.wait()  # a thread cannot be started while the process ends
 """
 
 
