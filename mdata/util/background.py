@@ -38,7 +38,7 @@ class BoundedQueue(Iterator[T]):
         self._items: queue.SimpleQueue[tuple[T, int] | BaseException] = queue.SimpleQueue()
         self._taken: queue.SimpleQueue[int] = queue.SimpleQueue()  # weights, back to the thread that puts
         self._waiting = 0  # weight that was put and is not known to be taken
-        self._closed = self._finished = False
+        self.closed = self._finished = False
         self._owner = threading.current_thread()
 
     def put(self, item: T, weight: int = 1) -> None:
@@ -65,7 +65,7 @@ class BoundedQueue(Iterator[T]):
         Raises:
             StopIteration: no item comes any more. queue.Empty: it did not come in time.
         """
-        if self._finished or self._closed:
+        if self._finished or self.closed:
             raise StopIteration
         item = self._items.get(timeout=timeout_s)
         if isinstance(item, BaseException):
@@ -78,12 +78,12 @@ class BoundedQueue(Iterator[T]):
 
     def close(self) -> None:
         """Take no more items: the next `put` raises."""
-        self._closed = True
+        self.closed = True
         self._taken.put(0)
 
     def is_closed(self) -> bool:
         """Whether nobody takes items any more: it was closed, or the process is about to end."""
-        return self._closed or not (
+        return self.closed or not (
             threading.main_thread().is_alive() or (self._owner.is_alive() and not self._owner.daemon)
         )
 
@@ -144,7 +144,13 @@ def _compute(
     try:
         for item in compute(items.is_closed):
             items.put(item, weight(item))
-        items.finish()
+        if items.closed or not items.is_closed():
+            items.finish()
+    except ClosedError as error:
+        # While the process ends, a daemon thread that takes items waits until Python stops it: it gets neither an
+        # error, which would be printed, nor an end that is none.
+        if items.closed:
+            items.finish(error)
     # Whatever it is, it belongs to the consumer: an error that dies with this thread would be a hang there.
     except BaseException as error:
         items.finish(error)
