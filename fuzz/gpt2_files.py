@@ -49,4 +49,6 @@ def load(vocabulary: bytes, merges: bytes, options: dict[str, object]) -> GPT2BP
     entries = check_vocabulary(vocabulary, "vocab.json")
     parts = (entries, check_merges(merges, entries, name="merges.txt"))
     files = {VOCAB_FILE: vocabulary, MERGE_FILE: merges}
-    return GPT2BPETokenizer(files, options, engine=EXACT, parts=parts).checked(EXACT)
+    tokenizer = GPT2BPETokenizer(files, options, engine=EXACT, parts=parts)
+    tokenizer.select_engine(EXACT)
+    return tokenizer

@@ -112,7 +112,8 @@ def check(data: bytes) -> None:
         config = b'{"eos_token": "</s>"}' if choice & 128 else b""
     files = {"tokenizer.json": main, **({"tokenizer_config.json": config} if config else {})}
     try:
-        tokenizer = HuggingFaceTokenizer(files, {}, engine=EXACT).explained({}).checked(EXACT)
+        tokenizer = HuggingFaceTokenizer(files, {}, engine=EXACT)
+        tokenizer.select_engine(EXACT)
         ids, _ = tokenizer.encode_batch(TEXTS)
     except UsageError as error:
         check_message(str(error))
