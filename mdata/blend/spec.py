@@ -79,7 +79,7 @@ def read_spec(spec: SpecLike) -> BlendSpec:
             f"{there[0]} describes a whole blend and cannot be combined with others",
             found=" ".join(words[:8]) + (" ..." if len(words) > 8 else ""),
             expected="one .toml or .csv file, or weights and corpora",
-            fix="write what stands beside it into the file",
+            fix="put the other arguments into that file",
         )
     if len(words) != 1 or not files:
         return spec_of_words(words)

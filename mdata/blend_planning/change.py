@@ -130,7 +130,7 @@ def _rest(
     phase = phases[number]
     if phase.ramp:
         raise UsageError(
-            f"sample {at:,} lies in the ramp of phase {number + 1}, where the mixture is not constant",
+            f"sample {at:,} is inside the ramp of phase {number + 1}, where the mixture is not constant",
             fix="the sample at which the ramp ends, or the whole new mixture",
         )
     if phase.endless or starts[number] == at:
@@ -196,7 +196,10 @@ class _Union:
         more = [(_weight(share, path, problems), path) for share, path in edits.add]
         if TOKENS in set_by:  # they are parts of 1: a number of tokens would leave the others next to nothing
             large = [as_text(weight) for weight in (*given.values(), *(weight for weight, _ in more)) if weight > 1]
-            problems += [f"the weight {text} stands beside parts of 1, as `mdata blend` shows them" for text in large]
+            problems += [
+                f"the weight {text} is above 1, but the shares of this blend are fractions of 1, as `mdata blend` shows"
+                for text in large
+            ]
         if problems:
             raise blend_error(problems)
         read = {i for i in range(len(self.components)) if any(phase.shares[i].amount for phase in phases)}

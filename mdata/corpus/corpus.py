@@ -329,7 +329,7 @@ def describe_pair(prefix: Path, reader: IndexedReader, *, level: Level) -> Corpu
     """What the .idx of a pair tells, as a manifest that is not sealed.
 
     Raises:
-        UsageError: the values are no token ids. DamageError, ResourceError: the .idx cannot be read.
+        UsageError: the values are not token ids. DamageError, ResourceError: the .idx cannot be read.
     """
     check_integers(prefix, reader.dtype)
     try:

@@ -227,21 +227,21 @@ def _stretches(ids: Int64s, mark: int) -> Iterator[tuple[Int64s, Int64s]]:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A tokenizer by what decides its ids, and a corpus that has it."""
+class _TokenizerOf:
+    """The tokenizer of a corpus, compared by what decides its ids."""
 
     fingerprint: str | None
     corpus: Corpus = field(compare=False)
 
 
 @lru_cache(maxsize=4)
-def _shared(asked: _Asked) -> Tokenizer | None:
+def _shared(key: _TokenizerOf) -> Tokenizer | None:
     """One for all corpora of a blend: many a tokenizer takes 100 MB, and a second to load."""
-    return asked.corpus.load_tokenizer()
+    return key.corpus.load_tokenizer()
 
 
 def _tokenizer_of(corpus: Corpus, fim: Fim) -> Tokenizer:
-    tokenizer = _shared(_Asked(corpus.tokenizer_fingerprint, corpus))
+    tokenizer = _shared(_TokenizerOf(corpus.tokenizer_fingerprint, corpus))
     if tokenizer is None:
         what = "characters" if fim.level == CHARACTER else "the texts of tokens"
         raise UsageError(

@@ -79,7 +79,7 @@ def test_numbers_that_a_user_wrote_stay_and_tokens_beside_parts_of_one_are_refus
     old = mdata.make_blend({"component": [WEB, C]}, "mix.json")
     write_pair(old.folder / "d", [[7]] * 30)
     edits = mdata.BlendEdits(add=[("210", "d")])
-    with pytest.raises(UsageError, match="the weight 210 stands beside parts of 1"):
+    with pytest.raises(UsageError, match="the weight 210 is above 1, but the shares of this blend are fractions of 1"):
         mdata.change_blend(old, 10, folder=old.folder, sequence_length=S, edits=edits)
 
 

@@ -146,7 +146,7 @@ def test_later_phases_stay(corpora):
 def test_in_a_ramp_only_a_whole_mixture_will_do(corpora):
     old = make(entry("a", weight=5), entry("b", weight=5), phase=PHASES)
     for at in (20, 35):
-        with pytest.raises(UsageError, match="lies in the ramp of phase 2"):
+        with pytest.raises(UsageError, match="is inside the ramp of phase 2"):
             change(old, at, remove=["a"])
         assert_continues(old, change(old, at, ["1", path("c")]), at)
     assert_continues(old, change(old, 50, remove=["a"]), 50)
