@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from trainer.collectives import Axis, all_gather, reduce_scatter
+from trainer.parallel.collectives import Axis, all_gather, reduce_scatter
 
 CALLS, WARM_UP = 300, 20
 

@@ -25,7 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.one_gpu_peer import peer_step
-from trainer.config import (
+from trainer.config.sections import (
     DataSection,
     ModelSection,
     OptimizerSection,
@@ -34,11 +34,11 @@ from trainer.config import (
     RunSection,
     TrainSection,
 )
-from trainer.engine import Engine
-from trainer.executor import Microbatch
-from trainer.mesh import Mesh
-from trainer.plan import Plan, make_plan
-from trainer.world import World, join_world
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.world import World, join_world
+from trainer.pipeline.executor import Microbatch
+from trainer.plan.plan import Plan, make_plan
+from trainer.run.engine import Engine
 
 LLAMA = {"norm": "rmsnorm", "activation": "swiglu", "position": "rope", "rope_theta": 500000.0, "vocab_size": 128256}
 GPT = {"norm": "layernorm", "activation": "gelu", "position": "learned", "bias": True, "vocab_size": 50432}

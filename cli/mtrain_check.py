@@ -14,7 +14,7 @@ from cli.console import Console, Parser
 from cli.mtrain_options import add_run_arguments, read_run_arguments
 
 if TYPE_CHECKING:
-    from trainer.resume import Start
+    from trainer.run.resume import Start
 
 
 def add_arguments(parser: Parser) -> None:
@@ -24,8 +24,8 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Check, and raise what was found."""
-    from trainer.config import problems_error
-    from trainer.launch import survey
+    from trainer.config.parse import problems_error
+    from trainer.run.launch import survey
 
     config, world_size = read_run_arguments(arguments)
     found = survey(config, world_size)

@@ -28,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Generate, and print each prompt with its continuation."""
     from mdata.progress import SILENT
-    from trainer.generate import Sampling, generate
-    from trainer.mesh import Mesh
-    from trainer.world import Placement, find_placement, join_world, leave_world
+    from trainer.parallel.mesh import Mesh
+    from trainer.parallel.world import Placement, find_placement, join_world, leave_world
+    from trainer.tasks.generate import Sampling, generate
 
     sampling = Sampling(
         max_tokens=arguments.max_tokens,

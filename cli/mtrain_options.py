@@ -10,7 +10,8 @@ import os
 
 from cli.console import Parser
 from mdata import UsageError
-from trainer.config import RunConfig, key_names, load_config
+from trainer.config.parse import key_names, load_config
+from trainer.config.sections import RunConfig
 
 
 def add_run_arguments(parser: Parser) -> None:
@@ -43,8 +44,8 @@ def world_size(config: RunConfig, nproc: int | None) -> int:
     """Ranks of the run: the launcher's under torchrun or Slurm, else --nproc, else the default."""
     if nproc is not None and nproc < 1:
         raise UsageError("--nproc is too small", found=str(nproc), expected="1 or more")
-    from trainer.launch import default_nproc
-    from trainer.world import find_placement
+    from trainer.parallel.world import find_placement
+    from trainer.run.launch import default_nproc
 
     placement = find_placement(os.environ)
     if placement is None:

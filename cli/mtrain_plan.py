@@ -13,8 +13,9 @@ from cli.console import Console, Parser
 from cli.mtrain_options import add_run_arguments, read_run_arguments
 
 if TYPE_CHECKING:
-    from trainer.config import RunConfig
-    from trainer.plan import DataFacts, Plan
+    from trainer.config.sections import RunConfig
+    from trainer.plan.check import DataFacts
+    from trainer.plan.plan import Plan
 
 
 def add_arguments(parser: Parser) -> None:
@@ -24,7 +25,7 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Print the plan as a table."""
-    from trainer.plan import make_plan
+    from trainer.plan.plan import make_plan
 
     config, world_size = read_run_arguments(arguments)
     plan = make_plan(config, world_size, facts=_facts(config, console))
@@ -37,7 +38,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
 def plan_rows(plan: Plan) -> list[tuple[str, int]]:
     """The plan's numbers in reading order, by their names for people."""
-    from trainer.models.gpt_table import parameter_table
+    from trainer.models.gpt_params import parameter_table
 
     held = parameter_table(plan.shape, tp_size=plan.tp, tp_rank=0)
     return [
@@ -67,7 +68,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, int]]:
 
 def _facts(config: RunConfig, console: Console) -> DataFacts | None:
     from mdata import UsageError
-    from trainer.data import open_data
+    from trainer.run.data import open_data
 
     try:
         return open_data(config).facts

@@ -1,7 +1,7 @@
 """One rank of `mtrain train`, as `mtrain train` starts it; not a command for people.
 
 It gets a folder with the resolved configuration, finds its place in the environment, and leaves its error
-there as a report, which the command that started it turns into one message (trainer/launch.py).
+there as a report, which the command that started it turns into one message (trainer/run/launch.py).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def main(argv: Sequence[str]) -> int:
     """Train as this rank and return the exit code."""
     from cli.console import Console
     from cli.mtrain_train import train_here
-    from trainer.config import load_config
-    from trainer.launch import listen, rank_process, write_report
+    from trainer.config.parse import load_config
+    from trainer.run.launch import listen, rank_process, write_report
 
     rank_process()
     folder = Path(argv[0])

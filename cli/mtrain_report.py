@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Write the report; say where it is, and how the losses stand against the baselines."""
-    from trainer.report import write_report
+    from trainer.report.page import write_report
 
     path, lines = write_report(arguments.run_folder)
     console.result("\n".join([*lines, str(path)]), {"report": str(path), "losses": lines})

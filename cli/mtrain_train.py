@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING
 from cli.console import Console, Parser
 from cli.mtrain_options import add_run_arguments, read_run_arguments
 from mdata.errors import MdataError, StoppedError
+from trainer.checkpoint.folder import latest_checkpoint
 
 if TYPE_CHECKING:
-    from trainer.config import RunConfig
-    from trainer.train import TrainResult
+    from trainer.config.sections import RunConfig
+    from trainer.run.train import TrainResult
 
 
 def add_arguments(parser: Parser) -> None:
@@ -36,8 +37,8 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Check, then train here or on ranks of our own."""
-    from trainer.launch import preflight
-    from trainer.world import find_placement
+    from trainer.parallel.world import find_placement
+    from trainer.run.launch import preflight
 
     config, world_size = read_run_arguments(arguments)
     with console.progress() as progress:
@@ -55,10 +56,9 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
 def _where_it_goes_on(config: RunConfig) -> str:
     """What the same command will do, for who has stopped it."""
-    from trainer import checkpoint
 
     try:
-        newest = checkpoint.latest(Path(config.run.folder, "checkpoints"))
+        newest = latest_checkpoint(Path(config.run.folder, "checkpoints"))
     except MdataError as error:
         return f"the same command cannot continue: {error}"
     if newest is not None:
@@ -72,10 +72,10 @@ def train_here(config: RunConfig, console: Console) -> None:
     Of the others only notes are shown: a rank whose disk stalls is the one that knows.
     """
     from cli.progress import RankNotes
-    from trainer.mesh import Mesh
-    from trainer.metrics import plain
-    from trainer.train import train
-    from trainer.world import Placement, find_placement, join_world, leave_world
+    from trainer.parallel.mesh import Mesh
+    from trainer.parallel.world import Placement, find_placement, join_world, leave_world
+    from trainer.run.metrics import plain
+    from trainer.run.train import train
 
     place = find_placement(os.environ) or Placement()
     world = join_world(Mesh(place.world_size, config.mesh.tp), placement=place)
@@ -99,8 +99,8 @@ def result_text(result: TrainResult, folder: str) -> str:
 
 
 def _train_on_ranks(config: RunConfig, world_size: int, console: Console) -> None:
-    from trainer.config import dump_config
-    from trainer.launch import launch
+    from trainer.config.parse import dump_config
+    from trainer.run.launch import launch
 
     with tempfile.TemporaryDirectory(prefix="mtrain-") as folder:
         Path(folder, "config.toml").write_text(dump_config(config), encoding="utf-8")

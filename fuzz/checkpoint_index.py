@@ -15,7 +15,7 @@ from typing import Any
 from blake3 import blake3
 
 from fuzz.manifest import put_over
-from trainer.checkpoint_index import Index, IndexFault, dump_index, parse_index, slice_key
+from trainer.checkpoint.format import Index, IndexFault, dump_index, parse_index, slice_key
 
 HASH = "0123456789abcdef" * 4
 FILES = {"rank-00000.safetensors": 300, "rank-00001.safetensors": 300}

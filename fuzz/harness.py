@@ -28,7 +28,13 @@ WATCHED = [
     "mdata.manifest",
     "mdata.blend",
 ]
-WATCHED += ["mdata.corpus.origins", "mdata.preprocessing.journal", "trainer.config", "trainer.checkpoint_index", "fuzz"]
+WATCHED += [
+    "mdata.corpus.origins",
+    "mdata.preprocessing.journal",
+    "trainer.config.sections",
+    "trainer.checkpoint.format",
+    "fuzz",
+]
 
 
 @functools.cache

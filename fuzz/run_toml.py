@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fuzz.harness import scratch
 from mdata.errors import UsageError
-from trainer.config import dump_config, load_config, value_problems
+from trainer.config.parse import dump_config, load_config, value_problems
 
 WHOLE = """
 [run]

@@ -9,8 +9,9 @@ import pytest
 import mdata
 from tests.helpers.corpora import write_pair
 from tests.helpers.manifests import corpus_of_pairs
-from trainer.config import load_config
-from trainer.plan import DataFacts, make_plan
+from trainer.config.parse import load_config
+from trainer.plan.check import DataFacts
+from trainer.plan.plan import make_plan
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 RUNS = sorted(path for path in CONFIGS.glob("*.toml") if "[run]" in path.read_text())

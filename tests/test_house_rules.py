@@ -19,7 +19,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("no blanket except", "cli/mtrain_rank.py"): "a rank hands its error to the process that started it",
     ("no blanket except", "mdata/util/background.py"): "a background thread hands its error to the other thread",
     ("keyword only", "mdata/chat/template_limits.py::LimitedEnvironment.call_binop"): "Jinja calls it, by position",
-    ("atomic_io is the door", "trainer/metrics.py"): "lines are appended to a file that is read while it grows",
+    ("atomic_io is the door", "trainer/run/metrics.py"): "lines are appended to a file that is read while it grows",
     ("one door to the terminal", "cli/start.py"): "a fixed line before anything is imported, and no name in it",
     (
         "no blanket except",
@@ -85,13 +85,13 @@ SAMPLES = {
 }
 MORE_OFFENCES = [
     ("import direction", "mdata/x.py", "def f():\n import torch"),
-    ("import direction", "mdata/x.py", "from trainer.config import RunConfig"),
+    ("import direction", "mdata/x.py", "from trainer.config.sections import RunConfig"),
     ("import direction", "trainer/x.py", "from cli.console import run"),
     ("import direction", "trainer/x.py", "import mdata.indexed.reader"),
     ("collectives in one file", "trainer/x.py", "from torch.distributed import all_gather"),
     ("collectives in one file", "trainer/x.py", "from torch import distributed as d\nd.barrier()"),
     ("collectives in one file", "trainer/x.py", "import torch\ntorch.distributed.broadcast(x, 0)"),
-    ("collectives in one file", "trainer/collectives.py", "import torch.distributed as d\nd.new_group([0])"),
+    ("collectives in one file", "trainer/parallel/collectives.py", "import torch.distributed as d\nd.new_group([0])"),
     ("no blanket except", "mdata/x.py", "try: f()\nexcept: raise"),
     ("requests to stop pass", "mdata/x.py", "try: f()\nexcept: x = 1"),
     ("requests to stop pass", "cli/x.py", "try: f()\nexcept (OSError, KeyboardInterrupt): x = 1"),

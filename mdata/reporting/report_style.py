@@ -1,4 +1,4 @@
-"""The style sheet of reports, of a blend and of a run (trainer/report.py), on light and dark screens.
+"""The style sheet of reports, of a blend and of a run (trainer/report/page.py), on light and dark screens.
 
 Twelve colours that stay apart on both; no font, image or sheet from elsewhere. Nothing here is computed.
 """

@@ -15,9 +15,9 @@ import pytest
 from cli.mtrain import COMMANDS, main
 from cli.mtrain_train import result_text
 from tests.helpers.runs import make_config, make_corpora, write_jsonl
-from trainer.config import dump_config
-from trainer.metrics import read_metrics
-from trainer.train import TrainResult
+from trainer.config.parse import dump_config
+from trainer.run.metrics import read_metrics
+from trainer.run.train import TrainResult
 
 RUN = """
 [run]

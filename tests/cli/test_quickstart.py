@@ -15,7 +15,7 @@ from cli import quickstart, quickstart_text
 from cli.console import Console
 from mdata.errors import UsageError
 from mdata.progress import SILENT
-from trainer.config import load_config
+from trainer.config.parse import load_config
 
 SMALL = ["train.steps=4", "optimizer.warmup_steps=2", "train.eval_samples=8"]
 

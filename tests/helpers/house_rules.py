@@ -157,7 +157,7 @@ def no_global(source: Source) -> Iterator[Finding]:
 
 
 def collectives_in_one_file(source: Source) -> Iterator[Finding]:
-    """Collectives are called in trainer/collectives.py, process groups are made in trainer/world.py; nowhere else."""
+    """Collectives are called in parallel/collectives.py, process groups are made in parallel/world.py; nowhere else."""
     aliases = _aliases(source.tree, "torch.distributed")
     for node in ast.walk(source.tree):
         name = None
@@ -167,10 +167,13 @@ def collectives_in_one_file(source: Source) -> Iterator[Finding]:
                 name = node.attr
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.distributed"):
             name = next((a.name for a in node.names if a.name in COLLECTIVES | GROUPS), None)
-        if name in COLLECTIVES and source.path != "trainer/collectives.py":
-            yield source.path, f"line {node.lineno}: torch.distributed.{name} belongs in trainer/collectives.py"
-        if name in GROUPS and source.path != "trainer/world.py":
-            yield source.path, f"line {node.lineno}: torch.distributed.{name} belongs in trainer/world.py"
+        if name in COLLECTIVES and source.path != "trainer/parallel/collectives.py":
+            yield (
+                source.path,
+                f"line {node.lineno}: torch.distributed.{name} belongs in trainer/parallel/collectives.py",
+            )
+        if name in GROUPS and source.path != "trainer/parallel/world.py":
+            yield source.path, f"line {node.lineno}: torch.distributed.{name} belongs in trainer/parallel/world.py"
 
 
 def no_print(source: Source) -> Iterator[Finding]:

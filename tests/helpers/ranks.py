@@ -54,9 +54,9 @@ class RankContext:
     init_method: str
 
     def join(self, mesh: Any = None) -> Any:
-        """Join the other ranks: a `trainer.world.World` over `mesh` (default: all ranks in dp)."""
-        from trainer.mesh import Mesh
-        from trainer.world import Placement, join_world
+        """Join the other ranks: a `trainer.parallel.world.World` over `mesh` (default: all ranks in dp)."""
+        from trainer.parallel.mesh import Mesh
+        from trainer.parallel.world import Placement, join_world
 
         place = Placement(
             rank=self.rank,
@@ -200,7 +200,7 @@ def _serve(pipe: multiprocessing.connection.Connection, stack_file: str) -> None
     """The life of a pool process: one call after another until the pipe closes."""
     import torch
 
-    from trainer.world import leave_world
+    from trainer.parallel.world import leave_world
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import mdata
-from trainer.config import RunConfig, dump_config, parse_config
+from trainer.config.parse import dump_config, parse_config
+from trainer.config.sections import RunConfig
 
 WORDS = [
     "time",

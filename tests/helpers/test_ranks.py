@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.helpers.ranks import RankContext, RankError, RankHang, run_ranks
-from trainer.collectives import all_reduce_
-from trainer.mesh import Mesh
+from trainer.parallel.collectives import all_reduce_
+from trainer.parallel.mesh import Mesh
 
 
 def reduce_body(context: RankContext, scale: float) -> tuple[int, list[float]]:

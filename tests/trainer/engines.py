@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tests.trainer.shapes import SHAPES
-from trainer.config import (
+from trainer.config.sections import (
     DataSection,
     ModelSection,
     OptimizerSection,
@@ -17,11 +17,11 @@ from trainer.config import (
     RunSection,
     TrainSection,
 )
-from trainer.engine import Engine
-from trainer.executor import Microbatch
-from trainer.layout import BufferLayout
-from trainer.mesh import Mesh
-from trainer.plan import make_plan
+from trainer.optim.layout import BufferLayout
+from trainer.parallel.mesh import Mesh
+from trainer.pipeline.executor import Microbatch
+from trainer.plan.plan import make_plan
+from trainer.run.engine import Engine
 
 SEQUENCE, GLOBAL_BATCH = 16, 4
 

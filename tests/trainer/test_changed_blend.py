@@ -15,13 +15,14 @@ import pytest
 import mdata
 from mdata.tracing.run_folder import trace_run
 from tests.helpers.runs import make_corpora, write_jsonl
-from trainer.config import RunConfig, parse_config
-from trainer.data import open_data
-from trainer.mesh import Mesh
-from trainer.metrics import read_metrics
-from trainer.plan import make_plan
-from trainer.train import train
-from trainer.world import Placement, join_world
+from trainer.config.parse import parse_config
+from trainer.config.sections import RunConfig
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.world import Placement, join_world
+from trainer.plan.plan import make_plan
+from trainer.run.data import open_data
+from trainer.run.metrics import read_metrics
+from trainer.run.train import train
 
 LENGTH = 16
 
@@ -62,7 +63,7 @@ def run(config: RunConfig):
 @pytest.fixture
 def reads(monkeypatch):
     """sample number -> its tokens and labels, of every batch that goes to the model in training."""
-    import trainer.train as module
+    import trainer.run.train as module
 
     seen: dict[int, list[int]] = {}
     real = module.to_device

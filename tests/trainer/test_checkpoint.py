@@ -20,16 +20,17 @@ import mdata
 from mdata.util import atomic_io
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import assemble, layouts, logical, microbatches, small_config
-from trainer import checkpoint
-from trainer.checkpoint import RunState, SavedSlice
-from trainer.checkpoint_index import dump_index
-from trainer.collectives import Axis
-from trainer.config import MeshSection
-from trainer.engine import Engine
-from trainer.mesh import Mesh
-from trainer.optimizer import STATE_NAMES
-from trainer.plan import make_plan
-from trainer.world import Placement, join_world
+from trainer.checkpoint.folder import latest_checkpoint, read_index
+from trainer.checkpoint.format import RunState, SavedSlice, dump_index
+from trainer.checkpoint.load import overlaps
+from trainer.checkpoint.save import together
+from trainer.config.sections import MeshSection
+from trainer.optim.optimizer import STATE_NAMES
+from trainer.parallel.collectives import Axis
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.world import Placement, join_world
+from trainer.plan.plan import make_plan
+from trainer.run.engine import Engine
 
 LAYOUTS = {"alone": (1, 1, False), "tp2": (2, 2, True), "dp2": (2, 1, False), "tp2dp2": (4, 2, True)}
 
@@ -75,7 +76,7 @@ def test_any_layout_reads_any_other(writer, reader, shape, tmp_path):
     ranks, config = _config(writer, shape)
     expected = _whole(run_ranks(_train_and_save, ranks, config, tmp_path))
     ranks, config = _config(reader, shape)
-    results = run_ranks(_load, ranks, config, checkpoint.latest(tmp_path))
+    results = run_ranks(_load, ranks, config, latest_checkpoint(tmp_path))
     got = _whole([parts for _, parts, _ in results])
     assert all(run == _state(2) for run, _, _ in results)
     assert {steps for _, _, steps in results} == {2}
@@ -87,7 +88,7 @@ def test_any_layout_reads_any_other(writer, reader, shape, tmp_path):
 def test_padding_and_copies_are_not_stored(tmp_path):
     ranks, config = _config("tp2")
     run_ranks(_train_and_save, ranks, config, tmp_path)
-    index = checkpoint.read_index(tmp_path / "step-2")
+    index = read_index(tmp_path / "step-2")
     assert index.tensors["weight/embedding.weight"].shape == (250, 32)
     for name, entry in index.tensors.items():
         stored = sum(int(np.prod(piece.size)) for piece in entry.slices)
@@ -106,7 +107,7 @@ def test_overlaps_equal_their_twin(cuts, data):
     start = (data.draw(st.integers(0, 5)), data.draw(st.integers(0, 6)))
     size = (data.draw(st.integers(1, 6 - start[0])), data.draw(st.integers(1, 7 - start[1])))
     painted = {}
-    for piece, (low, extent) in checkpoint.overlaps((start, size), saved):
+    for piece, (low, extent) in overlaps((start, size), saved):
         for i in range(low[0], low[0] + extent[0]):
             for j in range(low[1], low[1] + extent[1]):
                 assert (i, j) not in painted
@@ -156,13 +157,13 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_stops_every_rank(failing_ra
     for call in range(1, 40):
         root = tmp_path / f"{failing_rank}-{call}"
         results = run_ranks(_save_twice, ranks, config, root, failing_rank, call)
-        newest = checkpoint.latest(root)
+        newest = latest_checkpoint(root)
         if results[failing_rank][1] < call:
             assert [message for message, _ in results] == [None, None]
             assert newest == root / "step-2"
             break
         assert all("No space left" in message for message, _ in results), results
-        checkpoint.read_index(newest)  # whole, whichever of the two it is
+        read_index(newest)  # whole, whichever of the two it is
         assert [p.name for p in root.iterdir() if p.name.endswith(".partial")] == []
     assert call > (8 if failing_rank == 0 else 4), "the failures reached every write"
 
@@ -225,7 +226,7 @@ def _without_hashes(folder):
 def test_a_checkpoint_of_an_older_version_is_read(saved):
     run = _alone_load(saved)
     _without_hashes(saved)
-    assert not checkpoint.read_index(saved).hashed
+    assert not read_index(saved).hashed
     assert _alone_load(saved) == run
 
 
@@ -260,34 +261,34 @@ def test_no_link_is_followed_out_of_the_folder(saved, name, tmp_path):
     (saved / name).rename(elsewhere)
     (saved / name).symlink_to(elsewhere)
     with pytest.raises(mdata.DamageError, match=rf"{name} is damaged\n  found: a link"):
-        checkpoint.read_index(saved)
+        read_index(saved)
     (saved / name).unlink()
     os.mkfifo(saved / name)  # to open it would wait for ever
     with pytest.raises(mdata.DamageError, match=rf"{name} is damaged\n  found: not a regular file"):
-        checkpoint.read_index(saved)
+        read_index(saved)
 
 
 def test_damage_is_named_with_what_to_do(saved):
     path = saved / "rank-00000.safetensors"
-    whole, index = path.read_bytes(), checkpoint.read_index(saved)
+    whole, index = path.read_bytes(), read_index(saved)
     path.write_bytes(whole[:-1])
     with pytest.raises(mdata.DamageError, match=r"is damaged(.|\n)*; there is no other whole checkpoint in its folder"):
-        checkpoint.read_index(saved)
+        read_index(saved)
     other = saved.with_name("step-1")
     shutil.copytree(saved, other)  # as damaged as the first
     (other / "index.json").write_bytes(dump_index(replace(index, run=replace(index.run, step=1, optimizer_steps=1))))
     with pytest.raises(mdata.DamageError, match="there is no other whole checkpoint"):
-        checkpoint.read_index(saved)
+        read_index(saved)
     (other / path.name).write_bytes(whole)
     instead = f"restore it from a copy, or write step-1 into {saved.parent / 'latest'} to continue from that one"
     with pytest.raises(mdata.DamageError, match=rf"rank-00000\.safetensors is damaged(.|\n)*{instead}"):
-        checkpoint.read_index(saved)
+        read_index(saved)
     path.unlink()
     with pytest.raises(mdata.DamageError, match="found: no such file"):
-        checkpoint.read_index(saved)
+        read_index(saved)
     (saved / "index.json").unlink()
     with pytest.raises(mdata.DamageError, match=r"index\.json is damaged\n  found: no such file"):
-        checkpoint.read_index(saved)
+        read_index(saved)
 
 
 def test_a_missing_tensor_and_another_shape_are_named(saved):
@@ -330,12 +331,12 @@ def test_a_full_disk_is_told_with_the_files_name(tmp_path, monkeypatch):
 
     monkeypatch.setattr(atomic_io, "write", full)
     with pytest.raises(mdata.ResourceError, match=r"rank 0 writing a checkpoint: .*rank-0\.safetensors: No space left"):
-        checkpoint.together(Axis.single("world"), lambda: atomic_io.atomic_write(tmp_path / "rank-0.safetensors", b"x"))
+        together(Axis.single("world"), lambda: atomic_io.atomic_write(tmp_path / "rank-0.safetensors", b"x"))
 
 
 def test_another_format_or_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(mdata.UsageError, match=r"no checkpoint at(.|\n)*try: give a folder with index\.json"):
-        checkpoint.read_index(tmp_path / "none")
+        read_index(tmp_path / "none")
     (tmp_path / "index.json").write_text('{"format": "mtrain-checkpoint", "version": 2}')
     with pytest.raises(mdata.DamageError, match="expected: mtrain-checkpoint version 1"):
-        checkpoint.read_index(tmp_path)
+        read_index(tmp_path)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mdata import DamageError
-from trainer.checkpoint_folder import find, latest, make_room, point_to, read_index, remove_old
-from trainer.checkpoint_index import Index, RunState, SavedFile, dump_index
+from trainer.checkpoint.folder import find_checkpoint, latest_checkpoint, make_room, point_to, read_index, remove_old
+from trainer.checkpoint.format import Index, RunState, SavedFile, dump_index
 
 FOREIGN = ["step-old", "step-4 (copy)", "step-", "step-04", "step-0", "step--1", "step-4.bak", "notes"]
 
@@ -34,10 +34,10 @@ def names(root: Path) -> list[str]:
 
 
 def test_the_one_that_latest_names_is_taken(tmp_path: Path) -> None:
-    assert find(tmp_path / "none").folder is None and find(tmp_path).folder is None
+    assert find_checkpoint(tmp_path / "none").folder is None and find_checkpoint(tmp_path).folder is None
     write(tmp_path, 3, 20)
     (tmp_path / "latest").write_text("step-3\n")
-    assert (find(tmp_path).folder, find(tmp_path).warning) == (tmp_path / "step-3", None)
+    assert (find_checkpoint(tmp_path).folder, find_checkpoint(tmp_path).warning) == (tmp_path / "step-3", None)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_without_a_name_in_latest_the_newest_whole_one_is_taken_and_it_is_said(
         (tmp_path / name).mkdir()
     if said is not None:
         (tmp_path / "latest").write_bytes(said)
-    found = find(tmp_path)
+    found = find_checkpoint(tmp_path)
     assert found.folder == tmp_path / "step-20"
     assert found.warning is not None and found.warning.endswith("using the newest whole checkpoint, step-20")
     assert str(tmp_path / "latest") in found.warning and found.warning.isprintable()
@@ -61,14 +61,14 @@ def test_without_a_name_in_latest_the_newest_whole_one_is_taken_and_it_is_said(
 def test_latest_may_be_a_folder(tmp_path: Path) -> None:
     write(tmp_path, 3)
     (tmp_path / "latest").mkdir()
-    assert find(tmp_path).folder == tmp_path / "step-3"
+    assert find_checkpoint(tmp_path).folder == tmp_path / "step-3"
 
 
 def test_a_damaged_one_that_latest_names_is_not_passed_over(tmp_path: Path) -> None:
     write(tmp_path, 3, 20)
     damage(tmp_path, 20)
     (tmp_path / "latest").write_text("step-20")
-    assert find(tmp_path).folder == tmp_path / "step-20"
+    assert find_checkpoint(tmp_path).folder == tmp_path / "step-20"
     with pytest.raises(DamageError, match=r"found: 4 bytes(.|\n)*write step-3 into"):
         read_index(tmp_path / "step-20")
 
@@ -76,12 +76,12 @@ def test_a_damaged_one_that_latest_names_is_not_passed_over(tmp_path: Path) -> N
 def test_a_run_does_not_begin_again_where_checkpoints_are_damaged_or_gone(tmp_path: Path) -> None:
     (tmp_path / "latest").write_text("step-20")
     with pytest.raises(DamageError, match=r"names no checkpoint in its folder(.|\n)*to begin at step 1"):
-        find(tmp_path)
+        find_checkpoint(tmp_path)
     (tmp_path / "latest").unlink()
     write(tmp_path, 20)
     damage(tmp_path, 20)
     with pytest.raises(DamageError, match=r"latest is missing\n  found: step-20, and none is whole"):
-        latest(tmp_path)
+        latest_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("name", FOREIGN)
@@ -89,11 +89,11 @@ def test_a_copy_of_a_checkpoint_under_another_name_is_nobodys(name: str, tmp_pat
     """It is whole, and it may be of a later step: it is neither taken, nor counted, nor removed, nor named in a fix."""
     write(tmp_path, 90)
     (tmp_path / "step-90").rename(tmp_path / name)
-    assert find(tmp_path).folder is None
+    assert find_checkpoint(tmp_path).folder is None
     write(tmp_path, 3, 20)
-    assert find(tmp_path).folder == tmp_path / "step-20"
+    assert find_checkpoint(tmp_path).folder == tmp_path / "step-20"
     (tmp_path / "latest").write_text(name)
-    assert find(tmp_path).folder == tmp_path / "step-20"
+    assert find_checkpoint(tmp_path).folder == tmp_path / "step-20"
     remove_old(tmp_path, 1)
     assert names(tmp_path) == sorted(["latest", "step-20", name])
     damage(tmp_path, 20)
@@ -104,7 +104,7 @@ def test_a_copy_of_a_checkpoint_under_another_name_is_nobodys(name: str, tmp_pat
 def test_folders_of_other_names_alone_are_no_checkpoints(tmp_path: Path) -> None:
     for name in [*FOREIGN, "step-7"]:  # the last has a name of ours, but no index
         (tmp_path / name).mkdir()
-    assert find(tmp_path).folder is None
+    assert find_checkpoint(tmp_path).folder is None
 
 
 def test_remove_old_keeps_the_newest_and_clears_what_a_crash_left(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_neither_read_nor_replace
     write(tmp_path, 2, 4)
     shutil.copytree(tmp_path / "step-2", tmp_path / "step-9")
     (tmp_path / "step-11").symlink_to(tmp_path / "step-2")
-    assert find(tmp_path).folder == tmp_path / "step-4"
+    assert find_checkpoint(tmp_path).folder == tmp_path / "step-4"
     with pytest.raises(DamageError, match=r"(?s)run/step.*found: 2.*expected: 9.*step-4"):
         read_index(tmp_path / "step-9")
     make_room(tmp_path / "step-9")
@@ -192,4 +192,4 @@ def test_latest_is_written_where_a_folder_stands(tmp_path: Path, pointer: str) -
         (tmp_path / "latest").symlink_to("step-2")
     point_to(tmp_path / "step-2")
     assert (tmp_path / "latest").read_text() == "step-2"
-    assert find(tmp_path).warning is None
+    assert find_checkpoint(tmp_path).warning is None

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.checkpoint_index import (
+from trainer.checkpoint.format import (
     Index,
     IndexFault,
     RunState,

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.helpers.ranks import run_ranks
-from trainer import collectives
-from trainer.collectives import Axis
-from trainer.mesh import Mesh
+from trainer.parallel import collectives
+from trainer.parallel.collectives import Axis
+from trainer.parallel.mesh import Mesh
 
 PAIRS = ["copy_to_axis", "reduce_from_axis", "gather_sequence", "scatter_sequence"]
 

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata import UsageError
-from trainer.config import AFTERWARDS, RunConfig, dump_config, load_config, parse_config, value_problems
+from trainer.config.parse import AFTERWARDS, dump_config, load_config, parse_config, value_problems
+from trainer.config.sections import RunConfig
 
 SMALL = """
 [run]
@@ -238,6 +239,8 @@ def test_values_of_a_tree_built_in_python_are_checked(path: Path) -> None:
 
 
 def test_no_torch_is_imported() -> None:
-    code = "import sys, trainer.config, trainer.plan, trainer.mesh, trainer.schedule; print('torch' in sys.modules)"
+    code = (
+        "import sys, trainer.plan.plan, trainer.parallel.mesh, trainer.pipeline.actions; print('torch' in sys.modules)"
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "False\n"

@@ -17,12 +17,13 @@ from tests.helpers.corpora import write_pair
 from tests.helpers.open_by_keys import open_by_keys
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_mix
-from trainer.config import DataSection, ModelSection, OptimizerSection, RunConfig, RunSection, TrainSection
-from trainer.data import open_data, to_device, training_batches
-from trainer.mesh import Mesh
-from trainer.metrics import read_metrics
-from trainer.plan import check, make_plan
-from trainer.train import train
+from trainer.config.sections import DataSection, ModelSection, OptimizerSection, RunConfig, RunSection, TrainSection
+from trainer.parallel.mesh import Mesh
+from trainer.plan.check import check
+from trainer.plan.plan import make_plan
+from trainer.run.data import open_data, to_device, training_batches
+from trainer.run.metrics import read_metrics
+from trainer.run.train import train
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,13 @@ from tests.helpers.corpora import write_pair
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_config, write_jsonl
 from tests.trainer.shapes import SHAPES
-from trainer.generate import (
+from trainer.models.gpt import build_gpt
+from trainer.models.gpt_params import parameter_table
+from trainer.parallel.init import initialize_
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.world import Placement, join_world
+from trainer.run.train import train
+from trainer.tasks.generate import (
     Chooser,
     Sampling,
     _added_text,
@@ -28,12 +34,6 @@ from trainer.generate import (
     run_tokenizer,
     top_p_token,
 )
-from trainer.init import initialize_
-from trainer.mesh import Mesh
-from trainer.models.gpt import build_gpt
-from trainer.models.gpt_table import parameter_table
-from trainer.train import train
-from trainer.world import Placement, join_world
 
 
 def slow_top_p(logits: list[float], temperature: float, top_p: float, uniform: float) -> int:
@@ -112,7 +112,7 @@ def test_the_text_does_not_depend_on_the_layout(name, greedy):
 
 
 def _logits(context):
-    from trainer.generate import next_logits
+    from trainer.tasks.generate import next_logits
 
     world = context.join(Mesh(context.world, context.world))
     shape = SHAPES["llama"]

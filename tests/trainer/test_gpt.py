@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.trainer.shapes import SHAPES
-from trainer.collectives import Axis
-from trainer.init import initialize_
 from trainer.models.gpt import GPT, build_gpt
-from trainer.models.gpt_table import GPTShape, parameter_table
+from trainer.models.gpt_params import GPTShape, parameter_table
+from trainer.parallel.collectives import Axis
+from trainer.parallel.init import initialize_
 
 SEQUENCE = 7
 

@@ -11,12 +11,12 @@ from torch.nn import functional as F
 
 from tests.helpers.ranks import run_ranks
 from tests.trainer.shapes import LLAMA
-from trainer.collectives import Axis
 from trainer.kernels.table import PLAIN
 from trainer.layers.base import Parallel
 from trainer.layers.embedding import VocabularyEmbedding
 from trainer.layers.head import head_loss
-from trainer.mesh import Mesh
+from trainer.parallel.collectives import Axis
+from trainer.parallel.mesh import Mesh
 
 TOKENS, WIDTH, VOCAB = 8, LLAMA.hidden_size, LLAMA.vocab_size
 

@@ -9,8 +9,8 @@ import torch
 
 from mdata.util.random_keys import derive_key
 from tests.trainer.shapes import GPT2, SHAPES
-from trainer import init
-from trainer.models.gpt_table import parameter_table
+from trainer.models.gpt_params import parameter_table
+from trainer.parallel import init
 
 
 def test_known_answers():

@@ -16,7 +16,7 @@ import pytest
 
 from mdata import DamageError, ResourceError, StoppedError, UsageError
 from tests.trainer.test_plan import config
-from trainer.launch import (
+from trainer.run.launch import (
     RankFault,
     RankReport,
     default_nproc,
@@ -33,7 +33,7 @@ RANK = """
 import os, signal, sys, time
 from pathlib import Path
 from mdata import DamageError, ResourceError, StoppedError, UsageError
-from trainer.launch import rank_process, write_report
+from trainer.run.launch import rank_process, write_report
 rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
 def stop(number, frame):
     raise StoppedError("asked to stop")
@@ -48,7 +48,7 @@ PARENT = """
 import sys
 from pathlib import Path
 from cli.console import Command, run
-from trainer.launch import launch
+from trainer.run.launch import launch
 def add_arguments(parser): pass
 def main(arguments, console): launch([sys.executable, sys.argv[1], sys.argv[2]], nproc=2, reports=Path(sys.argv[2]))
 if __name__ == "__main__":
@@ -192,7 +192,7 @@ def test_a_report_needs_no_torch(tmp_path: Path) -> None:
     """A rank that is stopped while it imports torch cannot import it again, and has to write its report."""
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from pathlib import Path; from mdata import StoppedError; from trainer.launch import write_report\n"
+        "from pathlib import Path; from mdata import StoppedError; from trainer.run.launch import write_report\n"
         "sys.exit(write_report(Path(sys.argv[1]), StoppedError('stopped'), rank=0))"
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -201,7 +201,7 @@ def test_a_report_needs_no_torch(tmp_path: Path) -> None:
 
 
 LISTENING = """
-from trainer.launch import listen
+from trainer.run.launch import listen
 def note(number, frame):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher ends all when one has ended
     (folder / f"heard-{rank}").write_text(str(number))

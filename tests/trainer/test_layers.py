@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from trainer.collectives import Axis
 from trainer.kernels.table import PLAIN
 from trainer.layers.base import Layer, Parallel, add_rows
 from trainer.layers.embedding import PositionEmbedding
 from trainer.layers.linear import Linear
 from trainer.layers.norm import Norm
+from trainer.parallel.collectives import Axis
 
 ALONE = Parallel(Axis.single("tp"), sequence_parallel=False)
 MICROBATCHES, TOKENS, WIDTH = 64, 16, 8

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.trainer.shapes import SHAPES
-from trainer.layout import ALIGNMENT, make_layout
-from trainer.models.gpt_table import parameter_table
+from trainer.models.gpt_params import parameter_table
+from trainer.optim.layout import ALIGNMENT, make_layout
 
 
 @pytest.mark.parametrize("dp", [1, 2, 3, 5])

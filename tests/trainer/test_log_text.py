@@ -12,12 +12,12 @@ from cli.mtrain import main
 from tests.helpers.runs import make_corpora, write_jsonl
 from tests.trainer.test_plan import FACTS
 from tests.trainer.test_plan import config as sound
-from trainer.config import dump_config, parse_config
-from trainer.engine import Engine
-from trainer.log_text import device_text, event_text, header, losses_text
-from trainer.metrics import MetricsWriter, read_metrics
-from trainer.plan import make_plan
-from trainer.resume import Done, Start
+from trainer.config.parse import dump_config, parse_config
+from trainer.plan.plan import make_plan
+from trainer.run.engine import Engine
+from trainer.run.log_text import device_text, event_text, header, losses_text
+from trainer.run.metrics import MetricsWriter, read_metrics
+from trainer.run.resume import Done, Start
 
 
 def test_the_header_of_many_ranks_that_go_on() -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from tests.trainer.shapes import GPT2
-from trainer.collectives import Axis
 from trainer.models.gpt import build_gpt
-from trainer.models.gpt_table import GPTShape
+from trainer.models.gpt_params import GPTShape
+from trainer.parallel.collectives import Axis
 
 OUTSIDE = {
     "embedding.weight": "embedding.word_embeddings",

@@ -15,20 +15,14 @@ from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_corpora, write_jsonl
 from tests.trainer.engines import layouts, small_config
 from tests.trainer.test_plan import config as sound
-from trainer.config import MeshSection, dump_config, parse_config
-from trainer.engine import Engine
-from trainer.memory import (
-    OutOfMemoryError,
-    amount_asked,
-    explained,
-    is_out_of_memory,
-    out_of_memory_in,
-    size_text,
-    state_bytes,
-)
+from trainer.config.parse import dump_config, parse_config
+from trainer.config.sections import MeshSection
+from trainer.errors import OutOfMemoryError, amount_asked, is_out_of_memory, out_of_memory_in, size_text
 from trainer.models.gpt import GPT
-from trainer.optimizer import Optimizer
-from trainer.plan import make_plan
+from trainer.optim.optimizer import Optimizer
+from trainer.plan.memory import explained, state_bytes
+from trainer.plan.plan import make_plan
+from trainer.run.engine import Engine
 
 CUDA = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 1.51 GiB is "

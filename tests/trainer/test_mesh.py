@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata import UsageError
-from trainer.mesh import AXES, Coordinates, Mesh
+from trainer.parallel.mesh import AXES, Coordinates, Mesh
 
 
 @st.composite

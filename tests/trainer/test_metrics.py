@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mdata import DamageError
 from mdata.util import atomic_io
 from tests.helpers.failures import durable_calls
-from trainer.metrics import MetricsWriter, read_events, read_metrics, write_ranks
+from trainer.run.metrics import MetricsWriter, read_events, read_metrics, write_ranks
 
 
 def write_steps(folder: Path, first: int, stop: int, *, resumed_step: int | None) -> None:

@@ -11,10 +11,10 @@ import torch
 
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import assemble, layouts, logical, microbatches, small_config
-from trainer.config import MeshSection, OptimizerSection
+from trainer.config.sections import MeshSection, OptimizerSection
 from trainer.kernels.table import PLAIN, choose_kernels
 from trainer.models.gpt import build_gpt
-from trainer.optimizer import NORM_BLOCK, sum_of_squares
+from trainer.optim.optimizer import NORM_BLOCK, sum_of_squares
 
 CPU = torch.device("cpu")
 

@@ -14,9 +14,9 @@ import pytest
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import assemble, layouts, logical, microbatches, small_config
 from tests.trainer.shapes import SHAPES
-from trainer.config import MeshSection
-from trainer.executor import run_actions
-from trainer.schedule import one_stage
+from trainer.config.sections import MeshSection
+from trainer.pipeline.actions import one_stage
+from trainer.pipeline.executor import run_actions
 
 # (ranks, tp, sequence parallel, micro batch)
 LAYOUTS = [(1, 1, False, 2), (2, 2, False, 1), (2, 2, True, 2), (2, 1, False, 1), (4, 2, True, 1), (4, 2, False, 2)]
@@ -36,7 +36,7 @@ def _gradients(context, config):
     engine = layouts(context, config)
     batches = microbatches(engine, 0)
     totals = run_actions(one_stage(len(batches)), engine.model, microbatches=batches)
-    from trainer.collectives import all_reduce_
+    from trainer.parallel.collectives import all_reduce_
 
     totals = all_reduce_(totals, engine.dp)
     optimizer = engine.optimizer
@@ -132,7 +132,7 @@ def test_steps_too_small_for_bf16_are_kept_in_the_main_weights():
 
 
 def _held(context, config):
-    from trainer.engine import held_parameters
+    from trainer.run.engine import held_parameters
 
     engine = layouts(context, config)
     real = {n: tuple(p.shape) for n, p in engine.model.named_parameters()}

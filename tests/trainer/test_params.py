@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.shapes import GPT2, LLAMA, SHAPES
-from trainer.collectives import Axis
 from trainer.models.gpt import build_gpt
-from trainer.models.gpt_table import num_parameters, parameter_table, vocabulary_range
-from trainer.params import ParamSpec, Piece, slices
+from trainer.models.gpt_params import num_parameters, parameter_table, vocabulary_range
+from trainer.parallel.collectives import Axis
+from trainer.parallel.params import ParamSpec, Piece, slices
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata import UsageError
-from trainer.config import (
+from trainer.config.sections import (
     DataSection,
     MeshSection,
     ModelSection,
@@ -20,7 +20,10 @@ from trainer.config import (
     RunSection,
     TrainSection,
 )
-from trainer.plan import DataFacts, check, learning_rate, make_plan, padded_vocab_size
+from trainer.models.gpt_params import padded_vocab_size
+from trainer.optim.schedules import learning_rate
+from trainer.plan.check import DataFacts, check
+from trainer.plan.plan import make_plan
 
 FACTS = DataFacts(
     vocab_size=1000, largest_id=999, eod=0, fingerprint="f", num_tokens=5000, components=(("a", 2000), ("b", 3000))

@@ -16,11 +16,13 @@ import torch
 
 from tests.helpers.power_loss import recorded, states
 from tests.trainer.shapes import LLAMA
-from trainer import checkpoint
-from trainer.checkpoint import RunState, Shard
-from trainer.collectives import Axis
-from trainer.layout import make_layout
-from trainer.models.gpt_table import parameter_table
+from trainer.checkpoint.folder import latest_checkpoint, remove_old, run_state
+from trainer.checkpoint.format import RunState
+from trainer.checkpoint.load import load_state
+from trainer.checkpoint.save import Shard, save_checkpoint
+from trainer.models.gpt_params import parameter_table
+from trainer.optim.layout import make_layout
+from trainer.parallel.collectives import Axis
 
 SMALL = replace(
     LLAMA, num_layers=1, hidden_size=2, num_heads=1, num_kv_heads=1, head_dim=2, ffn_hidden_size=2, padded_vocab_size=4,
@@ -37,19 +39,19 @@ def save(root: Path, step: int, *, value: float, keep: int = 2) -> None:
     run = RunState(step=step, consumed_samples=step, data_id="", data={}, optimizer_steps=step, config="")
     part = shard()
     state = {"weight": torch.full((part.stop - part.start,), value)}
-    checkpoint.save(root, run, shard=part, state=state, world=Axis.single("world"))
-    checkpoint.remove_old(root, keep)
+    save_checkpoint(root, run, shard=part, state=state, world=Axis.single("world"))
+    remove_old(root, keep)
 
 
 def resumed(root: Path) -> tuple[int, float] | None:
     """The step and the value of the checkpoint that a run would go on from."""
-    folder = checkpoint.latest(root)
+    folder = latest_checkpoint(root)
     if folder is None:
         return None
-    state = checkpoint.load_state(folder, shard(), names=["weight"], dtype=torch.float32)["weight"]
+    state = load_state(folder, shard(), names=["weight"], dtype=torch.float32)["weight"]
     values = set(state[state != 0].tolist())  # padding is 0
     assert len(values) == 1, "a mixture of two checkpoints"
-    return checkpoint.run_state(folder).step, values.pop()
+    return run_state(folder).step, values.pop()
 
 
 def saves(root: Path) -> Iterator[tuple[int, float]]:

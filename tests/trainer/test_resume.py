@@ -18,16 +18,17 @@ from mdata import UsageError
 from tests.helpers.notes import Notes
 from tests.helpers.runs import make_corpora, write_jsonl
 from tests.trainer.test_plan import config as sound
-from trainer import checkpoint
-from trainer.checkpoint_index import dump_index
-from trainer.config import RunConfig, dump_config, load_config, parse_config
-from trainer.data import open_data
-from trainer.mesh import Mesh
-from trainer.metrics import read_events, read_metrics
-from trainer.plan import learning_rate
-from trainer.resume import changed_settings, find_start, with_horizon
-from trainer.train import train
-from trainer.world import Placement, join_world
+from trainer.checkpoint.folder import latest_checkpoint, read_index
+from trainer.checkpoint.format import dump_index
+from trainer.config.parse import dump_config, load_config, parse_config
+from trainer.config.sections import RunConfig
+from trainer.optim.schedules import learning_rate
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.world import Placement, join_world
+from trainer.run.data import open_data
+from trainer.run.metrics import read_events, read_metrics
+from trainer.run.resume import changed_settings, find_start, with_horizon
+from trainer.run.train import train
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +135,7 @@ def test_a_run_that_goes_on_as_it_was_has_nothing_to_tell(corpus, tmp_path):
 
 def _rewrite(folder: Path, text: str) -> None:
     """Give a checkpoint another configuration, as an older or a newer version would have written it."""
-    index = checkpoint.read_index(folder)
+    index = read_index(folder)
     (folder / "index.json").write_bytes(dump_index(replace(index, run=replace(index.run, config=text))))
 
 
@@ -221,7 +222,7 @@ def test_check_tells_where_a_run_goes_on_and_what_changes(corpus, tmp_path, caps
     _train(_config(corpus, folder, steps=1))
     code, out, err = _check(_config(corpus, folder, steps=3, optimizer={"lr": 0.5}), path, capsys)
     assert (code, err) == (0, "")
-    newest = checkpoint.latest(folder / "checkpoints")
+    newest = latest_checkpoint(folder / "checkpoints")
     assert out.splitlines() == [
         f"{path}: no problems with --nproc 1",
         f"continues from {newest}; 1 of 3 steps are done",

@@ -17,14 +17,14 @@ import mdata
 from mdata.progress import SILENT
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_config, make_mix
-from trainer import checkpoint
-from trainer.config import CheckpointSection, MeshSection, OptimizerSection, RunConfig
-from trainer.engine import Engine
-from trainer.mesh import Mesh
-from trainer.metrics import read_events, read_metrics
-from trainer.saving import SaveSchedule
-from trainer.train import TrainResult, train
-from trainer.world import Placement, join_world
+from trainer.checkpoint.folder import latest_checkpoint, run_state
+from trainer.config.sections import CheckpointSection, MeshSection, OptimizerSection, RunConfig
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.world import Placement, join_world
+from trainer.run.engine import Engine
+from trainer.run.metrics import read_events, read_metrics
+from trainer.run.saving import SaveSchedule
+from trainer.run.train import TrainResult, train
 
 
 class Clock:
@@ -237,7 +237,7 @@ def test_a_step_without_loss_changes_nothing_and_is_saved(config: RunConfig, mon
     without_loss(monkeypatch, {2, 6})
     alone(config)
     assert saved(config) == ["step-2", "step-4", "step-6"]
-    last = checkpoint.run_state(Path(config.run.folder, "checkpoints", "step-6"))
+    last = run_state(Path(config.run.folder, "checkpoints", "step-6"))
     assert (last.optimizer_steps, last.measured["loss"]) == (4, None)
     assert [event["loss_tokens"] for event in events(config, "skipped")] == [0, 0]
 
@@ -281,7 +281,7 @@ def test_a_run_that_diverges_replaces_no_good_checkpoint(config: RunConfig, monk
     with pytest.raises(mdata.UsageError, match=r"no checkpoint was written for the last step, 6\n  found: .*norm nan"):
         alone(config)
     assert saved(config) == ["step-3"]
-    assert checkpoint.latest(Path(config.run.folder, "checkpoints")).name == "step-3"
+    assert latest_checkpoint(Path(config.run.folder, "checkpoints")).name == "step-3"
 
 
 @pytest.mark.parametrize("name", ["weight", "exp_avg", "exp_avg_sq"])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.schedule import Action, one_stage, peak_live, render, validate
+from trainer.pipeline.actions import Action, one_stage, peak_live, render, validate
 
 
 def actions(text: str) -> tuple[Action, ...]:

@@ -12,7 +12,7 @@ import pytest
 
 from mdata import StoppedError
 from mdata.util.stop_signals import raise_pending_stop, stop_requests
-from trainer.stopping import StopRequests, stop
+from trainer.run.signals import StopRequests, stop
 
 
 class Clock:

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import mdata
-import trainer.train
+import trainer.run.train
 from cli.mdata import main
 from mdata import DamageError, UsageError
 from mdata.dataset.flat_options import KEYS
 from mdata.tracing.run_folder import _OTHER_DATA, _TRAIN
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_mix
-from trainer.config import (
+from trainer.config.sections import (
     CheckpointSection,
     DataSection,
     ModelSection,
@@ -28,7 +28,7 @@ from trainer.config import (
     RunSection,
     TrainSection,
 )
-from trainer.mesh import Mesh
+from trainer.parallel.mesh import Mesh
 
 LENGTH = 16
 
@@ -54,18 +54,18 @@ def config_of(made: Path, folder: Path, *, data: dict[str, object] | None = None
 
 def trained(context, config):
     """Train; the samples and tokens of every microbatch of this rank, in order."""
-    seen, real = [], trainer.train.to_device
+    seen, real = [], trainer.run.train.to_device
 
     def noted(batch, *more, **options):
         seen.append((batch.samples.tolist(), batch.rows.text.tolist()))
         return real(batch, *more, **options)
 
-    trainer.train.to_device = noted
-    evaluate, trainer.train._Loop._evaluate = trainer.train._Loop._evaluate, lambda self, step, progress: {}
+    trainer.run.train.to_device = noted
+    evaluate, trainer.run.train._Loop._evaluate = trainer.run.train._Loop._evaluate, lambda self, step, progress: {}
     try:
-        trainer.train.train(config, context.join(Mesh(context.world, 1)))
+        trainer.run.train.train(config, context.join(Mesh(context.world, 1)))
     finally:
-        trainer.train.to_device, trainer.train._Loop._evaluate = real, evaluate
+        trainer.run.train.to_device, trainer.run.train._Loop._evaluate = real, evaluate
     return seen
 
 
@@ -136,7 +136,7 @@ def test_a_run_that_went_on_with_other_ranks_another_batch_and_another_mixture(m
 
 def evaluated(context, config):
     """Train; what this rank reads of each set after each step: (set, samples, texts) of every microbatch."""
-    seen, evaluate, batches = [], trainer.train.evaluate_sets, trainer.evaluating.evaluation_batches
+    seen, evaluate, batches = [], trainer.run.train.evaluate_sets, trainer.run.evaluating.evaluation_batches
 
     def noted(dataset, samples, **options):
         for batch in batches(dataset, samples, **options):
@@ -151,11 +151,11 @@ def evaluated(context, config):
             losses |= evaluate(engine, {split: sets}, **options)
         return losses
 
-    trainer.train.evaluate_sets, trainer.evaluating.evaluation_batches = each, noted
+    trainer.run.train.evaluate_sets, trainer.run.evaluating.evaluation_batches = each, noted
     try:
-        trainer.train.train(config, context.join(Mesh(context.world, 1)))
+        trainer.run.train.train(config, context.join(Mesh(context.world, 1)))
     finally:
-        trainer.train.evaluate_sets, trainer.evaluating.evaluation_batches = evaluate, batches
+        trainer.run.train.evaluate_sets, trainer.run.evaluating.evaluation_batches = evaluate, batches
     return seen
 
 

@@ -25,8 +25,9 @@ from mdata.util import file_lock
 from tests.helpers.examples import SOAK
 from tests.helpers.ranks import RankError, run_ranks
 from tests.helpers.runs import make_corpora, make_mix, write_jsonl
-from trainer import checkpoint
-from trainer.config import (
+from trainer.checkpoint.folder import latest_checkpoint, run_state
+from trainer.config.parse import dump_config
+from trainer.config.sections import (
     CheckpointSection,
     DataSection,
     MeshSection,
@@ -36,15 +37,14 @@ from trainer.config import (
     RunConfig,
     RunSection,
     TrainSection,
-    dump_config,
 )
-from trainer.data import open_data, training_batches
-from trainer.engine import Engine
-from trainer.mesh import Mesh
-from trainer.metrics import read_events, read_metrics
-from trainer.plan import make_plan
-from trainer.train import train
-from trainer.world import Placement, join_world
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.world import Placement, join_world
+from trainer.plan.plan import make_plan
+from trainer.run.data import open_data, training_batches
+from trainer.run.engine import Engine
+from trainer.run.metrics import read_events, read_metrics
+from trainer.run.train import train
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def test_resuming_at_every_step_is_bitwise_the_same_run(corpora, tmp_path):
         got = _curve(folder)
         for step in range(1, stop + 1):
             assert got[step][:2] == expected[step][:2], step
-    assert checkpoint.latest(folder / "checkpoints") == folder / "checkpoints" / "step-12"
+    assert latest_checkpoint(folder / "checkpoints") == folder / "checkpoints" / "step-12"
     assert sorted(p.name for p in (folder / "checkpoints").glob("step-*")) == ["step-11", "step-12"]
 
 
@@ -194,7 +194,7 @@ def test_a_skipped_step_is_told_and_its_samples_are_not_read_again(corpora, tmp_
     assert [line["grad_norm"] is None for line in lines] == [False, True, True, False, False]
     skipped = [event["step"] for event in read_events(tmp_path / "run") if event["event"] == "skipped"]
     assert skipped == [2, 3]
-    run = checkpoint.run_state(tmp_path / "run" / "checkpoints" / "step-5")
+    run = run_state(tmp_path / "run" / "checkpoints" / "step-5")
     assert (run.step, run.optimizer_steps) == (5, 3), "skipped steps are no updates"
 
 
@@ -221,7 +221,7 @@ def test_waiting_for_data_is_told_as_a_share_of_the_steps(corpora, tmp_path, mon
     """A clock that ticks when it is looked at: a step begins, asks for data, has them, and ends."""
     ticks = itertools.count()
     clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)), time=lambda: 0.0)
-    monkeypatch.setattr("trainer.rate.time", clock)
+    monkeypatch.setattr("trainer.run.rate.time", clock)
     train(_config(corpora, tmp_path / "run", steps=3), join_world(Mesh(1), placement=Placement()))
     lines = read_metrics(tmp_path / "run")
     assert [line["data_wait"] for line in lines] == [pytest.approx(1 / 3)] * 3
@@ -236,7 +236,7 @@ def test_another_global_batch_goes_on_at_the_next_sample(corpora, tmp_path, monk
     larger = replace(config, train=replace(config.train, global_batch=6, steps=4))
     batches = training_batches
     monkeypatch.setattr(
-        "trainer.train.training_batches", lambda *a, **k: (seen.append(k["consumed"]), batches(*a, **k))[1]
+        "trainer.run.train.training_batches", lambda *a, **k: (seen.append(k["consumed"]), batches(*a, **k))[1]
     )
     train(larger, join_world(Mesh(1), placement=Placement()))
     train(replace(larger, train=replace(larger.train, steps=5)), join_world(Mesh(1), placement=Placement()))

@@ -11,10 +11,10 @@ import torch
 
 from mdata import ResourceError, UsageError
 from tests.helpers.ranks import RankContext, run_ranks
-from trainer import world as worlds
-from trainer.collectives import Axis
-from trainer.mesh import Coordinates, Mesh
-from trainer.world import Placement, find_placement, first_host, join_world
+from trainer.parallel import world as worlds
+from trainer.parallel.collectives import Axis
+from trainer.parallel.mesh import Coordinates, Mesh
+from trainer.parallel.world import Placement, find_placement, first_host, join_world
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 STEP = {

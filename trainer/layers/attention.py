@@ -13,7 +13,7 @@ from trainer.kernels.table import Kernels
 from trainer.layers.base import Layer, Parallel
 from trainer.layers.linear import Linear
 from trainer.layers.rope import Rotation, split_heads
-from trainer.models.gpt_table import GPTShape
+from trainer.models.gpt_params import GPTShape
 
 
 @dataclass(frozen=True, slots=True)

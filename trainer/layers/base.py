@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from trainer.collectives import (
+from trainer.parallel.collectives import (
     Axis,
     Pending,
     all_gather,

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainer.collectives import reduce_from_axis, scatter_sequence
 from trainer.layers.base import Layer, Parallel, add_rows
-from trainer.models.gpt_table import GPTShape, vocabulary_range
+from trainer.models.gpt_params import GPTShape, vocabulary_range
+from trainer.parallel.collectives import reduce_from_axis, scatter_sequence
 
 
 class VocabularyEmbedding(Layer):

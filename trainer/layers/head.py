@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.collectives import all_reduce_
 from trainer.kernels.table import Kernels
 from trainer.layers.base import add_product
 from trainer.layers.embedding import VocabularyEmbedding
+from trainer.parallel.collectives import all_reduce_
 
 CHUNK_TOKENS = 2048  # bounds the logits that exist at a time; 4,096 were no faster (docs/design/one-gpu.md)
 

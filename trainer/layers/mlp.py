@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from trainer.kernels.table import Kernels
 from trainer.layers.base import Layer, Parallel
 from trainer.layers.linear import Linear
-from trainer.models.gpt_table import GPTShape
+from trainer.models.gpt_params import GPTShape
 
 
 class MLP(Layer):

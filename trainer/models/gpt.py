@@ -2,7 +2,7 @@
 
 Covers the GPT-2 form (learned positions, LayerNorm, GELU, biases) and the Llama form (rotary positions, RMSNorm,
 SwiGLU, no biases, grouped key-value heads) and what lies between. The forward pass holds no parallel code: the
-layers know how to enter and leave a parallel region, and models/gpt_table.py says what each rank holds.
+layers know how to enter and leave a parallel region, and models/gpt_params.py says what each rank holds.
 
 Shapes: B batch, S sequence, N = B * S tokens, batch-major (N / tp of them between the parallel linears under sequence
 parallelism), D hidden, V local vocabulary rows.
@@ -15,7 +15,6 @@ import functools
 import torch
 from torch import Tensor, nn
 
-from trainer.collectives import Axis
 from trainer.kernels.table import Kernels, choose_kernels
 from trainer.layers.attention import Attention, Sequences
 from trainer.layers.base import Parallel
@@ -25,7 +24,8 @@ from trainer.layers.linear import column_product
 from trainer.layers.mlp import MLP
 from trainer.layers.norm import Norm
 from trainer.layers.rope import Rotation, rotation
-from trainer.models.gpt_table import GPTShape
+from trainer.models.gpt_params import GPTShape
+from trainer.parallel.collectives import Axis
 
 
 class Block(nn.Module):

@@ -13,7 +13,7 @@ from cli.mtrain import COMMANDS as MTRAIN
 from mdata.errors import UsageError
 from mdata.tokenizers.registry import _MODULES, load_tokenizer
 from mdata.util.option_synonyms import SYNONYMS, nearest, normal
-from trainer.config import key_names
+from trainer.config.parse import key_names
 
 
 def parser_of(command: object) -> Parser:

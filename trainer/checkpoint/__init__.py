@@ -1,0 +1,1 @@
+"""Checkpoints: named slices of logical tensors, which any layout reads."""

@@ -1,0 +1,1 @@
+"""The configuration of a run: sections of one TOML file, read and checked."""

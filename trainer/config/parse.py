@@ -1,0 +1,220 @@
+"""A run's TOML file, read and checked: every problem of it at once.
+
+`load_config` reads the file, applies `section.key=value` overrides and reports unknown sections and keys (with the
+nearest name), missing keys, wrong types and values out of range. Rules between sections are in `plan/check.py`.
+Reads files and nothing else; imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from mdata import UsageError
+from mdata.errors import explain_os_error
+from mdata.util.option_synonyms import nearest
+from trainer.config.sections import RunConfig
+
+# Rules between values need all of them: what is said to a user whose file has wrong ones.
+AFTERWARDS = "correct this first; the sizes and the data are checked after that"
+
+
+_SHOWN = 200  # characters of a wrong value
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a run's TOML file.
+
+    Args:
+        path: the file.
+        overrides: `section.key=value`; the value is TOML, a bare word is a string.
+
+    Raises:
+        UsageError: the file cannot be read, or all of its problems at once.
+    """
+    tables = _read_toml(Path(path))
+    problems = [problem for text in overrides if (problem := _apply_override(tables, text))]
+    config, found = parse_config(tables)
+    if config is None or problems:
+        raise problems_error(str(path), problems + found, fix=AFTERWARDS)
+    return config
+
+
+def parse_config(tables: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]]:
+    """(configuration, problems) of parsed TOML; the configuration is None where there are problems."""
+    sections = _section_types()
+    problems = [f"there is no section [{name}]{_suggestion(name, sections)}" for name in tables if name not in sections]
+    values: dict[str, Any] = {}
+    for name, section in sections.items():
+        table = tables.get(name, {})
+        if not isinstance(table, Mapping):
+            problems.append(f"{name} = {_shown(table)} is not a section; write [{name}] and put its keys below it")
+            continue
+        arguments, found = _parse_section(name, section, table)
+        problems += found
+        if not found:
+            values[name] = section(**arguments)
+    return (None if problems else RunConfig(**values)), problems
+
+
+def value_problems(config: RunConfig) -> list[str]:
+    """Wrong types and ranges of a configuration that was built in Python; load_config has checked its own."""
+    return [
+        problem
+        for name, section in _section_types().items()
+        for key, hint in _hints(section).items()
+        if (problem := _value_problem(f"{name}.{key}", getattr(getattr(config, name), key), hint))
+    ]
+
+
+def dump_config(config: RunConfig) -> str:
+    """The configuration as TOML, defaults and overrides included; load_config reads the same back."""
+    import tomli_w
+
+    return tomli_w.dumps(dataclasses.asdict(config))
+
+
+def problems_error(where: str, problems: Sequence[str], *, fix: str | None = None) -> UsageError:
+    """One error for all problems of a configuration: a sentence for one, a list for many."""
+    if len(problems) == 1:
+        return UsageError(f"{where}: {problems[0]}", fix=fix)
+    lines = "".join("\n  - " + problem.replace("\n", "\n    ") for problem in problems)
+    return UsageError(f"{where} has {len(problems)} problems:{lines}", fix=fix)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        known = explain_os_error(error, "reading the configuration")
+        if not isinstance(known, UsageError):
+            raise known from error
+        fix = "give the path of a run's TOML file, such as configs/quickstart.toml"
+        raise UsageError(f"cannot read the configuration {path}", found=error.strerror, fix=fix) from error
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number of 5,000 digits, nested too deep
+        raise UsageError(f"{path} is not a TOML file", found=str(error), fix="correct that line") from error
+
+
+def _section_types() -> dict[str, type]:
+    return get_type_hints(RunConfig)
+
+
+def _hints(section: type) -> dict[str, Any]:
+    return get_type_hints(section, include_extras=True)
+
+
+def _apply_override(tables: dict[str, Any], text: str) -> str | None:
+    """Put one override into the parsed TOML; the problem with its form, if any."""
+    name, equals, value = text.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not equals or not dot or not section or not key:
+        meant = nearest(name.strip(), key_names()) if equals and name.strip().isidentifier() else None
+        example = f"{meant}={value}" if meant else "train.steps=100"
+        return f"{text!r} is not an override; expected section.key=value, such as {example}"
+    table = tables.setdefault(section, {})
+    if isinstance(table, dict):
+        known = _section_types().get(section)
+        table[key] = _override_value(value.strip(), _hints(known).get(key) if known else None)
+    return None
+
+
+def _override_value(text: str, hint: Any) -> Any:
+    """A TOML value; text that is none, and every unquoted value of a string field, is the string itself."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    if set(parsed) != {"value"} or (hint is str and not isinstance(parsed["value"], str)):
+        return text
+    return parsed["value"]
+
+
+def _parse_section(name: str, section: type, table: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    hints = _hints(section)
+    problems = [_unknown_key(name, key, hints) for key in table if key not in hints]
+    arguments: dict[str, Any] = {}
+    for field in dataclasses.fields(section):
+        where, hint = f"{name}.{field.name}", hints[field.name]
+        if field.name in table:
+            arguments[field.name] = _converted(table[field.name], hint)
+            problem = _value_problem(where, arguments[field.name], hint)
+            problems += [problem] if problem else []
+        elif field.default is dataclasses.MISSING:
+            problems.append(f"{where} is missing; it is {_expectation(hint)} and has no default")
+    return arguments, problems
+
+
+def _unknown_key(section: str, key: str, hints: Mapping[str, Any]) -> str:
+    exactly = next((name for name in key_names() if name.endswith(f".{key}")), None)
+    elsewhere = exactly or (None if nearest(key, hints) else nearest(key, key_names()))
+    hint = f"; did you mean {elsewhere}?" if elsewhere else _suggestion(key, hints)
+    return f"there is no key {section}.{key}{hint}"
+
+
+def key_names() -> list[str]:
+    """Every setting of a run, as section.key."""
+    return [f"{name}.{key}" for name, section in _section_types().items() for key in _hints(section)]
+
+
+def _suggestion(name: str, known: Mapping[str, Any]) -> str:
+    near = nearest(name, known)
+    return f"; did you mean {near}?" if near else f"; expected one of {', '.join(known)}"
+
+
+def _converted(value: Any, hint: Any) -> Any:
+    """TOML's value as the field stores it: whole numbers serve as floats, arrays become tuples."""
+    base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    if base is float and _fits(value, int):
+        return float(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _value_problem(where: str, value: Any, hint: Any) -> str | None:
+    if _fits(value, hint):
+        return None
+    return f"{where} is {_shown(value)}; expected {_expectation(hint)}"
+
+
+def _shown(value: Any) -> str:
+    """A value as it may stand in a message: hardly anybody wants to read all of a very long one."""
+    if type(value) is int and not _fits(value, int):
+        return f"a number of {value.bit_length()} bits"
+    text = repr(list(value) if isinstance(value, tuple) else value)
+    if isinstance(value, str) and not _fits(value, str):
+        text += ", which is not UTF-8"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin is Annotated:
+        base, allowed = get_args(hint)
+        return _fits(value, base) and bool(allowed.low <= value < allowed.below)
+    if origin is Literal:
+        return value in get_args(hint)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(item, str) for item in value)
+    if type(value) is not hint:
+        return False
+    if hint is str:  # what cannot be written down: bytes of the command line that are not UTF-8
+        return not any("\ud800" <= character <= "\udfff" for character in value)
+    return hint is not int or -(1 << 63) <= value < 1 << 63
+
+
+def _expectation(hint: Any) -> str:
+    origin = get_origin(hint)
+    if origin is Annotated:
+        base, allowed = get_args(hint)
+        return f"{_expectation(base)} {allowed}"
+    if origin is Literal:
+        return "one of " + ", ".join(repr(choice) for choice in get_args(hint))
+    if origin is tuple:
+        return 'a list of strings, such as ["a", "b"]'
+    words: Mapping[type, str] = types.MappingProxyType(
+        {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+    )
+    return words[hint]

@@ -1,0 +1,153 @@
+"""The configuration of a run: one frozen tree of dataclasses, a section each.
+
+A range stands in the field's type (`Annotated[int, Range(1)]`), so that a section reads as its own documentation and
+nothing else has to know it; the comment of a field is what the documentation says of it. A 0 that means "derive it"
+stays a 0 here; derived numbers live in `plan.Plan`, and rules between sections in `plan/check.py`. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Annotated, Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The values that a number may have: low <= value < below."""
+
+    low: float
+    below: float = math.inf
+
+    def __str__(self) -> str:
+        end = "" if self.below == math.inf else f" and below {self.below:g}"
+        return f"of at least {self.low:g}{end}"
+
+
+Positive = Annotated[int, Range(1)]
+Count = Annotated[int, Range(0)]
+Amount = Annotated[float, Range(0)]
+Fraction = Annotated[float, Range(0, 1)]
+Small = Annotated[float, Range(1e-30, 1)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RunSection:
+    """The run's folder and its random seed."""
+
+    folder: str  # run folder; created if missing
+    seed: Count = 1234  # seed of the initial weights and of the data order
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSection:
+    """The shape of the model; sizes are logical, whatever the layout."""
+
+    num_layers: Annotated[int, Range(1, 1 << 16)]  # transformer blocks
+    hidden_size: Positive  # features of the residual stream
+    num_heads: Positive  # query heads
+    num_kv_heads: Count = 0  # key and value heads; 0: num_heads
+    head_dim: Count = 0  # size of a head; 0: hidden_size / num_heads
+    ffn_hidden_size: Count = 0  # hidden size of the MLP; 0: 4 (swiglu: 8/3) x hidden_size
+    vocab_size: Count = 0  # rows of the embedding, padding not counted; 0: the tokenizer's
+    max_position: Count = 0  # rows of learned positions, in tokens; 0: train.sequence_length
+    position: Literal["rope", "learned"] = "rope"  # position encoding
+    rope_theta: Annotated[float, Range(1)] = 10000.0  # base of the rotary frequencies
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"  # normalization before attention, MLP and head
+    norm_epsilon: Small = 1e-5  # added to the variance
+    activation: Literal["swiglu", "gelu", "gelu_erf"] = (
+        "swiglu"  # nonlinearity of the MLP; gelu: tanh approximation, as in GPT-2; gelu_erf: exact
+    )
+    bias: bool = False  # biases in the linear layers
+    tie_embeddings: bool = True  # the output head shares the embedding's weights
+    init_std: Amount = 0.02  # standard deviation of the initial weights
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class DataSection:
+    """What to read; the manifest holds everything else about the data."""
+
+    blend: str  # blend or corpus manifest, a prefix, or Megatron's "0.7 a 0.3 b"
+    split: str = "100,0,0"  # shares of training, validation and test
+    valid: tuple[str, ...] = ()  # validation corpora; their names are those of the files
+    test: tuple[str, ...] = ()  # test corpora, evaluated once, after the last step
+    allow_overlap: bool = False  # data.valid and data.test may contain training documents
+    prefetch: Positive = 2  # steps that the loader reads ahead
+    order: Literal["native", "megatron"] = (
+        "native"  # the rule that decides sample k; megatron: as Megatron-LM does for this run
+    )
+    kind: Literal["gpt", "document", "packed"] = "gpt"  # what a row is: text stream, one document, or several packed
+    shuffle_block: Count = 0  # native, gpt: documents are shuffled within blocks of this many; 0: file order
+    blend_surplus: Amount = 0.005  # megatron: extra samples built for each corpus of a blend, as a fraction
+    tokenizer_unknown: Literal["refuse", "ok"] = (
+        "refuse"  # ok: corpora with an unknown tokenizer may be mixed with others
+    )
+    allow_outside: bool = False  # manifests of corpora may name files outside their folders
+    cache: str = ""  # folder for built arrays (megatron, packed); "": beside the corpus
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class MeshSection:
+    """The parallel layout; ranks beyond tp are data parallel."""
+
+    tp: Positive = 1  # ranks that share one copy of the model
+    sequence_parallel: bool = False  # norms and residuals split over tp along the sequence
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TrainSection:
+    """How long to train, and how often to evaluate and log."""
+
+    sequence_length: Positive  # tokens per sample
+    global_batch: Positive  # samples per step, over all ranks
+    batch_ramp: str = ""  # "START INCREMENT SAMPLES": the batch grows to global_batch over that many samples
+    micro_batch: Positive  # samples per forward pass of a rank
+    steps: Positive  # optimizer updates of the whole run
+    eval_interval: Count = 0  # steps between validations; 0: only at the end
+    eval_samples: Count = 1024  # validation or test samples per corpus, spread evenly; 0: all
+    log_interval: Positive = 1  # steps between lines of metrics.jsonl
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerSection:
+    """AdamW with linear warmup and cosine decay."""
+
+    lr: Amount  # largest learning rate
+    min_lr: Amount = 0.0  # learning rate after the decay
+    warmup_steps: Count = 0  # steps of linear warmup
+    decay_steps: Count = 0  # step at which lr reaches min_lr; 0: train.steps when the run first started
+    weight_decay: Amount = 0.1  # decoupled, times the learning rate; matrices only
+    beta1: Fraction = 0.9  # decay of the mean of gradients
+    beta2: Fraction = 0.95  # decay of the mean of squared gradients
+    epsilon: Small = 1e-8  # added to the root of the second moment
+    clip_norm: Amount = 1.0  # largest norm of the whole gradient; 0: off
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PrecisionSection:
+    """The number format of weights and activations; main weights and moments are fp32 (fp64 under fp64)."""
+
+    dtype: Literal["fp32", "bf16", "fp64"] = "fp32"  # fp64 is for checking layouts on a CPU
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointSection:
+    """When to write checkpoints, besides at the end and when asked to stop, and how many to keep."""
+
+    interval: Count = 0  # steps between checkpoints; 0: off
+    minutes: Amount = 10.0  # minutes of wall-clock time between checkpoints; 0: off
+    keep: Positive = 2  # number of newest checkpoints to keep
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """The whole run."""
+
+    run: RunSection
+    model: ModelSection
+    data: DataSection
+    mesh: MeshSection = dataclasses.field(default_factory=MeshSection)
+    train: TrainSection
+    optimizer: OptimizerSection
+    precision: PrecisionSection = dataclasses.field(default_factory=PrecisionSection)
+    checkpoint: CheckpointSection = dataclasses.field(default_factory=CheckpointSection)

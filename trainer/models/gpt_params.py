@@ -1,0 +1,242 @@
+"""How a GPT is split over tensor-parallel ranks, as a table.
+
+`parameter_table` is the one place that says which logical tensor is cut along which dim. Column-parallel tensors
+(q, k, v, gate, up and their biases, the vocabulary) are cut by rows, row-parallel ones (attention output, down) by
+columns; norms, positions and the biases of row-parallel layers are held by every rank. q, k, v and gate, up are
+separate logical tensors that lie in one local parameter, so that a layer is one matrix product. Pure, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from trainer.config.sections import RunConfig
+from trainer.parallel.params import OverTp, ParamSpec, Piece
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPTShape:
+    """All numbers and choices that define the function; no layout in it.
+
+    Args:
+        vocab_size: rows of the logical embedding. padded_vocab_size: rows over all ranks with padding.
+        head_dim: elements of one head; num_heads of them may differ from hidden_size.
+        max_position: rows of learned positions; longest sequence.
+    """
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_hidden_size: int
+    vocab_size: int
+    padded_vocab_size: int
+    max_position: int
+    position: Literal["rope", "learned"]
+    rope_theta: float
+    norm: Literal["rmsnorm", "layernorm"]
+    norm_epsilon: float
+    activation: Literal["swiglu", "gelu", "gelu_erf"]
+    bias: bool
+    tie_embeddings: bool
+    init_std: float
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP has a gate beside its up projection."""
+        return self.activation == "swiglu"
+
+
+def parameter_table(
+    shape: GPTShape, *, tp_size: int, tp_rank: int, sequence_parallel: bool = False
+) -> tuple[ParamSpec, ...]:
+    """Every parameter that rank tp_rank of tp_size holds, in the order of the module tree."""
+    table = _Table(tp_size, tp_rank, "partial" if sequence_parallel and tp_size > 1 else "same")
+    width, std = shape.hidden_size, shape.init_std
+    # Each block adds two terms to the residual stream: keep its variance (GPT-2, Radford et al. 2019).
+    residual_std = std / (2 * shape.num_layers) ** 0.5
+    table.vocabulary("embedding.weight", shape, std)
+    if shape.position == "learned":
+        table.whole("positions.weight", (shape.max_position, width), std=std, decay=True)
+    for i in range(shape.num_layers):
+        block = f"blocks.{i}"
+        table.norm(f"{block}.attention_norm", shape)
+        table.columns(f"{block}.attention.qkv", _heads(shape), width, std=std, bias=shape.bias)
+        inner = shape.num_heads * shape.head_dim
+        table.rows(f"{block}.attention.out", width, inner, std=residual_std, bias=shape.bias)
+        table.norm(f"{block}.mlp_norm", shape)
+        table.columns(f"{block}.mlp.up", _up(shape), width, std=std, bias=shape.bias)
+        table.rows(f"{block}.mlp.down", width, shape.ffn_hidden_size, std=residual_std, bias=shape.bias)
+    table.norm("final_norm", shape)
+    if not shape.tie_embeddings:
+        table.vocabulary("head.weight", shape, std)
+    return tuple(table.specs)
+
+
+def num_parameters(shape: GPTShape) -> int:
+    """Elements of all logical tensors: padding and tensor-parallel copies not counted."""
+    sizes = {piece.name: piece.shape for spec in parameter_table(shape, tp_size=1, tp_rank=0) for piece in spec.pieces}
+    return sum(rows * (rest[0] if rest else 1) for rows, *rest in sizes.values())
+
+
+def vocabulary_range(shape: GPTShape, *, tp_size: int, tp_rank: int) -> tuple[int, int]:
+    """The token ids [first, stop) whose rows this rank holds; padding is not in it, so it may be empty."""
+    rows = shape.padded_vocab_size // tp_size
+    return min(tp_rank * rows, shape.vocab_size), min((tp_rank + 1) * rows, shape.vocab_size)
+
+
+def _heads(shape: GPTShape) -> list[tuple[str, int]]:
+    q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    return [("q", q), ("k", kv), ("v", kv)]
+
+
+def _up(shape: GPTShape) -> list[tuple[str, int]]:
+    names = ("gate", "up") if shape.gated else ("up",)
+    return [(name, shape.ffn_hidden_size) for name in names]
+
+
+class _Table:
+    """Appends rows; each method is one way to split."""
+
+    def __init__(self, tp_size: int, tp_rank: int, replicated: OverTp) -> None:
+        self.tp_size, self.tp_rank, self.replicated = tp_size, tp_rank, replicated
+        self.specs: list[ParamSpec] = []
+
+    def columns(self, name: str, outputs: Sequence[tuple[str, int]], width: int, *, std: float, bias: bool) -> None:
+        """Outputs cut over tp: each logical [n, width] by rows, stacked in one local parameter."""
+        parent = name.rsplit(".", 1)[0]
+        for kind, rest, spread in [("weight", (width,), std)] + ([("bias", (), 0.0)] if bias else []):
+            pieces, row = [], 0
+            for logical, rows in outputs:
+                part = rows // self.tp_size
+                pieces.append(
+                    Piece(
+                        name=f"{parent}.{logical}.{kind}",
+                        shape=(rows, *rest),
+                        start=(self.tp_rank * part, *(0 for _ in rest)),
+                        size=(part, *rest),
+                        row=row,
+                    )
+                )
+                row += part
+            self._add(f"{name}.{kind}", (row, *rest), pieces, std=spread, decay=bool(rest), over_tp="split")
+
+    def rows(self, name: str, rows: int, inputs: int, *, std: float, bias: bool) -> None:
+        """Inputs cut over tp: the logical [rows, inputs] by columns; the bias is added once, after the sum."""
+        part = inputs // self.tp_size
+        piece = Piece(
+            name=f"{name}.weight",
+            shape=(rows, inputs),
+            start=(0, self.tp_rank * part),
+            size=(rows, part),
+        )
+        self._add(f"{name}.weight", (rows, part), [piece], std=std, decay=True, over_tp="split")
+        if bias:
+            self.whole(f"{name}.bias", (rows,), std=0.0, decay=False)
+
+    def vocabulary(self, name: str, shape: GPTShape, std: float) -> None:
+        """Rows cut over tp after padding; the padding belongs to no logical tensor."""
+        first, stop = vocabulary_range(shape, tp_size=self.tp_size, tp_rank=self.tp_rank)
+        width = shape.hidden_size
+        piece = Piece(name=name, shape=(shape.vocab_size, width), start=(first, 0), size=(stop - first, width))
+        local = (shape.padded_vocab_size // self.tp_size, width)
+        self._add(name, local, [piece], std=std, decay=True, over_tp="split")
+
+    def norm(self, name: str, shape: GPTShape) -> None:
+        self.whole(f"{name}.weight", (shape.hidden_size,), std=0.0, fill=1.0, decay=False)
+        if shape.norm == "layernorm":
+            self.whole(f"{name}.bias", (shape.hidden_size,), std=0.0, decay=False)
+
+    def whole(self, name: str, size: tuple[int, ...], *, std: float, decay: bool, fill: float = 0.0) -> None:
+        """Held by every rank."""
+        piece = Piece(name=name, shape=size, start=tuple(0 for _ in size), size=size)
+        self._add(name, size, [piece], std=std, fill=fill, decay=decay, over_tp=self.replicated)
+
+    def _add(
+        self,
+        name: str,
+        local: tuple[int, ...],
+        pieces: Sequence[Piece],
+        *,
+        std: float,
+        decay: bool,
+        over_tp: OverTp,
+        fill: float = 0.0,
+    ) -> None:
+        self.specs.append(
+            ParamSpec(
+                name=name,
+                shape=local,
+                pieces=tuple(pieces),
+                std=std,
+                fill=fill,
+                decay=decay,
+                over_tp=over_tp,
+            )
+        )
+
+
+VOCABULARY_MULTIPLE = 128  # rows per tp rank, as Megatron's --make-vocab-size-divisible-by
+
+
+def gpt_shape(config: RunConfig, vocab_size: int) -> GPTShape:
+    """The model with every 0 of its section derived."""
+    model = config.model
+    return GPTShape(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads or model.num_heads,
+        head_dim=head_dim(config),
+        ffn_hidden_size=ffn_hidden_size(config),
+        vocab_size=vocab_size,
+        padded_vocab_size=padded_vocab_size(vocab_size, config.mesh.tp),
+        max_position=model.max_position or config.train.sequence_length,
+        position=model.position,
+        rope_theta=model.rope_theta,
+        norm=model.norm,
+        norm_epsilon=model.norm_epsilon,
+        activation=model.activation,
+        bias=model.bias,
+        tie_embeddings=model.tie_embeddings,
+        init_std=model.init_std,
+    )
+
+
+def padded_vocab_size(vocab_size: int, tp: int) -> int:
+    """The smallest multiple of 128 x tp that holds the vocabulary, as Megatron pads."""
+    return round_up(vocab_size, VOCABULARY_MULTIPLE * tp)
+
+
+def flops_per_token(shape: GPTShape, sequence_length: int) -> int:
+    """Operations of forward and backward per token: 6 N + 12 L H S (Chowdhery et al. 2022, PaLM, appendix B).
+
+    N counts the parameters that are multiplied: all but the tables that are only looked up (learned
+    positions, an untied embedding). L layers, H = heads x head_dim, S = sequence length; the half of the
+    attention matrix that a causal mask hides is counted, as is usual, so that figures compare.
+    """
+    lookups = shape.max_position * shape.hidden_size if shape.position == "learned" else 0
+    lookups += 0 if shape.tie_embeddings else shape.vocab_size * shape.hidden_size
+    attention = 12 * shape.num_layers * shape.num_heads * shape.head_dim * sequence_length
+    return 6 * (num_parameters(shape) - lookups) + attention
+
+
+def head_dim(config: RunConfig) -> int:
+    """Features of one attention head."""
+    return config.model.head_dim or config.model.hidden_size // config.model.num_heads
+
+
+def ffn_hidden_size(config: RunConfig) -> int:
+    """4 x hidden; for swiglu, whose MLP has three matrices, 2/3 of that (Shazeer 2020), rounded up to 64."""
+    model = config.model
+    if model.ffn_hidden_size:
+        return model.ffn_hidden_size
+    return round_up(-(-8 * model.hidden_size // 3), 64) if model.activation == "swiglu" else 4 * model.hidden_size
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple that is at least the value."""
+    return -(-value // multiple) * multiple

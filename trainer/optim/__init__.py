@@ -1,0 +1,1 @@
+"""Flat buffers and the distributed optimizer, learning rates."""

@@ -1,0 +1,238 @@
+"""Joining the other ranks: where this process stands, which device it uses, its group on each axis.
+
+The only file that makes or ends process groups (`collectives.py` is the only one that uses them). A process
+learns its place from torchrun's variables, else from Slurm's, else it is alone; a world of one rank makes
+no group at all and runs the same code. What is unusual: finding the place is a pure function of the
+environment, so that it is tested without starting anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from mdata import ResourceError, UsageError
+from trainer.errors import LostRankError
+from trainer.parallel.collectives import Axis, all_reduce_
+from trainer.parallel.mesh import AXES, Coordinates, Mesh
+
+JOIN_TIMEOUT = timedelta(minutes=10)  # for the other ranks to come; also of a single collective
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited", "was aborted")
+FIRST_PORT, NUM_PORTS = 20000, 12000  # below the range from which systems hand out ports by themselves
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """Where a launcher put this process.
+
+    Args:
+        rank, world_size: among all ranks.
+        local_rank, local_world_size: among the ranks of this machine.
+        init_method: how the ranks find each other, as torch.distributed writes it.
+        own_device: the launcher shows each rank its own GPU only, as number 0.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    init_method: str = "env://"
+    own_device: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """All ranks as this one sees them.
+
+    Args:
+        mesh: how they are laid out; coordinates: where this one stands in it.
+        device: where its tensors live.
+        axes: "tp", "dp", "pp" and "world" (all ranks).
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    mesh: Mesh
+    coordinates: Coordinates
+    device: torch.device
+    axes: Mapping[str, Axis]
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the rank that speaks and writes for all."""
+        return self.rank == 0
+
+
+def find_placement(env: Mapping[str, str]) -> Placement | None:
+    """Where torchrun or Slurm put this process; None if neither did.
+
+    Raises:
+        UsageError: the launcher's variables are incomplete or no numbers.
+    """
+    if "RANK" in env and "WORLD_SIZE" in env:
+        return _torchrun_placement(env)
+    # The script of an sbatch job and a shell of salloc also carry a job's size, but are one process: only a
+    # step started by srun has SLURM_STEP_NUM_TASKS.
+    if "SLURM_PROCID" in env and ("SLURM_STEP_NUM_TASKS" in env or "SLURM_JOB_ID" not in env):
+        return _slurm_placement(env)
+    return None
+
+
+def join_world(mesh: Mesh, *, placement: Placement | None = None, device_type: str | None = None) -> World:
+    """Join the other ranks and make the groups of each axis.
+
+    Args:
+        mesh: how the ranks are laid out; the same on all of them.
+        placement: where this process stands; default: what the environment says, else alone.
+        device_type: "cuda" or "cpu"; default: cuda where there is one. Decides between nccl and gloo.
+
+    Raises:
+        UsageError: the environment is inconsistent, or there are fewer GPUs than ranks.
+        ResourceError: the other ranks did not come.
+    """
+    place = placement or find_placement(os.environ) or Placement()
+    assert mesh.world_size == place.world_size, f"mesh of {mesh.world_size} in a world of {place.world_size}"
+    device = _device(place, device_type or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cpu" and place.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_world_size))
+    if place.world_size > 1:
+        _init_groups(place, device)
+    axes = _axes(mesh, place.rank)
+    # Nobody goes on, perhaps to leave at once, before all have come: gloo takes a rank that left for one that crashed.
+    all_reduce_(torch.zeros(1, device=device), axes["world"])
+    return World(
+        rank=place.rank,
+        world_size=place.world_size,
+        local_rank=place.local_rank,
+        mesh=mesh,
+        coordinates=mesh.coordinates(place.rank),
+        device=device,
+        axes=axes,
+    )
+
+
+@contextmanager
+def lost_ranks_named(world: World) -> Iterator[None]:
+    """Turn a connection that broke in the block into an error that says so, and is no fault of ours.
+
+    Raises:
+        LostRankError: another rank has ended.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # of gloo a plain one, of nccl a DistError
+        if world.world_size == 1 or not any(words in str(error) for words in LOST):
+            raise
+        raise LostRankError(
+            f"rank {world.rank} of {world.world_size} lost its connection to another rank",
+            found=str(error).splitlines()[0][:200].encode("ascii", "ignore").decode().strip(),
+            fix="check the output of the other ranks: one of them ended, and printed why if it was not killed",
+        ) from error
+
+
+def leave_world() -> None:
+    """End every process group of this process; nothing happens where there is none."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def first_host(nodelist: str) -> str:
+    """The first machine of Slurm's short form: "gpu[003-005,9],login" -> "gpu003"."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodelist)
+    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[0] if first else "")
+
+
+def _torchrun_placement(env: Mapping[str, str]) -> Placement:
+    local_rank = _number(env, "LOCAL_RANK", "0")
+    return Placement(
+        rank=_number(env, "RANK"),
+        world_size=_number(env, "WORLD_SIZE"),
+        local_rank=local_rank,
+        local_world_size=_number(env, "LOCAL_WORLD_SIZE", "1"),
+    )
+
+
+def _slurm_placement(env: Mapping[str, str]) -> Placement:
+    size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
+    job = _number(env, "SLURM_JOB_ID", "0") * 31 + _number(env, "SLURM_STEP_ID", "0")
+    host = env.get("MASTER_ADDR") or first_host(
+        env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "localhost"
+    )
+    port = _number(env, "MASTER_PORT", str(FIRST_PORT + job % NUM_PORTS))
+    tasks_per_node = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    return Placement(
+        rank=_number(env, "SLURM_PROCID"),
+        world_size=_number(env, size),
+        local_rank=_number(env, "SLURM_LOCALID", "0"),
+        local_world_size=int(tasks_per_node[0]) if tasks_per_node else 1,
+        init_method=f"tcp://{host}:{port}",
+        own_device=True,
+    )
+
+
+def _number(env: Mapping[str, str], name: str, default: str | None = None) -> int:
+    text = env.get(name, default)
+    if text is None or not text.isdecimal():
+        found = "nothing" if text is None else repr(text)
+        fix = "start through torchrun, srun or mtrain train --nproc N"
+        raise UsageError(f"the launcher's variable {name} is not usable", found=found, expected="a number", fix=fix)
+    return int(text)
+
+
+def _device(place: Placement, device_type: str) -> torch.device:
+    if device_type == "cpu":
+        return torch.device("cpu")
+    visible = torch.cuda.device_count()
+    index = 0 if place.own_device and visible == 1 else place.local_rank
+    if index >= visible:
+        raise UsageError(
+            f"local rank {place.local_rank} has no GPU of its own",
+            found=f"{visible} visible GPUs",
+            fix=f"--nproc {visible}, or CUDA_VISIBLE_DEVICES= to train on the CPU",
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def _init_groups(place: Placement, device: torch.device) -> None:
+    try:
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            init_method=place.init_method,
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=JOIN_TIMEOUT,
+            device_id=device if device.type == "cuda" else None,
+        )
+    except (dist.DistError, ValueError) as error:
+        raise ResourceError(
+            f"rank {place.rank} of {place.world_size} cannot join the others",
+            found=str(error).splitlines()[0],
+            fix="check that every rank was started and that MASTER_ADDR and MASTER_PORT can be reached",
+        ) from error
+
+
+def _axes(mesh: Mesh, rank: int) -> dict[str, Axis]:
+    everyone = tuple(range(mesh.world_size))
+    axes = {"world": Axis("world", mesh.world_size, rank, _group(everyone, mesh))}
+    for name in AXES:
+        # Every rank makes every group, in one order: torch.distributed wants that.
+        for ranks in mesh.groups(name):
+            group = _group(ranks, mesh)
+            if rank in ranks:
+                axes[name] = Axis(name, len(ranks), ranks.index(rank), group)
+    return axes
+
+
+def _group(ranks: tuple[int, ...], mesh: Mesh) -> dist.ProcessGroup | None:
+    if len(ranks) == 1:
+        return None
+    return dist.group.WORLD if len(ranks) == mesh.world_size else dist.new_group(list(ranks))

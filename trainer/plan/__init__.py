@@ -1,0 +1,1 @@
+"""All derived numbers of a run, and every rule between settings, ranks and data."""

@@ -1,0 +1,216 @@
+"""Every rule between the sections of a configuration, its ranks and its data.
+
+`check` lists all problems of a configuration for a number of ranks and, where known, the facts of the data. Each is
+one line with the values that clash and a remedy. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from mdata import MegatronOrder, UsageError
+from mdata.loader.batch_sizes import BatchSizes, read_ramp
+from trainer.config.parse import value_problems
+from trainer.config.sections import RunConfig
+from trainer.models.gpt_params import ffn_hidden_size, head_dim, round_up
+
+_MOST_PARTS = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class DataFacts:
+    """What the training data says about itself; None where it does not know (a prefix without a manifest).
+
+    Args:
+        vocab_size: entries of the tokenizer, added tokens included.
+        largest_id: largest token id that occurs in the files.
+        eod: id of the end-of-document token.
+        fingerprint: content hash of the tokenizer.
+        num_tokens: training tokens over all components.
+        components: (name, training tokens) of each component.
+        num_samples: of the training data; None: without end.
+    """
+
+    vocab_size: int | None
+    largest_id: int | None
+    eod: int | None
+    fingerprint: str | None
+    num_tokens: int
+    components: tuple[tuple[str, int], ...] = ()
+    num_samples: int | None = None
+
+
+def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> list[str]:
+    """Every problem of a configuration on `world_size` ranks; without facts, none of those with the data.
+
+    Each problem is one line with the values that clash and a remedy.
+    """
+    problems = value_problems(config)
+    if problems:
+        return problems
+    if not config.run.folder.strip():
+        problems.append("run.folder is empty; set it to a folder for the run, such as runs/first")
+    problems += [*_layout_problems(config, world_size), *_model_problems(config), *_schedule_problems(config)]
+    problems += _order_problems(config)
+    return problems + list(_data_problems(config, facts) if facts else ())
+
+
+def _layout_problems(config: RunConfig, world_size: int) -> Iterator[str]:
+    tp, train = config.mesh.tp, config.train
+    cut = _cut_by_tp(config)
+    remedy = f"choose mesh.tp from {_listed(_common_divisors(*cut.values()))}"
+    for what, size in cut.items():
+        if size % tp:
+            yield f"{what}={size} is not a multiple of mesh.tp={tp}; {remedy}"
+    if world_size % tp:
+        yield f"{world_size} ranks are not a multiple of mesh.tp={tp}; start --nproc {tp}, or {remedy}"
+        return
+    dp = world_size // tp
+    part = train.micro_batch * dp
+    if train.global_batch % part:
+        yield (
+            f"train.global_batch={train.global_batch} is not a multiple of "
+            f"train.micro_batch={train.micro_batch} x {dp} data-parallel ranks; "
+            f"choose a multiple of {part}, such as {round_up(train.global_batch, part)}"
+        )
+    yield from _ramp_problems(config, part)
+
+
+def _ramp_problems(config: RunConfig, part: int) -> Iterator[str]:
+    try:
+        sizes = batch_sizes(config).sizes
+    except UsageError as error:
+        yield f"train.batch_ramp={config.train.batch_ramp!r}: {error}"
+        return
+    wrong = [size for size in sizes if size % part and size != config.train.global_batch]
+    if wrong:
+        yield (
+            f"train.batch_ramp={config.train.batch_ramp!r} has a step of {wrong[0]} samples, no multiple of "
+            f"train.micro_batch x data-parallel ranks = {part}; choose multiples of {part} to start and to add"
+        )
+
+
+def batch_sizes(config: RunConfig) -> BatchSizes:
+    """Samples of each step, by the samples consumed before it.
+
+    Raises:
+        UsageError: a ramp that cannot be read, or that does not arrive at the global batch.
+    """
+    return read_ramp(config.train.batch_ramp, size=config.train.global_batch)
+
+
+def _model_problems(config: RunConfig) -> Iterator[str]:
+    model, length = config.model, config.train.sequence_length
+    kv_heads = model.num_kv_heads or model.num_heads
+    if not model.head_dim and model.hidden_size % model.num_heads:
+        yield (
+            f"model.hidden_size={model.hidden_size} is not a multiple of model.num_heads={model.num_heads}; "
+            f"choose a multiple, such as {round_up(model.hidden_size, model.num_heads)}, or set model.head_dim"
+        )
+    elif model.position == "rope" and head_dim(config) % 2:
+        quotient = f"model.hidden_size={model.hidden_size} / model.num_heads={model.num_heads}"
+        yield (
+            f"{f'model.head_dim={model.head_dim}' if model.head_dim else quotient} is odd, but rope "
+            'rotates features in pairs; choose an even head size, or model.position="learned"'
+        )
+    if model.num_heads % kv_heads:
+        yield (
+            f"model.num_heads={model.num_heads} is not a multiple of model.num_kv_heads={kv_heads}; "
+            f"choose model.num_kv_heads from {_listed(_common_divisors(model.num_heads))}"
+        )
+    if model.max_position and model.max_position < length:
+        yield (
+            f"train.sequence_length={length} is longer than model.max_position={model.max_position}; "
+            f"shorten the sequence, or set model.max_position to 0 or at least {length}"
+        )
+
+
+def _schedule_problems(config: RunConfig) -> Iterator[str]:
+    optimizer, steps = config.optimizer, config.train.steps
+    decay_steps = optimizer.decay_steps or steps
+    if optimizer.warmup_steps > min(steps, decay_steps):
+        name = "optimizer.decay_steps" if decay_steps < steps else "train.steps"
+        yield (
+            f"optimizer.warmup_steps={optimizer.warmup_steps} is more than {name}={min(steps, decay_steps)}; "
+            f"warm up for fewer steps, or raise {name}"
+        )
+    if optimizer.min_lr > optimizer.lr:
+        yield (
+            f"optimizer.min_lr={optimizer.min_lr:g} is more than optimizer.lr={optimizer.lr:g}; "
+            f"choose an optimizer.min_lr of at most {optimizer.lr:g}"
+        )
+
+
+def _order_problems(config: RunConfig) -> Iterator[str]:
+    data = config.data
+    if data.order == "megatron" and data.kind != "gpt":
+        yield f'data.kind="{data.kind}" needs data.order="native"; set that, or choose data.kind="gpt"'
+    if data.shuffle_block and (data.order == "megatron" or data.kind != "gpt"):
+        yield (
+            f'data.shuffle_block={data.shuffle_block} applies only to data.order="native" with data.kind="gpt"; '
+            "set it to 0: other orders and kinds shuffle documents anyway"
+        )
+    if data.blend_surplus != MegatronOrder.blend_surplus and data.order != "megatron":
+        yield f'data.blend_surplus={data.blend_surplus:g} applies only to data.order="megatron"; leave it out'
+
+
+def _data_problems(config: RunConfig, facts: DataFacts) -> Iterator[str]:
+    vocab_size, length = config.model.vocab_size, config.train.sequence_length
+    if not vocab_size and not facts.vocab_size:
+        least = f" to at least {facts.largest_id + 1}" if facts.largest_id is not None else ""
+        yield f"model.vocab_size=0, and {config.data.blend} names no tokenizer; set model.vocab_size{least}"
+    needed = max(facts.vocab_size or 0, -1 if facts.largest_id is None else facts.largest_id + 1)
+    if 0 < vocab_size < needed:
+        yield (
+            f"model.vocab_size={vocab_size} is too small for {config.data.blend}: its tokenizer has "
+            f"{_known(facts.vocab_size)} entries and its largest token id is {_known(facts.largest_id)}; "
+            f"set model.vocab_size to 0 or at least {needed}"
+        )
+    if not vocab_size and facts.vocab_size and facts.vocab_size < needed:
+        yield (
+            f"{config.data.blend} holds token id {facts.largest_id}, outside its tokenizer's "
+            f"{facts.vocab_size} entries; it was made with another tokenizer, preprocess it again"
+        )
+    asked = config.train.steps * config.train.global_batch
+    if facts.num_samples is not None and asked > facts.num_samples:
+        yield (
+            f"train.steps={config.train.steps} x train.global_batch={config.train.global_batch} reads {asked} samples, "
+            f"and {config.data.blend} ends after {facts.num_samples}; choose at most "
+            f"{facts.num_samples // config.train.global_batch} steps, or a blend whose amounts and caps allow more"
+        )
+    # Others pad, or read a corpus again before its end.
+    runs = config.data.order == "native" and config.data.kind == "gpt"
+    for name, tokens in facts.components or ((config.data.blend, facts.num_tokens),):
+        if runs and tokens < length + 1:
+            yield (
+                f"train.sequence_length={length} needs {length + 1} tokens (the last label is one more), but "
+                f"{name} has {tokens} for training; choose at most {max(tokens - 1, 1)}, or add text"
+            )
+
+
+def _cut_by_tp(config: RunConfig) -> dict[str, int]:
+    """The sizes that tensor parallelism cuts, by the names that the user knows."""
+    model = config.model
+    sizes = {"model.num_heads": model.num_heads}
+    if model.num_kv_heads:
+        sizes["model.num_kv_heads"] = model.num_kv_heads
+    sizes["model.ffn_hidden_size" + ("" if model.ffn_hidden_size else " (derived)")] = ffn_hidden_size(config)
+    if config.mesh.sequence_parallel:
+        sizes["train.sequence_length"] = config.train.sequence_length
+    return sizes
+
+
+def _common_divisors(*values: int) -> list[int]:
+    """The small ones: nobody has more ranks or heads, and sizes may be mistyped."""
+    common = math.gcd(*values)
+    return [d for d in range(1, min(common, _MOST_PARTS) + 1) if common % d == 0]
+
+
+def _listed(values: list[int]) -> str:
+    return ", ".join(str(value) for value in values[:12])
+
+
+def _known(value: int | None) -> str:
+    return "an unknown number of" if value is None else str(value)

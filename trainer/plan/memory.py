@@ -1,0 +1,36 @@
+"""What a rank's state takes in memory, and errors of memory that ran out with that amount beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from trainer.config.sections import RunConfig
+from trainer.errors import FEWER_TOKENS, OutOfMemoryError, out_of_memory_error, out_of_memory_in, size_text
+from trainer.models.gpt_params import parameter_table
+from trainer.plan.plan import Plan
+
+BYTES = {"fp32": 4, "bf16": 2, "fp64": 8}  # of an element of the model's weights
+
+
+@contextmanager
+def explained(config: RunConfig, plan: Plan, *, rank: int) -> Iterator[None]:
+    """Name the rank in an error of the block's phases, and what its state needs; also of what ran out between them."""
+    try:
+        with out_of_memory_in("training", fix=FEWER_TOKENS):
+            yield
+    except OutOfMemoryError as error:
+        of_rank = f"rank {rank} of {plan.world_size}: " if plan.world_size > 1 else ""
+        needs = (
+            f"{size_text(state_bytes(config, plan))} of weights, gradients and optimizer state per rank, and for "
+            f"activations of {plan.micro_batch} x {plan.sequence_length} tokens (train.micro_batch x .sequence_length)"
+        )
+        raise out_of_memory_error(f"{of_rank}{error.phase}", error.found, error.fix, needs=needs) from error.__cause__
+
+
+def state_bytes(config: RunConfig, plan: Plan) -> int:
+    """Bytes of a rank's weights, main gradients, main weights and moments: what it needs before any activation."""
+    held = sum(spec.numel for spec in parameter_table(plan.shape, tp_size=plan.tp, tp_rank=0))
+    weight = BYTES[config.precision.dtype]
+    main = max(weight, 4)
+    return held * (weight + main) + 3 * main * -(-held // plan.dp)

@@ -1,0 +1,103 @@
+"""Every derived number of a run, computed once.
+
+`make_plan` turns a sound configuration into a frozen `Plan`. Nothing derived is written back into the configuration,
+and nobody computes these numbers a second time. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from trainer.config.parse import problems_error
+from trainer.config.sections import RunConfig
+from trainer.models.gpt_params import GPTShape, flops_per_token, gpt_shape, num_parameters
+from trainer.plan.check import DataFacts, batch_sizes, check
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """All derived numbers of a run.
+
+    Args:
+        world_size, tp, dp: ranks, and how they are laid out.
+        sequence_length: tokens of a sample; tokens_per_step: of a global batch.
+        num_microbatches: forward passes of a rank in one step.
+        num_samples: of the whole run.
+        heads_per_rank, kv_heads_per_rank: attention heads of one tp rank.
+        shape: the model without any layout but the padding of its vocabulary.
+        num_parameters: of the logical model, without padding.
+        flops_per_token: floating-point operations of forward and backward, see `flops_per_token`.
+        warmup_steps, decay_steps: ends of warmup and decay, in steps.
+    """
+
+    world_size: int
+    tp: int
+    dp: int
+    sequence_length: int
+    global_batch: int
+    micro_batch: int
+    num_microbatches: int
+    tokens_per_step: int
+    num_samples: int
+    heads_per_rank: int
+    kv_heads_per_rank: int
+    shape: GPTShape
+    num_parameters: int
+    flops_per_token: int
+    steps: int
+    warmup_steps: int
+    decay_steps: int
+
+    @property
+    def head_dim(self) -> int:
+        """Features of one attention head."""
+        return self.shape.head_dim
+
+    @property
+    def ffn_hidden_size(self) -> int:
+        """Inner features of the MLP, over all ranks."""
+        return self.shape.ffn_hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the logical embedding."""
+        return self.shape.vocab_size
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding over all ranks, padding included."""
+        return self.shape.padded_vocab_size
+
+
+def make_plan(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> Plan:
+    """The derived numbers of a run on `world_size` ranks.
+
+    Raises:
+        UsageError: the configuration does not fit; every problem is named.
+    """
+    problems = check(config, world_size, facts=facts)
+    vocab_size = config.model.vocab_size or (facts.vocab_size if facts else None)
+    if problems or not vocab_size:
+        unknown = "model.vocab_size is 0 and the data names no tokenizer; set model.vocab_size"
+        raise problems_error("this configuration", problems or [unknown])
+    train, tp, shape = config.train, config.mesh.tp, gpt_shape(config, vocab_size)
+    dp = world_size // tp
+    return Plan(
+        world_size=world_size,
+        tp=tp,
+        dp=dp,
+        sequence_length=train.sequence_length,
+        global_batch=train.global_batch,
+        micro_batch=train.micro_batch,
+        num_microbatches=train.global_batch // (train.micro_batch * dp),
+        tokens_per_step=train.global_batch * train.sequence_length,
+        num_samples=batch_sizes(config).after(train.steps),
+        heads_per_rank=shape.num_heads // tp,
+        kv_heads_per_rank=shape.num_kv_heads // tp,
+        shape=shape,
+        num_parameters=num_parameters(shape),
+        flops_per_token=flops_per_token(shape, train.sequence_length),
+        steps=train.steps,
+        warmup_steps=config.optimizer.warmup_steps,
+        decay_steps=config.optimizer.decay_steps or train.steps,
+    )

@@ -1,0 +1,306 @@
+"""What a report says, as plain data: everything that is read from a run folder and its corpora.
+
+`read_run` reads the files of the run folder; `read_corpora` opens the data and counts what the run took
+from it; `baselines_of` fits the n-gram baselines on exactly those tokens, and keeps them in baselines.json
+beside the number of samples that they belong to. No drawing here. A corpus that has moved away leaves a
+note in place of its part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+import mdata
+from mdata import MdataError, UsageError
+from mdata.blend_planning.preview import blend_table
+from mdata.dataset.eval_sets import evaluated_samples
+from mdata.util import atomic_io
+from trainer.config.parse import load_config
+from trainer.config.sections import RunConfig
+from trainer.report.baselines import Baselines, count_pairs, evaluate
+from trainer.run.data import RunData, open_data
+from trainer.run.metrics import METRICS, RANKS, read_events, read_metrics
+
+MOST_TOKENS = 200_000_000  # training tokens up to which baselines are counted: about two minutes
+LOCATED_AT_ONCE = 1 << 20
+SHOWN_ROWS = 3
+
+
+class _Plan(msgspec.Struct):
+    """What a report says of plan.json. Types of this and the next are checked when a run is read."""
+
+    num_parameters: int = 0
+    world_size: int | str = "?"
+    vocab_size: int = 0
+
+
+class _Rank(msgspec.Struct):
+    """What it says of a rank in ranks.json."""
+
+    rank: int | str = "?"
+    tp: int = 0
+    pp: int = 0
+    dp: int = 0
+    split_parameters: int = 0
+    copied_parameters: int = 0
+
+
+class _Step(msgspec.Struct):
+    """What it says of a line of metrics.jsonl."""
+
+    step: int
+    consumed_samples: int
+    time_s: float | None = None
+    loss: float | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    tokens_per_s: float | None = None
+    valid: dict[str, float | None] | None = None
+    test: dict[str, float] | None = None
+
+
+class _Generated(msgspec.Struct):
+    """What it says of a line of generated.jsonl."""
+
+    prompt: str
+    text: str
+    step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The files of a run folder.
+
+    Attributes:
+        metrics: lines of metrics.jsonl in order, at least one. generated: lines of generated.jsonl, if any.
+    """
+
+    folder: Path
+    config: RunConfig
+    config_text: str
+    plan: dict[str, Any]
+    ranks: list[dict[str, Any]]
+    metrics: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    generated: list[dict[str, Any]]
+
+    @property
+    def consumed(self) -> int:
+        """Samples trained on, as of the last line of metrics."""
+        return int(self.metrics[-1]["consumed_samples"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusRead:
+    """What a run took from one corpus of its blend.
+
+    Attributes:
+        share: asked for, in 0 to 1. samples, tokens: read. epochs: how often the corpus was read.
+        lengths: documents by length, [0] without tokens, [k] of 2^(k-1) to 2^k - 1; empty where not known.
+    """
+
+    name: str
+    share: float
+    samples: int
+    tokens: int
+    corpus_tokens: int
+    epochs: float
+    lengths: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidCorpus:
+    """One validation corpus: its curve as (consumed samples, nats per token), and what it is measured against.
+
+    Attributes:
+        bits_per_byte: what one nat per token is in bits per byte of text; None where the text's size is not known.
+    """
+
+    name: str
+    curve: list[tuple[int, float]]
+    bits_per_byte: float | None
+    baselines: Baselines | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpora:
+    """The data's part of a report; empty, with a note, where the data could not be opened."""
+
+    read: list[CorpusRead] = dataclasses.field(default_factory=list)
+    valid: list[ValidCorpus] = dataclasses.field(default_factory=list)
+    rows: list[str] = dataclasses.field(default_factory=list)
+    special: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+
+def read_run(folder: Path) -> Run:
+    """The run folder's files.
+
+    Raises:
+        UsageError: not a run folder, or nothing has been measured yet. DamageError: a file of it is not readable.
+    """
+    metrics = read_metrics(folder)
+    if not metrics:
+        raise UsageError(
+            f"there is nothing to report in {folder}: no line in metrics.jsonl",
+            expected="a run folder with at least one finished step",
+            fix="run mtrain train first, or give the folder that run.folder names",
+        )
+    config = load_config(folder / "config.toml")
+    return Run(
+        folder=folder,
+        config=config,
+        config_text=(folder / "config.toml").read_text(encoding="utf-8"),
+        plan=_checked(_json(folder / "plan.json", {}), _Plan, folder / "plan.json"),
+        ranks=_checked(_json(folder / RANKS, []), list[_Rank], folder / RANKS),
+        metrics=_checked(metrics, list[_Step], folder / METRICS),
+        events=read_events(folder),
+        generated=_checked(_json_lines(folder / "generated.jsonl"), list[_Generated], folder / "generated.jsonl"),
+    )
+
+
+def read_corpora(run: Run) -> Corpora:
+    """Open the run's data and look at what was read of it."""
+    try:
+        data = open_data(run.config)
+    except MdataError as error:
+        curves = [_valid_corpus(run, name, None, None) for name in _curve_names(run)]
+        return Corpora(valid=curves, notes=[f"The data could not be opened: {error}"])
+    baselines, notes = baselines_of(run, data)
+    names = list(dict.fromkeys([*data.valid, *_curve_names(run)]))
+    rows, special = _decoded_rows(run, data.train)
+    return Corpora(
+        read=_corpora_read(run, data.train),
+        valid=[_valid_corpus(run, name, data.valid.get(name), baselines.get(name)) for name in names],
+        rows=rows,
+        special=special,
+        notes=notes,
+    )
+
+
+def baselines_of(run: Run, data: RunData) -> tuple[dict[str, Baselines], list[str]]:
+    """(baselines by validation corpus, why there are none), kept in baselines.json for this state of the run."""
+    if not data.valid:
+        return {}, ["The run has no validation corpus, so there is nothing to evaluate baselines on."]
+    tokens = run.consumed * run.config.train.sequence_length
+    if tokens > MOST_TOKENS:
+        return {}, [f"Baselines are left out above {MOST_TOKENS:,} training tokens; this run has read {tokens:,}."]
+    vocab_size = data.facts.vocab_size or int(run.plan.get("vocab_size", 0)) or (data.facts.largest_id or 0) + 1
+    path = run.folder / "baselines.json"
+    facts = {
+        "consumed_samples": run.consumed,
+        "data_id": data.train.data_id,
+        "eval_samples": run.config.train.eval_samples,
+        "vocab_size": vocab_size,
+    }
+    kept = _json(path, {})
+    if kept.get("facts") == facts and set(kept["valid"]) == set(data.valid):
+        return {name: Baselines(**values) for name, values in kept["valid"].items()}, []
+    counts = count_pairs(_rows(data.train, np.arange(run.consumed, dtype=np.int64)), vocab_size)
+    found = {
+        name: evaluate(counts, _rows(valid, evaluated_samples(valid, run.config.train.eval_samples)))
+        for name, valid in data.valid.items()
+    }
+    values = {name: dataclasses.asdict(baselines) for name, baselines in found.items()}
+    atomic_io.atomic_write(path, (json.dumps({"facts": facts, "valid": values}, indent=1) + "\n").encode())
+    return found, []
+
+
+def _rows(dataset: mdata.Dataset, samples: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    for k in samples.tolist():
+        row = dataset[k]
+        yield row["tokens"], row["labels"], row["loss_mask"]
+
+
+def _curve_names(run: Run) -> list[str]:
+    """Validation corpora that metrics speak of, in the order of their first mention."""
+    return list(dict.fromkeys(name for line in run.metrics for name in line.get("valid") or {}))
+
+
+def _valid_corpus(run: Run, name: str, dataset: mdata.Dataset | None, baselines: Baselines | None) -> ValidCorpus:
+    losses = [(line["consumed_samples"], (line.get("valid") or {}).get(name)) for line in run.metrics]
+    return ValidCorpus(
+        name=name,
+        curve=[(int(samples), float(loss)) for samples, loss in losses if loss is not None],
+        bits_per_byte=None if dataset is None else _bits_per_byte(dataset),
+        baselines=baselines,
+    )
+
+
+def _bits_per_byte(dataset: mdata.Dataset) -> float | None:
+    """Bits per byte of text for one nat per token: tokens / bytes / ln 2, over the whole corpus."""
+    if not dataset.text_bytes:
+        return None
+    return dataset.num_corpus_tokens / dataset.text_bytes / math.log(2)
+
+
+def _corpora_read(run: Run, train: mdata.Dataset) -> list[CorpusRead]:
+    samples = np.zeros(len(train.components), np.int64)
+    for first in range(0, run.consumed, LOCATED_AT_ONCE):
+        wanted = np.arange(first, min(first + LOCATED_AT_ONCE, run.consumed), dtype=np.int64)
+        samples += np.bincount(train.locate(wanted)[0], minlength=len(samples))
+    length = run.config.train.sequence_length
+    data = run.config.data
+    blend = mdata.open_blend(data.blend, tokenizer_unknown="ok", allow_outside=data.allow_outside)
+    asked = blend_table(blend)
+    out = []
+    for number, part, row in zip(samples.tolist(), train.components, asked, strict=True):
+        statistics = part.corpus.manifest.statistics
+        out.append(
+            CorpusRead(
+                name=part.name,
+                share=row.achieved,
+                samples=number,
+                tokens=number * length,
+                corpus_tokens=part.num_tokens,
+                epochs=part.samples.epochs(number),
+                lengths=list(statistics.document_lengths) if statistics else [],
+            )
+        )
+    return out
+
+
+def _decoded_rows(run: Run, train: mdata.Dataset) -> tuple[list[str], list[str]]:
+    """(text of the first training rows, the special tokens that may stand in it)."""
+    tokenizer = train.components[0].corpus.load_tokenizer()
+    if tokenizer is None:
+        return [], []
+    rows = [tokenizer.decode(train[k]["tokens"].tolist()) for k in range(min(SHOWN_ROWS, run.consumed))]
+    return rows, list(tokenizer.special_ids)
+
+
+def _checked(value: Any, form: Any, path: Path) -> Any:
+    """The value as it is, once what a report reads of it has the types that mtrain writes."""
+    try:
+        msgspec.convert(value, form)
+    except (msgspec.ValidationError, OverflowError) as error:
+        what = f"{path} is not as mtrain wrote it"
+        raise mdata.DamageError(what, found=str(error), fix="restore the run's file, or remove it") from error
+    return value
+
+
+def _json(path: Path, default: Any) -> Any:
+    """A JSON file of the run folder; `default` where it is missing."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return default
+    except (ValueError, RecursionError) as error:
+        raise mdata.DamageError(f"{path} is not JSON", found=str(error), fix="remove it, or train again") from error
+
+
+def _json_lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    except (ValueError, RecursionError) as error:
+        what = f"{path} has a line that is not JSON"
+        raise mdata.DamageError(what, found=str(error), fix="remove that line") from error

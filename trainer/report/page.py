@@ -1,0 +1,237 @@
+"""report.html of a run: one file without scripts or links, for a browser without a network.
+
+It shows the loss against the n-gram baselines in nats per token and bits per byte, throughput, what was
+read of each corpus, document lengths, some of what the model read and wrote, what each rank holds, and the
+configuration. report_data.py says what is true, plots.py draws, this file writes the page.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from mdata.reporting.html_tables import Cell, table
+from mdata.reporting.report_style import STYLE
+from mdata.reporting.svg import escape
+from mdata.util import atomic_io
+from trainer.report import plots
+from trainer.report.data import Corpora, Run, ValidCorpus, read_corpora, read_run
+
+BASELINES = (  # field of Baselines, name on the page, whether it is drawn
+    ("unigram_entropy", "unigram entropy", True),
+    ("unigram_add_one", "add-one unigram", False),
+    ("bigram_add_one", "add-one bigram", True),
+    ("bigram_witten_bell", "Witten-Bell bigram", True),
+)
+
+
+# What a run's page has beside a blend's.
+_STYLE = f"""{STYLE}
+body {{ max-width: 84rem; }} .row > * {{ flex: 1 1 28rem; max-width: 42rem; }}
+pre {{ background: var(--card); padding: .8rem 1rem; border-radius: 6px; white-space: pre-wrap; font-size: 13px;
+  overflow-wrap: anywhere; max-height: 17rem; overflow-y: auto; }} pre b {{ color: var(--c0); font-weight: 600; }}
+mark {{ background: none; color: var(--c4); }}
+"""
+
+
+def write_report(run_folder: str | Path) -> tuple[Path, list[str]]:
+    """Write report.html in a run folder from what stands there now; the run may still be going on.
+
+    Returns:
+        The page's path, and a line for each validation corpus: its loss and the baselines.
+
+    Raises:
+        UsageError: not a run folder, or no step has been measured. DamageError: a file of the run cannot be read.
+    """
+    run = read_run(Path(run_folder))
+    corpora = read_corpora(run)
+    path = run.folder / "report.html"
+    atomic_io.atomic_write(path, render(run, corpora).encode())
+    return path, [_line(corpus) for corpus in corpora.valid if corpus.curve]
+
+
+def render(run: Run, corpora: Corpora) -> str:
+    """The whole page."""
+    parts = [
+        _head(run),
+        _notes(corpora.notes),
+        _losses(run, corpora.valid),
+        f'<div class="row">{_loss_table(corpora.valid)}{_test_losses(run)}{_throughput(run)}</div>',
+        _read(corpora),
+        _texts(run, corpora),
+        _ranks(run),
+        f"<h2>Configuration</h2><details><summary>config.toml</summary><pre>{_text(run.config_text)}</pre></details>",
+    ]
+    title = escape(_title(run))
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}: report</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
+    )
+
+
+def _title(run: Run) -> str:
+    """The last two names of the run folder's path: "run" alone says little."""
+    return "/".join(run.folder.resolve().parts[-2:])
+
+
+def _line(corpus: ValidCorpus) -> str:
+    lines = ", ".join(f"{name} {value:.3f}" for name, value, _ in _baselines(corpus))
+    return f"{corpus.name}: {corpus.curve[-1][1]:.3f} nats per token" + (f" ({lines})" if lines else "")
+
+
+def _head(run: Run) -> str:
+    model, last = run.config.model, run.metrics[-1]
+    seconds = float(last.get("time_s") or 0) - float(run.metrics[0].get("time_s") or 0)
+    facts = [
+        f"{run.plan.get('num_parameters', 0):,} parameters",
+        f"{model.num_layers} layers of hidden size {model.hidden_size}, {model.num_heads} heads",
+        f"{run.plan.get('world_size', '?')} ranks (tensor parallel {run.config.mesh.tp}"
+        + (", sequence parallel)" if run.config.mesh.sequence_parallel else ")"),
+        run.config.precision.dtype,
+        f"step {last['step']:,} of {run.config.train.steps:,}",
+        f"{run.consumed * run.config.train.sequence_length:,} tokens read",
+        f"{seconds:,.0f} s from the first to the last line of metrics",
+    ]
+    return f'<h1>{escape(_title(run))}</h1><p class="lead">{escape("; ".join(facts))}</p>'
+
+
+def _notes(notes: Iterable[str]) -> str:
+    return "".join(f"<p>{escape(note)}</p>" for note in notes)
+
+
+def _losses(run: Run, valid: Sequence[ValidCorpus]) -> str:
+    """A panel for each validation corpus."""
+    scale = run.config.train.sequence_length / 1e6
+    train = _curve(run, "loss", scale)
+    shown = valid or [ValidCorpus(name="training", curve=[], bits_per_byte=None, baselines=None)]
+    panels = []
+    for corpus in shown:
+        curve = [(samples * scale, loss) for samples, loss in corpus.curve]
+        lines = [(name, value) for name, value, drawn in _baselines(corpus) if drawn]
+        drawing = plots.loss_panel(corpus.name, train, valid=curve, lines=lines)
+        panels.append(f"<div><h3>{escape(corpus.name)}</h3>{drawing}</div>")
+    return f'<h2>Loss</h2><div class="row">{"".join(panels)}</div>'
+
+
+def _loss_table(valid: Sequence[ValidCorpus]) -> str:
+    """Per corpus the model's last loss and the baselines, in both units; a mark where the model is below."""
+    if not any(corpus.curve or corpus.baselines for corpus in valid):
+        return ""
+    header = ["last validation", *(f"{c.name}: {what}" for c in valid for what in ("nats per token", "bits per byte"))]
+    final = [corpus.curve[-1][1] if corpus.curve else None for corpus in valid]
+    rows = [[Cell("the model"), *_pairs(valid, final, None)]]
+    for field, name, _ in BASELINES:
+        values = [getattr(c.baselines, field) if c.baselines else None for c in valid]
+        if any(value is not None for value in values):
+            rows.append([Cell(name), *_pairs(valid, values, final)])
+    note = '<p class="lead">Green: the model is below it. Red: it is not.</p>'
+    return f"<div><h2>Against counting</h2>{note}{table(header, rows)}</div>"
+
+
+def _test_losses(run: Run) -> str:
+    """The test sets' losses, which are there once the last step is done."""
+    rows = [[Cell(name), _number(f"{loss:.3f}")] for name, loss in (run.metrics[-1].get("test") or {}).items()]
+    return f"<div><h2>Test sets</h2>{table(['at the end', 'nats per token'], rows)}</div>" if rows else ""
+
+
+def _pairs(
+    valid: Sequence[ValidCorpus], values: Sequence[float | None], model: Sequence[float | None] | None
+) -> list[Cell]:
+    """Cells with nats per token and bits per byte of each corpus; with the model's losses, judged by them."""
+    cells = []
+    for i, (corpus, value) in enumerate(zip(valid, values, strict=True)):
+        ours = model[i] if model else None
+        kind = "number" if value is None or ours is None else "good" if ours < value else "bad"
+        bits = None if value is None or corpus.bits_per_byte is None else value * corpus.bits_per_byte
+        cells += [Cell("" if number is None else f"{number:.3f}", kind) for number in (value, bits)]
+    return cells
+
+
+def _throughput(run: Run) -> str:
+    rates = _curve(run, "tokens_per_s", run.config.train.sequence_length / 1e6)
+    if not rates:
+        return ""
+    told = f"{_median(rates):,.0f} tokens per second in the median line of metrics"
+    if waits := _curve(run, "data_wait", 1):
+        told += f", {100 * _median(waits):.2f} % of the time waiting for data"
+    return f'<div><h2>Throughput</h2><p class="lead">{told}</p>{plots.throughput(rates)}</div>'
+
+
+def _read(corpora: Corpora) -> str:
+    if not corpora.read:
+        return ""
+    got = sum(corpus.samples for corpus in corpora.read) or 1
+    rows = [
+        [
+            Cell(corpus.name),
+            Cell(f"{100 * corpus.share:.1f} %"),
+            Cell(f"{100 * corpus.samples / got:.2f} %"),
+            *map(Cell, (corpus.samples, corpus.tokens, corpus.corpus_tokens)),
+            _number(f"{corpus.epochs:.2f}"),
+        ]
+        for corpus in corpora.read
+    ]
+    header = ["corpus", "target share", "share read", "samples", "tokens read", "tokens in the corpus", "epochs"]
+    known = [corpus for corpus in corpora.read if any(corpus.lengths)]
+    lengths = f"<h2>Document lengths</h2>{plots.document_lengths(known)}" if known else ""
+    return f'<div class="row"><div><h2>What was read</h2>{table(header, rows)}</div><div>{lengths}</div></div>'
+
+
+def _texts(run: Run, corpora: Corpora) -> str:
+    parts = []
+    if corpora.rows:
+        rows = "".join(f"<pre>{_marked(row, corpora.special)}</pre>" for row in corpora.rows)
+        parts.append(f"<div><h2>First training rows</h2>{rows}</div>")
+    if run.generated:
+        texts = "".join(
+            f"<pre><b>{_text(str(g.get('prompt', '')))}</b>{_marked(str(g.get('text', '')), corpora.special)}</pre>"
+            for g in run.generated
+        )
+        step = run.generated[0].get("step")
+        parts.append(f"<div><h2>Generated text{f' at step {step}' if step is not None else ''}</h2>{texts}</div>")
+    return f'<div class="row">{"".join(parts)}</div>' if parts else ""
+
+
+def _ranks(run: Run) -> str:
+    if not run.ranks:
+        return ""
+    axes = [name for name in ("tp", "pp", "dp") if name in run.ranks[0]]
+    counted = [*axes, "split_parameters", "copied_parameters"]
+    rows = [[Cell(rank.get("rank", "?")), *(Cell(rank.get(name, 0)) for name in counted)] for rank in run.ranks]
+    header = ["rank", *axes, "parameters split over tp", "parameters every tp rank has"]
+    return f"<h2>What each rank holds</h2>{table(header, rows)}"
+
+
+def _number(text: str) -> Cell:
+    return Cell(text, kind="number")
+
+
+def _curve(run: Run, key: str, scale: float) -> list[tuple[float, float]]:
+    """(consumed samples x scale, value) of the lines that have the value."""
+    lines = ((line["consumed_samples"] * scale, line.get(key)) for line in run.metrics)
+    return [(x, float(y)) for x, y in lines if y is not None]
+
+
+def _median(curve: Sequence[tuple[float, float]]) -> float:
+    return sorted(y for _, y in curve)[len(curve) // 2]
+
+
+def _baselines(corpus: ValidCorpus) -> list[tuple[str, float, bool]]:
+    if corpus.baselines is None:
+        return []
+    return [(name, getattr(corpus.baselines, field), drawn) for field, name, drawn in BASELINES]
+
+
+def _marked(text: str, special: Iterable[str]) -> str:
+    """Text with its special tokens set off."""
+    shown = _text(text)
+    for token in special:
+        shown = shown.replace(_text(token), f"<mark>{_text(token)}</mark>")
+    return shown
+
+
+def _text(text: str) -> str:
+    """A text of several lines."""
+    return html.escape(text, quote=False)

@@ -1,0 +1,156 @@
+"""The only door to mdata: which corpora a run reads, what they say about themselves, and its batches.
+
+`open_data` opens the training blend and the validation corpora by name and checks that they were made with one
+tokenizer. `facts` is what plan.check compares with the model, before any GPU is touched; a foreign corpus without a
+manifest has no facts, so every batch's ids are checked instead. Everything on this side is numpy; `to_device` is
+where it becomes torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+import mdata
+from mdata import UsageError
+from mdata.dataset.eval_sets import evaluation_sets, samples_asked
+from mdata.loader.loader import BatchPlan
+from mdata.progress import SILENT
+from trainer.config.sections import RunConfig
+from trainer.parallel.collectives import Axis
+from trainer.pipeline.executor import Microbatch
+from trainer.plan.check import DataFacts, batch_sizes
+from trainer.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """The data of a run.
+
+    Args:
+        train: unbounded in the native order; in Megatron's as many samples as the run reads, or some more.
+        valid, test: name -> finite; in the native order in file order.
+        facts: what the training data says about itself.
+    """
+
+    train: mdata.Dataset
+    valid: Mapping[str, mdata.Dataset]
+    test: Mapping[str, mdata.Dataset]
+    facts: DataFacts
+
+
+def open_data(config: RunConfig, *, progress: mdata.Progress = SILENT) -> RunData:
+    """Open what the configuration names.
+
+    Args:
+        config: of the run.
+        progress: hears of arrays that are built.
+
+    Raises:
+        UsageError: a file is missing, a corpus is too short, or two corpora have different tokenizers.
+    """
+    train = _open_training(config, progress)
+    steps, limit = config.train.steps, config.train.eval_samples
+    valid_asked = samples_asked(limit, steps=steps, interval=config.train.eval_interval)
+    test_asked = samples_asked(limit, steps=steps)
+    overlap = config.data.allow_overlap
+    valid = evaluation_sets(
+        train, "valid", paths=config.data.valid, num_samples=valid_asked, allow_overlap=overlap, progress=progress
+    )
+    test = evaluation_sets(
+        train, "test", paths=config.data.test, num_samples=test_asked, allow_overlap=overlap, progress=progress
+    )
+    facts = DataFacts(
+        vocab_size=train.vocab_size,
+        largest_id=_largest([train, *valid.values(), *test.values()]),
+        eod=train.eod,
+        fingerprint=train.fingerprint,
+        num_tokens=sum(c.num_tokens for c in train.components),
+        components=tuple((c.name, c.num_tokens) for c in train.components),
+        num_samples=train.num_samples,
+    )
+    return RunData(train, valid, test, facts)
+
+
+def training_batches(
+    data: RunData,
+    config: RunConfig,
+    *,
+    plan: Plan,
+    dp: Axis,
+    consumed: int,
+    progress: mdata.Progress = SILENT,
+) -> mdata.Loader:
+    """This rank's microbatches of every step from `consumed` samples on, read ahead.
+
+    `progress` hears it when a step has to be waited for. Ranks along the tensor axis read the same rows, each for
+    itself: the file comes from the disk once a node (docs/design/loader.md).
+    """
+    batches = BatchPlan(
+        global_batch=plan.global_batch,
+        micro_batch=plan.micro_batch,
+        dp_rank=dp.rank,
+        dp_size=dp.size,
+        seed=config.run.seed,
+        sizes=batch_sizes(config),
+    )
+    return mdata.Loader(data.train, batches, consumed=consumed, prefetch=config.data.prefetch, progress=progress)
+
+
+def evaluation_batches(
+    dataset: mdata.Dataset, samples: np.ndarray, *, micro_batch: int, dp: Axis
+) -> Iterator[mdata.Batch]:
+    """This rank's share of a validation or test set, in batches of at most micro_batch."""
+    mine = samples[dp.rank :: dp.size]
+    for first in range(0, len(mine), micro_batch):
+        yield mdata.collate(dataset, mine[first : first + micro_batch])
+
+
+def to_device(batch: mdata.Batch, device: torch.device, *, vocab_size: int) -> Microbatch:
+    """Check the ids and move one microbatch to the device.
+
+    Raises:
+        UsageError: an id lies outside the model's vocabulary (only a foreign corpus can bring one).
+    """
+    text = batch.rows.text  # tokens and labels are views of it: one look, and one copy
+    largest = int(text.max())
+    if largest >= vocab_size or int(text.min()) < 0:
+        raise UsageError(
+            f"a batch holds a token id outside the model's vocabulary (samples {batch.samples.tolist()[:8]})",
+            found=f"largest id {largest}",
+            expected=f"0 to {vocab_size - 1}",
+            fix="set model.vocab_size to the size of the vocabulary that made the corpus",
+        )
+    # Waits for the copies: the batch's memory may be read into as soon as the batch is gone.
+    moved = torch.from_numpy(text).to(device)
+    tokens, labels = moved[:, :-1], moved[:, 1:]
+    if batch.rows.unmasked:
+        return Microbatch(tokens, labels, torch.ones(tokens.shape, device=device))
+    return Microbatch(tokens, labels, torch.from_numpy(batch.loss_mask).to(device))
+
+
+def _open_training(config: RunConfig, progress: mdata.Progress) -> mdata.Dataset:
+    data, train = config.data, config.train
+    options = mdata.options_from_keys(
+        sequence_length=train.sequence_length,
+        seed=config.run.seed,
+        split="train",
+        split_shares=data.split,
+        order=data.order,
+        num_samples=train.steps * train.global_batch if data.order == "megatron" else None,
+        kind=data.kind,
+        shuffle_block=data.shuffle_block,
+        blend_surplus=data.blend_surplus,
+        tokenizer_unknown=data.tokenizer_unknown,
+        allow_outside=data.allow_outside,
+        cache=data.cache or None,
+    )
+    return mdata.open_dataset(data.blend, options, progress=progress)
+
+
+def _largest(datasets: list[mdata.Dataset]) -> int | None:
+    known = [d.largest_id for d in datasets if d.largest_id is not None]
+    return max(known) if known else None

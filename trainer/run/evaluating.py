@@ -1,0 +1,48 @@
+"""Losses of the evaluation sets of a run, and how far an evaluation is.
+
+Every data-parallel rank reads its share of the samples; the sums are put together once a set. The listener of the
+training hears how many samples are left, beside its steps: an evaluation is no piece of work of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import mdata
+from mdata import Progress
+from mdata.dataset.eval_sets import evaluated_samples
+from trainer.pipeline.executor import Microbatch
+from trainer.run.data import evaluation_batches, to_device
+from trainer.run.engine import Engine
+
+
+def evaluate_sets(
+    engine: Engine, splits: Mapping[str, Mapping[str, mdata.Dataset]], *, limit: int, progress: Progress
+) -> dict[str, dict[str, float]]:
+    """Mean loss of each set, nats per token, on all ranks.
+
+    Args:
+        splits: split -> name -> set. limit: samples of a set that are read, spread over it; 0: all.
+        progress: hears `to_evaluate`, the samples that are left over all ranks.
+    """
+    chosen = {
+        (split, name): evaluated_samples(dataset, limit)
+        for split, sets in splits.items()
+        for name, dataset in sets.items()
+    }
+    left = sum(map(len, chosen.values()))
+    losses: dict[str, dict[str, float]] = {split: {} for split in splits}
+
+    def read(split: str, name: str) -> Iterator[Microbatch]:
+        nonlocal left
+        samples, plan = chosen[split, name], engine.plan
+        for batch in evaluation_batches(splits[split][name], samples, micro_batch=plan.micro_batch, dp=engine.dp):
+            yield to_device(batch, engine.world.device, vocab_size=plan.vocab_size)
+            left = max(0, left - len(batch.samples) * engine.dp.size)
+            progress.advance(0, to_evaluate=left)
+
+    for split, name in chosen:
+        losses[split][name] = engine.evaluate(read(split, name))
+    if chosen:
+        progress.advance(0, to_evaluate=0)
+    return losses

@@ -1,0 +1,346 @@
+"""Starting the ranks of a run on this machine, and bringing their errors back as one.
+
+`launch` runs a command N times through torch.distributed's elastic launcher; each process finds its place
+in the environment (`world.find_placement`), as it would under torchrun. What is unusual: a rank does not
+print its error but leaves a report in a folder, and `launch` raises the error that came first in cause:
+when one rank fails, the others lose their connection and complain as well, and a user should not have to
+read that. A rank dies with its parent, so that no orphan goes on writing checkpoints. Ctrl-C and SIGTERM are handed on
+to the ranks, which write a checkpoint and end; there is no limit to the time that this takes. Nothing is restarted: run
+the command again to continue.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+from mdata import BadInputError, DamageError, MdataError, Progress, ResourceError, StoppedError, UsageError
+from mdata.errors import explain_os_error
+from mdata.progress import SILENT
+from mdata.util import atomic_io
+from trainer.config.parse import problems_error
+from trainer.config.sections import RunConfig
+from trainer.errors import LostRankError
+from trainer.plan.check import check
+from trainer.run.signals import HEARD, SAME_REQUEST_S
+
+if TYPE_CHECKING:
+    from trainer.run.resume import Start
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+INTERRUPTED = 130
+LAUNCHER_PATIENCE_S = 30  # from the launcher's SIGTERM to its SIGKILL, once one rank has failed
+
+
+class RankFault(RuntimeError):
+    """A rank failed by a fault of ours; the message names it, a note holds its traceback."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankReport:
+    """How one rank ended badly.
+
+    Args:
+        exit_code: the documented one; negative: minus the signal that killed it.
+        message: for the user. trace: for us.
+        time_s: on the machine's monotonic clock.
+        lost: it ended because another rank was gone.
+    """
+
+    rank: int
+    exit_code: int
+    message: str
+    trace: str = ""
+    time_s: float = 0.0
+    lost: bool = False
+
+
+def default_nproc(config: RunConfig) -> int:
+    """Ranks where the user names no number: one for each visible GPU; without any, as many as mesh.tp."""
+    import torch
+
+    return torch.cuda.device_count() or config.mesh.tp
+
+
+def preflight(config: RunConfig, world_size: int, *, where: str, progress: Progress = SILENT) -> None:
+    """Find every problem of a run that can be known before a rank is started.
+
+    Args:
+        where: the configuration's name in the message.
+        progress: hears of arrays that are built; the ranks find them.
+
+    Raises:
+        UsageError: all problems at once. MdataError: the data is damaged.
+    """
+    problems = survey(config, world_size, progress=progress).problems
+    if problems:
+        raise problems_error(where, problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What can be known of a run before it is started.
+
+    Args:
+        problems: all of them, one text each; none: the run can start.
+        start: where and how it goes on; None where its data or its checkpoint does not let it.
+    """
+
+    problems: list[str]
+    start: Start | None
+
+
+def survey(config: RunConfig, world_size: int, *, progress: Progress = SILENT) -> Survey:
+    """All problems of a configuration with its mesh, its data, its folder and the checkpoint in it.
+
+    Raises:
+        MdataError: the data or the checkpoint is damaged.
+    """
+    from trainer.run.data import open_data
+    from trainer.run.resume import find_start
+
+    found = list(_folder_problems(config.run.folder))
+    facts, start = None, None
+    try:
+        data = open_data(config, progress=progress)
+        facts = data.facts
+        start = find_start(config, data)
+    except UsageError as error:
+        found.append(str(error))
+    return Survey([*check(start.config if start else config, world_size, facts=facts), *found], start)
+
+
+def _folder_problems(folder: str) -> Iterator[str]:
+    """Why a run folder cannot be made or written, if that can be seen; nothing is made."""
+    place = Path(folder).absolute()
+    there = next(path for path in (place, *place.parents) if path.exists())
+    if not there.is_dir():
+        yield f"run.folder={folder!r} cannot be created: {there} is a file; choose another folder"
+    elif not os.access(there, os.W_OK | os.X_OK):
+        yield f"run.folder={folder!r} is not writable: no permission for {there}; choose another folder"
+
+
+def launch(command: Sequence[str], *, nproc: int, reports: Path) -> None:
+    """Run a command on `nproc` ranks of this machine and wait for the end.
+
+    Args:
+        command: program and arguments, the same for every rank; it calls `rank_process` first.
+        reports: an empty folder, for the ranks' reports.
+
+    Raises:
+        MdataError: what the first failing rank reported. RankFault: the same, for a fault of ours.
+        KeyboardInterrupt: Ctrl-C; no rank is left. StoppedError: SIGTERM; no rank is left.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=nproc,
+        run_id=f"mtrain-{os.getpid()}",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="127.0.0.1",  # a machine whose own name does not resolve can train too
+        max_restarts=0,
+        logs_specs=DefaultLogsSpecs(log_dir=str(reports / "agent")),
+        signals_to_handle="SIGHUP,SIGQUIT",  # the others are ours
+    )
+    handing_on = _HandingOn(reports, nproc)
+    try:
+        with _own_signals(), _quiet_agent():
+            for number in HEARD:
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    signal.signal(number, handing_on)
+            elastic_launch(config, command[0])(*command[1:])
+    except ChildFailedError as error:
+        codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        if handing_on.number is not None:
+            _raise_stopped(reports, handing_on.number)
+        _raise(first_cause(read_reports(reports), codes, now_s=time.monotonic()))
+    except SignalException as error:
+        _raise_stopped(reports, error.sigval)
+
+
+class _HandingOn:
+    """Hands a signal on to the ranks once all of them listen; before that, and at a second Ctrl-C, it ends them.
+
+    Attributes:
+        number: of the signal that was handed on first.
+    """
+
+    def __init__(self, reports: Path, nproc: int) -> None:
+        self.number: signal.Signals | None = None
+        self._reports, self._nproc, self._first_s = reports, nproc, 0.0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        from torch.distributed.elastic.multiprocessing import SignalException
+
+        now, name = time.monotonic(), signal.Signals(number)
+        again = self.number is not None and name == signal.SIGINT and now - self._first_s > SAME_REQUEST_S
+        ranks = [int(path.read_text()) for path in self._reports.glob("listens-*")]
+        if again or len(ranks) < self._nproc:
+            raise SignalException(f"got {name.name}", sigval=name)
+        if self.number is None:
+            self.number, self._first_s = name, now
+        for rank in ranks:
+            with suppress(ProcessLookupError):  # it has ended by itself
+                os.kill(rank, number)
+
+
+def listen(reports: Path, *, rank: int) -> None:
+    """To be called by a rank when its handlers of signals are in place: `launch` hands them on from now on."""
+    atomic_io.atomic_write(reports / f"listens-{rank}", str(os.getpid()).encode())
+
+
+def _raise_stopped(reports: Path, number: signal.Signals) -> NoReturn:
+    """End as a signal asks for, unless a rank failed at something else meanwhile, such as saving to a full disk."""
+    found = read_reports(reports)
+    stops = (INTERRUPTED, StoppedError.exit_code)
+    if failed := [r for r in found if r.exit_code > 1 and r.exit_code not in stops and not r.lost]:
+        _raise(min(failed, key=lambda report: report.time_s))
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt from None
+    stopped = [report for report in found if report.exit_code == StoppedError.exit_code]
+    # The signal was for all: not what a rank says of itself alone.
+    if of_all := [report for report in stopped if not report.message.startswith("rank ")]:
+        _raise(of_all[0])
+    raise StoppedError(f"stopped by {number.name}", fix="run the same command again to continue") from None
+
+
+def first_cause(reports: Sequence[RankReport], exit_codes: Mapping[int, int], *, now_s: float) -> RankReport:
+    """The report to show: what explains the other ranks' ends.
+
+    A rank that was stopped before any other had ended was stopped from outside, and nothing else has to be explained.
+    Otherwise errors with a documented exit code come first, then ranks that were killed without a word, faults of
+    ours, connections to another rank that were lost, and ranks that the launcher stopped; earlier before later.
+
+    Args:
+        exit_codes: by rank, of those that ended badly; negative: minus a signal.
+        now_s: on the clock of the reports.
+    """
+    told = {report.rank for report in reports}
+    silent = [
+        RankReport(rank=rank, exit_code=code, message=_death(rank, code))
+        for rank, code in exit_codes.items()
+        if rank not in told
+    ]
+    first = min(reports, key=lambda report: report.time_s, default=None)
+    patient = first is not None and now_s - first.time_s >= LAUNCHER_PATIENCE_S
+    by_launcher = {-signal.SIGTERM, -signal.SIGKILL} if patient else {-signal.SIGTERM}
+    killed = [report for report in silent if report.exit_code < 0 and report.exit_code not in by_launcher]
+    if first is not None and _asked_to_stop(first) and not killed:
+        return first
+
+    def order(report: RankReport) -> tuple[int, float]:
+        if _asked_to_stop(report) or report.exit_code in by_launcher:
+            return 4, report.time_s
+        if report.lost:
+            return 3, report.time_s
+        return (0 if report.exit_code > 1 else 1 if report.exit_code < 0 else 2), report.time_s
+
+    nobody = RankReport(rank=-1, exit_code=1, message="the launcher reports a failure, but no rank does")
+    return min([*reports, *silent], key=order, default=nobody)
+
+
+def _asked_to_stop(report: RankReport) -> bool:
+    return report.exit_code in (INTERRUPTED, StoppedError.exit_code)
+
+
+def rank_process() -> None:
+    """To be called first by a process that `launch` started: it shall die with its parent (Linux only)."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def write_report(folder: Path, error: BaseException, *, rank: int) -> int:
+    """Leave a rank's error for `launch` and return the exit code that belongs to it."""
+    known = explain_os_error(error) if isinstance(error, OSError) else error
+    if isinstance(known, MemoryError):
+        known = ResourceError("out of memory", fix="use a smaller train.micro_batch")
+    if isinstance(known, KeyboardInterrupt):
+        code, message = INTERRUPTED, "interrupted"
+    elif isinstance(known, MdataError | StoppedError) and known.exit_code != 1:
+        code, message = known.exit_code, str(known)
+    else:
+        code, message = 1, f"rank {rank}: {type(known).__name__}: {known}"
+    report = RankReport(
+        rank=rank,
+        exit_code=code,
+        message=message,
+        trace="".join(traceback.format_exception(error)),
+        time_s=time.monotonic(),
+        lost=isinstance(known, LostRankError),
+    )
+    atomic_io.atomic_write(folder / f"rank-{rank}.json", json.dumps(asdict(report)).encode())
+    return code
+
+
+def read_reports(folder: Path) -> list[RankReport]:
+    """The reports that ranks left, by rank."""
+    found = [RankReport(**json.loads(path.read_bytes())) for path in folder.glob("rank-*.json")]
+    return sorted(found, key=lambda report: report.rank)
+
+
+def _raise(report: RankReport) -> NoReturn:
+    if report.exit_code == INTERRUPTED:
+        raise KeyboardInterrupt
+    kinds = (UsageError, BadInputError, DamageError, ResourceError, StoppedError)
+    kind = next((kind for kind in kinds if kind.exit_code == report.exit_code), None)
+    error = kind(report.message) if kind else RankFault(report.message)
+    if report.exit_code == -signal.SIGTERM:
+        error = StoppedError(report.message, fix="run the same command again to continue")
+    elif report.exit_code < 0:
+        error = ResourceError(report.message, fix=_after_a_kill(-report.exit_code))
+    if report.trace:
+        error.add_note(f"rank {report.rank}:\n{report.trace}")
+    raise error from None
+
+
+def _death(rank: int, code: int) -> str:
+    if code >= 0:
+        return f"rank {rank} ended with exit code {code} without an error report"
+    return f"rank {rank} was {'stopped' if code == -signal.SIGTERM else 'killed'} by {signal.Signals(-code).name}"
+
+
+def _after_a_kill(number: int) -> str:
+    """What to do after a signal that a process cannot answer, or did not survive."""
+    if number == signal.SIGKILL:
+        return "the system kills processes when memory runs out: check its log, or lower train.micro_batch"
+    return "check the system's log for the cause, then run again"
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """The launcher installs handlers and leaves them; put ours back afterwards."""
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _quiet_agent() -> Iterator[None]:
+    """No log lines of the launcher's: what they report, we raise."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)

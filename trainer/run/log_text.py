@@ -1,0 +1,62 @@
+"""What a run says of itself, in lines for people: a header, then each evaluation, checkpoint and skipped step.
+
+The same facts stand in metrics.jsonl and events.jsonl for programs; MetricsWriter says these lines as it writes those,
+so that a log never lacks what a file has. How fast it goes, and the loss of a step, is the progress's business
+(cli/progress.py). Pure but for the name of the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from trainer.config.sections import RunConfig
+from trainer.plan.plan import Plan
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainer.run.resume import Start
+
+
+def header(config: RunConfig, plan: Plan, *, start: Start, device: str) -> Iterator[str]:
+    """What is trained, on what, and from where.
+
+    Args:
+        device: of this rank, see `device_text`.
+    """
+    layout = f"tp {plan.tp} x dp {plan.dp}" + (", sequence parallel" if config.mesh.sequence_parallel else "")
+    ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks ({layout})"
+    yield f"{plan.num_parameters:,} parameters in {config.precision.dtype} on {ranks}, {device}"
+    tokens = f"{plan.global_batch:,} samples x {plan.sequence_length:,} tokens"
+    steps = f"steps {start.done.steps + 1:,} to {plan.steps:,} of {tokens}"
+    origin = f"resumed from {start.folder}" if start.folder else f"new weights from seed {config.run.seed}"
+    yield f"{steps}, in {plan.num_microbatches} microbatches of {plan.micro_batch:,} per rank; {origin}"
+    yield from start.notes
+
+
+def device_text(device: torch.device) -> str:
+    """ "cuda:0 (NVIDIA H200)", or "cpu with 8 threads"."""
+    import torch
+
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} with {torch.get_num_threads()} threads"
+
+
+def losses_text(step: int, values: Mapping[str, Any]) -> Iterator[str]:
+    """The losses of the evaluations in a line of metrics.jsonl, if there were any."""
+    for key, name in (("valid", "validation"), ("test", "test")):
+        if losses := values.get(key):
+            yield f"step {step:,}: {name} loss " + ", ".join(f"{corpus} {loss:.4f}" for corpus, loss in losses.items())
+
+
+def event_text(kind: str, facts: Mapping[str, Any]) -> str | None:
+    """An event of events.jsonl; None for one that has its say elsewhere."""
+    if kind == "saved":
+        return f"step {facts['step']:,}: checkpoint {facts['checkpoint']} written in {facts['seconds']:.1f} s"
+    if kind == "skipped" and facts.get("loss_tokens") == 0:
+        return f"step {facts['step']:,}: skipped, none of its tokens has loss"
+    if kind == "skipped":
+        return f"step {facts['step']:,}: skipped, gradient norm {facts['grad_norm']}, loss {facts['loss']:.4f}"
+    return None

@@ -1,0 +1,179 @@
+"""What a run writes down while it trains: metrics.jsonl, events.jsonl, ranks.json.
+
+One JSON object per line, written whole and at once, so that a reader may look at any time and a killed run
+loses at most the line being written. What is unusual: at a start, lines of steps that are about to be done
+again move to metrics-1.jsonl (or the next free number), so that a curve never holds a step twice and nothing that
+was measured is lost; events stay, because they did happen. Values that JSON does not know (NaN, infinities)
+become null.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from mdata import DamageError
+from mdata.util import atomic_io
+from trainer.run.log_text import event_text, losses_text
+
+METRICS, EVENTS, RANKS = "metrics.jsonl", "events.jsonl", "ranks.json"
+
+
+class MetricsWriter:
+    """Appends to the metrics and events of a run folder; one rank of a run has one.
+
+    Args:
+        folder: the run folder, which exists.
+        resumed_step: the finished steps that the run continues from; lines of later steps are put aside.
+            None: a new run, whose curve starts empty.
+        tell: hears of what people want to know of it, a line each.
+
+    Attributes:
+        put_aside: the file with the lines that are no part of this run's curve; None: there were none.
+
+    Raises:
+        OSError: what the file system said. DamageError: an earlier curve cannot be read.
+    """
+
+    def __init__(
+        self, folder: Path, *, resumed_step: int | None = None, tell: Callable[[str], None] | None = None
+    ) -> None:
+        self._tell = tell or (lambda text: None)
+        self.put_aside = _keep_until(folder, resumed_step)
+        _drop_torn_end(folder / EVENTS)
+        self._metrics = _open_append(folder / METRICS)
+        self._events = _open_append(folder / EVENTS)
+
+    def step(self, step: int, values: Mapping[str, Any]) -> None:
+        """One line of metrics.jsonl: the number of finished steps and what was measured then."""
+        atomic_io.write_all(self._metrics, _line({"step": step, **values}))
+        for text in losses_text(step, values):
+            self._tell(text)
+
+    def event(self, kind: str, facts: Mapping[str, Any]) -> None:
+        """One line of events.jsonl: when (seconds since 1970), what happened, and its facts."""
+        atomic_io.write_all(self._events, _line({"time_s": round(time.time(), 3), "event": kind, **facts}))
+        if text := event_text(kind, facts):
+            self._tell(text)
+
+    def sync(self) -> None:
+        """Wait until what was written is on the device."""
+        for fd in (self._metrics, self._events):
+            atomic_io.sync(fd)
+
+    def close(self) -> None:
+        """Close both files; what was written is on the device then."""
+        self.sync()
+        for fd in (self._metrics, self._events):
+            os.close(fd)
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def write_ranks(folder: Path, ranks: Sequence[Mapping[str, Any]]) -> None:
+    """Write ranks.json: what each rank really holds, in rank order."""
+    atomic_io.atomic_write(folder / RANKS, (json.dumps(plain(ranks), indent=1) + "\n").encode())
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl in order; empty if there are none yet. A torn last line is left out.
+
+    Raises:
+        DamageError: a line that is no JSON object, or has no step.
+    """
+    lines = _read_lines(folder / METRICS)
+    for line in lines:
+        if type(line.get("step")) is not int:
+            shown = json.dumps(line)[:80]
+            raise DamageError(f"{folder / METRICS} has a line without a step", found=shown, fix="remove that line")
+    return lines
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """The lines of events.jsonl, as read_metrics."""
+    return _read_lines(folder / EVENTS)
+
+
+def _keep_until(folder: Path, resumed_step: int | None) -> Path | None:
+    """Move the lines of later steps to a file of their own, which is returned."""
+    path = folder / METRICS
+    if resumed_step is None:
+        if not path.exists() or path.stat().st_size == 0:
+            return None
+        aside = _free_name(folder)
+        atomic_io.rename(path, aside)
+        return aside
+    lines = read_metrics(folder)
+    later = [line for line in lines if line["step"] > resumed_step]
+    aside = _free_name(folder)
+    if later:
+        atomic_io.atomic_write(aside, b"".join(map(_line, later)))
+    if path.exists():
+        atomic_io.atomic_write(path, b"".join(_line(line) for line in lines if line["step"] <= resumed_step))
+    return aside if later else None
+
+
+def _free_name(folder: Path) -> Path:
+    stem, _, suffix = METRICS.partition(".")
+    names = (folder / f"{stem}-{number}.{suffix}" for number in itertools.count(1))
+    return next(name for name in names if not os.path.lexists(name))
+
+
+def _drop_torn_end(path: Path) -> None:
+    """Remove a last line that was not written to its end, so that the next one does not continue it."""
+    content = path.read_bytes() if path.exists() else b""
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        atomic_io.atomic_write(path, whole)
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    whole, _, _torn = content.rpartition(b"\n")  # bytes: a line may be torn inside a character
+    return [_parsed(line, path, number) for number, line in enumerate(whole.split(b"\n"), 1) if line]
+
+
+def _parsed(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):  # no JSON, or no UTF-8
+        value = None
+    if not isinstance(value, dict):
+        shown = repr(line[:80].decode(errors="replace"))
+        raise DamageError(f"{path}, line {number} is not a JSON object", found=shown, fix="remove that line")
+    return value
+
+
+def _open_append(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(plain(value), ensure_ascii=False) + "\n").encode()
+
+
+def plain(value: Any) -> Any:
+    """The value with every number that JSON does not know as None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value

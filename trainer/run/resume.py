@@ -1,0 +1,180 @@
+"""Going on from a checkpoint: what has to be as it was, and what may differ and is told.
+
+`find_start` looks at the run folder's newest checkpoint and decides everything about the start: refused are another
+model and another order of data; told is every other setting that differs. What is unusual: the horizon of the
+learning rate, where `optimizer.decay_steps` leaves it to us, is that of the run's first start, so that raising
+train.steps neither rewinds nor stretches a decay that is under way. Reads the checkpoint's index; changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mdata import UsageError
+from mdata.loader.resume_check import resumes
+from trainer.checkpoint.folder import LATEST, Found, find_checkpoint, read_index, run_state
+from trainer.checkpoint.format import RunState
+from trainer.config.parse import parse_config
+from trainer.config.sections import RunConfig
+from trainer.models.gpt_params import gpt_shape
+from trainer.optim.schedules import learning_rate
+from trainer.run.data import RunData
+
+NOT_FUNCTION = ("padded_vocab_size", "max_position", "init_std")  # a learned max_position is a tensor's shape
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Where training is: finished steps, and the one counter of the data stream."""
+
+    steps: int
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """How a run starts.
+
+    Args:
+        done: what is done already.
+        folder: the checkpoint that it goes on from; None: a new run.
+        config: what was asked for, with the horizon of the learning rate written out.
+        changes: settings that are no longer those of the checkpoint: name -> (before, now).
+        notes: the same for people, and what follows from it; a line each.
+    """
+
+    done: Done
+    folder: Path | None
+    config: RunConfig
+    changes: Mapping[str, tuple[Any, Any]]
+    notes: tuple[str, ...]
+
+
+def checkpoints_folder(config: RunConfig) -> Path:
+    """Where a run keeps its checkpoints."""
+    return Path(config.run.folder) / "checkpoints"
+
+
+def find_start(config: RunConfig, data: RunData) -> Start:
+    """Where and how the run goes on, if it may.
+
+    Raises:
+        UsageError: the model or the order of the data is not the checkpoint's; names the settings that differ.
+        DamageError: the checkpoint is not whole.
+    """
+    seen = find_checkpoint(checkpoints_folder(config))
+    folder = seen.folder
+    if folder is None:
+        return Start(done=Done(0, 0), folder=None, config=with_horizon(config, None), changes={}, notes=())
+    run = run_state(folder)
+    stored, _ = parse_config(tomllib.loads(run.config))
+    found = [
+        *_model_conflict(config, stored, data=data, folder=folder),
+        *_data_conflict(data, run, folder),
+    ]
+    if found and seen.warning:
+        fix = f"write the name of another one into {folder.parent / LATEST}"
+        found.append(UsageError(seen.warning, fix=fix))
+    if found:
+        raise found[0] if len(found) == 1 else UsageError("\n".join(map(str, found)))
+    done = Done(run.step, run.consumed_samples)
+    told = tuple(_seen_notes(seen))
+    if stored is None:
+        note = f"{folder.name} has settings that this version does not know, so changed settings are not reported"
+        return Start(done=done, folder=folder, config=with_horizon(config, None), changes={}, notes=(*told, note))
+    before = with_horizon(stored, None)
+    now = with_horizon(config, before)
+    changes = changed_settings(before, now)
+    notes = tuple(_notes(changes, before=before, now=now, asked=config, folder=folder, step=done.steps))
+    return Start(done=done, folder=folder, config=now, changes=changes, notes=(*told, *notes))
+
+
+def with_horizon(config: RunConfig, before: RunConfig | None) -> RunConfig:
+    """The configuration with `optimizer.decay_steps` written out: its own, else that of the run so far, else
+    train.steps.
+    """
+    optimizer = config.optimizer
+    steps = optimizer.decay_steps or (before.optimizer.decay_steps if before else config.train.steps)
+    return dataclasses.replace(config, optimizer=dataclasses.replace(optimizer, decay_steps=steps))
+
+
+def changed_settings(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Every setting that differs: "section.key" -> (before, now)."""
+    old, new = dataclasses.asdict(before), dataclasses.asdict(now)
+    return {
+        f"{section}.{key}": (old[section][key], value)
+        for section, keys in new.items()
+        for key, value in keys.items()
+        if old[section][key] != value
+    }
+
+
+def _seen_notes(seen: Found) -> Iterator[str]:
+    """What the user should know of the checkpoint itself."""
+    if seen.warning:
+        yield seen.warning
+    if seen.folder and not read_index(seen.folder).hashed:
+        yield f"{seen.folder} was written by an older version, without hashes: damage to its content cannot be detected"
+
+
+def _notes(
+    changes: Mapping[str, tuple[Any, Any]],
+    *,
+    before: RunConfig,
+    now: RunConfig,
+    asked: RunConfig,
+    folder: Path,
+    step: int,
+) -> Iterator[str]:
+    if changes:
+        told = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changes.items())
+        yield f"changed since {folder.name}: {told}"
+    was, will = (learning_rate(step, c.optimizer, steps=c.train.steps) for c in (before, now))
+    if was != will:
+        yield f"the learning rate of step {step + 1} is {will:g}; with the checkpoint's settings it would be {was:g}"
+    steps, horizon = now.train.steps, now.optimizer.decay_steps
+    if not asked.optimizer.decay_steps and steps != horizon:
+        yield (
+            f"the learning rate reaches optimizer.min_lr={now.optimizer.min_lr:g} at step {horizon}, as planned when "
+            f"the run began; set optimizer.decay_steps={steps} to let it decay until step {steps}"
+        )
+
+
+def _data_conflict(data: RunData, run: RunState, folder: Path) -> Iterator[UsageError]:
+    """Why the checkpoint's stream of data is not the one that would be gone on with, if it is not."""
+    before, now = run.data, data.train.identity
+    changed = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
+    if not resumes(data.train, before, consumed=run.consumed_samples):
+        yield UsageError(
+            f"{folder} was trained on different data, or in a different order",
+            found=", ".join(f"{name} {now.get(name)}" for name in changed),
+            expected=", ".join(f"{name} {before.get(name)}" for name in changed),
+            fix="restore what differs, or start a new run in another run.folder",
+        )
+
+
+def _model_conflict(
+    config: RunConfig, stored: RunConfig | None, *, data: RunData, folder: Path
+) -> Iterator[UsageError]:
+    """Why another function would be trained on: not every change of [model] changes a tensor's shape."""
+    before, now = (_function(c, data) if c else {} for c in (stored, config))
+    if changed := sorted(name for name in before.keys() & now.keys() if before[name] != now[name]):
+        yield UsageError(
+            f"{folder} was trained as a different model",
+            found=", ".join(f"{name} {now[name]}" for name in changed),
+            expected=", ".join(f"{name} {before[name]}" for name in changed),
+            fix="restore [model], or start a new run in another run.folder",
+        )
+
+
+def _function(config: RunConfig, data: RunData) -> dict[str, Any]:
+    """What decides the model's function: its shape without what the layout or the first weights decide."""
+    vocab_size = config.model.vocab_size or data.facts.vocab_size
+    if not vocab_size:
+        return {}
+    return {k: v for k, v in dataclasses.asdict(gpt_shape(config, vocab_size)).items() if k not in NOT_FUNCTION}

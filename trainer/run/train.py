@@ -1,0 +1,356 @@
+"""The loop: read a global batch, step, measure, validate, save; the same on one rank and on many.
+
+`train` is called by every rank. It continues from the run folder's newest checkpoint if there is one: the counter of
+consumed samples says where the data stream goes on, so the rest of the run is what it would have been. Only rank 0
+writes the folder's files; checkpoints are written by all, before a step is evaluated: an evaluation that a run did not
+come to is done when it goes on. A step whose gradient norm is not finite changes nothing and is recorded; no checkpoint
+is written behind it until a step was sound again, and ten of them in a row stop the run. A step in which no token has
+loss changes nothing either, but there is nothing wrong with the state then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mdata import Progress, UsageError
+from mdata.errors import os_errors_named
+from mdata.progress import SILENT
+from mdata.util import atomic_io, file_lock
+from trainer.checkpoint.folder import folder_name, remove_old, run_state
+from trainer.checkpoint.format import RunState
+from trainer.config.parse import dump_config
+from trainer.config.sections import RunConfig
+from trainer.optim.schedules import learning_rate
+from trainer.parallel.collectives import gather_objects
+from trainer.parallel.world import World, lost_ranks_named
+from trainer.plan.check import batch_sizes
+from trainer.plan.memory import explained
+from trainer.plan.plan import Plan, make_plan
+from trainer.run.data import RunData, open_data, to_device, training_batches
+from trainer.run.engine import Engine, StepReport, held_parameters
+from trainer.run.evaluating import evaluate_sets
+from trainer.run.log_text import device_text, header
+from trainer.run.metrics import MetricsWriter, read_metrics, write_ranks
+from trainer.run.rate import Rate
+from trainer.run.resume import Done, Start, checkpoints_folder, find_start
+from trainer.run.saving import SaveSchedule
+from trainer.run.signals import StopRequests, stop
+
+MAX_SKIPPED = 10  # steps without a finite gradient norm, or without a token that has loss, one after another
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """How a run stands when `train` returns.
+
+    Args:
+        step: finished steps. loss: of the last one; None if none was left to do. valid, test: losses by corpus at the
+            end. checkpoint: the newest.
+    """
+
+    step: int
+    loss: float | None
+    valid: dict[str, float]
+    test: dict[str, float]
+    checkpoint: Path
+
+
+def train(config: RunConfig, world: World, *, progress: Progress = SILENT) -> TrainResult:
+    """Train until config.train.steps are done, from the newest checkpoint in the run folder or from the start.
+
+    Raises:
+        UsageError: the configuration does not fit the ranks, the data or the checkpoint; or the run has diverged.
+        DamageError: the checkpoint to go on from is damaged.
+        ResourceError: a checkpoint could not be written; the older one is whole. Or memory ran out, or another rank
+            has ended.
+        StoppedError, KeyboardInterrupt: SIGTERM or Ctrl-C; a checkpoint of the last step was written before.
+    """
+    with _alone(config, world), lost_ranks_named(world):
+        return _train(config, world, progress)
+
+
+def _train(config: RunConfig, world: World, progress: Progress) -> TrainResult:
+    data = open_data(config, progress=progress)
+    start = find_start(config, data)
+    config, done, newest = start.config, start.done, start.folder
+    plan = make_plan(config, world.world_size, facts=data.facts)
+    _check_agreed(done, config, world)
+    owed = _owed(config, plan, newest, world) if newest else None
+    if newest and (done.steps > plan.steps or (done.steps == plan.steps and owed is None)):
+        return TrainResult(done.steps, None, {}, {}, newest)
+    with explained(config, plan, rank=world.rank):
+        return _go_on(start, owed, plan, data=data, world=world, progress=progress)
+
+
+def _go_on(
+    start: Start, owed: RunState | None, plan: Plan, *, data: RunData, world: World, progress: Progress
+) -> TrainResult:
+    config, done, newest = start.config, start.done, start.folder
+    engine = Engine(config, plan, world=world, fresh=newest is None)
+    if newest:
+        engine.load(newest)
+    held = {"rank": world.rank, **world.coordinates._asdict(), **held_parameters(engine.layout)}
+    ranks = gather_objects(held, world.axes["world"])
+    if not world.is_main:
+        return _Loop(config, plan, data, engine, None).run(done, progress, owed=owed)
+    folder = _prepare_folder(config, plan, data)
+    write_ranks(folder, ranks)
+    for line in header(config, plan, start=start, device=device_text(world.device)):
+        progress.note(line)
+    with MetricsWriter(folder, resumed_step=done.steps if newest else None, tell=progress.note) as log:
+        log.event("start", _start_facts(start, world))
+        for text in start.notes:
+            log.event("note", {"text": text})
+        if log.put_aside:
+            text = f"metrics of later steps were moved to {log.put_aside}"
+            log.event("note", {"text": text})
+            progress.note(text)
+        return _Loop(config, plan, data, engine, log).run(done, progress, owed=owed)
+
+
+def _owed(config: RunConfig, plan: Plan, newest: Path, world: World) -> RunState | None:
+    """The newest checkpoint where metrics.jsonl lacks its step (the run ended in its evaluation); as rank 0 sees it."""
+    run = run_state(newest)
+    due = _evaluates(run.step, config, plan) or _due(run.step, config.train.log_interval)
+    lacks = False
+    if world.is_main and due and run.measured:
+        lacks = all(line["step"] != run.step for line in read_metrics(Path(config.run.folder)))
+    return run if gather_objects(lacks, world.axes["world"])[0] else None
+
+
+@contextmanager
+def _alone(config: RunConfig, world: World) -> Iterator[None]:
+    """Rank 0 keeps other runs out of the folder: two would write each other's metrics and checkpoints."""
+    if not world.is_main:
+        yield
+        return
+    folder = Path(config.run.folder)
+    with os_errors_named("making the run folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+    with file_lock.hold(folder / ".lock"):
+        yield
+
+
+class _Loop:
+    """The constants of a run, and what happens around each step."""
+
+    def __init__(self, config: RunConfig, plan: Plan, data: RunData, engine: Engine, log: MetricsWriter | None) -> None:
+        self.config, self.plan, self.data, self.engine, self.log = config, plan, data, engine, log
+        self.rate, self.skipped, self.without_loss = Rate(), 0, 0
+        self.schedule = SaveSchedule(config.checkpoint, keeps_time=engine.world.is_main)
+
+    def run(self, done: Done, progress: Progress, *, owed: RunState | None) -> TrainResult:
+        """The steps after those that are done; before them, what is owed to the last of those."""
+        total, loss, losses = self.plan.steps, None, dict[str, dict[str, float]]()
+        progress.begin("train", total, unit="steps", done=done.steps)
+        first = done.samples
+        if owed is not None:
+            loss, losses = owed.measured.get("loss"), self._evaluate(owed.step, progress)
+            self._record(owed.step, owed.measured, losses)
+        with StopRequests() as stops:
+            for now, report in self._reports(done, stops, progress):
+                loss, losses = report.loss, self._after(now, report, stops, progress)
+                shown = self._shown(now, report)
+                progress.advance(1, **shown, tokens=(now.samples - first) * self.plan.sequence_length)
+        progress.end()
+        newest = checkpoints_folder(self.config) / folder_name(total)
+        return TrainResult(total, loss, losses.get("valid", {}), losses.get("test", {}), newest)
+
+    def _after(
+        self, now: Done, report: StepReport, stops: StopRequests, progress: Progress
+    ) -> dict[str, dict[str, float]]:
+        """All that follows a step; returns the losses of its evaluation."""
+        step = now.steps
+        self._check_skipped(step, report)
+        evaluates = _evaluates(step, self.config, self.plan)
+        records = evaluates or _due(step, self.config.train.log_interval)
+        measured = self._measured(now, report) if records else {}
+        if records and not evaluates:
+            self._record(step, measured, {})
+        saved = self._save_if_due(now, report, measured, progress)
+        if any(report.votes[1:]):
+            self._stop(step, report, saved)
+        if not evaluates:
+            return {}
+        with stops.at_once() if saved else nullcontext():
+            losses = self._evaluate(step, progress)
+            self._record(step, measured, losses)
+        if step == self.plan.steps and not saved:
+            raise _diverged(f"no checkpoint was written for the last step, {step}", report)
+        return losses
+
+    def _reports(self, done: Done, stops: StopRequests, progress: Progress) -> Iterator[tuple[Done, StepReport]]:
+        """(what is done, what the last step did); the time between them is the consumer's."""
+        plan, engine, rate = self.plan, self.engine, self.rate
+        if done.steps == plan.steps:
+            return
+        sizes = batch_sizes(self.config)
+        batches = iter(
+            training_batches(self.data, self.config, plan=plan, dp=engine.dp, consumed=done.samples, progress=progress)
+        )
+        while done.steps < plan.steps:
+            with rate:
+                read = rate.wait_for(batches)
+                microbatches = [to_device(batch, engine.world.device, vocab_size=plan.vocab_size) for batch in read]
+                lr = learning_rate(done.steps, self.config.optimizer, steps=plan.steps)
+                report = engine.step(microbatches, lr, votes=lambda: (self.schedule.vote(), *stops.votes()))
+            size = sizes.at(done.samples)
+            rate.tokens += size * plan.sequence_length
+            done = Done(done.steps + 1, done.samples + size)
+            yield done, report
+
+    def _evaluate(self, step: int, progress: Progress) -> dict[str, dict[str, float]]:
+        """Mean loss of each set that this step is evaluated on, nats per token, by split."""
+        if not _evaluates(step, self.config, self.plan):
+            return {}
+        sets = {"valid": self.data.valid, "test": self.data.test if step == self.plan.steps else {}}
+        return evaluate_sets(self.engine, sets, limit=self.config.train.eval_samples, progress=progress)
+
+    def _measured(self, now: Done, report: StepReport) -> dict[str, Any]:
+        """The line of metrics.jsonl, without losses of an evaluation."""
+        tokens_per_s, data_wait = self.rate.take()
+        return {
+            "consumed_samples": now.samples,
+            "loss": report.loss if report.num_tokens else None,
+            "grad_norm": report.grad_norm if report.num_tokens else None,
+            "lr": learning_rate(now.steps - 1, self.config.optimizer, steps=self.plan.steps),
+            "tokens_per_s": tokens_per_s,
+            "data_wait": data_wait,
+            "time_s": time.time(),
+        }
+
+    def _shown(self, now: Done, report: StepReport) -> dict[str, float]:
+        """What a step's progress shows beside tokens per second."""
+        lr = learning_rate(now.steps - 1, self.config.optimizer, steps=self.plan.steps)
+        return {"step": now.steps, "loss": report.loss, "lr": lr, "grad_norm": report.grad_norm}
+
+    def _record(self, step: int, measured: Mapping[str, Any], losses: Mapping[str, dict[str, float]]) -> None:
+        if self.log is not None:
+            self.log.step(step, {**measured, **{split: found for split, found in losses.items() if found}})
+
+    def _save_if_due(self, now: Done, report: StepReport, measured: dict[str, Any], progress: Progress) -> bool:
+        """Write a checkpoint if one is due and the state is sound; the same on every rank."""
+        if not self.schedule.due(now.steps, last=now.steps == self.plan.steps, votes=report.votes):
+            return False
+        unchanged = report.num_tokens == 0 and self.skipped == 0  # since a state that was sound
+        loss = report.loss if report.num_tokens else 0.0
+        if not ((report.applied or unchanged) and self.engine.is_finite(loss)):
+            text = f"no checkpoint is written at step {now.steps}: the step was skipped, or its state is not finite"
+            if self.log is not None and self.schedule.first_refusal():
+                self.log.event("not saved", {"step": now.steps, "loss": report.loss, "grad_norm": report.grad_norm})
+                progress.note(text)
+            return False
+        self._save(now, measured)
+        self.schedule.saved()
+        return True
+
+    def _save(self, now: Done, measured: dict[str, Any]) -> None:
+        run = RunState(
+            step=now.steps,
+            consumed_samples=now.samples,
+            data_id=self.data.train.data_id,
+            data=self.data.train.identity,
+            optimizer_steps=self.engine.optimizer.steps,
+            config=dump_config(self.config),
+            measured=measured,
+        )
+        if self.log is not None:
+            self.log.sync()  # a curve never ends before the checkpoint that continues it
+        began = time.perf_counter()
+        folder = self.engine.save(checkpoints_folder(self.config), run)
+        if self.log is not None:
+            remove_old(checkpoints_folder(self.config), self.config.checkpoint.keep)
+            seconds = round(time.perf_counter() - began, 3)
+            self.log.event("saved", {"step": now.steps, "checkpoint": folder.name, "seconds": seconds})
+
+    def _stop(self, step: int, report: StepReport, saved: bool) -> NoReturn:
+        """End the run on every rank as it was asked to."""
+        if self.log is not None:
+            self.log.event("stopped", {"step": step, "saved": saved})
+        gather_objects(None, self.engine.everyone)  # a rank that leaves earlier looks like one that crashed
+        done = (
+            "and its checkpoint" if saved else "without a checkpoint, because it was skipped or its state is not finite"
+        )
+        stop((report.votes[1], report.votes[2]), where=f"after step {step} {done}")
+
+    def _check_skipped(self, step: int, report: StepReport) -> None:
+        if report.num_tokens:
+            self.skipped = 0 if report.applied else self.skipped + 1
+        self.without_loss = 0 if report.num_tokens else self.without_loss + 1
+        if self.log is not None and not report.applied:
+            numbers = {"loss": report.loss, "grad_norm": report.grad_norm, "loss_tokens": report.num_tokens}
+            self.log.event("skipped", {"step": step, **numbers})
+        if self.skipped >= MAX_SKIPPED:
+            what = f"the gradient was not finite in {self.skipped} steps in a row; the last was step {step}"
+            raise _diverged(what, report)
+        if self.without_loss >= MAX_SKIPPED:
+            raise UsageError(
+                f"no token had loss in {self.without_loss} steps in a row; the last was step {step}",
+                found=f"{self.plan.global_batch} samples a step, of data.kind={self.config.data.kind}",
+                fix="look at the documents with mdata cat: a document of one token has nothing to predict",
+            )
+
+
+def _diverged(what: str, report: StepReport) -> UsageError:
+    found = f"loss {report.loss}, gradient norm {report.grad_norm}"
+    return UsageError(what, found=found, fix="lower optimizer.lr, or continue from an older checkpoint")
+
+
+def _due(step: int, interval: int) -> bool:
+    return interval > 0 and step % interval == 0
+
+
+def _evaluates(step: int, config: RunConfig, plan: Plan) -> bool:
+    return step == plan.steps or _due(step, config.train.eval_interval)
+
+
+def _prepare_folder(config: RunConfig, plan: Plan, data: RunData) -> Path:
+    """Make the run folder and write what does not change during a run: config.toml, plan.json, tokenizer."""
+    folder = Path(config.run.folder)
+    (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
+    atomic_io.atomic_write(folder / "config.toml", dump_config(config).encode())
+    _write_json(folder / "plan.json", {**dataclasses.asdict(plan), "data_id": data.train.data_id})
+    for name, content in data.train.tokenizer_files.items():
+        atomic_io.atomic_write(folder / "tokenizer" / name, content)
+    if known := data.train.tokenizer:
+        # With the files above all that decides ids, so that `generate` needs no corpus.
+        facts = {"type": known.type, "options": known.options, "fingerprint": known.fingerprint}
+        _write_json(folder / "tokenizer_facts.json", facts)
+    return folder
+
+
+def _start_facts(start: Start, world: World) -> dict[str, Any]:
+    """What events.jsonl says of a start: where, and which settings are no longer those of the checkpoint."""
+    return {
+        "step": start.done.steps,
+        "world_size": world.world_size,
+        "device": str(world.device),
+        "checkpoint": start.folder.name if start.folder else None,
+        "changed": {name: {"before": before, "now": now} for name, (before, now) in start.changes.items()},
+    }
+
+
+def _write_json(path: Path, value: Any) -> None:
+    atomic_io.atomic_write(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def _check_agreed(done: Done, config: RunConfig, world: World) -> None:
+    """Refuse to start where ranks found different checkpoints: their collectives would not fit.
+
+    Raises:
+        UsageError: run.folder is not the same folder for all of them.
+    """
+    everyone = gather_objects(done, world.axes["world"])
+    if set(everyone) != {done}:
+        raise UsageError(
+            f"the ranks do not see the same checkpoints in {config.run.folder}",
+            found="steps " + ", ".join(str(other.steps) for other in everyone),
+            expected="one folder that all machines share",
+        )
