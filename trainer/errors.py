@@ -68,7 +68,7 @@ def out_of_memory_in(phase: str, *, fix: str) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        raise out_of_memory_error(f"out of memory in {phase}", found_text(error), fix) from error
+        raise out_of_memory_error(f"out of memory in {phase}", found=found_text(error), fix=fix) from error
 
 
 def found_text(error: BaseException) -> str:
@@ -90,7 +90,7 @@ def size_text(count: int) -> str:
     return f"{count} bytes" if unit == "bytes" else f"{value:.2f} {unit}"
 
 
-def out_of_memory_error(phase: str, found: str, fix: str, *, needs: str | None = None) -> OutOfMemoryError:
+def out_of_memory_error(phase: str, *, found: str, fix: str, needs: str | None = None) -> OutOfMemoryError:
     """The error for a phase in which memory ran out; `needs` is what it should have had room for."""
     error = OutOfMemoryError(phase, found=found, expected=f"room for {needs}" if needs else None, fix=fix)
     error.phase, error.found, error.fix = phase, found, fix

@@ -197,7 +197,11 @@ def test_nested_and_huge_templates(world, tmp_path, name):
 
 
 # A search through all of a file system, or 2^63 parts of a corpus, are the user's word.
-NOT_TRIED = {"report": "its words are drawn", "mtrain check": "tests/trainer/test_config.py", "train-tokenizer": "slow"}
+NOT_TRIED = {
+    "report": "its words are drawn",
+    "mtrain check": "tests/trainer/config/test_config.py",
+    "train-tokenizer": "slow",
+}
 
 
 @examples(60)

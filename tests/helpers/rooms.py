@@ -1,4 +1,4 @@
-"""The rooms of mdata: the order that docs/design/house.md declares, and what the files' imports say.
+"""The rooms of mdata and of the trainer: the order that docs/design declares, and what the files' imports say.
 
 A room is a folder; its modules are those directly inside. A room imports from rooms above it in the table, never from
 one below, and no file imports itself through others.
@@ -14,31 +14,30 @@ from pathlib import Path
 
 from tests.helpers.house_rules import ROOT
 
-HOUSE = ROOT / "docs" / "design" / "house.md"
-TOP = ("errors", "progress", "version")  # the only modules that are not in a room
+TABLES = {"mdata": ROOT / "docs/design/house.md", "trainer": ROOT / "docs/design/trainer.md"}
 # Two modules of one name: a twin is called like what it specifies, and both are named by their room.
 TWINS = "mdata.reference"
 
 Imports = Mapping[str, frozenset[str]]
 
 
-def declared() -> list[str]:
-    """The rooms in the order of the table: each may import from those before it."""
-    rows = re.findall(r"^\| `([\w/]+)/` \|", HOUSE.read_text(encoding="utf-8"), re.MULTILINE)
-    return ["mdata", *("mdata." + row.replace("/", ".") for row in rows)]
+def declared(package: str) -> dict[str, str]:
+    """Room -> what it holds, in the order of the table: each may import from those before it."""
+    rows = re.findall(r"^\| `([\w/]+)/` \| (.*) \|$", TABLES[package].read_text(encoding="utf-8"), re.MULTILINE)
+    return {f"{package}." + row.removeprefix(f"{package}/").replace("/", "."): text for row, text in rows}
 
 
-def modules() -> dict[str, Path]:
-    """Module -> file, of all of mdata."""
+def modules(package: str) -> dict[str, Path]:
+    """Module -> file, of all of a package."""
     found = {}
-    for path in sorted((ROOT / "mdata").rglob("*.py")):
+    for path in sorted((ROOT / package).rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
 def imports_of(text: str, known: Iterable[str]) -> frozenset[str]:
-    """The modules of mdata that a file imports, those for type checkers and inside functions too."""
+    """The known modules that a file imports, those for type checkers and inside functions too."""
     known = set(known)
     found = set()
     for node in ast.walk(ast.parse(text)):
@@ -51,9 +50,9 @@ def imports_of(text: str, known: Iterable[str]) -> frozenset[str]:
     return frozenset(found & known)
 
 
-def all_imports() -> dict[str, frozenset[str]]:
-    """Module -> the modules of mdata that it imports."""
-    files = modules()
+def all_imports(package: str) -> dict[str, frozenset[str]]:
+    """Module -> the modules of its package that it imports."""
+    files = modules(package)
     return {name: imports_of(path.read_text(encoding="utf-8"), files) - {name} for name, path in files.items()}
 
 

@@ -1,7 +1,7 @@
 """Operations for which PyTorch has kernels of its own that are faster on a CPU than the plain form.
 
-Each has the signature of its plain twin in plain.py; tests/trainer/test_kernels.py compares them. For fp32 and fp64
-activations only: in half precision these kernels round on the way, which the plain functions do not.
+Each has the signature of its plain twin in plain.py; tests/trainer/kernels compares them. For fp32 and fp64 activations
+only: in half precision these kernels round on the way, which the plain functions do not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The learning rate as a function of the step. Pure: numbers in, numbers out."""
+"""The learning rate as a function of the step.
+
+Pure: numbers in, numbers out; what is not stored cannot go wrong when a run continues.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a rank's state takes in memory, and errors of memory that ran out with that amount beside them."""
+"""What a rank's state takes in memory, and errors of memory that ran out with that amount beside them.
+
+The bytes of weights, gradients and optimizer state follow from the table of parameters; those of activations do not.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,9 @@ def explained(config: RunConfig, plan: Plan, *, rank: int) -> Iterator[None]:
             f"{size_text(state_bytes(config, plan))} of weights, gradients and optimizer state per rank, and for "
             f"activations of {plan.micro_batch} x {plan.sequence_length} tokens (train.micro_batch x .sequence_length)"
         )
-        raise out_of_memory_error(f"{of_rank}{error.phase}", error.found, error.fix, needs=needs) from error.__cause__
+        raise out_of_memory_error(
+            f"{of_rank}{error.phase}", found=error.found, fix=error.fix, needs=needs
+        ) from error.__cause__
 
 
 def state_bytes(config: RunConfig, plan: Plan) -> int:

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from tests.helpers.ranks import device_type
+from trainer.kernels import plain
 from trainer.kernels.table import PLAIN, choose_kernels
-from trainer.run.metrics import plain
 
 DEVICE = torch.device(device_type())
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]

@@ -15,9 +15,10 @@ import mdata
 from mdata import DamageError, UsageError
 from mdata.reporting.svg import escape
 from tests.helpers import runs
-from trainer.report.page import baselines, write_report
-from trainer.report.page import data as report_data
-from trainer.report.page import plots as report_plots
+from trainer.report import baselines
+from trainer.report import data as report_data
+from trainer.report import plots as report_plots
+from trainer.report.page import write_report
 from trainer.run.data import open_data
 
 

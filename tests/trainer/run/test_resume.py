@@ -17,7 +17,7 @@ from cli.mtrain import main
 from mdata import UsageError
 from tests.helpers.notes import Notes
 from tests.helpers.runs import make_corpora, write_jsonl
-from tests.trainer.test_plan import config as sound
+from tests.trainer.plan.test_plan import config as sound
 from trainer.checkpoint.folder import latest_checkpoint, read_index
 from trainer.checkpoint.format import dump_index
 from trainer.config.parse import dump_config, load_config, parse_config

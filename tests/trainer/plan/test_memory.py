@@ -14,7 +14,7 @@ from mdata import ResourceError
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_corpora, write_jsonl
 from tests.trainer.engines import layouts, small_config
-from tests.trainer.test_plan import config as sound
+from tests.trainer.plan.test_plan import config as sound
 from trainer.config.parse import dump_config, parse_config
 from trainer.config.sections import MeshSection
 from trainer.errors import OutOfMemoryError, amount_asked, is_out_of_memory, out_of_memory_in, size_text

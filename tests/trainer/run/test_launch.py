@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mdata import DamageError, ResourceError, StoppedError, UsageError
-from tests.trainer.test_plan import config
+from tests.trainer.plan.test_plan import config
 from trainer.run.launch import (
     RankFault,
     RankReport,
@@ -28,7 +28,7 @@ from trainer.run.launch import (
 )
 
 pytestmark = pytest.mark.slow  # it starts many processes
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RANK = """
 import os, signal, sys, time
 from pathlib import Path

@@ -10,8 +10,8 @@ import torch
 
 from cli.mtrain import main
 from tests.helpers.runs import make_corpora, write_jsonl
-from tests.trainer.test_plan import FACTS
-from tests.trainer.test_plan import config as sound
+from tests.trainer.plan.test_plan import FACTS
+from tests.trainer.plan.test_plan import config as sound
 from trainer.config.parse import dump_config, parse_config
 from trainer.plan.plan import make_plan
 from trainer.run.engine import Engine

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.examples import examples
-from trainer.report.page import baselines
+from trainer.report import baselines
 
 
 def row(ids, mask=None):
