@@ -13,7 +13,21 @@ from trainer.kernels.table import Kernels
 from trainer.layers.base import Layer, Parallel
 from trainer.layers.linear import Linear
 from trainer.layers.rope import Rotation, split_heads
-from trainer.models.gpt_params import GPTShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """Sizes and choices of one attention layer, over all ranks.
+
+    Args:
+        width: D. bias: of both projections.
+    """
+
+    width: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    bias: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +46,9 @@ class Sequences:
 class Attention(Layer):
     """One projection for q, k and v, attention, one projection back."""
 
-    def __init__(self, shape: GPTShape, parallel: Parallel, *, kernels: Kernels) -> None:
+    def __init__(self, shape: AttentionShape, parallel: Parallel, *, kernels: Kernels) -> None:
         super().__init__()
-        tp, width, self.head_dim = parallel.tp.size, shape.hidden_size, shape.head_dim
+        tp, width, self.head_dim = parallel.tp.size, shape.width, shape.head_dim
         heads, groups = shape.num_heads // tp, shape.num_kv_heads // tp
         self.sizes, self.kernels = (heads, groups, groups), kernels
         inner, outputs = heads * self.head_dim, sum(self.sizes) * self.head_dim

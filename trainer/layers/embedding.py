@@ -12,22 +12,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainer.layers.base import Layer, Parallel, add_rows
-from trainer.models.gpt_params import GPTShape, vocabulary_range
 from trainer.parallel.collectives import reduce_from_axis, scatter_sequence
+from trainer.parallel.params import vocabulary_range
 
 
 class VocabularyEmbedding(Layer):
     """An id of another rank gives zeros, and the sum over tp the row.
 
+    Args:
+        vocab_size: ids. padded_rows: rows over all ranks. width: D.
+
     Attributes:
         first, stop: the ids [first, stop) whose rows this rank holds; rows behind them are padding.
     """
 
-    def __init__(self, shape: GPTShape, parallel: Parallel) -> None:
+    def __init__(self, vocab_size: int, padded_rows: int, *, width: int, parallel: Parallel) -> None:
         super().__init__()
         tp, self.parallel = parallel.tp, parallel
-        self.first, self.stop = vocabulary_range(shape, tp_size=tp.size, tp_rank=tp.rank)
-        self.weight = nn.Parameter(torch.empty(shape.padded_vocab_size // tp.size, shape.hidden_size))
+        self.first, self.stop = vocabulary_range(vocab_size, padded_rows, tp_size=tp.size, tp_rank=tp.rank)
+        self.weight = nn.Parameter(torch.empty(padded_rows // tp.size, width))
 
     def forward(self, tokens_N: Tensor) -> Tensor:
         """Rows of the tokens that this rank holds: int64[N] -> [N or N / tp, D]."""
@@ -46,9 +49,9 @@ class VocabularyEmbedding(Layer):
 class PositionEmbedding(Layer):
     """Learned positions: row s for position s."""
 
-    def __init__(self, shape: GPTShape) -> None:
+    def __init__(self, num_positions: int, width: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(shape.max_position, shape.hidden_size))
+        self.weight = nn.Parameter(torch.empty(num_positions, width))
 
     def forward(self, positions_N: Tensor) -> Tensor:
         return _Rows.apply(self.weight, positions_N, None, self.main_gradients)

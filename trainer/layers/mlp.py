@@ -5,6 +5,7 @@ Shapes: N tokens, D hidden, F local feed-forward.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,16 +15,29 @@ from torch.nn import functional as F
 from trainer.kernels.table import Kernels
 from trainer.layers.base import Layer, Parallel
 from trainer.layers.linear import Linear
-from trainer.models.gpt_params import GPTShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLPShape:
+    """Sizes and choices of one feed-forward layer, over all ranks.
+
+    Args:
+        width: D. inner: F. activation: "swiglu", "gelu" (by tanh) or "gelu_erf". bias: of both projections.
+    """
+
+    width: int
+    inner: int
+    activation: str
+    bias: bool
 
 
 class MLP(Layer):
     """D -> F (or 2F) -> D."""
 
-    def __init__(self, shape: GPTShape, parallel: Parallel, *, kernels: Kernels) -> None:
+    def __init__(self, shape: MLPShape, parallel: Parallel, *, kernels: Kernels) -> None:
         super().__init__()
-        width, inner = shape.hidden_size, shape.ffn_hidden_size // parallel.tp.size
-        self.gated, self.kernels = shape.gated, kernels
+        width, inner = shape.width, shape.inner // parallel.tp.size
+        self.gated, self.kernels = shape.activation == "swiglu", kernels
         self.approximation = "none" if shape.activation == "gelu_erf" else "tanh"
         self.up = Linear(width, inner * (2 if self.gated else 1), parallel=parallel, bias=shape.bias, column=True)
         self.down = Linear(inner, width, parallel=parallel, bias=shape.bias, column=False)

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from trainer.kernels.table import Kernels, choose_kernels
-from trainer.layers.attention import Attention, Sequences
+from trainer.layers.attention import Attention, AttentionShape, Sequences
 from trainer.layers.base import Parallel
 from trainer.layers.embedding import PositionEmbedding, VocabularyEmbedding
 from trainer.layers.head import head_loss
 from trainer.layers.linear import column_product
-from trainer.layers.mlp import MLP
+from trainer.layers.mlp import MLP, MLPShape
 from trainer.layers.norm import Norm
 from trainer.layers.rope import Rotation, rotation
 from trainer.models.gpt_params import GPTShape
@@ -34,9 +34,9 @@ class Block(nn.Module):
     def __init__(self, shape: GPTShape, parallel: Parallel, *, kernels: Kernels) -> None:
         super().__init__()
         self.attention_norm = make_norm(shape, kernels)
-        self.attention = Attention(shape, parallel, kernels=kernels)
+        self.attention = Attention(attention_shape(shape), parallel, kernels=kernels)
         self.mlp_norm = make_norm(shape, kernels)
-        self.mlp = MLP(shape, parallel, kernels=kernels)
+        self.mlp = MLP(mlp_shape(shape), parallel, kernels=kernels)
 
     def forward(self, x_ND: Tensor, branch_ND: Tensor | None, sequences: Sequences) -> tuple[Tensor, Tensor]:
         x_ND, y_ND = self.attention_norm(x_ND, branch_ND)
@@ -58,13 +58,13 @@ class GPT(nn.Module):
         super().__init__()
         self.shape, self.kernels = shape, kernels
         self.parallel = Parallel(tp, sequence_parallel=sequence_parallel and tp.size > 1)
-        self.embedding = VocabularyEmbedding(shape, self.parallel)
+        self.embedding = self._vocabulary()
         if shape.position == "learned":
-            self.positions = PositionEmbedding(shape)
+            self.positions = PositionEmbedding(shape.max_position, shape.hidden_size)
         self.blocks = nn.ModuleList(Block(shape, self.parallel, kernels=kernels) for _ in range(shape.num_layers))
         self.final_norm = make_norm(shape, kernels)
         if not shape.tie_embeddings:
-            self.head = VocabularyEmbedding(shape, self.parallel)
+            self.head = self._vocabulary()
         self._rotation = functools.lru_cache(maxsize=8)(self._make_rotation)
 
     def forward(self, tokens_BS: Tensor) -> Tensor:
@@ -98,6 +98,12 @@ class GPT(nn.Module):
             kernels=self.kernels,
         )
 
+    def _vocabulary(self) -> VocabularyEmbedding:
+        shape = self.shape
+        return VocabularyEmbedding(
+            shape.vocab_size, shape.padded_vocab_size, width=shape.hidden_size, parallel=self.parallel
+        )
+
     def _head(self) -> VocabularyEmbedding:
         return self.embedding if self.shape.tie_embeddings else self.head
 
@@ -106,6 +112,22 @@ class GPT(nn.Module):
         return rotation(
             length, self.shape.head_dim, theta=self.shape.rope_theta, dtype=weight.dtype, device=weight.device
         )
+
+
+def attention_shape(shape: GPTShape) -> AttentionShape:
+    """What a block's attention has to know of the model."""
+    return AttentionShape(
+        width=shape.hidden_size,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        bias=shape.bias,
+    )
+
+
+def mlp_shape(shape: GPTShape) -> MLPShape:
+    """What a block's feed-forward layer has to know of the model."""
+    return MLPShape(width=shape.hidden_size, inner=shape.ffn_hidden_size, activation=shape.activation, bias=shape.bias)
 
 
 def make_norm(shape: GPTShape, kernels: Kernels) -> Norm:

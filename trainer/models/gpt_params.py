@@ -8,12 +8,13 @@ separate logical tensors that lie in one local parameter, so that a layer is one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from trainer.config.sections import RunConfig
-from trainer.parallel.params import OverTp, ParamSpec, Piece
+from trainer.parallel.params import ParamSpec, Piece, vocabulary_range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +55,15 @@ def parameter_table(
     shape: GPTShape, *, tp_size: int, tp_rank: int, sequence_parallel: bool = False
 ) -> tuple[ParamSpec, ...]:
     """Every parameter that rank tp_rank of tp_size holds, in the order of the module tree."""
-    table = _Table(tp_size, tp_rank, "partial" if sequence_parallel and tp_size > 1 else "same")
     width, std = shape.hidden_size, shape.init_std
     # Each block adds two terms to the residual stream: keep its variance (GPT-2, Radford et al. 2019).
     residual_std = std / (2 * shape.num_layers) ** 0.5
+    table = _Table(tp_size, tp_rank, partial=sequence_parallel and tp_size > 1)
     table.vocabulary("embedding.weight", shape, std)
     if shape.position == "learned":
         table.whole("positions.weight", (shape.max_position, width), std=std, decay=True)
     for i in range(shape.num_layers):
-        block = f"blocks.{i}"
+        table.block, block = i + 1, f"blocks.{i}"
         table.norm(f"{block}.attention_norm", shape)
         table.columns(f"{block}.attention.qkv", _heads(shape), width, std=std, bias=shape.bias)
         inner = shape.num_heads * shape.head_dim
@@ -70,6 +71,7 @@ def parameter_table(
         table.norm(f"{block}.mlp_norm", shape)
         table.columns(f"{block}.mlp.up", _up(shape), width, std=std, bias=shape.bias)
         table.rows(f"{block}.mlp.down", width, shape.ffn_hidden_size, std=residual_std, bias=shape.bias)
+    table.block = shape.num_layers + 1
     table.norm("final_norm", shape)
     if not shape.tie_embeddings:
         table.vocabulary("head.weight", shape, std)
@@ -79,13 +81,7 @@ def parameter_table(
 def num_parameters(shape: GPTShape) -> int:
     """Elements of all logical tensors: padding and tensor-parallel copies not counted."""
     sizes = {piece.name: piece.shape for spec in parameter_table(shape, tp_size=1, tp_rank=0) for piece in spec.pieces}
-    return sum(rows * (rest[0] if rest else 1) for rows, *rest in sizes.values())
-
-
-def vocabulary_range(shape: GPTShape, *, tp_size: int, tp_rank: int) -> tuple[int, int]:
-    """The token ids [first, stop) whose rows this rank holds; padding is not in it, so it may be empty."""
-    rows = shape.padded_vocab_size // tp_size
-    return min(tp_rank * rows, shape.vocab_size), min((tp_rank + 1) * rows, shape.vocab_size)
+    return sum(map(math.prod, sizes.values()))
 
 
 def _heads(shape: GPTShape) -> list[tuple[str, int]]:
@@ -99,14 +95,20 @@ def _up(shape: GPTShape) -> list[tuple[str, int]]:
 
 
 class _Table:
-    """Appends rows; each method is one way to split."""
+    """Appends rows; each method is one way to split.
 
-    def __init__(self, tp_size: int, tp_rank: int, replicated: OverTp) -> None:
-        self.tp_size, self.tp_rank, self.replicated = tp_size, tp_rank, replicated
+    Attributes:
+        block: number of the block that the next rows belong to.
+    """
+
+    def __init__(self, tp_size: int, tp_rank: int, *, partial: bool) -> None:
+        self.tp_size, self.tp_rank = tp_size, tp_rank
+        self.partial = ("tp",) if partial else ()
+        self.block = 0
         self.specs: list[ParamSpec] = []
 
     def columns(self, name: str, outputs: Sequence[tuple[str, int]], width: int, *, std: float, bias: bool) -> None:
-        """Outputs cut over tp: each logical [n, width] by rows, stacked in one local parameter."""
+        """Outputs cut over tp: each logical [n, width] by rows, one after the other in one local parameter."""
         parent = name.rsplit(".", 1)[0]
         for kind, rest, spread in [("weight", (width,), std)] + ([("bias", (), 0.0)] if bias else []):
             pieces, row = [], 0
@@ -118,11 +120,11 @@ class _Table:
                         shape=(rows, *rest),
                         start=(self.tp_rank * part, *(0 for _ in rest)),
                         size=(part, *rest),
-                        row=row,
+                        offset=row * math.prod(rest),
                     )
                 )
                 row += part
-            self._add(f"{name}.{kind}", (row, *rest), pieces, std=spread, decay=bool(rest), over_tp="split")
+            self._add(f"{name}.{kind}", (row, *rest), pieces, std=spread, decay=bool(rest))
 
     def rows(self, name: str, rows: int, inputs: int, *, std: float, bias: bool) -> None:
         """Inputs cut over tp: the logical [rows, inputs] by columns; the bias is added once, after the sum."""
@@ -133,17 +135,16 @@ class _Table:
             start=(0, self.tp_rank * part),
             size=(rows, part),
         )
-        self._add(f"{name}.weight", (rows, part), [piece], std=std, decay=True, over_tp="split")
+        self._add(f"{name}.weight", (rows, part), [piece], std=std, decay=True)
         if bias:
             self.whole(f"{name}.bias", (rows,), std=0.0, decay=False)
 
     def vocabulary(self, name: str, shape: GPTShape, std: float) -> None:
         """Rows cut over tp after padding; the padding belongs to no logical tensor."""
-        first, stop = vocabulary_range(shape, tp_size=self.tp_size, tp_rank=self.tp_rank)
-        width = shape.hidden_size
+        rows, width = shape.padded_vocab_size, shape.hidden_size
+        first, stop = vocabulary_range(shape.vocab_size, rows, tp_size=self.tp_size, tp_rank=self.tp_rank)
         piece = Piece(name=name, shape=(shape.vocab_size, width), start=(first, 0), size=(stop - first, width))
-        local = (shape.padded_vocab_size // self.tp_size, width)
-        self._add(name, local, [piece], std=std, decay=True, over_tp="split")
+        self._add(name, (rows // self.tp_size, width), [piece], std=std, decay=True)
 
     def norm(self, name: str, shape: GPTShape) -> None:
         self.whole(f"{name}.weight", (shape.hidden_size,), std=0.0, fill=1.0, decay=False)
@@ -151,32 +152,14 @@ class _Table:
             self.whole(f"{name}.bias", (shape.hidden_size,), std=0.0, decay=False)
 
     def whole(self, name: str, size: tuple[int, ...], *, std: float, decay: bool, fill: float = 0.0) -> None:
-        """Held by every rank."""
+        """Held by every rank of tp; under sequence parallelism each sees a part of the tokens."""
         piece = Piece(name=name, shape=size, start=tuple(0 for _ in size), size=size)
-        self._add(name, size, [piece], std=std, fill=fill, decay=decay, over_tp=self.replicated)
+        rules = {"copies": ("tp",), "partial": self.partial}
+        self._add(name, size, [piece], std=std, fill=fill, decay=decay, **rules)
 
-    def _add(
-        self,
-        name: str,
-        local: tuple[int, ...],
-        pieces: Sequence[Piece],
-        *,
-        std: float,
-        decay: bool,
-        over_tp: OverTp,
-        fill: float = 0.0,
-    ) -> None:
-        self.specs.append(
-            ParamSpec(
-                name=name,
-                shape=local,
-                pieces=tuple(pieces),
-                std=std,
-                fill=fill,
-                decay=decay,
-                over_tp=over_tp,
-            )
-        )
+    def _add(self, name: str, local: tuple[int, ...], pieces: Sequence[Piece], **rules: Any) -> None:
+        spec = ParamSpec(name=name, shape=local, pieces=tuple(pieces), block=self.block, **rules)
+        self.specs.append(spec)
 
 
 VOCABULARY_MULTIPLE = 128  # rows per tp rank, as Megatron's --make-vocab-size-divisible-by

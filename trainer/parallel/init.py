@@ -2,65 +2,125 @@
 
 Counter-based (Philox4x64-10, Salmon et al. 2011, as numpy implements it), one 64-bit draw an element, turned into a
 normal number by the inverse of its distribution function in fp64. So every layout starts from the same numbers, and
-a rank makes only the rows it holds. Always computed on the CPU, so that the device does not matter either.
+a rank makes only what it owns, on all cores that are its own. Always computed on the CPU, so that the device does not
+matter either.
 Construction version 1: key = derive_key("mtrain init v1", seed, name); element i takes 64-bit output i.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mdata.util.random_keys import derive_key
-from trainer.parallel.params import ParamSpec, Piece
+from trainer.parallel.params import ParamSpec, Slice, rectangles, slices
 
 _BLOCK = 4  # 64-bit outputs of one Philox counter
-_CHUNK_ELEMENTS = 1 << 22  # bounds the fp64 scratch to some tens of MB
+_CHUNK_ELEMENTS = 1 << 20  # bounds the fp64 scratch of a thread to some tens of MB
+
+
+class Run(NamedTuple):
+    """Elements [first, stop) of a flat local parameter, and the tensor of that length that gets their values."""
+
+    spec: ParamSpec
+    first: int
+    stop: int
+    target: Tensor
 
 
 def normal(seed: int, name: str, *, first: int, count: int) -> Tensor:
     """Standard normal numbers for elements [first, first + count) of a logical tensor: fp64[count]."""
-    return _to_normal(_raw(seed, name, first, count))
+    return _to_normal(_uniform(seed, name, first, count))
 
 
 @torch.no_grad()
-def initialize_(parameter: Tensor, spec: ParamSpec, *, seed: int) -> None:
-    """Fill one local parameter in place; rows of padding become 0."""
-    parameter.zero_()
-    for piece in spec.pieces:
-        target = parameter[piece.row : piece.row + piece.size[0]]
-        if spec.std == 0.0:
-            target.fill_(spec.fill)
-            continue
-        for first, values in _row_chunks(seed, piece):
-            target[first : first + len(values)].copy_(values * spec.std)
+def initialize_(runs: Iterable[Run], *, seed: int, threads: int = 1) -> None:
+    """Fill runs of parameters in place; padding becomes 0.
+
+    Args:
+        threads: that draw at a time; they change no number.
+    """
+    before = torch.get_num_threads()
+    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+    pending: deque[tuple[Tensor, Future[Tensor]]] = deque()
+    try:
+        for target, part, std in _parts(runs):
+            pending.append((target, pool.submit(_draw, seed, part, std)))
+            if len(pending) > 2 * threads:
+                _finish(*pending.popleft())
+        while pending:
+            _finish(*pending.popleft())
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(before)  # a thread that starts later takes the number that was set last
 
 
-def _row_chunks(seed: int, piece: Piece) -> Iterator[tuple[int, Tensor]]:
-    """Yield (row within the piece, fp64 values of some of its rows)."""
-    whole_width = piece.shape[1] if len(piece.shape) > 1 else 1
-    columns = slice(piece.start[1], piece.start[1] + piece.size[1]) if len(piece.shape) > 1 else slice(0, 1)
-    step = max(1, _CHUNK_ELEMENTS // whole_width)
-    for first in range(0, piece.size[0], step):
-        rows = min(step, piece.size[0] - first)
-        raw = _raw(seed, piece.name, (piece.start[0] + first) * whole_width, rows * whole_width)
-        values = _to_normal(np.ascontiguousarray(raw.reshape(rows, whole_width)[:, columns]))
-        yield first, values.view(rows, *piece.size[1:])
+def _finish(target: Tensor, drawn: Future[Tensor]) -> None:
+    target.copy_(drawn.result())
 
 
-def _raw(seed: int, name: str, first: int, count: int) -> np.ndarray:
-    """64-bit outputs [first, first + count) of the stream that belongs to a logical tensor."""
+def _parts(runs: Iterable[Run]) -> Iterator[tuple[Tensor, Slice, float]]:
+    """Set constants and padding; yield (target, rectangle of some elements, std) of what is drawn."""
+    for spec, first, stop, target in runs:
+        target.zero_()
+        for whole in slices(spec, first=first, stop=stop):
+            where = target[whole.flat - first : whole.flat - first + math.prod(whole.size)]
+            if spec.std == 0.0:
+                where.fill_(spec.fill)
+                continue
+            for low in range(0, len(where), _CHUNK_ELEMENTS):
+                high = min(low + _CHUNK_ELEMENTS, len(where))
+                for start, size, flat in rectangles(whole.size, low, high=high):
+                    at = tuple(a + b for a, b in zip(whole.start, start, strict=True))
+                    part = Slice(name=whole.name, shape=whole.shape, start=at, size=size, flat=flat)
+                    yield where[flat : flat + math.prod(size)], part, spec.std
+
+
+def _draw(seed: int, part: Slice, std: float) -> Tensor:
+    """The first values of a rectangle, flat."""
+    return _to_normal(np.concatenate([run.reshape(-1) for run in _uniform_rows(seed, part)])) * std
+
+
+def _uniform_rows(seed: int, part: Slice) -> Iterator[np.ndarray]:
+    """Uniform numbers of a rectangle: whole rows are drawn, of which columns are taken, each row's draws being one run.
+
+    Of more than two dims, the leading ones are walked.
+    """
+    shape, start, size = part.shape, part.start, part.size
+    if size[1:] == shape[1:]:
+        width = math.prod(shape[1:])
+        yield _uniform(seed, part.name, start[0] * width, size[0] * width)
+        return
+    for outer in np.ndindex(*size[:-2]):
+        row = 0
+        for begin, extent, offset in zip(start[:-2], shape[:-2], outer, strict=True):
+            row = row * extent + begin + offset
+        row = row * shape[-2] + start[-2]
+        drawn = _uniform(seed, part.name, row * shape[-1], size[-2] * shape[-1]).reshape(size[-2], shape[-1])
+        yield drawn[:, start[-1] : start[-1] + size[-1]]
+
+
+def _uniform(seed: int, name: str, first: int, count: int) -> np.ndarray:
+    """Numbers (bits + 0.5) / 2^53 of outputs [first, first + count) of a logical tensor's stream: in (0, 1).
+
+    Neither end is reached, so no value is infinite. numpy's `random` is bits / 2^53, and lets other threads run.
+    """
     key = derive_key("mtrain init v1", seed, name)
     generator = np.random.Philox(key=np.array([key.low, key.high], dtype=np.uint64))
     generator.advance(first // _BLOCK)
     skip = first % _BLOCK
-    return generator.random_raw(skip + count)[skip:]
+    uniform = np.random.Generator(generator).random(skip + count)
+    uniform += 2.0**-54
+    np.minimum(uniform, 1 - 2.0**-53, out=uniform)  # the last number would round to 1
+    return uniform[skip:]
 
 
-def _to_normal(raw: np.ndarray) -> Tensor:
-    # 53 bits in the open interval (0, 1): neither end is reached, so no value is infinite.
-    uniform = ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+def _to_normal(uniform: np.ndarray) -> Tensor:
     return torch.special.ndtri(torch.from_numpy(uniform))

@@ -1,9 +1,15 @@
 """The mesh: which rank stands where, as arithmetic.
 
-Ranks are laid out with tp fastest, then dp, then pp: rank = (pp_rank * dp + dp_rank) * tp + tp_rank. Ranks
-that talk most (tp) are therefore neighbours, which on one machine are joined by the fastest links. A group
-is the set of ranks that differ in one coordinate only. Nothing here knows torch; `world.py` turns groups
-into process groups.
+Ranks are laid out with tp fastest, then cp, dp and pp: rank = ((pp_rank * dp + dp_rank) * cp + cp_rank) * tp + tp_rank.
+Ranks that talk most (tp) are therefore neighbours, which on one machine are joined by the fastest links. An axis is a
+tuple of factors (size, stride) of the rank's number; besides the four there are axes made of them:
+
+    data   cp x dp: gradients are summed over it, and the optimizer's state is divided over it
+    ep     the fastest part of data: expert parallelism; edp is the rest of data
+    ends   the first and the last pipeline stage, which share a tied embedding; other stages are not on it
+    world  all ranks
+
+Nothing here knows torch; `world.py` turns groups into process groups.
 """
 
 from __future__ import annotations
@@ -13,63 +19,115 @@ from typing import NamedTuple
 
 from mdata import UsageError
 
-AXES = ("tp", "dp", "pp")
+AXES = ("tp", "cp", "dp", "pp", "data", "ep", "edp", "ends", "world")
 
 
 class Coordinates(NamedTuple):
-    """A rank's place on each axis of the mesh."""
+    """A rank's place on each base axis of the mesh."""
 
     tp: int
+    cp: int
     dp: int
     pp: int
 
 
+class Factor(NamedTuple):
+    """`size` ranks whose numbers differ by multiples of `stride`."""
+
+    size: int
+    stride: int
+
+
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """A grid of `world_size` ranks; dp is what tp and pp leave.
+    """A grid of `world_size` ranks; dp is what tp, cp and pp leave.
 
     Raises:
-        UsageError: tp x pp does not divide the number of ranks.
+        UsageError: tp x cp x pp does not divide the number of ranks, or ep does not divide cp x dp.
     """
 
     world_size: int
     tp: int = 1
     _: KW_ONLY
+    cp: int = 1
     pp: int = 1
+    ep: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.world_size, self.tp, self.pp) < 1 or self.world_size % (self.tp * self.pp):
+        model = self.tp * self.cp * self.pp
+        if min(self.world_size, self.tp, self.cp, self.pp, self.ep) < 1 or self.world_size % model:
+            sizes = " x ".join(f"{axis}={getattr(self, axis)}" for axis in ("tp", "cp", "pp"))
             raise UsageError(
-                f"{self.world_size} ranks cannot be divided into tp={self.tp} x pp={self.pp}",
-                expected="a number of ranks that is a multiple of tp x pp, both at least 1",
-                fix=f"--nproc {max(1, self.tp * self.pp)}, or a smaller mesh.tp",
+                f"{self.world_size} ranks cannot be divided into {sizes}",
+                expected="a number of ranks that is a multiple of tp x cp x pp, all at least 1",
+                fix=f"--nproc {max(1, model)}, or a smaller mesh.tp",
+            )
+        if self.size("data") % self.ep:
+            raise UsageError(
+                f"{self.size('data')} data-parallel ranks (cp x dp) cannot be divided into ep={self.ep}",
+                expected="a divisor of cp x dp",
             )
 
     @property
     def dp(self) -> int:
-        """Data-parallel ranks: copies of the model."""
-        return self.world_size // (self.tp * self.pp)
+        """Data-parallel ranks that read different samples."""
+        return self.world_size // (self.tp * self.cp * self.pp)
+
+    def factors(self, axis: str) -> tuple[Factor, ...]:
+        """What an axis consists of, the fastest factor first."""
+        cp, dp = Factor(self.cp, self.tp), Factor(self.dp, self.tp * self.cp)
+        stage = self.tp * self.cp * self.dp  # ranks of one pipeline stage
+        of_axis = {
+            "tp": (Factor(self.tp, 1),),
+            "cp": (cp,),
+            "dp": (dp,),
+            "pp": (Factor(self.pp, stage),),
+            "data": (cp, dp),
+            "ep": (Factor(self.ep, self.tp),),
+            "edp": (Factor(self.cp * self.dp // self.ep, self.tp * self.ep),),
+            "ends": (Factor(min(self.pp, 2), stage * max(1, self.pp - 1)),),
+            "world": (Factor(self.world_size, 1),),
+        }
+        return of_axis[axis]
 
     def size(self, axis: str) -> int:
-        """Ranks along an axis ("tp", "dp" or "pp")."""
-        return {"tp": self.tp, "dp": self.dp, "pp": self.pp}[axis]
+        """Ranks along an axis."""
+        size = 1
+        for factor in self.factors(axis):
+            size *= factor.size
+        return size
 
     def coordinates(self, rank: int) -> Coordinates:
         """Where a rank stands; the inverse of `rank_of`."""
         assert 0 <= rank < self.world_size, f"rank {rank} is outside a world of {self.world_size}"
-        rest, tp_rank = divmod(rank, self.tp)
-        pp_rank, dp_rank = divmod(rest, self.dp)
-        return Coordinates(tp_rank, dp_rank, pp_rank)
+        return Coordinates(*(self.index(axis, rank) for axis in Coordinates._fields))
 
     def rank_of(self, place: Coordinates) -> int:
         """The rank at a place."""
-        return (place.pp * self.dp + place.dp) * self.tp + place.tp
+        return sum(i * self.factors(axis)[0].stride for axis, i in zip(Coordinates._fields, place, strict=True))
+
+    def has(self, axis: str, rank: int) -> bool:
+        """Whether a rank is on an axis: all are, but for "ends"."""
+        return axis != "ends" or self.index("pp", rank) in (0, self.pp - 1)
+
+    def index(self, axis: str, rank: int) -> int:
+        """A rank's place on an axis that it is on."""
+        index, below = 0, 1
+        for size, stride in self.factors(axis):
+            index += rank // stride % size * below
+            below *= size
+        return index
 
     def ranks_of(self, axis: str, rank: int) -> tuple[int, ...]:
-        """The ranks of `rank`'s group along an axis, itself included, in the order of that axis."""
-        place = self.coordinates(rank)
-        return tuple(self.rank_of(place._replace(**{axis: i})) for i in range(self.size(axis)))
+        """The ranks of `rank`'s group along an axis, itself included, in the order of that axis; none if not on it."""
+        if not self.has(axis, rank):
+            return ()
+        ranks = [rank]
+        for size, stride in reversed(self.factors(axis)):
+            base = rank // stride % size * stride
+            ranks = [other - base + i * stride for other in ranks for i in range(size)]
+        return tuple(ranks)
 
     def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
-        """Every group along an axis, by its first rank: the same order on all ranks, as torch wants it."""
-        return tuple(sorted({self.ranks_of(axis, rank) for rank in range(self.world_size)}))
+        """Every group along an axis, by its first rank."""
+        return tuple(sorted({ranks for rank in range(self.world_size) if (ranks := self.ranks_of(axis, rank))}))

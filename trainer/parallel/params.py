@@ -1,38 +1,38 @@
-"""Which slices of which logical tensors a rank's parameters are made of.
+"""Which parts of which logical tensors a rank's parameters are made of, and the rules that each follows.
 
 A *logical* tensor is what the model's mathematics names (`blocks.0.attention.q.weight`), whole and without padding.
-A *local* parameter is what one rank holds: logical pieces stacked along dim 0, then perhaps rows of padding. One
-tuple of `ParamSpec` describes a rank completely; allocation, initialization, the optimizer's buffers, checkpoints
-and `ranks.json` all read it. Pure: numbers in, frozen data out, no torch.
+A *local* parameter is what one rank holds: rectangles of logical tensors, one after the other in memory, then perhaps
+padding. One tuple of `ParamSpec` describes a rank completely: allocation, initialization, the optimizer's buffers,
+reductions, the norm, checkpoints and `ranks.json` all read it. Pure: numbers in, frozen data out, no torch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-OverTp = Literal["split", "same", "partial"]
+ShardAxis = Literal["data", "edp"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A rectangle of a logical tensor that lies in a local parameter.
+    """A rectangle of a logical tensor that lies in a local parameter, row-major and contiguous.
 
     Args:
         name: the logical tensor.
         shape: its whole shape, without padding.
         start: first index of the rectangle in each dim.
         size: extent of the rectangle in each dim.
-        row: the local parameter's row (dim 0) at which the rectangle begins.
+        offset: number of the local parameter's element at which it begins.
     """
 
     name: str
     shape: tuple[int, ...]
     start: tuple[int, ...]
     size: tuple[int, ...]
-    row: int = 0
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,22 +41,31 @@ class ParamSpec:
 
     Args:
         name: its path in the module tree.
-        shape: its local shape, rows of padding included.
+        shape: its local shape, padding included.
         pieces: what it is made of.
         std: standard deviation of its first values; 0 with fill.
         fill: the constant it starts as where std is 0.
         decay: whether weight decay applies.
-        over_tp: "split": each tp rank holds other slices; "same": copies that see equal gradients; "partial": copies
-            whose gradients each cover a part of the sequence and have to be summed over tp.
+        block: when it is used in the forward pass: 0 before the first block, n in the n-th block, and so on. Buffers
+            are cut between blocks.
+        copies: the axes along which ranks hold copies of it ("tp"; "ends" where the first and the last pipeline stage
+            share it). Along all others they hold different parts, or other parameters.
+        partial: those of `copies` along which each rank's gradient is a part of the whole and has to be summed; along
+            the rest the gradients are equal.
+        shard: the axis over which gradients are summed anyway, and which divides the optimizer's state: "data", for
+            the weights of experts "edp".
     """
 
     name: str
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
     std: float
-    fill: float
+    fill: float = 0.0
     decay: bool
-    over_tp: OverTp
+    block: int
+    copies: tuple[str, ...] = ()
+    partial: tuple[str, ...] = ()
+    shard: ShardAxis = "data"
 
     @property
     def numel(self) -> int:
@@ -73,7 +82,7 @@ class Slice:
         shape: its whole shape.
         start: first index of the rectangle in each dim.
         size: its extent in each dim.
-        flat: number of the local parameter's element at which it begins; it is contiguous from there.
+        flat: number of the local parameter's element at which it begins; it is contiguous from there, row-major.
     """
 
     name: str
@@ -83,32 +92,54 @@ class Slice:
     flat: int
 
 
-def slices(spec: ParamSpec, *, first: int, stop: int) -> Iterator[Slice]:
-    """The logical rectangles that cover elements [first, stop) of a flat local parameter.
+def is_first_copy(copies: tuple[str, ...], index: Callable[[str], int]) -> bool:
+    """Whether this rank speaks for all that hold the same parameter: it counts in the norm and stores it.
 
-    A flat range cuts a matrix into at most a part of a row, whole rows, and a part of a row; padding gives nothing.
+    Args:
+        copies: of the parameter.
+        index: axis -> this rank's place on it.
     """
-    width = math.prod(spec.shape[1:])
+    return all(index(axis) == 0 for axis in copies)
+
+
+def slices(spec: ParamSpec, *, first: int, stop: int) -> Iterator[Slice]:
+    """The logical rectangles that cover elements [first, stop) of a flat local parameter; padding gives nothing."""
     for piece in spec.pieces:
-        base = piece.row * width
-        low, high = max(first, base), min(stop, base + math.prod(piece.size))
-        for start, size, offset in _row_runs(low - base, high - base, width):
-            at = (piece.start[0] + start, *((piece.start[1] + offset,) if len(spec.shape) > 1 else ()))
-            extent = (size // width, width) if size >= width else (1, size)
+        low = max(first, piece.offset) - piece.offset
+        high = min(stop, piece.offset + math.prod(piece.size)) - piece.offset
+        for start, size, flat in rectangles(piece.size, low, high=high):
             yield Slice(
                 name=piece.name,
                 shape=piece.shape,
-                start=at,
-                size=extent if len(spec.shape) > 1 else (size // width,),
-                flat=base + start * width + offset,
+                start=tuple(a + b for a, b in zip(piece.start, start, strict=True)),
+                size=size,
+                flat=piece.offset + flat,
             )
 
 
-def _row_runs(low: int, high: int, width: int) -> Iterator[tuple[int, int, int]]:
-    """Cut flat elements [low, high) into (row, number of elements, column): partial row, whole rows, partial row."""
+def rectangles(
+    shape: tuple[int, ...], low: int, *, high: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
+    """Cut elements [low, high) of a row-major tensor into at most 2 x dims - 1 rectangles: (start, size, low)."""
+    inner = math.prod(shape[1:])
     while low < high:
-        row, column = divmod(low, width)
-        whole_rows = (high - low) // width
-        count = whole_rows * width if column == 0 and whole_rows else min(width - column, high - low)
-        yield row, count, column
+        row, column = divmod(low, inner)
+        rows = (high - low) // inner if column == 0 else 0
+        if rows:
+            yield (row, *(0 for _ in shape[1:])), (rows, *shape[1:]), low
+            low += rows * inner
+            continue
+        count = min(inner - column, high - low)
+        for start, size, flat in rectangles(shape[1:], column, high=column + count):
+            yield (row, *start), (1, *size), row * inner + flat
         low += count
+
+
+def vocabulary_range(vocab_size: int, padded_rows: int, *, tp_size: int, tp_rank: int) -> tuple[int, int]:
+    """The ids [first, stop) whose rows a rank holds; padding is not in it, so it may be empty.
+
+    Args:
+        padded_rows: rows over all ranks, a multiple of tp_size.
+    """
+    rows = padded_rows // tp_size
+    return min(tp_rank * rows, vocab_size), min((tp_rank + 1) * rows, vocab_size)
