@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from trainer.parallel.collectives import Axis, all_gather, reduce_scatter
+from trainer.parallel.collectives import Group, all_gather, reduce_scatter
 
 CALLS, WARM_UP = 300, 20
 
@@ -37,7 +37,7 @@ def measure(rank: int, store: str, ranks: int, kib: int) -> None:
     """One rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    axis = Axis("tp", ranks, rank, dist.group.WORLD)
+    axis = Group("tp", ranks, rank, dist.group.WORLD)
     whole = torch.randn(ranks * 64, kib * 4 // ranks)  # kib KiB of fp32
     part = whole[:64].clone()
     gathered, scattered = torch.empty_like(whole), torch.empty_like(part)

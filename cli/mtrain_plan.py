@@ -38,9 +38,6 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
 def plan_rows(plan: Plan) -> list[tuple[str, int]]:
     """The plan's numbers in reading order, by their names for people."""
-    from trainer.models.gpt_params import parameter_table
-
-    held = parameter_table(plan.shape, tp_size=plan.tp, tp_rank=0)
     return [
         ("ranks", plan.world_size),
         ("tensor-parallel ranks (tp)", plan.tp),
@@ -61,7 +58,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, int]]:
         ("heads per rank", plan.heads_per_rank),
         ("key and value heads per rank", plan.kv_heads_per_rank),
         ("parameters", plan.num_parameters),
-        ("  per rank, with padding", sum(spec.numel for spec in held)),
+        ("  per rank, with padding", plan.parameters_per_rank),
         ("floating-point operations per token", plan.flops_per_token),
     ]
 

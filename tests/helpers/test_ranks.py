@@ -17,7 +17,7 @@ from trainer.parallel.mesh import Mesh
 def reduce_body(context: RankContext, scale: float) -> tuple[int, list[float]]:
     world = context.join()
     x = torch.full((3,), scale * (context.rank + 1), device=world.device)
-    return context.rank, all_reduce_(x, world.axes["dp"]).tolist()
+    return context.rank, all_reduce_(x, world.groups["dp"]).tolist()
 
 
 def axes_body(context: RankContext, tp: int) -> dict[str, tuple[int, int, list[float]]]:
@@ -25,7 +25,7 @@ def axes_body(context: RankContext, tp: int) -> dict[str, tuple[int, int, list[f
     mine = float(10**context.rank)
     return {
         name: (axis.size, axis.rank, all_reduce_(torch.tensor([mine], device=world.device), axis).tolist())
-        for name, axis in world.axes.items()
+        for name, axis in world.groups.items()
     }
 
 
@@ -33,7 +33,7 @@ def failing_body(context: RankContext) -> None:
     world = context.join()
     if context.rank == 1:
         raise RuntimeError("this rank breaks")
-    all_reduce_(torch.ones(1, device=world.device), world.axes["dp"])  # waits for a rank that has gone
+    all_reduce_(torch.ones(1, device=world.device), world.groups["dp"])  # waits for a rank that has gone
 
 
 def lonely_body(context: RankContext) -> None:

@@ -17,9 +17,9 @@ from trainer.config.sections import (
     RunSection,
     TrainSection,
 )
-from trainer.optim.layout import BufferLayout
+from trainer.models.stage import Microbatch
+from trainer.optim.layout import Ownership
 from trainer.parallel.mesh import Mesh
-from trainer.pipeline.executor import Microbatch
 from trainer.plan.plan import make_plan
 from trainer.run.engine import Engine
 
@@ -70,15 +70,20 @@ def microbatches(engine: Engine, step: int) -> list[Microbatch]:
     plan, dp = engine.plan, engine.dp
     rows = np.arange(GLOBAL_BATCH).reshape(plan.num_microbatches, dp.size, plan.micro_batch)[:, dp.rank]
     device = engine.world.device
-    return [Microbatch(*(torch.from_numpy(x[r]).to(device) for x in (tokens, labels, mask))) for r in rows]
+    return [microbatch(*(torch.from_numpy(x[r]).to(device) for x in (tokens, labels, mask))) for r in rows]
 
 
-def logical(layout: BufferLayout, flat: torch.Tensor, start: int, stop: int) -> list[tuple[str, Any, np.ndarray]]:
-    """Elements [start, stop) of a rank's buffer as (logical name, whole shape and start, values)."""
+def microbatch(tokens_BS: torch.Tensor, labels_BS: torch.Tensor, loss_mask_BS: torch.Tensor) -> Microbatch:
+    """Whole rows, and nothing else that a model may look at."""
+    return Microbatch(tokens_BS=tokens_BS, labels_BS=labels_BS, loss_mask_BS=loss_mask_BS)
+
+
+def logical(owned: Ownership, state: torch.Tensor) -> list[tuple[str, Any, np.ndarray]]:
+    """A tensor of a rank's optimizer state as (logical name, whole shape and start, values)."""
     out = []
-    for _, part, first in layout.slices_within(start, stop):
+    for _, part, first in owned.slices():
         count = int(np.prod(part.size))
-        values = flat[first - start : first - start + count].view(part.size).cpu().numpy()
+        values = state[first : first + count].view(part.size).cpu().numpy()
         out.append((part.name, (part.shape, part.start), values.copy()))
     return out
 

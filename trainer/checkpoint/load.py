@@ -20,11 +20,12 @@ from mdata import DamageError
 from mdata.errors import os_errors_named
 from trainer.checkpoint.folder import instead, read_index
 from trainer.checkpoint.format import Index, Rectangle, SavedSlice
-from trainer.checkpoint.save import Shard, header_size, tensor_hash
+from trainer.checkpoint.save import header_size, tensor_hash
+from trainer.optim.layout import Ownership
 
 
-def load_state(folder: Path, shard: Shard, *, names: Sequence[str], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Read a shard of any layout: name -> flat tensor of elements [shard.start, shard.stop), padding 0.
+def load_state(folder: Path, owned: Ownership, *, names: Sequence[str], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Read what a rank of any layout owns: name -> flat tensor of its runs, one after the other, padding 0.
 
     Raises:
         DamageError: the checkpoint is not whole, a slice is not what was written, or a tensor's shape differs from the
@@ -32,9 +33,9 @@ def load_state(folder: Path, shard: Shard, *, names: Sequence[str], dtype: torch
     """
     index = read_index(folder)
     reader = _Reader(folder, index)
-    out = {name: torch.zeros(shard.stop - shard.start, dtype=dtype) for name in names}
-    for _, wanted, first in shard.layout.slices_within(shard.start, shard.stop):
-        where = slice(first - shard.start, first - shard.start + math.prod(wanted.size))
+    out = {name: torch.zeros(owned.size, dtype=dtype) for name in names}
+    for _, wanted, first in owned.slices():
+        where = slice(first, first + math.prod(wanted.size))
         for name in names:
             saved = index.tensors.get(f"{name}/{wanted.name}")
             if saved is None or saved.shape != wanted.shape:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
@@ -29,33 +29,32 @@ from mdata.errors import explain_os_error
 from mdata.util import atomic_io
 from trainer.checkpoint.folder import INDEX, folder_name, make_room, point_to
 from trainer.checkpoint.format import Index, RunState, SavedFile, SavedSlice, SavedTensor, dump_index, slice_key
-from trainer.optim.layout import BufferLayout
-from trainer.parallel.collectives import Axis, gather_objects
+from trainer.optim.layout import Ownership
+from trainer.parallel.collectives import Group, gather_objects
+from trainer.parallel.params import is_first_copy
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of a rank's buffers that it owns.
+    """The part of the training state that a rank owns.
 
     Args:
-        layout: of the buffers. start, stop: elements of them. owns_copies: whether this rank is the one that
-            stores what all tp ranks hold copies of.
+        owned: runs of the buffers, one after the other in each tensor of the state.
+        index: axis -> this rank's place on it, for the axes along which there are copies; the first stores them.
     """
 
-    layout: BufferLayout
-    start: int
-    stop: int
-    owns_copies: bool
+    owned: Ownership
+    index: Mapping[str, int]
 
 
-def save_checkpoint(root: Path, run: RunState, *, shard: Shard, state: dict[str, Tensor], world: Axis) -> Path:
+def save_checkpoint(root: Path, run: RunState, *, shard: Shard, state: dict[str, Tensor], world: Group) -> Path:
     """Write one checkpoint; it exists under its name when this returns, on every rank.
 
     Args:
         root: the run's `checkpoints` folder, seen by all ranks.
-        state: name -> flat tensor of elements [shard.start, shard.stop).
+        state: name -> flat tensor of the owned runs.
         world: the axis of all ranks.
 
     Raises:
@@ -89,10 +88,10 @@ def _write_slices(path: Path, shard: Shard, state: dict[str, Tensor]) -> _Part:
     """Write this rank's slices."""
     tensors: dict[str, Tensor] = {}
     saved: dict[str, SavedTensor] = {}
-    for spec, part, first in shard.layout.slices_within(shard.start, shard.stop):
-        if spec.over_tp != "split" and not shard.owns_copies:
+    for spec, part, first in shard.owned.slices():
+        if not is_first_copy(spec.copies, shard.index.__getitem__):
             continue
-        where = slice(first - shard.start, first - shard.start + math.prod(part.size))
+        where = slice(first, first + math.prod(part.size))
         for name, flat in state.items():
             logical = f"{name}/{part.name}"
             key = slice_key(logical, part.start)
@@ -138,7 +137,7 @@ def _commit(root: Path, partial: Path, final: Path, index: Index) -> None:
     point_to(final)
 
 
-def together(world: Axis, action: Callable[[], T], *, doing: str = "writing a checkpoint") -> list[T]:
+def together(world: Group, action: Callable[[], T], *, doing: str = "writing a checkpoint") -> list[T]:
     """Do something on every rank; if one fails all raise its error, so that none waits for one that gave up."""
     outcome: T | MdataError
     try:

@@ -43,6 +43,7 @@ class RunSection:
 class ModelSection:
     """The shape of the model; sizes are logical, whatever the layout."""
 
+    family: Literal["gpt"] = "gpt"  # kind of model; gpt: decoder only, as GPT-2 and Llama
     num_layers: Annotated[int, Range(1, 1 << 16)]  # transformer blocks
     hidden_size: Positive  # features of the residual stream
     num_heads: Positive  # query heads

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.parallel.collectives import (
-    Axis,
+    Group,
     Pending,
     all_gather,
     all_reduce_,
@@ -41,7 +41,7 @@ class Parallel:
     dim 0 (Korthikanti et al. 2022, "Reducing Activation Recomputation").
     """
 
-    def __init__(self, tp: Axis, *, sequence_parallel: bool) -> None:
+    def __init__(self, tp: Group, *, sequence_parallel: bool) -> None:
         self.tp, self.sequence_parallel = tp, sequence_parallel
 
     def gather(self, x_ND: Tensor) -> Tensor:

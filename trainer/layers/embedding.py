@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainer.layers.base import Layer, Parallel, add_rows
-from trainer.parallel.collectives import reduce_from_axis, scatter_sequence
+from trainer.parallel.collectives import reduce_from_group, scatter_sequence
 from trainer.parallel.params import vocabulary_range
 
 
@@ -38,7 +38,7 @@ class VocabularyEmbedding(Layer):
             return _Rows.apply(self.weight, tokens_N, None, self.main_gradients)
         mine_N = self.local(tokens_N)
         x_ND = _Rows.apply(self.weight, torch.where(mine_N, tokens_N - self.first, 0), mine_N, self.main_gradients)
-        leave = scatter_sequence if self.parallel.sequence_parallel else reduce_from_axis
+        leave = scatter_sequence if self.parallel.sequence_parallel else reduce_from_group
         return leave(x_ND, self.parallel.tp)
 
     def local(self, ids_N: Tensor) -> Tensor:

@@ -25,7 +25,9 @@ from trainer.layers.mlp import MLP, MLPShape
 from trainer.layers.norm import Norm
 from trainer.layers.rope import Rotation, rotation
 from trainer.models.gpt_params import GPTShape
-from trainer.parallel.collectives import Axis
+from trainer.models.stage import Microbatch, Tensors
+from trainer.parallel.collectives import Group
+from trainer.parallel.params import Place
 
 
 class Block(nn.Module):
@@ -45,58 +47,77 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """One rank's part of the model.
+    """One rank's part of one pipeline stage of the model.
 
     Args:
         shape: what function it computes.
-        tp: the tensor-parallel axis.
-        sequence_parallel: activations between the parallel linears hold N / tp tokens.
+        place: which part this is; blocks keep their number in the whole model as their name.
+        tp: the tensor-parallel ranks.
         kernels: implementations of the small operations.
     """
 
-    def __init__(self, shape: GPTShape, tp: Axis, *, sequence_parallel: bool, kernels: Kernels) -> None:
+    def __init__(self, shape: GPTShape, place: Place, *, tp: Group, kernels: Kernels) -> None:
         super().__init__()
-        self.shape, self.kernels = shape, kernels
-        self.parallel = Parallel(tp, sequence_parallel=sequence_parallel and tp.size > 1)
-        self.embedding = self._vocabulary()
-        if shape.position == "learned":
+        self.shape, self.place, self.kernels = shape, place, kernels
+        self.parallel = Parallel(tp, sequence_parallel=place.sequence_parallel and tp.size > 1)
+        if place.is_first or (place.is_last and shape.tie_embeddings):
+            self.embedding = self._vocabulary()
+        if shape.position == "learned" and place.is_first:
             self.positions = PositionEmbedding(shape.max_position, shape.hidden_size)
-        self.blocks = nn.ModuleList(Block(shape, self.parallel, kernels=kernels) for _ in range(shape.num_layers))
-        self.final_norm = make_norm(shape, kernels)
-        if not shape.tie_embeddings:
-            self.head = self._vocabulary()
+        blocks = place.blocks(shape.num_layers)
+        self.blocks = nn.ModuleDict({str(i): Block(shape, self.parallel, kernels=kernels) for i in blocks})
+        if place.is_last:
+            self.final_norm = make_norm(shape, kernels)
+            if not shape.tie_embeddings:
+                self.head = self._vocabulary()
         self._rotation = functools.lru_cache(maxsize=8)(self._make_rotation)
 
-    def forward(self, tokens_BS: Tensor) -> Tensor:
-        """Logits of this rank's vocabulary rows, padding included: int64[B, S] -> [B, S, V]."""
+    def forward(self, received: Tensors, batch: Microbatch) -> Tensors:
+        """(residual stream, what the last block adds to it) from stage to stage, each [N or N / tp, D].
+
+        The first stage receives nothing; the last gives the sum over the unmasked tokens of -log p(label), in nats.
+        """
+        x_ND, branch_ND = received if received else self._enter(batch.tokens_BS)
+        x_ND, branch_ND = self._through_blocks(x_ND, branch_ND, batch.tokens_BS)
+        if not self.place.is_last:
+            assert branch_ND is not None, "a stage without blocks"
+            return x_ND, branch_ND
+        _, y_ND = self.final_norm(x_ND, branch_ND)
+        loss = head_loss(
+            y_ND,
+            self._head(),
+            labels_N=batch.labels_BS.flatten(),
+            weight_N=batch.loss_mask_BS.flatten(),
+            kernels=self.kernels,
+        )
+        return (loss,)
+
+    def logits(self, tokens_BS: Tensor) -> Tensor:
+        """Of a model of one stage, of this rank's vocabulary rows, padding included: int64[B, S] -> [B, S, V]."""
+        x_ND, branch_ND = self._through_blocks(*self._enter(tokens_BS), tokens_BS)
+        _, y_ND = self.final_norm(x_ND, branch_ND)
         rows = self._head()
-        logits_NV = column_product(self.hidden(tokens_BS), rows, weight=rows.weight, parallel=self.parallel)
+        logits_NV = column_product(y_ND, rows, weight=rows.weight, parallel=self.parallel)
         return logits_NV.view(*tokens_BS.shape, -1)
 
-    def hidden(self, tokens_BS: Tensor) -> Tensor:
-        """The last norm's output for the tokens that this rank holds: [N or N / tp, D]."""
+    def _enter(self, tokens_BS: Tensor) -> tuple[Tensor, None]:
+        """The first residual stream, to which nothing is added yet."""
         batch, length = tokens_BS.shape
-        x_ND, branch_ND, table = self.embedding(tokens_BS.flatten()), None, None
+        x_ND = self.embedding(tokens_BS.flatten())
         if self.shape.position == "learned":
             mine = self.parallel.local_tokens(batch * length)
             x_ND = x_ND + self.positions(torch.arange(batch * length, device=tokens_BS.device)[mine] % length)
-        else:
-            table = self._rotation(length)
-        sequences = Sequences(batch, length, table)
-        for block in self.blocks:
-            x_ND, branch_ND = block(x_ND, branch_ND, sequences)
-        _, y_ND = self.final_norm(x_ND, branch_ND)
-        return y_ND
+        return x_ND, None
 
-    def loss_sum(self, tokens_BS: Tensor, labels_BS: Tensor, *, loss_mask_BS: Tensor) -> Tensor:
-        """Sum over the unmasked tokens of -log p(label), in nats; a scalar, not divided by anything."""
-        return head_loss(
-            self.hidden(tokens_BS),
-            self._head(),
-            labels_N=labels_BS.flatten(),
-            weight_N=loss_mask_BS.flatten(),
-            kernels=self.kernels,
-        )
+    def _through_blocks(
+        self, x_ND: Tensor, branch_ND: Tensor | None, tokens_BS: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        batch, length = tokens_BS.shape
+        table = self._rotation(length, tokens_BS.device) if self.shape.position == "rope" else None
+        sequences = Sequences(batch, length, table)
+        for block in self.blocks.values():
+            x_ND, branch_ND = block(x_ND, branch_ND, sequences)
+        return x_ND, branch_ND
 
     def _vocabulary(self) -> VocabularyEmbedding:
         shape = self.shape
@@ -107,11 +128,9 @@ class GPT(nn.Module):
     def _head(self) -> VocabularyEmbedding:
         return self.embedding if self.shape.tie_embeddings else self.head
 
-    def _make_rotation(self, length: int) -> Rotation:
-        weight = self.embedding.weight
-        return rotation(
-            length, self.shape.head_dim, theta=self.shape.rope_theta, dtype=weight.dtype, device=weight.device
-        )
+    def _make_rotation(self, length: int, device: torch.device) -> Rotation:
+        dtype = next(self.parameters()).dtype
+        return rotation(length, self.shape.head_dim, theta=self.shape.rope_theta, dtype=dtype, device=device)
 
 
 def attention_shape(shape: GPTShape) -> AttentionShape:
@@ -135,8 +154,8 @@ def make_norm(shape: GPTShape, kernels: Kernels) -> Norm:
     return Norm(shape.hidden_size, kind=shape.norm, epsilon=shape.norm_epsilon, kernels=kernels)
 
 
-def build_gpt(shape: GPTShape, tp: Axis, *, sequence_parallel: bool, dtype: torch.dtype, device: torch.device) -> GPT:
-    """Allocate a model with uninitialized weights directly in its dtype on its device."""
+def build_gpt(shape: GPTShape, place: Place, *, tp: Group, dtype: torch.dtype, device: torch.device) -> GPT:
+    """Allocate a stage with uninitialized weights directly in its dtype on its device."""
     with torch.device("meta"):
-        model = GPT(shape, tp, sequence_parallel=sequence_parallel, kernels=choose_kernels(device, dtype))
+        model = GPT(shape, place, tp=tp, kernels=choose_kernels(device, dtype))
     return model.to(dtype).to_empty(device=device)

@@ -1,4 +1,4 @@
-"""How a GPT is split over tensor-parallel ranks, as a table.
+"""How a GPT is split over tensor-parallel ranks and pipeline stages, as a table.
 
 `parameter_table` is the one place that says which logical tensor is cut along which dim. Column-parallel tensors
 (q, k, v, gate, up and their biases, the vocabulary) are cut by rows, row-parallel ones (attention output, down) by
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainer.config.sections import RunConfig
-from trainer.parallel.params import ParamSpec, Piece, vocabulary_range
+from trainer.parallel.params import ParamSpec, Piece, Place, num_elements, vocabulary_range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,18 +51,18 @@ class GPTShape:
         return self.activation == "swiglu"
 
 
-def parameter_table(
-    shape: GPTShape, *, tp_size: int, tp_rank: int, sequence_parallel: bool = False
-) -> tuple[ParamSpec, ...]:
-    """Every parameter that rank tp_rank of tp_size holds, in the order of the module tree."""
+def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
+    """Every parameter that the rank at a place holds, in the order of the module tree."""
     width, std = shape.hidden_size, shape.init_std
     # Each block adds two terms to the residual stream: keep its variance (GPT-2, Radford et al. 2019).
     residual_std = std / (2 * shape.num_layers) ** 0.5
-    table = _Table(tp_size, tp_rank, partial=sequence_parallel and tp_size > 1)
-    table.vocabulary("embedding.weight", shape, std)
-    if shape.position == "learned":
+    table = _Table(place)
+    if place.is_first or (place.is_last and shape.tie_embeddings):
+        ends = ("ends",) if shape.tie_embeddings and place.num_stages > 1 else ()
+        table.vocabulary("embedding.weight", shape, std, ends=ends)
+    if shape.position == "learned" and place.is_first:
         table.whole("positions.weight", (shape.max_position, width), std=std, decay=True)
-    for i in range(shape.num_layers):
+    for i in place.blocks(shape.num_layers):
         table.block, block = i + 1, f"blocks.{i}"
         table.norm(f"{block}.attention_norm", shape)
         table.columns(f"{block}.attention.qkv", _heads(shape), width, std=std, bias=shape.bias)
@@ -72,16 +72,16 @@ def parameter_table(
         table.columns(f"{block}.mlp.up", _up(shape), width, std=std, bias=shape.bias)
         table.rows(f"{block}.mlp.down", width, shape.ffn_hidden_size, std=residual_std, bias=shape.bias)
     table.block = shape.num_layers + 1
-    table.norm("final_norm", shape)
-    if not shape.tie_embeddings:
-        table.vocabulary("head.weight", shape, std)
+    if place.is_last:
+        table.norm("final_norm", shape)
+        if not shape.tie_embeddings:
+            table.vocabulary("head.weight", shape, std)
     return tuple(table.specs)
 
 
 def num_parameters(shape: GPTShape) -> int:
     """Elements of all logical tensors: padding and tensor-parallel copies not counted."""
-    sizes = {piece.name: piece.shape for spec in parameter_table(shape, tp_size=1, tp_rank=0) for piece in spec.pieces}
-    return sum(map(math.prod, sizes.values()))
+    return num_elements(parameter_table(shape, Place()))
 
 
 def _heads(shape: GPTShape) -> list[tuple[str, int]]:
@@ -101,9 +101,9 @@ class _Table:
         block: number of the block that the next rows belong to.
     """
 
-    def __init__(self, tp_size: int, tp_rank: int, *, partial: bool) -> None:
-        self.tp_size, self.tp_rank = tp_size, tp_rank
-        self.partial = ("tp",) if partial else ()
+    def __init__(self, place: Place) -> None:
+        self.tp_size, self.tp_rank = place.tp_size, place.tp_rank
+        self.partial = ("tp",) if place.sequence_parallel and place.tp_size > 1 else ()
         self.block = 0
         self.specs: list[ParamSpec] = []
 
@@ -139,12 +139,12 @@ class _Table:
         if bias:
             self.whole(f"{name}.bias", (rows,), std=0.0, decay=False)
 
-    def vocabulary(self, name: str, shape: GPTShape, std: float) -> None:
-        """Rows cut over tp after padding; the padding belongs to no logical tensor."""
+    def vocabulary(self, name: str, shape: GPTShape, std: float, *, ends: tuple[str, ...] = ()) -> None:
+        """Rows cut over tp after padding, which belongs to no logical tensor; shared along the axes of `ends`."""
         rows, width = shape.padded_vocab_size, shape.hidden_size
         first, stop = vocabulary_range(shape.vocab_size, rows, tp_size=self.tp_size, tp_rank=self.tp_rank)
         piece = Piece(name=name, shape=(shape.vocab_size, width), start=(first, 0), size=(stop - first, width))
-        self._add(name, (rows // self.tp_size, width), [piece], std=std, decay=True)
+        self._add(name, (rows // self.tp_size, width), [piece], std=std, decay=True, copies=ends, partial=ends)
 
     def norm(self, name: str, shape: GPTShape) -> None:
         self.whole(f"{name}.weight", (shape.hidden_size,), std=0.0, fill=1.0, decay=False)

@@ -1,20 +1,25 @@
-"""Where each parameter lies in the flat buffers, and which part of them a data-parallel rank owns.
+"""Where each parameter lies in the flat buffers, and which parts of them a rank owns.
 
-Pure: specs and a dp size in, frozen numbers out. Parameters are sorted so that those with equal rules (weight decay;
-split or copied over tp) are neighbours: a rule then covers one range, a `Segment`, and not a list of tensors. The
-buffer is padded so that dp divides it; rank r owns elements [r * shard, (r + 1) * shard), whatever tensors that cuts
-(Rajbhandari et al. 2020, "ZeRO", stage 1). Gradients, main weights and moments all share this one layout.
+Pure: specs and axis sizes in, frozen numbers out. The buffers are cut into buckets at the borders of blocks, in reverse
+order of use, so that a bucket's gradients are complete while backward goes on below it, and its parameters can be
+gathered before forward needs them. Inside a bucket parameters with equal rules are neighbours: a rule then covers one
+range, a `Segment`, and not a list of tensors. A bucket is padded so that its shard axis divides it; rank r of n owns
+the r-th n-th of it, whatever tensors that cuts (Rajbhandari et al. 2020, "ZeRO", stage 1). Gradients, main weights and
+moments all share this one layout.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from trainer.parallel.params import OverTp, ParamSpec, Slice, slices
+from trainer.parallel.params import ParamSpec, ShardAxis, Slice, slices
 
 ALIGNMENT = 128  # elements; matrix kernels want operands at multiples of 16 bytes, caches of 64 or 128
+MIN_BUCKET = 1 << 14  # elements; a message below this costs what an empty one does
+MOST_BUCKETS = 64  # of a model whose blocks are small beside the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,73 +30,175 @@ class Slot:
     start: int
 
 
+class Rules(NamedTuple):
+    """What parameters of one segment have in common; see ParamSpec."""
+
+    decay: bool
+    copies: tuple[str, ...]
+    partial: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Elements [start, stop) that share one set of rules."""
 
     start: int
     stop: int
-    decay: bool
-    over_tp: OverTp
+    rules: Rules
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Elements [start, stop) that are reduced, and gathered, at once.
+
+    Args:
+        shard: the axis that divides it; shard_size: ranks along it.
+        slots: parameters in buffer order. segments: consecutive and covering [start, stop).
+    """
+
+    start: int
+    stop: int
+    shard: ShardAxis
+    shard_size: int
+    slots: tuple[Slot, ...]
+    segments: tuple[Segment, ...]
+
+    def run(self, index: int) -> tuple[int, int]:
+        """The elements that rank `index` of the shard axis owns."""
+        part = (self.stop - self.start) // self.shard_size
+        return self.start + index * part, self.start + (index + 1) * part
+
+
+class OwnedRun(NamedTuple):
+    """Elements [start, stop) of the buffer that a rank owns; they begin at `first` in its optimizer's state."""
+
+    start: int
+    stop: int
+    first: int
+    bucket: Bucket
 
 
 @dataclass(frozen=True, slots=True)
 class BufferLayout:
-    """One rank's buffers.
+    """One rank's buffers: buckets, consecutive and covering [0, size)."""
+
+    buckets: tuple[Bucket, ...]
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return self.buckets[-1].stop
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """All parameters in buffer order."""
+        return tuple(slot for bucket in self.buckets for slot in bucket.slots)
+
+    def owned(self, index: Mapping[str, int]) -> Ownership:
+        """What the rank owns that has these places on the shard axes."""
+        runs, first = [], 0
+        for bucket in self.buckets:
+            start, stop = bucket.run(index[bucket.shard])
+            runs.append(OwnedRun(start, stop, first, bucket))
+            first += stop - start
+        return Ownership(tuple(runs))
+
+    def everything(self) -> Ownership:
+        """All of the buffers."""
+        return Ownership(tuple(OwnedRun(b.start, b.stop, b.start, b) for b in self.buckets))
+
+
+class OwnedSlice(NamedTuple):
+    """A logical rectangle whose elements begin at `first` in the optimizer's state."""
+
+    spec: ParamSpec
+    part: Slice
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """The runs of the buffers that one rank owns, one in each bucket, in the order of its optimizer's state."""
+
+    runs: tuple[OwnedRun, ...]
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        last = self.runs[-1]
+        return last.first + last.stop - last.start
+
+    def segments(self) -> Iterator[tuple[OwnedRun, Segment]]:
+        """The segments cut to each run, empty ones left out."""
+        for run in self.runs:
+            for segment in run.bucket.segments:
+                low, high = max(segment.start, run.start), min(segment.stop, run.stop)
+                if low < high:
+                    yield run, Segment(low, high, segment.rules)
+
+    def parameters(self) -> Iterator[tuple[Slot, int, int, int]]:
+        """(slot, first and last + 1 of its own elements, where they begin in the state) of what lies in each run."""
+        for run in self.runs:
+            for slot in run.bucket.slots:
+                low, high = max(slot.start, run.start), min(slot.start + slot.spec.numel, run.stop)
+                if low < high:
+                    yield slot, low - slot.start, high - slot.start, run.first + low - run.start
+
+    def slices(self) -> Iterator[OwnedSlice]:
+        """The logical rectangles of all that is owned."""
+        for slot, first, stop, at in self.parameters():
+            for part in slices(slot.spec, first=first, stop=stop):
+                yield OwnedSlice(slot.spec, part, at + part.flat - first)
+
+
+def make_layout(specs: Sequence[ParamSpec], sizes: Mapping[str, int]) -> BufferLayout:
+    """Place the parameters; the order depends on the specs alone.
 
     Args:
-        slots: parameters in buffer order.
-        segments: consecutive and covering [0, size).
-        size: elements, a multiple of dp_size.
-        dp_size: ranks that share the optimizer's work.
+        sizes: ranks along each shard axis.
     """
-
-    slots: tuple[Slot, ...]
-    segments: tuple[Segment, ...]
-    size: int
-    dp_size: int
-
-    def shard(self, dp_rank: int) -> tuple[int, int]:
-        """The range that a data-parallel rank owns."""
-        part = self.size // self.dp_size
-        return dp_rank * part, (dp_rank + 1) * part
-
-    def segments_within(self, start: int, stop: int) -> Iterator[Segment]:
-        """The segments cut to [start, stop), empty ones left out."""
-        for segment in self.segments:
-            low, high = max(segment.start, start), min(segment.stop, stop)
-            if low < high:
-                yield Segment(low, high, segment.decay, segment.over_tp)
-
-    def slices_within(self, start: int, stop: int) -> Iterator[tuple[ParamSpec, Slice, int]]:
-        """(spec, logical rectangle, its first element in the buffer) for all that lies in [start, stop)."""
-        for slot in self.slots:
-            low, high = max(slot.start, start), min(slot.start + slot.spec.numel, stop)
-            if low < high:
-                for part in slices(slot.spec, first=low - slot.start, stop=high - slot.start):
-                    yield slot.spec, part, slot.start + part.flat
+    least = max(sum(spec.numel for spec in specs) // MOST_BUCKETS, MIN_BUCKET)
+    buckets: list[Bucket] = []
+    for shard, group in _groups(specs, least):
+        start = buckets[-1].stop if buckets else 0
+        buckets.append(_bucket(start, group, shard, sizes[shard]))
+    return BufferLayout(tuple(buckets))
 
 
-def make_layout(specs: Sequence[ParamSpec], *, dp_size: int) -> BufferLayout:
-    """Place the parameters; the order depends on the specs alone."""
+def _groups(specs: Sequence[ParamSpec], least: int) -> Iterator[tuple[ShardAxis, list[ParamSpec]]]:
+    """The parameters of each bucket: whole blocks, the last used first, at least `least` elements where there are any.
+
+    What two pipeline stages share is complete last of all and stands alone.
+    """
+    ordered = sorted(specs, key=lambda spec: ("ends" in spec.partial, -spec.block))
+    for (shard, _), alike in itertools.groupby(ordered, key=lambda spec: (spec.shard, "ends" in spec.partial)):
+        held: list[ParamSpec] = []
+        for _, block in itertools.groupby(alike, key=lambda spec: spec.block):
+            held += block
+            if sum(spec.numel for spec in held) >= least:
+                yield shard, held
+                held = []
+        if held:
+            yield shard, held
+
+
+def _bucket(start: int, specs: Sequence[ParamSpec], shard: ShardAxis, shard_size: int) -> Bucket:
     slots: list[Slot] = []
     segments: list[Segment] = []
-    end = 0
-    ordered = sorted(specs, key=_rules)  # stable: equal rules keep the model's order
-    for (decay, over_tp), group in itertools.groupby(ordered, key=_rules):
-        start = end
+    end = start
+    for rules, group in itertools.groupby(sorted(specs, key=_rules), key=_rules):  # stable: keeps the model's order
+        first = end
         for spec in group:
             slots.append(Slot(spec, end))
             end = _round_up(end + spec.numel, ALIGNMENT)
-        segments.append(Segment(start, end, decay, over_tp))
-    size = _round_up(end, ALIGNMENT * dp_size)
-    last = segments[-1]
-    segments[-1] = Segment(last.start, size, last.decay, last.over_tp)
-    return BufferLayout(tuple(slots), tuple(segments), size, dp_size)
+        segments.append(Segment(first, end, rules))
+    stop = start + _round_up(end - start, ALIGNMENT * shard_size)
+    segments[-1] = Segment(segments[-1].start, stop, segments[-1].rules)
+    return Bucket(start, stop, shard, shard_size, tuple(slots), tuple(segments))
 
 
-def _rules(spec: ParamSpec) -> tuple[bool, OverTp]:
-    return spec.decay, spec.over_tp
+def _rules(spec: ParamSpec) -> Rules:
+    return Rules(spec.decay, spec.copies, spec.partial)
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -2,10 +2,11 @@
 
 `Buffers` lays a model's parameters into one flat tensor of their dtype, and gives its layers main gradients: views of a
 flat tensor of at least fp32, to which backward adds. `Optimizer.step` then
-1. reduces: sums the copies' partial gradients over tp, and sums and scatters everything over dp;
-2. updates: this rank's shard of the main weights by AdamW (Loshchilov and Hutter 2019). Division by the number of loss
+1. reduces: sums each bucket over its data-parallel ranks, in place, into the run that this rank owns; then what copies
+   along other axes hold partial gradients of;
+2. updates: the owned runs of the main weights by AdamW (Loshchilov and Hutter 2019). Division by the number of loss
    tokens, which no rank had to know before backward, and clipping by the global norm are one factor;
-3. gathers: the new parameters over dp.
+3. gathers: the new parameters of each bucket, in place.
 A step is a transaction: when the norm is not finite nothing changes. All of it is decided on the device: nothing here
 waits for the host.
 """
@@ -22,8 +23,9 @@ from trainer.config.sections import OptimizerSection
 from trainer.errors import MORE_RANKS, out_of_memory_in
 from trainer.kernels.table import Kernels
 from trainer.layers.base import Layer
-from trainer.optim.layout import BufferLayout
-from trainer.parallel.collectives import Axis, all_gather_, all_reduce_, reduce_scatter
+from trainer.optim.layout import BufferLayout, Ownership
+from trainer.parallel.collectives import Group, all_gather_, all_reduce_, reduce_scatter_
+from trainer.parallel.params import is_first_copy
 
 STATE_NAMES = ("weight", "exp_avg", "exp_avg_sq")
 NORM_BLOCK = 1024  # elements whose squares are summed in the gradient's own precision; the blocks are summed in fp64
@@ -76,28 +78,37 @@ class StepResult:
     Args:
         grad_norm: fp64 scalar, global L2 norm before clipping, of the mean loss's gradient.
         applied: bool scalar, False where the norm was not finite and nothing was changed.
+        totals: fp64, what the ranks gave, summed over all of them.
     """
 
     grad_norm: Tensor
     applied: Tensor
+    totals: Tensor
 
 
 class Optimizer:
-    """AdamW over this rank's shard of the flat buffers.
+    """AdamW over the runs of the flat buffers that this rank owns.
+
+    Args:
+        buffers: of the model.
+        settings: of AdamW.
+        groups: axis -> ranks along it, for the shard axes, those of copies, and "world".
+        kernels: the implementation of the update.
 
     Attributes:
-        state: name -> flat tensor of this rank's shard (fp32, or fp64 for an fp64 model): "weight" are the main
-            weights, "exp_avg" and "exp_avg_sq" the moments.
+        owned: the runs of the buffers that are this rank's.
+        state: name -> flat tensor of those runs, one after the other (fp32, or fp64 for an fp64 model): "weight" are
+            the main weights, "exp_avg" and "exp_avg_sq" the moments.
     """
 
-    def __init__(self, buffers: Buffers, settings: OptimizerSection, *, tp: Axis, dp: Axis, kernels: Kernels) -> None:
-        self.buffers, self.settings, self.tp, self.dp, self.kernels = buffers, settings, tp, dp, kernels
-        self.start, self.stop = buffers.layout.shard(dp.rank)
-        self.segments = tuple(buffers.layout.segments_within(self.start, self.stop))
-        # Only tp rank 0 counts what all tp ranks hold copies of.
-        self._counted = [s for s in self.segments if s.over_tp == "split" or tp.rank == 0]
-        self._parameters = buffers.parameters[self.start : self.stop]
-        weight = self._parameters.to(buffers.gradients.dtype, copy=True)
+    def __init__(
+        self, buffers: Buffers, settings: OptimizerSection, *, groups: Mapping[str, Group], kernels: Kernels
+    ) -> None:
+        self.buffers, self.settings, self.groups, self.kernels = buffers, settings, groups, kernels
+        self.owned = owned_runs(buffers.layout, groups)
+        weight = torch.empty(self.owned.size, dtype=buffers.gradients.dtype, device=buffers.gradients.device)
+        for run in self.owned.runs:
+            weight[run.first : run.first + run.stop - run.start].copy_(buffers.parameters[run.start : run.stop])
         self.state = {
             "weight": weight,
             "exp_avg": torch.zeros_like(weight),
@@ -112,26 +123,27 @@ class Optimizer:
 
     @out_of_memory_in("the optimizer's update", fix=MORE_RANKS)
     @torch.no_grad()
-    def step(self, learning_rate: float, num_tokens: Tensor) -> StepResult:
+    def step(self, learning_rate: float, totals: Tensor) -> StepResult:
         """Reduce, update, gather.
 
         Args:
             learning_rate: for this step.
-            num_tokens: fp64 scalar tensor, the loss tokens of the whole step, already summed over dp.
+            totals: fp64 [1 + any], what this rank adds to sums over all ranks; the first is its number of loss tokens.
         """
-        gradient = self._reduce()
-        norm = self._norm(gradient) / num_tokens
+        self._reduce()
+        sums = all_reduce_(torch.cat((self._square().view(1), totals)), self.groups["world"])
+        norm = sums[0].sqrt() / sums[1]
         applied = norm.isfinite()
         clip = self.settings.clip_norm
-        factor = (clip / norm.clamp(min=clip) if clip else 1.0) / num_tokens
+        factor = (clip / norm.clamp(min=clip) if clip else 1.0) / sums[1]
         self._steps += applied
-        self._update(gradient, factor, learning_rate, applied)
+        self._update(factor, learning_rate, applied)
         self._gather()
         self.buffers.clear()
-        return StepResult(norm, applied)
+        return StepResult(norm, applied, sums[1:])
 
     def load(self, state: Mapping[str, Tensor], steps: int) -> None:
-        """Continue from saved shards; the model's parameters become the rounded main weights."""
+        """Continue from saved runs; the model's parameters become the rounded main weights."""
         for name in STATE_NAMES:
             self.state[name].copy_(state[name])
         self._steps.fill_(steps)
@@ -140,44 +152,66 @@ class Optimizer:
     @torch.no_grad()
     def publish(self) -> None:
         """Round the main weights and gather: the model's parameters become those of all ranks."""
-        self._parameters.copy_(self.state["weight"])
+        for run in self.owned.runs:
+            weight = self.state["weight"][run.first : run.first + run.stop - run.start]
+            self.buffers.parameters[run.start : run.stop].copy_(weight)
         self._gather()
 
-    def _gather(self) -> None:
-        all_gather_(self.buffers.parameters, self.dp)
-
-    def _reduce(self) -> Tensor:
-        """This rank's shard of the gradient of the loss's sum."""
+    def _reduce(self) -> None:
+        """The owned runs of the gradients become those of the loss's sum; what the other runs hold is undefined."""
         gradients = self.buffers.gradients
-        for segment in self.buffers.layout.segments:
-            if segment.over_tp == "partial":
-                all_reduce_(gradients[segment.start : segment.stop], self.tp)
-        return reduce_scatter(gradients, self.dp)
+        for bucket in self.buffers.layout.buckets:
+            reduce_scatter_(gradients[bucket.start : bucket.stop], self.groups[bucket.shard])
+        for axis in ("tp", "ends"):
+            parts = [gradients[s.start : s.stop] for _, s in self.owned.segments() if axis in s.rules.partial]
+            if parts and self.groups[axis].size > 1:
+                _sum_together(parts, self.groups[axis])
 
-    def _norm(self, gradient: Tensor) -> Tensor:
-        square = gradient.new_zeros((), dtype=torch.float64)
-        for segment in self._counted:
-            square += sum_of_squares(self._part(gradient, segment.start, segment.stop))
-        return all_reduce_(all_reduce_(square, self.dp), self.tp).sqrt()
+    def _gather(self) -> None:
+        for bucket in self.buffers.layout.buckets:
+            all_gather_(self.buffers.parameters[bucket.start : bucket.stop], self.groups[bucket.shard])
 
-    def _update(self, gradient: Tensor, factor: Tensor, learning_rate: float, applied: Tensor) -> None:
-        settings = self.settings
+    def _square(self) -> Tensor:
+        """This rank's share of the squared norm: of several copies one counts."""
+        square = self.buffers.gradients.new_zeros((), dtype=torch.float64)
+        for _, segment in self.owned.segments():
+            if is_first_copy(segment.rules.copies, lambda axis: self.groups[axis].rank):
+                square += sum_of_squares(self.buffers.gradients[segment.start : segment.stop])
+        return square
+
+    def _update(self, factor: Tensor, learning_rate: float, applied: Tensor) -> None:
+        settings, dtype = self.settings, self.buffers.gradients.dtype
         corrections = (1 - beta**self._steps for beta in (settings.beta1, settings.beta2))
         rate = torch.full_like(factor, learning_rate)
-        numbers = torch.stack((factor, rate, *corrections, self._steps)).to(gradient.dtype)
-        for segment in self.segments:
-            part = (segment.start, segment.stop)
-            weight, first, second = (self._part(self.state[name], *part) for name in STATE_NAMES)
+        numbers = torch.stack((factor, rate, *corrections, self._steps)).to(dtype)
+        for run, segment in self.owned.segments():
+            first = run.first + segment.start - run.start
+            stop = first + segment.stop - segment.start
             self.kernels.adamw_(
-                (weight, first, second, self._part(self._parameters, *part)),
-                self._part(gradient, *part),
+                (
+                    *(self.state[name][first:stop] for name in STATE_NAMES),
+                    self.buffers.parameters[segment.start : segment.stop],
+                ),
+                self.buffers.gradients[segment.start : segment.stop],
                 numbers,
                 applied,
-                (settings.beta1, settings.beta2, settings.epsilon, settings.weight_decay if segment.decay else 0.0),
+                (settings.beta1, settings.beta2, settings.epsilon, settings.weight_decay * segment.rules.decay),
             )
 
-    def _part(self, shard: Tensor, start: int, stop: int) -> Tensor:
-        return shard[start - self.start : stop - self.start]
+
+def owned_runs(layout: BufferLayout, groups: Mapping[str, Group]) -> Ownership:
+    """What the rank owns that sees these groups."""
+    return layout.owned({axis: groups[axis].rank for axis in ("data", "edp")})
+
+
+def _sum_together(parts: list[Tensor], group: Group) -> None:
+    """Sum several tensors over a group in one message."""
+    if len(parts) == 1:
+        all_reduce_(parts[0], group)
+        return
+    joined = all_reduce_(torch.cat(parts), group)
+    for part, total in zip(parts, joined.split([len(part) for part in parts]), strict=True):
+        part.copy_(total)
 
 
 def sum_of_squares(flat: Tensor) -> Tensor:

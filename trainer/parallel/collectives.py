@@ -1,9 +1,9 @@
-"""Every collective of the trainer, each over an explicit mesh axis.
+"""Every collective of the trainer, each over an explicit group of ranks.
 
 Whoever audits communication reads this page: no other file calls torch.distributed for data. The first half are
 plain functions on tensors and objects; the second half are autograd functions in conjugate pairs (Shoeybi et al.
 2019, "Megatron-LM", f and g; Korthikanti et al. 2022, "Reducing Activation Recomputation", their sequence-parallel
-forms). Over an axis of size 1 each returns its input, so that one rank and many run the same code. Functions
+forms). Over a group of one each returns its input, so that one rank and many run the same code. Functions
 return new tensors; those that write into their argument end in `_`.
 """
 
@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
-    """One axis of the mesh as one rank sees it.
+class Group:
+    """The ranks along one axis of the mesh, as one of them sees it.
 
     Args:
-        name: "tp", "dp" or "world".
-        size: ranks along the axis.
-        rank: this rank's place on it.
+        name: of the axis.
+        size: ranks in it.
+        rank: this rank's place in it.
         group: the process group; None when size is 1.
     """
 
@@ -37,50 +37,61 @@ class Axis:
     group: dist.ProcessGroup | None = None
 
     @staticmethod
-    def single(name: str) -> Axis:
-        """An axis of size 1: every collective over it is the identity."""
-        return Axis(name, 1, 0)
+    def single(name: str) -> Group:
+        """A group of one: every collective over it is the identity."""
+        return Group(name, 1, 0)
 
 
-def all_reduce_(x: Tensor, axis: Axis, *, op: str = "sum") -> Tensor:
-    """Sum (or "max") over the axis, written into x and returned."""
-    if axis.size > 1:
-        dist.all_reduce(x, {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}[op], group=axis.group)
+def all_reduce_(x: Tensor, group: Group, *, op: str = "sum") -> Tensor:
+    """Sum (or "max") over the group, written into x and returned."""
+    if group.size > 1:
+        dist.all_reduce(x, {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}[op], group=group.group)
     return x
 
 
-def all_gather(x: Tensor, axis: Axis) -> Tensor:
+def all_gather(x: Tensor, group: Group) -> Tensor:
     """Concatenate every rank's x along dim 0: [n, ...] -> [n * size, ...]."""
-    if axis.size == 1:
+    if group.size == 1:
         return x
     if not x.is_cuda:
-        return _exchange(x.expand(axis.size, *x.shape).flatten(0, 1), axis)
-    out = x.new_empty((x.shape[0] * axis.size, *x.shape[1:]))
-    _renamed("all_gather_single", "all_gather_into_tensor")(out, x.contiguous(), group=axis.group)
+        return _exchange(x.expand(group.size, *x.shape).flatten(0, 1), group)
+    out = x.new_empty((x.shape[0] * group.size, *x.shape[1:]))
+    _renamed("all_gather_single", "all_gather_into_tensor")(out, x.contiguous(), group=group.group)
     return out
 
 
-def all_gather_(buffer: Tensor, axis: Axis) -> Tensor:
+def all_gather_(buffer: Tensor, group: Group) -> Tensor:
     """Every rank's own part of dim 0, [n] of [n * size], written into every rank's buffer, which is returned."""
-    own = buffer.unflatten(0, (axis.size, -1))[axis.rank]
-    if axis.size == 1:
+    own = buffer.unflatten(0, (group.size, -1))[group.rank]
+    if group.size == 1:
         return buffer
     if not buffer.is_cuda:
-        return buffer.copy_(all_gather(own, axis))
-    _renamed("all_gather_single", "all_gather_into_tensor")(buffer, own, group=axis.group)
+        return buffer.copy_(all_gather(own, group))
+    _renamed("all_gather_single", "all_gather_into_tensor")(buffer, own, group=group.group)
     return buffer
 
 
-def reduce_scatter(x: Tensor, axis: Axis) -> Tensor:
-    """Sum over the axis, then keep this rank's part of dim 0: [n * size, ...] -> [n, ...]."""
-    if axis.size == 1:
+def reduce_scatter(x: Tensor, group: Group) -> Tensor:
+    """Sum over the group, then keep this rank's part of dim 0: [n * size, ...] -> [n, ...]."""
+    if group.size == 1:
         return x
-    assert x.shape[0] % axis.size == 0, f"dim 0 is {x.shape[0]}, not a multiple of {axis.name}={axis.size}"
+    assert x.shape[0] % group.size == 0, f"dim 0 is {x.shape[0]}, not a multiple of {group.name}={group.size}"
     if not x.is_cuda:
-        return _exchange(x, axis).unflatten(0, (axis.size, -1)).sum(0)
-    out = x.new_empty((x.shape[0] // axis.size, *x.shape[1:]))
-    _renamed("reduce_scatter_single", "reduce_scatter_tensor")(out, x.contiguous(), group=axis.group)
+        return _exchange(x, group).unflatten(0, (group.size, -1)).sum(0)
+    out = x.new_empty((x.shape[0] // group.size, *x.shape[1:]))
+    _renamed("reduce_scatter_single", "reduce_scatter_tensor")(out, x.contiguous(), group=group.group)
     return out
+
+
+def reduce_scatter_(buffer: Tensor, group: Group) -> Tensor:
+    """Sum over the group in place: returns this rank's part of dim 0, a view; what the rest holds is undefined."""
+    own = buffer.unflatten(0, (group.size, -1))[group.rank]
+    if group.size == 1:
+        return own
+    if not buffer.is_cuda:
+        return own.copy_(reduce_scatter(buffer, group))
+    _renamed("reduce_scatter_single", "reduce_scatter_tensor")(own, buffer, group=group.group)
+    return own
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,75 +108,75 @@ class Pending:
         return self.result
 
 
-def start_all_reduce_(x: Tensor, axis: Axis) -> Pending:
-    """Begin the sum over the axis, written into x."""
-    if axis.size == 1 or not x.is_cuda:
-        return Pending(all_reduce_(x, axis))
-    return Pending(x, dist.all_reduce(x, group=axis.group, async_op=True))
+def start_all_reduce_(x: Tensor, group: Group) -> Pending:
+    """Begin the sum over the group, written into x."""
+    if group.size == 1 or not x.is_cuda:
+        return Pending(all_reduce_(x, group))
+    return Pending(x, dist.all_reduce(x, group=group.group, async_op=True))
 
 
-def start_all_gather(x: Tensor, axis: Axis) -> Pending:
+def start_all_gather(x: Tensor, group: Group) -> Pending:
     """Begin `all_gather`."""
-    if axis.size == 1 or not x.is_cuda:
-        return Pending(all_gather(x, axis))
-    out = x.new_empty((x.shape[0] * axis.size, *x.shape[1:]))
+    if group.size == 1 or not x.is_cuda:
+        return Pending(all_gather(x, group))
+    out = x.new_empty((x.shape[0] * group.size, *x.shape[1:]))
     gather = _renamed("all_gather_single", "all_gather_into_tensor")
-    return Pending(out, gather(out, x.contiguous(), group=axis.group, async_op=True))
+    return Pending(out, gather(out, x.contiguous(), group=group.group, async_op=True))
 
 
-def start_reduce_scatter(x: Tensor, axis: Axis) -> Pending:
+def start_reduce_scatter(x: Tensor, group: Group) -> Pending:
     """Begin `reduce_scatter`."""
-    if axis.size == 1 or not x.is_cuda:
-        return Pending(reduce_scatter(x, axis))
-    out = x.new_empty((x.shape[0] // axis.size, *x.shape[1:]))
+    if group.size == 1 or not x.is_cuda:
+        return Pending(reduce_scatter(x, group))
+    out = x.new_empty((x.shape[0] // group.size, *x.shape[1:]))
     scatter = _renamed("reduce_scatter_single", "reduce_scatter_tensor")
-    return Pending(out, scatter(out, x.contiguous(), group=axis.group, async_op=True))
+    return Pending(out, scatter(out, x.contiguous(), group=group.group, async_op=True))
 
 
-def gather_objects(value: T, axis: Axis) -> list[T]:
+def gather_objects(value: T, group: Group) -> list[T]:
     """Every rank's value, in rank order, on every rank. For small plain data."""
-    if axis.size == 1:
+    if group.size == 1:
         return [value]
-    out: list[Any] = [None] * axis.size
-    dist.all_gather_object(out, value, group=axis.group)
+    out: list[Any] = [None] * group.size
+    dist.all_gather_object(out, value, group=group.group)
     return out
 
 
-def copy_to_axis(x: Tensor, axis: Axis) -> Tensor:
-    """Forward: identity. Backward: all-reduce. (f; the conjugate of reduce_from_axis.)"""
-    return x if axis.size == 1 else _Copy.apply(x, axis)
+def copy_to_group(x: Tensor, group: Group) -> Tensor:
+    """Forward: identity. Backward: all-reduce. (f; the conjugate of reduce_from_group.)"""
+    return x if group.size == 1 else _Copy.apply(x, group)
 
 
-def reduce_from_axis(x: Tensor, axis: Axis) -> Tensor:
-    """Forward: all-reduce. Backward: identity. (g; the conjugate of copy_to_axis.)"""
-    return x if axis.size == 1 else _Reduce.apply(x, axis)
+def reduce_from_group(x: Tensor, group: Group) -> Tensor:
+    """Forward: all-reduce. Backward: identity. (g; the conjugate of copy_to_group.)"""
+    return x if group.size == 1 else _Reduce.apply(x, group)
 
 
-def gather_sequence(x: Tensor, axis: Axis) -> Tensor:
+def gather_sequence(x: Tensor, group: Group) -> Tensor:
     """Forward: all-gather along dim 0. Backward: reduce-scatter. (Conjugate of scatter_sequence.)"""
-    return x if axis.size == 1 else _GatherSequence.apply(x, axis)
+    return x if group.size == 1 else _GatherSequence.apply(x, group)
 
 
-def scatter_sequence(x: Tensor, axis: Axis) -> Tensor:
+def scatter_sequence(x: Tensor, group: Group) -> Tensor:
     """Forward: reduce-scatter along dim 0. Backward: all-gather. (Conjugate of gather_sequence.)"""
-    return x if axis.size == 1 else _ScatterSequence.apply(x, axis)
+    return x if group.size == 1 else _ScatterSequence.apply(x, group)
 
 
 class _Copy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return all_reduce_(grad.clone(memory_format=torch.contiguous_format), ctx.axis), None
+        return all_reduce_(grad.clone(memory_format=torch.contiguous_format), ctx.group), None
 
 
 class _Reduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        return all_reduce_(x.clone(memory_format=torch.contiguous_format), axis)
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        return all_reduce_(x.clone(memory_format=torch.contiguous_format), group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -174,34 +185,34 @@ class _Reduce(torch.autograd.Function):
 
 class _GatherSequence(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return all_gather(x, axis)
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return all_gather(x, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return reduce_scatter(grad, ctx.axis), None
+        return reduce_scatter(grad, ctx.group), None
 
 
 class _ScatterSequence(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return reduce_scatter(x, axis)
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return reduce_scatter(x, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return all_gather(grad, ctx.axis), None
+        return all_gather(grad, ctx.group), None
 
 
-def _exchange(x: Tensor, axis: Axis) -> Tensor:
+def _exchange(x: Tensor, group: Group) -> Tensor:
     """Part i of dim 0 goes to rank i; what came, in rank order.
 
     On CPUs the two functions above are made of it: gloo's own take up to three times as long for the messages of a
     small model, with a tail of 4 ms (benchmarks/collectives.py), and its sum has no fixed order.
     """
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    dist.all_to_all_single(out, x.contiguous(), group=axis.group)
+    dist.all_to_all_single(out, x.contiguous(), group=group.group)
     return out
 
 

@@ -9,11 +9,49 @@ reductions, the norm, checkpoints and `ranks.json` all read it. Pure: numbers in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 ShardAxis = Literal["data", "edp"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The coordinates of a rank that decide which parameters it holds.
+
+    Args:
+        tp_rank, tp_size: of the tensor-parallel ranks.
+        stage, num_stages: of the pipeline.
+        sequence_parallel: whether what all tp ranks hold sees a part of the tokens on each.
+    """
+
+    tp_rank: int = 0
+    tp_size: int = 1
+    stage: int = 0
+    num_stages: int = 1
+    sequence_parallel: bool = False
+
+    @property
+    def is_first(self) -> bool:
+        """Whether tokens enter here."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the loss is computed here."""
+        return self.stage == self.num_stages - 1
+
+    def blocks(self, num_layers: int) -> range:
+        """The blocks of this stage: as equal numbers as can be, the longer stages in the middle.
+
+        The last stage, which holds the head as well, is never a longer one.
+        """
+        each, more = divmod(num_layers, self.num_stages)
+        first_longer = (self.num_stages - more) // 2
+        longer = range(first_longer, first_longer + more)
+        start = self.stage * each + sum(1 for stage in longer if stage < self.stage)
+        return range(start, start + each + (self.stage in longer))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +128,11 @@ class Slice:
     start: tuple[int, ...]
     size: tuple[int, ...]
     flat: int
+
+
+def num_elements(specs: Iterable[ParamSpec]) -> int:
+    """Elements of all logical tensors that specs have a part of: padding and copies not counted."""
+    return sum({piece.name: math.prod(piece.shape) for spec in specs for piece in spec.pieces}.values())
 
 
 def is_first_copy(copies: tuple[str, ...], index: Callable[[str], int]) -> bool:

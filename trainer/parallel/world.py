@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from mdata import ResourceError, UsageError
 from trainer.errors import LostRankError
-from trainer.parallel.collectives import Axis, all_reduce_
+from trainer.parallel.collectives import Group, all_reduce_
 from trainer.parallel.mesh import AXES, Coordinates, Mesh
 
 JOIN_TIMEOUT = timedelta(minutes=10)  # for the other ranks to come; also of a single collective
@@ -54,16 +54,17 @@ class World:
     Args:
         mesh: how they are laid out; coordinates: where this one stands in it.
         device: where its tensors live.
-        axes: "tp", "dp", "pp" and "world" (all ranks).
+        groups: axis -> the ranks along it, for each axis of the mesh that this rank is on.
     """
 
     rank: int
     world_size: int
     local_rank: int
+    local_world_size: int
     mesh: Mesh
     coordinates: Coordinates
     device: torch.device
-    axes: Mapping[str, Axis]
+    groups: Mapping[str, Group]
 
     @property
     def is_main(self) -> bool:
@@ -87,7 +88,7 @@ def find_placement(env: Mapping[str, str]) -> Placement | None:
 
 
 def join_world(mesh: Mesh, *, placement: Placement | None = None, device_type: str | None = None) -> World:
-    """Join the other ranks and make the groups of each axis.
+    """Join the other ranks and make the groups of each axis, this rank's own only.
 
     Args:
         mesh: how the ranks are laid out; the same on all of them.
@@ -105,17 +106,18 @@ def join_world(mesh: Mesh, *, placement: Placement | None = None, device_type: s
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_world_size))
     if place.world_size > 1:
         _init_groups(place, device)
-    axes = _axes(mesh, place.rank)
+    groups = _groups(mesh, place.rank)
     # Nobody goes on, perhaps to leave at once, before all have come: gloo takes a rank that left for one that crashed.
-    all_reduce_(torch.zeros(1, device=device), axes["world"])
+    all_reduce_(torch.zeros(1, device=device), groups["world"])
     return World(
         rank=place.rank,
         world_size=place.world_size,
         local_rank=place.local_rank,
+        local_world_size=place.local_world_size,
         mesh=mesh,
         coordinates=mesh.coordinates(place.rank),
         device=device,
-        axes=axes,
+        groups=groups,
     )
 
 
@@ -220,19 +222,21 @@ def _init_groups(place: Placement, device: torch.device) -> None:
         ) from error
 
 
-def _axes(mesh: Mesh, rank: int) -> dict[str, Axis]:
-    everyone = tuple(range(mesh.world_size))
-    axes = {"world": Axis("world", mesh.world_size, rank, _group(everyone, mesh))}
-    for name in AXES:
-        # Every rank makes every group, in one order: torch.distributed wants that.
-        for ranks in mesh.groups(name):
-            group = _group(ranks, mesh)
-            if rank in ranks:
-                axes[name] = Axis(name, len(ranks), ranks.index(rank), group)
-    return axes
+def _groups(mesh: Mesh, rank: int) -> dict[str, Group]:
+    made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+    groups = {}
+    for axis in AXES:
+        if ranks := mesh.ranks_of(axis, rank):
+            if ranks not in made:
+                made[ranks] = _process_group(ranks, mesh)
+            groups[axis] = Group(axis, len(ranks), ranks.index(rank), made[ranks])
+    return groups
 
 
-def _group(ranks: tuple[int, ...], mesh: Mesh) -> dist.ProcessGroup | None:
+def _process_group(ranks: tuple[int, ...], mesh: Mesh) -> dist.ProcessGroup | None:
+    """Made by its members alone, each of which comes here for its groups in the order of AXES."""
     if len(ranks) == 1:
         return None
-    return dist.group.WORLD if len(ranks) == mesh.world_size else dist.new_group(list(ranks))
+    if ranks == tuple(range(mesh.world_size)):
+        return dist.group.WORLD
+    return dist.new_group(list(ranks), use_local_synchronization=True)

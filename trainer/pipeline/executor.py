@@ -8,35 +8,17 @@ step has is only known when all of it was seen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from trainer.errors import FEWER_TOKENS, out_of_memory_in
+from trainer.models.stage import Microbatch, Stage
 from trainer.pipeline.actions import Action
 
 
-class LossModel(Protocol):
-    """What the executor needs of a model."""
-
-    def loss_sum(self, tokens_BS: Tensor, labels_BS: Tensor, *, loss_mask_BS: Tensor) -> Tensor:
-        """Sum of the loss over the unmasked tokens of a microbatch; a scalar."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Microbatch:
-    """One microbatch on the device: int64[B, S], int64[B, S], fp32[B, S]."""
-
-    tokens_BS: Tensor
-    labels_BS: Tensor
-    loss_mask_BS: Tensor
-
-
 @out_of_memory_in("the forward and backward passes", fix=FEWER_TOKENS)
-def run_actions(actions: Sequence[Action], model: LossModel, *, microbatches: Sequence[Microbatch]) -> Tensor:
+def run_actions(actions: Sequence[Action], stage: Stage, *, microbatches: Sequence[Microbatch]) -> Tensor:
     """Do the actions in order; the layers add gradients to their main gradients.
 
     Returns:
@@ -48,7 +30,7 @@ def run_actions(actions: Sequence[Action], model: LossModel, *, microbatches: Se
     for action in actions:
         batch = microbatches[action.microbatch]
         if action.kind == "F":
-            loss = model.loss_sum(batch.tokens_BS, batch.labels_BS, loss_mask_BS=batch.loss_mask_BS)
+            (loss,) = stage((), batch)
             live[action.microbatch] = loss
             totals += torch.stack((loss.detach().double(), batch.loss_mask_BS.sum().double()))
         else:

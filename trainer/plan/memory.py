@@ -10,7 +10,6 @@ from contextlib import contextmanager
 
 from trainer.config.sections import RunConfig
 from trainer.errors import FEWER_TOKENS, OutOfMemoryError, out_of_memory_error, out_of_memory_in, size_text
-from trainer.models.gpt_params import parameter_table
 from trainer.plan.plan import Plan
 
 BYTES = {"fp32": 4, "bf16": 2, "fp64": 8}  # of an element of the model's weights
@@ -35,7 +34,7 @@ def explained(config: RunConfig, plan: Plan, *, rank: int) -> Iterator[None]:
 
 def state_bytes(config: RunConfig, plan: Plan) -> int:
     """Bytes of a rank's weights, main gradients, main weights and moments: what it needs before any activation."""
-    held = sum(spec.numel for spec in parameter_table(plan.shape, tp_size=plan.tp, tp_rank=0))
+    held = plan.parameters_per_rank
     weight = BYTES[config.precision.dtype]
     main = max(weight, 4)
     return held * (weight + main) + 3 * main * -(-held // plan.dp)

@@ -10,7 +10,8 @@ import dataclasses
 
 from trainer.config.parse import problems_error
 from trainer.config.sections import RunConfig
-from trainer.models.gpt_params import GPTShape, flops_per_token, gpt_shape, num_parameters
+from trainer.models.family import ModelShape, family_of
+from trainer.parallel.params import Place, num_elements
 from trainer.plan.check import DataFacts, batch_sizes, check
 
 
@@ -26,7 +27,8 @@ class Plan:
         heads_per_rank, kv_heads_per_rank: attention heads of one tp rank.
         shape: the model without any layout but the padding of its vocabulary.
         num_parameters: of the logical model, without padding.
-        flops_per_token: floating-point operations of forward and backward, see `flops_per_token`.
+        parameters_per_rank: elements that the first rank of each tp group holds, padding included.
+        flops_per_token: floating-point operations of forward and backward, as the family counts them.
         warmup_steps, decay_steps: ends of warmup and decay, in steps.
     """
 
@@ -41,8 +43,9 @@ class Plan:
     num_samples: int
     heads_per_rank: int
     kv_heads_per_rank: int
-    shape: GPTShape
+    shape: ModelShape
     num_parameters: int
+    parameters_per_rank: int
     flops_per_token: int
     steps: int
     warmup_steps: int
@@ -80,7 +83,8 @@ def make_plan(config: RunConfig, world_size: int, *, facts: DataFacts | None) ->
     if problems or not vocab_size:
         unknown = "model.vocab_size is 0 and the data names no tokenizer; set model.vocab_size"
         raise problems_error("this configuration", problems or [unknown])
-    train, tp, shape = config.train, config.mesh.tp, gpt_shape(config, vocab_size)
+    family, train, tp = family_of(config), config.train, config.mesh.tp
+    shape = family.shape(config, vocab_size)
     dp = world_size // tp
     return Plan(
         world_size=world_size,
@@ -95,8 +99,9 @@ def make_plan(config: RunConfig, world_size: int, *, facts: DataFacts | None) ->
         heads_per_rank=shape.num_heads // tp,
         kv_heads_per_rank=shape.num_kv_heads // tp,
         shape=shape,
-        num_parameters=num_parameters(shape),
-        flops_per_token=flops_per_token(shape, train.sequence_length),
+        num_parameters=num_elements(family.parameters(shape, Place())),
+        parameters_per_rank=sum(spec.numel for spec in family.parameters(shape, Place(tp_size=tp))),
+        flops_per_token=family.flops_per_token(shape, train.sequence_length),
         steps=train.steps,
         warmup_steps=config.optimizer.warmup_steps,
         decay_steps=config.optimizer.decay_steps or train.steps,

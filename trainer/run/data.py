@@ -20,8 +20,8 @@ from mdata.dataset.eval_sets import evaluation_sets, samples_asked
 from mdata.loader.loader import BatchPlan
 from mdata.progress import SILENT
 from trainer.config.sections import RunConfig
-from trainer.parallel.collectives import Axis
-from trainer.pipeline.executor import Microbatch
+from trainer.models.stage import Microbatch
+from trainer.parallel.collectives import Group
 from trainer.plan.check import DataFacts, batch_sizes
 from trainer.plan.plan import Plan
 
@@ -80,7 +80,7 @@ def training_batches(
     config: RunConfig,
     *,
     plan: Plan,
-    dp: Axis,
+    dp: Group,
     consumed: int,
     progress: mdata.Progress = SILENT,
 ) -> mdata.Loader:
@@ -101,7 +101,7 @@ def training_batches(
 
 
 def evaluation_batches(
-    dataset: mdata.Dataset, samples: np.ndarray, *, micro_batch: int, dp: Axis
+    dataset: mdata.Dataset, samples: np.ndarray, *, micro_batch: int, dp: Group
 ) -> Iterator[mdata.Batch]:
     """This rank's share of a validation or test set, in batches of at most micro_batch."""
     mine = samples[dp.rank :: dp.size]
@@ -124,12 +124,20 @@ def to_device(batch: mdata.Batch, device: torch.device, *, vocab_size: int) -> M
             expected=f"0 to {vocab_size - 1}",
             fix="set model.vocab_size to the size of the vocabulary that made the corpus",
         )
-    # Waits for the copies: the batch's memory may be read into as soon as the batch is gone.
-    moved = torch.from_numpy(text).to(device)
+    moved = _moved(text, device)
     tokens, labels = moved[:, :-1], moved[:, 1:]
-    if batch.rows.unmasked:
-        return Microbatch(tokens, labels, torch.ones(tokens.shape, device=device))
-    return Microbatch(tokens, labels, torch.from_numpy(batch.loss_mask).to(device))
+    mask = torch.ones(tokens.shape, device=device) if batch.rows.unmasked else _moved(batch.loss_mask, device)
+    return Microbatch(tokens_BS=tokens, labels_BS=labels, loss_mask_BS=mask)
+
+
+def _moved(values: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A copy on the device: the batch's memory may be read into as soon as the batch is gone.
+
+    By way of pinned memory, from which a GPU copies without the host waiting for the steps before.
+    """
+    if device.type != "cuda":
+        return torch.from_numpy(values).clone()
+    return torch.from_numpy(values).pin_memory().to(device, non_blocking=True)
 
 
 def _open_training(config: RunConfig, progress: mdata.Progress) -> mdata.Dataset:

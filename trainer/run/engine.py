@@ -1,19 +1,21 @@
 """A model, its buffers and its optimizer on one rank: everything that a step, a validation or a checkpoint needs.
 
-`build` is the one place where a plan becomes tensors. The rest are the verbs: `step` trains on one global batch,
+`Engine` is the one place where a plan becomes tensors. The rest are the verbs: `step` trains on one global batch,
 `evaluate` sums the loss without gradients, `save` and `load` exchange the state with a checkpoint of any layout.
-The loop around them is train.py; what is generated from the weights is generate.py.
+The loop around them is train.py; what is generated from the weights is tasks/generate.py.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trainer.checkpoint.folder import run_state
 from trainer.checkpoint.format import RunState
@@ -21,15 +23,16 @@ from trainer.checkpoint.load import load_state
 from trainer.checkpoint.save import Shard, save_checkpoint, together
 from trainer.config.sections import RunConfig
 from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
-from trainer.models.gpt import GPT, build_gpt
-from trainer.models.gpt_params import parameter_table
-from trainer.optim.layout import BufferLayout, Slot, make_layout
+from trainer.models.family import family_of
+from trainer.models.stage import Microbatch
+from trainer.optim.layout import BufferLayout, make_layout
 from trainer.optim.optimizer import STATE_NAMES, Buffers, Optimizer
-from trainer.parallel.collectives import Axis, all_reduce_
-from trainer.parallel.init import initialize_
+from trainer.parallel.collectives import all_reduce_
+from trainer.parallel.init import Run, initialize_
+from trainer.parallel.params import Place
 from trainer.parallel.world import World
 from trainer.pipeline.actions import one_stage
-from trainer.pipeline.executor import Microbatch, run_actions
+from trainer.pipeline.executor import run_actions
 from trainer.plan.plan import Plan
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
@@ -53,6 +56,37 @@ class StepReport:
     votes: tuple[float, ...] = ()
 
 
+def reports_behind(device: torch.device) -> int:
+    """Steps that may be started before the report of one is read: a GPU is then never without work."""
+    return 1 if device.type == "cuda" else 0
+
+
+class PendingReport:
+    """The report of a step that may still be running.
+
+    Args:
+        numbers: fp64 on the device: norm, applied, tokens, loss, votes.
+    """
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._event = None
+        self._numbers = numbers
+        if numbers.is_cuda:
+            # Copied and marked now: a copy that is asked for later would wait for the steps behind this one as well.
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> StepReport:
+        """Wait for the step and say what it did."""
+        if self._event is not None:
+            self._event.synchronize()
+        grad_norm, applied, num_tokens, loss_sum, *votes = self._numbers.tolist()
+        loss = loss_sum / num_tokens if num_tokens else math.nan
+        return StepReport(loss, int(num_tokens), grad_norm, bool(applied), tuple(votes))
+
+
 class Engine:
     """One rank's share of the training state.
 
@@ -64,17 +98,15 @@ class Engine:
     @out_of_memory_in("setting up the model and its optimizer", fix=MORE_RANKS)
     def __init__(self, config: RunConfig, plan: Plan, *, world: World, fresh: bool = True) -> None:
         self.plan, self.world = plan, world
-        self.tp, self.dp, self.everyone = world.axes["tp"], world.axes["dp"], world.axes["world"]
-        self.layout = rank_layout(config, plan, tp=self.tp, dp=self.dp)
-        self.model = build_gpt(
-            plan.shape,
-            self.tp,
-            sequence_parallel=config.mesh.sequence_parallel,
-            dtype=DTYPES[config.precision.dtype],
-            device=world.device,
+        self.tp, self.dp, self.everyone = (world.groups[axis] for axis in ("tp", "dp", "world"))
+        family, place = family_of(config), place_of(config, world)
+        self.layout = make_layout(
+            family.parameters(plan.shape, place), {axis: world.mesh.size(axis) for axis in ("data", "edp")}
         )
+        dtype = DTYPES[config.precision.dtype]
+        self.model = family.build(plan.shape, place, tp=self.tp, dtype=dtype, device=world.device)
         self.buffers = Buffers(self.model, self.layout)
-        self.optimizer = Optimizer(self.buffers, config.optimizer, tp=self.tp, dp=self.dp, kernels=self.model.kernels)
+        self.optimizer = Optimizer(self.buffers, config.optimizer, groups=world.groups, kernels=self.model.kernels)
         if fresh:
             self._draw_weights(config.run.seed)
 
@@ -84,22 +116,18 @@ class Engine:
         learning_rate: float,
         *,
         votes: Callable[[], tuple[float, ...]] = tuple,
-    ) -> StepReport:
-        """Train on this rank's microbatches of one global batch.
+    ) -> PendingReport:
+        """Train on this rank's microbatches of one global batch; does not wait for the device.
 
         Args:
             votes: what this rank asks all ranks for, as small whole numbers; asked late, summed with the loss.
         """
-        sums = run_actions(one_stage(len(microbatches)), self.model, microbatches=microbatches)
-        totals = all_reduce_(torch.cat((sums, sums.new_tensor(votes()))), self.dp)
-        if asked_here := totals[2:].numel():
-            all_reduce_(totals[-asked_here:], self.tp)
-        result = self.optimizer.step(learning_rate, totals[1])
-        # One wait for the device.
-        numbers = torch.stack((result.grad_norm, result.applied.double(), *totals)).tolist()
-        grad_norm, applied, loss_sum, num_tokens, *asked = numbers
-        loss = loss_sum / num_tokens if num_tokens else math.nan
-        return StepReport(loss, int(num_tokens), grad_norm, bool(applied), tuple(asked))
+        loss, num_tokens = run_actions(one_stage(len(microbatches)), self.model, microbatches=microbatches)
+        # What all tp ranks know alike is said by the first of them.
+        sums = torch.stack((num_tokens, loss)) * float(self.tp.rank == 0)
+        totals = torch.cat((sums, _to_device(votes(), sums)))
+        result = self.optimizer.step(learning_rate, totals)
+        return PendingReport(torch.cat((torch.stack((result.grad_norm, result.applied.double())), result.totals)))
 
     def is_finite(self, loss: float) -> bool:
         """Whether every rank's loss, weights and moments are finite; the same answer on all ranks."""
@@ -114,65 +142,72 @@ class Engine:
         """Mean loss over the loss tokens of all data-parallel ranks' microbatches, nats per token; NaN without any."""
         totals = torch.zeros(2, dtype=torch.float64, device=self.world.device)
         for batch in microbatches:
-            loss = self.model.loss_sum(batch.tokens_BS, batch.labels_BS, loss_mask_BS=batch.loss_mask_BS)
+            (loss,) = self.model((), batch)
             totals += torch.stack((loss.double(), batch.loss_mask_BS.sum().double()))
-        loss_sum, num_tokens = all_reduce_(totals, self.dp).tolist()
+        loss_sum, num_tokens = all_reduce_(totals, self.world.groups["data"]).tolist()
         return float(loss_sum / num_tokens) if num_tokens else math.nan
 
     @out_of_memory_in("writing a checkpoint", fix=MORE_RANKS)
     def save(self, root: Path, run: RunState) -> Path:
         """Write a checkpoint; see save_checkpoint."""
-        return save_checkpoint(root, run, shard=self._shard(), state=self.optimizer.state, world=self.everyone)
+        index = {axis: group.rank for axis, group in self.world.groups.items()}
+        shard = Shard(self.optimizer.owned, index)
+        return save_checkpoint(root, run, shard=shard, state=self.optimizer.state, world=self.everyone)
 
     @out_of_memory_in("reading a checkpoint", fix=MORE_RANKS)
     def load(self, folder: Path) -> RunState:
         """Continue from a checkpoint of any layout; an error of one rank is raised by all."""
         run = run_state(folder)
         dtype = self.optimizer.state["weight"].dtype
-        state: dict[str, torch.Tensor] = {}
+        state: dict[str, Tensor] = {}
 
         def read() -> None:
-            state.update(load_state(folder, self._shard(), names=STATE_NAMES, dtype=dtype))
+            state.update(load_state(folder, self.optimizer.owned, names=STATE_NAMES, dtype=dtype))
 
         together(self.everyone, read, doing="reading a checkpoint")
         self.optimizer.load(state, run.optimizer_steps)
         return run
 
     def _draw_weights(self, seed: int) -> None:
-        """Initialize the main weights, unrounded, and from them the model's."""
-        optimizer, weight = self.optimizer, self.optimizer.state["weight"]
-        for slot in self.layout.slots:
-            low, high = max(slot.start, optimizer.start), min(slot.start + slot.spec.numel, optimizer.stop)
-            if low < high:
-                drawn = torch.empty(slot.spec.shape, dtype=weight.dtype)
-                initialize_(drawn, slot.spec, seed=seed)
-                mine = drawn.view(-1)[low - slot.start : high - slot.start]
-                weight[low - optimizer.start : high - optimizer.start].copy_(mine)
-        optimizer.publish()
-
-    def _shard(self) -> Shard:
-        return Shard(self.layout, self.optimizer.start, self.optimizer.stop, owns_copies=self.tp.rank == 0)
+        """Initialize the owned runs of the main weights, unrounded, and from them the model."""
+        weight = self.optimizer.state["weight"]
+        runs = (
+            Run(slot.spec, low, high, weight[first : first + high - low])
+            for slot, low, high, first in self.optimizer.owned.parameters()
+        )
+        initialize_(runs, seed=seed, threads=max(1, len(os.sched_getaffinity(0)) // self.world.local_world_size))
+        self.optimizer.publish()
 
 
-def rank_layout(config: RunConfig, plan: Plan, *, tp: Axis, dp: Axis) -> BufferLayout:
-    """The buffers of the rank at these places."""
-    specs = parameter_table(
-        plan.shape, tp_size=tp.size, tp_rank=tp.rank, sequence_parallel=config.mesh.sequence_parallel
+def place_of(config: RunConfig, world: World) -> Place:
+    """Which part of the model the rank holds."""
+    tp, pp = world.groups["tp"], world.groups["pp"]
+    return Place(
+        tp_rank=tp.rank,
+        tp_size=tp.size,
+        stage=pp.rank,
+        num_stages=pp.size,
+        sequence_parallel=config.mesh.sequence_parallel,
     )
-    return make_layout(specs, dp_size=dp.size)
+
+
+def _to_device(numbers: Sequence[float], like: Tensor) -> Tensor:
+    """Numbers beside a tensor, without waiting for what its device is doing."""
+    if like.is_cuda:
+        return torch.tensor(numbers, dtype=like.dtype, pin_memory=True).to(like.device, non_blocking=True)
+    return torch.tensor(numbers, dtype=like.dtype)
 
 
 @out_of_memory_in("setting up the model", fix="more ranks: each holds a part of the model")
-def load_model(folder: Path, config: RunConfig, *, plan: Plan, world: World) -> GPT:
+def load_model(folder: Path, config: RunConfig, *, plan: Plan, world: World) -> Any:
     """The weights alone, for generation: no optimizer, no sequence parallelism, from a checkpoint of any layout."""
-    tp = world.axes["tp"]
-    specs = parameter_table(plan.shape, tp_size=tp.size, tp_rank=tp.rank)
-    layout = make_layout(specs, dp_size=1)
+    family, tp = family_of(config), world.groups["tp"]
+    place = Place(tp_rank=tp.rank, tp_size=tp.size)
+    layout = make_layout(family.parameters(plan.shape, place), {"data": 1, "edp": 1})
     dtype = DTYPES[config.precision.dtype]
-    shard = Shard(layout, 0, layout.size, owns_copies=False)
     main = torch.promote_types(dtype, torch.float32)
-    weights = load_state(folder, shard, names=["weight"], dtype=main)["weight"]
-    model = build_gpt(plan.shape, tp, sequence_parallel=False, dtype=dtype, device=world.device)
+    weights = load_state(folder, layout.everything(), names=["weight"], dtype=main)["weight"]
+    model = family.build(plan.shape, place, tp=tp, dtype=dtype, device=world.device)
     named = dict(model.named_parameters())
     for slot in layout.slots:
         flat = weights[slot.start : slot.start + slot.spec.numel]
@@ -182,24 +217,18 @@ def load_model(folder: Path, config: RunConfig, *, plan: Plan, world: World) -> 
 
 def held_parameters(layout: BufferLayout) -> dict[str, Any]:
     """What one rank holds, for ranks.json: counts, and each parameter with its logical pieces."""
-    split = sum(_real(slot) for slot in layout.slots if slot.spec.over_tp == "split")
-    copied = sum(_real(slot) for slot in layout.slots if slot.spec.over_tp != "split")
+    real = {slot.spec: sum(math.prod(piece.size) for piece in slot.spec.pieces) for slot in layout.slots}
     return {
-        "split_parameters": split,
-        "copied_parameters": copied,
+        "split_parameters": sum(count for spec, count in real.items() if "tp" not in spec.copies),
+        "copied_parameters": sum(count for spec, count in real.items() if "tp" in spec.copies),
         "buffer_elements": layout.size,
         "parameters": [
             {
-                "name": slot.spec.name,
-                "shape": list(slot.spec.shape),
-                "over_tp": slot.spec.over_tp,
-                "pieces": [{"name": p.name, "start": list(p.start), "size": list(p.size)} for p in slot.spec.pieces],
+                "name": spec.name,
+                "shape": list(spec.shape),
+                "copies": list(spec.copies),
+                "pieces": [{"name": p.name, "start": list(p.start), "size": list(p.size)} for p in spec.pieces],
             }
-            for slot in layout.slots
+            for spec in real
         ],
     }
-
-
-def _real(slot: Slot) -> int:
-    """Elements of a slot that are not padding."""
-    return sum(torch.Size(piece.size).numel() for piece in slot.spec.pieces)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import mdata
 from mdata import Progress
 from mdata.dataset.eval_sets import evaluated_samples
-from trainer.pipeline.executor import Microbatch
+from trainer.models.stage import Microbatch
 from trainer.run.data import evaluation_batches, to_device
 from trainer.run.engine import Engine
 

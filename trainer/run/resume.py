@@ -21,7 +21,7 @@ from trainer.checkpoint.folder import LATEST, Found, find_checkpoint, read_index
 from trainer.checkpoint.format import RunState
 from trainer.config.parse import parse_config
 from trainer.config.sections import RunConfig
-from trainer.models.gpt_params import gpt_shape
+from trainer.models.family import family_of
 from trainer.optim.schedules import learning_rate
 from trainer.run.data import RunData
 
@@ -177,4 +177,8 @@ def _function(config: RunConfig, data: RunData) -> dict[str, Any]:
     vocab_size = config.model.vocab_size or data.facts.vocab_size
     if not vocab_size:
         return {}
-    return {k: v for k, v in dataclasses.asdict(gpt_shape(config, vocab_size)).items() if k not in NOT_FUNCTION}
+    return {
+        k: v
+        for k, v in dataclasses.asdict(family_of(config).shape(config, vocab_size)).items()
+        if k not in NOT_FUNCTION
+    }

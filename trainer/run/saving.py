@@ -34,14 +34,26 @@ class SaveSchedule:
         seconds = 60 * self._settings.minutes
         return float(self._keeps_time and seconds > 0 and self._clock() - self._last >= seconds)
 
-    def due(self, step: int, *, last: bool, votes: Sequence[float]) -> bool:
+    @property
+    def pending(self) -> bool:
+        """Whether a checkpoint is due that was not written yet."""
+        return self._pending
+
+    def hear(self, votes: Sequence[float]) -> None:
+        """Take the sums over all ranks of `vote` and of requests to stop."""
+        self._pending |= any(votes)
+
+    def is_step(self, step: int) -> bool:
+        """Whether the interval of steps asks for a checkpoint of this step."""
+        return self._settings.interval > 0 and step % self._settings.interval == 0
+
+    def due(self, step: int, *, last: bool) -> bool:
         """Whether a checkpoint of this step is to be written.
 
         Args:
-            last: whether the run ends with it. votes: sums over all ranks of `vote` and of requests to stop.
+            last: whether the run ends with it.
         """
-        interval = self._settings.interval
-        self._pending |= last or any(votes) or (interval > 0 and step % interval == 0)
+        self._pending |= last or self.is_step(step)
         return self._pending
 
     def first_refusal(self) -> bool:

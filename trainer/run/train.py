@@ -13,7 +13,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ from trainer.plan.check import batch_sizes
 from trainer.plan.memory import explained
 from trainer.plan.plan import Plan, make_plan
 from trainer.run.data import RunData, open_data, to_device, training_batches
-from trainer.run.engine import Engine, StepReport, held_parameters
+from trainer.run.engine import Engine, PendingReport, StepReport, held_parameters, reports_behind
 from trainer.run.evaluating import evaluate_sets
 from trainer.run.log_text import device_text, header
 from trainer.run.metrics import MetricsWriter, read_metrics, write_ranks
@@ -97,7 +98,7 @@ def _go_on(
     if newest:
         engine.load(newest)
     held = {"rank": world.rank, **world.coordinates._asdict(), **held_parameters(engine.layout)}
-    ranks = gather_objects(held, world.axes["world"])
+    ranks = gather_objects(held, world.groups["world"])
     if not world.is_main:
         return _Loop(config, plan, data, engine, None).run(done, progress, owed=owed)
     folder = _prepare_folder(config, plan, data)
@@ -122,7 +123,7 @@ def _owed(config: RunConfig, plan: Plan, newest: Path, world: World) -> RunState
     lacks = False
     if world.is_main and due and run.measured:
         lacks = all(line["step"] != run.step for line in read_metrics(Path(config.run.folder)))
-    return run if gather_objects(lacks, world.axes["world"])[0] else None
+    return run if gather_objects(lacks, world.groups["world"])[0] else None
 
 
 @contextmanager
@@ -144,6 +145,8 @@ class _Loop:
     def __init__(self, config: RunConfig, plan: Plan, data: RunData, engine: Engine, log: MetricsWriter | None) -> None:
         self.config, self.plan, self.data, self.engine, self.log = config, plan, data, engine, log
         self.rate, self.skipped, self.without_loss = Rate(), 0, 0
+        self.asked = (0.0, 0.0)  # requests to stop that no step was ended for yet
+        self.behind = reports_behind(engine.world.device)
         self.schedule = SaveSchedule(config.checkpoint, keeps_time=engine.world.is_main)
 
     def run(self, done: Done, progress: Progress, *, owed: RunState | None) -> TrainResult:
@@ -155,8 +158,8 @@ class _Loop:
             loss, losses = owed.measured.get("loss"), self._evaluate(owed.step, progress)
             self._record(owed.step, owed.measured, losses)
         with StopRequests() as stops:
-            for now, report in self._reports(done, stops, progress):
-                loss, losses = report.loss, self._after(now, report, stops, progress)
+            for now, report, settled in self._reports(done, stops, progress):
+                loss, losses = report.loss, self._after(now, report, stops, progress, settled=settled)
                 shown = self._shown(now, report)
                 progress.advance(1, **shown, tokens=(now.samples - first) * self.plan.sequence_length)
         progress.end()
@@ -164,9 +167,13 @@ class _Loop:
         return TrainResult(total, loss, losses.get("valid", {}), losses.get("test", {}), newest)
 
     def _after(
-        self, now: Done, report: StepReport, stops: StopRequests, progress: Progress
+        self, now: Done, report: StepReport, stops: StopRequests, progress: Progress, *, settled: bool
     ) -> dict[str, dict[str, float]]:
-        """All that follows a step; returns the losses of its evaluation."""
+        """All that follows a step; returns the losses of its evaluation.
+
+        Args:
+            settled: the state is that of this step; else a later step has begun, which then ends what was asked for.
+        """
         step = now.steps
         self._check_skipped(step, report)
         evaluates = _evaluates(step, self.config, self.plan)
@@ -174,9 +181,11 @@ class _Loop:
         measured = self._measured(now, report) if records else {}
         if records and not evaluates:
             self._record(step, measured, {})
-        saved = self._save_if_due(now, report, measured, progress)
-        if any(report.votes[1:]):
-            self._stop(step, report, saved)
+        self.schedule.hear(report.votes)
+        self.asked = (self.asked[0] + report.votes[1], self.asked[1] + report.votes[2])
+        saved = settled and self._save_if_due(now, report, measured, progress)
+        if settled and any(self.asked):
+            self._stop(step, saved)
         if not evaluates:
             return {}
         with stops.at_once() if saved else nullcontext():
@@ -186,8 +195,11 @@ class _Loop:
             raise _diverged(f"no checkpoint was written for the last step, {step}", report)
         return losses
 
-    def _reports(self, done: Done, stops: StopRequests, progress: Progress) -> Iterator[tuple[Done, StepReport]]:
-        """(what is done, what the last step did); the time between them is the consumer's."""
+    def _reports(self, done: Done, stops: StopRequests, progress: Progress) -> Iterator[tuple[Done, StepReport, bool]]:
+        """(what is done, what its last step did, whether no later step has begun); the time between is the consumer's.
+
+        On a GPU the report of a step is read while the next one runs, unless something is due after it.
+        """
         plan, engine, rate = self.plan, self.engine, self.rate
         if done.steps == plan.steps:
             return
@@ -195,16 +207,30 @@ class _Loop:
         batches = iter(
             training_batches(self.data, self.config, plan=plan, dp=engine.dp, consumed=done.samples, progress=progress)
         )
-        while done.steps < plan.steps:
+        running: deque[tuple[Done, PendingReport]] = deque()
+        while done.steps < plan.steps or running:
             with rate:
-                read = rate.wait_for(batches)
-                microbatches = [to_device(batch, engine.world.device, vocab_size=plan.vocab_size) for batch in read]
-                lr = learning_rate(done.steps, self.config.optimizer, steps=plan.steps)
-                report = engine.step(microbatches, lr, votes=lambda: (self.schedule.vote(), *stops.votes()))
-            size = sizes.at(done.samples)
-            rate.tokens += size * plan.sequence_length
-            done = Done(done.steps + 1, done.samples + size)
-            yield done, report
+                if done.steps < plan.steps and not self._something_is_due(running):
+                    read = rate.wait_for(batches)
+                    microbatches = [to_device(batch, engine.world.device, vocab_size=plan.vocab_size) for batch in read]
+                    lr = learning_rate(done.steps, self.config.optimizer, steps=plan.steps)
+                    pending = engine.step(microbatches, lr, votes=lambda: (self.schedule.vote(), *stops.votes()))
+                    size = sizes.at(done.samples)
+                    rate.tokens += size * plan.sequence_length
+                    done = Done(done.steps + 1, done.samples + size)
+                    running.append((done, pending))
+                    if len(running) <= self.behind and not self._something_is_due(running):
+                        continue
+                now, pending = running.popleft()
+                report = pending.read()
+            yield now, report, not running
+
+    def _something_is_due(self, running: Sequence[tuple[Done, Any]]) -> bool:
+        """Whether the steps that were started have to end before the next begins."""
+        if any(self.asked) or self.schedule.pending:
+            return bool(running)
+        steps = [now.steps for now, _ in running]
+        return any(self.schedule.is_step(step) or _evaluates(step, self.config, self.plan) for step in steps)
 
     def _evaluate(self, step: int, progress: Progress) -> dict[str, dict[str, float]]:
         """Mean loss of each set that this step is evaluated on, nats per token, by split."""
@@ -237,7 +263,7 @@ class _Loop:
 
     def _save_if_due(self, now: Done, report: StepReport, measured: dict[str, Any], progress: Progress) -> bool:
         """Write a checkpoint if one is due and the state is sound; the same on every rank."""
-        if not self.schedule.due(now.steps, last=now.steps == self.plan.steps, votes=report.votes):
+        if not self.schedule.due(now.steps, last=now.steps == self.plan.steps):
             return False
         unchanged = report.num_tokens == 0 and self.skipped == 0  # since a state that was sound
         loss = report.loss if report.num_tokens else 0.0
@@ -270,7 +296,7 @@ class _Loop:
             seconds = round(time.perf_counter() - began, 3)
             self.log.event("saved", {"step": now.steps, "checkpoint": folder.name, "seconds": seconds})
 
-    def _stop(self, step: int, report: StepReport, saved: bool) -> NoReturn:
+    def _stop(self, step: int, saved: bool) -> NoReturn:
         """End the run on every rank as it was asked to."""
         if self.log is not None:
             self.log.event("stopped", {"step": step, "saved": saved})
@@ -278,7 +304,7 @@ class _Loop:
         done = (
             "and its checkpoint" if saved else "without a checkpoint, because it was skipped or its state is not finite"
         )
-        stop((report.votes[1], report.votes[2]), where=f"after step {step} {done}")
+        stop(self.asked, where=f"after step {step} {done}")
 
     def _check_skipped(self, step: int, report: StepReport) -> None:
         if report.num_tokens:
@@ -347,7 +373,7 @@ def _check_agreed(done: Done, config: RunConfig, world: World) -> None:
     Raises:
         UsageError: run.folder is not the same folder for all of them.
     """
-    everyone = gather_objects(done, world.axes["world"])
+    everyone = gather_objects(done, world.groups["world"])
     if set(everyone) != {done}:
         raise UsageError(
             f"the ranks do not see the same checkpoints in {config.run.folder}",

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,6 @@ from trainer.checkpoint.folder import Found, find_checkpoint, run_state
 from trainer.config.parse import load_config
 from trainer.config.sections import MeshSection
 from trainer.errors import out_of_memory_in
-from trainer.models.gpt import GPT
 from trainer.parallel.collectives import all_gather
 from trainer.parallel.world import World
 from trainer.plan.check import DataFacts
@@ -165,7 +165,7 @@ def _undescribed_tokenizer(run_folder: Path, files: Mapping[str, bytes]) -> mdat
 
 
 @torch.no_grad()
-def continue_ids(model: GPT, ids: Sequence[int], *, choose: Chooser, eod: int | None, context: int) -> list[int]:
+def continue_ids(model: Any, ids: Sequence[int], *, choose: Chooser, eod: int | None, context: int) -> list[int]:
     """New token ids after `ids`, until the end-of-document token or sampling.max_tokens."""
     device = model.embedding.weight.device
     known, new = list(ids), list[int]()
@@ -180,9 +180,9 @@ def continue_ids(model: GPT, ids: Sequence[int], *, choose: Chooser, eod: int | 
 
 
 @out_of_memory_in("the forward pass of text generation", fix="shorter prompts and fewer --max-tokens, or more ranks")
-def next_logits(model: GPT, tokens_BS: Tensor) -> Tensor:
+def next_logits(model: Any, tokens_BS: Tensor) -> Tensor:
     """Logits after the last position of one row, over the whole vocabulary without padding: fp32[vocab_size]."""
-    local_V = model(tokens_BS)[0, -1].float()
+    local_V = model.logits(tokens_BS)[0, -1].float()
     return all_gather(local_V, model.parallel.tp)[: model.shape.vocab_size]
 
 

@@ -26,7 +26,7 @@ from trainer.checkpoint.load import overlaps
 from trainer.checkpoint.save import together
 from trainer.config.sections import MeshSection
 from trainer.optim.optimizer import STATE_NAMES
-from trainer.parallel.collectives import Axis
+from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, join_world
 from trainer.plan.plan import make_plan
@@ -46,9 +46,7 @@ def _state(step):
 
 def _state_parts(engine):
     o = engine.optimizer
-    return [
-        [(f"{n}/{a}", b, c) for a, b, c in logical(engine.layout, o.state[n], o.start, o.stop)] for n in STATE_NAMES
-    ]
+    return [[(f"{n}/{a}", b, c) for a, b, c in logical(o.owned, o.state[n])] for n in STATE_NAMES]
 
 
 def _train_and_save(context, config, root):
@@ -331,7 +329,7 @@ def test_a_full_disk_is_told_with_the_files_name(tmp_path, monkeypatch):
 
     monkeypatch.setattr(atomic_io, "write", full)
     with pytest.raises(mdata.ResourceError, match=r"rank 0 writing a checkpoint: .*rank-0\.safetensors: No space left"):
-        together(Axis.single("world"), lambda: atomic_io.atomic_write(tmp_path / "rank-0.safetensors", b"x"))
+        together(Group.single("world"), lambda: atomic_io.atomic_write(tmp_path / "rank-0.safetensors", b"x"))
 
 
 def test_another_format_or_no_checkpoint_is_refused(tmp_path):

@@ -22,7 +22,8 @@ from trainer.checkpoint.load import load_state
 from trainer.checkpoint.save import Shard, save_checkpoint
 from trainer.models.gpt_params import parameter_table
 from trainer.optim.layout import make_layout
-from trainer.parallel.collectives import Axis
+from trainer.parallel.collectives import Group
+from trainer.parallel.params import Place
 
 SMALL = replace(
     LLAMA, num_layers=1, hidden_size=2, num_heads=1, num_kv_heads=1, head_dim=2, ffn_hidden_size=2, padded_vocab_size=4,
@@ -31,15 +32,15 @@ SMALL = replace(
 
 
 def shard() -> Shard:
-    layout = make_layout(parameter_table(SMALL, tp_size=1, tp_rank=0), dp_size=1)
-    return Shard(layout, 0, layout.size, owns_copies=True)
+    layout = make_layout(parameter_table(SMALL, Place()), {"data": 1, "edp": 1})
+    return Shard(layout.everything(), {"tp": 0})
 
 
 def save(root: Path, step: int, *, value: float, keep: int = 2) -> None:
     run = RunState(step=step, consumed_samples=step, data_id="", data={}, optimizer_steps=step, config="")
     part = shard()
-    state = {"weight": torch.full((part.stop - part.start,), value)}
-    save_checkpoint(root, run, shard=part, state=state, world=Axis.single("world"))
+    state = {"weight": torch.full((part.owned.size,), value)}
+    save_checkpoint(root, run, shard=part, state=state, world=Group.single("world"))
     remove_old(root, keep)
 
 
@@ -48,7 +49,7 @@ def resumed(root: Path) -> tuple[int, float] | None:
     folder = latest_checkpoint(root)
     if folder is None:
         return None
-    state = load_state(folder, shard(), names=["weight"], dtype=torch.float32)["weight"]
+    state = load_state(folder, shard().owned, names=["weight"], dtype=torch.float32)["weight"]
     values = set(state[state != 0].tolist())  # padding is 0
     assert len(values) == 1, "a mixture of two checkpoints"
     return run_state(folder).step, values.pop()

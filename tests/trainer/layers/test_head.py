@@ -15,7 +15,7 @@ from trainer.kernels.table import PLAIN
 from trainer.layers.base import Parallel
 from trainer.layers.embedding import VocabularyEmbedding
 from trainer.layers.head import head_loss
-from trainer.parallel.collectives import Axis
+from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
 
 TOKENS, WIDTH, VOCAB = 8, LLAMA.hidden_size, LLAMA.vocab_size
@@ -29,7 +29,9 @@ def _case():
 
 
 def _rows(shape, parallel, table, *, main):
-    rows = VocabularyEmbedding(shape, parallel).to(torch.float64)
+    rows = VocabularyEmbedding(
+        shape.vocab_size, shape.padded_vocab_size, width=shape.hidden_size, parallel=parallel
+    ).to(torch.float64)
     rows.weight.data.fill_(1e4)  # padding would dominate if it were counted
     rows.weight.data[: rows.stop - rows.first] = table[rows.first : rows.stop]
     if main:
@@ -38,7 +40,7 @@ def _rows(shape, parallel, table, *, main):
 
 
 def _body(context, sequence_parallel, main, chunk):
-    tp = context.join(Mesh(context.world, context.world)).axes["tp"]
+    tp = context.join(Mesh(context.world, context.world)).groups["tp"]
     parallel = Parallel(tp, sequence_parallel=sequence_parallel)
     x, table, labels, weight = _case()
     rows = _rows(replace(LLAMA, padded_vocab_size=256), parallel, table, main=main)
@@ -72,8 +74,8 @@ def test_equals_cross_entropy_of_whole_logits(world, sequence_parallel, main, ch
 
 
 def test_bf16_logits_are_summed_in_fp32():
-    shape = replace(LLAMA, vocab_size=4096, padded_vocab_size=4096)
-    rows = VocabularyEmbedding(shape, Parallel(Axis.single("tp"), sequence_parallel=False)).to(torch.bfloat16)
+    alone = Parallel(Group.single("tp"), sequence_parallel=False)
+    rows = VocabularyEmbedding(4096, 4096, width=WIDTH, parallel=alone).to(torch.bfloat16)
     rows.weight.data.zero_()
     x = torch.ones(1, WIDTH, dtype=torch.bfloat16)
     loss = head_loss(x, rows, labels_N=torch.tensor([0]), weight_N=torch.ones(1), kernels=PLAIN)
@@ -81,7 +83,7 @@ def test_bf16_logits_are_summed_in_fp32():
 
 
 def test_without_gradients_nothing_is_made_for_backward():
-    parallel = Parallel(Axis.single("tp"), sequence_parallel=False)
+    parallel = Parallel(Group.single("tp"), sequence_parallel=False)
     x, table, labels, weight = _case()
     rows = _rows(replace(LLAMA, padded_vocab_size=256), parallel, table, main=True)
     with torch.no_grad():

@@ -8,28 +8,30 @@ import numpy as np
 import pytest
 import torch
 
+from tests.trainer.engines import microbatch
 from tests.trainer.shapes import SHAPES
 from trainer.models.gpt import GPT, build_gpt
 from trainer.models.gpt_params import GPTShape, parameter_table
-from trainer.parallel.collectives import Axis
-from trainer.parallel.init import initialize_
+from trainer.parallel.collectives import Group
+from trainer.parallel.init import Run, initialize_
+from trainer.parallel.params import Place
 
 SEQUENCE = 7
 
 
 def _model(shape: GPTShape) -> tuple[GPT, dict[str, np.ndarray]]:
     """A model with weights that leave no term out (norms and biases drawn too), and its logical tensors."""
-    model = build_gpt(
-        shape, Axis.single("tp"), sequence_parallel=False, dtype=torch.float64, device=torch.device("cpu")
-    )
+    model = build_gpt(shape, Place(), tp=Group.single("tp"), dtype=torch.float64, device=torch.device("cpu"))
     named, logical = dict(model.named_parameters()), {}
     generator = torch.Generator().manual_seed(1)
-    for spec in parameter_table(shape, tp_size=1, tp_rank=0):
+    for spec in parameter_table(shape, Place()):
         values = named[spec.name].data
-        initialize_(values, spec, seed=3)
+        initialize_([Run(spec, 0, spec.numel, values.view(-1))], seed=3)
         if spec.std == 0.0:
             values += 0.3 * torch.randn(values.shape, generator=generator, dtype=torch.float64)
-        logical |= {p.name: values[p.row : p.row + p.size[0]].numpy() for p in spec.pieces}
+        logical |= {
+            p.name: values.view(-1)[p.offset : p.offset + math.prod(p.size)].view(p.size).numpy() for p in spec.pieces
+        }
     return model, logical
 
 
@@ -102,7 +104,7 @@ def test_logits_equal_their_twin(name):
     model, weights = _model(shape)
     tokens = np.random.default_rng(2).integers(0, shape.vocab_size, (2, SEQUENCE))
     with torch.no_grad():
-        got = model(torch.from_numpy(tokens))[..., : shape.vocab_size].numpy()
+        got = model.logits(torch.from_numpy(tokens))[..., : shape.vocab_size].numpy()
     for row, logits in zip(tokens, got, strict=True):
         np.testing.assert_allclose(logits, slow_logits(row.tolist(), weights, shape), rtol=0, atol=1e-10)
 
@@ -117,5 +119,5 @@ def test_loss_is_the_sum_over_the_unmasked_tokens(name):
     logits = slow_logits(tokens[0].tolist(), weights, shape)
     losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(SEQUENCE), labels[0]]
     with torch.no_grad():
-        got = model.loss_sum(*(torch.from_numpy(x) for x in (tokens, labels)), loss_mask_BS=torch.from_numpy(mask))
+        (got,) = model((), microbatch(*(torch.from_numpy(x) for x in (tokens, labels, mask))))
     assert got.item() == pytest.approx((losses * mask[0]).sum(), abs=1e-10)

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.trainer.engines import microbatch
 from tests.trainer.shapes import GPT2
 from trainer.models.gpt import build_gpt
 from trainer.models.gpt_params import GPTShape
-from trainer.parallel.collectives import Axis
+from trainer.parallel.collectives import Group
+from trainer.parallel.params import Place
 
 OUTSIDE = {
     "embedding.weight": "embedding.word_embeddings",
@@ -78,15 +80,13 @@ def test_logits_and_losses_are_megatrons(oracles, case, activation):
     tensors = load_file(folder / f"{case}.safetensors")
     shape = _shape(json.loads((folder / f"{case}.json").read_text())["model"], activation)
     weights = {k.removeprefix("weights/"): v.float() for k, v in tensors.items() if k.startswith("weights/")}
-    model = build_gpt(
-        shape, Axis.single("tp"), sequence_parallel=False, dtype=torch.float32, device=torch.device("cpu")
-    )
+    model = build_gpt(shape, Place(), tp=Group.single("tp"), dtype=torch.float32, device=torch.device("cpu"))
     for name, parameter in model.named_parameters():
         found = _theirs(name, weights, shape)
         parameter.data.zero_()[: len(found)].copy_(found)
     tokens, labels, mask = (tensors[f"batch/{name}"] for name in ("tokens", "labels", "loss_mask"))
     with torch.no_grad():
-        logits = model(tokens)[..., : shape.vocab_size]
-        loss = model.loss_sum(tokens, labels, loss_mask_BS=mask)
+        logits = model.logits(tokens)[..., : shape.vocab_size]
+        (loss,) = model((), microbatch(tokens, labels, mask))
     torch.testing.assert_close(logits, tensors["out/logits"], rtol=0, atol=1e-5)
     torch.testing.assert_close(loss.float(), (tensors["out/per_token_loss"] * mask).sum(), rtol=1e-5, atol=0)

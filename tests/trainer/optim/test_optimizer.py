@@ -15,6 +15,7 @@ from trainer.config.sections import MeshSection, OptimizerSection
 from trainer.kernels.table import PLAIN, choose_kernels
 from trainer.models.gpt import build_gpt
 from trainer.optim.optimizer import NORM_BLOCK, sum_of_squares
+from trainer.parallel.params import Place
 
 CPU = torch.device("cpu")
 
@@ -47,11 +48,12 @@ def test_adamw_equals_its_twin(kernels):
 
 def _weights_after(context, config, num_steps):
     engine = layouts(context, config)
-    norms = [engine.step(microbatches(engine, step), 1e-2).grad_norm for step in range(num_steps)]
+    norms = [engine.step(microbatches(engine, step), 1e-2).read().grad_norm for step in range(num_steps)]
     optimizer = engine.optimizer
-    rounded = engine.buffers.parameters[optimizer.start : optimizer.stop].double()
-    assert torch.equal(rounded, optimizer.state["weight"].to(engine.buffers.parameters.dtype).double())
-    return norms, logical(engine.layout, optimizer.state["weight"], optimizer.start, optimizer.stop)
+    weight, parameters = optimizer.state["weight"], engine.buffers.parameters
+    for start, stop, first, _ in optimizer.owned.runs:
+        assert torch.equal(parameters[start:stop], weight[first : first + stop - start].to(parameters.dtype))
+    return norms, logical(optimizer.owned, weight)
 
 
 @pytest.mark.parametrize(("ranks", "tp", "sequence_parallel"), [(2, 1, False), (4, 1, False), (4, 2, True)])
@@ -72,7 +74,7 @@ def test_sharded_updates_equal_those_of_one_rank(ranks, tp, sequence_parallel):
 def _clipped(context, clip_norm):
     config = small_config("llama")
     engine = layouts(context, replace(config, optimizer=OptimizerSection(lr=1e-2, clip_norm=clip_norm)))
-    result = engine.step(microbatches(engine, 0), 1e-2)
+    result = engine.step(microbatches(engine, 0), 1e-2).read()
     return result.grad_norm, engine.optimizer.state["exp_avg"].norm().item()
 
 
@@ -90,8 +92,8 @@ def _decayed(context):
     engine = layouts(context, config)
     optimizer = engine.optimizer
     optimizer.state["weight"].fill_(2.0)
-    optimizer.step(0.1, torch.tensor(1.0, dtype=torch.float64))
-    return logical(engine.layout, optimizer.state["weight"], optimizer.start, optimizer.stop)
+    optimizer.step(0.1, torch.ones(1, dtype=torch.float64))
+    return logical(optimizer.owned, optimizer.state["weight"])
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -106,13 +108,13 @@ def _norm_and_reference(context):
     """The step's norm, and that of autograd's own gradient of sum / tokens, of a model without main gradients."""
     engine = layouts(context, small_config("llama"))
     batches = microbatches(engine, 0)
-    model = build_gpt(engine.plan.shape, engine.tp, sequence_parallel=False, dtype=torch.float64, device=CPU)
+    model = build_gpt(engine.plan.shape, Place(), tp=engine.tp, dtype=torch.float64, device=CPU)
     model.load_state_dict(engine.model.state_dict())
-    losses = [model.loss_sum(b.tokens_BS, b.labels_BS, loss_mask_BS=b.loss_mask_BS) for b in batches]
+    losses = [model((), batch)[0] for batch in batches]
     tokens = sum(b.loss_mask_BS.sum().item() for b in batches)
     gradients = torch.autograd.grad(sum(losses) / tokens, list(model.parameters()))
     expected = sum(g.square().sum().item() for g in gradients) ** 0.5
-    report = engine.step(batches, 1e-2)
+    report = engine.step(batches, 1e-2).read()
     return report.grad_norm, expected, report.loss, sum(losses).item() / tokens, report.num_tokens, tokens
 
 
@@ -151,11 +153,11 @@ def _skip(context, poison):
     engine = layouts(context, replace(small_config("llama"), mesh=MeshSection(tp=2)))
     before = {name: x.clone() for name, x in engine.optimizer.state.items()}
     if context.rank == poison:
-        split = next(s for s in engine.layout.segments if s.over_tp == "split")
+        split = next(slot for slot in engine.layout.slots if not slot.spec.copies)
         engine.buffers.gradients[split.start] = float("nan")
-    report = engine.step(microbatches(engine, 0), 1e-2)
+    report = engine.step(microbatches(engine, 0), 1e-2).read()
     unchanged = all(torch.equal(before[name], x) for name, x in engine.optimizer.state.items())
-    after = engine.step(microbatches(engine, 0), 1e-2)
+    after = engine.step(microbatches(engine, 0), 1e-2).read()
     return report.applied, unchanged, engine.optimizer.steps, after.applied
 
 

@@ -7,10 +7,10 @@ import torch
 
 from tests.helpers.ranks import run_ranks
 from trainer.parallel import collectives
-from trainer.parallel.collectives import Axis
+from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
 
-PAIRS = ["copy_to_axis", "reduce_from_axis", "gather_sequence", "scatter_sequence"]
+PAIRS = ["copy_to_group", "reduce_from_group", "gather_sequence", "scatter_sequence"]
 
 
 def _inputs(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -23,7 +23,7 @@ def _forward_and_backward(context, name):
     x, upstream = (t.to(world.device) for t in _inputs(context.rank))
     x.requires_grad_()
     before = x.detach().clone()
-    y = getattr(collectives, name)(x, world.axes["tp"])
+    y = getattr(collectives, name)(x, world.groups["tp"])
     grad = upstream.repeat(context.world, 1)[: len(y)] if name == "gather_sequence" else upstream[: len(y)]
     y.backward(grad)
     assert torch.equal(x.detach(), before), "the input was written to"
@@ -40,16 +40,16 @@ def test_pair_equals_the_single_process_twin(name, world):
     part = 4 // world
     outputs = {
         # Under copy every rank consumes the one x that all hold: its gradient is what all ranks send back.
-        "copy_to_axis": inputs,
-        "reduce_from_axis": [total] * world,
+        "copy_to_group": inputs,
+        "reduce_from_group": [total] * world,
         "gather_sequence": [torch.cat(inputs)] * world,
         "scatter_sequence": list(total.split(part)),
     }[name]
     for rank, (y, grad, x_grad) in enumerate(results):
         torch.testing.assert_close(y, outputs[rank].detach(), rtol=0, atol=1e-14)
-        if name == "copy_to_axis":
+        if name == "copy_to_group":
             expected = torch.stack([g for _, g, _ in results]).sum(0)
-        elif name == "reduce_from_axis":
+        elif name == "reduce_from_group":
             expected = grad
         else:
             score = sum((o * g).sum() for o, (_, g, _) in zip(outputs, results, strict=True))
@@ -60,12 +60,12 @@ def test_pair_equals_the_single_process_twin(name, world):
 @pytest.mark.parametrize("name", PAIRS)
 def test_axis_of_one_returns_its_input(name):
     x = torch.randn(4, 3)
-    assert getattr(collectives, name)(x, Axis.single("tp")) is x
+    assert getattr(collectives, name)(x, Group.single("tp")) is x
 
 
 def _objects(context):
     world = context.join(Mesh(context.world, context.world))
-    return collectives.gather_objects({"rank": context.rank}, world.axes["world"])
+    return collectives.gather_objects({"rank": context.rank}, world.groups["world"])
 
 
 def test_gather_objects_gives_every_rank_all_values_in_order():

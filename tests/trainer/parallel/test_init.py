@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from mdata.util.random_keys import derive_key
 from tests.trainer.shapes import GPT2, SHAPES
 from trainer.models.gpt_params import parameter_table
 from trainer.parallel import init
+from trainer.parallel.params import Place
 
 
 def test_known_answers():
@@ -38,7 +41,8 @@ def test_draws_equal_the_papers_generator(block):
     """Element i is output i mod 4 of counter i div 4 + 1: numpy counts up before it draws."""
     key = derive_key("mtrain init v1", 7, "t")
     expected = slow_philox(block + 1, (key.low, key.high))
-    assert init._raw(7, "t", 4 * block, 4).tolist() == expected
+    uniform = [((bits >> 11) + 0.5) * 2.0**-53 for bits in expected]
+    assert init._uniform(7, "t", 4 * block, 4).tolist() == uniform
 
 
 @pytest.mark.parametrize("first", [0, 1, 3, 4, 5, 1001])
@@ -65,45 +69,60 @@ def test_distribution_is_standard_normal():
 def test_every_layout_starts_from_the_same_numbers(name, tp, monkeypatch):
     monkeypatch.setattr(init, "_CHUNK_ELEMENTS", 100)  # many chunks a tensor
     shape = replace(SHAPES[name], num_kv_heads=4, padded_vocab_size=512)
-    whole = _logical(shape, tp=1)
+    whole = {piece.name: values for spec in parameter_table(shape, Place()) for piece, values in _pieces(spec)}
     for rank in range(tp):
-        for spec in parameter_table(shape, tp_size=tp, tp_rank=rank):
-            local = torch.full(spec.shape, float("nan"), dtype=torch.float64)
-            init.initialize_(local, spec, seed=5)
-            used = 0
-            for piece in spec.pieces:
+        for spec in parameter_table(shape, Place(tp_size=tp, tp_rank=rank)):
+            for piece, values in _pieces(spec):
                 box = tuple(slice(a, a + n) for a, n in zip(piece.start, piece.size, strict=True))
-                assert torch.equal(local[piece.row : piece.row + piece.size[0]], whole[piece.name][box])
-                used += piece.size[0]
-            assert not local[used:].any(), "padding starts as zeros"
+                assert torch.equal(values, whole[piece.name][box])
+
+
+def test_padding_starts_as_zeros():
+    spec = parameter_table(replace(GPT2, vocab_size=120), Place(tp_size=2))[0]
+    assert spec.name == "embedding.weight" and spec.numel > 120 * GPT2.hidden_size
+    assert not _first_values(spec)[120:].any()
+
+
+def _first_values(spec):
+    local = torch.full((spec.numel,), torch.nan, dtype=torch.float64)
+    init.initialize_([init.Run(spec, 0, spec.numel, local)], seed=5)
+    return local.view(spec.shape)
+
+
+def _pieces(spec):
+    local = _first_values(spec).view(-1)
+    for piece in spec.pieces:
+        yield piece, local[piece.offset : piece.offset + math.prod(piece.size)].view(piece.size)
 
 
 def test_a_parameter_is_the_draw_times_its_std_or_its_constant():
     """Known answer through the table: values, not only their equality between layouts."""
-    table = {s.name: s for s in parameter_table(GPT2, tp_size=1, tp_rank=0)}
+    table = {s.name: s for s in parameter_table(GPT2, Place())}
     spec = table["blocks.0.mlp.down.weight"]
-    local = torch.empty(spec.shape, dtype=torch.float64)
-    init.initialize_(local, spec, seed=5)
+    local = _first_values(spec)
     drawn = init.normal(5, "blocks.0.mlp.down.weight", first=0, count=local.numel()).view(spec.shape)
     assert torch.equal(local, drawn * spec.std)
     for name, value in (("final_norm.weight", 1.0), ("final_norm.bias", 0.0), ("blocks.0.mlp.up.bias", 0.0)):
-        local = torch.full(table[name].shape, 7.0)
-        init.initialize_(local, table[name], seed=5)
-        assert (local == value).all(), name
+        assert (_first_values(table[name]) == value).all(), name
 
 
 def test_residual_outputs_start_smaller():
     """std / sqrt(2 L) for what is added to the residual stream."""
-    stds = {s.name: s.std for s in parameter_table(GPT2, tp_size=1, tp_rank=0)}
+    stds = {s.name: s.std for s in parameter_table(GPT2, Place())}
     assert stds["blocks.0.mlp.down.weight"] == pytest.approx(0.1 / 2)
     assert stds["blocks.1.attention.out.weight"] == pytest.approx(0.1 / 2)
     assert stds["blocks.1.mlp.up.weight"] == pytest.approx(0.1)
 
 
-def _logical(shape, tp):
-    out = {}
-    for spec in parameter_table(shape, tp_size=tp, tp_rank=0):
-        local = torch.empty(spec.shape, dtype=torch.float64)
-        init.initialize_(local, spec, seed=5)
-        out |= {p.name: local[p.row : p.row + p.size[0]] for p in spec.pieces}
-    return out
+def test_no_number_is_infinite(monkeypatch):
+    """The largest draw: its uniform number would round to 1."""
+
+    class Largest:
+        def __init__(self, generator):
+            pass
+
+        def random(self, count):
+            return np.full(count, 1 - 2.0**-53)
+
+    monkeypatch.setattr(np.random, "Generator", Largest)
+    assert init.normal(1, "t", first=0, count=3).isfinite().all()

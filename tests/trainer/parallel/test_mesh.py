@@ -12,17 +12,43 @@ from trainer.parallel.mesh import AXES, Coordinates, Mesh
 
 @st.composite
 def meshes(draw: st.DrawFn) -> Mesh:
-    tp, pp, dp = (draw(st.integers(1, 5)) for _ in range(3))
-    return Mesh(tp * pp * dp, tp, pp=pp)
+    tp, cp, pp, edp, ep = (draw(st.integers(1, 4)) for _ in range(5))
+    data = edp * ep
+    while data % cp:
+        cp -= 1
+    return Mesh(tp * pp * data, tp, cp=cp, pp=pp, ep=ep)
+
+
+def by_hand(mesh: Mesh, axis: str, place: Coordinates) -> object:
+    """What all ranks of one group have in common: all coordinates but those of the axis."""
+    tp, cp, dp, pp = place
+    data = dp * mesh.cp + cp
+    common = {
+        "tp": (cp, dp, pp),
+        "cp": (tp, dp, pp),
+        "dp": (tp, cp, pp),
+        "pp": (tp, cp, dp),
+        "data": (tp, pp),
+        "ep": (tp, pp, data // mesh.ep),
+        "edp": (tp, pp, data % mesh.ep),
+        "ends": (tp, cp, dp),
+        "world": (),
+    }
+    return common[axis]
 
 
 @given(meshes())
-def test_groups_partition_the_world(mesh: Mesh) -> None:
+def test_groups_are_the_ranks_that_differ_in_the_axis_only(mesh: Mesh) -> None:
+    places = [mesh.coordinates(rank) for rank in range(mesh.world_size)]
     for axis in AXES:
-        groups = mesh.groups(axis)
-        assert sorted(rank for group in groups for rank in group) == list(range(mesh.world_size))
-        assert all(len(group) == mesh.size(axis) for group in groups)
-        assert list(groups) == sorted(groups)
+        expected: dict[object, list[int]] = {}
+        for rank, place in enumerate(places):
+            if axis != "ends" or place.pp in (0, mesh.pp - 1):
+                expected.setdefault(by_hand(mesh, axis, place), []).append(rank)
+        assert sorted(map(tuple, expected.values())) == list(mesh.groups(axis)), axis
+        assert all(len(group) == mesh.size(axis) for group in mesh.groups(axis))
+        for group in mesh.groups(axis):
+            assert [mesh.index(axis, rank) for rank in group] == list(range(len(group)))
 
 
 @given(meshes())
@@ -32,28 +58,29 @@ def test_coordinates_and_ranks_are_inverses(mesh: Mesh) -> None:
     assert [mesh.rank_of(place) for place in places] == list(range(mesh.world_size))
 
 
-@given(meshes(), st.data())
-def test_a_group_differs_in_its_axis_only(mesh: Mesh, data: st.DataObject) -> None:
-    rank = data.draw(st.integers(0, mesh.world_size - 1))
-    axis = data.draw(st.sampled_from(AXES))
-    ranks = mesh.ranks_of(axis, rank)
-    place = mesh.coordinates(rank)
-    assert ranks[getattr(place, axis)] == rank
-    assert [mesh.coordinates(other)._replace(**{axis: 0}) for other in ranks] == [place._replace(**{axis: 0})] * len(
-        ranks
-    )
-
-
 def test_a_small_grid_by_hand() -> None:
     mesh = Mesh(8, 2, pp=2)
     assert mesh.dp == 2
     assert mesh.groups("tp") == ((0, 1), (2, 3), (4, 5), (6, 7))
     assert mesh.groups("dp") == ((0, 2), (1, 3), (4, 6), (5, 7))
-    assert mesh.groups("pp") == ((0, 4), (1, 5), (2, 6), (3, 7))
-    assert mesh.coordinates(6) == Coordinates(tp=0, dp=1, pp=1)
+    assert mesh.groups("pp") == mesh.groups("ends") == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert mesh.coordinates(6) == Coordinates(tp=0, cp=0, dp=1, pp=1)
+
+
+def test_a_grid_with_all_axes_by_hand() -> None:
+    mesh = Mesh(48, 2, cp=2, pp=3, ep=2)
+    assert mesh.dp == 4
+    assert mesh.ranks_of("data", 17) == (17, 19, 21, 23, 25, 27, 29, 31)
+    assert mesh.ranks_of("ep", 19) == (17, 19) and mesh.ranks_of("edp", 19) == (19, 23, 27, 31)
+    assert mesh.ranks_of("ends", 3) == (3, 35) and mesh.ranks_of("ends", 19) == ()
 
 
 @pytest.mark.parametrize(("world", "tp", "pp"), [(3, 2, 1), (4, 2, 4), (0, 1, 1), (4, 0, 1)])
 def test_impossible_grids_are_refused(world: int, tp: int, pp: int) -> None:
-    with pytest.raises(UsageError, match=rf"{world} ranks cannot be divided into tp={tp} x pp={pp}"):
+    with pytest.raises(UsageError, match=rf"{world} ranks cannot be divided into tp={tp} x cp=1 x pp={pp}"):
         Mesh(world, tp, pp=pp)
+
+
+def test_experts_divide_the_data_parallel_ranks() -> None:
+    with pytest.raises(UsageError, match=r"4 data-parallel ranks \(cp x dp\) cannot be divided into ep=3"):
+        Mesh(8, 2, ep=3)

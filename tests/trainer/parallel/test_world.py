@@ -12,7 +12,7 @@ import torch
 from mdata import ResourceError, UsageError
 from tests.helpers.ranks import RankContext, run_ranks
 from trainer.parallel import world as worlds
-from trainer.parallel.collectives import Axis
+from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Coordinates, Mesh
 from trainer.parallel.world import Placement, find_placement, first_host, join_world
 
@@ -33,8 +33,8 @@ def test_without_a_launcher_one_rank_is_all() -> None:
     assert find_placement({}) is None
     world = join_world(Mesh(1), placement=Placement(), device_type="cpu")
     assert (world.rank, world.world_size, world.is_main) == (0, 1, True)
-    assert world.coordinates == Coordinates(0, 0, 0)
-    assert {axis.size for axis in world.axes.values()} == {1}
+    assert world.coordinates == Coordinates(0, 0, 0, 0)
+    assert {axis.size for axis in world.groups.values()} == {1}
     assert not torch.distributed.is_initialized()
 
 
@@ -105,22 +105,22 @@ def test_a_meeting_place_that_cannot_be_had_is_told() -> None:
 
 def places_body(context: RankContext) -> tuple[int, tuple[int, int, int], dict[str, tuple[int, int]]]:
     world = context.join(Mesh(4, 2))
-    return world.rank, tuple(world.coordinates), {n: (a.size, a.rank) for n, a in world.axes.items()}
+    return world.rank, tuple(world.coordinates), {n: (a.size, a.rank) for n, a in world.groups.items()}
 
 
 def late_body(context: RankContext, folder: Path) -> bool:
     """Rank 0 comes late; whether it had come when this rank was done with joining."""
     there = folder / "there"
-    make_axes = worlds._axes
+    make_axes = worlds._groups
 
-    def late(mesh: Mesh, rank: int) -> dict[str, Axis]:
+    def late(mesh: Mesh, rank: int) -> dict[str, Group]:
         time.sleep(0.5)
         there.touch()
         return make_axes(mesh, rank)
 
     with pytest.MonkeyPatch.context() as patch:
         if context.rank == 0:
-            patch.setattr(worlds, "_axes", late)
+            patch.setattr(worlds, "_groups", late)
         context.join()
     return there.exists()
 
@@ -130,6 +130,8 @@ def test_nobody_goes_on_before_all_have_come(tmp_path) -> None:
 
 
 def test_each_rank_knows_its_axes() -> None:
-    for rank, (tp, dp, pp), axes in run_ranks(places_body, 4):
-        assert (tp, dp, pp) == (rank % 2, rank // 2, 0)
-        assert axes == {"tp": (2, tp), "dp": (2, dp), "pp": (1, 0), "world": (4, rank)}
+    for rank, (tp, cp, dp, pp), axes in run_ranks(places_body, 4):
+        assert (tp, cp, dp, pp) == (rank % 2, 0, rank // 2, 0)
+        shared = {axis: (2, dp) for axis in ("dp", "data", "edp")}
+        alone = {axis: (1, 0) for axis in ("cp", "pp", "ep", "ends")}
+        assert axes == {"tp": (2, tp), **shared, **alone, "world": (4, rank)}

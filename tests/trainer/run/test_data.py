@@ -89,7 +89,7 @@ def test_megatrons_rows_are_dealt_in_their_order(blend, tmp_path):
     config = config_of(blend, tmp_path, order="megatron")
     data = open_data(config)
     plan = make_plan(config, 1, facts=data.facts)
-    dp = type("Axis", (), {"rank": 0, "size": 1})
+    dp = type("Group", (), {"rank": 0, "size": 1})
     with_steps = zip(range(3), training_batches(data, config, plan=plan, dp=dp, consumed=0), strict=False)
     read = [batch.samples.tolist() for _, step in with_steps for batch in step]
     assert read == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import assemble, layouts, logical, microbatches, small_config
@@ -39,9 +40,9 @@ def _gradients(context, config):
     from trainer.parallel.collectives import all_reduce_
 
     totals = all_reduce_(totals, engine.dp)
-    optimizer = engine.optimizer
-    shard = optimizer._reduce() / totals[1]
-    return totals.tolist(), logical(engine.layout, shard, optimizer.start, optimizer.stop)
+    engine.optimizer._reduce()
+    owned, gradients = engine.optimizer.owned, engine.buffers.gradients / totals[1]
+    return totals.tolist(), logical(owned, torch.cat([gradients[run.start : run.stop] for run in owned.runs]))
 
 
 def _whole_gradients(config, ranks):
@@ -67,7 +68,7 @@ def test_fp64_gradients_equal_those_of_one_rank(name, layout):
 
 def _twenty_losses(context, config):
     engine = layouts(context, config)
-    return [engine.step(microbatches(engine, step), 1e-2).loss for step in range(20)]
+    return [engine.step(microbatches(engine, step), 1e-2).read().loss for step in range(20)]
 
 
 @pytest.mark.parametrize("layout", [(2, 2, False, 1), (2, 2, True, 1), (4, 2, True, 2), (2, 1, False, 2)])
@@ -93,8 +94,7 @@ def test_tp_4_equals_one_rank(name):
 
 def _initial_weights(context, config):
     engine = layouts(context, config)
-    optimizer = engine.optimizer
-    return logical(engine.layout, optimizer.state["weight"], optimizer.start, optimizer.stop)
+    return logical(engine.optimizer.owned, engine.optimizer.state["weight"])
 
 
 @pytest.mark.parametrize(("ranks", "tp"), [(1, 1), (2, 2), (2, 1)])

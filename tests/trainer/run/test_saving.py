@@ -34,22 +34,27 @@ class Clock:
         return self.now
 
 
+def due(schedule, step, *, last, votes):
+    schedule.hear(votes)
+    return schedule.due(step, last=last)
+
+
 def test_checkpoints_are_due_by_steps_by_time_at_the_end_and_on_request() -> None:
     clock = Clock()
     schedule = SaveSchedule(CheckpointSection(interval=3, minutes=10.0), keeps_time=True, clock=clock)
-    assert [schedule.due(step, last=False, votes=(0.0, 0.0, 0.0)) for step in (1, 2, 3)] == [False, False, True]
-    assert schedule.due(4, last=False, votes=()), "one that was not written stays due"
+    assert [due(schedule, step, last=False, votes=(0.0, 0.0, 0.0)) for step in (1, 2, 3)] == [False, False, True]
+    assert due(schedule, 4, last=False, votes=()), "one that was not written stays due"
     schedule.saved()
-    assert not schedule.due(4, last=False, votes=())
+    assert not due(schedule, 4, last=False, votes=())
     clock.now = 599.0
     assert schedule.vote() == 0.0
     clock.now = 600.0
-    assert schedule.vote() == 1.0 and schedule.due(4, last=False, votes=(1.0, 0.0, 0.0))
+    assert schedule.vote() == 1.0 and due(schedule, 4, last=False, votes=(1.0, 0.0, 0.0))
     schedule.saved()
     assert schedule.vote() == 0.0
-    assert schedule.due(5, last=True, votes=(0.0, 0.0, 0.0))
+    assert due(schedule, 5, last=True, votes=(0.0, 0.0, 0.0))
     schedule.saved()
-    assert schedule.due(7, last=False, votes=(0.0, 2.0, 0.0))
+    assert due(schedule, 7, last=False, votes=(0.0, 2.0, 0.0))
 
 
 def test_one_clock_counts_and_none_if_it_is_told_so() -> None:
@@ -58,7 +63,7 @@ def test_one_clock_counts_and_none_if_it_is_told_so() -> None:
     never = SaveSchedule(CheckpointSection(minutes=0.0), keeps_time=True, clock=clock)
     clock.now = 1e9
     assert other.vote() == never.vote() == 0.0
-    assert not never.due(12345, last=False, votes=(0.0,))
+    assert not due(never, 12345, last=False, votes=(0.0,))
 
 
 def test_a_refusal_is_told_once() -> None:

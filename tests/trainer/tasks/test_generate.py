@@ -20,8 +20,9 @@ from tests.helpers.runs import make_config, write_jsonl
 from tests.trainer.shapes import SHAPES
 from trainer.models.gpt import build_gpt
 from trainer.models.gpt_params import parameter_table
-from trainer.parallel.init import initialize_
+from trainer.parallel.init import Run, initialize_
 from trainer.parallel.mesh import Mesh
+from trainer.parallel.params import Place
 from trainer.parallel.world import Placement, join_world
 from trainer.run.train import train
 from trainer.tasks.generate import (
@@ -93,11 +94,11 @@ def test_draws_depend_on_seed_prompt_and_position_alone():
 
 def _text(context, name, greedy, eod=None, prompt=(1, 2, 3)):
     world = context.join(Mesh(context.world, context.world))
-    tp, shape = world.axes["tp"], SHAPES[name]
-    model = build_gpt(shape, tp, sequence_parallel=False, dtype=torch.float64, device=world.device)
+    tp, shape = world.groups["tp"], SHAPES[name]
+    model = build_gpt(shape, Place(tp_rank=tp.rank, tp_size=tp.size), tp=tp, dtype=torch.float64, device=world.device)
     named = dict(model.named_parameters())
-    for spec in parameter_table(shape, tp_size=tp.size, tp_rank=tp.rank):
-        initialize_(named[spec.name].data, spec, seed=3)
+    for spec in parameter_table(shape, model.place):
+        initialize_([Run(spec, 0, spec.numel, named[spec.name].data.view(-1))], seed=3)
     choose = Chooser(Sampling(max_tokens=24, greedy=greedy), 0)
     return continue_ids(model, prompt, choose=choose, eod=eod, context=16)
 
@@ -116,7 +117,8 @@ def _logits(context):
 
     world = context.join(Mesh(context.world, context.world))
     shape = SHAPES["llama"]
-    model = build_gpt(shape, world.axes["tp"], sequence_parallel=False, dtype=torch.float64, device=world.device)
+    tp = world.groups["tp"]
+    model = build_gpt(shape, Place(tp_rank=tp.rank, tp_size=tp.size), tp=tp, dtype=torch.float64, device=world.device)
     for parameter in model.parameters():
         torch.nn.init.constant_(parameter, 0.01)
     return len(next_logits(model, torch.tensor([[1, 2]], device=world.device)))

@@ -1,0 +1,69 @@
+"""The families of models, by the name that `model.family` has; nothing outside this room names one of them.
+
+A family is four functions: its shape from a configuration, the table of a rank's parameters, its operations a token,
+and the building of a stage. The first three are pure and import no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from trainer.config.sections import RunConfig
+from trainer.models import gpt_params
+from trainer.parallel.params import ParamSpec, Place
+
+
+class ModelShape(Protocol):
+    """What every family's shape has; a frozen dataclass."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_hidden_size: int
+    vocab_size: int
+    padded_vocab_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One family of models.
+
+    Args:
+        shape: (configuration, entries of the vocabulary) to all numbers that define the function.
+        parameters: (shape, place) to the parameters of the rank there, in the order of the module tree.
+        flops_per_token: (shape, sequence length) to operations of forward and backward.
+        build: (shape, groups, **how) to a stage with uninitialized weights.
+    """
+
+    shape: Callable[[RunConfig, int], Any]
+    parameters: Callable[[Any, Place], tuple[ParamSpec, ...]]
+    flops_per_token: Callable[[Any, int], int]
+    build: Callable[..., Any]
+
+
+def family_of(config: RunConfig) -> Family:
+    """The family that a configuration names."""
+    return FAMILIES[config.model.family]
+
+
+def _build_gpt(*arguments: Any, **options: Any) -> Any:
+    from trainer.models.gpt import build_gpt  # torch is imported where a model is built, not where a run is planned
+
+    return build_gpt(*arguments, **options)
+
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "gpt": Family(
+            shape=gpt_params.gpt_shape,
+            parameters=gpt_params.parameter_table,
+            flops_per_token=gpt_params.flops_per_token,
+            build=_build_gpt,
+        )
+    }
+)

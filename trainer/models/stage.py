@@ -1,0 +1,53 @@
+"""What the rest of the trainer knows of a model: a batch goes in, tensors go from stage to stage, a loss comes out.
+
+A model is one or more pipeline stages. Each is a function of tensors, so that whatever a family hands from one stage to
+the next (hidden states, those of an encoder beside them) passes in the same way.
+
+Shapes: B rows, S tokens of a row, N = B * S, batch-major.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from trainer.kernels.table import Kernels
+
+Tensors = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Microbatch:
+    """One microbatch on the device.
+
+    Args:
+        tokens_BS, labels_BS: int64[B, S]. loss_mask_BS: fp32[B, S], the weight of each token's loss.
+        samples_B: int64[B], global sample numbers; None where nothing depends on them.
+        positions_BS: int64[B, S] where positions begin anew in each document; None: 0 to S - 1 in each row.
+        bounds: int32, where documents begin and end in the N flat tokens, from 0 to N; None: each row is one.
+        longest: tokens of the longest document between bounds.
+    """
+
+    tokens_BS: Tensor
+    labels_BS: Tensor
+    loss_mask_BS: Tensor
+    samples_B: Tensor | None = None
+    positions_BS: Tensor | None = None
+    bounds: Tensor | None = None
+    longest: int = 0
+
+
+class Stage(Protocol):
+    """One pipeline stage of a model on one rank; an nn.Module whose parameters are those of its table."""
+
+    kernels: Kernels
+
+    def __call__(self, received: Tensors, batch: Microbatch) -> Tensors:
+        """Tensors of the stage before (none: the first), to those of the next; the last gives (sum of the loss,)."""
+        ...
+
+    def named_parameters(self) -> Any: ...
+
+    def get_submodule(self, target: str) -> nn.Module: ...
