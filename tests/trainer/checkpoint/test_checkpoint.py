@@ -32,6 +32,7 @@ from trainer.parallel.world import Placement, join_world
 from trainer.plan.plan import make_plan
 from trainer.run.engine import Engine
 
+GOLDEN = Path(__file__).parents[2] / "golden" / "checkpoint"
 LAYOUTS = {"alone": (1, 1, False), "tp2": (2, 2, True), "dp2": (2, 1, False), "tp2dp2": (4, 2, True)}
 
 
@@ -338,3 +339,21 @@ def test_another_format_or_no_checkpoint_is_refused(tmp_path):
     (tmp_path / "index.json").write_text('{"format": "mtrain-checkpoint", "version": 2}')
     with pytest.raises(mdata.DamageError, match="expected: mtrain-checkpoint version 1"):
         read_index(tmp_path)
+
+
+def _continued(context, config, folder):
+    engine = layouts(context, config, fresh=False)
+    engine.load(folder)
+    return [engine.step(microbatches(engine, step), 1e-2).read().loss for step in range(2, 6)]
+
+
+@pytest.mark.parametrize("name", ["tp2dp2", "alone"])
+def test_a_checkpoint_from_before_there_were_buckets_is_continued(name):
+    """Written by four ranks (tp 2 x dp 2, sequence parallel, fp64) of the code before; with the losses it went on to."""
+    ranks, config = _config(name, "gpt2")
+    tiny = replace(
+        config.model, num_layers=1, hidden_size=8, num_heads=2, num_kv_heads=2, head_dim=4, ffn_hidden_size=8
+    )
+    losses = [5.552683583590087, 5.577033321573194, 5.514929854412308, 5.551948325085778]
+    for got in run_ranks(_continued, ranks, replace(config, model=tiny), GOLDEN / "step-2"):
+        np.testing.assert_allclose(got, losses, rtol=1e-12)

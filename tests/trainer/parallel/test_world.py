@@ -132,6 +132,6 @@ def test_nobody_goes_on_before_all_have_come(tmp_path) -> None:
 def test_each_rank_knows_its_axes() -> None:
     for rank, (tp, cp, dp, pp), axes in run_ranks(places_body, 4):
         assert (tp, cp, dp, pp) == (rank % 2, 0, rank // 2, 0)
-        shared = {axis: (2, dp) for axis in ("dp", "data", "edp")}
-        alone = {axis: (1, 0) for axis in ("cp", "pp", "ep", "ends")}
+        shared = dict.fromkeys(("dp", "data", "edp"), (2, dp))
+        alone = dict.fromkeys(("cp", "pp", "ep", "ends"), (1, 0))
         assert axes == {"tp": (2, tp), **shared, **alone, "world": (4, rank)}

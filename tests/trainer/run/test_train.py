@@ -381,3 +381,39 @@ def test_a_foreign_corpus_is_checked_batch_by_batch(corpora, tmp_path):
     small = replace(fits, model=replace(config.model, vocab_size=150), run=RunSection(folder=str(tmp_path / "r2")))
     with pytest.raises(AssertionError, match="token id outside the model's vocabulary"):
         run_ranks(_train, 1, small)
+
+
+def _behind(context, config, behind, stop_at):
+    """Train with reports read so many steps later; from step stop_at on somebody asks to stop."""
+    import trainer.run.train as module
+    from mdata import StoppedError
+
+    calls = itertools.count(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "reports_behind", lambda device: behind)
+        patch.setattr(module.StopRequests, "votes", lambda self: (float(next(calls) == stop_at), 0.0))
+        try:
+            return _train(context, config)[0]
+        except StoppedError as stopped:
+            return str(stopped).splitlines()[0]
+
+
+def test_reports_that_are_read_one_step_later_say_the_same(corpora, tmp_path):
+    """On a GPU the next step runs meanwhile: metrics, evaluations and checkpoints are those of a run that waits."""
+    for behind in (0, 1, 2):
+        config = _config(corpora, tmp_path / str(behind), steps=12, interval=5)
+        assert run_ranks(_behind, 1, config, behind, None) == [12]
+        assert _curve(tmp_path / str(behind)) == _curve(tmp_path / "0")
+        saved = [e["step"] for e in read_events(tmp_path / str(behind)) if e["event"] == "saved"]
+        assert saved == [5, 10, 12]
+
+
+def test_a_request_to_stop_ends_the_step_that_runs_when_it_is_read(corpora, tmp_path):
+    """And its checkpoint holds that step, not the one before; the run then goes on as if it had not stopped."""
+    run_ranks(_behind, 1, _config(corpora, tmp_path / "whole", steps=12), 0, None)
+    config = _config(corpora, tmp_path / "stopped", steps=12)
+    (message,) = run_ranks(_behind, 1, config, 1, 6)
+    assert "after step 7 and its checkpoint" in message
+    assert latest_checkpoint(tmp_path / "stopped" / "checkpoints").name == "step-7"
+    assert run_ranks(_behind, 1, config, 1, None) == [12]
+    assert _curve(tmp_path / "stopped") == _curve(tmp_path / "whole")
