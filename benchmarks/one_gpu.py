@@ -1,22 +1,25 @@
-"""Training speed of one GPU on published shapes, ours beside plain PyTorch under torch.compile, in turns.
+"""Training speed of one GPU on published shapes, ours beside its peers, in turns.
 
-    python benchmarks/one_gpu.py [--shapes llama1b gpt1.3b llama3b] [--rounds 2] [--out one_gpu.json]
+    python benchmarks/one_gpu.py [--shapes llama1b gpt1.3b llama3b] [--rows ours torch] [--rounds 2] [--out FILE.json]
     python benchmarks/one_gpu.py --row ours --shapes llama1b --profile kernels.txt
 
-Each row is a process of its own; a table of medians and their ratio comes last. Our step is the trainer's own
-(`Engine.step`: forward, backward, norm, clipping, update); only the data is left out, seeded random tokens that lie on
-the device. Time counts from one wait for the device to the next. bf16, 4 to 8 microbatches a step.
+Rows: `ours`; `torch`, plain PyTorch under torch.compile; `megatron` and its variants, where megatron-core and
+Transformer Engine are installed. Each run of a row is a process of its own; a table of medians and of our speed over
+each peer's comes last. Our step is the trainer's own (`Engine.step`: forward, backward, norm, clipping, update); only
+the data is left out, seeded random tokens that lie on the device. A step counts from one wait for the device to the
+next, the first step from the start of its process: cold in the first round, with the compilers' caches filled after it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.one_gpu_megatron import ROWS as MEGATRON_ROWS
+from benchmarks.one_gpu_megatron import is_installed, megatron_step
 from benchmarks.one_gpu_peer import peer_step
 from trainer.config.sections import (
     DataSection,
@@ -51,7 +56,10 @@ SHAPES: dict[str, tuple[int, int, int, dict[str, Any]]] = {
     "gpt1.3b": (2048, 4, 4, GPT1B),
     "llama3b": (4096, 1, 8, LLAMA3B),
 }
-STEPS, WARMUP = 12, 4
+STEPS, WARMUP = 25, 5
+ROWS = ("ours", "torch", *MEGATRON_ROWS)
+FAILED_LINES = 30  # of a failed process, shown
+RUN_LIMIT_S = "300"  # of one process
 
 
 def run_config(shape: str) -> RunConfig:
@@ -88,8 +96,7 @@ def random_batches(plan: Plan, device: torch.device) -> list[Microbatch]:
 
 
 def measure_row(name: str, shape: str, profile: str | None) -> dict[str, Any]:
-    """Steps of ours or of the peer."""
-    began = time.perf_counter()
+    """Steps of ours or of a peer."""
     config = run_config(shape)
     plan, world = make_plan(config, 1, facts=None), join_world(Mesh(1))
     batches = random_batches(plan, world.device)
@@ -97,14 +104,15 @@ def measure_row(name: str, shape: str, profile: str | None) -> dict[str, Any]:
         engine = random_engine(config, plan, world)
         step: Callable[[], float] = lambda: engine.step(batches, 1e-4).loss  # noqa: E731
     else:
-        step = peer_step(plan.shape, [(b.tokens_BS, b.labels_BS) for b in batches])
+        texts = [(batch.tokens_BS, batch.labels_BS) for batch in batches]
+        step = peer_step(plan.shape, texts) if name == "torch" else megatron_step(name, plan.shape, texts)
     times, losses, ready = [], [], []
     for _ in range(STEPS):
         start = time.perf_counter()
         losses.append(step())
         torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
-        ready.append(time.perf_counter() - began)
+        ready.append(seconds_of_process())
     if profile:
         Path(profile).write_text(kernel_table(step))
     return {
@@ -115,6 +123,12 @@ def measure_row(name: str, shape: str, profile: str | None) -> dict[str, Any]:
         "first_step_s": round(ready[0], 1),
         "loss": [round(losses[0], 4), round(losses[-1], 4)],
     }
+
+
+def seconds_of_process() -> float:
+    """Wall time since this process began, imports included. Linux."""
+    ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+    return float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def kernel_table(step: Callable[[], float]) -> str:
@@ -140,37 +154,42 @@ def kernel_table(step: Callable[[], float]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def measure_in_turns(shapes: list[str], rounds: int) -> list[dict[str, Any]]:
-    """A process a row, ours and the peer's in turns."""
-    rows = []
+def measure_in_turns(shapes: list[str], names: list[str], rounds: int) -> Iterator[dict[str, Any]]:
+    """A process for each run of a row, in turns. A row that fails is shown and left out of later rounds."""
+    failed = set()
     for shape in shapes:
-        for _ in range(rounds):
-            for name in ("ours", "peer"):
-                command = [sys.executable, __file__, "--row", name, "--shapes", shape]
-                output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-                rows.append(json.loads(output.splitlines()[-1]))
-                print(json.dumps(rows[-1]), flush=True)
-    return rows
+        for turn in [name for _ in range(rounds) for name in names]:
+            if (turn, shape) in failed:
+                continue
+            command = ["timeout", RUN_LIMIT_S, sys.executable, __file__, "--row", turn, "--shapes", shape]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                failed.add((turn, shape))
+                lines = done.stderr.splitlines()[-FAILED_LINES:]
+                print(f"{turn} {shape} ended with {done.returncode}", *lines, sep="\n", flush=True)
+                continue
+            yield json.loads(done.stdout.splitlines()[-1])
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Medians over the rounds."""
+    """Medians over the rounds, and ours divided by each."""
     lines = [
-        "| shape | ours, tokens/s | GiB | first step, s | torch.compile | GiB | ratio |",
-        "|---|---|---|---|---|---|---|",
+        "| shape | row | tokens/s | runs | GiB | first step, s: cold | later | ours / row |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for shape in dict.fromkeys(row["shape"] for row in rows):
-        found = {
-            name: [
-                statistics.median(row[key] for row in rows if (row["row"], row["shape"]) == (name, shape))
-                for key in ("tokens_per_s", "peak_gib", "first_step_s")
-            ]
-            for name in ("ours", "peer")
-        }
-        (ours, memory, first), (peer, peer_memory, _) = found["ours"], found["peer"]
-        lines.append(
-            f"| {shape} | {ours:,.0f} | {memory} | {first} | {peer:,.0f} | {peer_memory} | {ours / peer:.3f} |"
-        )
+        found: dict[str, list[dict[str, Any]]] = {}
+        for row in rows:
+            if row["shape"] == shape:
+                found.setdefault(row["row"], []).append(row)
+        speeds = {name: statistics.median(run["tokens_per_s"] for run in runs) for name, runs in found.items()}
+        for name, runs in found.items():
+            each = " ".join(f"{run['tokens_per_s']:,}" for run in runs)
+            memory = max(run["peak_gib"] for run in runs)
+            cold, *later = (run["first_step_s"] for run in runs)
+            warm = statistics.median(later) if later else ""
+            ratio = f"{speeds['ours'] / speeds[name]:.3f}" if "ours" in speeds else ""
+            lines.append(f"| {shape} | {name} | {speeds[name]:,.0f} | {each} | {memory} | {cold} | {warm} | {ratio} |")
     return "\n".join(lines)
 
 
@@ -178,17 +197,22 @@ def main() -> None:
     """Measure one row, or all of them in turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--rows", nargs="+", choices=ROWS, help="default: ours, torch, and megatron where installed")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--out", help="file for all rows as JSON")
-    parser.add_argument("--row", choices=["ours", "peer"], help="measure this one alone, in this process")
+    parser.add_argument("--out", help="file for all runs as JSON")
+    parser.add_argument("--row", choices=ROWS, help="measure this one alone, in this process")
     parser.add_argument("--profile", help="with --row: file for a table of kernels")
     arguments = parser.parse_args()
     if arguments.row:
         print(json.dumps(measure_row(arguments.row, arguments.shapes[0], arguments.profile)))
         return
-    rows = measure_in_turns(arguments.shapes, arguments.rounds)
-    if arguments.out:
-        Path(arguments.out).write_text(json.dumps(rows, indent=1) + "\n")
+    names = arguments.rows or ["ours", "torch", *(["megatron"] if is_installed() else [])]
+    rows = []
+    for row in measure_in_turns(arguments.shapes, names, arguments.rounds):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        if arguments.out:
+            Path(arguments.out).write_text(json.dumps(rows, indent=1) + "\n")
     print(table(rows))
 
 

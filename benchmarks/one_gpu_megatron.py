@@ -1,0 +1,165 @@
+"""megatron-core with Transformer Engine's layers, for benchmarks/one_gpu.py: with the fusions a careful user turns on.
+
+bf16 parameters, fp32 main gradients and weights, fused attention, RoPE, SwiGLU and cross-entropy, weight gradients
+added by the product itself, megatron-core's own schedule, optimizer and clipping. Written against megatron-core 0.16.1
+and Transformer Engine 2.11; neither is a dependency, so both are imported where a row of theirs begins. The head's
+product wants apex's `fused_weight_gradient_mlp_cuda`; where apex is missing, torch's product takes its name.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+from trainer.models.gpt_params import GPTShape
+
+# row -> what differs from the plain one: megatron-core's optimizer, and its fp8 recipe.
+ROWS: dict[str, dict[str, str]] = {
+    "megatron": {},
+    "megatron-distributed": {"optimizer": "distributed"},  # flat shards; with one GPU a shard is everything
+    "megatron-fused": {"optimizer": "fused"},  # the same, and Adam's kernel writes the bf16 parameters
+    "megatron-fp8": {"fp8": "delayed"},
+    "megatron-fp8-fused": {"fp8": "delayed", "optimizer": "fused"},
+    "megatron-fp8-current": {"fp8": "tensorwise"},
+}
+
+
+def is_installed() -> bool:
+    """Whether megatron-core and Transformer Engine can be found."""
+    return all(importlib.util.find_spec(name) for name in ("megatron", "transformer_engine"))
+
+
+def megatron_step(row: str, shape: GPTShape, batches: list[tuple[Tensor, Tensor]]) -> Callable[[], float]:
+    """A function that trains one step on the batches and gives its mean loss."""
+    _supply_weight_gradient()
+    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+    from megatron.core.transformer.module import Float16Module
+
+    device, (size, length) = batches[0][0].device, batches[0][0].shape
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+    parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    config = _transformer_config(shape, ROWS[row].get("fp8"))
+    rope = {"position_embedding_type": "rope", "rotary_base": int(shape.rope_theta)}
+    inner = GPTModel(
+        config,
+        get_gpt_layer_with_transformer_engine_spec(),
+        shape.padded_vocab_size,
+        length,
+        share_embeddings_and_output_weights=shape.tie_embeddings,
+        **(rope if shape.position == "rope" else {"position_embedding_type": "learned_absolute"}),
+    )
+    optimizer_config = _optimizer_config(OptimizerConfig, ROWS[row].get("optimizer", "plain"))
+    reduction = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True, use_distributed_optimizer=optimizer_config.use_distributed_optimizer
+    )
+    model = DistributedDataParallel(config, reduction, Float16Module(config, inner.cuda()))
+    optimizer = get_megatron_optimizer(optimizer_config, [model], use_gloo_process_groups=False)
+    config.grad_scale_func, config.finalize_model_grads_func = optimizer.scale_loss, finalize_model_grads
+    positions = torch.arange(length, device=device).expand(size, length)
+    run = get_forward_backward_func()
+
+    def mean_loss(losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        mean = losses.float().mean()
+        return mean, {"loss": mean.detach()}
+
+    def forward(iterator: Any, module: Any) -> tuple[Tensor, Callable[..., Any]]:
+        tokens, labels = next(iterator)
+        return module(tokens, positions, None, labels=labels), mean_loss
+
+    def step() -> float:
+        model.zero_grad_buffer()
+        optimizer.zero_grad()
+        found = run(
+            forward_step_func=forward,
+            data_iterator=iter(batches),
+            model=[model],
+            num_microbatches=len(batches),
+            seq_length=length,
+            micro_batch_size=size,
+            forward_only=False,
+        )
+        optimizer.step()
+        return float(torch.stack([microbatch["loss"] for microbatch in found]).mean())
+
+    return step
+
+
+def _transformer_config(shape: GPTShape, fp8: str | None) -> Any:
+    from megatron.core.transformer.enums import AttnBackend
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    gated = shape.activation == "swiglu"
+    history = {"fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"} if fp8 == "delayed" else {}
+    return TransformerConfig(
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        num_attention_heads=shape.num_heads,
+        num_query_groups=shape.num_kv_heads,
+        kv_channels=shape.head_dim,
+        ffn_hidden_size=shape.ffn_hidden_size,
+        normalization="RMSNorm" if shape.norm == "rmsnorm" else "LayerNorm",
+        layernorm_epsilon=shape.norm_epsilon,
+        gated_linear_unit=gated,
+        activation_func=F.silu if gated else F.gelu,
+        add_bias_linear=shape.bias,
+        init_method_std=shape.init_std,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        bf16=True,
+        params_dtype=torch.bfloat16,
+        pipeline_dtype=torch.bfloat16,
+        attention_backend=AttnBackend.auto,
+        bias_activation_fusion=True,
+        bias_dropout_fusion=True,
+        apply_rope_fusion=shape.position == "rope",
+        persist_layer_norm=True,
+        gradient_accumulation_fusion=True,
+        cross_entropy_loss_fusion=True,
+        cross_entropy_fusion_impl="te",
+        **({"fp8": "hybrid", "fp8_recipe": fp8, **history} if fp8 else {}),
+    )
+
+
+def _optimizer_config(kind: Callable[..., Any], name: str) -> Any:
+    return kind(
+        optimizer="adam",
+        lr=1e-4,
+        min_lr=1e-4,
+        weight_decay=0.1,
+        adam_beta1=0.9,
+        adam_beta2=0.95,
+        clip_grad=1.0,
+        bf16=True,
+        params_dtype=torch.bfloat16,
+        use_distributed_optimizer=name != "plain",
+        use_precision_aware_optimizer=name == "fused",
+    )
+
+
+def _supply_weight_gradient() -> None:
+    """apex's product for the head's weight, from torch's where apex is missing."""
+    name = "fused_weight_gradient_mlp_cuda"
+    if importlib.util.find_spec(name):
+        return
+
+    def wgrad_gemm_accum_fp32(inputs: Tensor, gradient: Tensor, weight_gradient: Tensor) -> None:
+        left, right = gradient.flatten(0, -2).t(), inputs.flatten(0, -2)
+        torch.addmm(weight_gradient, left, right, out_dtype=torch.float32, out=weight_gradient)
+
+    module: Any = importlib.util.module_from_spec(ModuleSpec(name, None))
+    module.wgrad_gemm_accum_fp32 = wgrad_gemm_accum_fp32
+    sys.modules[name] = module
