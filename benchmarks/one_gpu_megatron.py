@@ -93,7 +93,7 @@ def megatron_step(row: str, shape: GPTShape, batches: list[tuple[Tensor, Tensor]
             forward_only=False,
         )
         optimizer.step()
-        return float(torch.stack([microbatch["loss"] for microbatch in found]).mean())
+        return torch.stack([microbatch["loss"] for microbatch in found]).mean()
 
     return step
 

@@ -89,7 +89,7 @@ def peer_step(shape: GPTShape, batches: list[tuple[Tensor, Tensor]]) -> Callable
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        return float(total)
+        return total
 
     return step
 

@@ -349,7 +349,7 @@ def _continued(context, config, folder):
 
 @pytest.mark.parametrize("name", ["tp2dp2", "alone"])
 def test_a_checkpoint_from_before_there_were_buckets_is_continued(name):
-    """Written by four ranks (tp 2 x dp 2, sequence parallel, fp64) of the code before; with the losses it went on to."""
+    """Written by four ranks (tp 2 x dp 2, sequence parallel) of the code before, which went on to these losses."""
     ranks, config = _config(name, "gpt2")
     tiny = replace(
         config.model, num_layers=1, hidden_size=8, num_heads=2, num_kv_heads=2, head_dim=4, ffn_hidden_size=8
