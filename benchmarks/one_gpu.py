@@ -6,8 +6,9 @@
 Rows: `ours`; `torch`, plain PyTorch under torch.compile; `megatron` and its variants, where megatron-core and
 Transformer Engine are installed. Each run of a row is a process of its own; a table of medians and of our speed over
 each peer's comes last. Our step is the trainer's own (`Engine.step`: forward, backward, norm, clipping, update); only
-the data is left out, seeded random tokens that lie on the device. Time is that of four steps at once, with one wait for the device after
-them: losses are tensors until then, ours are read a step later, as the trainer does it. The first step counts from the start of its process: cold in the first round, with the compilers' caches filled after it.
+the data is left out, seeded random tokens that lie on the device. Time is that of four steps at once, with one wait for
+the device after them: losses are tensors until then, ours are read a step later, as the trainer does it. The first step
+counts from the start of its process: cold in the first round, with the compilers' caches filled after it.
 """
 
 from __future__ import annotations
