@@ -7,6 +7,8 @@ Without one (a model that is only evaluated, or used with another optimizer) aut
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -22,16 +24,45 @@ from trainer.parallel.collectives import (
 )
 
 
-class Layer(nn.Module):
-    """A module whose backward adds to main gradients.
+class MainGradients:
+    """A layer's main gradients, by the names of its parameters: tensors of their shapes, fp32 or wider.
 
-    Attributes:
-        main_gradients: name of a parameter of this module -> tensor of its shape, fp32 or wider.
+    After an update they are stale: what they hold counts as zero. The first product of a step overwrites them, which
+    saves a pass that clears and another that reads; who can only add is given zeros.
     """
 
     def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._stale: set[str] = set()
+
+    def forget(self) -> None:
+        """All of them count as zero from here on."""
+        self._stale = set(self.tensors)
+
+    def get(self, name: str) -> Tensor | None:
+        """A main gradient to add to; None where there is none."""
+        if self.take_stale(name):
+            self.tensors[name].zero_()
+        return self.tensors.get(name)
+
+    def take_stale(self, name: str) -> bool:
+        """Whether the caller has to overwrite the tensor rather than to add to it; true once after each `forget`."""
+        stale = name in self._stale
+        self._stale.discard(name)
+        return stale
+
+    def settle(self) -> None:
+        """Clear what nothing was written to."""
+        for name in tuple(self._stale):
+            self.get(name)
+
+
+class Layer(nn.Module):
+    """A module whose backward adds to main gradients."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.main_gradients: dict[str, Tensor] = {}
+        self.main_gradients = MainGradients()
 
 
 class Parallel:
@@ -69,20 +100,28 @@ class Parallel:
         return slice(self.tp.rank * part, (self.tp.rank + 1) * part)
 
 
-def add_product(main: Tensor | None, dy_NO: Tensor, *, x_NI: Tensor) -> Tensor | None:
-    """A weight's gradient dy^T x: [O, I], added to `main`, or returned where there is no main gradient.
+def add_weight_gradient(main: MainGradients, name: str, dy_NO: Tensor, *, x_NI: Tensor) -> Tensor | None:
+    """A weight's gradient dy^T x: [O, I], added to its main gradient, or returned where there is none."""
+    if name not in main.tensors:
+        return dy_NO.t() @ x_NI
+    add_product(main.tensors[name], dy_NO, x_NI=x_NI, overwrite=main.take_stale(name))
+    return None
+
+
+def add_product(target: Tensor, dy_NO: Tensor, *, x_NI: Tensor, overwrite: bool = False) -> None:
+    """dy^T x, [O, I], added to `target` or written over it.
 
     On CUDA one matrix product accumulates in the wider dtype; elsewhere the factors are widened first.
     """
-    if main is None:
-        return dy_NO.t() @ x_NI
-    if main.dtype == dy_NO.dtype:
-        main.addmm_(dy_NO.t(), x_NI)
-    elif main.is_cuda:
-        torch.addmm(main, dy_NO.t(), x_NI, out_dtype=main.dtype, out=main)
+    left, right = dy_NO.t(), x_NI
+    wider = target.dtype != dy_NO.dtype
+    if wider and not target.is_cuda:
+        left, right, wider = left.to(target.dtype), right.to(target.dtype), False
+    options: dict[str, Any] = {"out_dtype": target.dtype} if wider else {}
+    if overwrite:
+        torch.mm(left, right, out=target, **options)
     else:
-        main.addmm_(dy_NO.t().to(main.dtype), x_NI.to(main.dtype))
-    return None
+        torch.addmm(target, left, right, out=target, **options)
 
 
 def add_vector(main: Tensor | None, gradient: Tensor, *, dtype: torch.dtype) -> Tensor | None:

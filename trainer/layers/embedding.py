@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainer.layers.base import Layer, Parallel, add_rows
+from trainer.layers.base import Layer, MainGradients, Parallel, add_rows
 from trainer.parallel.collectives import reduce_from_group, scatter_sequence
 from trainer.parallel.params import vocabulary_range
 
@@ -61,7 +61,7 @@ class _Rows(torch.autograd.Function):
     """Rows of a table, zeros where the mask is false; the gradient is added to the table's rows."""
 
     @staticmethod
-    def forward(ctx: Any, table: Tensor, rows_N: Tensor, mine_N: Tensor | None, main: dict[str, Tensor]) -> Tensor:
+    def forward(ctx: Any, table: Tensor, rows_N: Tensor, mine_N: Tensor | None, main: MainGradients) -> Tensor:
         ctx.save_for_backward(table, rows_N, mine_N)
         ctx.main = main
         x_ND = F.embedding(rows_N, table)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trainer.kernels.table import Kernels
-from trainer.layers.base import add_product
+from trainer.layers.base import add_product, add_weight_gradient
 from trainer.layers.embedding import VocabularyEmbedding
 from trainer.parallel.collectives import all_reduce_
 
@@ -63,7 +63,7 @@ class _HeadLoss(torch.autograd.Function):
         x_ND = rows.parallel.gather(x_ND)
         column_N = torch.where(rows.local(labels_N), labels_N - rows.first, -1)
         loss = torch.zeros((), dtype=torch.float64, device=x_ND.device)
-        main = rows.main_gradients.get("weight")
+        main = rows.main_gradients.tensors.get("weight")
         dx_ND = torch.empty_like(x_ND) if train else None
         own = torch.zeros_like(weight_VD, dtype=_wide(weight_VD)) if train and main is None else None
         for first in range(0, len(x_ND), chunk):
@@ -76,7 +76,10 @@ class _HeadLoss(torch.autograd.Function):
             real = rows.stop - rows.first
             kernels.logits_to_gradient_(logits_CV, log_total_C[1], column_N[part], weight_N[part], real)
             torch.mm(logits_CV, weight_VD, out=dx_ND[part])
-            add_product(own if main is None else main, logits_CV, x_NI=x_ND[part])
+            if own is not None:
+                add_product(own, logits_CV, x_NI=x_ND[part])
+            else:
+                add_weight_gradient(rows.main_gradients, "weight", logits_CV, x_NI=x_ND[part])
         ctx.save_for_backward(dx_ND, own)
         ctx.dtype = weight_VD.dtype
         ctx.parallel = rows.parallel

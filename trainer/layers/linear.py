@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainer.layers.base import Layer, Parallel, add_product
+from trainer.layers.base import Layer, MainGradients, Parallel, add_product, add_weight_gradient
 
 
 class Linear(Layer):
@@ -49,7 +49,7 @@ class _Column(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, parallel: Parallel, main: dict[str, Tensor]
+        ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, parallel: Parallel, main: MainGradients
     ) -> Tensor:
         ctx.save_for_backward(x_NI, weight_OI)
         ctx.parallel, ctx.main, ctx.bias = parallel, main, bias_O is not None
@@ -60,7 +60,7 @@ class _Column(torch.autograd.Function):
         x_NI, weight_OI = ctx.saved_tensors
         whole = ctx.parallel.start_gather(x_NI)
         dx = ctx.parallel.start_reduce(dy_NO @ weight_OI)
-        dweight = add_product(ctx.main.get("weight"), dy_NO, x_NI=whole.wait())
+        dweight = add_weight_gradient(ctx.main, "weight", dy_NO, x_NI=whole.wait())
         dbias = _bias_gradient(ctx.main, dy_NO) if ctx.bias else None
         return dx.wait(), dweight, dbias, None, None
 
@@ -70,7 +70,7 @@ class _Row(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, parallel: Parallel, main: dict[str, Tensor]
+        ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, parallel: Parallel, main: MainGradients
     ) -> Tensor:
         ctx.save_for_backward(x_NI, weight_OI)
         ctx.parallel, ctx.main, ctx.bias = parallel, main, bias_O is not None
@@ -86,11 +86,13 @@ class _Row(torch.autograd.Function):
         dbias = _bias_gradient(ctx.main, dy_NO) if ctx.bias else None
         whole_NO = whole.wait()
         dx_NI = whole_NO @ weight_OI
-        return dx_NI, add_product(ctx.main.get("weight"), whole_NO, x_NI=x_NI), dbias, None, None
+        return dx_NI, add_weight_gradient(ctx.main, "weight", whole_NO, x_NI=x_NI), dbias, None, None
 
 
-def _bias_gradient(main: dict[str, Tensor], dy_NO: Tensor) -> Tensor | None:
+def _bias_gradient(main: MainGradients, dy_NO: Tensor) -> Tensor | None:
     """A bias is a weight whose input is 1; as a product it takes one pass, where a sum in fp32 takes two."""
-    bias_O = main.get("bias")
-    gradient = add_product(None if bias_O is None else bias_O.unsqueeze(1), dy_NO, x_NI=dy_NO.new_ones(len(dy_NO), 1))
-    return None if gradient is None else gradient.squeeze(1)
+    ones_N1 = dy_NO.new_ones(len(dy_NO), 1)
+    if "bias" not in main.tensors:
+        return (dy_NO.t() @ ones_N1).squeeze(1)
+    add_product(main.tensors["bias"].unsqueeze(1), dy_NO, x_NI=ones_N1, overwrite=main.take_stale("bias"))
+    return None

@@ -40,7 +40,7 @@ class Buffers:
 
     Attributes:
         parameters: [layout.size] in the model's dtype.
-        gradients: [layout.size], fp32, or fp64 for an fp64 model; zero after `clear`.
+        gradients: [layout.size], fp32, or fp64 for an fp64 model.
     """
 
     def __init__(self, model: nn.Module, layout: BufferLayout) -> None:
@@ -51,6 +51,7 @@ class Buffers:
         first = next(iter(named.values()))
         main_dtype = torch.promote_types(first.dtype, torch.float32)
         self.layout = layout
+        self._layers: dict[str, Layer] = {}
         self.parameters = torch.zeros(layout.size, dtype=first.dtype, device=first.device)
         self.gradients = torch.zeros(layout.size, dtype=main_dtype, device=first.device)
         for slot in layout.slots:
@@ -59,11 +60,18 @@ class Buffers:
             owner, _, name = slot.spec.name.rpartition(".")
             layer = model.get_submodule(owner)
             assert isinstance(layer, Layer), f"{slot.spec.name} belongs to {type(layer).__name__}, not to a Layer"
-            layer.main_gradients[name] = self.gradients[where].view(slot.spec.shape)
+            layer.main_gradients.tensors[name] = self.gradients[where].view(slot.spec.shape)
+            self._layers[owner] = layer
 
-    def clear(self) -> None:
-        """Forget all gradients."""
-        self.gradients.zero_()
+    def forget(self) -> None:
+        """All gradients count as zero, whatever the buffer holds."""
+        for layer in self._layers.values():
+            layer.main_gradients.forget()
+
+    def settle(self) -> None:
+        """Make the buffer hold the gradients: what backward did not come to is zero."""
+        for layer in self._layers.values():
+            layer.main_gradients.settle()
 
     def _adopt(self, parameter: nn.Parameter, where: slice) -> None:
         view = self.parameters[where].view(parameter.shape)
@@ -139,7 +147,7 @@ class Optimizer:
         self._steps += applied
         self._update(factor, learning_rate, applied)
         self._gather()
-        self.buffers.clear()
+        self.buffers.forget()
         return StepResult(norm, applied, sums[1:])
 
     def load(self, state: Mapping[str, Tensor], steps: int) -> None:
@@ -160,6 +168,7 @@ class Optimizer:
     def _reduce(self) -> None:
         """The owned runs of the gradients become those of the loss's sum; what the other runs hold is undefined."""
         gradients = self.buffers.gradients
+        self.buffers.settle()
         for bucket in self.buffers.layout.buckets:
             reduce_scatter_(gradients[bucket.start : bucket.stop], self.groups[bucket.shard])
         for axis in ("tp", "ends"):

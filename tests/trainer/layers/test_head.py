@@ -35,7 +35,7 @@ def _rows(shape, parallel, table, *, main):
     rows.weight.data.fill_(1e4)  # padding would dominate if it were counted
     rows.weight.data[: rows.stop - rows.first] = table[rows.first : rows.stop]
     if main:
-        rows.main_gradients["weight"] = torch.zeros_like(rows.weight)
+        rows.main_gradients.tensors["weight"] = torch.zeros_like(rows.weight)
     return rows
 
 
@@ -47,7 +47,7 @@ def _body(context, sequence_parallel, main, chunk):
     mine = x[parallel.local_tokens(TOKENS)].clone().requires_grad_()
     loss = head_loss(mine, rows, labels_N=labels, weight_N=weight, kernels=PLAIN, chunk_tokens=chunk)
     loss.backward()
-    gradient = rows.main_gradients["weight"] if main else rows.weight.grad
+    gradient = rows.main_gradients.tensors["weight"] if main else rows.weight.grad
     assert (rows.weight.grad is None) == main
     return loss.item(), mine.grad, gradient[: rows.stop - rows.first], gradient[rows.stop - rows.first :]
 
@@ -88,4 +88,4 @@ def test_without_gradients_nothing_is_made_for_backward():
     rows = _rows(replace(LLAMA, padded_vocab_size=256), parallel, table, main=True)
     with torch.no_grad():
         head_loss(x, rows, labels_N=labels, weight_N=weight, kernels=PLAIN)
-    assert not rows.main_gradients["weight"].any()
+    assert not rows.main_gradients.tensors["weight"].any()

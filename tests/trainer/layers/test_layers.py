@@ -45,7 +45,7 @@ def test_gradients_of_64_half_precision_microbatches_are_those_of_fp64(name):
     """bf16 has 8 bits: a sum of 64 gradients that were rounded on the way would be off by some 1e-3."""
     layer = _layer(name)
     named = {key: p for key, p in layer.named_parameters() if p is not None}
-    layer.main_gradients |= {key: torch.zeros(p.shape) for key, p in named.items()}
+    layer.main_gradients.tensors |= {key: torch.zeros(p.shape) for key, p in named.items()}
     twin = _layer(name).double()
     for i in range(MICROBATCHES):
         x, dy = _draw(2 * i, TOKENS, WIDTH), _draw(2 * i + 1, TOKENS, WIDTH)
@@ -55,7 +55,7 @@ def test_gradients_of_64_half_precision_microbatches_are_those_of_fp64(name):
     for key, parameter in named.items():
         assert parameter.grad is None
         expected = getattr(twin, key).grad
-        error = (layer.main_gradients[key] - expected).abs().max() / expected.abs().max()
+        error = (layer.main_gradients.tensors[key] - expected).abs().max() / expected.abs().max()
         assert error < 1e-6, key
 
 
@@ -78,6 +78,6 @@ def test_rows_that_come_often_are_added_in_a_wide_dtype():
 
 def test_what_a_main_gradient_holds_already_is_added_to():
     layer = PositionEmbedding(4, 2)
-    layer.main_gradients["weight"] = torch.full(layer.weight.shape, 0.5)
+    layer.main_gradients.tensors["weight"] = torch.full(layer.weight.shape, 0.5)
     layer(torch.tensor([0, 0, 2])).sum().backward()
-    assert layer.main_gradients["weight"][:4, 0].tolist() == [2.5, 0.5, 1.5, 0.5]
+    assert layer.main_gradients.tensors["weight"][:4, 0].tolist() == [2.5, 0.5, 1.5, 0.5]

@@ -13,6 +13,7 @@ from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import assemble, layouts, logical, microbatches, small_config
 from trainer.config.sections import MeshSection, OptimizerSection
 from trainer.kernels.table import PLAIN, choose_kernels
+from trainer.layers.base import MainGradients, add_weight_gradient
 from trainer.models.gpt import build_gpt
 from trainer.optim.optimizer import NORM_BLOCK, sum_of_squares
 from trainer.parallel.params import Place
@@ -152,10 +153,15 @@ def test_a_sum_of_squares_takes_every_element(length, dtype):
 def _skip(context, poison):
     engine = layouts(context, replace(small_config("llama"), mesh=MeshSection(tp=2)))
     before = {name: x.clone() for name, x in engine.optimizer.state.items()}
-    if context.rank == poison:
-        split = next(slot for slot in engine.layout.slots if not slot.spec.copies)
+    split = next(slot for slot in engine.layout.slots if not slot.spec.copies)
+
+    def poisoned():
         engine.buffers.gradients[split.start] = float("nan")
-    report = engine.step(microbatches(engine, 0), 1e-2).read()
+
+    with pytest.MonkeyPatch.context() as patch:
+        if context.rank == poison:
+            patch.setattr(engine.buffers, "settle", poisoned)
+        report = engine.step(microbatches(engine, 0), 1e-2).read()
     unchanged = all(torch.equal(before[name], x) for name, x in engine.optimizer.state.items())
     after = engine.step(microbatches(engine, 0), 1e-2).read()
     return report.applied, unchanged, engine.optimizer.steps, after.applied
@@ -163,3 +169,34 @@ def _skip(context, poison):
 
 def test_a_gradient_that_is_not_finite_changes_nothing_on_any_rank():
     assert run_ranks(_skip, 2, 1) == [(False, True, 1, True)] * 2
+
+
+def _weights_over(context, name, stale):
+    """Weights after three steps whose first writes go over what the gradients' buffer holds by then."""
+    engine = layouts(context, replace(small_config(name), mesh=MeshSection(tp=context.world)))
+    for step in range(3):
+        if step:
+            slots = engine.layout.slots
+            for slot in slots:  # padding is nobody's and stays zero
+                engine.buffers.gradients[slot.start : slot.start + slot.spec.numel] = stale
+        engine.step(microbatches(engine, step), 1e-2)
+    return engine.optimizer.state["weight"].clone()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_what_the_step_before_left_in_the_gradients_does_not_count(name, ranks):
+    for kept, poisoned in zip(
+        run_ranks(_weights_over, ranks, name, 0.0), run_ranks(_weights_over, ranks, name, float("nan")), strict=True
+    ):
+        assert torch.equal(kept, poisoned) and kept.isfinite().all()
+
+
+def test_a_gradient_that_backward_did_not_come_to_is_zero():
+    gradients = MainGradients()
+    gradients.tensors |= {"weight": torch.full((2, 2), torch.nan), "bias": torch.full((2,), torch.nan)}
+    gradients.forget()
+    add_weight_gradient(gradients, "weight", torch.ones(1, 2), x_NI=torch.ones(1, 2))
+    add_weight_gradient(gradients, "weight", torch.ones(1, 2), x_NI=torch.ones(1, 2))
+    gradients.settle()
+    assert gradients.tensors["weight"].tolist() == [[2, 2], [2, 2]] and not gradients.tensors["bias"].any()
