@@ -100,7 +100,7 @@ class Parallel:
         return slice(self.tp.rank * part, (self.tp.rank + 1) * part)
 
 
-def add_weight_gradient(main: MainGradients, name: str, dy_NO: Tensor, *, x_NI: Tensor) -> Tensor | None:
+def add_weight_gradient(main: MainGradients, name: str, *, dy_NO: Tensor, x_NI: Tensor) -> Tensor | None:
     """A weight's gradient dy^T x: [O, I], added to its main gradient, or returned where there is none."""
     if name not in main.tensors:
         return dy_NO.t() @ x_NI

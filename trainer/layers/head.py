@@ -79,7 +79,7 @@ class _HeadLoss(torch.autograd.Function):
             if own is not None:
                 add_product(own, logits_CV, x_NI=x_ND[part])
             else:
-                add_weight_gradient(rows.main_gradients, "weight", logits_CV, x_NI=x_ND[part])
+                add_weight_gradient(rows.main_gradients, "weight", dy_NO=logits_CV, x_NI=x_ND[part])
         ctx.save_for_backward(dx_ND, own)
         ctx.dtype = weight_VD.dtype
         ctx.parallel = rows.parallel

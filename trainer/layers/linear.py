@@ -60,7 +60,7 @@ class _Column(torch.autograd.Function):
         x_NI, weight_OI = ctx.saved_tensors
         whole = ctx.parallel.start_gather(x_NI)
         dx = ctx.parallel.start_reduce(dy_NO @ weight_OI)
-        dweight = add_weight_gradient(ctx.main, "weight", dy_NO, x_NI=whole.wait())
+        dweight = add_weight_gradient(ctx.main, "weight", dy_NO=dy_NO, x_NI=whole.wait())
         dbias = _bias_gradient(ctx.main, dy_NO) if ctx.bias else None
         return dx.wait(), dweight, dbias, None, None
 
@@ -86,7 +86,7 @@ class _Row(torch.autograd.Function):
         dbias = _bias_gradient(ctx.main, dy_NO) if ctx.bias else None
         whole_NO = whole.wait()
         dx_NI = whole_NO @ weight_OI
-        return dx_NI, add_weight_gradient(ctx.main, "weight", whole_NO, x_NI=x_NI), dbias, None, None
+        return dx_NI, add_weight_gradient(ctx.main, "weight", dy_NO=whole_NO, x_NI=x_NI), dbias, None, None
 
 
 def _bias_gradient(main: MainGradients, dy_NO: Tensor) -> Tensor | None:

@@ -196,7 +196,7 @@ def test_a_gradient_that_backward_did_not_come_to_is_zero():
     gradients = MainGradients()
     gradients.tensors |= {"weight": torch.full((2, 2), torch.nan), "bias": torch.full((2,), torch.nan)}
     gradients.forget()
-    add_weight_gradient(gradients, "weight", torch.ones(1, 2), x_NI=torch.ones(1, 2))
-    add_weight_gradient(gradients, "weight", torch.ones(1, 2), x_NI=torch.ones(1, 2))
+    add_weight_gradient(gradients, "weight", dy_NO=torch.ones(1, 2), x_NI=torch.ones(1, 2))
+    add_weight_gradient(gradients, "weight", dy_NO=torch.ones(1, 2), x_NI=torch.ones(1, 2))
     gradients.settle()
     assert gradients.tensors["weight"].tolist() == [[2, 2], [2, 2]] and not gradients.tensors["bias"].any()
