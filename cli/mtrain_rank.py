@@ -17,6 +17,7 @@ from collections.abc import Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
 from types import FrameType  # noqa: E402
 
+from cli.start import ProcessEnd  # noqa: E402
 from mdata.errors import StoppedError  # noqa: E402
 from mdata.util.stop_signals import stop_requests  # noqa: E402
 
@@ -55,4 +56,7 @@ def _decided(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end = ProcessEnd()
+    code = main(sys.argv[1:])
+    end.decide(code)
+    sys.exit(code)

@@ -58,31 +58,52 @@ class InterruptsEndAtOnce:
 def start(program: str, commands: Sequence[Command], *, description: str, argv: Sequence[str] | None = None) -> int:
     """Import the rest and run one command line; see `cli.console.run`."""
     keep_standard_streams()
+    end = ProcessEnd() if argv is None else None  # argv: a call, not the command line of the process
     # Also around `run`, whose own handlers lie above: for the moments before them and after them.
     with InterruptsEndAtOnce(program):
         from cli.console import run
 
         code = run(program, commands, description=description, argv=argv)
-    if argv is None:  # the command line of the process: nothing of ours follows
-        keep_exit_code(code)
+    if end is not None:
+        end.decide(code)
     return code
 
 
-def keep_exit_code(code: int) -> None:
-    """A signal from now on does not change how the process ends, nor what it prints: all is done and said.
+class ProcessEnd:
+    """How this process ends: with the code that was decided, once all threads and exit handlers of Python have ended.
 
-    Taking modules down lasts, with torch, as long as it takes to send a second signal. While threads and exit handlers
-    may still be waited for, it ends the process at once; behind that Python has no handlers, so it is ignored.
+    To be made before anything registers an exit handler: handlers run last in, first out, and this one ends the
+    process. The interpreter is not taken down, because threads in C++ may still run. A thread of gloo drops its tensors
+    after the collective that a rank has waited for, and needs the interpreter for that; Python ends a thread that asks
+    for the interpreter too late, and the functions of C++ that this unwinds abort the process.
     """
-    import atexit
 
-    numbers = [number for number in (_signal.SIGINT, _signal.SIGTERM) if _signal.getsignal(number) != _signal.SIG_IGN]
-    try:
-        for number in numbers:
-            _signal.signal(number, lambda *_: os._exit(code))
-    except ValueError:  # not the main thread, as above
-        return
-    atexit.register(lambda: [_signal.signal(number, _signal.SIG_IGN) for number in numbers])
+    def __init__(self) -> None:
+        import atexit
+
+        self._code: int | None = None
+        atexit.register(self._end)
+
+    def decide(self, code: int) -> None:
+        """Set the exit code: all is done and said. A signal from now on ends the process at once, with this code."""
+        self._code = code
+        try:
+            for number in (_signal.SIGINT, _signal.SIGTERM):
+                if _signal.getsignal(number) != _signal.SIG_IGN:
+                    _signal.signal(number, lambda *_: os._exit(code))
+        except ValueError:  # not the main thread, as above
+            pass
+
+    def _end(self) -> None:
+        if self._code is None:
+            return
+        import sys
+        from contextlib import suppress
+
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, OSError, ValueError):  # there is none, nobody reads it, it is closed
+                stream.flush()
+        os._exit(self._code)
 
 
 def keep_standard_streams() -> None:

@@ -188,3 +188,14 @@ def test_help_is_short_enough_to_read(capsys):
     assert main(["preprocess", "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) < 100 and max(map(len, lines)) <= 120
+
+
+def test_a_dry_run_names_the_files_and_writes_nothing(tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    for name in ("a.jsonl", "b.jsonl", "old.jsonl"):
+        (tmp_path / "in" / name).write_text('{"text": "some text"}\n' * 9)
+    words = ["--input", f"{tmp_path}/in", "--output-prefix", f"{tmp_path}/out", "--tokenizer-type", "ByteTokenizer"]
+    assert main(["preprocess", *words, "--include", "*.jsonl", "--exclude", "old*", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "a.jsonl" in shown and "b.jsonl" in shown and "old.jsonl" not in shown
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]

@@ -145,3 +145,36 @@ def test_a_signal_behind_the_end_changes_nothing(words, code, number, in_handler
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, "Exception" in done.stderr, "Traceback" in done.stderr) == (code, False, False), done
     assert done.stdout.startswith("mdata") == (code == 0)
+
+
+# Two ranks in one process. The threads of gloo work on the last collective until the end of the process: main gives
+# the interpreter away neither while they finish it, nor until Python begins to take itself down.
+LATE_THREADS = """
+from cli.start import ProcessEnd
+end = ProcessEnd()
+import atexit, datetime, sys, threading, time
+import torch
+import torch.distributed as dist
+store, ranks = dist.HashStore(), []
+def join(rank):
+    ranks.append(dist.ProcessGroupGloo(store, rank, 2, datetime.timedelta(seconds=60)))
+threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+tensors = [torch.zeros(8), torch.zeros(8)]
+ranks[0].allreduce([tensors[0]])
+def hold():
+    sys.setswitchinterval(1e6)
+    ranks[1].allreduce([tensors[1]])
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        pass
+    print("all exit handlers ran")
+atexit.register(hold)
+end.decide(5)
+"""
+
+
+def test_threads_of_gloo_do_not_abort_a_process_that_is_done():
+    done = subprocess.run([sys.executable, "-c", LATE_THREADS], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (5, "all exit handlers ran\n", "")

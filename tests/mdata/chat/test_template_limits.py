@@ -119,6 +119,16 @@ def test_what_was_reached_is_said():
         rendered("{{ 'x'.center(10000000000) }}")
 
 
+def test_small_parts_of_the_output_count_together():
+    with pytest.raises(TemplateRefused, match="a value of more than"):
+        rendered("{% for i in range(20) %}" + "x" * 100_000 + "{% endfor %}")
+
+
+def test_each_rendering_is_counted_anew():
+    source = "{% for i in range(9000) %}{% endfor %}done"
+    assert [rendered(source) for _ in range(4)] == ["done"] * 4
+
+
 def test_a_template_that_is_nested_too_deep_is_no_template():
     with pytest.raises(UsageError, match="not one of Jinja"):
         JinjaTemplate("t", "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", ()).checked()

@@ -63,6 +63,7 @@ def test_origins_both_ways(documents):
         ("y.jsonl", "expected: FILE:ROW"),
         ("y.jsonl:0", "expected: FILE:ROW"),
         ("y.jsonl:x", "expected: FILE:ROW"),
+        pytest.param("y.jsonl:" + "1" * 5000, "expected: FILE:ROW", id="more digits than Python reads"),
         ("x.jsonl:1", "matches the paths of 2 inputs\n  found: data/a/x.jsonl, data/b/x.jsonl"),
         ("z.jsonl:1", "z.jsonl is not an input of x"),
         ("yy.jsonl:1", "try: y.jsonl?"),

@@ -272,3 +272,25 @@ def test_without_shuffling_blocks_are_none(tmp_path):
     gpt = opened(tmp_path, [3, 4, 5, 2], shuffle=False, shuffle_block=2)
     assert gpt.shuffle_block == 0
     assert [t for k in range(gpt.num_samples) for t in gpt.sample(k)["tokens"].tolist()][:13] == list(range(13))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda gpt: gpt.runs(0),
+        lambda gpt: gpt.samples_of(0, first=0, stop=2),
+        lambda gpt: gpt.gather(np.array([0]), np.empty((1, 4), np.int32)),
+    ],
+    ids=["runs", "samples of a sequence", "gather"],
+)
+def test_a_place_outside_of_the_index_is_damage(tmp_path, monkeypatch, read):
+    """An altered manifest gives more sequences than the index has; the extension says so with an IndexError."""
+    gpt = opened(tmp_path, [3, 5, 4, 2, 7], shuffle_block=4)
+
+    def outside(*_: object, **__: object) -> None:
+        raise IndexError("sequence 9 of 5")
+
+    for name in ("block_place", "block_pieces"):
+        monkeypatch.setattr(Gatherer, name, outside)
+    with pytest.raises(DamageError, match=r"are not laid out as its manifest says(.|\n)*found: sequence 9 of 5"):
+        read(gpt)

@@ -51,6 +51,16 @@ def test_a_window_that_is_too_large_is_named(tmp_path, name):
     assert f"{window:,}" in said and "2,147,483,648" in said and "smaller window" in said and "damaged" not in said
 
 
+@pytest.mark.parametrize("size", [1, 5, 17])
+def test_a_header_that_comes_in_parts_is_read_whole(size):
+    """The window is looked for where the header is complete, however little the first part holds."""
+    header, window = FAR["dictionary"]
+    frame = b"\x28\xb5\x2f\xfd" + header + b"\1\0\0"
+    parts = [frame[at : at + size] for at in range(0, len(frame), size)]
+    with pytest.raises(decompress.TooLargeError, match=f"a window of {window:,} bytes"):
+        list(decompress.decompress(iter(parts), "zstd"))
+
+
 @examples(200)
 @given(st.binary(min_size=1, max_size=14))
 def test_windows_are_those_that_the_library_tells(header):

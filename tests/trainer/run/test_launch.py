@@ -16,6 +16,7 @@ import pytest
 
 from mdata import DamageError, ResourceError, StoppedError, UsageError
 from tests.trainer.plan.test_plan import config
+from trainer.run import launch as launch_module
 from trainer.run.launch import (
     RankFault,
     RankReport,
@@ -318,3 +319,17 @@ def test_preflight_finds_the_problems_of_mesh_and_data_at_once(tmp_path: Path) -
         preflight(broken, 3, where="run.toml")
     text = str(error.value)
     assert text.startswith("run.toml has 3 problems:") and "no-such.json" in text and "mesh.tp=3" in text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (signal.SIGKILL, "rank 1 was killed by SIGKILL\n  try: the system kills processes when memory runs out"),
+        (signal.SIGABRT, "rank 1 was killed by SIGABRT\n  try: check the system's log for the cause"),
+        (signal.SIGTERM, "rank 1 was stopped by SIGTERM\n  try: run the same command again to continue"),
+    ],
+)
+def test_a_death_without_a_report_is_named_with_what_to_do(number: signal.Signals, text: str) -> None:
+    with pytest.raises((ResourceError, StoppedError)) as error:
+        launch_module._raise(first_cause([], {1: -number}, now_s=0.0))
+    assert str(error.value).startswith(text)
