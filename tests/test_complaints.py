@@ -18,6 +18,7 @@ import pytest
 import mdata
 from cli.mdata import main
 from mdata import Loader
+from mdata.blend_planning.change import BlendEdits, change_blend
 from mdata.loader.loader import BatchPlan
 from mdata.loader.megatron_sampler import Deal, random
 from mdata.mixing import megatron_blend
@@ -140,8 +141,8 @@ def test_another_mixture_in_mid_run_loses_samples_of_one_corpus_and_repeats_thos
     at, end = 90, 150
     old = mdata.make_blend(["1", str(folder / "a"), "1", str(folder / "b")], folder / "old.json")
     naive = mdata.make_blend(["2", str(folder / "a"), "1", str(folder / "b")], folder / "naive.json")
-    edits = mdata.BlendEdits(shares={"a": "2"})
-    new = mdata.change_blend(old, at, folder=folder, sequence_length=S, edits=edits)
+    edits = BlendEdits(shares={"a": "2"})
+    new = change_blend(old, at, folder=folder, sequence_length=S, edits=edits)
     options = mdata.DatasetOptions(sequence_length=S)
     before = places(mdata.Dataset(old, options), at)
     careless = before + places(mdata.Dataset(naive, options), end)[at:]

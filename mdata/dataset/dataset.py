@@ -304,7 +304,7 @@ class Dataset:
 
     @property
     def test_sets(self) -> Mapping[str, tuple[Path, str]]:
-        """The blend's named test sets, likewise; `mdata.evaluation_sets` opens both."""
+        """The blend's named test sets, likewise; `evaluation_sets` opens both."""
         return self._opened.test_sets
 
     def read_as(self, options: DatasetOptions, *, progress: Progress = SILENT) -> Dataset:

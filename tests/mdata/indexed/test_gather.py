@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdata import DamageError, IndexedReader, ResourceError
+from mdata import DamageError, ResourceError
 from mdata._core import RowRules, cumulative_lengths, finish_rows
 from mdata.indexed.gather import Gatherer
+from mdata.indexed.reader import IndexedReader
 from mdata.reference import gather as slow
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
