@@ -19,8 +19,8 @@ import msgspec
 from msgspec import UNSET
 
 from mdata.blend.blend import OpenBlend, relative_path
-from mdata.blend.component_paths import blend_at, corpora_at, is_many
-from mdata.blend.data_path import BlendEntry
+from mdata.blend.component_paths import blend_at, corpora_at
+from mdata.blend.data_path import BlendEntry, is_many
 from mdata.blend.duplicates import Part, first_alike, merge_same
 from mdata.blend.overlap import ALLOW, check_apart, shared_documents, to_train_on
 from mdata.blend.same_tokenizer import OK, REFUSE, check_one_tokenizer, may_be_unknown

@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from glob import has_magic
 from numbers import Real
 from pathlib import Path
 
@@ -73,6 +74,11 @@ def words_of_path(path: str | Path) -> list[str]:
     # Of os.path, as words of many corpora are longer than a name may be, and Path.exists then raises.
     there = any(os.path.exists(whole + end) for end in ("", ".json", ".idx"))  # noqa: PTH110
     return [whole] if isinstance(path, Path) or there else whole.split() or [whole]
+
+
+def is_many(path: str) -> bool:
+    """Whether a path is a folder or a pattern."""
+    return Path(path).is_dir() or (has_magic(path) and not Path(path).exists())
 
 
 def parse_data_path(words: Sequence[str]) -> tuple[BlendEntry, ...]:

@@ -26,11 +26,9 @@ from mdata.blend.same_tokenizer import OK, REFUSE, may_be_unknown
 from mdata.corpus.corpus import Corpus
 from mdata.dataset.component import Component, facts_in_short
 from mdata.dataset.dataset_options import DatasetOptions, MegatronOrder
-from mdata.dataset.megatron_mix import check_weights_alone, mix_by_share, mix_by_size, mix_identity
 from mdata.dataset.open_samples import bounds_of, open_samples, tokens_in
 from mdata.errors import UsageError
 from mdata.manifest.types import TokenizerFacts
-from mdata.mixing.megatron_blend import MegatronBlend
 from mdata.mixing.selection import MOST_SAMPLES, Concatenation, SelectionMap, chosen, sample_numbers
 from mdata.progress import SILENT, Progress
 from mdata.samples.gpt import GptSamples
@@ -42,6 +40,7 @@ from mdata.util.canonical_json import hash_of
 from mdata.util.gc_pause import gc_paused
 
 if TYPE_CHECKING:
+    from mdata.mixing.megatron_blend import MegatronBlend
     from mdata.samples.masked import MaskedSamples
 
 
@@ -94,54 +93,44 @@ class Dataset:
         self.options = options
         self.blend_id = blend.manifest.id
         self._opened = blend
-        names = [part.name for part in blend.manifest.components]
-        mixed, surplus = False, None
-        if isinstance(options.order, MegatronOrder):
-            check_weights_alone(blend)
-            by_size = blend.counts_by_tokens
-            mixed, surplus = not by_size or len(names) > 1, None if by_size else options.order.blend_surplus
         self.row_options = options.row_options(self.eod)
-        cache = cache or _cache_of(options)
-        kinds, mix = (
-            self._mixed(cache, surplus) if mixed else ([self._open(i, options, cache) for i in range(len(names))], None)
-        )
+        kinds, mix, mix_facts = self._open_components(cache or _cache_of(options))
         self.components = tuple(
             Component(name, corpus, kind, tokens_in(corpus, bounds_of(corpus, options), options=options))
-            for name, corpus, kind in zip(names, blend.corpora, kinds, strict=True)
+            for name, corpus, kind in zip(blend.names, blend.corpora, kinds, strict=True)
             if kind is not None
         )
         if not self.components:
             raise UsageError(
                 f"the split {options.split!r} is empty",
-                found=f"split {options.split_shares!r} of {', '.join(names)}",
+                found=f"split {options.split_shares!r} of {', '.join(blend.names)}",
                 fix="give it a share in the split string",
             )
         self.selection: SelectionMap = mix or self._selection()
         ends = (self.selection.num_samples, options.num_samples if self.options.endless else None)
         self.num_samples = min((end for end in ends if end is not None), default=None)
         self._alone = len(self.components) == 1 and mix is None
-        self.identity = options.identity(self.blend_id)
-        if mix is not None:
-            self.identity |= mix_identity(blend, surplus)
+        # Samples of Megatron's blends also say their component, in the type of the blend's array.
+        self._dataset_id_dtype = None if mix is None else mix.components.dtype
+        self.identity = options.identity(self.blend_id) | mix_facts
         self.data_id = hash_of(self.identity)
 
-    def _open(self, number: int, options: DatasetOptions, cache: Cache) -> SampleKind | None:
-        """The samples of a component; None where it has none and that is no loss."""
-        corpus = self._opened.corpora[number]
-        return open_samples(corpus, bounds_of(corpus, options), options=options, rows=self.row_options, cache=cache)
-
-    def _mixed(self, cache: Cache, surplus: float | None) -> tuple[list[SampleKind | None], MegatronBlend | None]:
-        """Megatron's blend: its components and how it mixes them; without a surplus they count by size."""
-        parts, options = self._opened.manifest.components, self.options
-        beside = (cache, self._opened.corpora[0].path)
+    def _open_components(self, cache: Cache) -> tuple[list[SampleKind | None], MegatronBlend | None, dict[str, Any]]:
+        """The samples of each corpus (None where it has none and that is no loss), Megatron's mix and its identity."""
+        corpora, options = self._opened.corpora, self.options
 
         def open_one(number: int, num_samples: int | None) -> SampleKind | None:
-            return self._open(number, replace(options, num_samples=num_samples), cache)
+            # For one of many corpora, options checked anew take as long as all else.
+            how = options if num_samples == options.num_samples else replace(options, num_samples=num_samples)
+            bounds = bounds_of(corpora[number], how)
+            return open_samples(corpora[number], bounds, options=how, rows=self.row_options, cache=cache)
 
-        if surplus is None:
-            return mix_by_size(open_one, len(parts), num_samples=options.num_samples, cache=beside)
-        shares = [(part.name, part.share) for part in parts]
-        return mix_by_share(open_one, shares, num_samples=options.num_samples, surplus=surplus, cache=beside)
+        if not isinstance(options.order, MegatronOrder):
+            return [open_one(number, options.num_samples) for number in range(len(corpora))], None, {}
+        from mdata.dataset.megatron_mix import open_mixed
+
+        surplus, beside = options.order.blend_surplus, (cache, corpora[0].path)
+        return open_mixed(self._opened, open_one, num_samples=options.num_samples, surplus=surplus, cache=beside)
 
     def _selection(self) -> SelectionMap:
         """Which component gives which sample: by shares in training, else one component after another."""
@@ -199,8 +188,8 @@ class Dataset:
         part = self.components[component]
         with part.damage_check:
             found: Sample = part.samples.sample(int(inside))
-        if isinstance(self.selection, MegatronBlend):
-            return {"dataset_id": np.array(component, self.selection.components.dtype), **found}
+        if self._dataset_id_dtype is not None:
+            return {"dataset_id": np.array(component, self._dataset_id_dtype), **found}
         return found
 
     def __getitems__(self, samples: Sequence[int]) -> list[Sample]:
@@ -209,9 +198,9 @@ class Dataset:
             return [self[k] for k in samples]  # rows know the lengths of all their documents, and no dense masks
         rows = self.read(samples)
         fields = rows.fields if isinstance(rows, Rows) else rows
-        if isinstance(self.selection, MegatronBlend):
+        if self._dataset_id_dtype is not None:
             components, _ = self.locate(samples)
-            fields = {"dataset_id": components.astype(self.selection.components.dtype), **fields}
+            fields = {"dataset_id": components.astype(self._dataset_id_dtype), **fields}
         return [{name: array[row, ...] for name, array in fields.items()} for row in range(len(samples))]
 
     def empty_rows(self, num_rows: int) -> Rows | Sample:

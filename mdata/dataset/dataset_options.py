@@ -15,7 +15,6 @@ from mdata.blend.same_tokenizer import REFUSE, TOKENIZER_UNKNOWN
 from mdata.errors import UsageError
 from mdata.indexed.reader import MODES, Mode
 from mdata.mixing import native_blend
-from mdata.mixing.megatron_blend import SURPLUS
 from mdata.order import native_order
 from mdata.order.data_split import SPLITS, split_edges
 from mdata.samples.rows import RowOptions, effective_pad
@@ -69,7 +68,7 @@ class MegatronOrder:
     pad: int | None = None
     allow_ambiguous_pad: bool = False
     keep_partial: bool = False
-    blend_surplus: float = SURPLUS
+    blend_surplus: float = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)

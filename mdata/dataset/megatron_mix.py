@@ -32,11 +32,24 @@ Open = Callable[[int, int | None], SampleKind | None]
 """Opens the samples of component i for so many samples (None: one epoch); None where its split is empty."""
 
 
-def check_weights_alone(blend: OpenBlend) -> None:
-    """Refuse what Megatron's order cannot say.
+def open_mixed(
+    blend: OpenBlend, open_one: Open, *, num_samples: int | None, surplus: float, cache: CacheBeside
+) -> tuple[list[SampleKind | None], MegatronBlend | None, dict[str, Any]]:
+    """Open the components of a blend as Megatron mixes them.
+
+    Args:
+        blend: of weights, or of corpora that count by their size.
+        open_one: opens one.
+        num_samples: asked for.
+        surplus: built beyond each one's part, where there are shares.
+        cache: of the blend's arrays.
+
+    Returns:
+        The components; how they are mixed (None: one corpus alone, or the split is empty for all); and what the
+        identity of the dataset covers of it.
 
     Raises:
-        UsageError: the blend has more than weights.
+        UsageError: the blend has more than weights; and as `mix_by_share`.
     """
     if not blend.plain:
         raise UsageError(
@@ -44,6 +57,15 @@ def check_weights_alone(blend: OpenBlend) -> None:
             found="phases, amounts, groups with shares, or caps",
             expected='a blend of weights, or order "native"',
         )
+    parts = blend.manifest.components
+    if not blend.counts_by_tokens:
+        shares = [(part.name, part.share) for part in parts]
+        kinds, mix = mix_by_share(open_one, shares, num_samples=num_samples, surplus=surplus, cache=cache)
+        return kinds, mix, mix_identity(blend, surplus)
+    if len(parts) == 1:
+        return [open_one(0, num_samples)], None, {}
+    kinds, mix = mix_by_size(open_one, len(parts), num_samples=num_samples, cache=cache)
+    return kinds, mix, mix_identity(blend, None)
 
 
 def mix_by_share(
