@@ -20,7 +20,7 @@ from cli.mdata import main
 from mdata import Loader
 from mdata.blend_planning.change import BlendEdits, change_blend
 from mdata.loader.loader import BatchPlan
-from mdata.loader.megatron_sampler import Deal, random
+from mdata.loader.megatron_sampler import SamplerArgs, random
 from mdata.mixing import megatron_blend
 from mdata.mixing.native_blend import NativeBlend
 from mdata.mixing.shares import integer_weights
@@ -131,7 +131,9 @@ def test_ranks_disagree_at_the_tail_of_an_epoch(folder):
     counts = {len(list(Loader(data, BatchPlan(6, 2, dp_rank=r, dp_size=3)))) for r in range(3)}
     assert counts == {1}
     for sharded in (True, False):
-        lists = [list(random(Deal(total=10, micro_batch=2, dp_rank=r, dp_size=3), sharded=sharded)) for r in range(3)]
+        lists = [
+            list(random(SamplerArgs(total=10, micro_batch=2, dp_rank=r, dp_size=3), sharded=sharded)) for r in range(3)
+        ]
         assert [len(found) for found in lists] == [1, 1, 1]
         assert len({number for found in lists for number in found[0]}) == 6
 

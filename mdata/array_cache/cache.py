@@ -49,7 +49,7 @@ class Cache:
         folder: caches them; None: see above.
         mapped: false: they are read into memory.
         all: small ones are cached, too.
-        progress: is told what is built.
+        progress: receives a note on what is built.
         log: every request, appended.
     """
 

@@ -53,7 +53,7 @@ class OpenBlend:
 
     @property
     def tokenizer_unknown(self) -> str:
-        """ "ok" where the manifest says that corpora whose tokenizer is not known may stand beside others."""
+        """ "ok" where the manifest says that corpora whose tokenizer is not known may be mixed with others."""
         return REFUSE if isinstance(self.manifest.tokenizer_unknown, UnsetType) else self.manifest.tokenizer_unknown
 
     @property

@@ -165,7 +165,7 @@ def _nested(entry: BlendEntry, blend: BlendManifest, open_one: Opener) -> Iterat
     phase = schedule.phases[0]
     if earlier or blend.phases or any(share.unit != WEIGHT for share in phase.shares):
         raise UsageError(
-            f"{entry.path} cannot stand inside another blend",
+            f"{entry.path} cannot be part of another blend",
             found="phases, or amounts of tokens, samples or epochs",
             expected="a blend of weights",
             fix="name its corpora one by one",
@@ -262,7 +262,7 @@ def _group_name(one: Found) -> str:
 
 
 def _check_shares(found: Sequence[Found], spec: BlendSpec) -> None:
-    """Shares for all or for none among those that stand side by side; nothing beside `exhaustive`."""
+    """Shares for all or for none among siblings; nothing beside `exhaustive`."""
     if spec.exhaustive and (spec.groups or spec.phases or spec.alpha or any(one.entry.share for one in found)):
         raise UsageError("exhaustive reads every corpus once", expected="no shares, groups, phases or alpha beside it")
     if spec.alpha is not None and not any(_by_tokens(one) for one in found):

@@ -31,9 +31,9 @@ from mdata.errors import UsageError
 from mdata.manifest.types import TokenizerFacts
 from mdata.mixing.selection import MOST_SAMPLES, Concatenation, SelectionMap, chosen, sample_numbers
 from mdata.progress import SILENT, Progress
+from mdata.samples.base import RowSamples, Samples
 from mdata.samples.gpt import GptSamples
 from mdata.samples.rows import Gathered, Rows, Sample, empty_rows, finish, in_order, room_in
-from mdata.samples.sample_kind import RowKind, SampleKind
 from mdata.samples.sample_options import MaskedKind
 from mdata.util.arrays import Int64s
 from mdata.util.canonical_json import hash_of
@@ -52,7 +52,7 @@ def open_dataset(
     Args:
         path: one of these.
         options: how it is read.
-        progress: hears what is built, for kinds and orders that need arrays, and what of a folder is left out.
+        progress: receives notes on arrays that are built, and on what of a folder is left out.
         evaluation: what is measured on: of a folder nothing is left out.
 
     Raises:
@@ -115,11 +115,11 @@ class Dataset:
         self.identity = options.identity(self.blend_id) | mix_facts
         self.data_id = hash_of(self.identity)
 
-    def _open_components(self, cache: Cache) -> tuple[list[SampleKind | None], MegatronBlend | None, dict[str, Any]]:
+    def _open_components(self, cache: Cache) -> tuple[list[Samples | None], MegatronBlend | None, dict[str, Any]]:
         """The samples of each corpus (None where it has none and that is no loss), Megatron's mix and its identity."""
         corpora, options = self._opened.corpora, self.options
 
-        def open_one(number: int, num_samples: int | None) -> SampleKind | None:
+        def open_one(number: int, num_samples: int | None) -> Samples | None:
             # For one of many corpora, options checked anew take as long as all else.
             how = options if num_samples == options.num_samples else replace(options, num_samples=num_samples)
             bounds = bounds_of(corpora[number], how)
@@ -214,8 +214,8 @@ class Dataset:
 
         Args:
             samples: their numbers.
-            out: rows of `empty_rows`, or int64[n, S + 1], that are filled in; None: new ones. What is told of the text
-                is in the rows that are returned; dense attention masks are made for single samples only.
+            out: rows of `empty_rows`, or int64[n, S + 1], that are filled in; None: new ones. Masks and positions
+                are in the rows that are returned; dense attention masks are made for single samples only.
                 Of the kinds bert and t5: a dict of the fields of a sample, each with a dimension more in front.
 
         Raises:
@@ -255,11 +255,11 @@ class Dataset:
         first = self._masked(0)
         fields = first.allocate(len(numbers)) if out is None else first.checked(out, len(numbers))
         for number in np.unique(components).tolist():
-            places = np.flatnonzero(components == number)
+            rows = np.flatnonzero(components == number)
             with self.components[number].damage_check:
-                found = self._masked(number).read(inside[places])
+                found = self._masked(number).read(inside[rows])
             for name, part in found.items():
-                fields[name][places] = part
+                fields[name][rows] = part
         return fields
 
     def _masked(self, number: int) -> MaskedSamples:
@@ -271,15 +271,15 @@ class Dataset:
         components, inside = self.locate(numbers)
         parts = []
         for number in np.unique(components).tolist():
-            places = np.flatnonzero(components == number)
-            parts.append((places, self._gather_of(number, inside[places], text, places=places)))
+            rows = np.flatnonzero(components == number)
+            parts.append((rows, self._gather_of(number, inside[rows], text, out_rows=rows)))
         return in_order(parts, len(numbers))
 
-    def _gather_of(self, number: int, inside: Int64s, text: Int64s, *, places: Int64s | None = None) -> Gathered:
+    def _gather_of(self, number: int, inside: Int64s, text: Int64s, *, out_rows: Int64s | None = None) -> Gathered:
         part = self.components[number]
-        kind = cast("RowKind", part.samples)
+        kind = cast("RowSamples", part.samples)
         with part.damage_check:
-            return kind.gather(inside, text, places=places, threads=self.options.threads)
+            return kind.gather(inside, text, out_rows=out_rows, threads=self.options.threads)
 
     @property
     def continues(self) -> tuple[str, int] | None:
@@ -316,7 +316,7 @@ class Dataset:
 
     @property
     def tokenizer_unknown(self) -> str:
-        """ "ok" where the options or the blend's manifest let corpora of no known tokenizer stand beside others."""
+        """ "ok" where the options or the blend's manifest allow corpora without a recorded tokenizer beside others."""
         allowed = may_be_unknown(self.options.tokenizer_unknown, self._opened.tokenizer_unknown)
         return OK if allowed else REFUSE
 

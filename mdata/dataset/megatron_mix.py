@@ -26,15 +26,15 @@ from mdata.mixing.megatron_blend import (
     weighted,
 )
 from mdata.mixing.shares import USER
-from mdata.samples.sample_kind import SampleKind
+from mdata.samples.base import Samples
 
-Open = Callable[[int, int | None], SampleKind | None]
+Open = Callable[[int, int | None], Samples | None]
 """Opens the samples of component i for so many samples (None: one epoch); None where its split is empty."""
 
 
 def open_mixed(
     blend: OpenBlend, open_one: Open, *, num_samples: int | None, surplus: float, cache: CacheBeside
-) -> tuple[list[SampleKind | None], MegatronBlend | None, dict[str, Any]]:
+) -> tuple[list[Samples | None], MegatronBlend | None, dict[str, Any]]:
     """Open the components of a blend as Megatron mixes them.
 
     Args:
@@ -70,7 +70,7 @@ def open_mixed(
 
 def mix_by_share(
     open_one: Open, shares: Sequence[tuple[str, str]], *, num_samples: int | None, surplus: float, cache: CacheBeside
-) -> tuple[list[SampleKind | None], MegatronBlend | None]:
+) -> tuple[list[Samples | None], MegatronBlend | None]:
     """Open components for their shares of the samples.
 
     Args:
@@ -113,7 +113,7 @@ def mix_by_share(
 
 def mix_by_size(
     open_one: Open, count: int, *, num_samples: int | None, cache: CacheBeside
-) -> tuple[list[SampleKind | None], MegatronBlend | None]:
+) -> tuple[list[Samples | None], MegatronBlend | None]:
     """Open components for one epoch each; see `mix_by_share`. Those without samples are None."""
     opened = [open_one(i, None) for i in range(count)]
     parts = [part if part is not None and part.num_samples else None for part in opened]
@@ -131,8 +131,8 @@ def mix_identity(blend: OpenBlend, surplus: float | None) -> dict[str, Any]:
     """What an identity covers of Megatron's blends beside the blend's id.
 
     The id knows the exact ratio of the weights, but the order follows doubles: those of `0.1 a 0.2 b 0.3 c` are not
-    those of `1 a 2 b 3 c`. They are given in hex, and left out where they are those of the ratio in whole numbers, for
-    which the id alone stands, and where nobody gave a weight: a power of the tokens is written in one way.
+    those of `1 a 2 b 3 c`. They are given in hex, and left out where they are those of the ratio in whole numbers
+    (which the id covers), and where nobody gave a weight: a power of the tokens is written in one way.
 
     Args:
         blend: of weights. surplus: built beyond each one's part; None: components count by their size.

@@ -189,7 +189,7 @@ class IndexedReader:
 
     @cached_property
     def _stored(self) -> IndexTables:
-        """The tables as they stand in the file."""
+        """The tables as the file has them."""
         return read_tables(self.idx_path, mapped=self.mode == "mmap", identity=self.facts.idx)
 
     @cached_property

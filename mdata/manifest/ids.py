@@ -21,7 +21,7 @@ M = TypeVar("M", CorpusManifest, BlendManifest)
 
 
 def text_of(manifest: Manifest) -> bytes:
-    """What stands in the file: the canonical content, indented for people."""
+    """The text of the file: the canonical content, indented for people."""
     value = msgspec.to_builtins(manifest)
     refuse_floats(value)
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, indent=1)
@@ -36,7 +36,7 @@ def manifest_id(manifest: Manifest) -> str:
 
 
 def corpus_id(corpus: CorpusManifest) -> str:
-    """hash(dtype, level, shard hashes, tokenizer fingerprint); sizes stand in for hashes not known."""
+    """hash(dtype, level, shard hashes, tokenizer fingerprint); sizes replace hashes that are not known."""
     return _identity(
         "corpus",
         dtype=corpus.dtype,

@@ -17,8 +17,8 @@ from mdata.array_cache.store import Arrays
 from mdata.corpus.corpus import Corpus
 from mdata.indexed.gather import Cuts
 from mdata.order.megatron_order import MegatronIndices, MegatronRequest, build, plan
+from mdata.samples.base import sample_of
 from mdata.samples.rows import NO_PAD, Gathered, RowOptions, Sample
-from mdata.samples.sample_kind import sample_of
 from mdata.samples.traceable import Piece
 from mdata.util.arrays import Int64s
 
@@ -31,7 +31,7 @@ class MegatronGptSamples:
     Args:
         corpus: the sequences.
         request: range, length, number of samples, seed.
-        options: what is told of rows; `pad` is Megatron's effective pad id (`effective_pad`).
+        options: which masks and positions rows have; `pad` is Megatron's effective pad id (`effective_pad`).
         threads: that make the arrays.
         cache: keeps the arrays; None: they are built in memory.
 
@@ -91,8 +91,8 @@ class MegatronGptSamples:
     def _num_tokens(self) -> int:
         return int(self.corpus.lengths[self.request.first : self.request.stop].sum(dtype=np.int64))
 
-    def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
-        """Fill rows with samples; see `RowKind`."""
+    def gather(self, samples: Int64s, text: Int64s, *, out_rows: Int64s | None = None, threads: int = 1) -> Gathered:
+        """Fill rows with samples; see `RowSamples`."""
         if samples.size and (samples.min() < 0 or samples.max() >= self.num_samples):
             raise IndexError(f"samples {samples.min()} to {samples.max()} of {self.num_samples}")
         rows = self.indices.shuffle[samples].astype(np.int64)
@@ -101,7 +101,7 @@ class MegatronGptSamples:
         gatherer = self.corpus.gatherer
         ends, first, count = gatherer.pieces(self.indices.documents, spans.reshape(-1), extra=extra)
         pad = NO_PAD if self.options.pad is None else self.options.pad
-        gatherer.gather(first, count, ends=ends, out=text, places=places, fill=pad, threads=threads)
+        gatherer.gather(first, count, ends=ends, out=text, out_rows=out_rows, fill=pad, threads=threads)
         before = np.concatenate((np.zeros(1, np.int64), np.cumsum(count)))
         counts = np.diff(before[ends], prepend=0)
         cuts = self._cuts(ends, before, counts) if self.options.document_masks else None
@@ -110,7 +110,7 @@ class MegatronGptSamples:
     def _cuts(self, ends: Int64s, before: Int64s, counts: Int64s) -> Cuts:
         """Where pieces begin inside the inputs of each row, empty pieces included, as Megatron counts them.
 
-        The last piece gives up the token that is only a label, and goes if that was all of it; it also stands for what
+        The last piece gives up the token that is only a label, and goes if that was all of it; it also represents what
         a row lacks of its length.
         """
         runs = np.diff(ends, prepend=0)

@@ -42,7 +42,7 @@ def pieces_of_runs(corpus: Corpus, runs: Iterable[tuple[int, int]], *, sequences
     """Runs of the stream, (first token, number of tokens), that lie inside of some sequences, as pieces."""
     found = []
     for first, count in runs:
-        # The last that begins there or before has the token: empty ones stand in front of it.
+        # The last that begins there or before has the token: empty ones come before it.
         place = bisect_right(sequences, first, key=lambda i: corpus.token_bounds(i, i)[0]) - 1
         while count:
             start, stop = corpus.token_bounds(sequences[place], sequences[place] + 1)

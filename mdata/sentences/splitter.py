@@ -1,6 +1,6 @@
-"""Texts to sentences: a splitter depends on the tables of a language and on one option, whatever engine it has.
+"""Texts to sentences by Punkt, NLTK's splitter: the tables of a language and one option decide, whatever the engine.
 
-Our own engine in C++ is used if it gives the sentences of its twin for the self-check texts, else NLTK is. The
+mdata's own engine in C++ is used if it gives the sentences of its twin for the self-check texts, else NLTK is. The
 comparison is with punkt_reference.py and not with NLTK: NLTK takes 0.3 s to load, the twin 0.03 s, and the sentences
 must be those of NLTK 3.10 whatever edition is installed; the tests compare the twin and NLTK. Files are read and
 checked in the process that a user started; a worker builds its splitter from their content and compares nothing.
@@ -24,7 +24,7 @@ ENGINES: Mapping[str, type[PunktEngine | NltkEngine]] = MappingProxyType({"mdata
 
 
 class Splitter:
-    """Made by `load_splitter` or `build_splitter`.
+    """Splits texts as Punkt does; made by `load_splitter` or `build_splitter`.
 
     Attributes:
         language: the name of the tables' folder.

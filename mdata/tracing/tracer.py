@@ -2,7 +2,7 @@
 
 `Tracer(dataset)` is given an open dataset and, where steps are asked for, the `Steps` of a run. Both ways are
 arithmetic where the order is: no pass over the run. Megatron's order and packed rows are searched in their arrays. What
-a sample reads is told before fill-in-the-middle or masking changes it. Not done here: run folders
+a sample reads is what it is before fill-in-the-middle or masking changes it. Not done here: run folders
 (mdata/tracing/run_folder.py).
 """
 

@@ -41,7 +41,7 @@ def _quota(folder: Path) -> int | None:
         else:
             quota = (folder / "cpu.cfs_quota_us").read_text().strip()
             period = (folder / "cpu.cfs_period_us").read_text().strip()
-        # "max" is no number, and -1 stands for the same in version 1.
+        # "max" is not a number; version 1 writes -1 instead.
         return max(1, -(-int(quota) // int(period))) if int(quota) >= 0 else None
     except (OSError, ValueError, ZeroDivisionError):
         return None

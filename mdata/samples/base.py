@@ -17,7 +17,7 @@ from mdata.samples.rows import Gathered, RowOptions, Sample, empty_rows, finish
 from mdata.util.arrays import Int64s
 
 
-class SampleKind(Protocol):
+class Samples(Protocol):
     """A kind of sample."""
 
     @property
@@ -35,17 +35,17 @@ class SampleKind(Protocol):
         """One sample; of text as `sample_of` gives it."""
 
 
-class RowKind(SampleKind, Protocol):
+class RowSamples(Samples, Protocol):
     """A kind of sample whose rows are text.
 
     Attributes:
-        options: what is told of its rows.
+        options: which masks and positions its rows have.
     """
 
     options: RowOptions
 
-    def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
-        """Fill rows of text[m, S + 1] with samples int64[n], row places[i] (None: i) with sample i.
+    def gather(self, samples: Int64s, text: Int64s, *, out_rows: Int64s | None = None, threads: int = 1) -> Gathered:
+        """Fill rows of text[m, S + 1] with samples int64[n], row out_rows[i] (None: i) with sample i.
 
         Raises:
             IndexError: a number below 0 or past the end.
@@ -76,7 +76,7 @@ class NativelyOrdered:
         return num_samples / self.order.samples_per_epoch
 
 
-def sample_of(kind: RowKind, k: int) -> Sample:
+def sample_of(kind: RowSamples, k: int) -> Sample:
     """Sample k of a kind as {tokens int64[S], labels int64[S], loss_mask float32[S]}, and what its options ask for.
 
     `labels[i]` is the token after `tokens[i]`; where there is none the mask is 0 and the label 0. Also, in this order:
