@@ -332,7 +332,7 @@ def compare_all(readers: Sequence[IndexedReader]) -> None:
         return
     from concurrent.futures import ThreadPoolExecutor  # takes much along
 
-    from mdata.util.cpu_limit import usable_cores
+    from mdata.util.machine_limits import usable_cores
 
     with ThreadPoolExecutor(min(len(waiting), usable_cores())) as pool:
         deque(pool.map(IndexedReader.compare, waiting), maxlen=0)

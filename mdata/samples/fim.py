@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -151,11 +152,8 @@ class FimSamples:
         return sample_of(self, k)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.kind, self.corpus, self.fim, self.options, self._seed, self._extra)
-
-
-def _rebuild(kind: RowSamples, corpus: Corpus, fim: Fim, options: RowOptions, seed: int, extra: bool) -> FimSamples:
-    return FimSamples(kind, corpus, fim=fim, options=options, seed=seed, extra_token=extra)
+        how: dict[str, Any] = {"fim": self.fim, "options": self.options, "seed": self._seed, "extra_token": self._extra}
+        return partial(FimSamples, **how), (self.kind, self.corpus)
 
 
 class _Characters:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -270,12 +270,6 @@ class MaskedSamples:
             )
 
     def __reduce__(self) -> tuple[object, ...]:
-        more = {"options": self.options, "sequence_length": self.sequence_length}
+        more: dict[str, Any] = {"options": self.options, "sequence_length": self.sequence_length}
         more |= {"order": self._order, "cache": self._cache}
-        return _rebuild, (type(self), self.corpus, self.documents, more)
-
-
-def _rebuild(
-    kind: type[MaskedSamples], corpus: Corpus, documents: tuple[int, int], more: dict[str, Any]
-) -> MaskedSamples:
-    return kind(corpus, documents, **more)
+        return partial(type(self), **more), (self.corpus, self.documents)

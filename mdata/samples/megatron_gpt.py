@@ -9,6 +9,8 @@ or found where they are kept (mdata/array_cache/cache.py); processes that unpick
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -164,10 +166,5 @@ class MegatronGptSamples:
         return sample
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.corpus, self.request, self.options, self._threads, self._cache)
-
-
-def _rebuild(
-    corpus: Corpus, request: MegatronRequest, options: RowOptions, threads: int, cache: Cache | None
-) -> MegatronGptSamples:
-    return MegatronGptSamples(corpus, request, options=options, threads=threads, cache=cache)
+        how: dict[str, Any] = {"options": self.options, "threads": self._threads, "cache": self._cache}
+        return partial(MegatronGptSamples, **how), (self.corpus, self.request)

@@ -9,6 +9,7 @@ known by place. With document masks positions restart with each piece, and paddi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -122,12 +123,6 @@ class PackedSamples(NativelyOrdered):
         return ends, np.repeat(stops - ends, stops - starts) + np.arange(ends[-1] if len(ends) else 0)
 
     def __reduce__(self) -> tuple[object, ...]:
-        more = {"options": self.options, "rule": self.rule, "cache": self._cache}
+        more: dict[str, Any] = {"options": self.options, "rule": self.rule, "cache": self._cache}
         more |= {"seed": self.order.key.seed, "shuffle": self.order.shuffle}
-        return _rebuild, (type(self), self.corpus, self.documents, more)
-
-
-def _rebuild(
-    kind: type[PackedSamples], corpus: Corpus, documents: tuple[int, int], more: dict[str, Any]
-) -> PackedSamples:
-    return kind(corpus, documents, **more)
+        return partial(type(self), **more), (self.corpus, self.documents)

@@ -9,8 +9,9 @@ checked in the process that a user started; a worker builds its splitter from th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
+from typing import Any
 
 from mdata.sentences.nltk_data import find_files
 from mdata.sentences.punkt_engine import PunktEngine
@@ -75,11 +76,8 @@ class Splitter:
 
     def __reduce__(self) -> tuple[object, ...]:
         """A worker gets what sentences depend on; the objects of a library cannot be sent."""
-        return _rebuild, (self.files, self.language, self.keep_newlines, self.engine)
-
-
-def _rebuild(files: Mapping[str, bytes], language: str, keep_newlines: bool, engine: str) -> Splitter:
-    return build_splitter(files, language=language, keep_newlines=keep_newlines, engine=engine)
+        how: dict[str, Any] = {"language": self.language, "keep_newlines": self.keep_newlines, "engine": self.engine}
+        return partial(build_splitter, **how), (self.files,)
 
 
 def load_splitter(

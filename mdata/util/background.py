@@ -2,8 +2,9 @@
 behind who puts them.
 
 Both use `BoundedQueue`, which limits how many items wait. Any error of the thread is raised in the other one, in its
-place in the order. Signals reach the main thread only, so Ctrl-C never interrupts the thread. What is unusual: the queue is made of two queues in C. A signal's handler may raise between any two lines of Python, and would
-leave a condition or a semaphore locked.
+place in the order. Signals reach the main thread only, so Ctrl-C never interrupts the thread. What is unusual: the
+queue is made of two queues in C. A signal's handler may raise between any two lines of Python, and would leave a
+condition or a semaphore locked.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import mdata
 from mdata import UsageError
 from mdata.preprocessing.estimate import estimate
 from mdata.progress import Silent
-from mdata.util.cpu_limit import usable_cores
+from mdata.util.machine_limits import usable_cores
 from tests.helpers.failures import durable_calls
 from tests.mdata.preprocessing.test_preprocess import contents, options
 
