@@ -20,10 +20,9 @@ import numpy.typing as npt
 from mdata._core import FimRule, KeyedStream, fim_rows
 from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
-from mdata.samples.base import RowSamples, sample_of
+from mdata.samples.base import Piece, RowSamples, sample_of
 from mdata.samples.rows import Gathered, RowOptions, Sample
 from mdata.samples.sample_options import CHARACTER, FIM_VERSION, ROLES, Fim, Name
-from mdata.samples.traceable import Piece, Traceable
 from mdata.tokenizers.base.tokenizer import TextRefused, Tokenizer, token_id
 from mdata.util.arrays import Int64s
 from mdata.util.random_keys import derive_key
@@ -138,13 +137,11 @@ class FimSamples:
         return ends, (place[inside] + 1).astype(np.int32)
 
     def pieces(self, sample: int) -> list[Piece]:
-        """The sequences that a sample reads before they are rearranged; see `Traceable`."""
-        assert isinstance(self.kind, Traceable), "kinds can be traced"
+        """The sequences that a sample reads before they are rearranged; see `Samples`."""
         return self.kind.pieces(sample)
 
     def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
-        """Samples that read a token of a sequence; see `Traceable`. What is cut off counts as read."""
-        assert isinstance(self.kind, Traceable), "kinds can be traced"
+        """Samples that read a token of a sequence; see `Samples`. What is cut off counts as read."""
         return self.kind.samples_of(sequence, first=first, stop=stop)
 
     def sample(self, k: int) -> Sample:

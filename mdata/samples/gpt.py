@@ -24,9 +24,8 @@ from mdata.errors import DamageError
 from mdata.indexed.gather import Blocks, Cuts, RowFinish
 from mdata.mixing.selection import MOST_SAMPLES
 from mdata.order.native_order import OrderKey, StreamOrder
-from mdata.samples.base import NativelyOrdered, sample_of
+from mdata.samples.base import NativelyOrdered, Piece, pieces_of_runs, sample_of
 from mdata.samples.rows import Gathered, RowOptions, Rows, Sample
-from mdata.samples.traceable import Piece, pieces_of_runs
 from mdata.util.arrays import Int64s
 
 

@@ -19,9 +19,8 @@ from mdata.array_cache.store import Arrays
 from mdata.corpus.corpus import Corpus
 from mdata.indexed.gather import Cuts
 from mdata.order.megatron_order import MegatronIndices, MegatronRequest, build, plan
-from mdata.samples.base import sample_of
+from mdata.samples.base import Piece, sample_of
 from mdata.samples.rows import NO_PAD, Gathered, RowOptions, Sample
-from mdata.samples.traceable import Piece
 from mdata.util.arrays import Int64s
 
 VERSION = 1  # of the construction of the arrays
@@ -127,7 +126,7 @@ class MegatronGptSamples:
         return np.cumsum(np.bincount(row_of[kept], minlength=len(ends))).astype(np.int64), places[kept].astype(np.int32)
 
     def pieces(self, sample: int) -> list[Piece]:
-        """The sequences that a sample reads; see `Traceable`."""
+        """The sequences that a sample reads; see `Samples`."""
         row = int(self.indices.shuffle[sample])
         first, last = int(self.indices.samples[row, 0]), int(self.indices.samples[row + 1, 0])
         found = []
@@ -138,7 +137,7 @@ class MegatronGptSamples:
         return found
 
     def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
-        """Samples that read a token of a sequence; see `Traceable`. All three arrays are looked at."""
+        """Samples that read a token of a sequence; see `Samples`. All three arrays are looked at."""
         if not self.request.first <= sequence < self.request.stop:
             raise IndexError(f"sequence {sequence} outside of {self.request.first} to {self.request.stop}")
         length, begins = self.corpus.length_of(sequence), np.ascontiguousarray(self.indices.samples[:, 0])

@@ -20,10 +20,9 @@ from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.order.native_order import OrderKey, StreamOrder
 from mdata.progress import SILENT
-from mdata.samples.base import NativelyOrdered, sample_of
+from mdata.samples.base import NativelyOrdered, Piece, pieces_of_runs, sample_of, samples_at
 from mdata.samples.packing import PackingRule, key_of, packed
 from mdata.samples.rows import Gathered, RowOptions, Sample
-from mdata.samples.traceable import Piece, pieces_of_runs, samples_at
 from mdata.util.arrays import Int64s
 
 
@@ -94,13 +93,13 @@ class PackedSamples(NativelyOrdered):
         return Gathered(row_ends - row_starts, cuts)
 
     def pieces(self, sample: int) -> list[Piece]:
-        """The sequences that a sample reads; see `Traceable`."""
+        """The sequences that a sample reads; see `Samples`."""
         _, pieces = self._pieces(self.order.starts([sample]))
         runs = zip(self._first[pieces].tolist(), self._count[pieces].tolist(), strict=True)
         return pieces_of_runs(self.corpus, runs, sequences=range(self.corpus.num_sequences))
 
     def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
-        """Samples that read a token of a sequence; see `Traceable`. All pieces are looked at."""
+        """Samples that read a token of a sequence; see `Samples`. All pieces are looked at."""
         document = self.corpus.document_of(sequence)
         if not self.documents[0] <= document < self.documents[1]:
             raise IndexError(f"document {document} outside of {self.documents[0]} to {self.documents[1]}")

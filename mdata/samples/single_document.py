@@ -14,10 +14,9 @@ import numpy as np
 from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.order.native_order import OrderKey, StreamOrder
-from mdata.samples.base import NativelyOrdered, sample_of
+from mdata.samples.base import NativelyOrdered, Piece, pieces_of_runs, sample_of, samples_at
 from mdata.samples.rows import Gathered, RowOptions, Sample
 from mdata.samples.sample_options import Longer
-from mdata.samples.traceable import Piece, pieces_of_runs, samples_at
 from mdata.util.arrays import Int64s, locate_all
 
 _BLOCK = 512
@@ -82,13 +81,13 @@ class DocumentSamples(NativelyOrdered):
         return np.array([self._kept_in(*pair) for pair in zip(blocks.tolist(), inside.tolist(), strict=True)], np.int64)
 
     def pieces(self, sample: int) -> list[Piece]:
-        """The sequences that a sample reads; see `Traceable`."""
+        """The sequences that a sample reads; see `Samples`."""
         first, count = self.corpus.gatherer.documents(self.documents(np.array([sample])))
         run = int(first[0]), min(int(count[0]), self._longest)
         return pieces_of_runs(self.corpus, [run], sequences=range(self.corpus.num_sequences))
 
     def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
-        """Samples that read a token of a sequence; see `Traceable`."""
+        """Samples that read a token of a sequence; see `Samples`."""
         document = self.corpus.document_of(sequence)
         if not self.first <= document < self.last:
             raise IndexError(f"document {document} outside of {self.first} to {self.last}")
