@@ -28,6 +28,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mdata.tokenizers.base.tokenizer import TokenizerSpec
+
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = ("prose", "code", "multilingual")
 BATCH = 512
@@ -64,7 +66,7 @@ def ours(subject: Subject, vocab: Path) -> tuple[Encode, str]:
     import mdata
 
     files = {name: str(vocab / path) for name, path in subject.files.items()}
-    tokenizer = mdata.load_tokenizer(mdata.TokenizerSpec(type=subject.type, options=subject.options, **files))
+    tokenizer = mdata.load_tokenizer(TokenizerSpec(type=subject.type, options=subject.options, **files))
 
     def encode(texts: Sequence[str]) -> Sequence[Sequence[int]]:
         return tokenizer.encode_batch(texts)[:1]

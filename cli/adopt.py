@@ -15,6 +15,8 @@ import mdata
 from cli.console import Console, Parser
 from cli.tokenizer_options import add_tokenizer, add_variants, given_options, tokenizer_of
 from mdata.corpus.adopt import Adopted
+from mdata.corpus.convert import convert
+from mdata.progress import Progress
 
 
 def add_arguments(parser: Parser) -> None:
@@ -66,11 +68,11 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     console.result(f"{made.path}: {verb}\n{counts}, {made.manifest.dtype}", facts)
 
 
-def _made(arguments: argparse.Namespace, tokenizer: mdata.Tokenizer | None, progress: mdata.Progress) -> Adopted:
+def _made(arguments: argparse.Namespace, tokenizer: mdata.Tokenizer | None, progress: Progress) -> Adopted:
     if arguments.convert is None and arguments.fairseq_ids_plus_one:
         raise mdata.UsageError("--fairseq-ids-plus-one needs --convert", fix="add --convert NEWPREFIX")
     if arguments.convert is not None:
-        return mdata.convert(
+        return convert(
             arguments.prefix,
             arguments.convert,
             tokenizer=tokenizer,

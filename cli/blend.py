@@ -17,8 +17,9 @@ from cli.blend_change import add_change_arguments, changed, refuse_without_from
 from cli.console import Console
 from cli.text import add_allow_outside, add_tokenizer_unknown, add_training, table
 from mdata.blend.compose import plan_blend
-from mdata.blend.spec import read_spec, spec_of_mapping, spec_of_splits
-from mdata.blend_planning.preview import BlendRow
+from mdata.blend.spec import BlendSpec, read_spec, spec_of_mapping, spec_of_splits
+from mdata.blend_planning.make_blend import save_blend
+from mdata.blend_planning.preview import BlendPreview, BlendRow
 from mdata.blend_planning.redistribute import redistribute_blend
 from mdata.errors import os_errors_named
 from mdata.util.config_text import parse_json
@@ -69,7 +70,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
         blend = redistribute_blend(blend, **_run(arguments))
     preview = mdata.preview_blend(blend, **_run(arguments))
     if not arguments.dry_run:
-        blend = mdata.save_blend(blend, Path(arguments.output))
+        blend = save_blend(blend, Path(arguments.output))
     where = "nothing was written" if arguments.dry_run else arguments.output
     merged = blend.manifest.notes.get("merged", {})
     lines = [*(f"{name}: entries with the shares {given} were merged" for name, given in merged.items()), *lines]
@@ -92,7 +93,7 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(arguments, name) for name in ("sequence_length", "samples", "tokens", "split")}
 
 
-def _spec(arguments: argparse.Namespace) -> mdata.BlendSpec | None:
+def _spec(arguments: argparse.Namespace) -> BlendSpec | None:
     """The one description that was given; None without."""
     lists = {split: getattr(arguments, f"{split}_data_path") for split in ("train", "valid", "test")}
     given = [
@@ -142,7 +143,7 @@ def _json(path: str) -> dict[str, Any]:
     return value
 
 
-def _text(preview: mdata.BlendPreview) -> list[str]:
+def _text(preview: BlendPreview) -> list[str]:
     """The table: groups as subtotals above their members; phases as further columns; what runs out first."""
     in_samples = None not in (preview.sequence_length, preview.num_samples)
     header = ["component", "share", "achieved", "tokens", "documents"]
@@ -159,7 +160,7 @@ def _text(preview: mdata.BlendPreview) -> list[str]:
     return [table(header, lines), *_notes(preview)]
 
 
-def _with_groups(preview: mdata.BlendPreview) -> list[BlendRow]:
+def _with_groups(preview: BlendPreview) -> list[BlendRow]:
     groups = {group.name: group for group in preview.groups}
     rows: list[BlendRow] = []
     seen: set[str] = set()
@@ -178,7 +179,7 @@ def _corpora(count: int) -> str:
     return "1 corpus" if count == 1 else f"{count} corpora"
 
 
-def _notes(preview: mdata.BlendPreview) -> list[str]:
+def _notes(preview: BlendPreview) -> list[str]:
     unit = "tokens" if preview.sequence_length is None else "samples"
     lines = []
     if len(preview.starts) > 1:
@@ -199,7 +200,7 @@ def _notes(preview: mdata.BlendPreview) -> list[str]:
     return [*lines, *_not_shown(preview)]
 
 
-def _not_shown(preview: mdata.BlendPreview) -> list[str]:
+def _not_shown(preview: BlendPreview) -> list[str]:
     """Which options would add columns to the table."""
     if preview.num_samples is None:
         length = "" if preview.sequence_length is not None else "--sequence-length S and "
@@ -207,7 +208,7 @@ def _not_shown(preview: mdata.BlendPreview) -> list[str]:
     return [] if preview.sequence_length is not None else ["give --sequence-length S for samples of each corpus"]
 
 
-def _facts(preview: mdata.BlendPreview) -> dict[str, Any]:
+def _facts(preview: BlendPreview) -> dict[str, Any]:
     return {
         "components": [asdict(row) for row in preview.rows],
         "groups": [asdict(row) for row in preview.groups],

@@ -13,6 +13,9 @@ from typing import Any
 
 import mdata
 from cli.text import table
+from mdata.blend.blend import OpenBlend
+from mdata.blend.spec import BlendSpec
+from mdata.blend_planning.change import BlendEdits, change_blend
 from mdata.blend_planning.change_table import ChangeRow, change_table
 
 
@@ -37,13 +40,13 @@ def refuse_without_from(arguments: argparse.Namespace) -> None:
 
 
 def changed(
-    arguments: argparse.Namespace, folder: Path, *, spec: mdata.BlendSpec | None
-) -> tuple[mdata.OpenBlend, list[str], dict[str, Any]]:
+    arguments: argparse.Namespace, folder: Path, *, spec: BlendSpec | None
+) -> tuple[OpenBlend, list[str], dict[str, Any]]:
     """(the changed blend, lines that tell what the change does, the same as JSON)."""
     missing = [name for name in ("--at-sample", "--sequence-length") if getattr(arguments, _dest(name)) is None]
     if missing:
         raise mdata.UsageError(f"--from needs {' and '.join(missing)}", fix="those of the run")
-    edits = mdata.BlendEdits(
+    edits = BlendEdits(
         shares=_pairs(arguments.set, "--set"),
         add=[(weight, path) for weight, path in arguments.add],
         remove=arguments.remove,
@@ -63,7 +66,7 @@ def changed(
     run = {"sequence_length": arguments.sequence_length, "split": arguments.split}
     edited = any((edits.shares, edits.add, edits.remove, edits.replace))
     given = replace(edits, allow_overlap=arguments.allow_overlap) if edited else None
-    blend = mdata.change_blend(old, arguments.at_sample, folder=folder, spec=spec, edits=given, **run)
+    blend = change_blend(old, arguments.at_sample, folder=folder, spec=spec, edits=given, **run)
     rows = change_table(old, blend, run=length, **run)
     lines = [
         f"\nthe change at sample {arguments.at_sample:,} of blend {old.manifest.id[:16]}, in samples:",

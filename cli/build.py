@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Run `mdata.build` and show what came of it."""
+    """Run `mdata.dataset.prebuild.build` and show what came of it."""
     words = [*arguments.words, *arguments.data_path]
     if not words:
         raise mdata.UsageError("no data is given", expected="a manifest, a prefix, or pairs of weight and prefix")
@@ -82,8 +82,10 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
             found="--whole" if arguments.whole else f"--split {arguments.split}",
             fix="leave it out, or give the split a share",
         )
+    from mdata.dataset.prebuild import build
+
     with console.progress() as progress:
-        result = mdata.build(
+        result = build(
             words[0] if len(words) == 1 else words, _options(arguments), num_samples=num_samples, progress=progress
         )
     console.result(_told(result), _facts(result))

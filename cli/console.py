@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -46,11 +47,13 @@ class Parser(argparse.ArgumentParser):
         second_choice: options (by `dest`) that a shortened name means only where it fits no other.
         settings: names of settings that are given as words, without dashes.
         no_option: what to do instead of an option that there is not, and that is near to none.
+        words: the command line; argparse reports missing options before it looks for unknown ones.
     """
 
     second_choice: frozenset[str] = frozenset()
     no_option: str | None = None
     settings: Callable[[], list[str]] | None = None
+    words: Sequence[str] = ()
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -66,6 +69,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the whole usage."""
+        if message.startswith("the following arguments are required") and (misspelt := self._unknown_options()):
+            message += f"; unrecognized arguments: {' '.join(misspelt)}"
         _, _, unknown = message.partition("unrecognized arguments: ")
         options = [option for action in self._actions if action.dest != "help" for option in action.option_strings]
         word = unknown.split("=")[0].split(" ")[0]
@@ -75,6 +80,11 @@ class Parser(argparse.ArgumentParser):
         help_hint = f"{self.prog} --help"
         fix = f"{close}? See {help_hint}" if close else (unknown and self.no_option) or help_hint
         raise UsageError(message, fix=fix)
+
+    def _unknown_options(self) -> list[str]:
+        """The words that look like an option and are none, nor a shortened one."""
+        options = [word.partition("=")[0] for word in takewhile("--".__ne__, self.words) if word.startswith("--")]
+        return [one for one in options if one not in self._option_string_actions and not self._get_option_tuples(one)]
 
 
 def _whole_number(text: str) -> int:
@@ -202,6 +212,7 @@ def _dispatch(console: Console, description: str, commands: Sequence[Command], w
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.add_argument("--json", action="store_true", help="results as JSON on stdout")
     module.add_arguments(parser)
+    parser.words = words[1:]
     try:
         arguments = parser.parse_intermixed_args(words[1:])
     except SystemExit:  # --help has printed; argparse's errors never come here, see Parser.error

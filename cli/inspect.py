@@ -15,6 +15,7 @@ import numpy as np
 import mdata
 from cli.console import Console
 from cli.text import add_allow_outside, table
+from mdata.blend.blend import OpenBlend
 from mdata.blend_planning.preview import blend_table
 from mdata.corpus.documents import Documents
 from mdata.manifest.types import Provenance
@@ -163,7 +164,7 @@ def _plain(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def _blend_facts(blend: mdata.OpenBlend) -> dict[str, Any]:
+def _blend_facts(blend: OpenBlend) -> dict[str, Any]:
     from msgspec import to_builtins
 
     rows = blend_table(blend)

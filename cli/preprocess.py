@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import mdata
 from cli.console import Console
 from cli.preprocess_options import add_arguments
 from cli.text import table
 from cli.tokenizer_options import tokenizer_options_of
+
+if TYPE_CHECKING:
+    from mdata.preprocessing.finished import PreprocessResult
 
 _FILES_SHOWN = 100
 _Policy = Literal["stop", "skip", "quarantine"]
@@ -24,18 +27,19 @@ __all__ = ["add_arguments", "main", "options_of"]
 
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
-    """Run `mdata.preprocess`, or `mdata.estimate` under --dry-run, and say what came out."""
+    """Run `mdata.preprocess`, or `estimate` under --dry-run, and say what came out."""
     options, ignored = options_of(arguments)
     if ignored:
         hint = "; --dry-run suggests the best number of workers" if "--find-optimal-num-workers" in ignored else ""
         console.note(f"mdata: accepted but ignored: {', '.join(ignored)}{hint}")
     with console.progress() as progress:
         if arguments.dry_run:
-            estimate = mdata.estimate(options, progress)
+            from mdata.preprocessing.estimate import estimate
+
+            facts = asdict(estimate(options, progress))
         else:
             result = mdata.preprocess(options, progress)
     if arguments.dry_run:
-        facts = asdict(estimate)
         console.result(_estimate_text(facts), facts)
         return
     for line in _remarks(result):
@@ -94,7 +98,7 @@ def _on_error(arguments: argparse.Namespace) -> _Policy:
     return cast(_Policy, policy)
 
 
-def _remarks(result: mdata.PreprocessResult) -> list[str]:
+def _remarks(result: PreprocessResult) -> list[str]:
     """What a user should know besides the numbers, one line each."""
     known = [manifest.provenance for name, manifest in result.manifests.items() if "/" not in name]
     # The counts are those of the run and stand alike in the manifests of all its parts.

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import mdata
+from mdata.tokenizers.base.tokenizer import TokenizerSpec
 from mdata.tokenizers.registry import FILES_OF
 
 _SPECIAL, _IN_TEXT, _COMPAT = "--tokenizer-special-tokens", "--special-tokens-in-text", "--compat"
@@ -99,7 +100,7 @@ def tokenizer_of(arguments: argparse.Namespace) -> tuple[mdata.Tokenizer, tuple[
     options, unused = tokenizer_options_of(arguments)
     read = [f"--{name.replace('_', '-')}" for name in FILES_OF.get(arguments.tokenizer_type, ())]
     unused += tuple(name for name in _files_given(arguments) if name not in read)
-    spec = mdata.TokenizerSpec(
+    spec = TokenizerSpec(
         type=arguments.tokenizer_type,
         model=arguments.tokenizer_model,
         vocab_file=arguments.vocab_file,

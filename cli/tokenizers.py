@@ -15,10 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import mdata
 from cli.console import Console
 from cli.text import table
 from cli.tokenizer_options import add_tokenizer, add_variants, tokenizer_options_of
+from mdata.tokenizers.base.tokenizer import TokenizerSpec
 
 if TYPE_CHECKING:
     from mdata.tokenizer_training.tokenizer_benchmark import Measured, TypeFacts
@@ -66,12 +66,12 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     )
 
 
-def _named(arguments: argparse.Namespace, console: Console) -> mdata.TokenizerSpec:
+def _named(arguments: argparse.Namespace, console: Console) -> TokenizerSpec:
     """The tokenizer that the options name; a note names options that change nothing for it."""
     options, unused = tokenizer_options_of(arguments)
     for option in unused:
         console.note(f"mdata: {option} has no effect for {arguments.tokenizer_type}")
-    return mdata.TokenizerSpec(
+    return TokenizerSpec(
         type=arguments.tokenizer_type,
         model=arguments.tokenizer_model,
         vocab_file=arguments.vocab_file,

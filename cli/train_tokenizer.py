@@ -12,10 +12,11 @@ import argparse
 import shlex
 from dataclasses import fields
 
-import mdata
 from cli.console import Console
 from cli.preprocess_options import add_filter, size
 from mdata.tokenizer_training.train import train_tokenizer
+from mdata.tokenizer_training.train_options import TrainOptions
+from mdata.tokenizers.base.tokenizer import TokenizerSpec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +61,7 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> None:
     """Run `mdata.train_tokenizer` and print what it made."""
-    given = {field.name: getattr(arguments, field.name) for field in fields(mdata.TrainOptions)}
+    given = {field.name: getattr(arguments, field.name) for field in fields(TrainOptions)}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     with console.progress() as progress:
         made = train_tokenizer(
@@ -68,7 +69,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
             arguments.output,
             kind=arguments.kind,
             vocab_size=arguments.vocab_size,
-            options=mdata.TrainOptions(**given),
+            options=TrainOptions(**given),
             progress=progress,
         )
     if made.entries < arguments.vocab_size:
@@ -91,7 +92,7 @@ def main(arguments: argparse.Namespace, console: Console) -> None:
     console.result("\n".join(lines), facts)
 
 
-def preprocess_words(spec: mdata.TokenizerSpec) -> str:
+def preprocess_words(spec: TokenizerSpec) -> str:
     """The options of preprocess that name a tokenizer."""
     words = ["--tokenizer-type", spec.type]
     for option, value in (

@@ -2,7 +2,7 @@
 
 An error speaks to the user in one to four lines: what happened, the values found, what was expected, what
 to do. Every error that a user can cause is one of these; anything else that reaches the command line is a
-fault of ours (exit code 1). The command line turns them into text and exit codes in `cli/console.py`;
+bug (exit code 1). The command line turns them into text and exit codes in `cli/console.py`;
 nothing here prints.
 """
 
@@ -47,7 +47,7 @@ class BadInputError(MdataError, ValueError):
 
 
 class DamageError(MdataError):
-    """A file of ours or a foreign one that is truncated, inconsistent or altered (exit code 4)."""
+    """A file, written by mdata or not, that is truncated, inconsistent or altered (exit code 4)."""
 
     exit_code = 4
 
@@ -86,7 +86,7 @@ _FILE_STANDS = "use another path: there is a file where a folder should be"
 _OTHER_PLACE = "use another path: this file system or kind of file does not support the operation"
 
 # What the user's path or permission is the cause of, and what to do. All else that a system says is the machine's
-# state (`_MACHINE`, `_DEVICE`), but for what only a fault of ours can cause (`_OURS`).
+# state (`_MACHINE`, `_DEVICE`), but for what only a bug can cause (`_OURS`).
 _USAGE = MappingProxyType(
     {
         errno.ENOENT: _PATH,
@@ -128,7 +128,7 @@ _OURS = frozenset({errno.EBADF, errno.EFAULT})
 
 
 def explain_os_error(error: OSError, doing: str | None = None) -> MdataError:
-    """What the operating system said, as one of our kinds: usage (2), resource (5), or a fault of ours (1).
+    """What the operating system said, as an error of mdata: usage (2), resource (5), or a bug (1).
 
     Every number has a kind. Without a number it is what a library says that reads or writes: resource.
 

@@ -2,7 +2,7 @@
 
 A library function takes a `Progress` and defaults to `SILENT`. The command line passes one that draws a bar
 on a terminal or writes a JSON line now and then (cli/progress.py). Amounts add up; totals and stages are
-shown as they stand, so that the function which counts them keeps the only copy.
+shown as they are, so that the function which counts them keeps the only copy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Progress(Protocol):
         """
 
     def advance(self, amount: int, **totals: float) -> None:
-        """`amount` more units are done; `totals` (tokens=..., documents=...) of this run as they now stand."""
+        """`amount` more units are done; `totals` (tokens=..., documents=...) of this run so far."""
 
     def stages(self, **seconds: float) -> None:
         """Where the time of this piece of work went so far, over all workers: read=..., parse=..., encode=..."""
@@ -37,7 +37,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Hears everything and says nothing."""
+    """Ignores everything."""
 
     def begin(self, label: str, total: int | None, *, unit: str, done: int = 0) -> None:
         """See `Progress`."""

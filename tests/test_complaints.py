@@ -18,8 +18,9 @@ import pytest
 import mdata
 from cli.mdata import main
 from mdata import Loader
+from mdata.blend_planning.change import BlendEdits, change_blend
 from mdata.loader.loader import BatchPlan
-from mdata.loader.megatron_sampler import Deal, random
+from mdata.loader.megatron_sampler import SamplerArgs, random
 from mdata.mixing import megatron_blend
 from mdata.mixing.native_blend import NativeBlend
 from mdata.mixing.shares import integer_weights
@@ -130,7 +131,9 @@ def test_ranks_disagree_at_the_tail_of_an_epoch(folder):
     counts = {len(list(Loader(data, BatchPlan(6, 2, dp_rank=r, dp_size=3)))) for r in range(3)}
     assert counts == {1}
     for sharded in (True, False):
-        lists = [list(random(Deal(total=10, micro_batch=2, dp_rank=r, dp_size=3), sharded=sharded)) for r in range(3)]
+        lists = [
+            list(random(SamplerArgs(total=10, micro_batch=2, dp_rank=r, dp_size=3), sharded=sharded)) for r in range(3)
+        ]
         assert [len(found) for found in lists] == [1, 1, 1]
         assert len({number for found in lists for number in found[0]}) == 6
 
@@ -140,8 +143,8 @@ def test_another_mixture_in_mid_run_loses_samples_of_one_corpus_and_repeats_thos
     at, end = 90, 150
     old = mdata.make_blend(["1", str(folder / "a"), "1", str(folder / "b")], folder / "old.json")
     naive = mdata.make_blend(["2", str(folder / "a"), "1", str(folder / "b")], folder / "naive.json")
-    edits = mdata.BlendEdits(shares={"a": "2"})
-    new = mdata.change_blend(old, at, folder=folder, sequence_length=S, edits=edits)
+    edits = BlendEdits(shares={"a": "2"})
+    new = change_blend(old, at, folder=folder, sequence_length=S, edits=edits)
     options = mdata.DatasetOptions(sequence_length=S)
     before = places(mdata.Dataset(old, options), at)
     careless = before + places(mdata.Dataset(naive, options), end)[at:]

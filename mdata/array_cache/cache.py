@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mdata.array_cache.store import Arrays, Make, cached, entry_path, find
 from mdata.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from mdata.array_cache.store import Arrays, Make
 
 VARIABLE = "MDATA_CACHE"
 FOLDER = "cache"
@@ -47,7 +49,7 @@ class Cache:
         folder: caches them; None: see above.
         mapped: false: they are read into memory.
         all: small ones are cached, too.
-        progress: is told what is built.
+        progress: receives a note on what is built.
         log: every request, appended.
     """
 
@@ -69,6 +71,8 @@ class Cache:
         Raises:
             ResourceError, UsageError: the disk is full, or the given folder cannot be written.
         """
+        from mdata.array_cache.store import cached, entry_path, find  # most datasets build no array
+
         start, made = time.perf_counter(), list[bool]()
 
         def make_now() -> Iterable[Arrays]:

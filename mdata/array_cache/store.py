@@ -49,7 +49,7 @@ def cached(
         folder: holds the entries; created if it does not exist.
         key: all that decides the arrays, as JSON types; `name` in it begins the entry's name.
         make: builds them, when there is no such entry.
-        progress: is told why an entry is built again.
+        progress: receives a note on why an entry is built again.
         mapped: false: they are read into memory.
 
     Raises:
@@ -74,7 +74,7 @@ def find(folder: Path, key: Mapping[str, Any], *, progress: Progress = SILENT, m
 
     Args:
         folder, key, mapped: as for `cached`.
-        progress: is told what is wrong with an existing entry.
+        progress: receives a note on what is wrong with an existing entry.
     """
     entry = entry_path(folder, key)
     return _opened(entry, key, progress=progress, mapped=mapped) if entry.is_dir() else None

@@ -17,13 +17,11 @@ from msgspec import UNSET, UnsetType
 from mdata.blend.same_tokenizer import OK, REFUSE
 from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
-from mdata.manifest.blend_schedule import caps_of, is_plain, schedules_of
 from mdata.manifest.ids import sealed
 from mdata.manifest.types import FORMAT, VERSION, BlendComponent, BlendManifest, NamedSet
 from mdata.mixing.native_blend import NativeBlend
-from mdata.mixing.schedule import phase_weights
 from mdata.mixing.selection import SelectionMap
-from mdata.mixing.shares import TOKENS, USER
+from mdata.mixing.shares import TOKENS, USER, integer_weights
 
 if TYPE_CHECKING:
     from mdata.mixing.phased_blend import PhasedBlend
@@ -41,16 +39,21 @@ class OpenBlend:
     @cached_property
     def weights(self) -> tuple[int, ...]:
         """The weights of the last phase as exact integers; 0 for components that are not read or have an amount."""
+        if self.manifest.is_plain:
+            return integer_weights([part.share for part in self.manifest.components], self.names)
+        from mdata.manifest.blend_schedule import schedules_of
+        from mdata.mixing.schedule import phase_weights
+
         return phase_weights(schedules_of(self.manifest)[-1].phases[-1], self.names)
 
     @property
     def plain(self) -> bool:
         """Whether there are weights of components and nothing else."""
-        return is_plain(self.manifest) and not any(part.cap for part in self.manifest.components)
+        return self.manifest.is_plain and not any(part.cap for part in self.manifest.components)
 
     @property
     def tokenizer_unknown(self) -> str:
-        """ "ok" where the manifest says that corpora whose tokenizer is not known may stand beside others."""
+        """ "ok" where the manifest says that corpora whose tokenizer is not known may be mixed with others."""
         return REFUSE if isinstance(self.manifest.tokenizer_unknown, UnsetType) else self.manifest.tokenizer_unknown
 
     @property
@@ -114,6 +117,7 @@ class OpenBlend:
 
     def phased(self, samples_per_epoch: Sequence[int], sequence_length: int) -> PhasedBlend:
         """The same with its phases to be looked at, for a blend of weights too."""
+        from mdata.manifest.blend_schedule import caps_of, schedules_of
         from mdata.mixing.resolve import Sizes, resolve
 
         sizes = Sizes(self.names, tuple(samples_per_epoch), sequence_length, caps_of(self.manifest))

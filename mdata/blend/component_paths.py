@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from glob import glob, has_magic
+from glob import glob
 from pathlib import Path
 
 from mdata.corpus.paths import prefix_of
@@ -26,11 +26,6 @@ def blend_at(path: str) -> BlendManifest | None:
         return None
     content = load_manifest(Path(path))
     return content if isinstance(content, BlendManifest) else None
-
-
-def is_many(path: str) -> bool:
-    """Whether a path is a folder or a pattern."""
-    return Path(path).is_dir() or (has_magic(path) and not Path(path).exists())
 
 
 def corpora_at(path: str) -> list[str]:

@@ -19,8 +19,8 @@ import msgspec
 from msgspec import UNSET
 
 from mdata.blend.blend import OpenBlend, relative_path
-from mdata.blend.component_paths import blend_at, corpora_at, is_many
-from mdata.blend.data_path import BlendEntry
+from mdata.blend.component_paths import blend_at, corpora_at
+from mdata.blend.data_path import BlendEntry, is_many
 from mdata.blend.duplicates import Part, first_alike, merge_same
 from mdata.blend.overlap import ALLOW, check_apart, shared_documents, to_train_on
 from mdata.blend.same_tokenizer import OK, REFUSE, check_one_tokenizer, may_be_unknown
@@ -165,7 +165,7 @@ def _nested(entry: BlendEntry, blend: BlendManifest, open_one: Opener) -> Iterat
     phase = schedule.phases[0]
     if earlier or blend.phases or any(share.unit != WEIGHT for share in phase.shares):
         raise UsageError(
-            f"{entry.path} cannot stand inside another blend",
+            f"{entry.path} cannot be part of another blend",
             found="phases, or amounts of tokens, samples or epochs",
             expected="a blend of weights",
             fix="name its corpora one by one",
@@ -262,7 +262,7 @@ def _group_name(one: Found) -> str:
 
 
 def _check_shares(found: Sequence[Found], spec: BlendSpec) -> None:
-    """Shares for all or for none among those that stand side by side; nothing beside `exhaustive`."""
+    """Shares for all or for none among siblings; nothing beside `exhaustive`."""
     if spec.exhaustive and (spec.groups or spec.phases or spec.alpha or any(one.entry.share for one in found)):
         raise UsageError("exhaustive reads every corpus once", expected="no shares, groups, phases or alpha beside it")
     if spec.alpha is not None and not any(_by_tokens(one) for one in found):

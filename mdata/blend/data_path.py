@@ -3,9 +3,9 @@
 An odd number of words: all are prefixes. An even number: if words 0, 2, 4 ... are all numbers (as Python's
 float reads them, or 1/3) they are the weights of the words that follow; if none is, all are prefixes. What differs
 from Megatron: a mixture of both is always refused (Megatron lets some through as prefixes), also where a weight or
-its prefix was forgotten and the number of words is odd, and where every weight stands behind its prefix; and weights
-stay the text that was given, so that nothing is lost before `shares` makes them exact. In Python and JSON numbers stand
-among the words too: a float is its shortest text there, 0.7 and not the 53 bits of it.
+its prefix was forgotten and the number of words is odd, and where every weight follows its prefix; and weights
+stay the text that was given, so that nothing is lost before `shares` makes them exact. In Python and JSON numbers are
+allowed among the words: a float is its shortest text there, 0.7 and not the 53 bits of it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from glob import has_magic
 from numbers import Real
 from pathlib import Path
 
@@ -68,11 +69,16 @@ def as_words(words: object, name: str = "the blend") -> list[str]:
 
 
 def words_of_path(path: str | Path) -> list[str]:
-    """Megatron's words that stand in one string; a path of something that is there is one word, blanks or not."""
+    """Megatron's words in one string; a path of something that is there is one word, blanks or not."""
     whole = str(path)
     # Of os.path, as words of many corpora are longer than a name may be, and Path.exists then raises.
     there = any(os.path.exists(whole + end) for end in ("", ".json", ".idx"))  # noqa: PTH110
     return [whole] if isinstance(path, Path) or there else whole.split() or [whole]
+
+
+def is_many(path: str) -> bool:
+    """Whether a path is a folder or a pattern."""
+    return Path(path).is_dir() or (has_magic(path) and not Path(path).exists())
 
 
 def parse_data_path(words: Sequence[str]) -> tuple[BlendEntry, ...]:
@@ -82,7 +88,7 @@ def parse_data_path(words: Sequence[str]) -> tuple[BlendEntry, ...]:
         words: as the shell gives them; prefixes are stripped of blanks.
 
     Raises:
-        UsageError: no words, or numbers where prefixes stand.
+        UsageError: no words, or numbers in place of prefixes.
     """
     if not words:
         raise UsageError("no data is given", expected="a prefix, or pairs of weight and prefix")

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mdata.blend.blend import OpenBlend, blend_of_corpus
-from mdata.blend.component_paths import is_many
-from mdata.blend.data_path import WordLike, words_of_path
+from mdata.blend.data_path import WordLike, is_many, words_of_path
 from mdata.blend.same_tokenizer import OK, REFUSE, check_one_tokenizer, may_be_unknown
 from mdata.corpus.corpus import open_corpus
 from mdata.errors import DamageError, errors_wanted_by

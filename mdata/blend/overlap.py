@@ -1,4 +1,4 @@
-"""The same documents twice: what of a folder is trained on, and corpora that must not stand side by side.
+"""The same documents twice: what of a folder is trained on, and corpora that must not be in one blend.
 
 Of a folder the held-out parts are left out, and the parts of a whole that is there too; both are said. Beyond that
 nothing is chosen: corpora with documents in common (two wholes of one input, a part beside a whole of another run) are

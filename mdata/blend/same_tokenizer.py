@@ -15,7 +15,7 @@ TOKENIZER_UNKNOWN = REFUSE, OK = "refuse", "ok"
 
 
 def may_be_unknown(*said: str) -> bool:
-    """Whether any of these, "refuse" or "ok" each, says that corpora of no known tokenizer may stand beside others.
+    """Whether any of these, "refuse" or "ok" each, allows corpora without a recorded tokenizer beside others.
 
     Raises:
         UsageError: another word.

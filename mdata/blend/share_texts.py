@@ -1,6 +1,6 @@
 """The shares of a blend as they are shown to people: of its components and groups, phase by phase.
 
-A share is shown as the user gave it. Where the user gave none of the weights that stand side by side (corpora count by
+A share is shown as the user gave it. Where the user gave none of the weights of siblings (corpora count by
 their tokens, or by a power of them), they are shown as parts of 1; long fractions and amounts are rounded. The manifest
 keeps all of them exactly, and says who set each. A blend that was redistributed shows what it was made from, not the
 samples that came out.
@@ -49,7 +49,7 @@ def shown_wholes(blend: BlendManifest, tokens: Sequence[int]) -> list[Fraction |
 
 
 def weights_set_by(blend: BlendManifest, tokens: Sequence[int]) -> list[SetBy]:
-    """Who set the weights of each phase in force that stand outside of groups: the user, where he gave any of them."""
+    """Who set the weights outside groups, of each phase in force: the user, where he gave any of them."""
     return [USER if whole is None else TOKENS for whole in shown_wholes(blend, tokens)]
 
 
@@ -68,7 +68,7 @@ class _Shares:
     """The shares of a phase: of its components, then of its groups that have shares.
 
     Args:
-        shares: all of them. sides: the group inside of which each stands; None: side by side with groups.
+        shares: all of them. sides: the group that each is in; None: in none.
         names: of the groups.
     """
 
@@ -95,7 +95,7 @@ def _shares(blend: BlendManifest, phase: Phase, tokens: Sequence[int]) -> _Share
     for group, number in zip(members, tokens, strict=True):
         if group in of_groups:
             of_groups[group] += number
-    # A weight says something beside its neighbours alone: those in its group, or all that stand outside of one.
+    # A weight says something beside its neighbours alone: those in its group, or all outside of groups.
     sides = [*(group if group in groups else None for group in members), *[None] * len(groups)]
     shares = [*phase.shares, *groups.values()]
     old = _set_by_if_old(shares, sides, [*tokens, *of_groups.values()], alpha=blend.notes.get("alpha"))

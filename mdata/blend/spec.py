@@ -2,7 +2,7 @@
 
 An entry names corpora (a manifest, a prefix, a folder, a pattern, another blend) and asks for something with them, in
 exactly one unit; an entry without a share counts by its tokens. Shares stay text, so that 0.1 is 0.1: TOML is read with
-its numbers as they stand. Every problem of a document is found before one error says them all. Which corpora an entry
+its numbers as written. Every problem of a document is found before one error says them all. Which corpora an entry
 means, and what is made of it, is `mdata.blend.compose`'s business.
 """
 
@@ -35,10 +35,10 @@ class BlendSpec:
         alpha: entries without a share count by tokens to this power (1: by tokens, 0: all alike).
         exhaustive: every corpus once. redistribute: what a cap leaves over goes to the others.
         merge_same: one corpus that several entries name is one component with all of their shares, not an error.
-        allow_overlap: folders give their held-out parts too, and documents may stand in two corpora or sets.
+        allow_overlap: folders give their held-out parts too, and documents may be in two corpora or sets.
         samples, tokens: length of the one phase, where amounts and weights are mixed.
         valid, test: name -> path of a finite set.
-        tokenizer_unknown: "ok": a corpus whose tokenizer is not known may stand beside one whose tokenizer is known.
+        tokenizer_unknown: "ok": a corpus whose tokenizer is not known may be mixed with one whose tokenizer is known.
         per_split: the entries are Megatron's list of the training split; it ignores the weight of one corpus alone.
     """
 
@@ -105,7 +105,7 @@ def spec_of_splits(lists: Mapping[str, Sequence[WordLike] | str | None]) -> Blen
         lists: "train", "valid", "test" -> words, or one string of them; an empty list is none.
 
     Raises:
-        UsageError: another key, what is no list of words, or nothing to train on.
+        UsageError: another key, a value that is not a list of words, or nothing to train on.
     """
     given = {key: as_words(value, f'"{key}"') for key, value in lists.items() if value is not None}
     words = {key: value for key, value in given.items() if value}

@@ -27,10 +27,10 @@ def make_blend(
 
     Args:
         spec: Megatron's grammar, `["0.7", "code.json", "0.3", "prose.json"]`, or corpora alone; a .toml or .csv file;
-            a `BlendSpec`, or the content of a TOML file as a mapping. Words may stand in one string; weights among
+            a `BlendSpec`, or the content of a TOML file as a mapping. Words may be one string; weights among
             them may be numbers.
         output: the manifest; corpora are named relative to its folder, so that both can move together.
-        tokenizer_unknown: "ok": a corpus whose tokenizer is not known may stand beside one whose tokenizer is known.
+        tokenizer_unknown: "ok": a corpus whose tokenizer is not known may be mixed with one whose tokenizer is known.
         allow_outside: as for `open_corpus`, of each corpus.
         run: of `redistribute_blend`, for a spec that asks for it: sequence_length, samples or tokens, split.
 

@@ -3,7 +3,7 @@
 Templates give the text of a whole conversation. What a turn is, is found by running them on the messages before it,
 with the prompt that asks for an answer, and on those up to it: each text has to begin with the one before, as it does
 where a model is used turn by turn. A template that changes earlier turns later on is refused, conversation by
-conversation. Control tokens stand in the text as texts. Not there: tools, documents, `strftime_now` (today would
+conversation. Control tokens are part of the text. Not there: tools, documents, `strftime_now` (today would
 change the tokens).
 """
 
@@ -140,7 +140,7 @@ def _refusal() -> Callable[[str], NoReturn]:
 
 
 def _generation() -> Any:
-    """Jinja's extension for {% generation %} ... {% endgeneration %}: what stands inside, as it is."""
+    """Jinja's extension for {% generation %} ... {% endgeneration %}: its content, unchanged."""
     from jinja2 import nodes
     from jinja2.ext import Extension
 

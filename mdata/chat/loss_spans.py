@@ -1,6 +1,6 @@
 """From messages to spans: what is context and what is trained on, by turns, the first one context (it may be empty).
 
-A template gives each message as three lists of parts: what stands before the model would speak (always context), what
+A template gives each message as three lists of parts: what comes before the model would speak (always context), what
 the model has to say (its end-of-turn token included), and what follows. A part is text, or the id of a control token,
 which no text can spell. Parts of text that meet inside of a span are one text for the tokenizer; where a span begins
 a new text begins, as at inference, where the prompt is tokenized before there is an answer.
@@ -38,14 +38,14 @@ class Template(Protocol):
 
     @property
     def spells_tokens(self) -> bool:
-        """Whether control tokens stand in its text, and not as ids."""
+        """Whether its control tokens are text, not ids."""
 
     def turns(self, messages: Sequence[Message], *, every: bool = True) -> Iterator[Turn]:
         """One for each message.
 
         Args:
             messages: one or more.
-            every: false: the assistant's turns have to be told apart, others may stand before the next of these.
+            every: false: the assistant's turns have to be told apart, others may come before the next of these.
 
         Raises:
             TemplateRefused: the template does not take this conversation.

@@ -254,5 +254,5 @@ class _Counted(NodeTransformer):
 
 
 def _asked(name: str, *arguments: nodes.Expr) -> nodes.Call:
-    """A call of a method of ours."""
+    """A call of a method of the sandbox."""
     return nodes.Call(nodes.EnvironmentAttribute(name), list(arguments), [], None, None, lineno=arguments[0].lineno)

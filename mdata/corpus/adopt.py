@@ -72,7 +72,7 @@ def adopt(
         level: default "sentence" or "chat" for a prefix that ends so, as Megatron's tool names them, else "document".
         full: read every token.
         threads: that read; default the cores this process may use.
-        progress: hears of the bytes read, and of what looks odd.
+        progress: receives the bytes read and notes on what looks odd.
 
     Raises:
         UsageError: no such pair, values that are no ids, a manifest is there that says something else, or ids that

@@ -44,7 +44,7 @@ def convert(
         tokenizer: that made the ids; None if nobody knows.
         level: default "sentence" for a prefix that ends so, else "document".
         fairseq_ids_plus_one: the ids were written by fairseq's builder of TNTIDX, which adds 1 to each: take it off.
-        progress: hears of the bytes written, and of what is decided.
+        progress: receives the bytes written and notes on what is decided.
 
     Raises:
         UsageError: no such pair or not of an older format, values that are no ids, something else is there already,
@@ -189,7 +189,7 @@ def _refuse_other_content(source: _Source, new_prefix: Path, dtype: np.dtype[np.
 
 
 def _is_equal_bin(source: _Source, path: Path, dtype: np.dtype[np.generic]) -> bool:
-    """Whether a .bin that stands alone holds the ids of the source, no more and no fewer."""
+    """Whether a .bin without an .idx holds the ids of the source, no more and no fewer."""
     if path.stat().st_size != source.old.num_tokens * dtype.itemsize:
         return False
     with path.open("rb") as file:

@@ -77,7 +77,7 @@ class Corpus:
         path: the manifest, or the prefix of a bare pair.
         manifest: what is known of the content.
         readers: one per shard.
-        complete: false: the manifest stands without its provenance, to be read from the file when it is asked for.
+        complete: false: the manifest lacks its provenance, which is read from the file when it is needed.
         allow_outside: the manifest may name files outside its folder.
 
     Attributes:

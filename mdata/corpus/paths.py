@@ -10,7 +10,6 @@ from pathlib import Path
 
 from mdata.errors import UsageError
 from mdata.indexed.pair_format import idx_path
-from mdata.util.option_synonyms import nearest
 
 _BARE_ENDINGS = (".bin", ".idx")
 _TEXT_ENDINGS = (".jsonl", ".txt", ".gz", ".zst", ".bz2", ".xz", ".parquet")
@@ -52,6 +51,8 @@ def _meant(path: Path) -> str | None:
         names = [one.name.removesuffix(one.suffix) for one in path.parent.iterdir() if one.suffix in (".json", ".idx")]
     except OSError:
         return None
+    from mdata.util.option_synonyms import nearest
+
     # `mdata preprocess` puts key and level behind the prefix that it is given.
     longer = [name for name in sorted(names) if name.startswith(f"{path.name}_")]
     close = longer[0] if longer else nearest(path.name, names)

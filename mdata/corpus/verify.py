@@ -156,7 +156,7 @@ def verify(
         full: also read every .bin that has block hashes.
         threads: that read blocks; default the cores this process may use.
         allow_outside: as for `open_corpus`; else a manifest that names files elsewhere is a problem.
-        progress: hears of the bytes read.
+        progress: receives the bytes read.
 
     Raises:
         UsageError: nothing is there.

@@ -3,7 +3,7 @@
 An .idx is compared with its hash once, before the first use of its tables. One that is written over later, while it is
 mapped, can make arithmetic go wrong anywhere: a run outside of the tokens, a row longer than it is. After such an error
 the hash is taken again: an .idx that was altered is damage with a name; of one that is as it was the error passes, as a
-fault of ours. Where nothing goes wrong nothing is looked at: `mdata verify` finds what was written over since.
+bug. Where nothing goes wrong nothing is checked: `mdata verify` finds what was written over since.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import TracebackType
 
 from mdata.corpus.corpus import Corpus
 from mdata.errors import MdataError
-from mdata.samples.sample_kind import SampleKind
+from mdata.samples.base import Samples
 
 _NAMED = 3
 _BY_WRONG_NUMBERS = (LookupError, ValueError, ArithmeticError, MemoryError)
@@ -27,7 +27,7 @@ class Component:
 
     name: str
     corpus: Corpus
-    samples: SampleKind
+    samples: Samples
     num_tokens: int
 
     @cached_property

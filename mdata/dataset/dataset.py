@@ -26,22 +26,21 @@ from mdata.blend.same_tokenizer import OK, REFUSE, may_be_unknown
 from mdata.corpus.corpus import Corpus
 from mdata.dataset.component import Component, facts_in_short
 from mdata.dataset.dataset_options import DatasetOptions, MegatronOrder
-from mdata.dataset.megatron_mix import check_weights_alone, mix_by_share, mix_by_size, mix_identity
 from mdata.dataset.open_samples import bounds_of, open_samples, tokens_in
 from mdata.errors import UsageError
 from mdata.manifest.types import TokenizerFacts
-from mdata.mixing.megatron_blend import MegatronBlend
 from mdata.mixing.selection import MOST_SAMPLES, Concatenation, SelectionMap, chosen, sample_numbers
 from mdata.progress import SILENT, Progress
+from mdata.samples.base import RowSamples, Samples
 from mdata.samples.gpt import GptSamples
 from mdata.samples.rows import Gathered, Rows, Sample, empty_rows, finish, in_order, room_in
-from mdata.samples.sample_kind import RowKind, SampleKind
 from mdata.samples.sample_options import MaskedKind
 from mdata.util.arrays import Int64s
 from mdata.util.canonical_json import hash_of
 from mdata.util.gc_pause import gc_paused
 
 if TYPE_CHECKING:
+    from mdata.mixing.megatron_blend import MegatronBlend
     from mdata.samples.masked import MaskedSamples
 
 
@@ -53,7 +52,7 @@ def open_dataset(
     Args:
         path: one of these.
         options: how it is read.
-        progress: hears what is built, for kinds and orders that need arrays, and what of a folder is left out.
+        progress: receives notes on arrays that are built, and on what of a folder is left out.
         evaluation: what is measured on: of a folder nothing is left out.
 
     Raises:
@@ -94,54 +93,44 @@ class Dataset:
         self.options = options
         self.blend_id = blend.manifest.id
         self._opened = blend
-        names = [part.name for part in blend.manifest.components]
-        mixed, surplus = False, None
-        if isinstance(options.order, MegatronOrder):
-            check_weights_alone(blend)
-            by_size = blend.counts_by_tokens
-            mixed, surplus = not by_size or len(names) > 1, None if by_size else options.order.blend_surplus
         self.row_options = options.row_options(self.eod)
-        cache = cache or _cache_of(options)
-        kinds, mix = (
-            self._mixed(cache, surplus) if mixed else ([self._open(i, options, cache) for i in range(len(names))], None)
-        )
+        kinds, mix, mix_facts = self._open_components(cache or _cache_of(options))
         self.components = tuple(
             Component(name, corpus, kind, tokens_in(corpus, bounds_of(corpus, options), options=options))
-            for name, corpus, kind in zip(names, blend.corpora, kinds, strict=True)
+            for name, corpus, kind in zip(blend.names, blend.corpora, kinds, strict=True)
             if kind is not None
         )
         if not self.components:
             raise UsageError(
                 f"the split {options.split!r} is empty",
-                found=f"split {options.split_shares!r} of {', '.join(names)}",
+                found=f"split {options.split_shares!r} of {', '.join(blend.names)}",
                 fix="give it a share in the split string",
             )
         self.selection: SelectionMap = mix or self._selection()
         ends = (self.selection.num_samples, options.num_samples if self.options.endless else None)
         self.num_samples = min((end for end in ends if end is not None), default=None)
         self._alone = len(self.components) == 1 and mix is None
-        self.identity = options.identity(self.blend_id)
-        if mix is not None:
-            self.identity |= mix_identity(blend, surplus)
+        # Samples of Megatron's blends also say their component, in the type of the blend's array.
+        self._dataset_id_dtype = None if mix is None else mix.components.dtype
+        self.identity = options.identity(self.blend_id) | mix_facts
         self.data_id = hash_of(self.identity)
 
-    def _open(self, number: int, options: DatasetOptions, cache: Cache) -> SampleKind | None:
-        """The samples of a component; None where it has none and that is no loss."""
-        corpus = self._opened.corpora[number]
-        return open_samples(corpus, bounds_of(corpus, options), options=options, rows=self.row_options, cache=cache)
+    def _open_components(self, cache: Cache) -> tuple[list[Samples | None], MegatronBlend | None, dict[str, Any]]:
+        """The samples of each corpus (None where it has none and that is no loss), Megatron's mix and its identity."""
+        corpora, options = self._opened.corpora, self.options
 
-    def _mixed(self, cache: Cache, surplus: float | None) -> tuple[list[SampleKind | None], MegatronBlend | None]:
-        """Megatron's blend: its components and how it mixes them; without a surplus they count by size."""
-        parts, options = self._opened.manifest.components, self.options
-        beside = (cache, self._opened.corpora[0].path)
+        def open_one(number: int, num_samples: int | None) -> Samples | None:
+            # For one of many corpora, options checked anew take as long as all else.
+            how = options if num_samples == options.num_samples else replace(options, num_samples=num_samples)
+            bounds = bounds_of(corpora[number], how)
+            return open_samples(corpora[number], bounds, options=how, rows=self.row_options, cache=cache)
 
-        def open_one(number: int, num_samples: int | None) -> SampleKind | None:
-            return self._open(number, replace(options, num_samples=num_samples), cache)
+        if not isinstance(options.order, MegatronOrder):
+            return [open_one(number, options.num_samples) for number in range(len(corpora))], None, {}
+        from mdata.dataset.megatron_mix import open_mixed
 
-        if surplus is None:
-            return mix_by_size(open_one, len(parts), num_samples=options.num_samples, cache=beside)
-        shares = [(part.name, part.share) for part in parts]
-        return mix_by_share(open_one, shares, num_samples=options.num_samples, surplus=surplus, cache=beside)
+        surplus, beside = options.order.blend_surplus, (cache, corpora[0].path)
+        return open_mixed(self._opened, open_one, num_samples=options.num_samples, surplus=surplus, cache=beside)
 
     def _selection(self) -> SelectionMap:
         """Which component gives which sample: by shares in training, else one component after another."""
@@ -199,8 +188,8 @@ class Dataset:
         part = self.components[component]
         with part.damage_check:
             found: Sample = part.samples.sample(int(inside))
-        if isinstance(self.selection, MegatronBlend):
-            return {"dataset_id": np.array(component, self.selection.components.dtype), **found}
+        if self._dataset_id_dtype is not None:
+            return {"dataset_id": np.array(component, self._dataset_id_dtype), **found}
         return found
 
     def __getitems__(self, samples: Sequence[int]) -> list[Sample]:
@@ -209,9 +198,9 @@ class Dataset:
             return [self[k] for k in samples]  # rows know the lengths of all their documents, and no dense masks
         rows = self.read(samples)
         fields = rows.fields if isinstance(rows, Rows) else rows
-        if isinstance(self.selection, MegatronBlend):
+        if self._dataset_id_dtype is not None:
             components, _ = self.locate(samples)
-            fields = {"dataset_id": components.astype(self.selection.components.dtype), **fields}
+            fields = {"dataset_id": components.astype(self._dataset_id_dtype), **fields}
         return [{name: array[row, ...] for name, array in fields.items()} for row in range(len(samples))]
 
     def empty_rows(self, num_rows: int) -> Rows | Sample:
@@ -225,8 +214,8 @@ class Dataset:
 
         Args:
             samples: their numbers.
-            out: rows of `empty_rows`, or int64[n, S + 1], that are filled in; None: new ones. What is told of the text
-                is in the rows that are returned; dense attention masks are made for single samples only.
+            out: rows of `empty_rows`, or int64[n, S + 1], that are filled in; None: new ones. Masks and positions
+                are in the rows that are returned; dense attention masks are made for single samples only.
                 Of the kinds bert and t5: a dict of the fields of a sample, each with a dimension more in front.
 
         Raises:
@@ -266,11 +255,11 @@ class Dataset:
         first = self._masked(0)
         fields = first.allocate(len(numbers)) if out is None else first.checked(out, len(numbers))
         for number in np.unique(components).tolist():
-            places = np.flatnonzero(components == number)
+            rows = np.flatnonzero(components == number)
             with self.components[number].damage_check:
-                found = self._masked(number).read(inside[places])
+                found = self._masked(number).read(inside[rows])
             for name, part in found.items():
-                fields[name][places] = part
+                fields[name][rows] = part
         return fields
 
     def _masked(self, number: int) -> MaskedSamples:
@@ -282,15 +271,15 @@ class Dataset:
         components, inside = self.locate(numbers)
         parts = []
         for number in np.unique(components).tolist():
-            places = np.flatnonzero(components == number)
-            parts.append((places, self._gather_of(number, inside[places], text, places=places)))
+            rows = np.flatnonzero(components == number)
+            parts.append((rows, self._gather_of(number, inside[rows], text, out_rows=rows)))
         return in_order(parts, len(numbers))
 
-    def _gather_of(self, number: int, inside: Int64s, text: Int64s, *, places: Int64s | None = None) -> Gathered:
+    def _gather_of(self, number: int, inside: Int64s, text: Int64s, *, out_rows: Int64s | None = None) -> Gathered:
         part = self.components[number]
-        kind = cast("RowKind", part.samples)
+        kind = cast("RowSamples", part.samples)
         with part.damage_check:
-            return kind.gather(inside, text, places=places, threads=self.options.threads)
+            return kind.gather(inside, text, out_rows=out_rows, threads=self.options.threads)
 
     @property
     def continues(self) -> tuple[str, int] | None:
@@ -304,7 +293,7 @@ class Dataset:
 
     @property
     def test_sets(self) -> Mapping[str, tuple[Path, str]]:
-        """The blend's named test sets, likewise; `mdata.evaluation_sets` opens both."""
+        """The blend's named test sets, likewise; `evaluation_sets` opens both."""
         return self._opened.test_sets
 
     def read_as(self, options: DatasetOptions, *, progress: Progress = SILENT) -> Dataset:
@@ -327,7 +316,7 @@ class Dataset:
 
     @property
     def tokenizer_unknown(self) -> str:
-        """ "ok" where the options or the blend's manifest let corpora of no known tokenizer stand beside others."""
+        """ "ok" where the options or the blend's manifest allow corpora without a recorded tokenizer beside others."""
         allowed = may_be_unknown(self.options.tokenizer_unknown, self._opened.tokenizer_unknown)
         return OK if allowed else REFUSE
 

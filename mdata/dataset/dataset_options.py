@@ -15,7 +15,6 @@ from mdata.blend.same_tokenizer import REFUSE, TOKENIZER_UNKNOWN
 from mdata.errors import UsageError
 from mdata.indexed.reader import MODES, Mode
 from mdata.mixing import native_blend
-from mdata.mixing.megatron_blend import SURPLUS
 from mdata.order import native_order
 from mdata.order.data_split import SPLITS, split_edges
 from mdata.samples.rows import RowOptions, effective_pad
@@ -69,7 +68,7 @@ class MegatronOrder:
     pad: int | None = None
     allow_ambiguous_pad: bool = False
     keep_partial: bool = False
-    blend_surplus: float = SURPLUS
+    blend_surplus: float = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +84,7 @@ class DatasetOptions:
         kind: `Gpt`, `Document`, `Packed`, `Chat`, `Bert` or `T5`.
         order: `NativeOrder` or `MegatronOrder`.
         cache: folder for arrays that are built (packed, bert, t5, megatron); None: see mdata/array_cache/cache.py.
-        tokenizer_unknown: "refuse", or "ok": a corpus without a recorded tokenizer may stand beside one that has it.
+        tokenizer_unknown: "refuse", or "ok": a corpus without a recorded tokenizer may be mixed with one that has it.
         allow_outside: manifests of corpora may name files outside their folders; for those of people whom you trust.
         mode: "mmap" or "pread": how token files are read. threads: that read and build.
 
@@ -153,7 +152,7 @@ class DatasetOptions:
         Raises:
             UsageError: an option needs that id, and neither the options nor the corpus give it.
         """
-        # Masked samples are no rows of text; the usual options stand in for them.
+        # Masked samples are not rows of text; they get the default options.
         kind, order = self.kind if isinstance(self.kind, TextKind) else Gpt(), self.order
         eod = corpus_eod if kind.eod is None else kind.eod
         needed = [name for name in _BY_EOD if getattr(kind, name)]
@@ -173,7 +172,7 @@ class DatasetOptions:
             reset_position_ids=kind.reset_position_ids and not masks,
             attention_mask=kind.create_attention_mask and not (megatron and masks),
             reset_attention_mask=kind.reset_attention_mask,
-            apart=isinstance(kind, Packed),
+            mask_document_ends=isinstance(kind, Packed),
             eod=eod,
             pad=effective_pad(order.pad, eod, allow_ambiguous=order.allow_ambiguous_pad)
             if isinstance(order, MegatronOrder)

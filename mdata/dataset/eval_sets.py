@@ -43,7 +43,7 @@ def evaluation_sets(
         paths: corpora in place of those that the blend names; called as their files are, a blend by its manifest.
         num_samples: in Megatron's order: how many are asked for.
         allow_overlap: `paths` may hold documents that are trained on.
-        progress: hears what is built.
+        progress: receives a note on what is built.
 
     Raises:
         UsageError: one that cannot be read as the training is, was made with another tokenizer, or holds documents

@@ -1,6 +1,6 @@
 """Options by flat keys, as configurations and command lines give them, made the types of `DatasetOptions`.
 
-`kind` and `order` are names here, and the options of a kind, of an order and of fill-in-the-middle (`fim_...`) stand
+`kind` and `order` are names here, and the options of a kind, of an order and of fill-in-the-middle (`fim_...`) are
 beside them. A key that the named kind or order does not have must have its usual value, or not be given.
 """
 

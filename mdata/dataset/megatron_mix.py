@@ -26,17 +26,30 @@ from mdata.mixing.megatron_blend import (
     weighted,
 )
 from mdata.mixing.shares import USER
-from mdata.samples.sample_kind import SampleKind
+from mdata.samples.base import Samples
 
-Open = Callable[[int, int | None], SampleKind | None]
+Open = Callable[[int, int | None], Samples | None]
 """Opens the samples of component i for so many samples (None: one epoch); None where its split is empty."""
 
 
-def check_weights_alone(blend: OpenBlend) -> None:
-    """Refuse what Megatron's order cannot say.
+def open_mixed(
+    blend: OpenBlend, open_one: Open, *, num_samples: int | None, surplus: float, cache: CacheBeside
+) -> tuple[list[Samples | None], MegatronBlend | None, dict[str, Any]]:
+    """Open the components of a blend as Megatron mixes them.
+
+    Args:
+        blend: of weights, or of corpora that count by their size.
+        open_one: opens one.
+        num_samples: asked for.
+        surplus: built beyond each one's part, where there are shares.
+        cache: of the blend's arrays.
+
+    Returns:
+        The components; how they are mixed (None: one corpus alone, or the split is empty for all); and what the
+        identity of the dataset covers of it.
 
     Raises:
-        UsageError: the blend has more than weights.
+        UsageError: the blend has more than weights; and as `mix_by_share`.
     """
     if not blend.plain:
         raise UsageError(
@@ -44,11 +57,20 @@ def check_weights_alone(blend: OpenBlend) -> None:
             found="phases, amounts, groups with shares, or caps",
             expected='a blend of weights, or order "native"',
         )
+    parts = blend.manifest.components
+    if not blend.counts_by_tokens:
+        shares = [(part.name, part.share) for part in parts]
+        kinds, mix = mix_by_share(open_one, shares, num_samples=num_samples, surplus=surplus, cache=cache)
+        return kinds, mix, mix_identity(blend, surplus)
+    if len(parts) == 1:
+        return [open_one(0, num_samples)], None, {}
+    kinds, mix = mix_by_size(open_one, len(parts), num_samples=num_samples, cache=cache)
+    return kinds, mix, mix_identity(blend, None)
 
 
 def mix_by_share(
     open_one: Open, shares: Sequence[tuple[str, str]], *, num_samples: int | None, surplus: float, cache: CacheBeside
-) -> tuple[list[SampleKind | None], MegatronBlend | None]:
+) -> tuple[list[Samples | None], MegatronBlend | None]:
     """Open components for their shares of the samples.
 
     Args:
@@ -91,7 +113,7 @@ def mix_by_share(
 
 def mix_by_size(
     open_one: Open, count: int, *, num_samples: int | None, cache: CacheBeside
-) -> tuple[list[SampleKind | None], MegatronBlend | None]:
+) -> tuple[list[Samples | None], MegatronBlend | None]:
     """Open components for one epoch each; see `mix_by_share`. Those without samples are None."""
     opened = [open_one(i, None) for i in range(count)]
     parts = [part if part is not None and part.num_samples else None for part in opened]
@@ -109,8 +131,8 @@ def mix_identity(blend: OpenBlend, surplus: float | None) -> dict[str, Any]:
     """What an identity covers of Megatron's blends beside the blend's id.
 
     The id knows the exact ratio of the weights, but the order follows doubles: those of `0.1 a 0.2 b 0.3 c` are not
-    those of `1 a 2 b 3 c`. They are given in hex, and left out where they are those of the ratio in whole numbers, for
-    which the id alone stands, and where nobody gave a weight: a power of the tokens is written in one way.
+    those of `1 a 2 b 3 c`. They are given in hex, and left out where they are those of the ratio in whole numbers
+    (which the id covers), and where nobody gave a weight: a power of the tokens is written in one way.
 
     Args:
         blend: of weights. surplus: built beyond each one's part; None: components count by their size.

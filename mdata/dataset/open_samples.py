@@ -18,9 +18,9 @@ from mdata.corpus.corpus import Corpus
 from mdata.dataset.dataset_options import WHOLE, DatasetOptions, MegatronOrder, NativeOrder
 from mdata.errors import UsageError
 from mdata.order.data_split import split_range
+from mdata.samples.base import RowSamples, Samples
 from mdata.samples.gpt import GptSamples
 from mdata.samples.rows import RowOptions
-from mdata.samples.sample_kind import RowKind, SampleKind
 from mdata.samples.sample_options import Bert, Chat, Document, Fim, Gpt, MaskedKind, TextKind, WholeDocuments
 from mdata.util.arrays import locate
 
@@ -41,14 +41,14 @@ def bounds_of(corpus: Corpus, options: DatasetOptions) -> Bounds:
 
 def open_samples(
     corpus: Corpus, bounds: Bounds, *, options: DatasetOptions, rows: RowOptions, cache: Cache
-) -> SampleKind | None:
+) -> Samples | None:
     """The samples of a part of a corpus.
 
     Args:
         corpus: all of it.
         bounds: the part, from `bounds_of`.
         options: of the dataset.
-        rows: what is told of rows, from `DatasetOptions.row_options`.
+        rows: which masks and positions rows have, from `DatasetOptions.row_options`.
         cache: keeps what is built.
 
     Returns:
@@ -68,7 +68,9 @@ def open_samples(
     return _gpt(corpus, bounds, options, rows=rows, cache=cache)
 
 
-def _gpt(corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions, cache: Cache) -> RowKind | None:
+def _gpt(
+    corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, rows: RowOptions, cache: Cache
+) -> RowSamples | None:
     """Concatenated documents, in either order."""
     extra = isinstance(options.kind, TextKind) and options.kind.extra_token
     if isinstance(options.order, MegatronOrder):
@@ -102,7 +104,7 @@ def _first_sequence(corpus: Corpus, document: int) -> int:
 
 def _rearranged(
     corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, fim: Fim, rows: RowOptions, cache: Cache
-) -> RowKind | None:
+) -> RowSamples | None:
     from mdata.samples.fim import FimSamples
 
     plain = _gpt(corpus, bounds, options, rows=replace(rows, document_masks=False), cache=cache)
@@ -114,7 +116,7 @@ def _rearranged(
 
 def _megatron(
     corpus: Corpus, bounds: Bounds, options: DatasetOptions, *, extra_token: bool, rows: RowOptions, cache: Cache
-) -> RowKind | None:
+) -> RowSamples | None:
     from mdata.order.megatron_order import MegatronRequest
     from mdata.samples.megatron_gpt import MegatronGptSamples
 
@@ -140,7 +142,7 @@ def _documents(
     kind: WholeDocuments,
     rows: RowOptions,
     cache: Cache,
-) -> RowKind | None:
+) -> RowSamples | None:
     if _is_empty(corpus, bounds, options):
         return None
     if not corpus.contiguous:
@@ -190,11 +192,11 @@ def _native(
     order: NativeOrder,
     extra_token: bool,
     rows: RowOptions,
-) -> RowKind | None:
+) -> RowSamples | None:
     first, last = bounds
     start, stop = corpus.token_bounds(first, last)
     training = options.split == "train"
-    # A label stands after each token, so one token alone is no text to predict.
+    # The label of a token is the next one, so a single token has nothing to predict.
     extra = int(extra_token)
     least = options.sequence_length + extra if training else 2
     if stop - start < least:

@@ -57,7 +57,7 @@ def build(
         path: a manifest, a prefix, or Megatron's words.
         options: of the run; its `split` "whole" builds that alone. Arrays go to its `cache`, or as cache.py says.
         num_samples: asked for in Megatron's order, by split; a split that is not there: one epoch.
-        progress: hears what is built.
+        progress: receives a note on what is built.
 
     Raises:
         UsageError, DamageError, ResourceError: as `open_dataset`.

@@ -18,7 +18,7 @@ from typing import Self, TypeVar
 
 from mdata.indexed.pair_format import BLOCK_BYTES
 from mdata.util import atomic_io
-from mdata.util.cpu_limit import usable_cores
+from mdata.util.machine_limits import usable_cores
 
 T = TypeVar("T")
 

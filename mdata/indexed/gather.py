@@ -103,7 +103,7 @@ class Gatherer:
         *,
         out: Int64s,
         ends: Int64s | None = None,
-        places: Int64s | None = None,
+        out_rows: Int64s | None = None,
         fill: int = 0,
         threads: int = 1,
     ) -> None:
@@ -113,7 +113,7 @@ class Gatherer:
             IndexError: a run outside of the tokens. ValueError: runs longer than their row.
             DamageError: a file is shorter than when it was opened (mode "pread"). ResourceError: it cannot be read.
         """
-        fault = self._store.gather(first, count, ends, places, out, fill, threads)
+        fault = self._store.gather(first, count, ends, out_rows, out, fill, threads)
         if fault is not None:
             raise self._read_fault(*fault)
 

@@ -30,7 +30,6 @@ from mdata.indexed.index_checks import check_tables
 from mdata.indexed.index_tables import IndexTables, damaged_field, read_header, read_tables
 from mdata.indexed.mapped_files import Identity, explain, hash_file, lies_at, look_at, map_bytes, pooled
 from mdata.indexed.pair_format import DTYPES, HEADER_BYTES, LENGTH_DTYPE, POINTER_DTYPE, bin_path, idx_path
-from mdata.util.cpu_limit import usable_cores
 
 Mode = Literal["mmap", "pread"]
 MODES: tuple[str, ...] = get_args(Mode)
@@ -190,7 +189,7 @@ class IndexedReader:
 
     @cached_property
     def _stored(self) -> IndexTables:
-        """The tables as they stand in the file."""
+        """The tables as the file has them."""
         return read_tables(self.idx_path, mapped=self.mode == "mmap", identity=self.facts.idx)
 
     @cached_property
@@ -327,12 +326,13 @@ def compare_all(readers: Sequence[IndexedReader]) -> None:
         DamageError, ResourceError: as there, of the first that differs.
     """
     waiting = [reader for reader in readers if not reader.facts.compared]
-    threads = min(len(waiting), usable_cores())
-    if threads < 2:
+    if len(waiting) < 2:
         for reader in waiting:
             reader.compare()
         return
     from concurrent.futures import ThreadPoolExecutor  # takes much along
 
-    with ThreadPoolExecutor(threads) as pool:
+    from mdata.util.machine_limits import usable_cores
+
+    with ThreadPoolExecutor(min(len(waiting), usable_cores())) as pool:
         deque(pool.map(IndexedReader.compare, waiting), maxlen=0)

@@ -2,7 +2,7 @@
 
 `constant`, `ramp_up` (Megatron's --rampup-batch-size) and `by_steps` (its table) give `BatchSizes`: the size of a
 step by the first sample that it reads, so the steps are the same for any number of ranks and after any resume.
-`in_force` is what fits the ranks: refused if it cannot be dealt evenly, or rounded down where that is asked for.
+`in_force` is what fits the ranks: refused if it cannot be divided evenly, or rounded down where that is asked for.
 
 What differs from Megatron: a ramp without steps or samples, there a division by zero, is refused with the numbers.
 """
@@ -44,7 +44,7 @@ class BatchSizes:
         return next(size for start, size in reversed(self.table) if start <= consumed)
 
     def in_force(self, consumed: int, *, micro_batch: int, dp_size: int, decrease: bool = False) -> int:
-        """The size that so many ranks can deal evenly.
+        """The size that so many ranks can divide evenly.
 
         Args:
             consumed: samples read before.

@@ -1,8 +1,8 @@
 """Memory of arrays that is used again once nobody can see it any more.
 
 `Buffers.empty` is np.empty; what differs is the end. The memory comes back when the last array over it is gone, whoever
-held it: every view, torch tensor or memoryview keeps the array that it was made from alive, and that one keeps what it
-stands on. So a batch that is kept never changes, and nobody has to give anything back. Why it is not left to malloc,
+held it: every view, torch tensor or memoryview keeps the array that it was made from alive, and that one keeps its
+memory. So a batch that is kept never changes, and nobody has to give anything back. Why it is not left to malloc,
 which gives large pieces back to the system and has the kernel make and clear them again: docs/design/loader.md.
 """
 
@@ -42,7 +42,7 @@ class Buffers:
 
 
 class _Lent:
-    """What an array that is handed out stands on; it ends when the last array over it does."""
+    """The buffer below an array that is given out; it ends when the last array over it does."""
 
     __slots__ = ("__array_interface__", "_memory", "_waiting")
 

@@ -160,7 +160,7 @@ class Loader:
         consumed: samples that all ranks together have read before.
         prefetch: steps read ahead; two more are in memory, one that is being read and the consumer's. Memory of
             batches that nobody holds any more is used again, of so many steps at most.
-        progress: hears what is waited for once a step has not come for `patience_s` seconds, and rarely after that.
+        progress: receives a note on what is waited for when a step takes longer than `patience_s` seconds, then rarely.
 
     Raises:
         UsageError: sizes that do not fit each other.

@@ -23,8 +23,8 @@ _MOST_SHUFFLED = 2**32 // 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deal:
-    """Who deals what.
+class SamplerArgs:
+    """What Megatron gives a sampler: the counts of samples and ranks, and which rank this is.
 
     Args:
         total: samples of the dataset.
@@ -45,7 +45,7 @@ class Deal:
         return self.micro_batch * self.dp_size
 
     def check(self) -> None:
-        """Refuse what cannot be dealt.
+        """Refuse numbers that make no sense.
 
         Raises:
             UsageError: names the number.
@@ -56,63 +56,63 @@ class Deal:
             raise UsageError(f"{self.consumed} samples consumed of {self.total}", expected="0 or more, of 1 or more")
 
 
-def sequential(deal: Deal, *, drop_last: bool = True) -> Iterator[list[int]]:
-    """Numbers in their order; an incomplete last step is dropped, or dealt as far as it goes (ranks may get []).
+def sequential(args: SamplerArgs, *, drop_last: bool = True) -> Iterator[list[int]]:
+    """Numbers in their order; an incomplete last step is dropped, or divided as far as it goes (ranks may get []).
 
     Raises:
         UsageError: everything is consumed.
     """
-    deal.check()
-    if deal.consumed >= deal.total:
-        raise UsageError(f"all {deal.total} samples are consumed", found=f"{deal.consumed} consumed")
-    return _sequential(deal, drop_last)
+    args.check()
+    if args.consumed >= args.total:
+        raise UsageError(f"all {args.total} samples are consumed", found=f"{args.consumed} consumed")
+    return _sequential(args, drop_last)
 
 
-def _sequential(deal: Deal, drop_last: bool) -> Iterator[list[int]]:
-    mine = deal.dp_rank * deal.micro_batch
-    for first in range(deal.consumed, deal.total, deal.group):
-        last = min(first + deal.group, deal.total)
-        if last - first < deal.group and drop_last:
+def _sequential(args: SamplerArgs, drop_last: bool) -> Iterator[list[int]]:
+    mine = args.dp_rank * args.micro_batch
+    for first in range(args.consumed, args.total, args.group):
+        last = min(first + args.group, args.total)
+        if last - first < args.group and drop_last:
             return
-        yield list(range(min(first + mine, last), min(first + mine + deal.micro_batch, last)))
+        yield list(range(min(first + mine, last), min(first + mine + args.micro_batch, last)))
 
 
-def random(deal: Deal, *, sharded: bool = True) -> Iterator[list[int]]:
-    """The rest of the shuffled epoch that `consumed` stands in; each list is `deal.group` more consumed.
+def random(args: SamplerArgs, *, sharded: bool = True) -> Iterator[list[int]]:
+    """The rest of the shuffled epoch that `consumed` lies in; each list is `args.group` more consumed.
 
     Raises:
         UsageError: fewer samples than a step, or a counter inside of one.
     """
-    deal.check()
-    if deal.total < deal.group:
+    args.check()
+    if args.total < args.group:
         raise UsageError(
-            f"{deal.total} samples are less than one microbatch of every rank",
-            expected=f"at least {deal.micro_batch} x {deal.dp_size} = {deal.group}",
+            f"{args.total} samples are less than one microbatch of every rank",
+            expected=f"at least {args.micro_batch} x {args.dp_size} = {args.group}",
             fix="more samples, a smaller microbatch, or fewer ranks",
         )
-    active = deal.total - deal.total % deal.group
-    epoch, current = divmod(deal.consumed, active)
-    if current % deal.group:
+    active = args.total - args.total % args.group
+    epoch, current = divmod(args.consumed, active)
+    if current % args.group:
         raise UsageError(
-            f"{deal.consumed} consumed samples end inside a step of {deal.group}",
-            expected=f"a multiple of {deal.group} within each epoch of {active}",
+            f"{args.consumed} consumed samples end inside a step of {args.group}",
+            expected=f"a multiple of {args.group} within each epoch of {active}",
             fix="go on with the number of ranks and the microbatch that the samples were consumed with",
         )
-    bucket = deal.total // deal.group * deal.micro_batch
-    lists = (active - current) // deal.group
+    bucket = args.total // args.group * args.micro_batch
+    lists = (active - current) // args.group
     if sharded:
-        order = torch_permutation(bucket, epoch)[current // deal.dp_size :] + deal.dp_rank * bucket
+        order = torch_permutation(bucket, epoch)[current // args.dp_size :] + args.dp_rank * bucket
     else:
         # Samples past the last whole list are in the order, so that a few of an epoch come from them.
-        whole = deal.total // deal.micro_batch * deal.micro_batch
-        order = torch_permutation(whole, epoch)[current:][deal.dp_rank :: deal.dp_size]
-    return (part.tolist() for part in order[: lists * deal.micro_batch].reshape(lists, deal.micro_batch))
+        whole = args.total // args.micro_batch * args.micro_batch
+        order = torch_permutation(whole, epoch)[current:][args.dp_rank :: args.dp_size]
+    return (part.tolist() for part in order[: lists * args.micro_batch].reshape(lists, args.micro_batch))
 
 
-def full_validation(deal: Deal) -> Iterator[list[int]]:
+def full_validation(args: SamplerArgs) -> Iterator[list[int]]:
     """Every sample once, one at a time, in turns of the ranks."""
-    deal.check()
-    return ([number] for number in range(deal.dp_rank, deal.total, deal.dp_size))
+    args.check()
+    return ([number] for number in range(args.dp_rank, args.total, args.dp_size))
 
 
 def torch_permutation(size: int, seed: int) -> Int64s:

@@ -46,7 +46,7 @@ class Reading(Generic[Part, Read]):
 
 @dataclass
 class StepCount:
-    """How many steps an iterator has handed out; whoever counts need not hold the iterator."""
+    """How many steps an iterator has given out; whoever counts need not hold the iterator."""
 
     steps: int = 0
 

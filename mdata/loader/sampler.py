@@ -1,7 +1,7 @@
 """Which rows a step reads and which rank gets them: pure arithmetic on the counter of consumed samples.
 
 A global batch is samples [consumed, consumed + size) in an order of its own, keyed by (seed, first sample),
-so that no component of a blend sticks to one rank; then rows are dealt in runs of a microbatch. Nothing
+so that no component of a blend sticks to one rank; then rows go to ranks in runs of a microbatch. Nothing
 depends on the number of ranks but who gets what. `Sampler` is the stream of these for one rank; to go on it needs
 the counter, and the data id and seed by which another stream is refused (mdata/loader/resume_check.py).
 """
@@ -58,7 +58,7 @@ def rank_rows(batch: NDArray[np.int64], *, dp_rank: int, dp_size: int, micro_bat
         micro_batch: rows of one forward pass.
 
     Raises:
-        UsageError: the batch cannot be dealt evenly, or a number is out of range.
+        UsageError: the batch cannot be divided evenly, or a number is out of range.
     """
     if micro_batch < 1 or dp_size < 1 or not 0 <= dp_rank < dp_size:
         raise UsageError(
@@ -103,7 +103,7 @@ class Sampler:
     continues: Continued | None = None
 
     def check(self) -> None:
-        """Refuse sizes that these ranks cannot deal, those of later steps too.
+        """Refuse sizes that these ranks cannot divide evenly, those of later steps too.
 
         Raises:
             UsageError: names the size.

@@ -1,6 +1,6 @@
 """Where samples lie, in words: component, shard and byte, for whoever waits for them.
 
-Nothing is read for it, as the disk may be what is waited for. So a byte is told only where it is arithmetic (native
+Nothing is read for it, as the disk may be what is waited for. So a byte is named only where it is arithmetic (native
 order of concatenated text; with `shuffle_block` it is near); of other samples the component and the number of the
 sample, and of Megatron's blends, whose arrays are files, the numbers alone. `mdata trace` is the exact answer.
 """

@@ -94,12 +94,6 @@ def stored_groups(groups: Mapping[str, Share]) -> dict[str, StoredShare] | Unset
     return {name: StoredShare(**stored_share(share)) for name, share in groups.items()} or UNSET
 
 
-def is_plain(blend: BlendManifest) -> bool:
-    """Whether there are weights of components and nothing else, as in the first manifests."""
-    later = (blend.groups, blend.earlier, *(part.unit for part in blend.components))
-    return not blend.phases and all(isinstance(value, UnsetType) for value in later)
-
-
 def caps_of(blend: BlendManifest) -> tuple[Fraction | None, ...]:
     """The most epochs of each component."""
     return tuple(exact(part.cap) if part.cap is not None else None for part in blend.components)

@@ -20,7 +20,7 @@ def path_inside(manifest: Path, name: str, *, allow_outside: bool = False) -> Pa
 
     Args:
         manifest: the manifest's file.
-        name: as it stands there, relative to its folder.
+        name: as the manifest has it, relative to its folder.
         allow_outside: the user said that it may lie elsewhere.
 
     Raises:

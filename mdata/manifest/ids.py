@@ -13,9 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from mdata.manifest.blend_schedule import caps_of, is_plain, schedules_of
 from mdata.manifest.types import FORMAT, VERSION, BlendManifest, CorpusManifest, Manifest
-from mdata.mixing.schedule import canonical as canonical_phase
 from mdata.mixing.shares import integer_weights
 from mdata.util.canonical_json import hash_of, refuse_floats
 
@@ -23,7 +21,7 @@ M = TypeVar("M", CorpusManifest, BlendManifest)
 
 
 def text_of(manifest: Manifest) -> bytes:
-    """What stands in the file: the canonical content, indented for people."""
+    """The text of the file: the canonical content, indented for people."""
     value = msgspec.to_builtins(manifest)
     refuse_floats(value)
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, indent=1)
@@ -38,7 +36,7 @@ def manifest_id(manifest: Manifest) -> str:
 
 
 def corpus_id(corpus: CorpusManifest) -> str:
-    """hash(dtype, level, shard hashes, tokenizer fingerprint); sizes stand in for hashes not known."""
+    """hash(dtype, level, shard hashes, tokenizer fingerprint); sizes replace hashes that are not known."""
     return _identity(
         "corpus",
         dtype=corpus.dtype,
@@ -53,7 +51,7 @@ def blend_id(blend: BlendManifest) -> str:
 
     Blends of weights alone keep the form that they had before there was anything else.
     """
-    if is_plain(blend):
+    if blend.is_plain:
         return _identity(
             "blend",
             algorithm=blend.algorithm,
@@ -61,6 +59,9 @@ def blend_id(blend: BlendManifest) -> str:
             shares=integer_weights([p.share for p in blend.components], [p.name for p in blend.components]),
             phases=[],
         )
+    from mdata.manifest.blend_schedule import caps_of, schedules_of
+    from mdata.mixing.schedule import canonical
+
     return _identity(
         "blend",
         algorithm=blend.algorithm,
@@ -68,7 +69,7 @@ def blend_id(blend: BlendManifest) -> str:
             [part.id, None if cap is None else str(cap)]
             for part, cap in zip(blend.components, caps_of(blend), strict=True)
         ],
-        schedules=[[part.until, [canonical_phase(phase) for phase in part.phases]] for part in schedules_of(blend)],
+        schedules=[[part.until, [canonical(phase) for phase in part.phases]] for part in schedules_of(blend)],
     )
 
 

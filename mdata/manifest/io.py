@@ -82,7 +82,7 @@ def _check(manifest: Manifest, name: str) -> None:
     try:
         hashes = {"$.checksum": checksum(manifest), "$.id": manifest_id(manifest)}
     except (TypeError, ValueError, RecursionError) as error:
-        # One of ours has lines of its own.
+        # An error of mdata has several lines.
         reason = "; ".join(line.strip() for line in str(error).splitlines())
         raise DamageError(f"{name}: {reason}", fix=_WRITE_AGAIN) from error
     for place, computed in hashes.items():

@@ -209,5 +209,11 @@ class BlendManifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     test: list[NamedSet] | UnsetType = UNSET
     tokenizer_unknown: Literal["ok"] | UnsetType = UNSET
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether there are weights of components and nothing else, as in the first manifests."""
+        later = (self.groups, self.earlier, *(part.unit for part in self.components))
+        return not self.phases and all(isinstance(value, UnsetType) for value in later)
+
 
 Manifest = CorpusManifest | BlendManifest

@@ -89,7 +89,7 @@ def divide_groups(phase: Phase, members: Sequence[str | None], *, names: Sequenc
                 f"the group {group} cannot be given its share",
                 found=f"{groups[group].amount} {groups[group].unit}" if whole else "no weights inside it",
                 expected="a group's weight, tokens or samples, and a weight inside it",
-                fix="epochs stand at the components",
+                fix="give epochs to the components instead",
             )
     shares = tuple(
         Share(as_text(groups[group].amount * amount / sums[group]) if amount else "0", groups[group].unit)

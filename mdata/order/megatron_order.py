@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from mdata._core import Mersenne, fill_sample_index
 from mdata.errors import ResourceError, UsageError
-from mdata.util.memory_limit import available_bytes
+from mdata.util.machine_limits import available_bytes
 
 # A last epoch of which less than this part is needed is shuffled separately.
 _SEPARATE_BELOW = 0.80

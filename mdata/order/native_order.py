@@ -13,7 +13,7 @@ partial. No token array is touched here. Slow twin: mdata/reference/native_order
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -164,8 +164,5 @@ class StreamOrder:
         return key.below(self._num_offsets), Permutation(self.samples_per_epoch, key)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.num_tokens, self.sequence_length, self.key, self.extra_token, self.shuffle)
-
-
-def _rebuild(num_tokens: int, sequence_length: int, key: OrderKey, extra_token: bool, shuffle: bool) -> StreamOrder:
-    return StreamOrder(num_tokens, sequence_length, key=key, extra_token=extra_token, shuffle=shuffle)
+        make = partial(StreamOrder, key=self.key, extra_token=self.extra_token, shuffle=self.shuffle)
+        return make, (self.num_tokens, self.sequence_length)

@@ -22,7 +22,7 @@ from mdata.progress import SILENT, Progress
 from mdata.sources.chunk import Chunk, chunks
 from mdata.sources.folder_files import PathFilter
 from mdata.sources.input_files import STDIN, SourceFile, find_inputs
-from mdata.util.cpu_limit import usable_cores
+from mdata.util.machine_limits import usable_cores
 
 _SAMPLE_CHUNKS = 16
 _SAMPLE_S = 10.0

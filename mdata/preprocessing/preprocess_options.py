@@ -21,7 +21,7 @@ from mdata.indexed.pair_format import BLOCK_BYTES
 from mdata.sources.conversation import TRAIN_ON
 from mdata.sources.input_files import SourceFile
 from mdata.tokenizers.registry import FILES_OF, WITHOUT_FILES
-from mdata.util.cpu_limit import usable_cores
+from mdata.util.machine_limits import usable_cores
 
 _DECIMAL = re.compile(r"[0-9]*\.?[0-9]+")
 

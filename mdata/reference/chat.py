@@ -1,7 +1,7 @@
 """Twin of encode_chat.py and loss_spans.py: each token of a conversation beside its bit of loss.
 
-A template is a function from a message to three lists of parts (text or id): what stands before, what is said, what
-stands behind. Bits become spans only at the end, so nothing here knows that spans take turns.
+A template is a function from a message to three lists of parts (text or id): what comes before, what is said, what
+comes after. Bits become spans only at the end, so nothing here knows that spans take turns.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def permuted(ids: Ids, rate: float, *, rule: Rule, parts: Any, draws: Any) -> Id
 
 
 def split_at(ids: Ids, mark: int) -> list[Ids]:
-    """What stands between the marks: one part more than there are marks."""
+    """The parts between the marks: one part more than there are marks."""
     found: list[Ids] = [[]]
     for id in ids:
         if id == mark:

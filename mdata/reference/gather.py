@@ -1,4 +1,4 @@
-"""Slow twins of the batched read: rows of tokens, where documents begin in them, and what is told beside them.
+"""Slow twins of the batched read: rows of tokens, where documents begin in them, their masks and positions.
 
 Plain lists and numpy slices, one row after the other. Nothing here is checked: callers pass what is right. The fast
 code is mdata_cpp/gather.hpp, sequences.hpp and rows.hpp.
@@ -54,14 +54,14 @@ def finish(
     pad: int | None = None,
     mask_eod: int | None = None,
     restart_at_eod: int | None = None,
-    apart: bool = False,
+    mask_document_ends: bool = False,
 ) -> Row:
     """Loss, positions and text of a row of S + 1 tokens of which `count` are real; ids are None for "no such rule"."""
     inputs, labels = text[:-1], text[1:]
     loss, positions, first = [], [], 0
     for i, (token, label) in enumerate(zip(inputs, labels, strict=True)):
         masked = i + 1 >= count or label == pad or (mask_eod is not None and token == mask_eod)
-        masked = masked or (apart and i + 1 in cuts)
+        masked = masked or (mask_document_ends and i + 1 in cuts)
         loss.append(0.0 if masked else 1.0)
         if restart_at_eod is None:
             first = max((cut for cut in cuts if cut <= i), default=0)

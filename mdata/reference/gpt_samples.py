@@ -1,7 +1,7 @@
 """Slow twins of whole GPT samples: Megatron's, the native order's, documents one a row or packed into rows.
 
 Tokens are joined token by token, and lengths are plain lists. The fast code is mdata/samples/megatron_gpt.py,
-gpt.py, documents.py and packed.py; what is told beside the tokens is in mdata/reference/gather.py.
+gpt.py, documents.py and packed.py; masks and positions are in mdata/reference/gather.py.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ def row_of(text: list[int], cuts: list[int], *, pad: int, options: RowOptions) -
     row = slow.finish(
         text + [pad] * (length + 1 - len(text)),
         len(text),
-        cuts=cuts if options.document_masks or options.apart else [],
-        apart=options.apart,
+        cuts=cuts if options.document_masks or options.mask_document_ends else [],
+        mask_document_ends=options.mask_document_ends,
         pad=options.pad,
         mask_eod=options.eod if options.mask_eod else None,
         restart_at_eod=options.eod if options.reset_position_ids else None,

@@ -1,5 +1,5 @@
 """Twin of native_order.py and mdata_cpp/block_shuffle.hpp: the first token of sample k, from the definition, and
-the stream of tokens in which it stands where sequences are permuted inside of blocks.
+the stream of tokens that it is in where sequences are permuted inside blocks.
 
 T tokens, S a sample, x = 1 with the extra token; keys as in mdata/util/random_keys.py.
 """

@@ -23,7 +23,7 @@ def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tupl
 
 
 def keyed_words(key: tuple[int, int], place: int, *, tag: int) -> tuple[int, int, int, int]:
-    """Return the words of one place under a 128-bit key, half of which stands in the counter."""
+    """Return the words of one place under a 128-bit key, half of which is in the counter."""
     low, high = key
     return philox4x32((place, tag, high & 0xFFFFFFFF, high >> 32), (low & 0xFFFFFFFF, low >> 32))
 

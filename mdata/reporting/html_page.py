@@ -2,7 +2,7 @@
 
 Every part has a drawing and a table with its numbers; long tables scroll, and past 1,000 components they stop and say
 so. What is unusual: names and texts come from users and from corpora, so all of them go through `escape`, and texts of
-ids stand in <bdi>, because a token may be half of a line that runs from right to left.
+ids are inside <bdi>, because a token may be half of a line that runs from right to left.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _mixture(data: ReportData) -> str:
 
 
 def _by_group(parts: Sequence[Part]) -> list[Part]:
-    """Members of a group together, where its first one stands."""
+    """Members of a group together, at the position of its first one."""
     found: dict[str | int, list[Part]] = {}
     for number, part in enumerate(parts):
         found.setdefault(part.row.group or number, []).append(part)

@@ -1,6 +1,6 @@
 """Tables of a report's page: numbers to the right, thousands parted, a dash for what is not known.
 
-A table stands in a box of its own that scrolls both ways, so that a long one or a wide one does not move the page; its
+A table is in a box of its own that scrolls both ways, so that a long one or a wide one does not move the page; its
 header and its first column stay in sight.
 """
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from mdata.reporting.svg import escape
 
-_LONG = 18  # rows that stand on the page without scrolling
+_LONG = 18  # rows shown without scrolling
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a place of a table.
+    """One cell of a table.
 
     Args:
         value: None is a dash; numbers are written as people read them.
@@ -59,7 +59,7 @@ def _td(cell: Cell) -> str:
 
 
 def _is_text(cell: Cell) -> bool:
-    """Whether it stands to the left."""
+    """Whether it is aligned to the left."""
     text = isinstance(cell.value, str) and cell.value != "" and not cell.value.endswith("%")
     return cell.kind == "raw" or (text and cell.kind not in ("number", "good", "bad"))
 

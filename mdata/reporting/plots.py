@@ -178,7 +178,7 @@ def _phases(frame: svg.Frame, curves: Curves) -> str:
 
 
 def _mark_labels(marks: Sequence[int], places: Sequence[float], gap: float) -> list[tuple[float, str]]:
-    """What is written at the marks; one text for all where they stand too close to each other."""
+    """The labels of the marks; one label for all where the marks are too close to each other."""
     if len(marks) > 1 and abs(places[0] - places[-1]) < gap:
         return [(sum(places) / len(places), f"{' and '.join(map(str, marks))} epochs")]
     return [(at, "1 epoch" if mark == 1 else f"{mark} epochs") for mark, at in zip(marks, places, strict=True)]

@@ -20,7 +20,7 @@ Points = Iterable[tuple[float, float]]
 
 
 def escape(text: str) -> str:
-    """Any text as it can stand in a page: marked up for HTML, control characters as Python writes them."""
+    """Any text escaped for a page: marked up for HTML, control characters as Python writes them."""
     return html.escape(_CONTROLS.sub(_picture, text), quote=True)
 
 
@@ -50,14 +50,14 @@ class Frame:
     log_x: bool = False
 
     def px(self, x: float) -> float:
-        """Where a value stands, from the left."""
+        """The x coordinate of a value, in pixels from the left."""
         low, high = self.x
         if self.log_x:
             low, high, x = math.log10(low), math.log10(high), math.log10(x)
         return self.left + (self.width - self.left - self.right) * (x - low) / ((high - low) or 1)
 
     def py(self, y: float) -> float:
-        """Where a value stands, from the top."""
+        """The y coordinate of a value, in pixels from the top."""
         low, high = self.y
         return self.height - self.bottom - (self.height - self.top - self.bottom) * (y - low) / ((high - low) or 1)
 
@@ -119,7 +119,7 @@ def rule(x: float, y: float, *, to: tuple[float, float], kind: str = "mark") -> 
 
 
 def legend(items: Iterable[tuple[str, str]]) -> str:
-    """What the colours stand for, as HTML that stands beside a drawing: (class of the colour, name)."""
+    """The legend: what the colours mean, as HTML beside a drawing: (class of the colour, name)."""
     names = "".join(f'<li><i class="swatch b{kind}"></i>{escape(name)}</li>' for kind, name in items)
     return f'<ul class="legend">{names}</ul>'
 

@@ -21,9 +21,9 @@ LEVEL = "chat"
 class ChatSamples(PackedSamples):
     """The conversations of one range of a corpus, packed into rows; see `PackedSamples`."""
 
-    def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
-        """Fill rows with samples; see `RowKind`."""
-        found = super().gather(samples, text, places=places, threads=threads)
+    def gather(self, samples: Int64s, text: Int64s, *, out_rows: Int64s | None = None, threads: int = 1) -> Gathered:
+        """Fill rows with samples; see `RowSamples`."""
+        found = super().gather(samples, text, out_rows=out_rows, threads=threads)
         _, pieces = self._pieces(self.order.starts(samples))
         odd = self.corpus.gatherer.odd_sequences(self._first[pieces], self._count[pieces].astype(np.int64))
         trained = np.zeros((len(samples), text.shape[1]), np.uint8)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +20,9 @@ import numpy.typing as npt
 from mdata._core import FimRule, KeyedStream, fim_rows
 from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
+from mdata.samples.base import Piece, RowSamples, sample_of
 from mdata.samples.rows import Gathered, RowOptions, Sample
-from mdata.samples.sample_kind import RowKind, sample_of
 from mdata.samples.sample_options import CHARACTER, FIM_VERSION, ROLES, Fim, Name
-from mdata.samples.traceable import Piece, Traceable
 from mdata.tokenizers.base.tokenizer import TextRefused, Tokenizer, token_id
 from mdata.util.arrays import Int64s
 from mdata.util.random_keys import derive_key
@@ -52,7 +52,7 @@ class FimSamples:
         kind: what is rearranged; it tells no documents.
         corpus: whose tokenizer is asked, and whose id keys the draws.
         fim: how.
-        options: what is told of rows; `eod` is known.
+        options: which masks and positions rows have; `eod` is known.
         seed: the run's seed.
         extra_token: whether rows have one token more than inputs.
 
@@ -62,7 +62,7 @@ class FimSamples:
 
     def __init__(
         self,
-        kind: RowKind,
+        kind: RowSamples,
         corpus: Corpus,
         *,
         fim: Fim,
@@ -102,10 +102,10 @@ class FimSamples:
         """How many times so many samples read the corpus; what is cut off counts as read."""
         return self.kind.epochs(num_samples)
 
-    def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
-        """Fill rows with samples; see `RowKind`."""
-        counts = self.kind.gather(samples, text, places=places, threads=threads).counts
-        rows = np.arange(len(samples), dtype=np.int64) if places is None else places
+    def gather(self, samples: Int64s, text: Int64s, *, out_rows: Int64s | None = None, threads: int = 1) -> Gathered:
+        """Fill rows with samples; see `RowSamples`."""
+        counts = self.kind.gather(samples, text, out_rows=out_rows, threads=threads).counts
+        rows = np.arange(len(samples), dtype=np.int64) if out_rows is None else out_rows
         fill = next(id for id in (self.ids.pad, self.options.pad, 0) if id is not None)
         limit = self.options.sequence_length + int(self._extra)
         if self._characters is None:
@@ -137,13 +137,11 @@ class FimSamples:
         return ends, (place[inside] + 1).astype(np.int32)
 
     def pieces(self, sample: int) -> list[Piece]:
-        """The sequences that a sample reads before they are rearranged; see `Traceable`."""
-        assert isinstance(self.kind, Traceable), "kinds can be traced"
+        """The sequences that a sample reads before they are rearranged; see `Samples`."""
         return self.kind.pieces(sample)
 
     def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
-        """Samples that read a token of a sequence; see `Traceable`. What is cut off counts as read."""
-        assert isinstance(self.kind, Traceable), "kinds can be traced"
+        """Samples that read a token of a sequence; see `Samples`. What is cut off counts as read."""
         return self.kind.samples_of(sequence, first=first, stop=stop)
 
     def sample(self, k: int) -> Sample:
@@ -151,11 +149,8 @@ class FimSamples:
         return sample_of(self, k)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.kind, self.corpus, self.fim, self.options, self._seed, self._extra)
-
-
-def _rebuild(kind: RowKind, corpus: Corpus, fim: Fim, options: RowOptions, seed: int, extra: bool) -> FimSamples:
-    return FimSamples(kind, corpus, fim=fim, options=options, seed=seed, extra_token=extra)
+        how: dict[str, Any] = {"fim": self.fim, "options": self.options, "seed": self._seed, "extra_token": self._extra}
+        return partial(FimSamples, **how), (self.kind, self.corpus)
 
 
 class _Characters:
@@ -217,7 +212,7 @@ class _Characters:
 
 
 def _stretches(ids: Int64s, mark: int) -> Iterator[tuple[Int64s, Int64s]]:
-    """What stands before each mark, if anything, with that mark; then what stands behind the last, even if empty."""
+    """The text before each mark, if any, with that mark; then the text after the last one, even if empty."""
     start = 0
     for place in np.flatnonzero(ids == mark).tolist():
         if place > start:
@@ -255,7 +250,7 @@ def _resolve(fim: Fim, tokenizer: Tokenizer | None, *, eod: int | None) -> FimId
     """All ids.
 
     Raises:
-        UsageError: one is not known, or stands for two things.
+        UsageError: one is not known, or has two meanings.
     """
     given: dict[str, Name] = dict(zip(ROLES, fim.tokens, strict=False))
     found = {role: _id_of(name, tokenizer, option=f"the {role} of fim_tokens") for role, name in given.items()}

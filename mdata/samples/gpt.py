@@ -24,9 +24,8 @@ from mdata.errors import DamageError
 from mdata.indexed.gather import Blocks, Cuts, RowFinish
 from mdata.mixing.selection import MOST_SAMPLES
 from mdata.order.native_order import OrderKey, StreamOrder
+from mdata.samples.base import NativelyOrdered, Piece, pieces_of_runs, sample_of
 from mdata.samples.rows import Gathered, RowOptions, Rows, Sample
-from mdata.samples.sample_kind import NativelyOrdered, sample_of
-from mdata.samples.traceable import Piece, pieces_of_runs
 from mdata.util.arrays import Int64s
 
 
@@ -36,7 +35,7 @@ class GptSamples(NativelyOrdered):
     Args:
         corpus: the stream of tokens.
         sequences: the range of sequences [first, last), from `split_range`.
-        options: tokens a sample, S, and what is told of its rows.
+        options: tokens per sample, S, and which masks and positions its rows have.
         seed: the run's seed.
         extra_token: whether a sample reads one token more than S, so that its last token has a label.
         shuffle: false for validation and test: file order, one pass, the last partial sample kept.
@@ -116,24 +115,24 @@ class GptSamples(NativelyOrdered):
             found += self.order.samples_reading(epoch, start - self.first_token, count=num_tokens)
         return sorted(sample for sample in found if first <= sample < stop)
 
-    def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
-        """Fill rows with samples; see `RowKind`."""
+    def gather(self, samples: Int64s, text: Int64s, *, out_rows: Int64s | None = None, threads: int = 1) -> Gathered:
+        """Fill rows with samples; see `RowSamples`."""
         starts = self.order.starts(samples)
         starts += self.first_token
         counts = self._counts(starts)
         if self.shuffle_block:
-            return self._gather_runs(samples, starts, text, places=places, threads=threads)
-        self.corpus.gatherer.gather(starts, counts, out=text, places=places, threads=threads)
+            return self._gather_runs(samples, starts, text, out_rows=out_rows, threads=threads)
+        self.corpus.gatherer.gather(starts, counts, out=text, out_rows=out_rows, threads=threads)
         if not self.options.document_masks:
             return Gathered(counts)
         return Gathered(counts, self.corpus.gatherer.cuts(starts, np.minimum(counts, self.options.sequence_length)))
 
     def _gather_runs(
-        self, samples: Int64s, starts: Int64s, text: Int64s, *, places: Int64s | None, threads: int
+        self, samples: Int64s, starts: Int64s, text: Int64s, *, out_rows: Int64s | None, threads: int
     ) -> Gathered:
         """Rows of the permuted streams of their epochs."""
         gatherer, counts = self.corpus.gatherer, self._counts(starts)
-        rows = np.arange(len(samples)) if places is None else places
+        rows = np.arange(len(samples)) if out_rows is None else out_rows
         epochs = samples // self.order.samples_per_epoch
         begun: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * len(samples)
         for epoch in np.unique(epochs).tolist():
@@ -146,7 +145,7 @@ class GptSamples(NativelyOrdered):
                     inputs=self.options.sequence_length,
                     threads=threads,
                 )
-            gatherer.gather(first, count, out=text, ends=ends, places=rows[chosen], threads=threads)
+            gatherer.gather(first, count, out=text, ends=ends, out_rows=rows[chosen], threads=threads)
             for row, found in zip(chosen.tolist(), np.split(cuts, of_row[:-1]), strict=True):
                 begun[row] = found
         if not self.options.document_masks:

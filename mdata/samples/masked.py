@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,12 +25,12 @@ from mdata.array_cache.store import Arrays
 from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.order.permutation import Permutation
+from mdata.samples.base import Piece
 from mdata.samples.rows import Sample
 from mdata.samples.sample_options import MASKED_VERSION, MaskedKind, check_one_of
 from mdata.samples.sentence_mapping import MappingOptions, Rows, megatron_mapping, native_parts
 from mdata.samples.sentence_reader import SentenceText
 from mdata.samples.special_tokens import vocabulary_of
-from mdata.samples.traceable import Piece
 from mdata.util.random_keys import derive_key
 
 ORDERS = ("native", "file", "megatron")
@@ -142,13 +142,13 @@ class MaskedSamples:
         return fields
 
     def pieces(self, sample: int) -> list[Piece]:
-        """The sentences of a sample, before any is cut or masked; see `Traceable`."""
+        """The sentences of a sample, before any is cut or masked; see `Samples`."""
         first, stop, _ = self.rows[self._places(np.array([sample], np.int64))[0]].tolist()
         counts = ((sentence, self.corpus.length_of(sentence)) for sentence in range(first, stop))
         return [Piece(sentence, 0, count) for sentence, count in counts if count]
 
     def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
-        """Samples with a sentence; see `Traceable`. The whole mapping is looked at."""
+        """Samples with a sentence; see `Samples`. The whole mapping is looked at."""
         document = self.corpus.document_of(sequence)
         if not self.documents[0] <= document < self.documents[1]:
             raise IndexError(f"document {document} outside of {self.documents[0]} to {self.documents[1]}")
@@ -270,12 +270,6 @@ class MaskedSamples:
             )
 
     def __reduce__(self) -> tuple[object, ...]:
-        more = {"options": self.options, "sequence_length": self.sequence_length}
+        more: dict[str, Any] = {"options": self.options, "sequence_length": self.sequence_length}
         more |= {"order": self._order, "cache": self._cache}
-        return _rebuild, (type(self), self.corpus, self.documents, more)
-
-
-def _rebuild(
-    kind: type[MaskedSamples], corpus: Corpus, documents: tuple[int, int], more: dict[str, Any]
-) -> MaskedSamples:
-    return kind(corpus, documents, **more)
+        return partial(type(self), **more), (self.corpus, self.documents)

@@ -9,6 +9,8 @@ or found where they are kept (mdata/array_cache/cache.py); processes that unpick
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +19,8 @@ from mdata.array_cache.store import Arrays
 from mdata.corpus.corpus import Corpus
 from mdata.indexed.gather import Cuts
 from mdata.order.megatron_order import MegatronIndices, MegatronRequest, build, plan
+from mdata.samples.base import Piece, sample_of
 from mdata.samples.rows import NO_PAD, Gathered, RowOptions, Sample
-from mdata.samples.sample_kind import sample_of
-from mdata.samples.traceable import Piece
 from mdata.util.arrays import Int64s
 
 VERSION = 1  # of the construction of the arrays
@@ -31,7 +32,7 @@ class MegatronGptSamples:
     Args:
         corpus: the sequences.
         request: range, length, number of samples, seed.
-        options: what is told of rows; `pad` is Megatron's effective pad id (`effective_pad`).
+        options: which masks and positions rows have; `pad` is Megatron's effective pad id (`effective_pad`).
         threads: that make the arrays.
         cache: keeps the arrays; None: they are built in memory.
 
@@ -91,8 +92,8 @@ class MegatronGptSamples:
     def _num_tokens(self) -> int:
         return int(self.corpus.lengths[self.request.first : self.request.stop].sum(dtype=np.int64))
 
-    def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
-        """Fill rows with samples; see `RowKind`."""
+    def gather(self, samples: Int64s, text: Int64s, *, out_rows: Int64s | None = None, threads: int = 1) -> Gathered:
+        """Fill rows with samples; see `RowSamples`."""
         if samples.size and (samples.min() < 0 or samples.max() >= self.num_samples):
             raise IndexError(f"samples {samples.min()} to {samples.max()} of {self.num_samples}")
         rows = self.indices.shuffle[samples].astype(np.int64)
@@ -101,7 +102,7 @@ class MegatronGptSamples:
         gatherer = self.corpus.gatherer
         ends, first, count = gatherer.pieces(self.indices.documents, spans.reshape(-1), extra=extra)
         pad = NO_PAD if self.options.pad is None else self.options.pad
-        gatherer.gather(first, count, ends=ends, out=text, places=places, fill=pad, threads=threads)
+        gatherer.gather(first, count, ends=ends, out=text, out_rows=out_rows, fill=pad, threads=threads)
         before = np.concatenate((np.zeros(1, np.int64), np.cumsum(count)))
         counts = np.diff(before[ends], prepend=0)
         cuts = self._cuts(ends, before, counts) if self.options.document_masks else None
@@ -110,7 +111,7 @@ class MegatronGptSamples:
     def _cuts(self, ends: Int64s, before: Int64s, counts: Int64s) -> Cuts:
         """Where pieces begin inside the inputs of each row, empty pieces included, as Megatron counts them.
 
-        The last piece gives up the token that is only a label, and goes if that was all of it; it also stands for what
+        The last piece gives up the token that is only a label, and goes if that was all of it; it also represents what
         a row lacks of its length.
         """
         runs = np.diff(ends, prepend=0)
@@ -125,7 +126,7 @@ class MegatronGptSamples:
         return np.cumsum(np.bincount(row_of[kept], minlength=len(ends))).astype(np.int64), places[kept].astype(np.int32)
 
     def pieces(self, sample: int) -> list[Piece]:
-        """The sequences that a sample reads; see `Traceable`."""
+        """The sequences that a sample reads; see `Samples`."""
         row = int(self.indices.shuffle[sample])
         first, last = int(self.indices.samples[row, 0]), int(self.indices.samples[row + 1, 0])
         found = []
@@ -136,7 +137,7 @@ class MegatronGptSamples:
         return found
 
     def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
-        """Samples that read a token of a sequence; see `Traceable`. All three arrays are looked at."""
+        """Samples that read a token of a sequence; see `Samples`. All three arrays are looked at."""
         if not self.request.first <= sequence < self.request.stop:
             raise IndexError(f"sequence {sequence} outside of {self.request.first} to {self.request.stop}")
         length, begins = self.corpus.length_of(sequence), np.ascontiguousarray(self.indices.samples[:, 0])
@@ -164,10 +165,5 @@ class MegatronGptSamples:
         return sample
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.corpus, self.request, self.options, self._threads, self._cache)
-
-
-def _rebuild(
-    corpus: Corpus, request: MegatronRequest, options: RowOptions, threads: int, cache: Cache | None
-) -> MegatronGptSamples:
-    return MegatronGptSamples(corpus, request, options=options, threads=threads, cache=cache)
+        how: dict[str, Any] = {"options": self.options, "threads": self._threads, "cache": self._cache}
+        return partial(MegatronGptSamples, **how), (self.corpus, self.request)

@@ -1,14 +1,15 @@
 """Packed samples in native order: whole documents, fitted into rows so that hardly anything is cut or padded.
 
 Which documents make a row is built once (packing.py) and kept (mdata/array_cache/cache.py); rows are permuted anew in
-each epoch by the native order's permutation, or stand in the order of the windows for validation and test. The last
-token of a piece that is not the last of its row stands in front of another document's, so it has no loss; padding is
+each epoch by the native order's permutation, or come in the order of the windows for validation and test. The last
+token of a piece that is not the last of its row comes before another document's, so it has no loss; padding is
 known by place. With document masks positions restart with each piece, and padding belongs to the last one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,9 @@ from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.order.native_order import OrderKey, StreamOrder
 from mdata.progress import SILENT
+from mdata.samples.base import NativelyOrdered, Piece, pieces_of_runs, sample_of, samples_at
 from mdata.samples.packing import PackingRule, key_of, packed
 from mdata.samples.rows import Gathered, RowOptions, Sample
-from mdata.samples.sample_kind import NativelyOrdered, sample_of
-from mdata.samples.traceable import Piece, pieces_of_runs, samples_at
 from mdata.util.arrays import Int64s
 
 
@@ -32,7 +32,8 @@ class PackedSamples(NativelyOrdered):
     Args:
         corpus: the documents, whose sequences follow each other on disk.
         documents: the range [first, last).
-        options: what is told of rows; `apart` is set, so that no document predicts another's tokens.
+        options: which masks and positions rows have; `mask_document_ends` is set: no document predicts another's
+            tokens.
         rule: how documents are packed.
         seed: the run's seed.
         shuffle: false for validation and test: one pass, in the order of the windows.
@@ -53,7 +54,7 @@ class PackedSamples(NativelyOrdered):
         shuffle: bool = True,
         cache: Cache | None = None,
     ) -> None:
-        assert options.apart and options.sequence_length == rule.sequence_length, "rows of the same kind"
+        assert options.mask_document_ends and options.sequence_length == rule.sequence_length, "rows of the same kind"
         self.corpus, self.documents, self.options, self.rule = corpus, documents, options, rule
         self._cache = cache
         progress = SILENT if cache is None else cache.progress
@@ -77,11 +78,11 @@ class PackedSamples(NativelyOrdered):
         # One "token" a row: the order of a stream whose samples are single entries.
         self.order = StreamOrder(len(self._ends), 1, key=OrderKey(seed, corpus.id), extra_token=False, shuffle=shuffle)
 
-    def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
-        """Fill rows with samples; see `RowKind`."""
+    def gather(self, samples: Int64s, text: Int64s, *, out_rows: Int64s | None = None, threads: int = 1) -> Gathered:
+        """Fill rows with samples; see `RowSamples`."""
         ends, pieces = self._pieces(self.order.starts(samples))
         first, count = self._first[pieces], self._count[pieces].astype(np.int64)
-        self.corpus.gatherer.gather(first, count, ends=ends, out=text, places=places, threads=threads)
+        self.corpus.gatherer.gather(first, count, ends=ends, out=text, out_rows=out_rows, threads=threads)
         # Where pieces begin, counted from the beginning of their row; the first of a row is no cut.
         after = np.cumsum(count)
         row_ends = after[ends - 1]
@@ -92,13 +93,13 @@ class PackedSamples(NativelyOrdered):
         return Gathered(row_ends - row_starts, cuts)
 
     def pieces(self, sample: int) -> list[Piece]:
-        """The sequences that a sample reads; see `Traceable`."""
+        """The sequences that a sample reads; see `Samples`."""
         _, pieces = self._pieces(self.order.starts([sample]))
         runs = zip(self._first[pieces].tolist(), self._count[pieces].tolist(), strict=True)
         return pieces_of_runs(self.corpus, runs, sequences=range(self.corpus.num_sequences))
 
     def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
-        """Samples that read a token of a sequence; see `Traceable`. All pieces are looked at."""
+        """Samples that read a token of a sequence; see `Samples`. All pieces are looked at."""
         document = self.corpus.document_of(sequence)
         if not self.documents[0] <= document < self.documents[1]:
             raise IndexError(f"document {document} outside of {self.documents[0]} to {self.documents[1]}")
@@ -121,12 +122,6 @@ class PackedSamples(NativelyOrdered):
         return ends, np.repeat(stops - ends, stops - starts) + np.arange(ends[-1] if len(ends) else 0)
 
     def __reduce__(self) -> tuple[object, ...]:
-        more = {"options": self.options, "rule": self.rule, "cache": self._cache}
+        more: dict[str, Any] = {"options": self.options, "rule": self.rule, "cache": self._cache}
         more |= {"seed": self.order.key.seed, "shuffle": self.order.shuffle}
-        return _rebuild, (type(self), self.corpus, self.documents, more)
-
-
-def _rebuild(
-    kind: type[PackedSamples], corpus: Corpus, documents: tuple[int, int], more: dict[str, Any]
-) -> PackedSamples:
-    return kind(corpus, documents, **more)
+        return partial(type(self), **more), (self.corpus, self.documents)

@@ -1,4 +1,4 @@
-"""Rows: the tokens of many samples and what a model is told beside them.
+"""Rows: the tokens of many samples, with their labels, masks and positions.
 
 A kind of sample gathers text, S + 1 tokens a row whose inputs and labels overlap; here rows get loss masks, positions
 and lengths of documents, by C++ on whole batches. What follows from places alone (how much of a row is text, where
@@ -33,7 +33,7 @@ NO_PAD = -1  # Megatron's: no id is padding
 
 @dataclass(frozen=True, kw_only=True)
 class RowOptions:
-    """What is told of a row.
+    """Which masks and positions rows have.
 
     Args:
         sequence_length: inputs of a row, S.
@@ -42,8 +42,8 @@ class RowOptions:
         mask_eod: no loss where the input is the end of a document.
         reset_position_ids: positions restart behind the end of a document.
         attention_mask: a dense mask, [1, S, S], true where attention is cut off.
-        reset_attention_mask: it cuts off what stands before the end of a document.
-        apart: the last token of a document has no loss: the next token is another's.
+        reset_attention_mask: it cuts off what comes before the end of a document.
+        mask_document_ends: the last token of a document has no loss: the next token is another's.
         eod: the end of a document; pad: whatever equals it is padding (Megatron); None: padding is known by place.
     """
 
@@ -54,7 +54,7 @@ class RowOptions:
     reset_position_ids: bool = False
     attention_mask: bool = False
     reset_attention_mask: bool = False
-    apart: bool = False
+    mask_document_ends: bool = False
     eod: int | None = None
     pad: int | None = None
 
@@ -71,7 +71,7 @@ class RowOptions:
     @property
     def rules(self) -> RowRules:
         """The part that C++ follows."""
-        return RowRules(self.pad, self.eod, self.mask_eod, self.reset_position_ids, self.apart)
+        return RowRules(self.pad, self.eod, self.mask_eod, self.reset_position_ids, self.mask_document_ends)
 
 
 def effective_pad(pad: int | None, eod: int | None, *, allow_ambiguous: bool = False) -> int:
@@ -127,13 +127,13 @@ _NONE_BY_VALUE = ByValue()
 
 @dataclass(eq=False)  # frozen would cost a twentieth of reading eight rows
 class Rows:
-    """n rows: their text, and what is told of it; `Rows(text)` is room to read into. Not to be changed.
+    """n rows: their text, its masks and positions; `Rows(text)` is room to read into. Not to be changed.
 
     Args:
         text: int64[n, S + 1], inputs and labels.
         by_value: room for fields that reading fills.
-        options: what is told; gathered: what was learned by reading. None: nothing was read.
-        documents: (cu_seqlens, max_seqlen), where they are told.
+        options: which of them there are; gathered: what was learned by reading. None: nothing was read.
+        documents: (cu_seqlens, max_seqlen), where the options ask for them.
     """
 
     text: Int64s
@@ -166,7 +166,7 @@ class Rows:
     def unmasked(self) -> bool:
         """Whether it is known from places alone that every label has loss, so that a mask would be all ones."""
         options, gathered = self._read
-        if options.loss_by_value or options.apart or gathered.trained is not None:
+        if options.loss_by_value or options.mask_document_ends or gathered.trained is not None:
             return False
         return bool((gathered.counts > options.sequence_length).all())
 
@@ -264,7 +264,7 @@ def _room_by_value(num_rows: int, options: RowOptions, *, empty: Empty) -> ByVal
 
 
 def finish(rows: Rows, gathered: Gathered, *, options: RowOptions) -> Rows:
-    """The rows with what is told of them; text was gathered."""
+    """The rows with their masks and positions; their text was gathered."""
     loss, positions = rows.by_value
     if options.loss_by_value or options.reset_position_ids:
         finish_rows(rows.text, gathered.counts, gathered.cuts, loss, positions, options.rules)

@@ -1,7 +1,7 @@
 """The kinds of samples as options: what each has, and nothing that it does not have.
 
 `Gpt`, `Document`, `Packed` and `Chat` give rows of text (`TextKind`); `Bert` and `T5` give sentences with masked tokens
-(`MaskedKind`). These are values, checked when they are made. The samples themselves stand in a module for each kind,
+(`MaskedKind`). These are values, checked when they are made. The samples themselves are in a module for each kind,
 which is imported when a dataset of that kind is opened.
 """
 

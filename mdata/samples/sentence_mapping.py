@@ -2,7 +2,7 @@
 
 Documents are cut into runs of whole sentences that reach a target, which is now and then a short one. A run
 never leaves its document, and only one sentence is never left over. `megatron_mapping` is equal to Megatron's
-in every bit (helpers.cpp: build_mapping): all epochs from one generator, then shuffled. `native_mapping` is one
+in every bit (helpers.cpp: build_mapping): all epochs from one generator, then shuffled. `native_parts` gives one
 epoch in file order, whose targets are keyed by document, so it does not depend on the run and can be made in parts.
 
 Where the original goes on for ever this does not: documents none of which can be used are refused (2^31 empty epochs
@@ -101,30 +101,6 @@ def megatron_mapping(
     return rows
 
 
-def native_mapping(
-    boundaries: npt.NDArray[np.int64],
-    sizes: npt.NDArray[np.int32],
-    *,
-    options: MappingOptions,
-    key: Key,
-    first_document: int = 0,
-) -> Rows:
-    """One epoch in file order: [rows, 3], as `megatron_mapping`.
-
-    Args:
-        boundaries: of the documents from number `first_document` of the corpus on.
-        sizes: int32[s], tokens of all sentences of the corpus.
-        options: how documents are cut.
-        key: decides the short targets, with a document's number.
-        first_document: where the boundaries begin.
-
-    Raises:
-        UsageError: no document can be used.
-    """
-    parts = native_parts(boundaries, sizes, options=options, key=key, first_document=first_document)
-    return np.concatenate(list(parts))
-
-
 def native_parts(
     boundaries: npt.NDArray[np.int64],
     sizes: npt.NDArray[np.int32],
@@ -133,7 +109,14 @@ def native_parts(
     key: Key,
     first_document: int = 0,
 ) -> Iterator[Rows]:
-    """The parts of `native_mapping`, window after window of documents, with its arguments.
+    """One epoch in file order: [rows, 3] as `megatron_mapping`, part after part, each of a window of documents.
+
+    Args:
+        boundaries: of the documents from number `first_document` of the corpus on.
+        sizes: int32[s], tokens of all sentences of the corpus.
+        options: how documents are cut.
+        key: decides the short targets, with a document's number.
+        first_document: where the boundaries begin.
 
     Raises:
         UsageError: at the end, if no document can be used.

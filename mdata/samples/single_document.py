@@ -14,10 +14,9 @@ import numpy as np
 from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.order.native_order import OrderKey, StreamOrder
+from mdata.samples.base import NativelyOrdered, Piece, pieces_of_runs, sample_of, samples_at
 from mdata.samples.rows import Gathered, RowOptions, Sample
-from mdata.samples.sample_kind import NativelyOrdered, sample_of
 from mdata.samples.sample_options import Longer
-from mdata.samples.traceable import Piece, pieces_of_runs, samples_at
 from mdata.util.arrays import Int64s, locate_all
 
 _BLOCK = 512
@@ -30,7 +29,7 @@ class DocumentSamples(NativelyOrdered):
     Args:
         corpus: the documents, whose sequences follow each other on disk.
         documents: the range [first, last).
-        options: tokens a sample, S, and what is told of its rows.
+        options: tokens per sample, S, and which masks and positions its rows have.
         seed: the run's seed.
         shuffle: false for validation and test: file order, one pass.
         longer: documents of more than S + 1 tokens are cut, or left out together with those of less than two.
@@ -65,11 +64,11 @@ class DocumentSamples(NativelyOrdered):
         # One "token" a document: the order of a stream whose samples are single entries.
         self.order = StreamOrder(total, 1, key=OrderKey(seed, corpus.id), extra_token=False, shuffle=shuffle)
 
-    def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
-        """Fill rows with samples; see `RowKind`."""
+    def gather(self, samples: Int64s, text: Int64s, *, out_rows: Int64s | None = None, threads: int = 1) -> Gathered:
+        """Fill rows with samples; see `RowSamples`."""
         first, count = self.corpus.gatherer.documents(self.documents(samples))
         count = np.minimum(count, self._longest)
-        self.corpus.gatherer.gather(first, count, out=text, places=places, threads=threads)
+        self.corpus.gatherer.gather(first, count, out=text, out_rows=out_rows, threads=threads)
         cuts = (np.zeros(len(count), np.int64), np.empty(0, np.int32)) if self.options.document_masks else None
         return Gathered(count, cuts)
 
@@ -82,13 +81,13 @@ class DocumentSamples(NativelyOrdered):
         return np.array([self._kept_in(*pair) for pair in zip(blocks.tolist(), inside.tolist(), strict=True)], np.int64)
 
     def pieces(self, sample: int) -> list[Piece]:
-        """The sequences that a sample reads; see `Traceable`."""
+        """The sequences that a sample reads; see `Samples`."""
         first, count = self.corpus.gatherer.documents(self.documents(np.array([sample])))
         run = int(first[0]), min(int(count[0]), self._longest)
         return pieces_of_runs(self.corpus, [run], sequences=range(self.corpus.num_sequences))
 
     def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
-        """Samples that read a token of a sequence; see `Traceable`."""
+        """Samples that read a token of a sequence; see `Samples`."""
         document = self.corpus.document_of(sequence)
         if not self.first <= document < self.last:
             raise IndexError(f"document {document} outside of {self.first} to {self.last}")

@@ -40,10 +40,10 @@ class MaskedVocabulary:
         ids: all ids in ascending order: what BERT puts in the place of a masked token now and then.
         continuations: those that go on with the word before them.
         cls, sep: begin and end texts (BERT); neither is ever masked.
-        mask: stands for a masked token (BERT).
+        mask: replaces a masked token (BERT).
         bos, eos: begin the decoder's input and end its labels (T5).
         pad: fills samples up; None: 0 does.
-        sentinels: stand for a span of masked tokens, in the order of use (T5).
+        sentinels: replace a span of masked tokens, in the order of use (T5).
     """
 
     ids: tuple[int, ...]

@@ -1,6 +1,6 @@
-"""Texts to sentences: a splitter depends on the tables of a language and on one option, whatever engine it has.
+"""Texts to sentences by Punkt, NLTK's splitter: the tables of a language and one option decide, whatever the engine.
 
-Our own engine in C++ is used if it gives the sentences of its twin for the self-check texts, else NLTK is. The
+mdata's own engine in C++ is used if it gives the sentences of its twin for the self-check texts, else NLTK is. The
 comparison is with punkt_reference.py and not with NLTK: NLTK takes 0.3 s to load, the twin 0.03 s, and the sentences
 must be those of NLTK 3.10 whatever edition is installed; the tests compare the twin and NLTK. Files are read and
 checked in the process that a user started; a worker builds its splitter from their content and compares nothing.
@@ -9,8 +9,9 @@ checked in the process that a user started; a worker builds its splitter from th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
+from typing import Any
 
 from mdata.sentences.nltk_data import find_files
 from mdata.sentences.punkt_engine import PunktEngine
@@ -24,7 +25,7 @@ ENGINES: Mapping[str, type[PunktEngine | NltkEngine]] = MappingProxyType({"mdata
 
 
 class Splitter:
-    """Made by `load_splitter` or `build_splitter`.
+    """Splits texts as Punkt does; made by `load_splitter` or `build_splitter`.
 
     Attributes:
         language: the name of the tables' folder.
@@ -75,11 +76,8 @@ class Splitter:
 
     def __reduce__(self) -> tuple[object, ...]:
         """A worker gets what sentences depend on; the objects of a library cannot be sent."""
-        return _rebuild, (self.files, self.language, self.keep_newlines, self.engine)
-
-
-def _rebuild(files: Mapping[str, bytes], language: str, keep_newlines: bool, engine: str) -> Splitter:
-    return build_splitter(files, language=language, keep_newlines=keep_newlines, engine=engine)
+        how: dict[str, Any] = {"language": self.language, "keep_newlines": self.keep_newlines, "engine": self.engine}
+        return partial(build_splitter, **how), (self.files,)
 
 
 def load_splitter(

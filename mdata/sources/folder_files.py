@@ -18,14 +18,14 @@ from typing import Literal
 
 from mdata.errors import UsageError, few, os_errors_named
 
-Reason = Literal["unknown ending", "another format", "not included", "excluded", "hidden", "result of ours"]
+Reason = Literal["unknown ending", "another format", "not included", "excluded", "hidden", "own result"]
 _WORDS: Mapping[Reason, str] = {
     "unknown ending": "with an unknown ending",
     "another format": "of another format than --input-format",
     "not included": "that match no --include",
     "excluded": "that match --exclude",
     "hidden": "that are hidden",
-    "result of ours": "written by mdata",
+    "own result": "written by mdata",
 }
 _NAMES_KEPT = 3
 _TOKENIZER_FOLDER = re.compile(r"tokenizer-[0-9a-f]{16}")
@@ -168,7 +168,7 @@ def _folder_reason(path: Path, folder: Path, filter: PathFilter) -> Reason | Non
     if path.name.startswith("."):
         return "hidden"
     if _TOKENIZER_FOLDER.fullmatch(path.name):
-        return "result of ours"
+        return "own result"
     parts = (*path.relative_to(folder).parts, "")
     return "excluded" if any(matches(pattern, parts) for pattern in filter.exclude) else None
 
@@ -181,7 +181,7 @@ def _reason(
     if path.name.startswith("."):
         return "hidden"
     if is_result(path):
-        return "result of ours"
+        return "own result"
     if any(matches(pattern, parts) for pattern in filter.exclude):
         return "excluded"
     if filter.include:

@@ -102,7 +102,7 @@ def find_inputs(
         inputs: files, folders and patterns; "-" is standard input.
         format: of every file; "auto" decides by first bytes and endings.
         filter: which files of folders are read.
-        progress: is told what is skipped.
+        progress: receives a note on each skipped file.
 
     Raises:
         UsageError: a path that cannot be read, a pattern without a match, a file named twice, data of another
@@ -161,7 +161,7 @@ def _expand(name: str, format: Literal["auto"] | Format, filter: PathFilter, ski
         matches = sorted(m for m in glob.glob(name, recursive=True) if not Path(m).is_dir())  # noqa: PTH207
         for match in matches:
             if is_result(Path(match)):
-                skipped.add("result of ours", match)
+                skipped.add("own result", match)
         taken = [match for match in matches if not is_result(Path(match))]
         if not taken:
             found = f"only {skipped}" if matches else None

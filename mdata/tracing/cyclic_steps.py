@@ -14,23 +14,23 @@ from itertools import count
 import numpy as np
 
 from mdata.errors import UsageError
-from mdata.loader.megatron_sampler import Deal, torch_permutation
+from mdata.loader.megatron_sampler import SamplerArgs, torch_permutation
 from mdata.tracing.run_steps import Place, Steps, StepSpan
 from mdata.util.arrays import Int64s
 
 _EPOCHS_LOOKED_AT = 3
 
 
-def shuffled_epoch(deal: Deal, epoch: int, *, sharded: bool = True) -> Int64s:
+def shuffled_epoch(args: SamplerArgs, epoch: int, *, sharded: bool = True) -> Int64s:
     """The samples of an epoch of all ranks: int64[lists, ranks, micro_batch], list l of rank r being [l, r]."""
-    lists = deal.total // deal.group
+    lists = args.total // args.group
     if sharded:
-        bucket = lists * deal.micro_batch
-        order = torch_permutation(bucket, epoch) + np.arange(deal.dp_size)[:, None] * bucket
-        return order.reshape(deal.dp_size, lists, deal.micro_batch).transpose(1, 0, 2)
-    whole = deal.total // deal.micro_batch * deal.micro_batch
-    order = torch_permutation(whole, epoch)[: lists * deal.group]
-    return order.reshape(lists, deal.micro_batch, deal.dp_size).transpose(0, 2, 1)
+        bucket = lists * args.micro_batch
+        order = torch_permutation(bucket, epoch) + np.arange(args.dp_size)[:, None] * bucket
+        return order.reshape(args.dp_size, lists, args.micro_batch).transpose(1, 0, 2)
+    whole = args.total // args.micro_batch * args.micro_batch
+    order = torch_permutation(whole, epoch)[: lists * args.group]
+    return order.reshape(lists, args.micro_batch, args.dp_size).transpose(0, 2, 1)
 
 
 class CyclicSteps(Steps):
@@ -50,9 +50,9 @@ class CyclicSteps(Steps):
 
     def __init__(self, span: StepSpan, *, num_samples: int, sharded: bool = True, total: int | None = None) -> None:
         assert span.micro_batch is not None and span.dp_size is not None, "the sampler is made for ranks"
-        self._deal = Deal(total=num_samples, micro_batch=span.micro_batch, dp_size=span.dp_size)
-        self._deal.check()
-        group, odd = self._deal.group, [size for _, size in span.sizes.table if size % self._deal.group]
+        self._args = SamplerArgs(total=num_samples, micro_batch=span.micro_batch, dp_size=span.dp_size)
+        self._args.check()
+        group, odd = self._args.group, [size for _, size in span.sizes.table if size % self._args.group]
         if num_samples < group or odd:
             what = f"a step of {odd[0]} samples cannot be split evenly over the ranks" if odd else ""
             raise UsageError(
@@ -99,4 +99,4 @@ class CyclicSteps(Steps):
                     yield self.place_at(step, position - self._bounds(step)[0])
 
     def _make_epoch(self, epoch: int) -> Int64s:
-        return shuffled_epoch(self._deal, epoch, sharded=self._sharded).reshape(-1)
+        return shuffled_epoch(self._args, epoch, sharded=self._sharded).reshape(-1)

@@ -1,6 +1,6 @@
 """The evaluations of a run's validation or test set: after which steps, which samples, on which ranks.
 
-Every evaluation reads the same samples of a set: all of them, or `train.eval_samples` spread evenly over it, dealt to
+Every evaluation reads the same samples of a set: all of them, or `train.eval_samples` spread evenly over it, given to
 the data-parallel ranks in turn. So a sample has as many places as there are evaluations, or none.
 """
 

@@ -71,7 +71,7 @@ def trace_run(
         folder: the run folder.
         blend: the data, where it has moved.
         validation, test: the name of a set, in place of the training; at most one of them.
-        progress: hears what is built.
+        progress: receives a note on what is built.
 
     Raises:
         UsageError: no run folder, one of a version that is not known, no such set, or data that is not the run's.

@@ -2,7 +2,7 @@
 
 `Tracer(dataset)` is given an open dataset and, where steps are asked for, the `Steps` of a run. Both ways are
 arithmetic where the order is: no pass over the run. Megatron's order and packed rows are searched in their arrays. What
-a sample reads is told before fill-in-the-middle or masking changes it. Not done here: run folders
+a sample reads is what it is before fill-in-the-middle or masking changes it. Not done here: run folders
 (mdata/tracing/run_folder.py).
 """
 
@@ -21,9 +21,9 @@ from mdata.corpus.documents import Documents, Origin
 from mdata.dataset.component import Component
 from mdata.dataset.dataset import Dataset
 from mdata.dataset.dataset_options import MegatronOrder
-from mdata.errors import MdataError, UsageError, few
+from mdata.errors import UsageError, few
+from mdata.samples.base import Piece
 from mdata.samples.sample_options import Gpt, TextKind
-from mdata.samples.traceable import Piece, Traceable
 from mdata.tokenizers.base.tokenizer import Tokenizer
 from mdata.tracing.eval_steps import EvaluationSteps
 from mdata.tracing.run_steps import Place, Steps
@@ -273,7 +273,7 @@ class Tracer:
                 name=part.name,
                 inside=inside,
                 epoch=self._epoch(part, inside),
-                parts=tuple(self._parts(component, _kind(part).pieces(inside), sequences)),
+                parts=tuple(self._parts(component, part.samples.pieces(inside), sequences)),
             )
 
     def _check(self, number: int) -> None:
@@ -338,7 +338,7 @@ class Tracer:
             found: set[int] = set()
             with part.damage_check:
                 for sequence in sequences:
-                    found.update(_kind(part).samples_of(sequence, first=first, stop=end))
+                    found.update(part.samples.samples_of(sequence, first=first, stop=end))
             yield from sorted(found)
             first = end
 
@@ -351,7 +351,7 @@ class Tracer:
         sequences, inside = range(*part.corpus.sequences_of(document)), []
         for sequence in sequences:
             try:
-                _kind(part).samples_of(sequence, first=0, stop=0)
+                part.samples.samples_of(sequence, first=0, stop=0)
             except IndexError:
                 continue
             inside.append(sequence)
@@ -370,13 +370,6 @@ class Tracer:
 def _when(one: TracedSample) -> tuple[int, int]:
     assert one.place is not None, "it is read"
     return one.place.step, one.place.row
-
-
-def _kind(part: Component) -> Traceable:
-    kind: object = part.samples
-    if not isinstance(kind, Traceable):
-        raise MdataError(f"samples of {part.name} cannot be traced: {type(kind).__name__} has no pieces")
-    return kind
 
 
 def _goes_on(corpus: Corpus, piece: Piece, following: Piece) -> bool:

@@ -83,7 +83,7 @@ def partial_path(path: Path) -> Path:
 
 
 def open_no_link(path: Path, flags: int) -> int:
-    """`os.open` of a hidden name of ours, made with the usual permissions; a link that stands there is not followed.
+    """`os.open` of a hidden temporary name, with the usual permissions; a link of that name is not followed.
 
     Nobody but us gives these names. A link among them was put there so that we write over the file that it leads to.
 
@@ -129,7 +129,7 @@ def atomic_file(path: Path) -> Iterator[int]:
     On an error the temporary file is removed and an older `path` stays as it was.
 
     Raises:
-        UsageError: a link stands under the temporary name. OSError: what the file system said, with the file's name.
+        UsageError: the temporary name is a link. OSError: what the file system said, with the file's name.
     """
     partial = partial_path(path)
     try:
@@ -143,7 +143,7 @@ def atomic_file(path: Path) -> Iterator[int]:
             rename(partial, path)
             sync_folder(path.parent)
     except BaseException:
-        with suppress(OSError):  # what went wrong first is what is told
+        with suppress(OSError):  # the first error is reported
             if not partial.is_symlink():  # not ours, and evidence
                 partial.unlink(missing_ok=True)
         raise
@@ -156,7 +156,7 @@ def atomic_write(path: Path, data: Buffer) -> None:
 
 
 def atomic_writes(files: Mapping[Path, Buffer]) -> None:
-    """Write files of one folder that belong together: at no time does an old one stand beside a new one.
+    """Write files of one folder that belong together: at no time are an old one and a new one there together.
 
     All are complete under temporary names before the first old one is removed, in reverse order; then the new ones get
     their names, in order. A process that is killed between leaves some of the files missing, never a mixture.
@@ -188,7 +188,7 @@ def atomic_writes(files: Mapping[Path, Buffer]) -> None:
         for folder in folders:
             sync_folder(folder)
     except BaseException:
-        with suppress(OSError):  # what went wrong first is what is told
+        with suppress(OSError):  # the first error is reported
             for partial in made:
                 partial.unlink(missing_ok=True)
         raise

@@ -1,10 +1,10 @@
 """Background threads: `BackgroundIterator` computes items ahead of who takes them, `BackgroundWorker` works off items
 behind who puts them.
 
-Both stand on `BoundedQueue`, which bounds what waits. An error of the thread, whatever its kind, is raised in the other
-one, in its place in the order. Signals reach the main thread only, so Ctrl-C never interrupts the thread. What is
-unusual: the queue is made of two queues in C. A signal's handler may raise between any two lines of Python, and would
-leave a condition or a semaphore locked.
+Both use `BoundedQueue`, which limits how many items wait. Any error of the thread is raised in the other one, in its
+place in the order. Signals reach the main thread only, so Ctrl-C never interrupts the thread. What is unusual: the
+queue is made of two queues in C. A signal's handler may raise between any two lines of Python, and would leave a
+condition or a semaphore locked.
 """
 
 from __future__ import annotations

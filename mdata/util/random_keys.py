@@ -8,7 +8,7 @@ known answers (tests/mdata/util/test_random_keys.py).
 
 Encoding of purpose and parts, each in turn: one byte for the kind (`i`, `s` or `b`), the number of bytes of
 the content as 8 bytes little endian, the content (an integer in decimal ASCII, a string in UTF-8). Lengths
-stand first, so no two lists of parts have the same encoding. 32 bytes are derived, read as little-endian
+come first, so no two lists of parts have the same encoding. 32 bytes are derived, read as little-endian
 integers: 0 to 7 `low`, 8 to 15 `high`, 16 to 31 `draw`.
 """
 

@@ -3,7 +3,7 @@
 Python runs a signal's handler between two instructions of the main thread. What the handler raises may therefore come
 out of a library's call, a destructor or an import, each of which may drop it or turn it into an error of its own. So
 our handlers raise and also remember: `raise_pending_stop` raises again what was lost. It is called after each call of a
-library (`library_errors`) and between the pieces of long work. A request is no `Exception`, so that no handler of ours
+library (`library_errors`) and between the pieces of long work. A request is no `Exception`, so that no handler of mdata
 catches it to go on (tests/test_house_rules.py). Not done: to interrupt a library in the middle of a call.
 """
 
@@ -101,7 +101,7 @@ class LibraryError(Exception):
 class library_errors:
     """Around a call of a library: what it raises is a LibraryError; a request to stop is what it is.
 
-    A class, because it stands around short calls.
+    A class, because a generator costs too much around short calls.
 
     Args:
         kinds: what the library is known to raise; by default any Exception, and what Rust raises for a bug of its own.

@@ -102,7 +102,14 @@ def test_without_special_tokens_is_recorded(tmp_path):
 
 WRONG = [
     (["preprocess", "--tokenizer-metadata", "x"], 2, "--tokenizer-metadata is not in this version of mdata"),
-    (["preprocess", "--inptu", "x"], 2, "the following arguments are required: --input"),
+    (
+        ["preprocess", "--inptu", "x"],
+        2,
+        "; unrecognized arguments: --inptu\n  try: --input? See mdata",
+    ),
+    (["preprocess", "--input=x", "--output-prfix=y"], 2, "try: --output-prefix? See mdata preprocess --help"),
+    (["preprocess", "--inp=x", "--output-pre", "y"], 2, "are required: --tokenizer-type\n  try: mdata preprocess"),
+    (["preprocess", "--input", "a", "--", "--inptu"], 2, "--tokenizer-type\n  try: mdata preprocess"),
     (["preprocess"], 2, "the following arguments are required: --input, --output-prefix, --tokenizer-type"),
     (["blend", "-o", "x.json"], 2, "no data is given"),
     (["blend", "1", "a"], 2, "no output file is given"),

@@ -11,7 +11,7 @@ import mdata
 from cli import preprocess, preprocess_options
 from cli.console import Parser
 from cli.mdata import main
-from mdata.util.cpu_limit import usable_cores
+from mdata.util.machine_limits import usable_cores
 
 ROOT = Path(__file__).parents[2]
 NEEDED = ("--input", "a.jsonl", "--output-prefix", "out", "--tokenizer-type", "GPT2BPETokenizer")

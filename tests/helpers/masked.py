@@ -15,6 +15,7 @@ from mdata.reference.permutation import entry
 from mdata.samples.bert import BertSamples
 from mdata.samples.masked import SentenceOrder
 from mdata.samples.sample_options import T5, Bert
+from mdata.samples.sentence_mapping import native_parts
 from mdata.samples.special_tokens import MaskedVocabulary
 from mdata.samples.t5 import T5Samples
 from mdata.util.random_keys import derive_key
@@ -55,6 +56,11 @@ def make_samples(kind, corpus: Corpus, documents: tuple[int, int], **options):
     order = {name: options.pop(name) for name in ("seed", "num_samples") if name in options}
     order = SentenceOrder(name=options.pop("order", "native"), **order)
     return kind(corpus, documents, options=of_kind(**own), order=order, **options)
+
+
+def native_mapping(boundaries, sizes, **how):
+    """The parts of an epoch together; see `native_parts`."""
+    return np.concatenate(list(native_parts(boundaries, sizes, **how)))
 
 
 def sentences_of(corpus: Corpus, row: Sequence[int]) -> list[list[int]]:

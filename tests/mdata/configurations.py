@@ -23,12 +23,12 @@ from mdata.order.native_order import OrderKey, StreamOrder
 from mdata.reference.gpt_samples import Native, document_sample, megatron_samples, native_sample, packed_sample
 from mdata.reference.megatron_order import indices
 from mdata.reference.native_order import native_start
+from mdata.samples.base import RowSamples
 from mdata.samples.gpt import GptSamples
 from mdata.samples.megatron_gpt import MegatronGptSamples
 from mdata.samples.packed import PackedSamples
 from mdata.samples.packing import PackingRule
 from mdata.samples.rows import empty_rows, finish
-from mdata.samples.sample_kind import RowKind
 from mdata.samples.single_document import DocumentSamples
 from tests.helpers.corpora import FileStream, write_pair
 from tests.mdata import layouts
@@ -187,7 +187,7 @@ def one_document(random: Random, folder: Path) -> set[str]:
 def packed(random: Random, folder: Path) -> set[str]:
     """Documents packed into rows, in windows of a few."""
     layout = layouts.draw_layout(random)
-    options = replace(layouts.draw_options(random, layout, megatron=False), position_ids=False, apart=True)
+    options = replace(layouts.draw_options(random, layout, megatron=False), position_ids=False, mask_document_ends=True)
     tokens = layouts.draw_tokens(random, layout)
     write_pair(folder / "x", layout.documents, tokens=np.array(tokens, np.int64))
     texts = layouts.document_tokens(layout.documents, tokens)
@@ -214,7 +214,7 @@ def packed(random: Random, folder: Path) -> set[str]:
     return met
 
 
-def compare(made: RowKind, wanted: dict[int, dict]) -> None:
+def compare(made: RowSamples, wanted: dict[int, dict]) -> None:
     """Single samples, and all of them at once, are the twin's."""
     for k, sample in wanted.items():
         assert {name: value.tolist() for name, value in made.sample(k).items()} == sample, f"sample {k}"

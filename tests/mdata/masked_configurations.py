@@ -10,10 +10,10 @@ import numpy as np
 from mdata.reference.mapping import Row, keyed_words, one_epoch, shuffled, words32
 from mdata.samples.bert import BertSamples
 from mdata.samples.sample_options import MaskingOptions
-from mdata.samples.sentence_mapping import MappingOptions, megatron_mapping, native_mapping
+from mdata.samples.sentence_mapping import MappingOptions, megatron_mapping
 from mdata.samples.t5 import T5Samples
 from mdata.util.random_keys import derive_key
-from tests.helpers.masked import expected, make_corpus, make_samples, make_vocabulary, row_of, rows_of
+from tests.helpers.masked import expected, make_corpus, make_samples, make_vocabulary, native_mapping, row_of, rows_of
 from tests.mdata import layouts
 from tests.mdata.layouts import Refused
 

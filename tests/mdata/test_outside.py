@@ -13,6 +13,7 @@ import pytest
 import mdata
 from cli.mdata import main
 from mdata.blend.compose import plan_blend
+from mdata.dataset.prebuild import build
 from mdata.manifest.io import load_manifest, save_manifest
 from mdata.tokenizers.registry import load_tokenizer
 from tests.helpers.corpora import write_pair
@@ -64,7 +65,7 @@ DOORS = {
     "make_blend": lambda path, **how: mdata.make_blend([str(path)], path.with_name("mix.json"), **how),
     "open": read,
     "report": lambda path, **how: mdata.report(path, path.with_name("x.html"), **how),
-    "build": lambda path, **how: mdata.build(path, mdata.options_from_keys(sequence_length=8, kind="packed", **how)),
+    "build": lambda path, **how: build(path, mdata.options_from_keys(sequence_length=8, kind="packed", **how)),
 }
 
 

@@ -17,8 +17,8 @@ import torch
 import mdata
 from mdata import UsageError
 from mdata.dataset.eval_sets import evaluation_sets, samples_asked
-from mdata.loader.loader import BatchPlan
-from mdata.progress import SILENT
+from mdata.loader.loader import BatchPlan, collate
+from mdata.progress import SILENT, Progress
 from trainer.config.sections import RunConfig
 from trainer.models.stage import Microbatch
 from trainer.parallel.collectives import Group
@@ -42,7 +42,7 @@ class RunData:
     facts: DataFacts
 
 
-def open_data(config: RunConfig, *, progress: mdata.Progress = SILENT) -> RunData:
+def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
     """Open what the configuration names.
 
     Args:
@@ -82,7 +82,7 @@ def training_batches(
     plan: Plan,
     dp: Group,
     consumed: int,
-    progress: mdata.Progress = SILENT,
+    progress: Progress = SILENT,
 ) -> mdata.Loader:
     """This rank's microbatches of every step from `consumed` samples on, read ahead.
 
@@ -106,7 +106,7 @@ def evaluation_batches(
     """This rank's share of a validation or test set, in batches of at most micro_batch."""
     mine = samples[dp.rank :: dp.size]
     for first in range(0, len(mine), micro_batch):
-        yield mdata.collate(dataset, mine[first : first + micro_batch])
+        yield collate(dataset, mine[first : first + micro_batch])
 
 
 def to_device(batch: mdata.Batch, device: torch.device, *, vocab_size: int) -> Microbatch:
@@ -140,7 +140,7 @@ def _moved(values: np.ndarray, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(values).pin_memory().to(device, non_blocking=True)
 
 
-def _open_training(config: RunConfig, progress: mdata.Progress) -> mdata.Dataset:
+def _open_training(config: RunConfig, progress: Progress) -> mdata.Dataset:
     data, train = config.data, config.train
     options = mdata.options_from_keys(
         sequence_length=train.sequence_length,

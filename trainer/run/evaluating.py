@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import mdata
-from mdata import Progress
 from mdata.dataset.eval_sets import evaluated_samples
+from mdata.progress import Progress
 from trainer.models.stage import Microbatch
 from trainer.run.data import evaluation_batches, to_device
 from trainer.run.engine import Engine

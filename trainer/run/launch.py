@@ -25,9 +25,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from mdata import BadInputError, DamageError, MdataError, Progress, ResourceError, StoppedError, UsageError
+from mdata import BadInputError, DamageError, MdataError, ResourceError, StoppedError, UsageError
 from mdata.errors import explain_os_error
-from mdata.progress import SILENT
+from mdata.progress import SILENT, Progress
 from mdata.util import atomic_io
 from trainer.config.parse import problems_error
 from trainer.config.sections import RunConfig

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mdata import Progress, UsageError
+from mdata import UsageError
 from mdata.errors import os_errors_named
-from mdata.progress import SILENT
+from mdata.progress import SILENT, Progress
 from mdata.util import atomic_io, file_lock
 from trainer.checkpoint.folder import folder_name, remove_old, run_state
 from trainer.checkpoint.format import RunState

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 import mdata
-from mdata import DamageError, Progress, UsageError
+from mdata import DamageError, UsageError
 from mdata.errors import os_errors_named
-from mdata.progress import SILENT
+from mdata.progress import SILENT, Progress
 from mdata.tokenizers.base.tokenizer import TextRefused
+from mdata.tokenizers.registry import build_tokenizer
 from mdata.util import atomic_io
 from mdata.util.random_keys import derive_key
 from trainer.checkpoint.folder import Found, find_checkpoint, run_state
@@ -143,7 +144,7 @@ def run_tokenizer(run_folder: Path) -> mdata.Tokenizer:
         raise DamageError(
             f"{facts_path} does not name a tokenizer", found=repr(error), fix="continue training, which rewrites it"
         ) from error
-    tokenizer = mdata.build_tokenizer(name, files, options=options)
+    tokenizer = build_tokenizer(name, files, options=options)
     if tokenizer.fingerprint != expected:
         raise DamageError(
             f"{folder} is not the tokenizer that {facts_path.name} describes",
@@ -161,7 +162,7 @@ def _undescribed_tokenizer(run_folder: Path, files: Mapping[str, bytes]) -> mdat
             f"{run_folder} has no tokenizer: the data of the run does not name one",
             fix="record it in the manifests of its corpora (mdata adopt), and start a new run",
         )
-    return mdata.build_tokenizer("HuggingFaceTokenizer", files)
+    return build_tokenizer("HuggingFaceTokenizer", files)
 
 
 @torch.no_grad()

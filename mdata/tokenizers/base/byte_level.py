@@ -1,6 +1,6 @@
 """Byte-level vocabularies: their alphabet, and the patterns that split texts into words before it is applied.
 
-GPT-2 writes bytes as printable characters: printable Latin-1 characters stand for their own byte, the other bytes take
+GPT-2 writes bytes as printable characters: printable Latin-1 characters represent their own byte, the other bytes take
 U+0100, U+0101 ... in order. The patterns are those for which engines were compared: on every code point in many
 contexts, and on random texts, with a vocabulary whose merges make each split visible
 (tests/mdata/tokenizers/engines/test_libraries.py). A tokenizer with another pattern uses the exact engine.

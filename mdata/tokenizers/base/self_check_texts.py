@@ -89,7 +89,7 @@ def byte_level_texts(entries: Sequence[str], added: Sequence[str]) -> list[str]:
 
 
 def llama_texts(entries: Sequence[str], added: Sequence[str]) -> list[str]:
-    """The texts for BPE over whole texts, in which U+2581 stands for blanks.
+    """The texts for BPE over whole texts, in which U+2581 replaces blanks.
 
     Args:
         entries: its vocabulary, in the order of its ids.

@@ -27,7 +27,7 @@ def first_listed(tokens: Iterable[str]) -> list[str]:
     """The tokens without those that never match because one that is listed before them is their beginning."""
     order = {token: number for number, token in reversed(list(enumerate(tokens)))}
     kept = []
-    # The beginnings of a token stand right before it in this order, one inside the other.
+    # The prefixes of a token come right before it in this order, one inside the other.
     inside: list[str] = []
     for token in sorted(order):
         while inside and not token.startswith(inside[-1]):

@@ -1,4 +1,4 @@
-"""A tokenizer's files in a folder, written so that files of two tokenizers never stand there together.
+"""A tokenizer's files in a folder, written so that files of two tokenizers are never mixed there.
 
 A process that is killed between two files leaves a folder that lacks some: it is refused, and written anew by the
 same command, where a mixture would look whole and give wrong ids.
@@ -46,7 +46,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
             atomic_io.sync_folder(folder.parent)
         except BaseException:
             if made:
-                with suppress(OSError):  # what went wrong first is what is told
+                with suppress(OSError):  # the first error is reported
                     for name in files:
                         (folder / name).unlink(missing_ok=True)
                     folder.rmdir()

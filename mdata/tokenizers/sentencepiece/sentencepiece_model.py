@@ -42,7 +42,7 @@ class SentencePieceModel:
         scores: float32 values.
         kinds: NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED or BYTE.
         model_type: "unigram", "bpe", "word" or "char".
-        byte_fallback: what is no piece becomes bytes.
+        byte_fallback: characters that are not pieces become bytes.
         charsmap: the compiled rules of normalization; empty: none.
         add_dummy_prefix: a blank is put before every text.
         remove_extra_whitespaces: blanks at the ends go, runs become one.

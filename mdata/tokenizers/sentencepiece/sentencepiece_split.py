@@ -15,7 +15,7 @@ from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused
 
 # A symbol that is unlikely to be a piece; Megatron chose it.
 MARK = "\u262f"
-# Between two blanks; a blank that begins the text; one that ends it, or stands before a last line feed.
+# Between two blanks; a blank that begins the text; one that ends it, or comes before a last line feed.
 _BLANKS_TO_KEEP = re.compile(r"(?<= )(?= )|^ | (?=\n?\Z)")
 
 Encode = Callable[[Sequence[str]], tuple[IdArray, LengthArray]]

@@ -2,7 +2,7 @@
 
 Both give bytes -> rank. Of a list only the entries that are used are looked at, as in Megatron: each has exactly
 the keys rank, token_bytes and token_str, its rank is its place, and the first 256 are the single bytes in order.
-Lines may stand in any order and leave ranks out. Neither may give one rank, or the same bytes, twice, or lack a byte.
+Lines may come in any order and leave ranks out. Neither may give one rank, or the same bytes, twice, or lack a byte.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _line(line: bytes, place: str) -> tuple[bytes, int]:
 
 
 def _decoded(text: bytes) -> bytes:
-    """What base64 stands for; nothing where it is not base64."""
+    """The bytes that base64 encodes; None where it is not base64."""
     try:
         return a2b_base64(text, strict_mode=True)
     except NotBase64:

@@ -1,7 +1,7 @@
 """TikTokenizer as Megatron defines it: words by class of character, then merges by rank, one at a time.
 
 The twin of mdata/tokenizers/tiktoken/tiktoken_engine.py. Unlike GPT-2's twin there is no list of merges: any two
-neighbours may become one whose bytes together have a rank, and a word that has a rank as it stands is taken at once.
+neighbours may become one whose bytes together have a rank, and a whole word that has a rank is taken at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """NullTokenizer: texts that are ids already, written as whole numbers with single blanks between.
 
 A part is what Python's int() takes: "+8", "007", "1_000", other scripts' digits, white space around it. The
-end of document is the last id of the vocabulary unless another is named, and so may stand in a text; ids are
+end of document is the last id of the vocabulary unless another is named, and so may occur in a text; ids are
 not compared with the size of the vocabulary, only with what 32 bits hold (and later with the file's width).
 """
 

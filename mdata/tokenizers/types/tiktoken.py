@@ -2,7 +2,7 @@
 
 Megatron's own form is a list in JSON whose first 256 entries are the bytes in order; an entry's id is its rank plus the
 number of special tokens, which come first. Plain .tiktoken files are taken too, and a note says which numbering
-is used: the same where the bytes stand in order, else the file's own ranks with the special tokens after the last.
+is used: the same where the bytes are in order, else the file's own ranks with the special tokens after the last.
 Special tokens are matched in the text. A lone surrogate counts as U+FFFD, as in Megatron, though what reads
 records refuses it before.
 """
@@ -95,7 +95,7 @@ class TikTokenizer:
         self._engine: Engine = self._exact if engine == EXACT else self._make_fast()
 
     def _numbering(self, name: str, num_special: int) -> str:
-        """What the user is told about a plain file."""
+        """The note for the user about a plain file."""
         if self._own_numbers:
             last = self.vocab_size - num_special
             how = f"ids are its own ranks (its bytes are not in Megatron's order), special tokens from {last}"

@@ -2,7 +2,7 @@
 
 Both are written as a tokenizer.json, so the exact engine is the `tokenizers` library. [PAD], [UNK], [CLS],
 [SEP] and [MASK] are matched in the raw text, in Case also <extra_id_0> to <extra_id_99>, which follow the
-vocabulary. [CLS] and [SEP] stand around every sentence unless `include_special_tokens` is False; [SEP] ends
+vocabulary. [CLS] and [SEP] surround every sentence unless `include_special_tokens` is False; [SEP] ends
 documents. As in Megatron, LowerCase takes further special tokens and Case does not: a note says so.
 `compat="megatron-2023"` is another class (wordpiece_2023.py).
 """

@@ -1,6 +1,6 @@
 """The two BERT types as a fork of Megatron-LM of 2023 had them: `compat="megatron-2023"`.
 
-Another tokenizer than today's: nothing stands around a text, special tokens spelled in a text are plain text,
+Another tokenizer than today's: nothing is added around a text, special tokens spelled in a text are plain text,
 words have 200 characters at most, and two ids follow the vocabulary ([BOS] and [EOS], which no text gives).
 There is no end of document, because the fork failed there. Plain Python, exact, 1 to 2 MB/s. Stated in the
 formats page: the above; found by the fork's own bytes: private use characters stay. Taken from BERT's first

@@ -53,7 +53,7 @@ def as_definition(vocabulary: Mapping[str, int], *, lower: bool, surrounding: tu
     Args:
         vocabulary: entry -> id.
         lower: whether letters lose their case and their accents.
-        surrounding: the ids of [CLS] and [SEP], which stand around every text.
+        surrounding: the ids of [CLS] and [SEP], which surround every text.
     """
     parts = [_special(CLS), {"Sequence": {"id": "A", "type_id": 0}}, _special(SEP)]
     named = zip((CLS, SEP), surrounding, strict=True)

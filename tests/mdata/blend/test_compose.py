@@ -94,7 +94,7 @@ def test_nested_blends_multiply(folder):
 
 def test_a_nested_blend_with_more_than_weights_is_refused(folder):
     made({"path": "web", "epochs": 2})
-    with pytest.raises(UsageError, match=r"mix\.json cannot stand inside another blend"):
+    with pytest.raises(UsageError, match=r"mix\.json cannot be part of another blend"):
         mdata.make_blend(["mix.json", "books"], "outer.json")
 
 

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata import UsageError
+from mdata.blend.blend import OpenBlend
 from mdata.blend.compose import plan_blend
+from mdata.blend_planning.make_blend import save_blend
 from mdata.manifest.blend_schedule import schedules_of
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
@@ -36,7 +38,7 @@ def inside(folder, monkeypatch):
     monkeypatch.chdir(folder)
 
 
-def planned(folder, entries, **tables) -> mdata.OpenBlend:
+def planned(folder, entries, **tables) -> OpenBlend:
     return plan_blend({"component": entries, "merge_same": True, **tables}, folder)
 
 
@@ -94,7 +96,7 @@ def test_a_folder_and_one_of_its_corpora(folder):
     ]
     assert blend.manifest.groups["web"].share == "0.4"
     assert blend.manifest.notes == {"merged": {"c": "0.2 + 0.4"}}
-    mdata.save_blend(blend, folder / "mix.json")
+    save_blend(blend, folder / "mix.json")
     assert_valid(folder / "mix.json")
 
 
@@ -102,7 +104,7 @@ def test_nothing_comes_again_before_all_was_read(folder):
     blend = planned(
         folder, [{"path": f"web/{n}_text_document", "weight": w} for n, w in (("a", 2), ("b", 1), ("a", 1))]
     )
-    mdata.save_blend(blend, folder / "pass.json")
+    save_blend(blend, folder / "pass.json")
     data = mdata.open(folder / "pass.json", sequence_length=8)
     assert blend.names == ("a", "b")
     components, inside = data.locate(np.arange(100))

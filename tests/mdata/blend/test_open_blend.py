@@ -13,6 +13,7 @@ import pytest
 import mdata
 from mdata import DamageError, UsageError
 from mdata.blend.compose import plan_blend
+from mdata.blend_planning.change import BlendEdits, change_blend
 from mdata.blend_planning.preview import blend_table
 from mdata.manifest.io import save_manifest
 from tests.helpers.corpora import write_pair
@@ -204,11 +205,11 @@ def test_a_bare_pair_and_its_copy_with_a_manifest_are_one_corpus(corpora):
         with pytest.raises(UsageError, match="tokens may differ; mdata adopt --full each"):
             plan_blend({"component": entries, "merge_same": True}, corpora)
     old = plan_blend([str(corpora / "y")], corpora)
-    for new in ({"spec": ["1", str(corpora / "x")]}, {"edits": mdata.BlendEdits(add=[("1", str(corpora / "x"))])}):
+    for new in ({"spec": ["1", str(corpora / "x")]}, {"edits": BlendEdits(add=[("1", str(corpora / "x"))])}):
         with pytest.raises(
             UsageError, match=r"x is y of the blend, by its \.idx(.|\n)*try: .*y\.json, as the blend names"
         ):
-            mdata.change_blend(old, 3, folder=corpora, sequence_length=4, **new)
+            change_blend(old, 3, folder=corpora, sequence_length=4, **new)
     mdata.adopt(corpora / "z", None, full=True)
     assert len(plan_blend(["1", str(corpora / "y"), "1", str(corpora / "z")], corpora).manifest.components) == 2
     # The same files by two names are one corpus without doubt, and can be merged.

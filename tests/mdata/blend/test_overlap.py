@@ -12,8 +12,10 @@ import pytest
 
 import mdata
 from mdata import UsageError
+from mdata.blend.blend import OpenBlend
 from mdata.blend.compose import plan_blend
 from mdata.blend.spec import BlendSpec, read_spec
+from mdata.blend_planning.change import BlendEdits, change_blend
 from mdata.corpus.documents import Documents
 from mdata.dataset.eval_sets import evaluation_sets
 from mdata.manifest.lineage import lineage_of, shared_input
@@ -61,7 +63,7 @@ def named(folder: Path, *names: str) -> list[str]:
     return [str(folder / f"x{name}_text_document.json") for name in names]
 
 
-def paths_of(blend: mdata.OpenBlend) -> set[str]:
+def paths_of(blend: OpenBlend) -> set[str]:
     return {corpus.path.stem.removesuffix("_text_document") for corpus in blend.corpora}
 
 
@@ -232,9 +234,9 @@ def test_what_a_change_adds_is_looked_at_too(made, added, refused):
     )
     old = plan_blend({"component": [{"path": train, "weight": 1}], "valid": {"set": valid}}, made)
 
-    def change(**edits) -> mdata.OpenBlend:
-        edits = mdata.BlendEdits(add=[("0.5", more)], **edits)
-        return mdata.change_blend(old, 5, folder=made, sequence_length=4, edits=edits)
+    def change(**edits) -> OpenBlend:
+        edits = BlendEdits(add=[("0.5", more)], **edits)
+        return change_blend(old, 5, folder=made, sequence_length=4, edits=edits)
 
     if refused:
         with pytest.raises(UsageError, match=rf"{refused}(.|\n)*--allow-overlap"):

@@ -12,7 +12,10 @@ import mdata
 from mdata import UsageError
 from mdata.blend.compose import plan_blend
 from mdata.blend.spec import spec_of_mapping
+from mdata.blend_planning.change import BlendEdits, change_blend
+from mdata.blend_planning.make_blend import save_blend
 from mdata.dataset.eval_sets import evaluation_sets
+from mdata.dataset.prebuild import build
 from mdata.manifest.io import save_manifest
 from tests.helpers.corpora import write_pair
 from tests.helpers.manifests import assert_valid, corpus_of_pairs, some_corpus
@@ -50,14 +53,14 @@ def of_manifest(_folder, allowed):
 
 def edited(folder, allowed):
     old = mdata.make_blend(["1", KNOWN], "old.json")
-    edits = mdata.BlendEdits(add=[("1", FOREIGN)], tokenizer_unknown=allowed)
-    return mdata.change_blend(old, 3, folder=folder, sequence_length=8, edits=edits)
+    edits = BlendEdits(add=[("1", FOREIGN)], tokenizer_unknown=allowed)
+    return change_blend(old, 3, folder=folder, sequence_length=8, edits=edits)
 
 
 def replaced(folder, allowed):
     old = mdata.make_blend(["1", KNOWN], "old.json")
     spec = spec_of_mapping({"component": [component(FOREIGN)], "tokenizer_unknown": allowed})
-    return mdata.change_blend(old, 3, folder=folder, sequence_length=8, spec=spec)
+    return change_blend(old, 3, folder=folder, sequence_length=8, spec=spec)
 
 
 def evaluated(_folder, allowed):
@@ -85,7 +88,7 @@ WAYS = {
     "a whole new mixture": replaced,
     "a validation set": evaluated,
     "a validation set that is known": evaluated_otherwise,
-    "arrays built offline": lambda folder, allowed: mdata.build(
+    "arrays built offline": lambda folder, allowed: build(
         WORDS, mdata.DatasetOptions(sequence_length=8, tokenizer_unknown=allowed)
     ),
 }  # fmt: skip
@@ -116,11 +119,9 @@ def test_a_manifest_says_that_it_was_allowed_and_changes_of_it_inherit_that(corp
     train = mdata.open("mix.json", sequence_length=8)
     assert list(evaluation_sets(train, "valid", paths=[OTHER])) == ["other"]
     old = mdata.open_blend("mix.json")
-    new = mdata.change_blend(
-        old, 3, folder=corpora, sequence_length=8, edits=mdata.BlendEdits(shares={"known": "0.25"})
-    )
-    assert mdata.open_blend(mdata.save_blend(new, corpora / "new.json").folder / "new.json").corpora
-    asked = mdata.change_blend(old, 3, folder=corpora, sequence_length=8, spec=["0.5", KNOWN, "0.5", OTHER])
+    new = change_blend(old, 3, folder=corpora, sequence_length=8, edits=BlendEdits(shares={"known": "0.25"}))
+    assert mdata.open_blend(save_blend(new, corpora / "new.json").folder / "new.json").corpora
+    asked = change_blend(old, 3, folder=corpora, sequence_length=8, spec=["0.5", KNOWN, "0.5", OTHER])
     assert asked.tokenizer_unknown == "ok"
 
 

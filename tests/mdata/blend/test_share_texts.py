@@ -10,6 +10,7 @@ import pytest
 import mdata
 from mdata import UsageError
 from mdata.blend.share_texts import share_texts, shown_wholes
+from mdata.blend_planning.change import BlendEdits, change_blend
 from tests.helpers.corpora import write_pair
 
 S = 8
@@ -65,8 +66,8 @@ def test_a_redistributed_blend_shows_what_was_asked_for():
     assert blend.manifest.phases[0].units == ["samples"] * 3
     tokens = [corpus.num_tokens for corpus in blend.corpora]
     assert share_texts(blend.manifest, tokens) == before == (["0.6993", "0.3007", "1"], {"web": "3"})
-    changed = mdata.change_blend(
-        blend, 50, folder=blend.folder, sequence_length=S, edits=mdata.BlendEdits(shares={"a": "1"}, remove=["c"])
+    changed = change_blend(
+        blend, 50, folder=blend.folder, sequence_length=S, edits=BlendEdits(shares={"a": "1"}, remove=["c"])
     )
     assert share_texts(changed.manifest, tokens)[0][0] == "1"  # the note speaks of the mixture before
     for note in ({"asked": 3}, {}, {"asked": []}, {"asked": [{"samples": None, "shares": ["1"]}]}, NOT_ALL):
@@ -78,9 +79,9 @@ def test_numbers_that_a_user_wrote_stay_and_tokens_beside_parts_of_one_are_refus
     assert shown(WEB | {"weight": 123456789}, C | {"weight": 987654321})[0][2] == "987654321"
     old = mdata.make_blend({"component": [WEB, C]}, "mix.json")
     write_pair(old.folder / "d", [[7]] * 30)
-    edits = mdata.BlendEdits(add=[("210", "d")])
+    edits = BlendEdits(add=[("210", "d")])
     with pytest.raises(UsageError, match="the weight 210 is above 1, but the shares of this blend are fractions of 1"):
-        mdata.change_blend(old, 10, folder=old.folder, sequence_length=S, edits=edits)
+        change_blend(old, 10, folder=old.folder, sequence_length=S, edits=edits)
 
 
 def test_weights_of_a_change_stand_beside_those_that_are_shown():
@@ -88,7 +89,7 @@ def test_weights_of_a_change_stand_beside_those_that_are_shown():
     old = mdata.make_blend({"component": [WEB, C]}, "mix.json")
     assert shown_wholes(old.manifest, [1000, 430, 250]) == [1680]
     write_pair(old.folder / "d", [[7]] * 30)
-    edits = mdata.BlendEdits(add=[("0.5", "d")])
-    new = mdata.change_blend(old, 10, folder=old.folder, sequence_length=S, edits=edits)
+    edits = BlendEdits(add=[("0.5", "d")])
+    new = change_blend(old, 10, folder=old.folder, sequence_length=S, edits=edits)
     assert [Fraction(weight, sum(new.weights)) for weight in new.weights][-1] == Fraction(1, 3)
     assert share_texts(new.manifest, [1000, 430, 250, 210])[0] == ["25/42", "43/168", "25/168", "0.5"]

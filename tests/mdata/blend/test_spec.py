@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mdata import BlendEntry, Phase, Share, UsageError
+from mdata import UsageError
+from mdata.blend.data_path import BlendEntry
 from mdata.blend.spec import (
     spec_of_csv,
     spec_of_mapping,
@@ -12,6 +13,8 @@ from mdata.blend.spec import (
     spec_of_toml,
     spec_of_words,
 )
+from mdata.mixing.schedule import Phase
+from mdata.mixing.shares import Share
 
 TOML = """
 alpha = 0.70

@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 import mdata
-from mdata import BlendEdits, UsageError
+from mdata import UsageError
+from mdata.blend.blend import OpenBlend
 from mdata.blend.compose import plan_blend
+from mdata.blend_planning.change import BlendEdits, change_blend
 from mdata.blend_planning.change_table import change_table
+from mdata.blend_planning.make_blend import save_blend
 from mdata.manifest.ids import blend_id, sealed
 from tests.helpers.corpora import write_pair
 from tests.helpers.manifests import assert_valid
@@ -35,29 +38,29 @@ def entry(name: str, **facts) -> dict[str, object]:
     return {"path": path(name), **facts}
 
 
-def make(*entries, **tables) -> mdata.OpenBlend:
+def make(*entries, **tables) -> OpenBlend:
     return mdata.make_blend({"component": list(entries), **tables}, "old.json")
 
 
-def change(old: mdata.OpenBlend, at: int, spec=None, **edits) -> mdata.OpenBlend:
+def change(old: OpenBlend, at: int, spec=None, **edits) -> OpenBlend:
     (old.folder / "b" / "deeper").mkdir(parents=True, exist_ok=True)
     given = BlendEdits(**edits) if edits else None
-    new = mdata.change_blend(old, at, folder=old.folder / "b" / "deeper", sequence_length=S, spec=spec, edits=given)
-    saved = mdata.save_blend(new, old.folder / "b" / "deeper" / "new.json")
+    new = change_blend(old, at, folder=old.folder / "b" / "deeper", sequence_length=S, spec=spec, edits=given)
+    saved = save_blend(new, old.folder / "b" / "deeper" / "new.json")
     assert_valid(old.folder / "b" / "deeper" / "new.json")
     assert mdata.open_blend(old.folder / "b" / "deeper" / "new.json").manifest == saved.manifest
     assert saved.continues == (old.manifest.id, at) and saved.manifest.id != old.manifest.id
     return saved
 
 
-def stream(blend: mdata.OpenBlend, count: int) -> list[tuple[str, int]]:
+def stream(blend: OpenBlend, count: int) -> list[tuple[str, int]]:
     """(corpus, sample inside it) of the first samples, as a dataset reads them."""
     data = mdata.Dataset(blend, mdata.DatasetOptions(sequence_length=S))
     components, inside = data.locate(np.arange(count))
     return [(data.components[c].name, i) for c, i in zip(components.tolist(), inside.tolist(), strict=True)]
 
 
-def assert_continues(old: mdata.OpenBlend, new: mdata.OpenBlend, at: int, count: int = 90) -> list[tuple[str, int]]:
+def assert_continues(old: OpenBlend, new: OpenBlend, at: int, count: int = 90) -> list[tuple[str, int]]:
     """The old stream up to the change; every corpus counts on, one by one; returns what comes after."""
     after = stream(new, count)
     assert after[:at] == stream(old, at)
@@ -154,8 +157,8 @@ def test_in_a_ramp_only_a_whole_mixture_will_do(corpora):
 
 def test_changes_of_changes(corpora):
     first = make(entry("a", weight=5), entry("b", weight=5), phase=PHASES)
-    second = mdata.change_blend(first, 33, folder=corpora, sequence_length=S, spec=["2", path("c"), "1", path("a")])
-    third = mdata.change_blend(
+    second = change_blend(first, 33, folder=corpora, sequence_length=S, spec=["2", path("c"), "1", path("a")])
+    third = change_blend(
         second, 60, folder=corpora, sequence_length=S, edits=BlendEdits(remove=["c"], shares={"b": "1"})
     )
     assert third.continues == (second.manifest.id, 60)
@@ -219,7 +222,7 @@ def test_edits_that_cannot_be(corpora, edits, text):
 def test_a_corpus_that_is_out_may_come_back(corpora):
     old = make(entry("a", weight=1), entry("b", weight=1))
     without = change(old, 10, remove=["b"])
-    back = mdata.change_blend(without, 20, folder=corpora, sequence_length=S, edits=BlendEdits(add=[("1", path("b"))]))
+    back = change_blend(without, 20, folder=corpora, sequence_length=S, edits=BlendEdits(add=[("1", path("b"))]))
     rest = assert_continues(without, back, 20, 40)
     assert sum(name == "b" for name, _ in rest) == 10
 
@@ -234,7 +237,7 @@ def test_samples_that_cannot_be(corpora):
         change(ends, 50, ["1", path("b")])
     for both in ({}, {"spec": ["1", path("b")], "edits": BlendEdits(remove=["a"])}):
         with pytest.raises(UsageError, match="the change is missing, or there are two"):
-            mdata.change_blend(endless, 5, folder=corpora, sequence_length=S, **both)
+            change_blend(endless, 5, folder=corpora, sequence_length=S, **both)
 
 
 def test_removing_a_group_and_moving_named_sets(corpora):
@@ -256,7 +259,7 @@ WAYS = [
 ]
 
 
-def part_of(blend: mdata.OpenBlend, name: str) -> float:
+def part_of(blend: OpenBlend, name: str) -> float:
     return blend.weights[blend.names.index(name)] / sum(blend.weights)
 
 
@@ -307,6 +310,6 @@ def test_an_edit_of_an_older_manifest_counts_alike(corpora, old, part, note):
     parts = [msgspec.structs.replace(part, set_by=msgspec.UNSET) for part in made.manifest.components]
     notes = {**note, **made.manifest.notes}
     old_manifest = msgspec.structs.replace(made.manifest, components=parts, notes=notes)
-    aged = mdata.OpenBlend(sealed(old_manifest), made.corpora, corpora)
+    aged = OpenBlend(sealed(old_manifest), made.corpora, corpora)
     assert aged.manifest.id == made.manifest.id
     assert part_of(change(aged, 10, add=[("0.5", path("d"))]), "d") == pytest.approx(part, rel=1e-3)

@@ -8,6 +8,7 @@ import pytest
 import mdata
 from mdata import UsageError
 from mdata.blend.compose import plan_blend
+from mdata.blend_planning.make_blend import save_blend
 from mdata.blend_planning.preview import blend_table
 from mdata.blend_planning.redistribute import redistribute_blend
 from tests.helpers.corpora import write_pair
@@ -126,7 +127,7 @@ def test_redistribution_is_recorded_in_samples(corpora):
     assert spread.manifest.phases[0].shares == ["50", "25", "25"]
     assert spread.manifest.phases[1].shares == ["0", str(b.samples - 25), str(125 - b.samples)]
     assert spread.manifest.notes["redistributed"]["sequence_length"] == 8
-    mdata.save_blend(spread, corpora / "spread.json")
+    save_blend(spread, corpora / "spread.json")
     assert mdata.open("spread.json", sequence_length=8).num_samples == 200
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata import DatasetOptions, UsageError, options_from_keys
-from mdata.loader.loader import BatchPlan
+from mdata.loader.loader import BatchPlan, collate
 from mdata.order.data_split import parse_split
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
@@ -195,7 +195,7 @@ def test_the_stream_is_the_same_for_any_ranks_and_any_start(folder, plan, start)
 
 def test_collate_keeps_the_order(folder):
     dataset = opened(folder, split="whole")
-    batch = mdata.collate(dataset, [5, 2, 60])
+    batch = collate(dataset, [5, 2, 60])
     assert batch.samples.tolist() == [5, 2, 60]
     for place, sample in enumerate((5, 2, 60)):
         row = dataset[sample]

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import mdata
-from mdata import MaskingOptions, UsageError
+from mdata import UsageError
+from mdata.loader.loader import collate
 from mdata.order.data_split import split_range
 from mdata.samples.bert import BertSamples
+from mdata.samples.sample_options import MaskingOptions
 from mdata.samples.t5 import T5Samples
 from tests.helpers.corpora import write_pair
 from tests.helpers.masked import make_samples, make_vocabulary
@@ -145,4 +147,4 @@ def test_rows_and_fields_are_not_mixed_up(folder):
     with pytest.raises(UsageError, match="is a dict, but these samples are rows of text"):
         gpt.read([0], out=bert.empty_rows(1))
     with pytest.raises(UsageError, match="are not rows of tokens and labels"):
-        mdata.collate(bert, [0])
+        collate(bert, [0])

@@ -13,7 +13,7 @@ import pytest
 
 import mdata
 from mdata import DamageError, DatasetOptions, UsageError
-from mdata.loader.loader import BatchPlan, collate_step
+from mdata.loader.loader import BatchPlan, collate, collate_step
 from mdata.samples.rows import Rows
 from tests.helpers.corpora import write_pair
 from tests.helpers.open_by_keys import open_by_keys
@@ -96,7 +96,7 @@ def test_microbatches_of_a_step_are_what_each_is_by_itself(folder, options, toge
     assert len(batches) == len(step)
     for samples, batch in zip(step, batches, strict=True):
         assert batch.samples.tolist() == samples.tolist()
-        assert told(batch.rows) == told(mdata.collate(dataset, samples).rows)
+        assert told(batch.rows) == told(collate(dataset, samples).rows)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from mdata import MaskingOptions, UsageError, options_from_keys
+from mdata import UsageError, options_from_keys
+from mdata.samples.sample_options import MaskingOptions
 from mdata.samples.special_tokens import MaskedVocabulary
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "identities.json"

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdata import DamageError, IndexedReader, ResourceError
+from mdata import DamageError, ResourceError
 from mdata._core import RowRules, cumulative_lengths, finish_rows
 from mdata.indexed.gather import Gatherer
+from mdata.indexed.reader import IndexedReader
 from mdata.reference import gather as slow
 from tests.helpers.corpora import write_pair
 from tests.helpers.examples import examples
@@ -49,7 +50,7 @@ def test_rows_are_those_of_the_twin(tmp_path_factory, shards, mode, data):
         int64s([first for first, _ in flat]),
         int64s([count for _, count in flat]),
         ends=np.cumsum([len(runs) for runs in rows], dtype=np.int64),
-        places=int64s(places),
+        out_rows=int64s(places),
         out=out,
         fill=-5,
         threads=data.draw(st.integers(1, 3)),
@@ -95,7 +96,7 @@ def test_rows_are_finished_as_by_the_twin(data):
             pad=pad,
             mask_eod=eod if mask else None,
             restart_at_eod=eod if restart else None,
-            apart=apart,
+            mask_document_ends=apart,
         )
         assert slow.Row(cells[i].tolist(), loss[i].tolist(), positions[i].tolist()) == expected
     starts = sorted({0, *(i * length + cut for i, row in enumerate(cuts) for cut in (0, length, *row))})

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.errors import UsageError
-from mdata.loader.megatron_sampler import Deal, full_validation, random, sequential, torch_permutation
+from mdata.loader.megatron_sampler import SamplerArgs, full_validation, random, sequential, torch_permutation
 
 NUMBERS = st.tuples(st.integers(1, 200), st.integers(1, 5), st.integers(1, 5))
 
 
 def lists_of(case, rank):
-    deal = Deal(
+    args = SamplerArgs(
         total=case["total_samples"],
         consumed=case.get("consumed_samples", 0),
         micro_batch=case.get("micro_batch_size", 1),
@@ -22,10 +22,10 @@ def lists_of(case, rank):
         dp_size=case["data_parallel_size"],
     )
     if case["sampler"] == "sequential":
-        return sequential(deal, drop_last=case["drop_last"])
+        return sequential(args, drop_last=case["drop_last"])
     if case["sampler"] == "random":
-        return random(deal, sharded=case["data_sharding"])
-    return full_validation(deal)
+        return random(args, sharded=case["data_sharding"])
+    return full_validation(args)
 
 
 def test_oracles(oracles):
@@ -59,16 +59,16 @@ def test_an_epoch_resumed_anywhere_goes_on(numbers, sharded, epoch):
     group = micro * dp_size
     if total < group:
         with pytest.raises(UsageError, match="less than one microbatch"):
-            random(Deal(total=total, micro_batch=micro, dp_size=dp_size))
+            random(SamplerArgs(total=total, micro_batch=micro, dp_size=dp_size))
         return
     active = total // group * group
     seen = []
     for rank in range(dp_size):
-        deal = {"total": total, "micro_batch": micro, "dp_rank": rank, "dp_size": dp_size}
-        whole = list(random(Deal(**deal, consumed=epoch * active), sharded=sharded))
+        given = {"total": total, "micro_batch": micro, "dp_rank": rank, "dp_size": dp_size}
+        whole = list(random(SamplerArgs(**given, consumed=epoch * active), sharded=sharded))
         assert len(whole) == active // group
         for done in range(len(whole)):
-            rest = random(Deal(**deal, consumed=epoch * active + done * group), sharded=sharded)
+            rest = random(SamplerArgs(**given, consumed=epoch * active + done * group), sharded=sharded)
             assert list(rest) == whole[done:]
         seen += [number for part in whole for number in part]
     assert len(set(seen)) == len(seen) == active
@@ -79,7 +79,7 @@ def test_an_epoch_resumed_anywhere_goes_on(numbers, sharded, epoch):
 def test_sequential_ranks_share_all_samples_in_order(numbers, drop_last):
     total, micro, dp_size = numbers
     ranks = [
-        list(sequential(Deal(total=total, micro_batch=micro, dp_rank=r, dp_size=dp_size), drop_last=drop_last))
+        list(sequential(SamplerArgs(total=total, micro_batch=micro, dp_rank=r, dp_size=dp_size), drop_last=drop_last))
         for r in range(dp_size)
     ]
     joined = [number for step in zip(*ranks, strict=True) for part in step for number in part]
@@ -95,15 +95,15 @@ def test_what_cannot_be_dealt_is_refused_with_the_numbers():
     ):
         for sampler in (sequential, random, full_validation):
             with pytest.raises(UsageError, match=told):
-                sampler(Deal(**wrong))
+                sampler(SamplerArgs(**wrong))
     with pytest.raises(UsageError, match="all 5 samples are consumed"):
-        sequential(Deal(total=5, consumed=5))
+        sequential(SamplerArgs(total=5, consumed=5))
     with pytest.raises(UsageError, match=r"7 consumed samples end inside a step of 4"):
-        random(Deal(total=40, consumed=7, micro_batch=2, dp_size=2))
+        random(SamplerArgs(total=40, consumed=7, micro_batch=2, dp_size=2))
 
 
 def test_the_order_is_that_of_the_epoch():
-    first = np.array(list(random(Deal(total=64, micro_batch=2))))
-    second = np.array(list(random(Deal(total=64, micro_batch=2, consumed=64))))
+    first = np.array(list(random(SamplerArgs(total=64, micro_batch=2))))
+    second = np.array(list(random(SamplerArgs(total=64, micro_batch=2, consumed=64))))
     assert sorted(first.ravel()) == sorted(second.ravel()) == list(range(64))
     assert (first != second).any()

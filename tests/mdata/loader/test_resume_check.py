@@ -9,6 +9,8 @@ import pytest
 
 import mdata
 from mdata import Loader, UsageError
+from mdata.blend_planning.change import BlendEdits, change_blend
+from mdata.blend_planning.make_blend import save_blend
 from mdata.loader.loader import BatchPlan
 from mdata.loader.resume_check import continued, resumes
 from tests.helpers.corpora import write_pair
@@ -24,9 +26,9 @@ def folder(tmp_path_factory):
     for name in "abc":
         write_pair(folder / name, [[400 + ord(name)]])
     old = mdata.make_blend(["7", str(folder / "a"), "3", str(folder / "b")], folder / "old.json")
-    edits = mdata.BlendEdits(add=[("2", str(folder / "c"))])
-    new = mdata.change_blend(old, CHANGE, folder=folder, sequence_length=LENGTH, edits=edits)
-    mdata.save_blend(new, folder / "new.json")
+    edits = BlendEdits(add=[("2", str(folder / "c"))])
+    new = change_blend(old, CHANGE, folder=folder, sequence_length=LENGTH, edits=edits)
+    save_blend(new, folder / "new.json")
     mdata.make_blend(["1", str(folder / "a"), "1", str(folder / "c")], folder / "stranger.json")
     return folder
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from mdata.errors import DamageError, UsageError
-from mdata.manifest.blend_schedule import caps_of, is_plain, schedules_of
+from mdata.manifest.blend_schedule import caps_of, schedules_of
 from mdata.manifest.ids import blend_id, checksum, sealed
 from mdata.manifest.io import load_manifest, save_manifest
 from mdata.manifest.types import EarlierPhases, NamedSet, StoredPhase, StoredShare
@@ -29,7 +29,7 @@ def phase(*shares: str, **facts) -> StoredPhase:
 
 def test_without_phases_there_is_one():
     (schedule,) = schedules_of(some_blend())
-    assert is_plain(some_blend())
+    assert some_blend().is_plain
     assert [p.shares for p in schedule.phases] == [(Share("0.7", set_by=None), Share("0.3", set_by=None))]
     assert schedule.phases[0].endless
     mixed = with_components(some_blend(), {"unit": "epochs", "share": "2", "cap": "5/2"}, {"group": "web"})

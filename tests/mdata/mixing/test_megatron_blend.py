@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from mdata import _core
 from mdata.array_cache.cache import Cache
+from mdata.dataset.dataset_options import MegatronOrder
 from mdata.errors import UsageError
-from mdata.mixing.megatron_blend import exhaustive, normalise, requests, weighted
+from mdata.mixing.megatron_blend import SURPLUS, exhaustive, normalise, requests, weighted
 from mdata.reference import megatron_blend as twin
 from tests.helpers.examples import examples
 
@@ -159,3 +160,7 @@ def test_request_oracles(oracles):
             assert shares == case["normalised"]
             assert targets == [row[at] for row in case["target"]]
             assert built == [row[at] for row in case["buffer"]]
+
+
+def test_the_surplus_of_the_options_is_that_of_the_blend():
+    assert MegatronOrder().blend_surplus == SURPLUS

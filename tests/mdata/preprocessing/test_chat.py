@@ -11,6 +11,7 @@ import pytest
 import mdata
 from mdata import BadInputError, UsageError
 from mdata.chat.templates import Plain
+from mdata.preprocessing.estimate import estimate
 from mdata.reference import chat as twin
 from mdata.tokenizers.base.tokenizer import TokenizerSpec
 from mdata.tokenizers.registry import load_tokenizer
@@ -201,4 +202,4 @@ def test_an_estimate_of_conversations(records):
         input=(str(folder),), output_prefix="x", tokenizer_type="ByteTokenizer", chat=True, json_keys=("messages",),
         chat_template="plain", workers=1,
     )  # fmt: skip
-    assert mdata.estimate(options).documents == 300
+    assert estimate(options).documents == 300

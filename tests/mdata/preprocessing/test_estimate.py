@@ -17,8 +17,9 @@ import zstandard
 
 import mdata
 from mdata import UsageError
+from mdata.preprocessing.estimate import estimate
 from mdata.progress import Silent
-from mdata.util.cpu_limit import usable_cores
+from mdata.util.machine_limits import usable_cores
 from tests.helpers.failures import durable_calls
 from tests.mdata.preprocessing.test_preprocess import contents, options
 
@@ -50,7 +51,7 @@ def near(found: float, expected: float, share: float = 0.1) -> bool:
 def test_an_even_corpus_is_estimated_within_a_tenth(tmp_path, packed, changes):
     inputs = corpus(tmp_path / "in", packed=packed)
     given_options = options(tmp_path, input=inputs, on_error="skip", chunk_bytes=8000, workers=1, **changes)
-    found = mdata.estimate(given_options)
+    found = estimate(given_options)
     result = mdata.preprocess(given_options)
     whole = result.manifests["text"]
     made = list(result.manifests.values())
@@ -80,13 +81,13 @@ def test_other_streams_are_estimated_too(tmp_path, form):
         pack = lzma.compress if form == "xz" else zstandard.compress
         path.write_bytes(pack(Path(plain).read_bytes()))
     given_options = options(tmp_path, input=(str(path),), on_error="skip", chunk_bytes=8000, workers=1)
-    found = mdata.estimate(given_options)
+    found = estimate(given_options)
     shard = mdata.preprocess(given_options).manifests["text"].shards[0]
     assert near(found.tokens, shard.tokens) and near(found.documents, shard.documents)
 
 
 def test_a_small_input_is_seen_whole(tmp_path):
-    found = mdata.estimate(options(tmp_path, chunk_bytes=64, append_eod=True))
+    found = estimate(options(tmp_path, chunk_bytes=64, append_eod=True))
     manifest = mdata.preprocess(options(tmp_path, append_eod=True)).manifests["text"]
     assert found.sampled_bytes == found.input_bytes
     assert (found.documents, found.tokens, found.bad_rows) == (10, manifest.shards[0].tokens, 0)
@@ -96,7 +97,7 @@ def test_a_small_input_is_seen_whole(tmp_path):
 def test_several_keys_are_counted_together(tmp_path):
     (tmp_path / "x.jsonl").write_text('{"a": "one", "b": "two and more"}\n' * 50)
     both, a, b = (
-        mdata.estimate(options(tmp_path, input=(str(tmp_path / "x.jsonl"),), json_keys=keys))
+        estimate(options(tmp_path, input=(str(tmp_path / "x.jsonl"),), json_keys=keys))
         for keys in (("a", "b"), ("a",), ("b",))
     )
     assert both.tokens == a.tokens + b.tokens and both.documents == a.documents == 50
@@ -104,7 +105,7 @@ def test_several_keys_are_counted_together(tmp_path):
 
 def test_an_empty_input_needs_nothing(tmp_path):
     (tmp_path / "x.jsonl").write_bytes(b"")
-    found = mdata.estimate(options(tmp_path, input=(str(tmp_path / "x.jsonl"),)))
+    found = estimate(options(tmp_path, input=(str(tmp_path / "x.jsonl"),)))
     assert (found.documents, found.tokens, found.output_bytes, found.best_workers) == (0, 0, 0, 1)
 
 
@@ -127,7 +128,7 @@ def test_the_disk_is_left_alone_and_the_sample_is_small(tmp_path, monkeypatch):
     before = contents(tmp_path)
     count = Count()
     with durable_calls(monkeypatch) as calls:
-        found = mdata.estimate(
+        found = estimate(
             options(tmp_path / "nowhere", input=inputs, on_error="skip", chunk_bytes=4000, holdout="0.1"), count
         )
     assert calls.seen == [] and contents(tmp_path) == before and not (tmp_path / "nowhere").exists()
@@ -137,10 +138,10 @@ def test_the_disk_is_left_alone_and_the_sample_is_small(tmp_path, monkeypatch):
 
 def test_a_slow_tokenizer_ends_the_sampling_early(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_SAMPLE_S", 0.0)
-    found = mdata.estimate(options(tmp_path, input=corpus(tmp_path / "in"), chunk_bytes=8000))
+    found = estimate(options(tmp_path, input=corpus(tmp_path / "in"), chunk_bytes=8000))
     assert 0 < found.sampled_bytes <= 8000
 
 
 def test_standard_input_cannot_be_sampled(tmp_path):
     with pytest.raises(UsageError, match="standard input can be read only once"):
-        mdata.estimate(options(tmp_path, input=("-",)))
+        estimate(options(tmp_path, input=("-",)))

@@ -11,6 +11,7 @@ import pytest
 
 import mdata
 from mdata import MdataError, ResourceError
+from mdata.indexed.reader import IndexedReader
 from mdata.util import atomic_io
 from tests.helpers.failures import durable_calls, removals
 from tests.mdata.preprocessing.test_preprocess import contents, options, run
@@ -66,7 +67,7 @@ def test_an_older_result_is_true_or_gone(tmp_path, monkeypatch):
             assert mdata.verify(folder / NAMES[2], full=True).problems == ()
             seen.add("old" if manifest.id == old.id else "new")
         elif NAMES[1] in left:
-            mdata.IndexedReader(folder / "out_text_document")
+            IndexedReader(folder / "out_text_document")
             seen.add("pair")
         else:
             seen.add("gone")

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mdata
+from mdata.indexed.reader import IndexedReader
 from mdata.preprocessing.encode import HOLDOUT_BITS, held_out
 from mdata.reference.preprocess import is_held_out
 from mdata.sources.record_batch import Column
@@ -74,7 +75,7 @@ def texts_of(manifest_path) -> set[str]:
 
 def documents_of(path):
     corpus = mdata.open_corpus(path)
-    reader = mdata.IndexedReader(path.with_suffix(""))
+    reader = IndexedReader(path.with_suffix(""))
     ends = reader.lengths.cumsum()
     tokens = corpus.read(0, reader.num_tokens).tolist()
     return [tokens[end - length : end] for end, length in zip(ends.tolist(), reader.lengths.tolist(), strict=True)]

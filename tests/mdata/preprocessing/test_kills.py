@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mdata.util.cpu_limit import usable_cores
+from mdata.util.machine_limits import usable_cores
 from tests.mdata.preprocessing.kills import kill_many
 
 

@@ -69,10 +69,11 @@ def test_loss_is_the_twins(tmp_path_factory, conversations, length, extra, longe
     rule = PackingRule(sequence_length=length, extra_token=extra, longer=longer)
     kept = [sum(one) for one in conversations if longer == "cut" or sum(one) <= rule.row_length]
     assume(any(size >= min(2, rule.row_length) for size in kept))
-    options = RowOptions(sequence_length=length, document_masks=True, apart=True)
+    options = RowOptions(sequence_length=length, document_masks=True, mask_document_ends=True)
     bounds = 0, len(conversations)
     samples = ChatSamples(FileStream(prefix), bounds, options=options, rule=rule, seed=3, shuffle=shuffle)
-    samples = ChatSamples(*samples.__reduce__()[1][1:3], **samples.__reduce__()[1][3])
+    make, arguments = samples.__reduce__()
+    samples = make(*arguments)
     of_token = [
         (document, number % 2 == 1)
         for document, spans in enumerate(conversations)

@@ -107,8 +107,8 @@ class Given:
         self.options = RowOptions(sequence_length=length)
         self.num_samples = len(rows)
 
-    def gather(self, samples, text, *, places=None, threads=1):
-        for place, number in zip(range(len(samples)) if places is None else places, samples, strict=True):
+    def gather(self, samples, text, *, out_rows=None, threads=1):
+        for place, number in zip(range(len(samples)) if out_rows is None else out_rows, samples, strict=True):
             text[place, : len(self.rows[number])] = self.rows[number]
         return Gathered(np.array([len(self.rows[number]) for number in samples], np.int64))
 
@@ -175,7 +175,7 @@ def test_rows_are_the_twins(fim, rows, extra, data):
     order = data.draw(st.permutations(range(len(rows))))
     places = np.array(order[::-1], np.int64) if data.draw(st.booleans()) else None
     text = np.full((len(rows), length + 1), -7, np.int64)
-    gathered = samples.gather(np.array(order), text, places=places)
+    gathered = samples.gather(np.array(order), text, out_rows=places)
     key = derive_key("fim sample v1", 5, "corpus")
     starts = np.split(gathered.cuts[1], gathered.cuts[0][:-1])
     for i, number in enumerate(order):

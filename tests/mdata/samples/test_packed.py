@@ -25,7 +25,7 @@ DOCUMENTS = st.lists(st.lists(st.integers(0, 12), max_size=3), min_size=1, max_s
 
 
 def made_of(stream, bounds, *, rule, masks=True, shuffle=True, cache=None) -> PackedSamples:
-    options = RowOptions(sequence_length=rule.sequence_length, document_masks=masks, apart=True)
+    options = RowOptions(sequence_length=rule.sequence_length, document_masks=masks, mask_document_ends=True)
     return PackedSamples(stream, bounds, options=options, rule=rule, seed=3, shuffle=shuffle, cache=cache)
 
 

@@ -8,8 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from mdata import IndexedReader, UsageError, open_corpus
+from mdata import UsageError, open_corpus
 from mdata.corpus.corpus import Corpus
+from mdata.indexed.reader import IndexedReader
 from mdata.samples.bert import BertSamples
 from mdata.samples.masked import SentenceOrder
 from mdata.samples.sample_options import Bert

@@ -79,7 +79,7 @@ def test_batches_of_any_epochs_equal_single_samples(tmp_path_factory, data):
     numbers = np.array(data.draw(st.lists(st.integers(0, 3 * gpt.samples_per_epoch), min_size=1, max_size=9)))
     places = np.array(data.draw(st.permutations(range(len(numbers)))))
     rows = empty_rows(len(numbers), gpt.options)
-    gathered = gpt.gather(numbers, rows.text, places=places)
+    gathered = gpt.gather(numbers, rows.text, out_rows=places)
     cuts = np.split(gathered.cuts[1], gathered.cuts[0][:-1])
     for row, k in enumerate(numbers.tolist()):
         sample = gpt.sample(k)

@@ -36,7 +36,7 @@ def taken(folder: Path, *inputs: object, **patterns: tuple[str, ...]) -> tuple[l
 
 
 ALL = ["a.jsonl", "b.JSONL", "c.ndjson", "en/a.jsonl.gz", "en/old/b.jsonl", "f.txt", "old/c.jsonl"]
-ALWAYS = {"hidden": 2, "result of ours": 6}
+ALWAYS = {"hidden": 2, "own result": 6}
 
 
 def test_every_name_is_taken_or_counted(tree):
@@ -84,7 +84,7 @@ def test_a_format_leaves_out_the_others(tree):
 
 
 def test_results_in_a_pattern_are_counted_too(tree):
-    assert taken(tree, str(tree / "[ar].json*")) == (["a.jsonl"], {"result of ours": 1})
+    assert taken(tree, str(tree / "[ar].json*")) == (["a.jsonl"], {"own result": 1})
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ import pytest
 from tokenizers import Tokenizer as Engine
 
 import mdata
-from mdata import TrainOptions
 from mdata.tokenizer_training import trainer_process
 from mdata.tokenizer_training.train import TrainedTokenizer, train_tokenizer
+from mdata.tokenizer_training.train_options import TrainOptions
 from mdata.tokenizer_training.trainers import Task, _sentences, train
 from mdata.tokenizers.base.tokenizer_folder import write_folder
 from tests.conftest import ROOT

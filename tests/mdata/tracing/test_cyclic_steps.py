@@ -12,7 +12,7 @@ import mdata
 from cli.mdata import main
 from mdata import UsageError
 from mdata.loader.batch_sizes import constant, ramp_up
-from mdata.loader.megatron_sampler import Deal, random
+from mdata.loader.megatron_sampler import SamplerArgs, random
 from mdata.tracing.cyclic_steps import CyclicSteps, shuffled_epoch
 from mdata.tracing.run_steps import StepSpan
 from tests.helpers.corpora import write_pair
@@ -29,7 +29,7 @@ def lists(total: int, micro_batch: int, *, dp_size: int, epochs: int, sharded: b
             one
             for epoch in range(epochs)
             for one in random(
-                Deal(
+                SamplerArgs(
                     total=total, consumed=epoch * active, micro_batch=micro_batch, dp_rank=rank, dp_size=dp_size
                 ),
                 sharded=sharded,
@@ -42,11 +42,11 @@ def lists(total: int, micro_batch: int, *, dp_size: int, epochs: int, sharded: b
 @given(NUMBERS, st.booleans(), st.integers(0, 3))
 def test_an_epoch_of_all_ranks_is_that_of_each(numbers, sharded, epoch):
     total, micro, dp_size = numbers
-    deal = Deal(total=total, micro_batch=micro, dp_size=dp_size)
-    whole = shuffled_epoch(deal, epoch, sharded=sharded)
-    active = total - total % deal.group
+    args = SamplerArgs(total=total, micro_batch=micro, dp_size=dp_size)
+    whole = shuffled_epoch(args, epoch, sharded=sharded)
+    active = total - total % args.group
     for rank in range(dp_size):
-        mine = Deal(total=total, consumed=epoch * active, micro_batch=micro, dp_rank=rank, dp_size=dp_size)
+        mine = SamplerArgs(total=total, consumed=epoch * active, micro_batch=micro, dp_rank=rank, dp_size=dp_size)
         assert whole[:, rank].tolist() == list(random(mine, sharded=sharded))
 
 

@@ -15,7 +15,6 @@ from mdata.dataset.component import Component
 from mdata.loader.batch_sizes import by_steps, constant, ramp_up
 from mdata.loader.loader import BatchPlan
 from mdata.loader.sampler import global_batch, rank_rows
-from mdata.samples.traceable import Traceable
 from mdata.tracing.run_steps import Steps, StepSpan
 from mdata.tracing.tracer import Tracer
 from tests.helpers.corpora import write_pair
@@ -208,12 +207,6 @@ def test_fill_in_the_middle_reads_what_its_samples_read(folder):
     assert not tracer.exact and plain.exact
     assert [tracer.sample(k).parts for k in range(40)] == [plain.sample(k).parts for k in range(40)]
     check_backward(tracer, 40)
-
-
-@pytest.mark.parametrize("case", ["gpt", "document", "packed", "megatron"])
-def test_every_kind_can_be_traced(folder, case):
-    dataset = open_by_keys(folder / "b", sequence_length=S, **KINDS[case])
-    assert isinstance(dataset.components[0].samples, Traceable)
 
 
 def test_a_token_of_the_training(folder):

@@ -23,6 +23,7 @@ import mdata
 from mdata import StoppedError
 from mdata.errors import MdataError, UsageError
 from mdata.manifest.io import load_manifest
+from mdata.preprocessing.finished import PreprocessResult
 from mdata.sentences.splitter import load_splitter
 from mdata.tokenizer_training.tokenizer_benchmark import train_small_tokenizers
 from mdata.util.stop_signals import LibraryError, library_errors, raise_pending_stop, stop_requests
@@ -198,7 +199,7 @@ def timer(monkeypatch) -> Timer:
     return timer
 
 
-def preprocess(run: Run, folder: Path) -> mdata.PreprocessResult:
+def preprocess(run: Run, folder: Path) -> PreprocessResult:
     return mdata.preprocess(mdata.PreprocessOptions(output_prefix=str(folder / "out"), **run.changes))
 
 

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import mdata
+from mdata.blend_planning.change import BlendEdits, change_blend
+from mdata.blend_planning.make_blend import save_blend
 from mdata.tracing.run_folder import trace_run
 from tests.helpers.runs import make_corpora, write_jsonl
 from trainer.config.parse import parse_config
@@ -83,9 +85,9 @@ def test_a_mixture_that_changes_in_mid_run(corpora, tmp_path, reads):
     """1,200 samples: a and b as 7 : 3; from sample 500 on a as before, b out, c in."""
     made, rng = corpora.made, np.random.default_rng(3)
     old = mdata.make_blend(["0.7", str(made["a"]), "0.3", str(made["b"])], corpora.folder / "old.json")
-    edits = mdata.BlendEdits(remove=["b"], add=[("0.3", str(made["c"]))])
-    new = mdata.change_blend(old, 500, folder=corpora.folder, sequence_length=LENGTH, edits=edits)
-    mdata.save_blend(new, corpora.folder / "new.json")
+    edits = BlendEdits(remove=["b"], add=[("0.3", str(made["c"]))])
+    new = change_blend(old, 500, folder=corpora.folder, sequence_length=LENGTH, edits=edits)
+    save_blend(new, corpora.folder / "new.json")
 
     run(config_of(tmp_path / "run", corpora.folder / "old.json", steps=4, batch=100))  # before the change
     run(config_of(tmp_path / "run", corpora.folder / "new.json", steps=8, batch=100))
@@ -122,9 +124,9 @@ def test_counts_trace_and_source_texts_agree_on_a_thousand_samples(corpora, tmp_
     made, folder = corpora.made, tmp_path / "run"
     words = ["0.5", str(made["a"]), "0.3", str(made["b"]), "0.2", str(made["held"])]
     old = mdata.make_blend(words, corpora.folder / "first.json")
-    edits = mdata.BlendEdits(remove=["b"], add=[("0.3", str(made["c"]))])
-    changed = mdata.change_blend(old, 700, folder=corpora.folder, sequence_length=LENGTH, edits=edits)
-    mdata.save_blend(changed, corpora.folder / "second.json")
+    edits = BlendEdits(remove=["b"], add=[("0.3", str(made["c"]))])
+    changed = change_blend(old, 700, folder=corpora.folder, sequence_length=LENGTH, edits=edits)
+    save_blend(changed, corpora.folder / "second.json")
     run(config_of(folder, corpora.folder / "first.json", steps=5, batch=100))
     run(config_of(folder, corpora.folder / "second.json", steps=12, batch=100))
     assert sorted(reads) == list(range(1200))
@@ -167,10 +169,8 @@ def test_a_change_of_what_was_read_already_is_refused_with_both_numbers(corpora,
     old = mdata.make_blend(["7", str(made["a"]), "3", str(made["b"])], corpora.folder / "old.json")
     run(config_of(tmp_path / "run", corpora.folder / "old.json", steps=5))
     for at, refused in ((99, True), (100, False)):
-        new = mdata.change_blend(
-            old, at, folder=corpora.folder, sequence_length=LENGTH, edits=mdata.BlendEdits(remove=["b"])
-        )
-        mdata.save_blend(new, corpora.folder / "late.json")
+        new = change_blend(old, at, folder=corpora.folder, sequence_length=LENGTH, edits=BlendEdits(remove=["b"]))
+        save_blend(new, corpora.folder / "late.json")
         config = config_of(tmp_path / "run", corpora.folder / "late.json", steps=6)
         if refused:
             with pytest.raises(mdata.UsageError, match=r"at sample 99; the run has read 100 samples\n.*100 or later"):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import mdata
+from mdata.loader.loader import collate
 from mdata.manifest.io import load_manifest, save_manifest
 from tests.helpers.corpora import write_pair
 from tests.helpers.open_by_keys import open_by_keys
@@ -117,7 +118,7 @@ def test_what_does_not_go_together_is_told(blend, tmp_path):
 def test_a_device_gets_the_loss_mask_whether_or_not_it_has_to_be_sent(blend, options):
     dataset = open_by_keys(blend, sequence_length=32, **options)
     last = (dataset.num_samples or 8) - 4
-    batches = [mdata.collate(dataset, np.arange(first, first + 4)) for first in (0, last)]
+    batches = [collate(dataset, np.arange(first, first + 4)) for first in (0, last)]
     for batch in batches:
         moved = to_device(batch, torch.device("cpu"), vocab_size=dataset.vocab_size)
         assert np.array_equal(moved.loss_mask_BS.numpy(), batch.loss_mask)
@@ -142,7 +143,7 @@ def test_a_corpus_of_no_known_tokenizer_needs_the_word_of_the_run(blend, tmp_pat
             open_data(refused)
         opened = open_data(allowed)
         assert opened.facts.vocab_size is not None
-    rows = mdata.collate(opened.valid["foreign"], np.arange(2))
+    rows = collate(opened.valid["foreign"], np.arange(2))
     with pytest.raises(mdata.UsageError, match="outside the model's vocabulary"):
         to_device(rows, torch.device("cpu"), vocab_size=10)
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import mdata
-from mdata.progress import SILENT
+from mdata.progress import SILENT, Progress
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_config, make_mix
 from trainer.checkpoint.folder import latest_checkpoint, run_state
@@ -108,7 +108,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def alone(config: RunConfig, progress: mdata.Progress = SILENT) -> TrainResult:
+def alone(config: RunConfig, progress: Progress = SILENT) -> TrainResult:
     return train(config, join_world(Mesh(1), placement=Placement()), progress=progress)
 
 

@@ -15,6 +15,8 @@ import mdata
 import trainer.run.train
 from cli.mdata import main
 from mdata import DamageError, UsageError
+from mdata.blend_planning.change import BlendEdits, change_blend
+from mdata.blend_planning.make_blend import save_blend
 from mdata.dataset.flat_options import KEYS
 from mdata.tracing.run_folder import _OTHER_DATA, _TRAIN
 from tests.helpers.ranks import run_ranks
@@ -116,9 +118,9 @@ def test_a_run_that_went_on_with_other_ranks_another_batch_and_another_mixture(m
     larger = replace(config, train=replace(config.train, global_batch=12, steps=5))
     second = run_ranks(trained, 1, larger)
     old = mdata.open_blend(data / "mix.json")
-    edits = mdata.BlendEdits(shares={"code": "0.9"})
-    new = mdata.change_blend(old, 48, folder=data, sequence_length=LENGTH, edits=edits)
-    mdata.save_blend(new, data / "new.json")
+    edits = BlendEdits(shares={"code": "0.9"})
+    new = change_blend(old, 48, folder=data, sequence_length=LENGTH, edits=edits)
+    save_blend(new, data / "new.json")
     changed = replace(larger, data=DataSection(blend=str(data / "new.json")), train=replace(larger.train, steps=8))
     third = run_ranks(trained, 3, changed)
     tracer = mdata.trace_run(tmp_path / "run")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import mdata
 from mdata import DamageError, UsageError
+from mdata.tokenizers.registry import build_tokenizer
 from tests.helpers.corpora import write_pair
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_config, write_jsonl
@@ -311,7 +312,7 @@ def test_the_corpus_that_names_its_tokenizer_answers_for_a_blend(kinds, tmp_path
 
 
 def test_a_tokenizer_of_numbers_refuses_words_and_begins_an_empty_prompt():
-    tokenizer = mdata.build_tokenizer("NullTokenizer", {}, options={"vocab_size": 51})
+    tokenizer = build_tokenizer("NullTokenizer", {}, options={"vocab_size": 51})
     assert _encode(tokenizer, "") == [50] and _encode(tokenizer, "7 8") == [7, 8]
     with pytest.raises(UsageError, match="the prompt has no tokens: 'Once' is not a whole number"):
         _encode(tokenizer, "Once")

@@ -1,23 +1,35 @@
-"""What every kind of sample offers, and one sample of a kind whose rows are text.
+"""What every kind of sample offers, one sample of a kind whose rows are text, and the way back from it to sequences.
 
 Dense attention masks are made here, for single samples, and only where they are asked for: of whole batches they would
-be S times as large as the text.
+be S times as large as the text. In native order nothing is scanned to find the samples that read a sequence: a
+permutation's inverse finds them. Components, documents and steps are in mdata/tracing/tracer.py.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from mdata.corpus.corpus import Corpus
 from mdata.order.native_order import StreamOrder
 from mdata.samples.rows import Gathered, RowOptions, Sample, empty_rows, finish
 from mdata.util.arrays import Int64s
 
 
-class SampleKind(Protocol):
+class Piece(NamedTuple):
+    """A run of tokens of one sequence: its number in the corpus, the first token in it, the number of tokens."""
+
+    sequence: int
+    first: int
+    length: int
+
+
+class Samples(Protocol):
     """A kind of sample."""
 
     @property
@@ -34,18 +46,28 @@ class SampleKind(Protocol):
     def sample(self, k: int) -> Sample:
         """One sample; of text as `sample_of` gives it."""
 
+    def pieces(self, sample: int) -> list[Piece]:
+        """What a sample reads, in the order in which it reads it; padding and pieces without tokens are left out."""
 
-class RowKind(SampleKind, Protocol):
+    def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
+        """Samples in [first, stop) that read a token of a sequence, in ascending order.
+
+        Raises:
+            IndexError: the sequence is not in the part of the corpus that samples are made of.
+        """
+
+
+class RowSamples(Samples, Protocol):
     """A kind of sample whose rows are text.
 
     Attributes:
-        options: what is told of its rows.
+        options: which masks and positions its rows have.
     """
 
     options: RowOptions
 
-    def gather(self, samples: Int64s, text: Int64s, *, places: Int64s | None = None, threads: int = 1) -> Gathered:
-        """Fill rows of text[m, S + 1] with samples int64[n], row places[i] (None: i) with sample i.
+    def gather(self, samples: Int64s, text: Int64s, *, out_rows: Int64s | None = None, threads: int = 1) -> Gathered:
+        """Fill rows of text[m, S + 1] with samples int64[n], row out_rows[i] (None: i) with sample i.
 
         Raises:
             IndexError: a number below 0 or past the end.
@@ -76,7 +98,7 @@ class NativelyOrdered:
         return num_samples / self.order.samples_per_epoch
 
 
-def sample_of(kind: RowKind, k: int) -> Sample:
+def sample_of(kind: RowSamples, k: int) -> Sample:
     """Sample k of a kind as {tokens int64[S], labels int64[S], loss_mask float32[S]}, and what its options ask for.
 
     `labels[i]` is the token after `tokens[i]`; where there is none the mask is 0 and the label 0. Also, in this order:
@@ -118,3 +140,25 @@ def _lengths_of_documents(cuts: list[int], length: int) -> Sample:
     filled = starts + [length] * (length + 1 - len(starts))
     longest = max(stop - start for start, stop in pairwise(starts))
     return {"cu_seqlens": np.array(filled, np.int32), "max_seqlen": np.array(longest, np.int32)}
+
+
+def pieces_of_runs(corpus: Corpus, runs: Iterable[tuple[int, int]], *, sequences: range) -> list[Piece]:
+    """Runs of the stream, (first token, number of tokens), that lie inside of some sequences, as pieces."""
+    found = []
+    for first, count in runs:
+        # The last that begins there or before has the token: empty ones come before it.
+        place = bisect_right(sequences, first, key=lambda i: corpus.token_bounds(i, i)[0]) - 1
+        while count:
+            start, stop = corpus.token_bounds(sequences[place], sequences[place] + 1)
+            taken = min(count, stop - first)
+            if taken:
+                found.append(Piece(sequences[place], first - start, taken))
+            first, count, place = first + taken, count - taken, place + 1
+    return found
+
+
+def samples_at(order: StreamOrder, place: int, *, first: int, stop: int) -> list[int]:
+    """Samples in [first, stop) of an order of single entries that have entry `place`, in ascending order."""
+    epochs = range(first // order.samples_per_epoch, -(-stop // order.samples_per_epoch)) if order.shuffle else range(1)
+    found = [order.sample_at(epoch, place) for epoch in epochs]
+    return [sample for sample in found if sample is not None and first <= sample < stop]

@@ -1,0 +1,100 @@
+"""What this process may take of the machine: cores, and memory that is left; as its affinity, its control groups
+(version 2 or 1) and its own limits allow, not what the machine has.
+
+Memory is asked for work whose size is known before it begins, so that it is refused then, not when half of it is done.
+Pages of files count as free, since the system gives them up. Where the system says nothing about memory the answer is
+None, and nothing is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+_OWN_GROUP = Path("/proc/self/cgroup")
+_GROUPS = Path("/sys/fs/cgroup")
+_MACHINE_MEMORY = Path("/proc/meminfo")
+_OWN_MEMORY = Path("/proc/self/statm")
+# Names of the limit, the use and the pages of files: of control groups of version 2, and of version 1.
+_MEMORY_NAMES = (
+    ("memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable")),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+)
+
+
+def usable_cores() -> int:
+    """Cores by affinity, fewer where a control group (version 2 or 1) grants less time; at least 1."""
+    allowed = len(os.sched_getaffinity(0))
+    return max(1, min(allowed, *(_quota(folder) or allowed for folder in _group_folders("cpu"))))
+
+
+def _group_folders(controller: str) -> list[Path]:
+    """The folders of the control groups that hold this process, from the root down, of "cpu" or "memory"."""
+    try:
+        lines = _OWN_GROUP.read_text(errors="replace").split("\n")
+    except OSError:
+        return [_GROUPS]
+    folders = [_GROUPS, _GROUPS / controller]
+    for line in lines:
+        _, _, named = line.partition(":")
+        controllers, _, path = named.partition(":")
+        root = _GROUPS / controller if controller in controllers.split(",") else _GROUPS
+        parts = [part for part in path.split("/") if part]
+        folders += [root.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1)]
+    return folders
+
+
+def _quota(folder: Path) -> int | None:
+    """Whole cores of time that a group grants, None where it sets no limit."""
+    try:
+        if (folder / "cpu.max").is_file():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
+            period = (folder / "cpu.cfs_period_us").read_text().strip()
+        # "max" is not a number; version 1 writes -1 instead.
+        return max(1, -(-int(quota) // int(period))) if int(quota) >= 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def available_bytes() -> int | None:
+    """The least that any of them leaves; None where it is not known."""
+    known = [_of_machine(), _of_process(), *(_of_group(folder) for folder in _group_folders("memory"))]
+    return min((max(0, one) for one in known if one is not None), default=None)
+
+
+def _of_machine() -> int | None:
+    facts = _numbers(_MACHINE_MEMORY)
+    return (facts["MemAvailable"] + facts.get("SwapFree", 0)) * 1024 if "MemAvailable" in facts else None
+
+
+def _of_process() -> int | None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        taken = int(_OWN_MEMORY.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        taken = 0
+    return None if limit == resource.RLIM_INFINITY else limit - taken
+
+
+def _of_group(folder: Path) -> int | None:
+    for limit, use, pages in _MEMORY_NAMES:
+        try:
+            left = int((folder / limit).read_text()) - int((folder / use).read_text())
+        except (OSError, ValueError):  # not there, or "max"
+            continue
+        facts = _numbers(folder / "memory.stat")
+        return left + sum(facts.get(name, 0) for name in pages)
+    return None
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Lines such as "MemAvailable:   23493296 kB" or "active_file 8192": name -> number."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    words = [line.split() for line in lines]
+    return {found[0].rstrip(":"): int(found[1]) for found in words if len(found) > 1 and found[1].isdecimal()}

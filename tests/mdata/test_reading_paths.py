@@ -1,0 +1,115 @@
+"""The files that docs/design/house.md tells a newcomer to read are those that run, from the call to its result."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import mdata
+from tests.helpers import rooms
+from tests.helpers.corpora import write_pair
+from tests.helpers.house_rules import ROOT
+
+
+class Path(NamedTuple):
+    """A section of the page, what is called and how, and the most files and lines to read and modules to import."""
+
+    section: str
+    name: str
+    code: str
+    files: int
+    lines: int
+    modules: int
+
+
+OPENING = """
+dataset = mdata.open("x.json", sequence_length=16)
+sample, rows = dataset[0], dataset.read([1, 2])
+assert len(sample["tokens"]) == 16 and rows.text.shape == (2, 17)
+"""
+PREPROCESSING = """
+options = mdata.PreprocessOptions(
+    input=("x.jsonl",), output_prefix="out/x", tokenizer_type="ByteTokenizer", append_eod=True, workers=1
+)
+(manifest,) = mdata.preprocess(options).manifests.values()
+assert manifest.provenance.records == 3
+"""
+PATHS = [
+    Path("from `mdata.open` to tokens", "open", OPENING, files=14, lines=3_150, modules=41),
+    Path("from a line of JSON to .bin", "preprocess", PREPROCESSING, files=24, lines=4_350, modules=60),
+]
+TRACED = """
+import json, sys, threading
+import mdata
+mdata.{name}
+files = set()
+def called(frame, event, _):
+    if event == "call" and frame.f_code.co_name != "<module>":
+        files.add(frame.f_code.co_filename)
+threading.setprofile(called)
+sys.setprofile(called)
+{code}
+sys.setprofile(None)
+print(json.dumps([sorted(files), [m.__file__ for name, m in sys.modules.items() if name.startswith("mdata.")]]))
+"""
+
+
+@pytest.fixture(scope="module", params=PATHS, ids=lambda path: path.name)
+def path(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def declared(path) -> tuple[list[str], set[str]]:
+    """The files to read in their order, and those that are understood by name."""
+    text = (ROOT / "docs/design/house.md").read_text(encoding="utf-8")
+    section = text.partition(f"## What to read: {path.section}\n")[2].partition("\n## ")[0]
+    table, _, names = section.partition("understood by name:")
+    files = re.findall(r"^\| `(mdata/\S+)` \|", table, re.MULTILINE)
+    return files, {f"mdata/{name}.py" for name in re.findall(r"`(\S+)`", names)}
+
+
+@pytest.fixture(scope="module")
+def ran(path, tmp_path_factory) -> list[set[str]]:
+    """The files of mdata whose functions are called, and all that are imported; __init__ and C++ left out."""
+    folder = tmp_path_factory.mktemp("reading")
+    write_pair(folder / "x", [[10]] * 40, tokens=np.arange(400))
+    mdata.adopt(folder / "x", None)
+    (folder / "x.jsonl").write_text('{"text": "one"}\n' * 3)
+    command = [sys.executable, "-c", TRACED.replace("{name}", path.name).replace("{code}", path.code)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=folder, env={"PYTHONPATH": str(ROOT)}
+    )
+    ours = str(ROOT / "mdata") + "/"
+    return [
+        {f"mdata/{file.removeprefix(ours)}" for file in files if re.fullmatch(rf"{ours}.*(?<!__init__)\.py", file)}
+        for files in json.loads(done.stdout)
+    ]
+
+
+def test_the_lists_hold_what_is_called_and_nothing_else(declared, ran):
+    files, by_name = declared
+    assert set(files) | by_name == ran[0]
+    assert not set(files) & by_name
+
+
+def test_each_file_is_imported_by_one_that_was_read_before(declared):
+    files, _ = declared
+    imports = rooms.all_imports("mdata")
+    modules = [file.removesuffix(".py").replace("/", ".") for file in files]
+    for number, module in enumerate(modules[1:], 1):
+        assert any(module in imports[before] for before in modules[:number]), module
+
+
+def test_the_path_is_short(path, declared, ran):
+    files, _ = declared
+    lines = sum((ROOT / file).read_text(encoding="utf-8").count("\n") for file in files)
+    assert len(files) <= path.files
+    assert lines <= path.lines, f"{lines} lines"
+    assert len(ran[1]) <= path.modules, f"{len(ran[1])} modules are imported"
