@@ -35,18 +35,23 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     lines = [f"{arguments.config}: no problems with --nproc {world_size}"]
     if found.start:
         facts |= start_facts(found.start)
-        lines += start_lines(found.start, config.train.steps)
+        lines += start_lines(found.start)
     console.result("\n".join(lines), facts)
     return 2 if found.problems else 0
 
 
-def start_lines(start: Start, steps: int) -> list[str]:
+def start_lines(start: Start) -> list[str]:
     """Where the run goes on, and what is not as it was, for people."""
+    from trainer.plan.lengths import given_lengths, run_length
+
     if start.folder is None:
         return []
-    if start.done.steps >= steps:
-        return [f"nothing is left to do: {start.folder} is at step {start.done.steps} of train.steps={steps}"]
-    return [f"continues from {start.folder}; {start.done.steps} of {steps} steps are done", *start.notes]
+    done = start.done
+    steps = run_length(start.config, steps=done.steps, samples=done.samples).steps
+    if done.steps >= steps:
+        ((unit, amount),) = given_lengths(start.config.train).items()
+        return [f"nothing is left to do: {start.folder} is at step {done.steps} of train.{unit}={amount}"]
+    return [f"continues from {start.folder}; {done.steps} of {steps} steps are done", *start.notes]
 
 
 def start_facts(start: Start) -> dict[str, object]:

@@ -43,8 +43,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, int]]:
         ("tensor-parallel ranks (tp)", plan.tp),
         ("data-parallel ranks (dp)", plan.dp),
         ("steps", plan.steps),
-        ("  of warmup", plan.warmup_steps),
-        ("  until the learning rate is min_lr", plan.decay_steps),
+        *_schedule_rows(plan),
         ("tokens per sample", plan.sequence_length),
         ("samples per step", plan.global_batch),
         ("samples per microbatch", plan.micro_batch),
@@ -61,6 +60,15 @@ def plan_rows(plan: Plan) -> list[tuple[str, int]]:
         ("  per rank, with padding", plan.parameters_per_rank),
         ("floating-point operations per token", plan.flops_per_token),
     ]
+
+
+def _schedule_rows(plan: Plan) -> list[tuple[str, int]]:
+    """Where the learning rate changes, in steps, or in samples where some length of it is given so."""
+    lengths = plan.schedule
+    unit = "" if lengths.counter == "steps" else "samples "
+    decay = [("of WSD's decay", lengths.wsd_decay)] if lengths.wsd_decay else []
+    numbers = [("of warmup", lengths.warmup), *decay, ("until the end of the decay", lengths.decay)]
+    return [(f"  {unit}{name}", round(number)) for name, number in numbers]
 
 
 def _facts(config: RunConfig, console: Console) -> DataFacts | None:

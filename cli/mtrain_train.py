@@ -74,6 +74,7 @@ def train_here(config: RunConfig, console: Console) -> None:
     from cli.progress import RankNotes
     from trainer.parallel.mesh import Mesh
     from trainer.parallel.world import Placement, find_placement, join_world, leave_world
+    from trainer.plan.lengths import given_lengths
     from trainer.run.metrics import plain
     from trainer.run.train import train
 
@@ -83,14 +84,16 @@ def train_here(config: RunConfig, console: Console) -> None:
         result = train(config, world, progress=progress if world.is_main else RankNotes(progress, place.rank))
     if world.is_main:
         facts = plain({**dataclasses.asdict(result), "checkpoint": str(result.checkpoint)})
-        console.result(result_text(result, config.run.folder), facts)
+        (unit,) = given_lengths(config.train)
+        console.result(result_text(result, config.run.folder, unit=unit), facts)
     leave_world()
 
 
-def result_text(result: TrainResult, folder: str) -> str:
-    """How the run stands, for people."""
+def result_text(result: TrainResult, folder: str, *, unit: str = "steps") -> str:
+    """How the run stands, for people; unit: in which the run's length is given."""
     if result.loss is None:
-        lines = [f"step {result.step} is already done; to train further, raise train.steps and optimizer.decay_steps"]
+        longer = f"raise train.{unit} and optimizer.decay_{unit}"
+        lines = [f"step {result.step} is already done; to train further, {longer}"]
     else:
         lines = [f"step {result.step}, training loss {result.loss:.4f} nats per token"]
     lines += [f"validation loss {name}: {loss:.4f}" for name, loss in result.valid.items()]

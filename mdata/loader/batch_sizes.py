@@ -81,13 +81,28 @@ class BatchSizes:
 
     def after(self, num_steps: int, *, consumed: int = 0) -> int:
         """Samples consumed when so many more steps are done behind `consumed` samples."""
-        last = self.sizes[-1]
         for done in range(num_steps):
-            size = self.at(consumed)
-            if size == last and consumed > (self.until if self.until is not None else self.table[-1][0]):
-                return consumed + (num_steps - done) * last
-            consumed += size
+            if self._constant_from(consumed):
+                return consumed + (num_steps - done) * self.sizes[-1]
+            consumed += self.at(consumed)
         return consumed
+
+    def within(self, num_samples: int, *, consumed: int = 0) -> int:
+        """How many more steps behind `consumed` samples end at or before sample `num_samples`; 0 if none does.
+
+        The inverse of `after`, rounded down: a step that would read further is not begun.
+        """
+        steps = 0
+        while consumed < num_samples and not self._constant_from(consumed):
+            consumed += self.at(consumed)
+            steps += consumed <= num_samples
+        return steps + max(0, num_samples - consumed) // self.sizes[-1]
+
+    def _constant_from(self, consumed: int) -> bool:
+        """Whether every step from here on has the last size."""
+        if len(self.table) == 1:
+            return True
+        return consumed > (self.until if self.until is not None else self.table[-1][0])
 
 
 def constant(size: int) -> BatchSizes:

@@ -19,7 +19,7 @@ from mdata.dataset.dataset_options import DatasetOptions, MegatronOrder
 from mdata.dataset.eval_sets import EvaluationSplit, evaluated_samples, evaluation_sets, samples_asked
 from mdata.dataset.flat_options import KEYS, options_from_keys
 from mdata.errors import DamageError, UsageError, os_errors_named
-from mdata.loader.batch_sizes import constant, read_ramp
+from mdata.loader.batch_sizes import BatchSizes, constant, read_ramp
 from mdata.progress import SILENT, Progress
 from mdata.tracing.eval_steps import EvaluationSteps
 from mdata.tracing.run_steps import Steps, StepSpan
@@ -29,8 +29,8 @@ from mdata.util.option_synonyms import nearest
 
 # Keys that this version knows: those of [data] that are no options of a dataset, and those of [train].
 _OTHER_DATA = ("blend", "split", "valid", "test", "allow_overlap", "prefetch")
-_STEPS = ("sequence_length", "global_batch", "batch_ramp", "micro_batch", "steps")
-_TRAIN = (*_STEPS, "eval_interval", "eval_samples", "log_interval")
+_STEPS = ("sequence_length", "global_batch", "batch_ramp", "micro_batch", "steps", "samples", "tokens")
+_TRAIN = (*_STEPS, "loss_average", "eval_interval", "eval_samples", "log_interval")
 _CHECKPOINT = "mtrain-checkpoint", 1
 _SHOWN = 4
 
@@ -93,7 +93,8 @@ def trace_run(
         fix = "run from the folder in which the run was started, or give the data's new path with --blend"
         raise UsageError(str(error).splitlines()[0], fix=fix) from error
     _check_data(run, dataset)
-    total = run.number("train", "steps")
+    planned = run.plan.get("steps")
+    total = planned if type(planned) is int else _steps_asked(run)
     steps = Steps(_spans(run), seed=options.seed, in_order=isinstance(options.order, MegatronOrder), total=total)
     if validation is not None and test is not None:
         raise UsageError("both a validation set and a test set are named", expected="one of them")
@@ -107,10 +108,10 @@ def trace_run(
 def _trace_set(
     run: _Run, train: Dataset, steps: Steps, *, split: EvaluationSplit, name: str, progress: Progress
 ) -> Tracer:
-    settings, total = run.config["train"], run.number("train", "steps")
+    settings = run.config["train"]
     limit, interval = settings.get("eval_samples", 0), settings.get("eval_interval", 0) if split == "valid" else 0
     paths = run.config["data"].get(split, ())
-    asked = samples_asked(limit, steps=total, interval=interval)
+    asked = samples_asked(limit, steps=_steps_asked(run), interval=interval)
     sets = evaluation_sets(train, split, paths=paths, num_samples=asked, allow_overlap=True, progress=progress)
     if name not in sets:
         kind = "validation" if split == "valid" else "test"
@@ -132,7 +133,7 @@ def _options(run: _Run) -> DatasetOptions:
     given: dict[str, Any] = {key: data[key] for key in data if key not in _OTHER_DATA}
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     if given.get("order") == MegatronOrder.name and "num_samples" not in given:
-        given["num_samples"] = run.number("train", "steps") * run.number("train", "global_batch")
+        given["num_samples"] = _samples_asked(run)
     of_run: dict[str, Any] = {
         "sequence_length": run.number("train", "sequence_length"),
         "seed": run.number("run", "seed"),
@@ -141,6 +142,30 @@ def _options(run: _Run) -> DatasetOptions:
     given["cache"] = given.get("cache") or None
     given["tokenizer_unknown"] = "ok"  # a trace only reads; whether corpora go together was the run's question
     return options_from_keys(**{**of_run, **given})
+
+
+def _steps_asked(run: _Run) -> int:
+    """The run's length in steps, of batches as config.toml has them."""
+    unit, amount = _length(run)
+    return amount if unit == "steps" else _sizes(run).within(_samples_asked(run))
+
+
+def _samples_asked(run: _Run) -> int:
+    """Samples that Megatron's order was made for."""
+    unit, amount = _length(run)
+    if unit == "steps":
+        return amount * run.number("train", "global_batch")
+    return amount if unit == "samples" else amount // run.number("train", "sequence_length")
+
+
+def _length(run: _Run) -> tuple[str, int]:
+    """The run's length as it was given: in steps, samples or tokens."""
+    unit = next((unit for unit in ("samples", "tokens") if run.config["train"].get(unit)), "steps")
+    return unit, run.number("train", unit)
+
+
+def _sizes(run: _Run) -> BatchSizes:
+    return read_ramp(run.config["train"].get("batch_ramp", ""), size=run.number("train", "global_batch"))
 
 
 def _check_keys(run: _Run, section: str, known: Sequence[str]) -> None:
@@ -191,7 +216,7 @@ def _identity(run: _Run) -> Mapping[str, Any]:
 
 def _spans(run: _Run) -> list[StepSpan]:
     """What was started with which sizes: by the starts that events.jsonl tells, and the counters of metrics.jsonl."""
-    sizes = read_ramp(run.config["train"].get("batch_ramp", ""), size=run.number("train", "global_batch"))
+    sizes = _sizes(run)
     micro_batch = run.number("train", "micro_batch")
     tp = run.config.get("mesh", {}).get("tp", 1)
     planned = run.plan.get("dp")

@@ -174,6 +174,8 @@ def test_the_result_says_what_to_do_next(tmp_path: Path) -> None:
     again = result_text(TrainResult(9, None, {}, {}, checkpoint), "runs/a")
     expected = "step 9 is already done; to train further, raise train.steps and optimizer.decay_steps"
     assert again.splitlines()[0] == expected
+    again = result_text(TrainResult(9, None, {}, {}, checkpoint), "runs/a", unit="tokens")
+    assert again.splitlines()[0] == expected.replace("steps", "tokens")
 
 
 @pytest.fixture(scope="module")

@@ -101,9 +101,14 @@ class TrainSection:
 
     sequence_length: Positive  # tokens per sample
     global_batch: Positive  # samples per step, over all ranks
+    loss_average: Literal["token", "megatron"] = (
+        "token"  # what the gradient is of: the mean over the step's loss tokens; megatron: the mean of microbatch means
+    )
     batch_ramp: str = ""  # "START INCREMENT SAMPLES": the batch grows to global_batch over that many samples
     micro_batch: Positive  # samples per forward pass of a rank
-    steps: Positive  # optimizer updates of the whole run
+    steps: Count = 0  # length of the run in optimizer updates; set this, samples or tokens
+    samples: Count = 0  # length of the run in samples; the last step ends at or before it
+    tokens: Count = 0  # length of the run in tokens; the last step ends at or before it
     eval_interval: Count = 0  # steps between validations; 0: only at the end
     eval_samples: Count = 1024  # validation or test samples per corpus, spread evenly; 0: all
     log_interval: Positive = 1  # steps between lines of metrics.jsonl
@@ -111,16 +116,39 @@ class TrainSection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerSection:
-    """AdamW with linear warmup and cosine decay."""
+    """The update rule, and how learning rate and weight decay change over the run."""
 
+    name: Literal["adamw", "sgd"] = "adamw"  # update rule; sgd: gradient descent with momentum
     lr: Amount  # largest learning rate
+    schedule: Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"] = (
+        "cosine"  # learning rate after the warmup; wsd: constant, then a decay at the end
+    )
     min_lr: Amount = 0.0  # learning rate after the decay
-    warmup_steps: Count = 0  # steps of linear warmup
-    decay_steps: Count = 0  # step at which lr reaches min_lr; 0: train.steps when the run first started
-    weight_decay: Amount = 0.1  # decoupled, times the learning rate; matrices only
+    init_lr: Amount = 0.0  # learning rate from which the warmup rises
+    warmup_steps: Count = 0  # length of the linear warmup in steps; set at most one of warmup_*
+    warmup_samples: Count = 0  # the same in samples
+    warmup_tokens: Count = 0  # the same in tokens
+    warmup_fraction: Fraction = 0.0  # the same as a part of the decay's length
+    warmup_count: Literal["after", "before"] = (
+        "after"  # after: the first step has lr / warmup_steps; before: it has init_lr, as in Megatron
+    )
+    decay_steps: Count = 0  # step at which lr reaches min_lr; no decay_* is set: the run's length when it first started
+    decay_samples: Count = 0  # the same in samples
+    decay_tokens: Count = 0  # the same in tokens
+    wsd_decay: Literal["linear", "cosine", "exponential", "minus_sqrt"] = "linear"  # shape of the decay of wsd
+    wsd_decay_steps: Count = 0  # length of the decay of wsd, which ends where decay_* says, in steps
+    wsd_decay_samples: Count = 0  # the same in samples
+    wsd_decay_tokens: Count = 0  # the same in tokens
+    weight_decay: Amount = 0.1  # times the learning rate, matrices only; adamw: decoupled; sgd: added to the gradient
+    weight_decay_schedule: Literal["constant", "linear", "cosine"] = "constant"  # from weight_decay to weight_decay_end
+    weight_decay_end: Amount = 0.0  # weight decay at the end of a linear or cosine schedule
+    weight_decay_steps: Count = 0  # step at which it is reached; none is set: the run's length when it first started
+    weight_decay_samples: Count = 0  # the same in samples
+    weight_decay_tokens: Count = 0  # the same in tokens
     beta1: Fraction = 0.9  # decay of the mean of gradients
     beta2: Fraction = 0.95  # decay of the mean of squared gradients
     epsilon: Small = 1e-8  # added to the root of the second moment
+    momentum: Fraction = 0.9  # sgd: decay of the sum of gradients
     clip_norm: Amount = 1.0  # largest norm of the whole gradient; 0: off
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 
 def layer_norm(
@@ -52,7 +53,7 @@ def adamw_(
     gradient: Tensor,
     numbers: Tensor,
     applied: Tensor,
-    constants: tuple[float, float, float, float],
+    constants: tuple[float, float, float, float | Tensor],
 ) -> None:
     """See plain.adamw_; one pass over memory. Overwrites the gradient."""
     if not applied:
@@ -73,8 +74,36 @@ def adamw_(
         beta1=beta1,
         beta2=beta2,
         lr=rate,
-        weight_decay=decay,
+        weight_decay=float(decay),
         eps=epsilon,
+        maximize=False,
+    )
+    parameter.copy_(weight)
+
+
+def sgd_(
+    state: tuple[Tensor, Tensor, Tensor],
+    gradient: Tensor,
+    numbers: Tensor,
+    applied: Tensor,
+    constants: tuple[float, float | Tensor],
+) -> None:
+    """See plain.sgd_; one pass over memory. Overwrites the gradient."""
+    if not applied:
+        return
+    weight, first, parameter = state
+    factor, rate = numbers.tolist()
+    momentum, decay = constants
+    sgd(
+        [weight],
+        [gradient.mul_(factor)],
+        [first],
+        fused=True,
+        weight_decay=float(decay),
+        momentum=momentum,
+        lr=rate,
+        dampening=0.0,
+        nesterov=False,
         maximize=False,
     )
     parameter.copy_(weight)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+MUON_EPSILON = 1e-7  # least norm by which a matrix is divided before Newton-Schulz
+
 
 def rms_norm(
     x_ND: Tensor, branch_ND: Tensor | None, weight_D: Tensor, bias_D: None, epsilon: float
@@ -138,7 +140,7 @@ def adamw_(
     gradient: Tensor,
     numbers: Tensor,
     applied: Tensor,
-    constants: tuple[float, float, float, float],
+    constants: tuple[float, float, float, float | Tensor],
 ) -> None:
     """One AdamW update (Loshchilov and Hutter 2019, algorithm 2) of flat tensors.
 
@@ -148,7 +150,7 @@ def adamw_(
         numbers: [5] in the main dtype: what the gradient is multiplied by, the learning rate, 1 - beta1^steps,
             1 - beta2^steps, steps.
         applied: bool scalar; nothing changes where it is False.
-        constants: beta1, beta2, epsilon, weight decay.
+        constants: beta1, beta2, epsilon, weight decay; a scalar tensor where that changes from step to step.
     """
     weight, first, second, parameter = state
     factor, rate, correction1, correction2, _ = numbers.unbind(0)
@@ -162,6 +164,73 @@ def adamw_(
     second.copy_(torch.where(applied, new_second, second))
     weight.copy_(new_weight)
     parameter.copy_(new_weight)
+
+
+def sgd_(
+    state: tuple[Tensor, Tensor, Tensor],
+    gradient: Tensor,
+    numbers: Tensor,
+    applied: Tensor,
+    constants: tuple[float, float | Tensor],
+) -> None:
+    """One update by gradient descent with momentum (Sutskever et al. 2013, in the form of torch and Megatron).
+
+    The weight decay is not decoupled: it is added to the gradient.
+
+    Args:
+        state: main weight, momentum, and the parameter that becomes the rounded weight.
+        gradient: undivided.
+        numbers: [2] in the main dtype: what the gradient is multiplied by, the learning rate.
+        applied: bool scalar; nothing changes where it is False.
+        constants: momentum, weight decay; the latter a scalar tensor where it changes from step to step.
+    """
+    weight, first, parameter = state
+    factor, rate = numbers.unbind(0)
+    momentum, decay = constants
+    new_first = momentum * first + (gradient * factor + decay * weight)
+    new_weight = torch.where(applied, weight - rate * new_first, weight)
+    first.copy_(torch.where(applied, new_first, first))
+    weight.copy_(new_weight)
+    parameter.copy_(new_weight)
+
+
+def muon_direction_(first: Tensor, gradient: Tensor, factor: Tensor, applied: Tensor, momentum: float) -> Tensor:
+    """Count a gradient into the momentum, and the direction that is then made orthogonal (Nesterov's); flat tensors.
+
+    Args:
+        first: the sum of gradients. gradient: undivided. factor: what the gradient is multiplied by, a scalar.
+        applied: bool scalar; where it is False nothing changes, and the direction is 0.
+    """
+    scaled = gradient * factor.to(gradient.dtype)
+    new_first = momentum * first + scaled
+    first.copy_(torch.where(applied, new_first, first))
+    return torch.where(applied, scaled + momentum * new_first, 0.0)
+
+
+def muon_apply_(
+    state: tuple[Tensor, Tensor], update: Tensor, rate: Tensor, applied: Tensor, decay: float | Tensor
+) -> None:
+    """Move (main weight, rounded parameter) by rate times (decay * weight + update); flat tensors."""
+    weight, parameter = state
+    moved = weight - rate.to(weight.dtype) * (decay * weight + update)
+    weight.copy_(torch.where(applied, moved, weight))
+    parameter.copy_(weight)
+
+
+def orthogonalize(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """A matrix with the singular vectors of this one, and singular values near 1 (0.7 to 1.2): [rows, columns].
+
+    Five iterations of a Newton-Schulz polynomial whose slope at 0 is steep (Jordan et al. 2024), with products in
+    `dtype`. A matrix of zeros stays one.
+    """
+    wide = len(matrix) <= matrix.shape[1]
+    norm = torch.linalg.matrix_norm(_widen(matrix)).clamp(min=MUON_EPSILON)
+    x = (matrix / norm).to(dtype)
+    x = x if wide else x.t()
+    for _ in range(5):
+        square = x @ x.t()
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return (x if wide else x.t()).to(matrix.dtype)
 
 
 def _rotate(x_BSEK: Tensor, cosine_SK: Tensor, sine_SK: Tensor) -> Tensor:

@@ -36,6 +36,10 @@ class Kernels:
     logit_statistics: Kernel = plain.logit_statistics
     logits_to_gradient_: Kernel = plain.logits_to_gradient_
     adamw_: Kernel = plain.adamw_
+    sgd_: Kernel = plain.sgd_
+    muon_direction_: Kernel = plain.muon_direction_
+    muon_apply_: Kernel = plain.muon_apply_
+    orthogonalize: Kernel = plain.orthogonalize
 
 
 PLAIN = Kernels()
@@ -45,8 +49,9 @@ LIBRARY = Kernels(
     swiglu_backward_=library.swiglu_backward_,
     logits_to_gradient_=library.logits_to_gradient_,
     adamw_=library.adamw_,
+    sgd_=library.sgd_,
 )
-NOT_COMPILED = ("attention",)  # one call into a library already
+NOT_COMPILED = ("attention", "orthogonalize")  # calls into libraries already
 
 
 @functools.cache

@@ -4,8 +4,8 @@
 flat tensor of at least fp32, to which backward adds. `Optimizer.step` then
 1. reduces: sums each bucket over its data-parallel ranks, in place, into the run that this rank owns; then what copies
    along other axes hold partial gradients of;
-2. updates: the owned runs of the main weights by AdamW (Loshchilov and Hutter 2019). Division by the number of loss
-   tokens, which no rank had to know before backward, and clipping by the global norm are one factor;
+2. updates: the owned runs of the main weights by the rule of the settings. Division by the number of loss tokens,
+   which no rank had to know before backward, and clipping by the global norm are one factor;
 3. gathers: the new parameters of each bucket, in place.
 A step is a transaction: when the norm is not finite nothing changes. All of it is decided on the device: nothing here
 waits for the host.
@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from trainer.config.sections import OptimizerSection
 from trainer.errors import MORE_RANKS, out_of_memory_in
 from trainer.kernels.table import Kernels
+from trainer.kernels.updates import MOMENTS
 from trainer.layers.base import Layer
 from trainer.optim.layout import BufferLayout, Ownership
 from trainer.parallel.collectives import Group, all_gather_, all_reduce_, reduce_scatter_
 from trainer.parallel.params import is_first_copy
 
-STATE_NAMES = ("weight", "exp_avg", "exp_avg_sq")
 NORM_BLOCK = 1024  # elements whose squares are summed in the gradient's own precision; the blocks are summed in fp64
 
 
@@ -95,18 +95,18 @@ class StepResult:
 
 
 class Optimizer:
-    """AdamW over the runs of the flat buffers that this rank owns.
+    """An update rule over the runs of the flat buffers that this rank owns.
 
     Args:
         buffers: of the model.
-        settings: of AdamW.
+        settings: the rule, and its constants.
         groups: axis -> ranks along it, for the shard axes, those of copies, and "world".
         kernels: the implementation of the update.
 
     Attributes:
         owned: the runs of the buffers that are this rank's.
         state: name -> flat tensor of those runs, one after the other (fp32, or fp64 for an fp64 model): "weight" are
-            the main weights, "exp_avg" and "exp_avg_sq" the moments.
+            the main weights, the others those of the rule (kernels/updates.py).
     """
 
     def __init__(
@@ -117,11 +117,7 @@ class Optimizer:
         weight = torch.empty(self.owned.size, dtype=buffers.gradients.dtype, device=buffers.gradients.device)
         for run in self.owned.runs:
             weight[run.first : run.first + run.stop - run.start].copy_(buffers.parameters[run.start : run.stop])
-        self.state = {
-            "weight": weight,
-            "exp_avg": torch.zeros_like(weight),
-            "exp_avg_sq": torch.zeros_like(weight),
-        }
+        self.state = {"weight": weight} | {name: torch.zeros_like(weight) for name in MOMENTS[settings.name]}
         self._steps = torch.zeros((), dtype=torch.float64, device=weight.device)
 
     @property
@@ -131,12 +127,13 @@ class Optimizer:
 
     @out_of_memory_in("the optimizer's update", fix=MORE_RANKS)
     @torch.no_grad()
-    def step(self, learning_rate: float, totals: Tensor) -> StepResult:
+    def step(self, learning_rate: float, totals: Tensor, *, weight_decay: float | None = None) -> StepResult:
         """Reduce, update, gather.
 
         Args:
-            learning_rate: for this step.
-            totals: fp64 [1 + any], what this rank adds to sums over all ranks; the first is its number of loss tokens.
+            learning_rate, weight_decay: for this step; a weight decay of None is that of the settings.
+            totals: fp64 [1 + any], what this rank adds to sums over all ranks; by the first the gradient is divided:
+                its number of loss tokens, or of microbatches for a mean of their means.
         """
         self._reduce()
         sums = all_reduce_(torch.cat((self._square().view(1), totals)), self.groups["world"])
@@ -145,15 +142,16 @@ class Optimizer:
         clip = self.settings.clip_norm
         factor = (clip / norm.clamp(min=clip) if clip else 1.0) / sums[1]
         self._steps += applied
-        self._update(factor, learning_rate, applied)
+        decay = self.settings.weight_decay if weight_decay is None else weight_decay
+        self._update(factor, (learning_rate, decay), applied)
         self._gather()
         self.buffers.forget()
         return StepResult(norm, applied, sums[1:])
 
     def load(self, state: Mapping[str, Tensor], steps: int) -> None:
         """Continue from saved runs; the model's parameters become the rounded main weights."""
-        for name in STATE_NAMES:
-            self.state[name].copy_(state[name])
+        for name, held in self.state.items():
+            held.copy_(state[name])
         self._steps.fill_(steps)
         self.publish()
 
@@ -188,23 +186,30 @@ class Optimizer:
                 square += sum_of_squares(self.buffers.gradients[segment.start : segment.stop])
         return square
 
-    def _update(self, factor: Tensor, learning_rate: float, applied: Tensor) -> None:
-        settings, dtype = self.settings, self.buffers.gradients.dtype
-        corrections = (1 - beta**self._steps for beta in (settings.beta1, settings.beta2))
+    def _update(self, factor: Tensor, rates: tuple[float, float], applied: Tensor) -> None:
+        settings, dtype, (learning_rate, weight_decay) = self.settings, self.buffers.gradients.dtype, rates
         rate = torch.full_like(factor, learning_rate)
-        numbers = torch.stack((factor, rate, *corrections, self._steps)).to(dtype)
+        # A number that changes from step to step has to be a tensor, or torch.compile would compile it in.
+        scheduled = settings.weight_decay_schedule != "constant"
+        decay = torch.full_like(rate, weight_decay) if scheduled else weight_decay
+        if settings.name == "adamw":
+            corrections = (1 - beta**self._steps for beta in (settings.beta1, settings.beta2))
+            numbers = torch.stack((factor, rate, *corrections, self._steps)).to(dtype)
+            update_ = self.kernels.adamw_
+            constants: tuple[float, ...] = (settings.beta1, settings.beta2, settings.epsilon)
+        else:
+            numbers = torch.stack((factor, rate)).to(dtype)
+            update_, constants = self.kernels.sgd_, (settings.momentum,)
         for run, segment in self.owned.segments():
             first = run.first + segment.start - run.start
             stop = first + segment.stop - segment.start
-            self.kernels.adamw_(
-                (
-                    *(self.state[name][first:stop] for name in STATE_NAMES),
-                    self.buffers.parameters[segment.start : segment.stop],
-                ),
+            held = (flat[first:stop] for flat in self.state.values())
+            update_(
+                (*held, self.buffers.parameters[segment.start : segment.stop]),
                 self.buffers.gradients[segment.start : segment.stop],
                 numbers,
                 applied,
-                (settings.beta1, settings.beta2, settings.epsilon, settings.weight_decay * segment.rules.decay),
+                (*constants, decay if segment.rules.decay else 0.0),
             )
 
 

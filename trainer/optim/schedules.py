@@ -1,25 +1,87 @@
-"""The learning rate as a function of the step.
+"""Learning rate and weight decay as functions of what is done.
 
-Pure: numbers in, numbers out; what is not stored cannot go wrong when a run continues.
+Pure: numbers in, numbers out; what is not stored cannot go wrong when a run continues. The shapes and their order of
+precedence are Megatron's, and with `warmup_count = "before"` its numbers, too. By default a step's place in the warmup
+is that after it, so that the first update has lr / warmup_steps and not 0, and the last one lr.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from trainer.config.sections import OptimizerSection
+from trainer.plan.lengths import ScheduleLengths
 
 
-def learning_rate(step: int, optimizer: OptimizerSection, *, steps: int) -> float:
-    """The learning rate of the update that follows `step` finished ones (so the first is step 0).
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """What an update is done with; the weight decay is that of the parameters that have any."""
 
-    It rises linearly over warmup_steps updates, the last of which has `lr`, then falls along half a cosine
-    (Loshchilov and Hutter 2017) from `lr` to `min_lr`, where it stays from decay_steps (0: `steps`) on.
+    learning_rate: float
+    weight_decay: float
+
+    def as_pair(self) -> tuple[float, float]:
+        """(learning rate, weight decay)."""
+        return self.learning_rate, self.weight_decay
+
+
+def rates(optimizer: OptimizerSection, lengths: ScheduleLengths, *, steps: int, samples: int, batch: int) -> Rates:
+    """Learning rate and weight decay of the update of `batch` samples that follows so many steps and samples."""
+    before, after = lengths.span(steps=steps, samples=samples, batch=batch)
+    return Rates(
+        learning_rate=learning_rate(optimizer, lengths, before=before, after=after),
+        weight_decay=weight_decay(optimizer, lengths, before=before),
+    )
+
+
+def learning_rate(optimizer: OptimizerSection, lengths: ScheduleLengths, *, before: float, after: float) -> float:
+    """The learning rate of an update.
+
+    Args:
+        before, after: the counter of `lengths` before and after the update.
     """
-    decay_steps = optimizer.decay_steps or steps
-    if step < optimizer.warmup_steps:
-        return optimizer.lr * (step + 1) / optimizer.warmup_steps
-    if step >= decay_steps:
-        return optimizer.min_lr
-    progress = (step - optimizer.warmup_steps) / (decay_steps - optimizer.warmup_steps)
-    return optimizer.min_lr + (optimizer.lr - optimizer.min_lr) * 0.5 * (1.0 + math.cos(math.pi * progress))
+    warmup, decay, low, high = lengths.warmup, lengths.decay, optimizer.min_lr, optimizer.lr
+    if optimizer.warmup_count == "before":
+        if warmup > 0 and before <= warmup:
+            return optimizer.init_lr + (high - optimizer.init_lr) * before / warmup
+    elif before < warmup:
+        return optimizer.init_lr + (high - optimizer.init_lr) * min(after, warmup) / warmup
+    if optimizer.schedule == "constant":
+        return high
+    if before > decay:
+        return low
+    if optimizer.schedule == "inverse_sqrt":
+        return max(low, high * math.sqrt(max(warmup, 1)) / math.sqrt(max(before, 1)))
+    if before == decay:
+        return low
+    if optimizer.schedule == "wsd":
+        begin = decay - lengths.wsd_decay
+        share = 1.0 if before <= begin else SHAPES[optimizer.wsd_decay]((before - begin) / lengths.wsd_decay)
+    else:
+        share = SHAPES[optimizer.schedule]((before - warmup) / (decay - warmup))
+    return low + (high - low) * share
+
+
+def weight_decay(optimizer: OptimizerSection, lengths: ScheduleLengths, *, before: float) -> float:
+    """The weight decay of an update before which the counter of `lengths` stood at `before`."""
+    start, end = optimizer.weight_decay, optimizer.weight_decay_end
+    if optimizer.weight_decay_schedule == "constant":
+        return start
+    if before >= lengths.weight_decay:
+        return end
+    share = SHAPES[optimizer.weight_decay_schedule](before / lengths.weight_decay)
+    return start + (end - start) * (1.0 - share)
+
+
+# What is left of the whole way at a part of it, 0 to 1: from 1 to 0.
+SHAPES: Mapping[str, Callable[[float], float]] = MappingProxyType(
+    {
+        "linear": lambda part: 1.0 - part,
+        "cosine": lambda part: 0.5 * (1.0 + math.cos(math.pi * part)),  # Loshchilov and Hutter 2017
+        "exponential": lambda part: 2.0 * 0.5**part - 1.0,
+        "minus_sqrt": lambda part: 1.0 - math.sqrt(part),  # Haegele et al. 2024
+    }
+)

@@ -2,11 +2,13 @@
 
 Knows nothing of the order of actions (schedule.py), of communication between ranks (collectives.py) or of updates
 (optimizer.py). Gradients of the *sum* of the loss accumulate; nothing is divided here, because how many tokens the
-step has is only known when all of it was seen.
+step has is only known when all of it was seen. Only for a mean of microbatch means, each microbatch's sum is divided by
+its own tokens.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -18,8 +20,13 @@ from trainer.pipeline.actions import Action
 
 
 @out_of_memory_in("the forward and backward passes", fix=FEWER_TOKENS)
-def run_actions(actions: Sequence[Action], stage: Stage, *, microbatches: Sequence[Microbatch]) -> Tensor:
+def run_actions(
+    actions: Sequence[Action], stage: Stage, *, microbatches: Sequence[Microbatch], own_means: bool = False
+) -> Tensor:
     """Do the actions in order; the layers add gradients to their main gradients.
+
+    Args:
+        own_means: gradients are those of the sum of microbatch means; what is returned stays the same.
 
     Returns:
         fp64[2] on the device: the sum of the loss and the number of loss tokens, of this rank's microbatches.
@@ -30,9 +37,14 @@ def run_actions(actions: Sequence[Action], stage: Stage, *, microbatches: Sequen
     for action in actions:
         batch = microbatches[action.microbatch]
         if action.kind == "F":
+            mask_BS, tokens = batch.loss_mask_BS, batch.loss_mask_BS.sum()
+            divisor = tokens.clamp(min=1) if own_means else None
+            if divisor is not None:  # the loss makes its gradient in its forward pass: only the mask reaches it
+                batch = dataclasses.replace(batch, loss_mask_BS=mask_BS.double() / divisor)
             (loss,) = stage((), batch)
             live[action.microbatch] = loss
-            totals += torch.stack((loss.detach().double(), batch.loss_mask_BS.sum().double()))
+            summed = loss.detach().double() if divisor is None else loss.detach().double() * divisor
+            totals += torch.stack((summed, tokens.double()))
         else:
             torch.autograd.backward(live.pop(action.microbatch))
     assert not live, f"the schedule left microbatches {sorted(live)} without a backward pass"

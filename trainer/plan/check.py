@@ -11,10 +11,11 @@ import math
 from collections.abc import Iterator
 
 from mdata import MegatronOrder, UsageError
-from mdata.loader.batch_sizes import BatchSizes, read_ramp
 from trainer.config.parse import value_problems
 from trainer.config.sections import RunConfig
 from trainer.models.gpt_params import ffn_hidden_size, head_dim, round_up
+from trainer.plan.check_schedule import schedule_problems
+from trainer.plan.lengths import batch_sizes, training_samples
 
 _MOST_PARTS = 1 << 16
 
@@ -52,7 +53,7 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
         return problems
     if not config.run.folder.strip():
         problems.append("run.folder is empty; set it to a folder for the run, such as runs/first")
-    problems += [*_layout_problems(config, world_size), *_model_problems(config), *_schedule_problems(config)]
+    problems += [*_layout_problems(config, world_size), *_model_problems(config), *schedule_problems(config)]
     problems += _order_problems(config)
     return problems + list(_data_problems(config, facts) if facts else ())
 
@@ -92,15 +93,6 @@ def _ramp_problems(config: RunConfig, part: int) -> Iterator[str]:
         )
 
 
-def batch_sizes(config: RunConfig) -> BatchSizes:
-    """Samples of each step, by the samples consumed before it.
-
-    Raises:
-        UsageError: a ramp that cannot be read, or that does not arrive at the global batch.
-    """
-    return read_ramp(config.train.batch_ramp, size=config.train.global_batch)
-
-
 def _model_problems(config: RunConfig) -> Iterator[str]:
     model, length = config.model, config.train.sequence_length
     kv_heads = model.num_kv_heads or model.num_heads
@@ -124,22 +116,6 @@ def _model_problems(config: RunConfig) -> Iterator[str]:
         yield (
             f"train.sequence_length={length} is longer than model.max_position={model.max_position}; "
             f"shorten the sequence, or set model.max_position to 0 or at least {length}"
-        )
-
-
-def _schedule_problems(config: RunConfig) -> Iterator[str]:
-    optimizer, steps = config.optimizer, config.train.steps
-    decay_steps = optimizer.decay_steps or steps
-    if optimizer.warmup_steps > min(steps, decay_steps):
-        name = "optimizer.decay_steps" if decay_steps < steps else "train.steps"
-        yield (
-            f"optimizer.warmup_steps={optimizer.warmup_steps} is more than {name}={min(steps, decay_steps)}; "
-            f"warm up for fewer steps, or raise {name}"
-        )
-    if optimizer.min_lr > optimizer.lr:
-        yield (
-            f"optimizer.min_lr={optimizer.min_lr:g} is more than optimizer.lr={optimizer.lr:g}; "
-            f"choose an optimizer.min_lr of at most {optimizer.lr:g}"
         )
 
 
@@ -173,13 +149,8 @@ def _data_problems(config: RunConfig, facts: DataFacts) -> Iterator[str]:
             f"{config.data.blend} holds token id {facts.largest_id}, outside its tokenizer's "
             f"{facts.vocab_size} entries; it was made with another tokenizer, preprocess it again"
         )
-    asked = config.train.steps * config.train.global_batch
-    if facts.num_samples is not None and asked > facts.num_samples:
-        yield (
-            f"train.steps={config.train.steps} x train.global_batch={config.train.global_batch} reads {asked} samples, "
-            f"and {config.data.blend} ends after {facts.num_samples}; choose at most "
-            f"{facts.num_samples // config.train.global_batch} steps, or a blend whose amounts and caps allow more"
-        )
+    if facts.num_samples is not None and training_samples(config) > facts.num_samples:
+        yield _too_few_samples(config, facts.num_samples)
     # Others pad, or read a corpus again before its end.
     runs = config.data.order == "native" and config.data.kind == "gpt"
     for name, tokens in facts.components or ((config.data.blend, facts.num_tokens),):
@@ -188,6 +159,22 @@ def _data_problems(config: RunConfig, facts: DataFacts) -> Iterator[str]:
                 f"train.sequence_length={length} needs {length + 1} tokens (the last label is one more), but "
                 f"{name} has {tokens} for training; choose at most {max(tokens - 1, 1)}, or add text"
             )
+
+
+def _too_few_samples(config: RunConfig, num_samples: int) -> str:
+    asked, train, blend = training_samples(config), config.train, config.data.blend
+    remedy = "or a blend whose amounts and caps allow more"
+    if train.steps:
+        return (
+            f"train.steps={train.steps} x train.global_batch={train.global_batch} reads {asked} samples, "
+            f"and {blend} ends after {num_samples}; choose at most "
+            f"{num_samples // train.global_batch} steps, {remedy}"
+        )
+    unit, most = ("samples", num_samples) if train.samples else ("tokens", num_samples * train.sequence_length)
+    return (
+        f"train.{unit}={getattr(train, unit)} reads {asked} samples, and {blend} ends after {num_samples}; "
+        f"choose at most train.{unit}={most}, {remedy}"
+    )
 
 
 def _cut_by_tp(config: RunConfig) -> dict[str, int]:

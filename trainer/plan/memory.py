@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from trainer.config.sections import RunConfig
 from trainer.errors import FEWER_TOKENS, OutOfMemoryError, out_of_memory_error, out_of_memory_in, size_text
+from trainer.kernels.updates import state_names
 from trainer.plan.plan import Plan
 
 BYTES = {"fp32": 4, "bf16": 2, "fp64": 8}  # of an element of the model's weights
@@ -37,4 +38,5 @@ def state_bytes(config: RunConfig, plan: Plan) -> int:
     held = plan.parameters_per_rank
     weight = BYTES[config.precision.dtype]
     main = max(weight, 4)
-    return held * (weight + main) + 3 * main * -(-held // plan.dp)
+    states = len(state_names(config.optimizer.name))
+    return held * (weight + main) + states * main * -(-held // plan.dp)

@@ -12,7 +12,8 @@ from trainer.config.parse import problems_error
 from trainer.config.sections import RunConfig
 from trainer.models.family import ModelShape, family_of
 from trainer.parallel.params import Place, num_elements
-from trainer.plan.check import DataFacts, batch_sizes, check
+from trainer.plan.check import DataFacts, check
+from trainer.plan.lengths import ScheduleLengths, run_length, schedule_lengths
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +24,7 @@ class Plan:
         world_size, tp, dp: ranks, and how they are laid out.
         sequence_length: tokens of a sample; tokens_per_step: of a global batch.
         num_microbatches: forward passes of a rank in one step.
-        num_samples: of the whole run.
+        steps, num_samples: of the whole run.
         heads_per_rank, kv_heads_per_rank: attention heads of one tp rank.
         shape: the model without any layout but the padding of its vocabulary.
         num_parameters: of the logical model, without padding.
@@ -48,8 +49,7 @@ class Plan:
     parameters_per_rank: int
     flops_per_token: int
     steps: int
-    warmup_steps: int
-    decay_steps: int
+    schedule: ScheduleLengths
 
     @property
     def head_dim(self) -> int:
@@ -72,8 +72,13 @@ class Plan:
         return self.shape.padded_vocab_size
 
 
-def make_plan(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> Plan:
+def make_plan(
+    config: RunConfig, world_size: int, *, facts: DataFacts | None, done_steps: int = 0, done_samples: int = 0
+) -> Plan:
     """The derived numbers of a run on `world_size` ranks.
+
+    Args:
+        done_steps, done_samples: what a run has done that goes on: where it ends may depend on it.
 
     Raises:
         UsageError: the configuration does not fit; every problem is named.
@@ -85,7 +90,7 @@ def make_plan(config: RunConfig, world_size: int, *, facts: DataFacts | None) ->
         raise problems_error("this configuration", problems or [unknown])
     family, train, tp = family_of(config), config.train, config.mesh.tp
     shape = family.shape(config, vocab_size)
-    dp = world_size // tp
+    dp, length = world_size // tp, run_length(config, steps=done_steps, samples=done_samples)
     return Plan(
         world_size=world_size,
         tp=tp,
@@ -95,14 +100,13 @@ def make_plan(config: RunConfig, world_size: int, *, facts: DataFacts | None) ->
         micro_batch=train.micro_batch,
         num_microbatches=train.global_batch // (train.micro_batch * dp),
         tokens_per_step=train.global_batch * train.sequence_length,
-        num_samples=batch_sizes(config).after(train.steps),
+        num_samples=length.samples,
         heads_per_rank=shape.num_heads // tp,
         kv_heads_per_rank=shape.num_kv_heads // tp,
         shape=shape,
         num_parameters=num_elements(family.parameters(shape, Place())),
         parameters_per_rank=sum(spec.numel for spec in family.parameters(shape, Place(tp_size=tp))),
         flops_per_token=family.flops_per_token(shape, train.sequence_length),
-        steps=train.steps,
-        warmup_steps=config.optimizer.warmup_steps,
-        decay_steps=config.optimizer.decay_steps or train.steps,
+        steps=length.steps,
+        schedule=schedule_lengths(config),
     )

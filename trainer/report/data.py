@@ -41,6 +41,7 @@ class _Plan(msgspec.Struct):
     num_parameters: int = 0
     world_size: int | str = "?"
     vocab_size: int = 0
+    steps: int = 0
 
 
 class _Rank(msgspec.Struct):
@@ -63,7 +64,11 @@ class _Step(msgspec.Struct):
     loss: float | None = None
     lr: float | None = None
     grad_norm: float | None = None
+    weight_decay: float | None = None
+    loss_scale: float | None = None
     tokens_per_s: float | None = None
+    mfu: float | None = None
+    memory_bytes: float | None = None
     valid: dict[str, float | None] | None = None
     test: dict[str, float] | None = None
 

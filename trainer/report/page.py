@@ -1,6 +1,6 @@
 """report.html of a run: one file without scripts or links, for a browser without a network.
 
-It shows the loss against the n-gram baselines in nats per token and bits per byte, throughput, what was
+It shows the loss against the n-gram baselines in nats per token and bits per byte, throughput, learning rate, what was
 read of each corpus, document lengths, some of what the model read and wrote, what each rank holds, and the
 configuration. report_data.py says what is true, plots.py draws, this file writes the page.
 """
@@ -23,6 +23,12 @@ BASELINES = (  # field of Baselines, name on the page, whether it is drawn
     ("unigram_add_one", "add-one unigram", False),
     ("bigram_add_one", "add-one bigram", True),
     ("bigram_witten_bell", "Witten-Bell bigram", True),
+)
+OPTIMIZER = (  # key of metrics.jsonl, name on the page, whether it is drawn if it never changed
+    ("grad_norm", "gradient norm", True),
+    ("lr", "learning rate", True),
+    ("weight_decay", "weight decay", False),
+    ("loss_scale", "loss scale", False),
 )
 
 
@@ -58,6 +64,7 @@ def render(run: Run, corpora: Corpora) -> str:
         _notes(corpora.notes),
         _losses(run, corpora.valid),
         f'<div class="row">{_loss_table(corpora.valid)}{_test_losses(run)}{_throughput(run)}</div>',
+        _optimizer(run),
         _read(corpora),
         _texts(run, corpora),
         _ranks(run),
@@ -90,7 +97,7 @@ def _head(run: Run) -> str:
         f"{run.plan.get('world_size', '?')} ranks (tensor parallel {run.config.mesh.tp}"
         + (", sequence parallel)" if run.config.mesh.sequence_parallel else ")"),
         run.config.precision.dtype,
-        f"step {last['step']:,} of {run.config.train.steps:,}",
+        f"step {last['step']:,} of {run.plan.get('steps') or run.config.train.steps:,}",
         f"{run.consumed * run.config.train.sequence_length:,} tokens read",
         f"{seconds:,.0f} s from the first to the last line of metrics",
     ]
@@ -156,7 +163,28 @@ def _throughput(run: Run) -> str:
     told = f"{_median(rates):,.0f} tokens per second in the median line of metrics"
     if waits := _curve(run, "data_wait", 1):
         told += f", {100 * _median(waits):.2f} % of the time waiting for data"
-    return f'<div><h2>Throughput</h2><p class="lead">{told}</p>{plots.throughput(rates)}</div>'
+    if shares := _curve(run, "mfu", 1):
+        told += f", {100 * _median(shares):.1f} % of the devices' peak (MFU)"
+    if held := [memory for _, memory in _curve(run, "memory_bytes", 1)]:
+        told += f"; at most {max(held) / 2**30:,.2f} GiB held by rank 0"
+    drawing = plots.over_tokens("Throughput", rates, what="tokens per second")
+    return f'<div><h2>Throughput</h2><p class="lead">{told}</p>{drawing}</div>'
+
+
+def _optimizer(run: Run) -> str:
+    """What the updates were done with; a scale or a weight decay that never changed is told, not drawn."""
+    scale, told, panels = run.config.train.sequence_length / 1e6, [], []
+    for key, name, always in OPTIMIZER:
+        curve = _curve(run, key, scale)
+        if not curve:
+            continue
+        told.append(f"{name} {curve[-1][1]:.4g}")
+        if always or len({value for _, value in curve}) > 1:
+            panels.append(f"<div><h3>{name}</h3>{plots.over_tokens(name, curve, what=name)}</div>")
+    if not told:
+        return ""
+    lead = f"at the last line of metrics: {', '.join(told)}"
+    return f'<h2>Optimizer</h2><p class="lead">{lead}</p><div class="row">{"".join(panels)}</div>'
 
 
 def _read(corpora: Corpora) -> str:

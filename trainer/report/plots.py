@@ -50,11 +50,15 @@ def loss_panel(name: str, train: Curve, *, valid: Curve, lines: Sequence[tuple[s
     return drawing + svg.legend([("others", "training (all corpora)"), *([("c0", "validation")] if valid else [])])
 
 
-def throughput(rates: Curve) -> str:
-    """Tokens per second over tokens; (million tokens, tokens per second)."""
-    frame = _frame(260, rates, (0.0, max([y for _, y in rates] or [1.0]) * 1.1))
-    parts = [_axes(frame, "tokens per second"), _line(frame, _thinned(rates), "stroke-c0", "tokens per second")]
-    return svg.drawing(_WIDTH, 260, label="Throughput", description=f"{len(rates):,} measurements", parts=parts)
+def over_tokens(label: str, curve: Curve, *, what: str) -> str:
+    """One value over tokens, from 0 on.
+
+    Args:
+        label: of the drawing. curve: (million tokens, value). what: the value's name.
+    """
+    frame = _frame(260, curve, (0.0, max([y for _, y in curve] or [1.0]) * 1.1 or 1.0))
+    parts = [_axes(frame, what), _line(frame, _thinned(curve), "stroke-c0", what)]
+    return svg.drawing(_WIDTH, 260, label=label, description=f"{len(curve):,} measurements", parts=parts)
 
 
 def document_lengths(corpora: Sequence[CorpusRead]) -> str:

@@ -22,7 +22,8 @@ from mdata.progress import SILENT, Progress
 from trainer.config.sections import RunConfig
 from trainer.models.stage import Microbatch
 from trainer.parallel.collectives import Group
-from trainer.plan.check import DataFacts, batch_sizes
+from trainer.plan.check import DataFacts
+from trainer.plan.lengths import batch_sizes, run_length, training_samples
 from trainer.plan.plan import Plan
 
 
@@ -53,7 +54,7 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
         UsageError: a file is missing, a corpus is too short, or two corpora have different tokenizers.
     """
     train = _open_training(config, progress)
-    steps, limit = config.train.steps, config.train.eval_samples
+    steps, limit = run_length(config).steps, config.train.eval_samples
     valid_asked = samples_asked(limit, steps=steps, interval=config.train.eval_interval)
     test_asked = samples_asked(limit, steps=steps)
     overlap = config.data.allow_overlap
@@ -148,7 +149,7 @@ def _open_training(config: RunConfig, progress: Progress) -> mdata.Dataset:
         split="train",
         split_shares=data.split,
         order=data.order,
-        num_samples=train.steps * train.global_batch if data.order == "megatron" else None,
+        num_samples=training_samples(config) if data.order == "megatron" else None,
         kind=data.kind,
         shuffle_block=data.shuffle_block,
         blend_surplus=data.blend_surplus,

@@ -26,7 +26,7 @@ from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
 from trainer.models.family import family_of
 from trainer.models.stage import Microbatch
 from trainer.optim.layout import BufferLayout, make_layout
-from trainer.optim.optimizer import STATE_NAMES, Buffers, Optimizer
+from trainer.optim.optimizer import Buffers, Optimizer
 from trainer.parallel.collectives import all_reduce_
 from trainer.parallel.init import Run, initialize_
 from trainer.parallel.params import Place
@@ -47,6 +47,7 @@ class StepReport:
         grad_norm: before clipping. applied: False where the step was skipped for a norm that is not finite, which it is
             without loss tokens, too.
         votes: the sums over all ranks of what each of them asked for.
+        learning_rate, weight_decay: with which the step was done.
     """
 
     loss: float
@@ -54,6 +55,8 @@ class StepReport:
     grad_norm: float
     applied: bool
     votes: tuple[float, ...] = ()
+    learning_rate: float = 0.0
+    weight_decay: float = 0.0
 
 
 def reports_behind(device: torch.device) -> int:
@@ -66,10 +69,11 @@ class PendingReport:
 
     Args:
         numbers: fp64 on the device: norm, applied, tokens, loss, votes.
+        rates: learning rate and weight decay of the step.
     """
 
-    def __init__(self, numbers: Tensor) -> None:
-        self._event = None
+    def __init__(self, numbers: Tensor, rates: tuple[float, float]) -> None:
+        self._event, self._rates = None, rates
         self._numbers = numbers
         if numbers.is_cuda:
             # Copied and marked now: a copy that is asked for later would wait for the steps behind this one as well.
@@ -84,7 +88,7 @@ class PendingReport:
             self._event.synchronize()
         grad_norm, applied, num_tokens, loss_sum, *votes = self._numbers.tolist()
         loss = loss_sum / num_tokens if num_tokens else math.nan
-        return StepReport(loss, int(num_tokens), grad_norm, bool(applied), tuple(votes))
+        return StepReport(loss, int(num_tokens), grad_norm, bool(applied), tuple(votes), *self._rates)
 
 
 class Engine:
@@ -97,7 +101,7 @@ class Engine:
 
     @out_of_memory_in("setting up the model and its optimizer", fix=MORE_RANKS)
     def __init__(self, config: RunConfig, plan: Plan, *, world: World, fresh: bool = True) -> None:
-        self.plan, self.world = plan, world
+        self.plan, self.world, self.loss_average = plan, world, config.train.loss_average
         self.tp, self.dp, self.everyone = (world.groups[axis] for axis in ("tp", "dp", "world"))
         family, place = family_of(config), place_of(config, world)
         self.layout = make_layout(
@@ -115,19 +119,25 @@ class Engine:
         microbatches: Sequence[Microbatch],
         learning_rate: float,
         *,
+        weight_decay: float | None = None,
         votes: Callable[[], tuple[float, ...]] = tuple,
     ) -> PendingReport:
         """Train on this rank's microbatches of one global batch; does not wait for the device.
 
         Args:
+            weight_decay: of this step; None: optimizer.weight_decay.
             votes: what this rank asks all ranks for, as small whole numbers; asked late, summed with the loss.
         """
-        loss, num_tokens = run_actions(one_stage(len(microbatches)), self.model, microbatches=microbatches)
+        actions, own_means = one_stage(len(microbatches)), self.loss_average == "megatron"
+        loss, num_tokens = run_actions(actions, self.model, microbatches=microbatches, own_means=own_means)
+        divisor = torch.full_like(num_tokens, len(microbatches)) if own_means else num_tokens
         # What all tp ranks know alike is said by the first of them.
-        sums = torch.stack((num_tokens, loss)) * float(self.tp.rank == 0)
+        sums = torch.stack((divisor, num_tokens, loss)) * float(self.tp.rank == 0)
         totals = torch.cat((sums, _to_device(votes(), sums)))
-        result = self.optimizer.step(learning_rate, totals)
-        return PendingReport(torch.cat((torch.stack((result.grad_norm, result.applied.double())), result.totals)))
+        decay = self.optimizer.settings.weight_decay if weight_decay is None else weight_decay
+        result = self.optimizer.step(learning_rate, totals, weight_decay=decay)
+        done = torch.stack((result.grad_norm, result.applied.double()))
+        return PendingReport(torch.cat((done, result.totals[1:])), (learning_rate, decay))
 
     def is_finite(self, loss: float) -> bool:
         """Whether every rank's loss, weights and moments are finite; the same answer on all ranks."""
@@ -162,7 +172,7 @@ class Engine:
         state: dict[str, Tensor] = {}
 
         def read() -> None:
-            state.update(load_state(folder, self.optimizer.owned, names=STATE_NAMES, dtype=dtype))
+            state.update(load_state(folder, self.optimizer.owned, names=tuple(self.optimizer.state), dtype=dtype))
 
         together(self.everyone, read, doing="reading a checkpoint")
         self.optimizer.load(state, run.optimizer_steps)

@@ -2,8 +2,8 @@
 
 `find_start` looks at the run folder's newest checkpoint and decides everything about the start: refused are another
 model and another order of data; told is every other setting that differs. What is unusual: the horizon of the
-learning rate, where `optimizer.decay_steps` leaves it to us, is that of the run's first start, so that raising
-train.steps neither rewinds nor stretches a decay that is under way. Reads the checkpoint's index; changes nothing.
+learning rate, where optimizer.decay_* leaves it to us, is that of the run's first start, so that a longer run neither
+rewinds nor stretches a decay that is under way. Reads the checkpoint's index; changes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from trainer.checkpoint.format import RunState
 from trainer.config.parse import parse_config
 from trainer.config.sections import RunConfig
 from trainer.models.family import family_of
-from trainer.optim.schedules import learning_rate
+from trainer.optim.schedules import Rates, rates
+from trainer.plan.lengths import batch_sizes, given_lengths, horizon, schedule_lengths
 from trainer.run.data import RunData
 
 NOT_FUNCTION = ("padded_vocab_size", "max_position", "init_std")  # a learned max_position is a tensor's shape
@@ -43,7 +44,7 @@ class Start:
     Args:
         done: what is done already.
         folder: the checkpoint that it goes on from; None: a new run.
-        config: what was asked for, with the horizon of the learning rate written out.
+        config: what was asked for, with the ends of its schedules written out.
         changes: settings that are no longer those of the checkpoint: name -> (before, now).
         notes: the same for people, and what follows from it; a line each.
     """
@@ -64,7 +65,8 @@ def find_start(config: RunConfig, data: RunData) -> Start:
     """Where and how the run goes on, if it may.
 
     Raises:
-        UsageError: the model or the order of the data is not the checkpoint's; names the settings that differ.
+        UsageError: the model, the update rule or the order of the data is not the checkpoint's; names the settings that
+            differ.
         DamageError: the checkpoint is not whole.
     """
     seen = find_checkpoint(checkpoints_folder(config))
@@ -76,6 +78,7 @@ def find_start(config: RunConfig, data: RunData) -> Start:
     found = [
         *_model_conflict(config, stored, data=data, folder=folder),
         *_data_conflict(data, run, folder),
+        *_optimizer_conflict(config, stored, folder),
     ]
     if found and seen.warning:
         fix = f"write the name of another one into {folder.parent / LATEST}"
@@ -90,17 +93,20 @@ def find_start(config: RunConfig, data: RunData) -> Start:
     before = with_horizon(stored, None)
     now = with_horizon(config, before)
     changes = changed_settings(before, now)
-    notes = tuple(_notes(changes, before=before, now=now, asked=config, folder=folder, step=done.steps))
+    notes = tuple(_notes(changes, before=before, now=now, asked=config, folder=folder, done=done))
     return Start(done=done, folder=folder, config=now, changes=changes, notes=(*told, *notes))
 
 
 def with_horizon(config: RunConfig, before: RunConfig | None) -> RunConfig:
-    """The configuration with `optimizer.decay_steps` written out: its own, else that of the run so far, else
-    train.steps.
+    """The configuration with the ends of its schedules written out: its own, else those of the run so far, else that
+    of the run.
     """
     optimizer = config.optimizer
-    steps = optimizer.decay_steps or (before.optimizer.decay_steps if before else config.train.steps)
-    return dataclasses.replace(config, optimizer=dataclasses.replace(optimizer, decay_steps=steps))
+    keys = horizon(config, before, prefix="decay_")
+    if optimizer.weight_decay_schedule != "constant":
+        keys |= horizon(config, before, prefix="weight_decay_")
+    written_out: Any = keys
+    return dataclasses.replace(config, optimizer=dataclasses.replace(optimizer, **written_out))
 
 
 def changed_settings(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:
@@ -129,20 +135,34 @@ def _notes(
     now: RunConfig,
     asked: RunConfig,
     folder: Path,
-    step: int,
+    done: Done,
 ) -> Iterator[str]:
     if changes:
         told = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changes.items())
         yield f"changed since {folder.name}: {told}"
-    was, will = (learning_rate(step, c.optimizer, steps=c.train.steps) for c in (before, now))
-    if was != will:
-        yield f"the learning rate of step {step + 1} is {will:g}; with the checkpoint's settings it would be {was:g}"
-    steps, horizon = now.train.steps, now.optimizer.decay_steps
-    if not asked.optimizer.decay_steps and steps != horizon:
+    was, will = (_rates(c, done, batch=batch_sizes(now).at(done.samples)) for c in (before, now))
+    for name in ("learning_rate", "weight_decay"):
+        old, new = getattr(was, name), getattr(will, name)
+        if old != new:
+            what = f"the {name.replace('_', ' ')} of step {done.steps + 1} is {new:g}"
+            yield f"{what}; with the checkpoint's settings it would be {old:g}"
+    planned, wanted = given_lengths(now.optimizer, "decay_"), given_lengths(now.train)
+    if now.optimizer.schedule != "constant" and not given_lengths(asked.optimizer, "decay_") and planned != wanted:
+        (unit, end), (unit_now, end_now) = *planned.items(), *wanted.items()
         yield (
-            f"the learning rate reaches optimizer.min_lr={now.optimizer.min_lr:g} at step {horizon}, as planned when "
-            f"the run began; set optimizer.decay_steps={steps} to let it decay until step {steps}"
+            f"the learning rate reaches optimizer.min_lr={now.optimizer.min_lr:g} at {_place(unit, end)}, as planned "
+            f"when the run began; set optimizer.decay_{unit_now}={end_now} to let it decay until "
+            f"{_place(unit_now, end_now)}"
         )
+
+
+def _rates(config: RunConfig, done: Done, *, batch: int) -> Rates:
+    return rates(config.optimizer, schedule_lengths(config), steps=done.steps, samples=done.samples, batch=batch)
+
+
+def _place(unit: str, amount: int) -> str:
+    """ "step 5", "sample 100", "token 1000"."""
+    return f"{unit.removesuffix('s')} {amount}"
 
 
 def _data_conflict(data: RunData, run: RunState, folder: Path) -> Iterator[UsageError]:
@@ -169,6 +189,17 @@ def _model_conflict(
             found=", ".join(f"{name} {now[name]}" for name in changed),
             expected=", ".join(f"{name} {before[name]}" for name in changed),
             fix="restore [model], or start a new run in another run.folder",
+        )
+
+
+def _optimizer_conflict(config: RunConfig, stored: RunConfig | None, folder: Path) -> Iterator[UsageError]:
+    """Why the checkpoint lacks the state of this update rule, if it does."""
+    if stored is not None and stored.optimizer.name != config.optimizer.name:
+        yield UsageError(
+            f"{folder} was trained with another update rule",
+            found=f"optimizer.name {config.optimizer.name}",
+            expected=f"optimizer.name {stored.optimizer.name}",
+            fix="restore optimizer.name, or start a new run in another run.folder",
         )
 
 

@@ -28,10 +28,10 @@ from trainer.checkpoint.folder import folder_name, remove_old, run_state
 from trainer.checkpoint.format import RunState
 from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig
-from trainer.optim.schedules import learning_rate
+from trainer.optim.schedules import rates
 from trainer.parallel.collectives import gather_objects
 from trainer.parallel.world import World, lost_ranks_named
-from trainer.plan.check import batch_sizes
+from trainer.plan.lengths import batch_sizes
 from trainer.plan.memory import explained
 from trainer.plan.plan import Plan, make_plan
 from trainer.run.data import RunData, open_data, to_device, training_batches
@@ -43,6 +43,7 @@ from trainer.run.rate import Rate
 from trainer.run.resume import Done, Start, checkpoints_folder, find_start
 from trainer.run.saving import SaveSchedule
 from trainer.run.signals import StopRequests, stop
+from trainer.run.usage import Usage
 
 MAX_SKIPPED = 10  # steps without a finite gradient norm, or without a token that has loss, one after another
 
@@ -64,7 +65,7 @@ class TrainResult:
 
 
 def train(config: RunConfig, world: World, *, progress: Progress = SILENT) -> TrainResult:
-    """Train until config.train.steps are done, from the newest checkpoint in the run folder or from the start.
+    """Train until the length of config.train is done, from the newest checkpoint in the run folder or from the start.
 
     Raises:
         UsageError: the configuration does not fit the ranks, the data or the checkpoint; or the run has diverged.
@@ -81,7 +82,7 @@ def _train(config: RunConfig, world: World, progress: Progress) -> TrainResult:
     data = open_data(config, progress=progress)
     start = find_start(config, data)
     config, done, newest = start.config, start.done, start.folder
-    plan = make_plan(config, world.world_size, facts=data.facts)
+    plan = make_plan(config, world.world_size, facts=data.facts, done_steps=done.steps, done_samples=done.samples)
     _check_agreed(done, config, world)
     owed = _owed(config, plan, newest, world) if newest else None
     if newest and (done.steps > plan.steps or (done.steps == plan.steps and owed is None)):
@@ -147,6 +148,8 @@ class _Loop:
         self.rate, self.skipped, self.without_loss = Rate(), 0, 0
         self.asked = (0.0, 0.0)  # requests to stop that no step was ended for yet
         self.behind = reports_behind(engine.world.device)
+        self.usage = Usage(plan, config.precision.dtype, device=engine.world.device)
+        self.used: dict[str, float] = {}  # of the last line of metrics
         self.schedule = SaveSchedule(config.checkpoint, keeps_time=engine.world.is_main)
 
     def run(self, done: Done, progress: Progress, *, owed: RunState | None) -> TrainResult:
@@ -203,7 +206,7 @@ class _Loop:
         plan, engine, rate = self.plan, self.engine, self.rate
         if done.steps == plan.steps:
             return
-        sizes = batch_sizes(self.config)
+        sizes, optimizer = batch_sizes(self.config), self.config.optimizer
         batches = iter(
             training_batches(self.data, self.config, plan=plan, dp=engine.dp, consumed=done.samples, progress=progress)
         )
@@ -213,9 +216,13 @@ class _Loop:
                 if done.steps < plan.steps and not self._something_is_due(running):
                     read = rate.wait_for(batches)
                     microbatches = [to_device(batch, engine.world.device, vocab_size=plan.vocab_size) for batch in read]
-                    lr = learning_rate(done.steps, self.config.optimizer, steps=plan.steps)
-                    pending = engine.step(microbatches, lr, votes=lambda: (self.schedule.vote(), *stops.votes()))
                     size = sizes.at(done.samples)
+                    lr, decay = rates(
+                        optimizer, plan.schedule, steps=done.steps, samples=done.samples, batch=size
+                    ).as_pair()
+                    pending = engine.step(
+                        microbatches, lr, weight_decay=decay, votes=lambda: (self.schedule.vote(), *stops.votes())
+                    )
                     rate.tokens += size * plan.sequence_length
                     done = Done(done.steps + 1, done.samples + size)
                     running.append((done, pending))
@@ -242,20 +249,25 @@ class _Loop:
     def _measured(self, now: Done, report: StepReport) -> dict[str, Any]:
         """The line of metrics.jsonl, without losses of an evaluation."""
         tokens_per_s, data_wait = self.rate.take()
+        mfu, memory = self.usage.mfu(tokens_per_s), self.usage.memory_bytes()
+        self.used = ({} if mfu is None else {"mfu": mfu}) | {"memory": memory}
         return {
             "consumed_samples": now.samples,
             "loss": report.loss if report.num_tokens else None,
             "grad_norm": report.grad_norm if report.num_tokens else None,
-            "lr": learning_rate(now.steps - 1, self.config.optimizer, steps=self.plan.steps),
+            "lr": report.learning_rate,
+            "weight_decay": report.weight_decay,
             "tokens_per_s": tokens_per_s,
+            "mfu": mfu,
+            "memory_bytes": memory,
             "data_wait": data_wait,
             "time_s": time.time(),
         }
 
     def _shown(self, now: Done, report: StepReport) -> dict[str, float]:
         """What a step's progress shows beside tokens per second."""
-        lr = learning_rate(now.steps - 1, self.config.optimizer, steps=self.plan.steps)
-        return {"step": now.steps, "loss": report.loss, "lr": lr, "grad_norm": report.grad_norm}
+        lr, norm = report.learning_rate, report.grad_norm
+        return {"step": now.steps, "loss": report.loss, "lr": lr, "grad_norm": norm, **self.used}
 
     def _record(self, step: int, measured: Mapping[str, Any], losses: Mapping[str, dict[str, float]]) -> None:
         if self.log is not None:

@@ -74,6 +74,13 @@ def test_steps_follow_the_counter_alone(sizes, skipped):
     assert sizes.at(10**9) == sizes.sizes[-1]
 
 
+@given(RAMPS | st.just(constant(3)) | st.just(by_steps("0:3 100:5 1k:7")), st.integers(0, 2500), st.integers(0, 900))
+def test_the_steps_within_a_number_of_samples_read_no_further(sizes, target, consumed):
+    steps = sizes.within(target, consumed=consumed)
+    assert steps == 0 or sizes.after(steps, consumed=consumed) <= target
+    assert sizes.after(steps + 1, consumed=consumed) > target
+
+
 @pytest.mark.parametrize("ramp", [(0, 1, 5, 9), (1, 0, 5, 9), (1, 1, 0, 9), (9, 1, 5, 9), (10, 1, 5, 9)])
 def test_ramps_that_do_not_go_up_are_refused(ramp):
     start, increment, samples, size = ramp

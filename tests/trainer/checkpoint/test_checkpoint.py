@@ -25,7 +25,7 @@ from trainer.checkpoint.format import RunState, SavedSlice, dump_index
 from trainer.checkpoint.load import overlaps
 from trainer.checkpoint.save import together
 from trainer.config.sections import MeshSection
-from trainer.optim.optimizer import STATE_NAMES
+from trainer.kernels.updates import state_names
 from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, join_world
@@ -47,7 +47,22 @@ def _state(step):
 
 def _state_parts(engine):
     o = engine.optimizer
-    return [[(f"{n}/{a}", b, c) for a, b, c in logical(o.owned, o.state[n])] for n in STATE_NAMES]
+    return [[(f"{n}/{a}", b, c) for a, b, c in logical(o.owned, o.state[n])] for n in o.state]
+
+
+@pytest.mark.parametrize("rule", ["sgd"])
+def test_the_state_of_another_update_rule_is_saved_under_its_own_names(rule, tmp_path):
+    ranks, config = _config("tp2dp2", "wide")
+    config = replace(config, optimizer=replace(config.optimizer, name=rule))
+    saved = _whole(run_ranks(_train_and_save, ranks, config, tmp_path))
+    assert {name.partition("/")[0] for name in saved} == set(state_names(rule))
+    ranks, other = _config("tp2", "wide")
+    other = replace(other, optimizer=config.optimizer)
+    loaded = run_ranks(_load, ranks, other, tmp_path / "step-2")
+    found = _whole([parts for _, parts, _ in loaded])
+    assert found.keys() == saved.keys()
+    for name, values in saved.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
 def _train_and_save(context, config, root):

@@ -107,16 +107,16 @@ def test_an_override_without_its_form_is_refused(path: Path, override: str) -> N
         (changed("mesh", pp=2), "there is no key mesh.pp; expected one of tp, sequence_parallel"),
         (
             changed("train", steps="ten"),
-            "train.steps is 'ten'; expected a whole number of at least 1",
+            "train.steps is 'ten'; expected a whole number of at least 0",
         ),
-        (changed("train", steps=True), "train.steps is True; expected a whole number of at least 1"),
-        (changed("train", steps=2.0), "train.steps is 2.0; expected a whole number of at least 1"),
-        (changed("train", steps=0), "train.steps is 0; expected a whole number of at least 1"),
+        (changed("train", steps=True), "train.steps is True; expected a whole number of at least 0"),
+        (changed("train", steps=2.0), "train.steps is 2.0; expected a whole number of at least 0"),
+        (changed("train", steps=-1), "train.steps is -1; expected a whole number of at least 0"),
         (
             changed("model", num_layers=1 << 40),
             "model.num_layers is 1099511627776; expected a whole number of at least 1 and below 65536",
         ),
-        (changed("train", steps=1 << 63), "train.steps is a number of 64 bits; expected a whole number of at least 1"),
+        (changed("train", steps=1 << 63), "train.steps is a number of 64 bits; expected a whole number of at least 0"),
         (changed("train", steps=10**5000), "train.steps is a number of 16610 bits; expected"),
         (changed("optimizer", lr=10**5000), "optimizer.lr is a number of 16610 bits; expected a number of at least 0"),
         (changed("run", folder="a\udcff"), r"run.folder is 'a\udcff', which is not UTF-8; expected a string"),
@@ -152,10 +152,10 @@ def test_each_problem_has_its_words(tables: dict[str, Any], text: str) -> None:
 
 def test_a_missing_key_is_named_with_what_it_should_be() -> None:
     tables = tomllib.loads(SMALL)
-    del tables["train"]["steps"], tables["run"]
+    del tables["train"]["micro_batch"], tables["run"]
     assert problems(tables) == [
         "run.folder is missing; it is a string and has no default",
-        "train.steps is missing; it is a whole number of at least 1 and has no default",
+        "train.micro_batch is missing; it is a whole number of at least 1 and has no default",
     ]
 
 
@@ -171,8 +171,8 @@ def test_all_problems_come_at_once(path: Path) -> None:
 
 def test_one_problem_is_one_sentence(path: Path) -> None:
     with pytest.raises(UsageError) as error:
-        load_config(path, ["train.steps=0"])
-    assert str(error.value) == f"{path}: train.steps is 0; expected a whole number of at least 1\n  try: {AFTERWARDS}"
+        load_config(path, ["train.steps=-1"])
+    assert str(error.value) == f"{path}: train.steps is -1; expected a whole number of at least 0\n  try: {AFTERWARDS}"
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_an_override_that_no_parser_takes_is_text(path: Path, value: str) -> Non
 def test_values_of_a_tree_built_in_python_are_checked(path: Path) -> None:
     config = load_config(path)
     broken = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=-1))
-    assert value_problems(broken) == ["train.steps is -1; expected a whole number of at least 1"]
+    assert value_problems(broken) == ["train.steps is -1; expected a whole number of at least 0"]
 
 
 def test_no_torch_is_imported() -> None:

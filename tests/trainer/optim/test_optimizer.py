@@ -47,6 +47,27 @@ def test_adamw_equals_its_twin(kernels):
         assert torch.equal(rounded, state[0].to(torch.bfloat16))
 
 
+@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize("kernels", [PLAIN, choose_kernels(CPU, torch.float64)], ids=["plain", "chosen"])
+def test_sgd_is_that_of_torch(kernels, scheduled):
+    """As Megatron calls it: the weight decay is part of the gradient, and of the momentum."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(37, generator=generator, dtype=torch.float64)
+    theirs = torch.nn.Parameter(start.clone())
+    optimizer = torch.optim.SGD([theirs], lr=0.1, momentum=0.9, weight_decay=0.3)
+    state, rounded = (start.clone(), torch.zeros_like(start)), torch.zeros(37, dtype=torch.bfloat16)
+    decay = torch.tensor(0.3, dtype=torch.float64) if scheduled else 0.3
+    for _ in range(5):
+        theirs.grad = torch.randn(37, generator=generator, dtype=torch.float64)
+        optimizer.step()
+        numbers = torch.tensor([0.25, 0.1], dtype=torch.float64)
+        for applied in (False, True):
+            gradient = theirs.grad * 4 if applied else torch.full_like(start, torch.nan)
+            kernels.sgd_((*state, rounded), gradient, numbers, torch.tensor(applied), (0.9, decay))
+        torch.testing.assert_close(state[0], theirs.data, rtol=1e-12, atol=0)
+        assert torch.equal(rounded, state[0].to(torch.bfloat16))
+
+
 def _weights_after(context, config, num_steps):
     engine = layouts(context, config)
     norms = [engine.step(microbatches(engine, step), 1e-2).read().grad_norm for step in range(num_steps)]
@@ -57,10 +78,13 @@ def _weights_after(context, config, num_steps):
     return norms, logical(optimizer.owned, weight)
 
 
-@pytest.mark.parametrize(("ranks", "tp", "sequence_parallel"), [(2, 1, False), (4, 1, False), (4, 2, True)])
-def test_sharded_updates_equal_those_of_one_rank(ranks, tp, sequence_parallel):
+@pytest.mark.parametrize(
+    ("ranks", "tp", "sequence_parallel", "rule"),
+    [(2, 1, False, "adamw"), (4, 1, False, "adamw"), (4, 2, True, "adamw"), (4, 2, True, "sgd")],
+)
+def test_sharded_updates_equal_those_of_one_rank(ranks, tp, sequence_parallel, rule):
     """fp64: weights after three steps, and the norm that clipping used."""
-    config = small_config("gpt2")
+    config = small_config("gpt2", optimizer=OptimizerSection(lr=1e-2, name=rule))
     ((norms, parts),) = run_ranks(_weights_after, 1, config, 3)
     expected = assemble(parts)
     layout = replace(config, mesh=MeshSection(tp=tp, sequence_parallel=sequence_parallel))
@@ -105,22 +129,46 @@ def test_weight_decay_is_for_matrices_only(ranks):
         np.testing.assert_allclose(values, 2.0 * (0.95 if values.ndim == 2 else 1.0), rtol=1e-12, err_msg=name)
 
 
-def _norm_and_reference(context):
-    """The step's norm, and that of autograd's own gradient of sum / tokens, of a model without main gradients."""
-    engine = layouts(context, small_config("llama"))
+def _scheduled(context):
+    """Two steps of a gradient of zero, with weight decays of their own."""
+    section = OptimizerSection(lr=0.1, weight_decay_schedule="linear", weight_decay_end=0.3)
+    engine = layouts(context, small_config("gpt2", optimizer=section))
+    engine.optimizer.state["weight"].fill_(2.0)
+    for decay in (0.5, 0.25):
+        engine.optimizer.step(0.1, torch.ones(1, dtype=torch.float64), weight_decay=decay)
+    return logical(engine.optimizer.owned, engine.optimizer.state["weight"])
+
+
+def test_a_weight_decay_may_change_from_step_to_step():
+    whole = assemble([part for parts in run_ranks(_scheduled, 1) for part in parts])
+    for name, values in whole.items():
+        np.testing.assert_allclose(values, 2.0 * (0.95 * 0.975 if values.ndim == 2 else 1.0), rtol=1e-12, err_msg=name)
+
+
+def _norm_and_reference(context, loss_average):
+    """The step's norm, and that of autograd's own gradient of its mean, of a model without main gradients."""
+    config = small_config("llama")
+    engine = layouts(context, replace(config, train=replace(config.train, loss_average=loss_average)))
     batches = microbatches(engine, 0)
+    batches[1].loss_mask_BS[:, 3:] = 0
+    batches[2].loss_mask_BS.zero_()
     model = build_gpt(engine.plan.shape, Place(), tp=engine.tp, dtype=torch.float64, device=CPU)
     model.load_state_dict(engine.model.state_dict())
     losses = [model((), batch)[0] for batch in batches]
-    tokens = sum(b.loss_mask_BS.sum().item() for b in batches)
-    gradients = torch.autograd.grad(sum(losses) / tokens, list(model.parameters()))
+    counts = [b.loss_mask_BS.sum().item() for b in batches]
+    tokens = sum(counts)
+    means = [loss / max(count, 1) for loss, count in zip(losses, counts, strict=True)]
+    mean = sum(losses) / tokens if loss_average == "token" else sum(means) / len(means)
+    gradients = torch.autograd.grad(mean, list(model.parameters()))
     expected = sum(g.square().sum().item() for g in gradients) ** 0.5
     report = engine.step(batches, 1e-2).read()
     return report.grad_norm, expected, report.loss, sum(losses).item() / tokens, report.num_tokens, tokens
 
 
-def test_the_gradient_is_that_of_the_mean_over_the_loss_tokens():
-    ((norm, expected, loss, mean, counted, tokens),) = run_ranks(_norm_and_reference, 1)
+@pytest.mark.parametrize("loss_average", ["token", "megatron"])
+def test_the_gradient_is_that_of_the_mean_over_tokens_or_of_microbatch_means(loss_average):
+    """One microbatch has few tokens with loss, one has none; what is reported is the mean over tokens in both."""
+    ((norm, expected, loss, mean, counted, tokens),) = run_ranks(_norm_and_reference, 1, loss_average)
     assert norm == pytest.approx(expected, rel=1e-10)
     assert loss == pytest.approx(mean, rel=1e-12)
     assert counted == tokens < 4 * 16

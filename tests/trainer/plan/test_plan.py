@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from trainer.config.sections import (
     TrainSection,
 )
 from trainer.models.gpt_params import padded_vocab_size
-from trainer.optim.schedules import learning_rate
 from trainer.plan.check import DataFacts, check
 from trainer.plan.plan import make_plan
 
@@ -51,7 +49,7 @@ def test_derived_numbers_by_hand() -> None:
     assert (plan.head_dim, plan.heads_per_rank, plan.kv_heads_per_rank) == (16, 2, 1)
     assert plan.ffn_hidden_size == 192  # 8/3 x 64 = 170.67, rounded up to 64s
     assert (plan.vocab_size, plan.padded_vocab_size) == (1000, 1024)
-    assert (plan.warmup_steps, plan.decay_steps) == (10, 100)
+    assert (plan.schedule.counter, plan.schedule.warmup, plan.schedule.decay) == ("steps", 10, 100)
     attention, mlp, norms = 64 * (64 + 32 + 32 + 64), 3 * 64 * 192, 2 * 64
     assert plan.num_parameters == 1000 * 64 + 2 * (attention + mlp + norms) + 64
     assert plan.flops_per_token == 6 * plan.num_parameters + 12 * 2 * 64 * 32
@@ -183,7 +181,63 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
             "train.sequence_length=2000 needs 2001 tokens (the last label is one more), but a has 2000 for "
             "training; choose at most 1999, or add text",
         ),
-        ({"train": {"steps": 0}}, 2, "train.steps is 0; expected a whole number of at least 1"),
+        (
+            {"train": {"steps": 0}},
+            2,
+            "the run has no length; set one of train.steps, train.samples and train.tokens",
+        ),
+        (
+            {"train": {"samples": 5}},
+            2,
+            "train.steps=100 and train.samples=5 are set; a run has one length, keep one of them",
+        ),
+        (
+            {"train": {"steps": 0, "tokens": 255}},
+            2,
+            "train.tokens=255 is less than the first step, of 8 samples; raise it",
+        ),
+        (
+            {"optimizer": {"warmup_tokens": 64}},
+            2,
+            "optimizer.warmup_steps=10 and optimizer.warmup_tokens=64 are set; keep one of them",
+        ),
+        (
+            {"optimizer": {"warmup_fraction": 0.5}},
+            2,
+            "optimizer.warmup_steps=10 and optimizer.warmup_fraction=0.5 are set; keep one of them",
+        ),
+        (
+            {"optimizer": {"decay_samples": 79}},
+            2,
+            "optimizer.warmup_steps=10 is more than optimizer.decay_samples=79; "
+            "warm up for fewer samples, or raise optimizer.decay_samples",
+        ),
+        (
+            {"optimizer": {"init_lr": 1.0}},
+            2,
+            "optimizer.init_lr=1 is more than optimizer.lr=0.001; choose an optimizer.init_lr of at most 0.001",
+        ),
+        (
+            {"optimizer": {"schedule": "wsd"}},
+            2,
+            "optimizer.wsd_decay_steps=0 does not fit a schedule of 100 steps; choose 1 to that many",
+        ),
+        (
+            {"optimizer": {"schedule": "wsd", "wsd_decay_samples": 801}},
+            2,
+            "optimizer.wsd_decay_samples=801 does not fit a schedule of 800 samples; choose 1 to that many",
+        ),
+        (
+            {"optimizer": {"wsd_decay_steps": 7}},
+            2,
+            'optimizer.wsd_decay_steps=7 applies only to optimizer.schedule="wsd"; leave it out',
+        ),
+        (
+            {"optimizer": {"weight_decay_end": 0.2}},
+            2,
+            'optimizer.weight_decay_end=0.2 needs optimizer.weight_decay_schedule="linear" or "cosine"; '
+            "set one, or leave it out",
+        ),
     ],
 )
 def test_each_rule_names_its_values_and_a_remedy(changes: dict[str, dict[str, Any]], world: int, text: str) -> None:
@@ -244,39 +298,6 @@ def test_an_id_outside_its_own_tokenizer_is_told() -> None:
         "mix.json holds token id 1000, outside its tokenizer's 1000 entries; "
         "it was made with another tokenizer, preprocess it again"
     ]
-
-
-SCHEDULE = OptimizerSection(lr=1.0, min_lr=0.2, warmup_steps=4, decay_steps=12)
-
-
-@pytest.mark.parametrize(
-    ("step", "rate"),
-    [(0, 0.25), (1, 0.5), (2, 0.75), (3, 1.0), (4, 1.0), (6, 0.2 + 0.4 * (1 + math.sqrt(0.5))), (8, 0.6),
-     (10, 0.2 + 0.4 * (1 - math.sqrt(0.5))), (12, 0.2), (99, 0.2)],
-)  # fmt: skip
-def test_learning_rate_by_hand(step: int, rate: float) -> None:
-    assert learning_rate(step, SCHEDULE, steps=100) == pytest.approx(rate, rel=1e-15)
-
-
-def test_decay_ends_with_the_run_by_default() -> None:
-    section = OptimizerSection(lr=1.0)
-    assert learning_rate(0, section, steps=10) == 1.0
-    assert learning_rate(5, section, steps=10) == pytest.approx(0.5)
-    assert learning_rate(10, section, steps=10) == 0.0
-
-
-def test_a_run_that_is_all_warmup() -> None:
-    section = OptimizerSection(lr=1.0, warmup_steps=10)
-    assert [learning_rate(step, section, steps=10) for step in (0, 9, 10)] == [0.1, 1.0, 0.0]
-
-
-@given(st.integers(0, 50), st.integers(1, 200), st.floats(0, 1), st.integers(0, 300))
-def test_learning_rate_stays_between_its_ends(warmup: int, decay: int, min_lr: float, step: int) -> None:
-    section = OptimizerSection(lr=1.0, min_lr=min_lr, warmup_steps=warmup, decay_steps=warmup + decay)
-    rate = learning_rate(step, section, steps=1000)
-    assert 0 < rate <= 1 + 1e-12 if step < warmup else min_lr - 1e-12 <= rate <= 1 + 1e-12
-    if step >= warmup:
-        assert learning_rate(step + 1, section, steps=1000) <= rate + 1e-12
 
 
 @pytest.mark.timeout(60)

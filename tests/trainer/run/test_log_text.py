@@ -110,6 +110,8 @@ def test_the_log_of_a_run_without_a_terminal(run_file, monkeypatch, capsys):
         told = metrics[line["step"]]
         for key in ("loss", "lr", "grad_norm"):
             assert line[key] == (None if told[key] is None else pytest.approx(told[key], rel=1e-5)), key
+        assert line["memory"] == told["memory_bytes"] > 1 << 20 and told["mfu"] is None and "mfu" not in line
+        assert told["weight_decay"] == 0.1
         assert line["tokens"] == 64 * line["step"] and line["tokens_per_s"] >= 0 and line["total"] == 4
     assert main(["train", str(run_file), "--nproc", "1", "train.steps=5"]) == 0
     again = capsys.readouterr().err

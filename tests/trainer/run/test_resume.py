@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ from trainer.checkpoint.folder import latest_checkpoint, read_index
 from trainer.checkpoint.format import dump_index
 from trainer.config.parse import dump_config, load_config, parse_config
 from trainer.config.sections import RunConfig
-from trainer.optim.schedules import learning_rate
+from trainer.optim.schedules import rates
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, join_world
+from trainer.plan.lengths import schedule_lengths
 from trainer.run.data import open_data
 from trainer.run.metrics import read_events, read_metrics
 from trainer.run.resume import changed_settings, find_start, with_horizon
@@ -63,6 +64,12 @@ def _rates(folder: Path) -> list[float]:
     return [line["lr"] for line in read_metrics(folder)]
 
 
+def _rate(config: RunConfig, step: int) -> float:
+    size = config.train.global_batch
+    found = rates(config.optimizer, schedule_lengths(config), steps=step, samples=step * size, batch=size)
+    return found.learning_rate
+
+
 def _go_back(folder: Path, step: int) -> None:
     (folder / "checkpoints" / "latest").write_text(f"step-{step}")
 
@@ -90,7 +97,7 @@ def test_a_horizon_that_the_user_moves_is_used_and_told(corpus, tmp_path):
     _train(_config(corpus, tmp_path, steps=2))
     longer = _config(corpus, tmp_path, steps=4, optimizer={"lr": 1e-2, "decay_steps": 4})
     notes = _train(longer)
-    assert _rates(tmp_path)[2:] == [learning_rate(step, longer.optimizer, steps=4) for step in (2, 3)]
+    assert _rates(tmp_path)[2:] == [_rate(longer, step) for step in (2, 3)]
     assert notes[2:4] == [
         "changed since step-2: train.steps 2 -> 4, optimizer.decay_steps 2 -> 4",
         "the learning rate of step 3 is 0.005; with the checkpoint's settings it would be 0",
@@ -168,8 +175,29 @@ def test_the_horizon_is_that_of_the_first_start(steps):
         now = with_horizon(sound(train={"steps": number}), now)
     assert now.train.steps == steps[-1] and now.optimizer.decay_steps == steps[0]
     assert with_horizon(sound(optimizer={"decay_steps": 77}), now).optimizer.decay_steps == 77
-    rates = [learning_rate(step, now.optimizer, steps=now.train.steps) for step in range(10, 60)]
-    assert all(a >= b for a, b in pairwise(rates))
+    found = [_rate(now, step) for step in range(10, 60)]
+    assert all(a >= b for a, b in pairwise(found))
+
+
+@given(st.lists(st.tuples(st.sampled_from(("steps", "samples", "tokens")), st.integers(32, 999)), min_size=1))
+def test_the_horizon_keeps_the_unit_of_the_first_start(lengths):
+    """Whatever units the run's length is given in later."""
+    linear = {"schedule": "linear", "weight_decay_schedule": "cosine"}
+    now = None
+    for unit, amount in lengths:
+        train = {"steps": 0, "samples": 0, "tokens": 0} | {unit: amount}
+        now = with_horizon(sound(train=train, optimizer=linear), now)
+    (unit, amount), keys = lengths[0], asdict(now.optimizer)
+    for prefix in ("decay", "weight_decay"):
+        found = {key: keys[f"{prefix}_{key}"] for key in ("steps", "samples", "tokens")}
+        assert found == {"steps": 0, "samples": 0, "tokens": 0} | {unit: amount}
+
+
+def test_another_update_rule_is_refused(corpus, tmp_path):
+    _train(_config(corpus, tmp_path, steps=1))
+    other = _config(corpus, tmp_path, steps=2, optimizer={"name": "sgd"})
+    with pytest.raises(UsageError, match=r"another update rule\n  found: optimizer\.name sgd\n"):
+        find_start(other, open_data(other))
 
 
 def test_changed_settings_are_named_by_section_and_key():

@@ -245,6 +245,27 @@ def test_another_global_batch_goes_on_at_the_next_sample(corpora, tmp_path, monk
     assert [line["consumed_samples"] for line in read_metrics(tmp_path / "run")] == [4, 8, 14, 20, 26]
 
 
+def test_a_run_of_so_many_samples_ends_there_whatever_the_batches(corpora, tmp_path):
+    """A ramp, then a larger batch after a resume; evaluated and saved at the end, and then there is nothing left."""
+    config = _config(corpora, tmp_path / "run", interval=0)
+    sizes = replace(config.train, steps=0, samples=23, batch_ramp="2 2 8", micro_batch=1)
+    schedule = OptimizerSection(lr=1e-2, schedule="linear", warmup_steps=2, decay_samples=40)
+    config = replace(config, train=sizes, optimizer=schedule)
+    alone = join_world(Mesh(1), placement=Placement())
+    assert train(config, alone).step == 7  # 2 2 2 2 4 4 4; a step more would end at 24
+    lines = read_metrics(tmp_path / "run")
+    assert [line["consumed_samples"] for line in lines] == [2, 4, 6, 8, 12, 16, 20]
+    warm = 4  # the samples of the first two steps
+    falling = [1e-2 * (1 - (done - warm) / (40 - warm)) for done in (4, 6, 8, 12, 16)]
+    assert [line["lr"] for line in lines] == pytest.approx([5e-3, 1e-2, *falling])
+    assert "valid" in lines[-1] and "valid" not in lines[-2]
+    longer = replace(config, train=replace(sizes, samples=0, tokens=32 * 41, batch_ramp="", global_batch=6))
+    assert train(longer, alone).step == 10  # 26, 32, 38; a step more would end at 44
+    assert [line["consumed_samples"] for line in read_metrics(tmp_path / "run")][7:] == [26, 32, 38]
+    assert json.loads((tmp_path / "run" / "plan.json").read_text())["steps"] == 10
+    assert train(longer, alone).loss is None, "nothing is left to do"
+
+
 def test_another_layout_goes_on_where_one_stopped(corpora, tmp_path):
     config = _config(corpora, tmp_path / "run", steps=20)
     run_ranks(_train, 1, config)

@@ -1,0 +1,47 @@
+"""Utilization by hand, and memory that grows when more is held."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.trainer.plan.test_plan import config
+from trainer.plan.plan import make_plan
+from trainer.run.usage import Usage, peak_flops
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "peak"),
+    [
+        ("NVIDIA H200", "bf16", 989.4e12),
+        ("NVIDIA H100 80GB HBM3", "fp16", 989.4e12),
+        ("NVIDIA H100 PCIe", "bf16", 756e12),
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312e12),
+        ("NVIDIA H200", "fp32", None),
+        ("Some later device", "bf16", None),
+        ("", "bf16", None),
+    ],
+)
+def test_the_peak_of_a_device(name, dtype, peak):
+    assert peak_flops(name, dtype) == peak
+
+
+def test_utilization_by_hand(monkeypatch):
+    plan = make_plan(config(model={"vocab_size": 1000}), 4, facts=None)
+    usage = Usage(plan, "bf16", device=CPU)
+    assert usage.mfu(1e6) is None
+    monkeypatch.setattr(usage, "_peak", 1e12)
+    assert usage.mfu(1e6) == pytest.approx(1e6 * plan.flops_per_token / (4 * 1e12))
+
+
+def test_memory_is_the_most_that_was_held():
+    plan = make_plan(config(model={"vocab_size": 1000}), 2, facts=None)
+    usage = Usage(plan, "fp32", device=CPU)
+    before = usage.memory_bytes()
+    block = torch.ones(1 << 26)  # 256 MiB
+    held = usage.memory_bytes()
+    assert before > 1 << 20 and held >= before
+    del block
+    assert usage.memory_bytes() >= held

@@ -1,0 +1,88 @@
+"""The rules between the length of a run and the lengths and values of its schedules.
+
+Each problem is one line with the values that clash and a remedy. Lengths may be in different units: they are compared
+as the schedules count them (lengths.py). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
+from mdata import UsageError
+from trainer.config.sections import OptimizerSection, RunConfig
+from trainer.plan.lengths import (
+    SCHEDULE_LENGTHS,
+    RunLength,
+    ScheduleLengths,
+    batch_sizes,
+    given_lengths,
+    run_length,
+    schedule_lengths,
+)
+
+
+def schedule_problems(config: RunConfig) -> Iterator[str]:
+    """Every problem of the run's length and of its schedules."""
+    run, unclear = given_lengths(config.train), list(_unclear(config.optimizer))
+    if not run:
+        yield "the run has no length; set one of train.steps, train.samples and train.tokens"
+    if len(run) > 1:
+        yield f"{_told('train.', run)} are set; a run has one length, keep one of them"
+    yield from unclear
+    if len(run) == 1 and not unclear:
+        with suppress(UsageError):  # a ramp that cannot be read is a problem of its own
+            yield from _length_problems(config, schedule_lengths(config), run_length(config))
+    yield from _value_problems(config.optimizer)
+
+
+def _unclear(optimizer: OptimizerSection) -> Iterator[str]:
+    """Lengths that are given twice."""
+    for prefix in SCHEDULE_LENGTHS:
+        given: dict[str, float] = dict(given_lengths(optimizer, prefix))
+        if prefix == "warmup_" and optimizer.warmup_fraction:
+            given["fraction"] = optimizer.warmup_fraction
+        if len(given) > 1:
+            yield f"{_told(f'optimizer.{prefix}', given)} are set; keep one of them"
+
+
+def _length_problems(config: RunConfig, lengths: ScheduleLengths, run: RunLength) -> Iterator[str]:
+    optimizer, whole = config.optimizer, _told("train.", given_lengths(config.train))
+    if run.steps < 1:
+        yield f"{whole} is less than the first step, of {batch_sizes(config).at(0)} samples; raise it"
+        return
+    end = run.steps if lengths.counter == "steps" else run.samples
+    if lengths.warmup > min(end, lengths.decay):
+        limit = _told("optimizer.decay_", given_lengths(optimizer, "decay_")) if lengths.decay < end else whole
+        fraction = {"fraction": optimizer.warmup_fraction}
+        warmup = _told("optimizer.warmup_", given_lengths(optimizer, "warmup_") or fraction)
+        fewer, raised = f"fewer {lengths.counter}", limit.partition("=")[0]
+        yield f"{warmup} is more than {limit}; warm up for {fewer}, or raise {raised}"
+    given = given_lengths(optimizer, "wsd_decay_")
+    if given and optimizer.schedule != "wsd":
+        yield f'{_told("optimizer.wsd_decay_", given)} applies only to optimizer.schedule="wsd"; leave it out'
+    if optimizer.schedule == "wsd" and not 0 < lengths.wsd_decay <= lengths.decay:
+        told = _told("optimizer.wsd_decay_", given) or "optimizer.wsd_decay_steps=0"
+        yield f"{told} does not fit a schedule of {lengths.decay:g} {lengths.counter}; choose 1 to that many"
+
+
+def _value_problems(optimizer: OptimizerSection) -> Iterator[str]:
+    for name in ("min_lr", "init_lr"):
+        if getattr(optimizer, name) > optimizer.lr:
+            yield (
+                f"optimizer.{name}={getattr(optimizer, name):g} is more than optimizer.lr={optimizer.lr:g}; "
+                f"choose an optimizer.{name} of at most {optimizer.lr:g}"
+            )
+    if optimizer.weight_decay_schedule != "constant":
+        return
+    given = given_lengths(optimizer, "weight_decay_")
+    told = _told(
+        "optimizer.weight_decay_", {"end": optimizer.weight_decay_end} if optimizer.weight_decay_end else given
+    )
+    if told:
+        yield f'{told} needs optimizer.weight_decay_schedule="linear" or "cosine"; set one, or leave it out'
+
+
+def _told(prefix: str, given: Mapping[str, float]) -> str:
+    """ "a=1 and b=2"."""
+    return " and ".join(f"{prefix}{unit}={amount}" for unit, amount in given.items())

@@ -1,0 +1,130 @@
+"""The length of a run and of its schedules: given in steps, samples or tokens, resolved to one counter.
+
+Samples that a step reads may grow (train.batch_ramp) and may differ after a resume, so lengths in samples and lengths
+in steps are two scales. `ScheduleLengths` counts in steps where every length of the schedules is in steps, else in
+samples, where a length in steps stands for the samples that the run's first so many steps read. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from mdata.loader.batch_sizes import BatchSizes, read_ramp
+from trainer.config.sections import OptimizerSection, RunConfig, TrainSection
+
+UNITS = ("steps", "samples", "tokens")
+SCHEDULE_LENGTHS = ("warmup_", "decay_", "wsd_decay_", "weight_decay_")  # prefixes of keys of [optimizer]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RunLength:
+    """Steps and samples of a whole run, what is done already included."""
+
+    steps: int
+    samples: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleLengths:
+    """Where the schedules of learning rate and weight decay bend, by one counter.
+
+    Args:
+        counter: what is counted: finished steps, or consumed samples.
+        warmup: end of the warmup. decay: where the learning rate has fallen. wsd_decay: length of WSD's decay before
+            that. weight_decay: where the weight decay has its last value.
+    """
+
+    counter: Literal["steps", "samples"]
+    warmup: float
+    decay: float
+    wsd_decay: float
+    weight_decay: float
+
+    def span(self, *, steps: int, samples: int, batch: int) -> tuple[int, int]:
+        """The counter before and after the step of `batch` samples that follows so many steps and samples."""
+        return (steps, steps + 1) if self.counter == "steps" else (samples, samples + batch)
+
+
+def given_lengths(section: TrainSection | OptimizerSection, prefix: str = "") -> dict[str, int]:
+    """Which of the keys `prefix`steps, `prefix`samples and `prefix`tokens are set: unit -> amount."""
+    return {unit: amount for unit in UNITS if (amount := getattr(section, prefix + unit))}
+
+
+def batch_sizes(config: RunConfig) -> BatchSizes:
+    """Samples of each step, by the samples consumed before it.
+
+    Raises:
+        UsageError: a ramp that cannot be read, or that does not arrive at the global batch.
+    """
+    return read_ramp(config.train.batch_ramp, size=config.train.global_batch)
+
+
+def run_length(config: RunConfig, *, steps: int = 0, samples: int = 0) -> RunLength:
+    """The length of a run in which so many steps have read so many samples.
+
+    A length in steps is that number. One in samples or tokens ends with the last step that reads no further, so a run
+    that goes on with another batch still ends at the same sample.
+
+    Raises:
+        UsageError: as `batch_sizes`.
+    """
+    sizes = batch_sizes(config)
+    if target := config.train.steps:
+        left = target - steps
+    else:
+        left = sizes.within(training_samples(config), consumed=samples)
+    return RunLength(steps=steps + left, samples=sizes.after(max(0, left), consumed=samples))
+
+
+def training_samples(config: RunConfig) -> int:
+    """Samples that the order of the data has to be able to give; a ramp reads fewer of them."""
+    train = config.train
+    return train.steps * train.global_batch or train.samples or train.tokens // train.sequence_length
+
+
+def schedule_lengths(config: RunConfig) -> ScheduleLengths:
+    """The lengths of [optimizer]; where no end of a decay is set it is that of the run.
+
+    Raises:
+        UsageError: as `batch_sizes`.
+    """
+    optimizer, sizes = config.optimizer, batch_sizes(config)
+    given = {prefix: given_lengths(optimizer, prefix) for prefix in SCHEDULE_LENGTHS}
+    run = given_lengths(config.train)
+    given["decay_"] = given["decay_"] or run
+    if optimizer.weight_decay_schedule != "constant":
+        given["weight_decay_"] = given["weight_decay_"] or run
+    by_samples = any(unit != "steps" for lengths in given.values() for unit in lengths)
+
+    def counted(prefix: str) -> float:
+        for unit, amount in given[prefix].items():
+            if unit == "tokens":
+                return amount / config.train.sequence_length
+            if unit == "samples" or not by_samples:
+                return amount
+            if prefix == "wsd_decay_":  # the last steps of a run have its last size
+                return amount * config.train.global_batch
+            return sizes.after(amount)
+        return 0
+
+    decay = counted("decay_")
+    return ScheduleLengths(
+        counter="samples" if by_samples else "steps",
+        warmup=counted("warmup_") or optimizer.warmup_fraction * decay,
+        decay=decay,
+        wsd_decay=counted("wsd_decay_"),
+        weight_decay=counted("weight_decay_"),
+    )
+
+
+def horizon(config: RunConfig, before: RunConfig | None, *, prefix: str) -> dict[str, int]:
+    """The keys `prefix`steps, `prefix`samples and `prefix`tokens of [optimizer], written out.
+
+    They are the configuration's own; else those of the run so far; else the run's length, in its own unit.
+    """
+    found = given_lengths(config.optimizer, prefix)
+    if not found and before is not None:
+        found = given_lengths(before.optimizer, prefix)
+    found = found or given_lengths(config.train)
+    return {prefix + unit: found.get(unit, 0) for unit in UNITS}

@@ -1,0 +1,58 @@
+"""How much of the hardware a run uses: model FLOP utilization, and the most memory that its rank has held.
+
+Utilization (MFU, Chowdhery et al. 2022) counts the model's own floating-point operations, `Plan.flops_per_token`, not
+what recomputation adds, against the dense peak of the device for the run's number format as its maker states it; it is
+not known for devices and formats that are not in the table, a CPU among them.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+
+import torch
+
+from trainer.plan.plan import Plan
+
+# Part of the name that CUDA gives, and dense FLOP/s of bf16 and fp16 products by NVIDIA's data sheets; first match.
+PEAKS = (
+    ("B200", 2.25e15),
+    ("H200", 989.4e12),
+    ("H100 PCIe", 756e12),
+    ("H100 NVL", 835e12),
+    ("H100", 989.4e12),
+    ("A100", 312e12),
+    ("L40S", 362e12),
+)
+HALF = ("bf16", "fp16")
+
+
+def peak_flops(device_name: str, dtype: str) -> float | None:
+    """Dense FLOP/s of a device for products of a number format; None where that is not known."""
+    if dtype not in HALF:
+        return None
+    return next((peak for part, peak in PEAKS if part in device_name), None)
+
+
+class Usage:
+    """What one rank uses of its device.
+
+    Args:
+        plan: of the run. dtype: precision.dtype. device: this rank's.
+    """
+
+    def __init__(self, plan: Plan, dtype: str, *, device: torch.device) -> None:
+        self._device, self._flops_per_token = device, plan.flops_per_token / plan.world_size
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        self._peak = peak_flops(name, dtype)
+
+    def mfu(self, tokens_per_s: float) -> float | None:
+        """The share of the peak of all ranks' devices at so many tokens per second of the run; None: not known."""
+        return None if self._peak is None else tokens_per_s * self._flops_per_token / self._peak
+
+    def memory_bytes(self) -> int:
+        """The most memory held so far: by tensors on a GPU, else by the whole process."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
