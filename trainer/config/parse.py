@@ -71,6 +71,24 @@ def value_problems(config: RunConfig) -> list[str]:
     ]
 
 
+def setting_problem(name: str, value: Any) -> str | None:
+    """Why section.key cannot have this value (there is no such key, a wrong type or range); None: it can."""
+    section, _, key = name.partition(".")
+    known = _section_types().get(section)
+    if known is None:
+        return f"there is no section [{section}]"
+    hints = _hints(known)
+    return (
+        _value_problem(name, _converted(value, hints[key]), hints[key]) if key in hints else f"there is no key {name}"
+    )
+
+
+def expected_value(name: str) -> str:
+    """The type and range of section.key, in words."""
+    section, _, key = name.partition(".")
+    return _expectation(_hints(_section_types()[section])[key])
+
+
 def dump_config(config: RunConfig) -> str:
     """The configuration as TOML, defaults and overrides included; load_config reads the same back."""
     import tomli_w

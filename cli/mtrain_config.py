@@ -1,0 +1,96 @@
+"""Print a run's configuration: every setting with its default, one of them, or a run of Megatron-LM's as a TOML file.
+
+`--from-megatron` takes the command line of pretrain_gpt.py, with torchrun or another launcher before it, or the name of
+its bash script and the script's own arguments. Nothing of it is run. Exit code 2: arguments are refused, all by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from cli.console import Console, Parser
+from mdata import UsageError
+
+
+def add_arguments(parser: Parser) -> None:
+    """See `mtrain config --help`."""
+    parser.add_argument(
+        "--from-megatron",
+        metavar="COMMAND",
+        help="pretrain_gpt.py and its arguments in quotes, or a script's file: write the same run as TOML",
+    )
+    parser.add_argument("--key", metavar="section.key", help="explain one setting, or those of one section")
+
+
+def main(arguments: argparse.Namespace, console: Console) -> int:
+    """Print what was asked for."""
+    if arguments.from_megatron is not None:
+        return _from_megatron(arguments.from_megatron, console)
+    from trainer.config.describe import default_toml, describe
+
+    if arguments.key is None:
+        console.result(default_toml(), {key.name: key.default for key in describe()})
+        return 0
+    return _explain(arguments.key, console)
+
+
+def _explain(name: str, console: Console) -> int:
+    from mdata.util.option_synonyms import nearest
+    from trainer.config.describe import describe
+
+    keys = [key for key in describe() if name in (key.name, key.name.partition(".")[0], key.name.partition(".")[2])]
+    if not keys:
+        near = nearest(name, [key.name for key in describe()])
+        fix = f"did you mean {near}?" if near else "mtrain config lists every setting"
+        raise UsageError(f"there is no setting {name}", fix=fix)
+    lines = [line for key in keys for line in _lines(key.name, key.comment, key.expected, key.default)]
+    console.result("\n".join(lines), {key.name: {"default": key.default, "comment": key.comment} for key in keys})
+    return 0
+
+
+def _lines(name: str, comment: str, expected: str, default: object) -> list[str]:
+    shown = "has to be set" if default is None else f"default {default!r}"
+    return [f"{name}: {comment}", f"  {expected}; {shown}"]
+
+
+def _from_megatron(text: str, console: Console) -> int:
+    from trainer.config.parse import problems_error
+    from trainer.migrate.launcher import find_launch
+    from trainer.migrate.migrate import as_toml, migrate
+
+    script, words = _script(text)
+    title = words[0] if words else "pretrain_gpt.py"
+    launch = find_launch(script, words[1:])
+    migration = migrate(launch.arguments, launch.world_size)
+    if migration.refused:
+        raise problems_error(title, migration.refused, fix="leave these out or change them; nothing was written")
+    facts = {"settings": migration.tables, "mapped": migration.mapped, "not_needed": migration.not_needed}
+    console.result(as_toml(migration, title=title, world_size=launch.world_size), facts)
+    return 0
+
+
+def _script(text: str) -> tuple[str, list[str]]:
+    """(bash, [file, its arguments]) of what was given; the list is empty for a command line."""
+    import shlex
+
+    from mdata.errors import explain_os_error
+
+    try:
+        words = shlex.split(text)
+    except ValueError:  # an open quote: the reader of bash says it better
+        return text, []
+    if not words:
+        raise UsageError("--from-megatron is empty", fix="--from-megatron 'pretrain_gpt.py --num-layers 24 ...'")
+    if words[0].endswith(".py") or (len(words) > 1 and not words[0].endswith(".sh")):
+        return text, []
+    try:
+        return Path(words[0]).read_text(encoding="utf-8"), words
+    except OSError as error:
+        fix = "give a script's file, or the command line itself: 'pretrain_gpt.py --num-layers 24 ...'"
+        known = explain_os_error(error, "reading the script")
+        if not isinstance(known, UsageError):
+            raise known from error
+        raise UsageError(f"cannot read the script {words[0]}", found=error.strerror, fix=fix) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{words[0]} is not a text file", found=str(error), fix="give a bash script") from error

@@ -1,0 +1,89 @@
+"""`mtrain config`: every setting, one of them, and a run of Megatron-LM's as TOML."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from cli.mtrain import main
+
+RUN = (
+    "torchrun --nproc-per-node 4 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4"
+    " --seq-length 32 --max-position-embeddings 32 --micro-batch-size 2 --train-iters 10 --lr 1e-3 --data-path corpus"
+    " --vocab-file v.json"
+)
+
+
+@pytest.fixture
+def every_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.migrate.migrate.setting_problem", lambda name, value: None)
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["config", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_every_setting_and_one(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = told(capsys)
+    assert code == 0 and not err and "[model]" in out and "# seed = 1234" in out
+    code, out, _ = told(capsys, "--key", "model.norm")
+    assert code == 0 and out.splitlines()[0] == "model.norm: normalization before attention, MLP and head"
+    assert told(capsys, "--key", "norm")[1] == out
+    assert "model.bias" in told(capsys, "--key", "model")[1]
+    code, out, err = told(capsys, "--key", "model.nrm")
+    assert code == 2 and not out and "did you mean model.norm?" in err
+
+
+def test_a_run_as_toml(capsys: pytest.CaptureFixture[str], every_key: None) -> None:
+    code, out, err = told(capsys, "--from-megatron", RUN)
+    assert code == 0 and not err
+    assert tomllib.loads(out)["train"]["global_batch"] == 8  # micro batch x 4 ranks
+    assert "--nproc 4" in out and "--vocab-file v.json: the corpus manifest knows its tokenizer" in out
+    assert json.loads(told(capsys, "--from-megatron", RUN, "--json")[1])["settings"]["model"]["num_layers"] == 2
+
+
+def test_a_script_with_its_own_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str], every_key: None) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text("#!/bin/bash\nOUT=$1\n" + RUN.replace("--lr 1e-3", "--lr 1e-3 --save $OUT") + "\n")
+    assert tomllib.loads(told(capsys, "--from-megatron", f"{script} runs/one")[1])["run"]["folder"] == "runs/one"
+    code, out, err = told(capsys, "--from-megatron", str(script))
+    assert code == 2 and not out and "--save has a value that is not known here: <argument_1>" in err
+
+
+def test_all_refused_arguments_at_once(capsys: pytest.CaptureFixture[str], every_key: None) -> None:
+    code, out, err = told(capsys, "--from-megatron", f"{RUN} --num-experts 8 --nonsense --eod-mask-loss")
+    assert code == 2 and not out
+    assert "has 3 problems" in err and err.count("\n  - ") == 3
+    assert "--num-experts 8: mixtures of experts are not supported" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "--from-megatron is empty"),
+        ("   ", "--from-megatron is empty"),
+        ("no_such_file.sh", "No such file"),
+        ("nonsense", "No such file"),
+        (".", "cannot read the script ."),
+        ("python train.py --lr 1", "expected one command that starts pretrain_gpt.py"),
+        ("pretrain_gpt.py --num-layers '2", "is never closed"),
+        ("for x in 1; do pretrain_gpt.py; done", "loops, functions and case are not read"),
+        ("pretrain_gpt.py \x1b[31m", "stands where an argument is expected"),
+    ],
+)
+def test_wrong_input_is_told_in_short(text: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = told(capsys, "--from-megatron", text)
+    assert code == 2 and not out and expected in err and "\x1b" not in err
+    assert len([line for line in err.splitlines() if not line.startswith("  - ")]) <= 4
+
+
+def test_a_file_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "train.sh"
+    path.write_bytes(b"\xff\xfe\x00")
+    code, _, err = told(capsys, "--from-megatron", str(path))
+    assert code == 2 and "is not a text file" in err and len(err.splitlines()) <= 4

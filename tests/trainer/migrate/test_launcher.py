@@ -1,0 +1,49 @@
+"""Which command starts pretrain_gpt.py, with which arguments and on how many ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from mdata import UsageError
+from trainer.migrate.launcher import find_launch
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        ("pretrain_gpt.py --a", 1),
+        ("python -u /opt/megatron/pretrain_gpt.py --a", 1),
+        ("torchrun --nproc-per-node 8 pretrain_gpt.py --a", 8),
+        ("torchrun --nproc_per_node=8 --nnodes=2 pretrain_gpt.py --a", 16),
+        ("torchrun --nproc_per_node gpu pretrain_gpt.py --a", None),
+        ("torchrun --nproc_per_node 8 --nnodes $SLURM_NNODES pretrain_gpt.py --a", None),
+        ("python -m torch.distributed.launch --nproc_per_node 4 pretrain_gpt.py --a", 4),
+        ("srun -n 12 python pretrain_gpt.py --a", 12),
+        ("srun -N 2 --ntasks-per-node=8 python pretrain_gpt.py --a", 16),
+        ("mpirun -np 4 python pretrain_gpt.py --a", 4),
+        ("#SBATCH --nodes=3 --ntasks-per-node=8\nsrun bash -c 'cd x && python pretrain_gpt.py --a'", 24),
+        ("cd x && CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun pretrain_gpt.py --a 2>&1 | tee log", 1),
+        ("mkdir -p runs\necho starting\nexec torchrun pretrain_gpt.py --a &\nwait", 1),
+    ],
+)
+def test_launches(text: str, ranks: int | None) -> None:
+    launch = find_launch(text)
+    assert launch.arguments == ("--a",) and launch.world_size == ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "no Python script"),
+        ("ls", "no Python script"),
+        ("python pretrain_bert.py --a", "pretrain_bert.py"),
+        ("python pretrain_gpt.py\npython pretrain_gpt.py", "2 such commands"),
+        ("python pretrain_gpt.py 'a", "line 1: ' is never closed"),
+        ("$(" * 5000, "recursion"),
+        ("sh -c 'python pretrain_gpt.py \"a'", "is never closed"),
+    ],
+)
+def test_what_starts_no_gpt_is_refused(text: str, found: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_launch(text)
+    assert found in str(caught.value) and len(str(caught.value).splitlines()) <= 4

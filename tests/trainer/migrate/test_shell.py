@@ -1,0 +1,93 @@
+"""Bash as Megatron-LM's scripts use it, against what bash itself makes of it; and what is not read."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from trainer.migrate.lexer import ShellError, split_statements
+from trainer.migrate.shell import read_commands, unknown
+
+SAME_AS_BASH = [
+    "show a 'b c' \"d e\" f\\ g",
+    "A=1; B=${A}2; show $A $B \"$A-$B\" '$A'",
+    "A='x  y'; show $A \"$A\" z$A",
+    "A=(1 '2 3' $((2+2)) # a comment\n 5)\nA+=(6); show ${A[@]} ; show \"${A[@]}\" x",
+    'A=\'\'; show $A "$A" a""b',
+    "A='a '; show ${A}b \"c\"$A",
+    "show a \\\n  b # c\nshow d",
+    "N=8; M=4; show $((N * M)) $(($N*$M - 1)) $((N / 3)) $(( (N + M) % 5 ))",
+    'show ${U:-default} ${U:-"a b"} ${U-}',
+    'A=x; show ${A:-y}; A=; show ${A:-y} "${A-z}"',
+    "A=1; A+=2; show $A; export B=3 C=4; show $B$C",
+    "A=x; if [ $A = x ]; then show yes; else show no; fi",
+    'A=x; if [[ $A == y ]]; then show 1; elif [[ $A != z ]] && [ -n "$A" ]; then show 2; else show 3; fi',
+    "if [ 3 -gt 4 ] || [ 2 -le 2 ]; then A=in; fi; show $A",
+    "if [ a = b ]; then if [ a = a ]; then show 1; fi; show 2; fi; show 3",
+    "[ a = a ] && A=1; [ a = b ] && A=2; [ a = b ] || A=${A}3; show $A",
+    "A=1 B=2 show ok > /dev/stdout 2>&1",
+    'show "a\\$b" \'c\\d\' "e\\"f" "\\n"',
+    'show $1 "$@" $#; shift; show $1',
+    "(show a; show b)",
+    "{ show a; } && show b",
+    "eval 'show a' b; A='show c'; eval $A",
+]
+
+
+@pytest.mark.parametrize("script", SAME_AS_BASH)
+def test_as_bash_does(script: str) -> None:
+    arguments = ["first one", "second"]
+    show = "show() { for word in \"$@\"; do printf '%s\\0' \"$word\"; done; printf '\\n'; }\n"
+    bash = subprocess.run(["bash", "-c", show + script, "x", *arguments], capture_output=True, text=True, check=True)
+    expected = [["show", *line.split("\0")[:-1]] for line in bash.stdout.splitlines()]
+    assert read_commands(script, arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("show $NAME ${NAME}/x $1", ["show", "<NAME>", "<NAME>/x", "<argument_1>"]),
+        ("show $(date) `date` $PWD $(pwd)/x", ["show", "<output_of_date>", "<output_of_date>", ".", "./x"]),
+        ("A=1; if [ -f file ]; then A=2; fi; show $A", ["show", "<A>"]),
+        ("test -f x && A=2; show $A", ["show", "2"]),
+        ("show <Specify path>_document", ["show", "<Specify_path>_document"]),
+    ],
+)
+def test_what_is_not_known_becomes_a_word_of_its_own(script: str, expected: list[str]) -> None:
+    assert read_commands(script)[-1] == expected
+
+
+def test_unknown_is_found_in_a_word() -> None:
+    assert unknown("a/<NAME>/b") == "<NAME>" and unknown("a b") is None
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        ("a\nb 'c", "line 2: ' is never closed"),
+        ('a "b', 'line 1: " is never closed'),
+        ("A=(1\n2", "never closed"),
+        ("a ${b", "{ is never closed"),
+        ("for a in b; do c; done", "line 1: `for a in b`"),
+        ("a\nwhile true; do c; done", "line 2: `while true`"),
+        ("f() { a; }", "line 1"),
+        ("function f { a; }", "line 1"),
+        ("cat <<EOF\na\nEOF", "a here-document"),
+        ("if [ a = b ]; then c", "without its `fi`"),
+        ("fi", "`fi` without its `if`"),
+    ],
+)
+def test_what_is_not_read_is_named_with_its_line(script: str, text: str) -> None:
+    with pytest.raises(ShellError) as caught:
+        read_commands(script)
+    assert text in str(caught.value)
+
+
+def test_lines_of_statements() -> None:
+    assert [(one.words[0], one.line) for one in split_statements("a \\\n b\nc 'd\ne'; f\ng")] == [
+        ("a", 1),
+        ("c", 3),
+        ("f", 4),
+        ("g", 5),
+    ]

@@ -1,0 +1,85 @@
+"""What the settings of a run are, as their fields say it: type and range, default, and the comment.
+
+The comments are read from the source of `sections.py`, where they stand once. `describe` gives all of them in order;
+`default_toml` is a configuration with every key and its comment, in which keys without a default are left to the user.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from typing import Any
+
+from trainer.config.parse import expected_value
+from trainer.config.sections import RunConfig
+
+_HEADER = "Every setting of a run. A line without # has to be set; the others show the defaults."
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    """A setting.
+
+    Args:
+        name: section.key.
+        default: None where it has to be set.
+        expected: its type and range, in words.
+        comment: what it is.
+    """
+
+    name: str
+    default: Any
+    expected: str
+    comment: str
+
+
+def describe() -> tuple[Key, ...]:
+    """Every setting, section by section."""
+    hints = inspect.get_annotations(RunConfig, eval_str=True)
+    return tuple(key for name, section in hints.items() for key in _section_keys(name, section))
+
+
+def section_texts() -> dict[str, str]:
+    """What each section is, in a line."""
+    hints = inspect.get_annotations(RunConfig, eval_str=True)
+    return {name: " ".join((section.__doc__ or "").split()) for name, section in hints.items()}
+
+
+def default_toml() -> str:
+    """A configuration with every setting, its default and its comment."""
+    import tomli_w
+
+    texts, lines = section_texts(), [f"# {_HEADER}"]
+    for key in describe():
+        section, _, name = key.name.partition(".")
+        if section in texts:
+            lines += ["", f"# {texts.pop(section)}", f"[{section}]"]
+        lines.append(f"# {key.comment[:1].upper()}{key.comment[1:]}: {key.expected}.")
+        value = "..." if key.default is None else tomli_w.dumps({"x": key.default})[4:].strip()
+        lines.append(f"{name} = {value}" if key.default is None else f"# {name} = {value}")
+    return "\n".join(lines)
+
+
+def _section_keys(name: str, section: type) -> list[Key]:
+    source = inspect.getsource(section)
+    keys = []
+    for field in dataclasses.fields(section):
+        missing = field.default is dataclasses.MISSING
+        keys.append(
+            Key(
+                name=f"{name}.{field.name}",
+                default=None if missing else field.default,
+                expected=expected_value(f"{name}.{field.name}"),
+                comment=_comment(source, field.name),
+            )
+        )
+    return keys
+
+
+def _comment(source: str, name: str) -> str:
+    """The comment behind a field, which may stand on a later line of it."""
+    field = re.search(rf"^    {name}: .*?(?=^    [a-z]\w*: |\Z)", source, re.MULTILINE | re.DOTALL)
+    assert field, f"{name} is a field of its section"
+    found = re.findall(r"#\s*(.*)", field.group())
+    return " ".join(found)

@@ -1,0 +1,1 @@
+"""Runs of Megatron-LM as configurations of ours: the script is read, its arguments are mapped."""

@@ -1,0 +1,99 @@
+"""Words of a command line, read by the table of arguments as Megatron-LM's parser reads them.
+
+Every problem is found, not the first one only. Of an argument that is given twice the last one counts, as there;
+shortened names are not accepted, as there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mdata.util.option_synonyms import nearest
+from trainer.migrate.flags import Flag
+from trainer.migrate.shell import unknown
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Given:
+    """The arguments of a run.
+
+    Args:
+        values: the value of every mapped argument, Megatron's default where it was not given; None: none.
+        texts: what was given, by the argument's (first) name, as it was written.
+        problems: wrong words, one line each.
+    """
+
+    values: Mapping[str, Any]
+    texts: Mapping[str, str]
+    problems: tuple[str, ...]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.texts
+
+
+def read_arguments(words: Sequence[str], table: Mapping[str, Flag]) -> Given:
+    """Read the words behind pretrain_gpt.py."""
+    values = {name: _default(flag) for name, flag in table.items() if not flag.same_as}
+    texts: dict[str, str] = {}
+    problems: list[str] = []
+    at = 0
+    while at < len(words):
+        name, equals, joined = words[at].partition("=")
+        end = at + 1
+        if not equals:
+            while end < len(words) and not words[end].startswith("--"):
+                end += 1
+        found = [joined] if equals else list(words[at + 1 : end])
+        at = end
+        flag = table.get(name)
+        if flag is None:
+            problems.append(_unknown_word(name, table))
+            continue
+        value, problem = _value(flag, found)
+        if problem:
+            problems.append(f"{name} {problem}")
+        else:
+            first = flag.same_as or name
+            values[first], texts[first] = value, " ".join([name, *found])
+    return Given(values, texts, tuple(problems))
+
+
+def _default(flag: Flag) -> Any:
+    if flag.kind == "switch":
+        return False
+    return None if flag.default is None else _value(flag, [flag.default])[0]
+
+
+def _unknown_word(name: str, table: Mapping[str, Flag]) -> str:
+    if not name.startswith("--"):
+        return f"{name!r} stands where an argument is expected; arguments begin with --"
+    near = nearest(name, list(table))
+    return f"{name} is not an argument of pretrain_gpt.py" + (f"; did you mean {near}?" if near else "")
+
+
+def _value(flag: Flag, words: list[str]) -> tuple[Any, str | None]:
+    """(value, problem) of the words behind an argument."""
+    if flag.kind == "switch":
+        return True, f"takes no value, but {words[0]!r} follows it" if words else None
+    if flag.kind == "texts":
+        words = [part for word in words for part in word.split()]
+    elif len(words) != 1:
+        return None, f"takes one value, but {len(words)} follow it"
+    if flag.use != "mapped":
+        return " ".join(words), None
+    if not words or any(unknown(word) for word in words):
+        missing = next((found for word in words if (found := unknown(word))), "nothing follows it")
+        return None, f"has a value that is not known here: {missing}; write it out"
+    try:
+        if flag.kind == "int":
+            return int(words[0]), None
+        if flag.kind == "float":
+            return float(words[0]), None
+    except ValueError:
+        return None, f"is {words[0]!r}; expected a {'whole number' if flag.kind == 'int' else 'number'}"
+    return (tuple(words) if flag.kind == "texts" else words[0]), None

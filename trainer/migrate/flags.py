@@ -1,0 +1,181 @@
+"""The arguments of Megatron-LM's pretrain_gpt.py that become settings of ours: one table.
+
+A row: name | what follows it | Megatron's default | our key | how. Behind `=` the value is copied as it is; otherwise a
+rule of `rules_model.py` or `rules_run.py` makes the setting. `switch`: nothing follows; `texts`: one or more values.
+A second name of one argument stands as `same as --NAME`. The other arguments are in `other_flags.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from trainer.migrate.other_flags import NOT_NEEDED, REFUSED
+
+_TABLE = """
+--num-layers | int | | = model.num_layers |
+--encoder-num-layers | same as --num-layers
+--hidden-size | int | | = model.hidden_size |
+--ffn-hidden-size | int | | model.ffn_hidden_size | without it 4 x hidden size; with --swiglu 8/3 x, rounded down to 64
+--num-attention-heads | int | | = model.num_heads |
+--kv-channels | int | | model.head_dim | without it hidden size / heads
+--group-query-attention | switch | | model.num_kv_heads | with --num-query-groups
+--num-query-groups | int | 1 | model.num_kv_heads | with --group-query-attention
+--max-position-embeddings | int | | model.max_position |
+--position-embedding-type | text | learned_absolute | model.position | learned_absolute, rope, none
+--use-rotary-position-embeddings | switch | | model.position | rope
+--no-position-embedding | switch | | model.position | only beside rope, where it changes nothing
+--rotary-base | int | 10000 | model.rope_theta |
+--rotary-percent | float | 1.0 | model.rope_fraction |
+--rotary-interleaved | switch | | model.rope_interleaved |
+--no-rope-freq | text | | model.rope_interval | a whole number only
+--rotary-seq-len-interpolation-factor | int | | model.rope_scaling | linear, with model.rope_factor
+--use-rope-scaling | switch | | model.rope_scaling | llama3, with its constants 8192, 1 and 4
+--rope-scaling-factor | float | 8.0 | model.rope_factor | with --use-rope-scaling
+--normalization | text | LayerNorm | model.norm |
+--norm-epsilon | float | 1e-05 | = model.norm_epsilon |
+--layernorm-epsilon | same as --norm-epsilon
+--swiglu | switch | | model.activation | swiglu
+--squared-relu | switch | | model.activation | squared_relu
+--no-bias-gelu-fusion | switch | | model.activation | gelu_erf instead of gelu: the fused kernel computes the tanh form
+--no-bias-swiglu-fusion | switch | | model.activation_clamp | the fused kernel ignores the clamp
+--activation-func-clamp-value | float | | model.activation_clamp | with --swiglu and --no-bias-swiglu-fusion
+--glu-linear-offset | float | 0.0 | model.activation_offset | as the clamp
+--disable-bias-linear | switch | | model.bias | false; then GELU is exact, because nothing is fused
+--add-qkv-bias | switch | | model.bias | qkv, with --disable-bias-linear
+--qk-layernorm | switch | | model.qk_norm |
+--window-size | text | | model.window | W,0: W + 1 tokens, the last one included
+--window-attn-skip-freq | text | | model.window_interval |
+--softmax-type | text | vanilla | model.attention_sinks | off-by-one: zero; learnable: learned
+--attention-dropout | float | 0.1 | = model.attention_dropout |
+--hidden-dropout | float | 0.1 | = model.hidden_dropout |
+--untie-embeddings-and-output-weights | switch | | model.tie_embeddings | false
+--init-method-std | float | 0.02 | = model.init_std |
+--embedding-init-method-std | float | | model.init_std | the same value only
+--vocab-size | int | | model.vocab_size | read for NullTokenizer and TikTokenizer, as there
+--tokenizer-type | text | | model.vocab_size | GPT2BPETokenizer: 50257 rows; otherwise the data's manifest knows
+--padded-vocab-size | int | | model.vocab_size |
+--make-vocab-size-divisible-by | int | 128 | model.vocab_size | the padding takes part in Megatron's loss
+--seed | int | 1234 | = run.seed | the same order of data; other initial weights of the same distribution
+--save | text | | run.folder |
+--load | text | | run.folder | only the folder of --save: a run continues by itself
+--save-interval | int | | checkpoint.interval |
+--persistent-save-interval | same as --save-interval
+--data-path | texts | | data.blend |
+--mock-data | switch | | data.blend | mock
+--train-data-path | texts | | data.blend |
+--valid-data-path | texts | | data.valid | each corpus is a set of its own; weights are dropped
+--test-data-path | texts | | data.test | as --valid-data-path
+--split | text | | data.split | without it 969,30,1
+--data-cache-path | text | | data.cache |
+--mid-level-dataset-surplus | float | 0.005 | data.blend_surplus |
+--reset-position-ids | switch | | data.document_masks | together with --reset-attention-mask
+--reset-attention-mask | switch | | data.document_masks | together with --reset-position-ids
+--seq-length | int | | = train.sequence_length |
+--encoder-seq-length | same as --seq-length
+--micro-batch-size | int | | = train.micro_batch |
+--global-batch-size | int | | train.global_batch | without it --micro-batch-size x data-parallel ranks
+--rampup-batch-size | texts | | train.batch_ramp |
+--train-iters | int | | train.steps |
+--train-samples | int | | train.samples |
+--calculate-per-token-loss | switch | | train.loss_average | token; without it megatron
+--eval-interval | int | | train.eval_interval |
+--eval-iters | int | 100 | train.eval_samples | x global batch
+--full-validation | switch | | train.eval_samples | 0
+--log-interval | int | 100 | = train.log_interval |
+--optimizer | text | adam | optimizer.name | adam: adamw
+--lr | float | | = optimizer.lr |
+--min-lr | float | 0.0 | = optimizer.min_lr |
+--lr-decay-style | text | linear | optimizer.schedule |
+--lr-decay-iters | int | | optimizer.decay_steps |
+--lr-decay-samples | int | | optimizer.decay_samples |
+--lr-warmup-iters | int | 0 | optimizer.warmup_steps | counted before the step: optimizer.warmup_count = "before"
+--lr-warmup-samples | int | 0 | optimizer.warmup_samples |
+--lr-warmup-fraction | float | | optimizer.warmup_fraction |
+--lr-warmup-init | float | 0.0 | optimizer.init_lr |
+--lr-wsd-decay-style | text | exponential | optimizer.wsd_decay | with --lr-decay-style WSD
+--lr-wsd-decay-iters | int | | optimizer.wsd_decay_steps |
+--lr-wsd-decay-samples | int | | optimizer.wsd_decay_samples |
+--weight-decay | float | 0.01 | optimizer.weight_decay |
+--start-weight-decay | float | | optimizer.weight_decay | with --weight-decay-incr-style
+--end-weight-decay | float | | optimizer.weight_decay_end |
+--weight-decay-incr-style | text | constant | optimizer.weight_decay_schedule |
+--adam-beta1 | float | 0.9 | = optimizer.beta1 |
+--adam-beta2 | float | 0.999 | = optimizer.beta2 |
+--adam-eps | float | 1e-08 | = optimizer.epsilon |
+--sgd-momentum | float | 0.9 | optimizer.momentum | with --optimizer sgd
+--clip-grad | float | 1.0 | = optimizer.clip_norm |
+--fp16 | switch | | precision.dtype | fp16
+--bf16 | switch | | precision.dtype | bf16
+--grad-reduce-in-bf16 | switch | | precision.gradients | params
+--accumulate-allreduce-grads-in-fp32 | switch | | precision.gradients | main, as with bf16; fp16 without it: params
+--loss-scale | float | | precision.loss_scale |
+--initial-loss-scale | float | 4294967296 | precision.initial_loss_scale |
+--min-loss-scale | float | 1.0 | precision.min_loss_scale |
+--loss-scale-window | float | 1000 | precision.loss_scale_window |
+--hysteresis | int | 2 | precision.loss_scale_hysteresis |
+--fp8-format | text | | precision.fp8 | hybrid
+--fp8-recipe | text | delayed | precision.fp8 | delayed, or tensorwise: current
+--first-last-layers-bf16 | switch | | precision.fp8_first_last_bf16 |
+--num-layers-at-start-in-bf16 | int | 1 | precision.fp8_first_last_bf16 |
+--num-layers-at-end-in-bf16 | int | 1 | precision.fp8_first_last_bf16 |
+--recompute-activations | switch | | recompute.mode | selective
+--recompute-granularity | text | | recompute.mode |
+--recompute-method | text | | recompute.method |
+--recompute-num-layers | int | | recompute.layers |
+--tensor-model-parallel-size | int | 1 | = mesh.tp |
+--sequence-parallel | switch | | mesh.sequence_parallel | with tensor parallelism only
+--pipeline-model-parallel-size | int | 1 | mesh.pp |
+--context-parallel-size | int | 1 | mesh.cp |
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Flag:
+    """An argument of pretrain_gpt.py.
+
+    Args:
+        name: with its dashes.
+        kind: switch, int, float, text or texts.
+        default: Megatron's, as text; None: none.
+        use: "mapped", "not needed" or "refused".
+        key: the setting of ours; "": none.
+        copied: the value is the key's as it is.
+        note: how it is mapped, why it is not needed, or why it is refused and what comes nearest.
+        same_as: the argument whose second name this is.
+    """
+
+    name: str
+    kind: str
+    default: str | None = None
+    use: str = "mapped"
+    key: str = ""
+    copied: bool = False
+    note: str = ""
+    same_as: str = ""
+
+
+def flag_table() -> dict[str, Flag]:
+    """Every argument that is known, by its name."""
+    table: dict[str, Flag] = {}
+    for line in _TABLE.strip().splitlines():
+        name, kind, *rest = (cell.strip() for cell in line.split("|"))
+        if kind.startswith("same as "):
+            first = table[kind.removeprefix("same as ")]
+            table[name] = dataclasses.replace(first, name=name, same_as=first.name)
+            continue
+        default, key, note = rest
+        copied = key.startswith("= ")
+        table[name] = Flag(
+            name=name, kind=kind, default=default or None, key=key.removeprefix("= "), copied=copied, note=note
+        )
+    for use, groups in (("not needed", NOT_NEEDED), ("refused", REFUSED)):
+        for reason, names in groups:
+            table |= {flag.name: flag for flag in (_other(word, use, reason) for word in names.split())}
+    return table
+
+
+def _other(word: str, use: str, reason: str) -> Flag:
+    """`--name` is a switch, `--name=1` takes a value (default 1), `--name=*1` takes several."""
+    name, equals, default = word.partition("=")
+    kind = "texts" if default.startswith("*") else "text" if equals else "switch"
+    return Flag(name=name, kind=kind, default=default.removeprefix("*") or None, use=use, note=reason)

@@ -1,0 +1,90 @@
+"""The command that starts pretrain_gpt.py, found among the commands of a script, and the number of ranks it starts.
+
+Read are torchrun, torch.distributed.launch, srun and mpirun, and `sh -c "..."` behind them. A number of ranks that
+depends on something unknown is None.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from mdata import UsageError
+from trainer.migrate.lexer import ShellError
+from trainer.migrate.shell import read_commands
+
+SCRIPT = "pretrain_gpt.py"
+_PER_NODE = ("--nproc-per-node", "--nproc_per_node", "--ntasks-per-node")
+_NODES = ("--nnodes", "--nodes", "-N")
+_RANKS = ("--ntasks", "-n", "-np")
+_SHELLS = frozenset({"sh", "bash"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Launch:
+    """Arguments of pretrain_gpt.py, and the number of ranks; None: not known."""
+
+    arguments: tuple[str, ...]
+    world_size: int | None
+
+
+def find_launch(text: str, arguments: Sequence[str] = ()) -> Launch:
+    """The one command of a bash text that starts pretrain_gpt.py.
+
+    Args:
+        text: a command line or a script.
+        arguments: the script's own arguments, `$1` and on.
+
+    Raises:
+        UsageError: the text cannot be read, has no such command, or several.
+    """
+    try:
+        commands = [part for command in read_commands(text, arguments) for part in _inner(command)]
+    except (ShellError, RecursionError) as error:
+        fix = f"give the command itself: mtrain config --from-megatron '{SCRIPT} --num-layers ...'"
+        raise UsageError("the script cannot be read", found=str(error), fix=fix) from error
+    found = [command for command in commands if any(_is_script(word) for word in command)]
+    if len(found) != 1:
+        others = [word for command in commands for word in command if word.endswith(".py")]
+        seen = f"{len(found)} such commands" if found else ", ".join(others[:3]) or "no Python script"
+        fix = "give one of them" if found else f"give the command that starts {SCRIPT}, or its script's file"
+        raise UsageError(f"expected one command that starts {SCRIPT}", found=seen, fix=fix)
+    at = next(place for place, word in enumerate(found[0]) if _is_script(word))
+    batch = re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE)
+    return Launch(tuple(found[0][at + 1 :]), _world_size(found[0][:at], " ".join(batch).split()))
+
+
+def _inner(command: list[str]) -> list[list[str]]:
+    """A command, or those of its `sh -c`, each with the launcher's words in front."""
+    for at in range(1, len(command) - 1):
+        if command[at] in ("-c", "-lc") and PurePath(command[at - 1]).name in _SHELLS and SCRIPT in command[at + 1]:
+            return [command[: at - 1] + inner for inner in read_commands(command[at + 1])]
+    return [command]
+
+
+def _is_script(word: str) -> bool:
+    return PurePath(word).name == SCRIPT
+
+
+def _world_size(words: Sequence[str], batch: Sequence[str]) -> int | None:
+    launcher = next((word for word in words if PurePath(word).name in ("srun", "mpirun", "mpiexec")), None)
+    torch = any(PurePath(word).name == "torchrun" or word.startswith("torch.distributed.") for word in words)
+    if not launcher and not torch:
+        return 1
+    said = [*(batch if launcher else ()), *words]
+    ranks = _number(said, _RANKS, "" if not torch else "1")
+    if torch or ranks == "":
+        per_node, nodes = _number(said, _PER_NODE, "1"), _number(said, _NODES, "1")
+        return int(per_node) * int(nodes) if per_node.isdigit() and nodes.isdigit() else None
+    return int(ranks) if ranks.isdigit() else None
+
+
+def _number(words: Sequence[str], names: Sequence[str], default: str) -> str:
+    value = default
+    for at, word in enumerate(words):
+        name, equals, joined = word.partition("=")
+        if name in names:
+            value = joined if equals else "".join(words[at + 1 : at + 2])
+    return value

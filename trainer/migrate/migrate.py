@@ -1,0 +1,176 @@
+"""A run of Megatron-LM as a configuration of ours: every argument mapped, not needed, or refused by name.
+
+`migrate` is a pure function of the words; `as_toml` writes what it found, with a comment for every argument. Whether
+this version has a setting, and with that value, is looked up in the sections when it is asked for: an argument whose
+key does not exist is refused, and is mapped as soon as the key is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainer.config.describe import describe
+from trainer.config.parse import key_names, setting_problem
+from trainer.migrate.arguments import Given, read_arguments
+from trainer.migrate.flags import Flag, flag_table
+from trainer.migrate.rules_model import model_rules
+from trainer.migrate.rules_run import run_rules
+from trainer.migrate.settings import Refusal, Setting
+
+_NO_EFFECT = "no effect beside the other arguments, there or here"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Migration:
+    """What became of the arguments.
+
+    Args:
+        settings: of ours, each key once.
+        mapped: (arguments as given, "key = value") of each setting that an argument decided.
+        not_needed: (argument as given, reason).
+        refused: one line each; where there are any, the settings are not to be used.
+    """
+
+    settings: tuple[Setting, ...]
+    mapped: tuple[tuple[str, str], ...]
+    not_needed: tuple[tuple[str, str], ...]
+    refused: tuple[str, ...]
+
+    @property
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """The settings as parsed TOML."""
+        result: dict[str, dict[str, Any]] = {}
+        order = {name: place for place, name in enumerate(key_names())}
+        for setting in sorted(self.settings, key=lambda one: order.get(one.key, len(order))):
+            section, _, key = setting.key.partition(".")
+            result.setdefault(section, {})[key] = setting.value
+        return result
+
+
+def migrate(words: Sequence[str], world_size: int | None) -> Migration:
+    """What becomes of the words behind pretrain_gpt.py.
+
+    Args:
+        words: arguments of core 0.12 to 0.16 and of the versions around them.
+        world_size: the number of ranks; None: not known.
+    """
+    table = flag_table()
+    given = read_arguments(words, table)
+    refused = list(given.problems) + [
+        f"{text}: {table[name].note}" for name, text in given.texts.items() if _is_refused(table[name], given)
+    ]
+    found = _found(given, table, world_size)
+    wrong = {problem.split(" ")[0] for problem in given.problems}
+    refusals = [one for one in found if isinstance(one, Refusal) and one.flag not in wrong]
+    refused += [f"{given.texts.get(one.flag, one.flag)}: {one.reason}" for one in refusals]
+    settings = [one for one in found if isinstance(one, Setting)]
+    usable, spared = [], []
+    for setting in settings:
+        by = " ".join(given.texts[name] for name in setting.flags if name in given)
+        if not (problem := setting_problem(setting.key, setting.value) or _mock_problem(setting)):
+            usable.append(setting)
+        elif setting.neutral != setting.value:
+            refused.append(f"{by or _by_default(setting)}: not supported by this version: {problem}")
+        elif by:
+            spared.append((by, "this version does nothing else"))
+    decided = {name for setting in settings for name in setting.flags}
+    idle = [name for name in given.texts if table[name].use == "mapped" and name not in decided]
+    idle = [name for name in idle if not any(name in line for line in refused)]
+    mapped = [
+        (
+            " ".join(given.texts[name] for name in setting.flags if name in given),
+            f"{setting.key} = {_toml(setting.value)}",
+        )
+        for setting in usable
+        if any(name in given for name in setting.flags)
+    ]
+    spared += [(text, table[name].note) for name, text in given.texts.items() if table[name].use == "not needed"]
+    spared += [
+        (text, "its value is the default") for name, text in given.texts.items() if _is_default(table[name], given)
+    ]
+    spared += [(given.texts[name], _NO_EFFECT) for name in idle]
+    return Migration(tuple(usable), tuple(mapped), tuple(spared), tuple(refused))
+
+
+def as_toml(migration: Migration, *, title: str, world_size: int | None) -> str:
+    """The configuration with its comments: what was mapped to what, what is not needed and why.
+
+    Args:
+        migration: without anything refused.
+        title: where it came from, for the first line.
+        world_size: ranks, for the line that says how to start; None: not known.
+    """
+    ranks = "RANKS" if world_size is None else str(world_size)
+    lines = [f"From Megatron-LM: {title}", f"Start it with: mtrain train run.toml --nproc {ranks}", "", "Mapped:"]
+    lines += [f"  {text} -> {setting}" for text, setting in migration.mapped]
+    lines += ["", "Not needed:"] if migration.not_needed else []
+    for reason in dict.fromkeys(reason for _, reason in migration.not_needed):
+        texts = "; ".join(text for text, why in migration.not_needed if why == reason)
+        lines.append(f"  {texts}: {reason}")
+    lines += ["", "Settings marked (default) are Megatron-LM's defaults, or what it always does."]
+    body = [_comment(line) for line in lines]
+    asked = {setting.partition(" = ")[0] for _, setting in migration.mapped}
+    notes = {one.key: one.note for one in migration.settings}
+    for section, table in migration.tables.items():
+        body += ["", f"[{section}]"]
+        for key, value in table.items():
+            name = f"{section}.{key}"
+            remarks = [*(["(default)"] if name not in asked else []), *([notes[name]] if notes[name] else [])]
+            body.append(f"{key} = {_toml(value)}" + (f"  # {' '.join(remarks)}" if remarks else ""))
+    return "\n".join(body) + "\n"
+
+
+def _mock_problem(setting: Setting) -> str | None:
+    """Tokens without a file are a value of a key that takes any text, so what the key says of itself decides."""
+    if (setting.key, setting.value) != ("data.blend", "mock"):
+        return None
+    says = next(key.comment for key in describe() if key.name == setting.key)
+    return None if "mock" in says else "data.blend has no mock data"
+
+
+def _found(given: Given, table: Mapping[str, Flag], world_size: int | None) -> list[Setting | Refusal]:
+    """Settings and refusals: values that are copied, then those of the rules; a rule's word on a key is the last."""
+    found: dict[object, Setting | Refusal] = {}
+    neutral = {"model.attention_dropout": 0.0, "model.hidden_dropout": 0.0}
+    for flag in table.values():
+        if flag.copied and not flag.same_as and given[flag.name] is not None:
+            value = given[flag.name]
+            found[flag.key] = Setting(flag.key, value, (flag.name,), neutral.get(flag.key))
+        elif flag.copied and not flag.same_as and flag.name not in given and flag.default is None:
+            found[flag.name] = Refusal(flag.name, "missing; a run needs it")
+    for one in [*model_rules(given), *run_rules(given, world_size)]:
+        found[one.key if isinstance(one, Setting) else (one.flag, one.reason)] = one
+    return list(found.values())
+
+
+def _is_default(flag: Flag, given: Given) -> bool:
+    return flag.use == "refused" and flag.kind != "switch" and _same(given.texts[flag.name], flag)
+
+
+def _is_refused(flag: Flag, given: Given) -> bool:
+    return flag.use == "refused" and not _is_default(flag, given)
+
+
+def _same(text: str, flag: Flag) -> bool:
+    """The text as given says the default."""
+    value, default = text.partition(" ")[2], flag.default or ""
+    try:
+        return float(value) == float(default)
+    except ValueError:
+        return value == default
+
+
+def _by_default(setting: Setting) -> str:
+    return f"{setting.flags[0]} (Megatron-LM's default)" if setting.flags else "what Megatron-LM always does"
+
+
+def _toml(value: object) -> str:
+    import tomli_w
+
+    return " ".join(tomli_w.dumps({"x": value}).removeprefix("x = ").split("\n")).strip()
+
+
+def _comment(line: str) -> str:
+    return ("# " + "".join(mark if mark.isprintable() else "?" for mark in line)).rstrip()

@@ -1,0 +1,158 @@
+"""Rules that make the [model] section of a run from Megatron-LM's arguments. Pure.
+
+Where Megatron-LM chooses a function by a speed option, the function is chosen here: its fused bias and GELU compute the
+tanh form, and the fusion is on unless it is switched off or the linear layers have no bias.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from trainer.migrate.arguments import Given
+from trainer.migrate.settings import Refusal, Setting
+
+_GPT2_VOCABULARY = 50257
+_TIKTOKEN_VOCABULARY = 1 << 17
+
+
+def model_rules(a: Given) -> Iterator[Setting | Refusal]:
+    """Settings of [model]."""
+    yield from _shape(a)
+    yield from _position(a)
+    yield from _attention(a)
+    yield from _mlp(a)
+    yield from _vocabulary(a)
+
+
+def _shape(a: Given) -> Iterator[Setting | Refusal]:
+    if a["--kv-channels"]:
+        yield Setting("model.head_dim", a["--kv-channels"], ("--kv-channels",))
+    if a["--group-query-attention"]:
+        flags = ("--group-query-attention", "--num-query-groups")
+        yield Setting("model.num_kv_heads", a["--num-query-groups"], flags)
+    if a["--max-position-embeddings"]:
+        yield Setting("model.max_position", a["--max-position-embeddings"], ("--max-position-embeddings",))
+    if a["--normalization"] in ("LayerNorm", "RMSNorm"):
+        yield Setting("model.norm", a["--normalization"].lower(), ("--normalization",))
+    else:
+        yield Refusal("--normalization", "LayerNorm and RMSNorm are supported")
+    untied = a["--untie-embeddings-and-output-weights"]
+    yield Setting("model.tie_embeddings", not untied, ("--untie-embeddings-and-output-weights",))
+    if a["--embedding-init-method-std"] not in (None, a["--init-method-std"]):
+        yield Refusal("--embedding-init-method-std", "embeddings start with the deviation of --init-method-std")
+    elif "--embedding-init-method-std" in a:
+        yield Setting("model.init_std", a["--init-method-std"], ("--init-method-std", "--embedding-init-method-std"))
+
+
+def _position(a: Given) -> Iterator[Setting | Refusal]:
+    rotary = a["--use-rotary-position-embeddings"]
+    kind = "rope" if rotary else a["--position-embedding-type"]
+    names = {"learned_absolute": "learned", "rope": "rope", "none": "none"}
+    if kind not in names:
+        near = 'model.rope_scaling = "yarn", set by hand,' if kind == "yarn" else '"rope"'
+        yield Refusal("--position-embedding-type", f"{kind} is not mapped; {near} is the nearest")
+        return
+    flags = ["--use-rotary-position-embeddings" if rotary else "--position-embedding-type"]
+    flags += ["--no-position-embedding"] if kind == "rope" else []
+    yield Setting("model.position", names[kind], tuple(flags))
+    if a["--no-position-embedding"] and kind != "rope":
+        yield Refusal(
+            "--no-position-embedding", "Megatron-LM refuses it; --position-embedding-type none is the nearest"
+        )
+    if kind != "rope":
+        return
+    yield Setting("model.rope_theta", float(a["--rotary-base"]), ("--rotary-base",))
+    yield Setting("model.rope_fraction", a["--rotary-percent"], ("--rotary-percent",), 1.0)
+    yield Setting("model.rope_interleaved", a["--rotary-interleaved"], ("--rotary-interleaved",), False)
+    if a["--no-rope-freq"] is not None and not a["--no-rope-freq"].isdigit():
+        yield Refusal("--no-rope-freq", "a list of layers is not supported; a whole number is the nearest")
+    elif a["--no-rope-freq"] is not None:
+        yield Setting("model.rope_interval", int(a["--no-rope-freq"]), ("--no-rope-freq",))
+    yield from _rope_scaling(a)
+
+
+def _rope_scaling(a: Given) -> Iterator[Setting | Refusal]:
+    factor = a["--rotary-seq-len-interpolation-factor"]
+    if a["--use-rope-scaling"] and factor:
+        yield Refusal("--use-rope-scaling", "one scaling at a time; leave out --rotary-seq-len-interpolation-factor")
+    elif a["--use-rope-scaling"]:
+        flags = ("--use-rope-scaling", "--rope-scaling-factor")
+        yield Setting("model.rope_scaling", "llama3", flags)
+        yield Setting("model.rope_factor", a["--rope-scaling-factor"], flags)
+        yield Setting("model.rope_original_length", 8192, flags)
+        yield Setting("model.rope_low_freq_factor", 1.0, flags)
+        yield Setting("model.rope_high_freq_factor", 4.0, flags)
+    elif factor:
+        yield Setting("model.rope_scaling", "linear", ("--rotary-seq-len-interpolation-factor",))
+        yield Setting("model.rope_factor", float(factor), ("--rotary-seq-len-interpolation-factor",))
+
+
+def _attention(a: Given) -> Iterator[Setting | Refusal]:
+    yield Setting("model.qk_norm", a["--qk-layernorm"], ("--qk-layernorm",), False)
+    sinks = {"vanilla": "none", "off-by-one": "zero", "learnable": "learned"}
+    if a["--softmax-type"] not in sinks:
+        yield Refusal("--softmax-type", "expected vanilla, off-by-one or learnable")
+    else:
+        yield Setting("model.attention_sinks", sinks[a["--softmax-type"]], ("--softmax-type",), "none")
+    every = a["--window-attn-skip-freq"]
+    if a["--window-size"] is None:
+        return
+    sides = [int(number) for number in re.findall(r"-?\d+", a["--window-size"])]
+    if len(sides) != 2 or sides[0] < 0 or sides[1] != 0:
+        yield Refusal("--window-size", "expected W,0: W tokens before a token, and none after it")
+        return
+    yield Setting("model.window", sides[0] + 1, ("--window-size",))
+    if every is not None and not every.isdigit():
+        yield Refusal("--window-attn-skip-freq", "a list of layers is not supported; a whole number is the nearest")
+    elif every is not None:
+        yield Setting("model.window_interval", int(every), ("--window-attn-skip-freq",))
+
+
+def _mlp(a: Given) -> Iterator[Setting | Refusal]:
+    hidden, gated, bias = a["--hidden-size"], a["--swiglu"], not a["--disable-bias-linear"]
+    if a["--ffn-hidden-size"] or hidden:
+        size = a["--ffn-hidden-size"] or (4 * hidden * 2 // 3 // 64 * 64 if gated else 4 * hidden)
+        yield Setting("model.ffn_hidden_size", size, ("--ffn-hidden-size",))
+    if gated and a["--squared-relu"]:
+        yield Refusal("--squared-relu", "Megatron-LM refuses it beside --swiglu; leave one of them out")
+    elif gated or a["--squared-relu"]:
+        flag = "--swiglu" if gated else "--squared-relu"
+        yield Setting("model.activation", flag.removeprefix("--").replace("-", "_"), (flag,))
+    else:
+        exact = a["--no-bias-gelu-fusion"] or not bias
+        fusion = ("--no-bias-gelu-fusion", "--disable-bias-linear")
+        yield Setting("model.activation", "gelu_erf" if exact else "gelu", fusion)
+    for name, key in (("--activation-func-clamp-value", "clamp"), ("--glu-linear-offset", "offset")):
+        if a[name] and gated and not a["--no-bias-swiglu-fusion"]:
+            yield Refusal(name, "the fused SwiGLU ignores it; add --no-bias-swiglu-fusion, or leave it out")
+        elif a[name] and gated:
+            yield Setting(f"model.activation_{key}", a[name], (name, "--no-bias-swiglu-fusion"))
+    value: bool | str = "qkv" if a["--add-qkv-bias"] and not bias else bias
+    yield Setting("model.bias", value, ("--disable-bias-linear", "--add-qkv-bias"))
+
+
+def _vocabulary(a: Given) -> Iterator[Setting | Refusal]:
+    """Megatron-LM's loss runs over the padding rows too, so here they are rows of the vocabulary."""
+    kind = a["--tokenizer-type"]
+    if a["--padded-vocab-size"]:
+        yield Setting("model.vocab_size", a["--padded-vocab-size"], ("--padded-vocab-size",))
+        return
+    if kind == "NullTokenizer" and a["--vocab-size"]:
+        size, why = a["--vocab-size"] + 1, "its end of document included"
+    elif kind == "TikTokenizer":
+        size, why = a["--vocab-size"] or _TIKTOKEN_VOCABULARY, "its size"
+    elif kind == "GPT2BPETokenizer":
+        size, why = _GPT2_VOCABULARY, "its size"
+    else:
+        note = "0: the manifest's; set it to Megatron's padded size for the same loss, which runs over the padding too"
+        yield Setting("model.vocab_size", 0, ("--tokenizer-type",), note=note)
+        return
+    multiple = a["--make-vocab-size-divisible-by"] * a["--tensor-model-parallel-size"]
+    if multiple < 1:
+        yield Refusal("--make-vocab-size-divisible-by", "expected a number of at least 1")
+        return
+    flags = ("--tokenizer-type", "--make-vocab-size-divisible-by")
+    flags_read = flags if kind == "GPT2BPETokenizer" else (*flags, "--vocab-size")
+    padded = -(-size // multiple) * multiple
+    yield Setting("model.vocab_size", padded, flags_read, note=f"{size} ({why}) padded to a multiple of {multiple}")

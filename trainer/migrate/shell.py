@@ -1,0 +1,331 @@
+"""A reader of bash scripts such as Megatron-LM's examples: variables, arrays, arithmetic, `if` on strings.
+
+Nothing is run. Of the script only assignments are followed; the commands come out as words, in order. What is
+unknown here (a variable that is not set, the output of a command, a file that may exist) becomes a word `<NAME>`,
+so that only an argument that needs it has to be refused. Loops, functions and `case` are not read.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from trainer.migrate.lexer import ShellError, Statement, closing, split_statements
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z_]\w*|\d|[@*#?$!0-]")
+_BRACES = re.compile(r"([A-Za-z_]\w*|\d+|[@*])(\[[@*]\])?(?:(:?[-=])(.*))?", re.DOTALL)
+_DECLARES = frozenset({"export", "declare", "local", "readonly", "typeset"})
+_UNREAD = frozenset({"for", "while", "until", "case", "select", "function"})
+_ARITHMETIC: Mapping[type, Callable[[int, int], int]] = MappingProxyType(
+    {
+        ast.Add: operator.add,
+        ast.Sub: operator.sub,
+        ast.Mult: operator.mul,
+        ast.Div: operator.floordiv,
+        ast.Mod: operator.mod,
+    }
+)
+_NUMBERS = MappingProxyType(
+    {"-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt}
+    | {"-le": operator.le}
+)
+
+
+def read_commands(text: str, arguments: Sequence[str] = ()) -> list[list[str]]:
+    """The commands of a script as words, in order.
+
+    Args:
+        text: bash.
+        arguments: the script's own, `$1` and on.
+
+    Raises:
+        ShellError: bash that is not read, with its line.
+    """
+    return _Reader(arguments).read(text)
+
+
+def unknown(word: str) -> str | None:
+    """The first `<NAME>` in a word, if any: what could not be known."""
+    found = re.search(r"<[^<>]+>", word)
+    return found.group() if found else None
+
+
+class _Reader:
+    """The variables so far, and the commands."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._arguments = list(arguments)
+        self._values: dict[str, list[str]] = {"PWD": ["."]}
+        self._commands: list[list[str]] = []
+        self._blocks: list[tuple[bool | None, bool | None]] = []  # (this branch is taken, one was taken before)
+
+    def read(self, text: str) -> list[list[str]]:
+        statements = split_statements(text)
+        at = 0
+        while at < len(statements):
+            at = self._statement(statements, at)
+        if self._blocks:
+            raise ShellError("an `if` without its `fi`")
+        return self._commands
+
+    def _statement(self, statements: list[Statement], at: int) -> int:
+        """Follow one statement (or the head of an `if`); the place of the next."""
+        words, line = list(statements[at].words), statements[at].line
+        if words[0] in _UNREAD or (words[0].endswith("(") and words[0] != "("):
+            raise ShellError(f"line {line}: `{' '.join(words)[:40]}`: loops, functions and case are not read")
+        while words and words[0] in ("if", "elif", "else", "then", "fi", "{", "}", "(", ")", "!", "time", "exec"):
+            first = words.pop(0)
+            if first in ("if", "elif"):
+                return self._condition(statements, at, first)
+            self._branch(first, line)
+        taken = self._taken()
+        words = words[:-1] if words[-1:] == [")"] else words
+        if words and words[0] not in ("[", "[[") and taken is not False:
+            self._simple(words, sure=taken is True)
+        after = statements[at].after
+        if after in ("&&", "||") and at + 1 < len(statements):
+            return self._chained(statements, at, words)
+        return at + 1
+
+    def _chained(self, statements: list[Statement], at: int, words: list[str]) -> int:
+        """What stands behind `&&` or `||`: done where the test before it says so; commands are taken to succeed."""
+        is_test = bool(words) and words[0] in ("[", "[[")
+        done = self._truth(words) if is_test else True
+        if statements[at].after == "||" and done is not None:
+            done = not done
+        self._blocks.append((done, None))
+        following = self._statement(statements, at + 1)
+        self._blocks.pop()
+        return following
+
+    def _condition(self, statements: list[Statement], at: int, first: str) -> int:
+        words = list(statements[at].words)
+        tokens = words[words.index(first) + 1 :]
+        while at + 1 < len(statements) and statements[at + 1].words[0] != "then":
+            tokens += [statements[at].after, *statements[at + 1].words]
+            at += 1
+        if first == "if":
+            self._blocks.append((self._truth(tokens), False))
+            return at + 1
+        if not self._blocks:
+            raise ShellError(f"line {statements[at].line}: `elif` without its `if`")
+        taken, before = self._blocks[-1]
+        before = _either(taken, before)
+        truth = self._truth(tokens)
+        self._blocks[-1] = (_both(_opposite(before), truth), before)
+        return at + 1
+
+    def _branch(self, word: str, line: int) -> None:
+        if word in ("else", "fi") and not self._blocks:
+            raise ShellError(f"line {line}: `{word}` without its `if`")
+        if word == "else":
+            taken, before = self._blocks[-1]
+            self._blocks[-1] = (_opposite(_either(taken, before)), before)
+        elif word == "fi":
+            self._blocks.pop()
+
+    def _taken(self) -> bool | None:
+        result: bool | None = True
+        for taken, _ in self._blocks:
+            result = _both(result, taken)
+        return result
+
+    def _simple(self, raw: list[str], *, sure: bool) -> None:
+        """Assignments and commands; where it is not sure that they run, an assigned value becomes unknown."""
+        start = 1 if raw[0] in _DECLARES else 0
+        assigned = 0
+        for word in raw[start:]:
+            match = _ASSIGNMENT.fullmatch(word)
+            if not match:
+                if start:  # export NAME, declare -a NAME
+                    continue
+                break
+            self._assign(match, sure=sure)
+            assigned += 1
+        if start or assigned == len(raw):
+            return
+        words = [field for word in raw[assigned:] for field in self.expand(word)]
+        if words[:1] == ["shift"]:
+            del self._arguments[:1]
+        elif words[:1] == ["eval"]:
+            self._commands += _Reader(self._arguments).read(" ".join(words[1:]))
+        elif words:
+            self._commands.append(words)
+
+    def _assign(self, match: re.Match[str], *, sure: bool) -> None:
+        name, plus, raw = match.groups()
+        if not sure:
+            self._values[name] = [f"<{name}>"]
+        elif raw.startswith("("):
+            statements = split_statements(raw[1:-1])
+            new = [field for one in statements for word in one.words for field in self.expand(word)]
+            self._values[name] = [*self._values.get(name, []), *new] if plus else new
+        else:
+            text = " ".join(self.expand(f'"{raw}"' if raw[:1] not in ("'", '"') else raw))
+            self._values[name] = ["".join(self._values.get(name, [])) + text] if plus else [text]
+
+    def expand(self, raw: str) -> list[str]:
+        """The fields of a raw word: quotes removed, variables put in, split at blanks where bash does."""
+        fields: list[str] = []
+        current: str | None = None
+        for values, quoted in self._parts(raw, quoted=False):
+            pieces = list(values) if quoted else [piece for value in values for piece in _split(value)]
+            if quoted and not pieces:
+                continue
+            for number, piece in enumerate(pieces):
+                if number and current is not None:
+                    fields.append(current)
+                    current = None
+                if piece or quoted or current is not None:
+                    current = (current or "") + piece
+        return [*fields, current] if current is not None else fields
+
+    def _parts(self, raw: str, *, quoted: bool) -> Iterator[tuple[list[str], bool]]:
+        """(values, whether they stay whole) of each part of a raw word."""
+        at = 0
+        while at < len(raw):
+            mark = raw[at]
+            if mark == "\\" and at + 1 < len(raw):
+                keeps = quoted and raw[at + 1] not in '$`"\\\n'
+                yield [("\\" if keeps else "") + raw[at + 1].replace("\n", "")], True
+                at += 2
+            elif mark == "'" and not quoted:
+                end = closing(raw, at)
+                yield [raw[at + 1 : end - 1]], True
+                at = end
+            elif mark == '"':
+                end = closing(raw, at)
+                inside = list(self._parts(raw[at + 1 : end - 1], quoted=True))
+                yield from inside or [([""], True)]
+                at = end
+            elif mark == "`" or raw.startswith("$(", at):
+                yield self._substituted(raw, at)
+                at = closing(raw, at + (mark == "$"))
+            elif mark == "$" and (found := _reference(raw, at)):
+                inside_braces, at = found
+                values = self._value(inside_braces)
+                listed = inside_braces in ("@", "*") or "[" in inside_braces
+                whole = quoted or inside_braces[-1:] in ("'", '"')  # ${NAME:-"a b"}
+                yield (values, True) if quoted and listed else ([" ".join(values)], whole)
+            elif placeholder := re.match(r"<[^<>\n]*>", raw[at:]):
+                yield [re.sub(r"\s+", "_", placeholder.group())], True
+                at += placeholder.end()
+            else:
+                yield [mark], True
+                at += 1
+
+    def _substituted(self, raw: str, at: int) -> tuple[list[str], bool]:
+        """Arithmetic as its value, the output of a command as unknown."""
+        end = closing(raw, at + (raw[at] == "$"))
+        inside = raw[at:end]
+        if inside.startswith("$((") and inside.endswith("))"):
+            text = " ".join(self.expand('"' + inside[3:-2].replace('"', "") + '"'))
+            names = re.sub(r"[A-Za-z_]\w*", lambda name: " ".join(self._value(name.group())), text)
+            if (value := _calculated(names)) is not None:
+                return [str(value)], True
+        if inside.strip("$()` ") == "pwd":
+            return ["."], True
+        return ["<output_of_" + re.sub(r"\W+", "_", inside.strip("$()`"))[:24] + ">"], True
+
+    def _value(self, reference: str) -> list[str]:
+        """The value of what stands in braces: NAME, NAME[@], NAME:-default, @, 1."""
+        match = _BRACES.fullmatch(reference)
+        if not match:
+            return (
+                [str(len(self._arguments))] if reference == "#" else [f"<{re.sub(r'[^A-Za-z_0-9]', '_', reference)}>"]
+            )
+        name, _, default_mark, default = match.groups()
+        if name in ("@", "*"):
+            return self._arguments
+        if name.isdigit():
+            given = self._arguments[int(name) - 1 : int(name)] if int(name) else ["<script>"]
+        else:
+            given = self._values.get(name, [])
+        if default_mark and (name not in self._values or ":" in default_mark) and not "".join(given):
+            return [" ".join(self.expand(f'"{default}"' if default[:1] not in ("'", '"') else default))]
+        if not given and name not in self._values:
+            return [f"<argument_{name}>" if name.isdigit() else f"<{name}>"]
+        return given
+
+    def _truth(self, tokens: Sequence[str]) -> bool | None:
+        """A condition of tests on strings and numbers, joined by && and ||; None: not known."""
+        result: bool | None = None
+        joint, atom = "", []  # type: str, list[str]
+        for token in [*tokens, ";"]:
+            if token in ("[", "[[", "]", "]]", "\n"):
+                continue
+            if token not in ("&&", "||", ";"):
+                atom.append(token)
+                continue
+            if atom or token != ";":
+                value = self._test(atom)
+                result = value if not joint else (_both if joint == "&&" else _either)(result, value)
+                joint, atom = token, []
+        return result
+
+    def _test(self, raw: list[str]) -> bool | None:
+        if raw[:1] == ["!"]:
+            return _opposite(self._test(raw[1:]))
+        words = [" ".join(self.expand(word)) for word in raw]
+        known = not any(unknown(word) for word in words)
+        if len(words) == 2 and words[0] in ("-z", "-n"):
+            # A variable that is not set counts as empty here: scripts ask for just that.
+            empty = not words[1] or bool(re.fullmatch(r"<\w+>", words[1]))
+            return empty == (words[0] == "-z")
+        if len(words) != 3 or not known:
+            return None
+        left, how, right = words
+        if how in ("=", "==", "!="):
+            return (left == right) == (how != "!=")
+        if how in _NUMBERS and left.lstrip("-").isdigit() and right.lstrip("-").isdigit():
+            return bool(_NUMBERS[how](int(left), int(right)))
+        return None
+
+
+def _reference(raw: str, at: int) -> tuple[str, int] | None:
+    """(what is referred to, the place behind it) of the dollar sign here."""
+    if raw.startswith("${", at):
+        end = closing(raw, at + 1)
+        return raw[at + 2 : end - 1], end
+    name = _NAME.match(raw, at + 1)
+    return (name.group(), name.end()) if name else None
+
+
+def _split(value: str) -> list[str]:
+    """Fields of an unquoted value; an empty one at an end means that the neighbour does not join."""
+    parts = re.split(r"\s+", value)
+    return parts if value else [""]
+
+
+def _calculated(text: str) -> int | None:
+    def value(node: ast.AST) -> int:
+        if isinstance(node, ast.Expression):
+            return value(node.body)
+        if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+            return _ARITHMETIC[type(node.op)](value(node.left), value(node.right))
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return node.value
+        raise ValueError(text)
+
+    try:
+        return value(ast.parse(text.strip(), mode="eval"))
+    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError):
+        return None
+
+
+def _both(left: bool | None, right: bool | None) -> bool | None:
+    if left is False or right is False:
+        return False
+    return None if left is None or right is None else True
+
+
+def _either(left: bool | None, right: bool | None) -> bool | None:
+    return _opposite(_both(_opposite(left), _opposite(right)))
+
+
+def _opposite(value: bool | None) -> bool | None:
+    return None if value is None else not value
