@@ -213,7 +213,9 @@ def _fits(value: Any, hint: Any) -> bool:
         base, allowed = get_args(hint)
         return _fits(value, base) and bool(allowed.low <= value < allowed.below)
     if origin is Literal:
-        return value in get_args(hint)
+        return type(value) is str and value in get_args(hint)
+    if origin is types.UnionType:
+        return any(_fits(value, one) for one in get_args(hint))
     if origin is tuple:
         return isinstance(value, tuple) and all(_fits(item, str) for item in value)
     if type(value) is not hint:
@@ -230,6 +232,8 @@ def _expectation(hint: Any) -> str:
         return f"{_expectation(base)} {allowed}"
     if origin is Literal:
         return "one of " + ", ".join(repr(choice) for choice in get_args(hint))
+    if origin is types.UnionType:
+        return " or ".join(_expectation(one) for one in get_args(hint))
     if origin is tuple:
         return 'a list of strings, such as ["a", "b"]'
     words: Mapping[type, str] = types.MappingProxyType(

@@ -1,0 +1,59 @@
+"""Computing again in backward what was not kept: single tensors, or whole functions (Chen et al. 2016).
+
+What is computed again has the bits that it had: the same functions see the same inputs, and masks of dropout are
+functions of counters (dropout.py). No state of a random generator has to be put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+
+class Chunk(NamedTuple):
+    """Neighbouring blocks, and whether only their input is kept."""
+
+    blocks: range
+    again: bool
+
+
+def chunks(blocks: range, *, method: str, layers: int) -> list[Chunk]:
+    """How the blocks of a stage are recomputed.
+
+    Args:
+        method: "uniform": all, in chunks of `layers`; "block": the first `layers` of them, each for itself.
+    """
+    if method == "uniform":
+        return [Chunk(blocks[first : first + layers], True) for first in range(0, len(blocks), layers)]
+    return [Chunk(blocks[i : i + 1], i < layers) for i in range(len(blocks))]
+
+
+def keep_input(run: Callable[..., Any], *inputs: Tensor | None) -> Any:
+    """run(*inputs), of which nothing but the inputs is kept for backward."""
+    if not torch.is_grad_enabled():
+        return run(*inputs)
+    return checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False)
+
+
+@contextmanager
+def recomputed(x: Tensor, make: Callable[[], Tensor]) -> Iterator[None]:
+    """Whoever keeps x for backward in this block keeps `make` in its place, which computes it again."""
+
+    def pack(kept: Tensor) -> Any:
+        same = kept.data_ptr() == x.data_ptr() and kept.shape == x.shape and kept.dtype == x.dtype
+        return make if same else kept
+
+    def unpack(kept: Any) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        with torch.no_grad():
+            return kept()
+
+    with saved_tensors_hooks(pack, unpack):
+        yield
