@@ -24,6 +24,12 @@ class Range:
         return f"of at least {self.low:g}{end}"
 
 
+Preset = Literal[
+    "", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "megatron-345m", "gpt3-175b", "llama2-7b",
+    "llama2-13b", "llama2-70b", "llama3-8b", "llama3-70b", "llama3.2-1b", "llama3.2-3b", "mistral-7b",
+    "qwen2-0.5b", "qwen2-1.5b", "qwen2-7b", "qwen2-72b", "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b",
+    "qwen3-14b", "qwen3-32b",
+]  # "" and those of presets.py
 Positive = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]
 Amount = Annotated[float, Range(0)]
@@ -44,6 +50,7 @@ class ModelSection:
     """The shape of the model; sizes are logical, whatever the layout."""
 
     family: Literal["gpt"] = "gpt"  # kind of model; gpt: decoder only, as GPT-2 and Llama
+    preset: Preset = ""  # a published model, such as llama2-7b, whose values stand for keys that are left out
     num_layers: Annotated[int, Range(1, 1 << 16)]  # transformer blocks
     hidden_size: Positive  # features of the residual stream
     num_heads: Positive  # query heads

@@ -246,9 +246,7 @@ def dropout(x_NF: Tensor, sample_N: Tensor, position_N: Tensor, key_2: Tensor, p
 
     The draws are those of `philox.keep`: of the token's sample and place, the feature and the key.
     """
-    kept = keep(
-        sample_N, position_N, None, features=x_NF.shape[1], key_2=key_2, probability=probability
-    )
+    kept = keep(sample_N, position_N, None, features=x_NF.shape[1], key_2=key_2, probability=probability)
     return torch.where(kept, _widen(x_NF) / (1 - probability), 0.0).to(x_NF.dtype)
 
 

@@ -67,7 +67,7 @@ ROUNDED = ("rms_norm", "layer_norm")
 def compiled() -> Kernels:
     """The pointwise operations compiled, at their first call for the shapes of that call."""
     names = (field.name for field in dataclasses.fields(Kernels) if field.name not in NOT_COMPILED)
-    options = {name: {"emulate_precision_casts": True} for name in ROUNDED}
+    options: dict[str, dict[str, Any]] = {name: {"emulate_precision_casts": True} for name in ROUNDED}
     made = {name: torch.compile(getattr(plain, name), options=options.get(name)) for name in names}
     return Kernels(document_attention=gpu.document_attention, scored_attention=gpu.scored_attention, **made)
 

@@ -89,7 +89,7 @@ class Attention(Layer):
         self.out = Linear(inner, width, parallel=parallel, bias=shape.out_bias, column=False)
 
     def forward(self, x_ND: Tensor, sequences: Sequences) -> Tensor:
-        y_BSHK = self._attend(*self._heads(x_ND, sequences), sequences)
+        y_BSHK = self._attend(self._heads(x_ND, sequences), sequences)
         return self.out(y_BSHK.flatten(0, 1).flatten(1))
 
     def _heads(self, x_ND: Tensor, sequences: Sequences) -> tuple[Tensor, ...]:
@@ -110,7 +110,8 @@ class Attention(Layer):
         q, k = (rotate(x, turn, interleaved=interleaved, kernels=kernels) for x in (q, k))
         return q, k, v
 
-    def _attend(self, q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, sequences: Sequences) -> Tensor:
+    def _attend(self, heads: tuple[Tensor, ...], sequences: Sequences) -> Tensor:
+        q_BSHK, k_BSGK, v_BSGK = heads
         scores, documents = self.shape.scores, sequences.documents
         scale = scores.scale or None
         if scores.is_ordinary and documents is None:
@@ -122,13 +123,13 @@ class Attention(Layer):
     def _score_tensors(self, q_BSHK: Tensor, sequences: Sequences) -> ScoreTensors:
         """What this rank's heads add to, hide from and drop of the scores of these sequences."""
         scores, heads = self.shape.scores, self.sizes[0]
-        wide = {"dtype": torch.promote_types(q_BSHK.dtype, torch.float32), "device": q_BSHK.device}
+        dtype, device = torch.promote_types(q_BSHK.dtype, torch.float32), q_BSHK.device
         mine = slice(self.first_head, self.first_head + heads)
         sink_H = slope_H = document_BS = keep_BHST = None
         if scores.sinks != "none":
-            sink_H = as_input(self, "sink") if scores.sinks == "learned" else torch.zeros(heads, **wide)
+            sink_H = as_input(self, "sink") if scores.sinks == "learned" else torch.zeros(heads, dtype=dtype, device=device)
         if scores.alibi:
-            slope_H = torch.tensor(alibi_slopes(self.shape.num_heads)[mine], **wide)
+            slope_H = torch.tensor(alibi_slopes(self.shape.num_heads)[mine], dtype=dtype, device=device)
         if sequences.documents is not None:
             document_BS = sequences.documents.numbers(sequences.batch, sequences.length)
         if self.dropout is not None and sequences.samples_B is not None and torch.is_grad_enabled():

@@ -44,10 +44,10 @@ def keep_input(run: Callable[..., Any], *inputs: Tensor | None) -> Any:
 @contextmanager
 def recomputed(x: Tensor, make: Callable[[], Tensor]) -> Iterator[None]:
     """Whoever keeps x for backward in this block keeps `make` in its place, which computes it again."""
+    known = (x.data_ptr(), x.shape, x.dtype)  # not x: autograd holds both functions below as long as what they packed
 
     def pack(kept: Tensor) -> Any:
-        same = kept.data_ptr() == x.data_ptr() and kept.shape == x.shape and kept.dtype == x.dtype
-        return make if same else kept
+        return make if (kept.data_ptr(), kept.shape, kept.dtype) == known else kept
 
     def unpack(kept: Any) -> Tensor:
         if isinstance(kept, Tensor):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from trainer.kernels.scores import ScoreShape
@@ -60,7 +60,7 @@ class AttentionShape:
     rotary: bool | None = None
     qk_norm: str = ""
     norm_epsilon: float = 1e-5
-    scores: ScoreShape = ScoreShape()
+    scores: ScoreShape = field(default_factory=ScoreShape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

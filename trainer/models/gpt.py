@@ -14,7 +14,7 @@ import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +96,7 @@ class GPT(nn.Module):
         recompute: what backward computes again. seed: of the run, for dropout.
 
     Attributes:
-        loss_function: of a user: (logits [B, S, vocab_size], batch) to the sum of the loss, in place of the model's own.
+        loss_function: of a user: (logits [B, S, vocab_size], batch) to the sum of the loss; None: the model's own.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class GPT(nn.Module):
         context = self._context(batch)
         x_ND, branch_ND = received if received else self._enter(batch, context.places)
         for chunk in self.chunks:
-            run = functools.partial(self._run, [self.blocks[str(i)] for i in chunk.blocks], context)
+            run = functools.partial(self._run, [cast(Block, self.blocks[str(i)]) for i in chunk.blocks], context)
             x_ND, branch_ND = keep_input(run, x_ND, branch_ND) if chunk.again else run(x_ND, branch_ND)
         return x_ND, branch_ND
 
@@ -202,6 +202,8 @@ class GPT(nn.Module):
         if turn is not None and batch.positions_BS is not None:
             turn = turn.at(batch.positions_BS)
         documents = None if batch.bounds is None else Documents(batch.bounds, batch.longest)
+        drops = self.shape.hidden_dropout or self.shape.scores.dropout
+        assert not drops or batch.samples_B is not None or not torch.is_grad_enabled(), "dropout needs sample numbers"
         if self.shape.hidden_dropout and batch.samples_B is not None:
             places = token_places(batch.samples_B, length, self.parallel.local_tokens(rows * length))
         return Context(Sequences(rows, length, turn, documents, batch.samples_B), places)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trainer.config.sections import ModelSection, RunConfig
@@ -46,7 +46,7 @@ class GPTShape:
     padded_vocab_size: int
     max_position: int
     position: Literal["rope", "learned", "alibi", "none"]
-    rope: RopeShape = RopeShape()
+    rope: RopeShape = field(default_factory=RopeShape)
     rope_interval: int = 0
     norm: Literal["rmsnorm", "layernorm"]
     norm_epsilon: float
@@ -55,7 +55,7 @@ class GPTShape:
     activation_offset: float = 0.0
     bias: bool | Literal["qkv"]
     qk_norm: bool = False
-    scores: ScoreShape = ScoreShape()
+    scores: ScoreShape = field(default_factory=ScoreShape)
     window_interval: int = 0
     logit_softcap: float = 0.0
     hidden_dropout: float = 0.0
@@ -126,14 +126,14 @@ class _Table:
         rank's queries ask it for something else.
         """
         q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        width, rules = shape.hidden_size, {"std": shape.init_std, "bias": bool(shape.bias)}
+        width, std, bias = shape.hidden_size, shape.init_std, bool(shape.bias)
         if shape.scores.sinks == "learned":
             self.columns(f"{name}.sink", [("sink", shape.num_heads)], None, std=0.0, bias=False)
         if shape.num_kv_heads < self.tp_size:
-            self.columns(f"{name}.q", [("q", q)], width, **rules)
-            self.columns(f"{name}.kv", [("k", kv), ("v", kv)], width, parts=shape.num_kv_heads, **rules)
+            self.columns(f"{name}.q", [("q", q)], width, std=std, bias=bias)
+            self.columns(f"{name}.kv", [("k", kv), ("v", kv)], width, parts=shape.num_kv_heads, std=std, bias=bias)
         else:
-            self.columns(f"{name}.qkv", [("q", q), ("k", kv), ("v", kv)], width, **rules)
+            self.columns(f"{name}.qkv", [("q", q), ("k", kv), ("v", kv)], width, std=std, bias=bias)
         if shape.qk_norm:
             for part in ("q_norm", "k_norm"):
                 # Each rank sees its own heads only.

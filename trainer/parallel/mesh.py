@@ -19,6 +19,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 from mdata import UsageError
+from trainer.config.sections import RunConfig
 
 AXES = ("tp", "kv", "cp", "dp", "pp", "data", "ep", "edp", "ends", "world")
 
@@ -136,3 +137,9 @@ class Mesh:
     def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
         """Every group along an axis, by its first rank."""
         return tuple(sorted({ranks for rank in range(self.world_size) if (ranks := self.ranks_of(axis, rank))}))
+
+
+def mesh_of(config: RunConfig, world_size: int) -> Mesh:
+    """The mesh that a configuration asks for."""
+    tp, kv_heads = config.mesh.tp, config.model.num_kv_heads or config.model.num_heads
+    return Mesh(world_size, tp, kv=tp // kv_heads if kv_heads < tp and tp % kv_heads == 0 else 1)
