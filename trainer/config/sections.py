@@ -25,10 +25,31 @@ class Range:
 
 
 Preset = Literal[
-    "", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "megatron-345m", "gpt3-175b", "llama2-7b",
-    "llama2-13b", "llama2-70b", "llama3-8b", "llama3-70b", "llama3.2-1b", "llama3.2-3b", "mistral-7b",
-    "qwen2-0.5b", "qwen2-1.5b", "qwen2-7b", "qwen2-72b", "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b",
-    "qwen3-14b", "qwen3-32b",
+    "",
+    "gpt2",
+    "gpt2-medium",
+    "gpt2-large",
+    "gpt2-xl",
+    "megatron-345m",
+    "gpt3-175b",
+    "llama2-7b",
+    "llama2-13b",
+    "llama2-70b",
+    "llama3-8b",
+    "llama3-70b",
+    "llama3.2-1b",
+    "llama3.2-3b",
+    "mistral-7b",
+    "qwen2-0.5b",
+    "qwen2-1.5b",
+    "qwen2-7b",
+    "qwen2-72b",
+    "qwen3-0.6b",
+    "qwen3-1.7b",
+    "qwen3-4b",
+    "qwen3-8b",
+    "qwen3-14b",
+    "qwen3-32b",
 ]  # "" and those of presets.py
 Positive = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]

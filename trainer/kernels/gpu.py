@@ -42,7 +42,7 @@ def scored_attention(
     """See plain.scored_attention."""
     if tensors.keep_BHST is not None:
         return plain.scored_attention(q_BSHK, k_BSGK, v_BSGK, scores, tensors)
-    from torch.nn.attention.flex_attention import create_block_mask
+    from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
     batch, length, heads, width = q_BSHK.shape
     document_BS, slope_H = tensors.document_BS, tensors.slope_H
@@ -55,7 +55,7 @@ def scored_attention(
         device=str(q_BSHK.device),
     )
     q, k, v = (x.transpose(1, 2) for x in (q_BSHK, k_BSGK, v_BSGK))
-    y_BHSK, total_BHS = _flex()(
+    y_BHSK, beside = _flex()(
         q,
         k,
         v,
@@ -63,11 +63,11 @@ def scored_attention(
         block_mask=mask,
         scale=scores.factor(width),
         enable_gqa=heads != k.shape[1],
-        return_lse=True,
+        return_aux=AuxRequest(lse=True),
     )
     if tensors.sink_H is not None:
         # A softmax with one more logit is the softmax without it, times the share of what is not the sink.
-        share = (total_BHS - tensors.sink_H.view(1, -1, 1)).sigmoid()
+        share = (beside.lse - tensors.sink_H.view(1, -1, 1)).sigmoid()
         y_BHSK = (y_BHSK * share.unsqueeze(-1)).to(q.dtype)
     return y_BHSK.transpose(1, 2)
 

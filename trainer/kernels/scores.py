@@ -1,4 +1,7 @@
-"""What attention does to scores, the products of queries and keys, before and in the softmax. Pure, no torch."""
+"""What attention does to scores, the products of queries and keys, before and in the softmax.
+
+Numbers and choices alone: the arithmetic is `plain.scored_attention`, and that of a GPU in gpu.py. Pure, no torch.
+"""
 
 from __future__ import annotations
 

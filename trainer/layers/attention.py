@@ -127,13 +127,15 @@ class Attention(Layer):
         mine = slice(self.first_head, self.first_head + heads)
         sink_H = slope_H = document_BS = keep_BHST = None
         if scores.sinks != "none":
-            sink_H = as_input(self, "sink") if scores.sinks == "learned" else torch.zeros(heads, dtype=dtype, device=device)
+            sink_H = (
+                as_input(self, "sink") if scores.sinks == "learned" else torch.zeros(heads, dtype=dtype, device=device)
+            )
         if scores.alibi:
             slope_H = torch.tensor(alibi_slopes(self.shape.num_heads)[mine], dtype=dtype, device=device)
         if sequences.documents is not None:
             document_BS = sequences.documents.numbers(sequences.batch, sequences.length)
         if self.dropout is not None and sequences.samples_B is not None and torch.is_grad_enabled():
-            keep_BHST = self.dropout.keep_weights(sequences.samples_B, range(mine.start, mine.stop), sequences.length)
+            keep_BHST = self.dropout.keep_weights(sequences.samples_B, range(mine.start, mine.stop), length=sequences.length)
         return ScoreTensors(sink_H, slope_H, document_BS, keep_BHST)
 
 

@@ -3,7 +3,7 @@
 A mask is never kept: backward, and recomputation of a block, make it again from the global sample number, layer, site,
 position and feature. So it is the same in every layout, and a run that continues from a checkpoint draws what it would
 have drawn. Nothing is dropped where no gradients are computed.
-Construction version 1: key = derive_key("mtrain dropout v1", seed, layer, site), the low 64 bits; see kernels/philox.py.
+Construction version 1: key = derive_key("mtrain dropout v1", seed, layer, site), low 64 bits; see kernels/philox.py.
 
 Shapes: B batch, S sequence, N tokens of this rank, D hidden, H heads of this rank.
 """
@@ -29,7 +29,7 @@ class TokenPlaces(NamedTuple):
     position_N: Tensor
 
 
-def token_places(samples_B: Tensor, length: int, mine: slice) -> TokenPlaces:
+def token_places(samples_B: Tensor, length: int, *, mine: slice) -> TokenPlaces:
     """The places of flat tokens [mine] of rows of one length."""
     token_N = torch.arange(mine.start, mine.stop, device=samples_B.device)
     return TokenPlaces(samples_B[token_N // length], token_N % length)
@@ -54,7 +54,7 @@ class Dropout:
             return x_ND
         return _Dropout.apply(x_ND, places, self._key(x_ND.device), self)
 
-    def keep_weights(self, samples_B: Tensor, heads: range, length: int) -> Tensor:
+    def keep_weights(self, samples_B: Tensor, heads: range, *, length: int) -> Tensor:
         """The weights of attention that are kept: bool[B, H, S, S], of global heads."""
         batch, device = len(samples_B), samples_B.device
         head = torch.arange(heads.start, heads.stop, device=device)

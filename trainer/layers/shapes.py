@@ -1,4 +1,7 @@
-"""Sizes and choices of the layers, over all ranks. Pure, so that a plan can hold them where there is no torch."""
+"""Sizes and choices of the layers, over all ranks; a layer knows no more of its model than these.
+
+Pure, so that a plan can hold them where there is no torch.
+"""
 
 from __future__ import annotations
 

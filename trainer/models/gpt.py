@@ -205,7 +205,7 @@ class GPT(nn.Module):
         drops = self.shape.hidden_dropout or self.shape.scores.dropout
         assert not drops or batch.samples_B is not None or not torch.is_grad_enabled(), "dropout needs sample numbers"
         if self.shape.hidden_dropout and batch.samples_B is not None:
-            places = token_places(batch.samples_B, length, self.parallel.local_tokens(rows * length))
+            places = token_places(batch.samples_B, length, mine=self.parallel.local_tokens(rows * length))
         return Context(Sequences(rows, length, turn, documents, batch.samples_B), places)
 
     def _vocabulary(self) -> VocabularyEmbedding:

@@ -110,9 +110,7 @@ def evaluation_batches(
         yield collate(dataset, mine[first : first + micro_batch])
 
 
-def to_device(
-    batch: mdata.Batch, device: torch.device, *, vocab_size: int, numbered: bool = False
-) -> Microbatch:
+def to_device(batch: mdata.Batch, device: torch.device, *, vocab_size: int, numbered: bool = False) -> Microbatch:
     """Check the ids and move one microbatch to the device.
 
     Raises:

@@ -70,7 +70,7 @@ def test_a_key_wins_over_the_preset_and_is_written_down(tmp_path):
 
 
 def test_an_unknown_preset_names_the_nearest(tmp_path):
-    with pytest.raises(UsageError, match=r'model.preset is .*lama2-7b.*did you mean llama2-7b'):
+    with pytest.raises(UsageError, match=r"model.preset is .*lama2-7b.*did you mean llama2-7b"):
         _config(tmp_path, 'preset = "lama2-7b"')
     _, problems = parse_config({"model": {"preset": 7}})
     assert any("model.preset is 7; expected one of" in problem for problem in problems)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -103,7 +104,7 @@ def _documents_alone(context, config):
     total = 0.0
     for batch in map(_with_documents, microbatches(engine, 0)):
         bounds = batch.bounds.tolist()
-        for first, stop in zip(bounds, bounds[1:], strict=False):
+        for first, stop in itertools.pairwise(bounds):
             cut = [x.flatten()[first:stop].view(1, -1) for x in (batch.tokens_BS, batch.labels_BS, batch.loss_mask_BS)]
             (loss,) = engine.model((), type(batch)(tokens_BS=cut[0], labels_BS=cut[1], loss_mask_BS=cut[2]))
             loss.backward()
