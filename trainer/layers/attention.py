@@ -135,7 +135,9 @@ class Attention(Layer):
         if sequences.documents is not None:
             document_BS = sequences.documents.numbers(sequences.batch, sequences.length)
         if self.dropout is not None and sequences.samples_B is not None and torch.is_grad_enabled():
-            keep_BHST = self.dropout.keep_weights(sequences.samples_B, range(mine.start, mine.stop), length=sequences.length)
+            keep_BHST = self.dropout.keep_weights(
+                sequences.samples_B, range(mine.start, mine.stop), length=sequences.length
+            )
         return ScoreTensors(sink_H, slope_H, document_BS, keep_BHST)
 
 

@@ -8,30 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
-
-
-class Chunk(NamedTuple):
-    """Neighbouring blocks, and whether only their input is kept."""
-
-    blocks: range
-    again: bool
-
-
-def chunks(blocks: range, *, method: str, layers: int) -> list[Chunk]:
-    """How the blocks of a stage are recomputed.
-
-    Args:
-        method: "uniform": all, in chunks of `layers`; "block": the first `layers` of them, each for itself.
-    """
-    if method == "uniform":
-        return [Chunk(blocks[first : first + layers], True) for first in range(0, len(blocks), layers)]
-    return [Chunk(blocks[i : i + 1], i < layers) for i in range(len(blocks))]
 
 
 def keep_input(run: Callable[..., Any], *inputs: Tensor | None) -> Any:

@@ -29,7 +29,8 @@ from trainer.layers.head import capped, gather_logits, head_loss
 from trainer.layers.linear import column_product
 from trainer.layers.mlp import MLP
 from trainer.layers.norm import Norm
-from trainer.layers.recompute import Chunk, chunks, keep_input, recomputed
+from trainer.layers.recompute import keep_input, recomputed
+from trainer.layers.recompute_chunks import Chunk, chunks
 from trainer.layers.rope import Rotation, rotation
 from trainer.layers.shapes import AttentionShape, MLPShape
 from trainer.models.gpt_params import GPTShape

@@ -12,6 +12,9 @@ import torch
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import SEQUENCE, assemble, layouts, logical, microbatches, small_config
 from trainer.config.sections import MeshSection, RecomputeSection
+from trainer.models.gpt_memory import block_bytes
+from trainer.models.gpt_params import gpt_shape
+from trainer.parallel.params import Place
 from trainer.pipeline.actions import one_stage
 from trainer.pipeline.executor import run_actions
 
@@ -152,6 +155,11 @@ def test_recomputation_keeps_less():
     tokens, width, inner, blocks, size = SEQUENCE, 32, 64, 2, 8
     assert none - selective == blocks * tokens * (2 * width + inner) * size
     assert full < selective / 2
+    shape = gpt_shape(_config({}), 250)
+    for mode, measured in (("none", none), ("selective", selective)):
+        how = {"tokens": tokens, "element": size, "recompute": RecomputeSection(mode=mode)}
+        said = blocks * block_bytes(shape, Place(), **how) + tokens * width * size  # and what the last block adds
+        assert said + 2 * tokens * 4 * size == measured  # and the tables of rotation
 
 
 def test_dropout_is_a_function_of_the_sample_and_not_of_when_it_comes():
