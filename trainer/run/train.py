@@ -235,9 +235,8 @@ class _Loop:
 
     def _moved(self, batch: Batch) -> Microbatch:
         """A batch on the device, with the numbers of its samples where dropout depends on them."""
-        model, plan = self.config.model, self.plan
-        numbered = bool(model.hidden_dropout or model.attention_dropout)
-        return to_device(batch, self.engine.world.device, vocab_size=plan.vocab_size, numbered=numbered)
+        numbered = bool(self.config.model.hidden_dropout or self.config.model.attention_dropout)
+        return to_device(batch, self.engine.world.device, vocab_size=self.plan.vocab_size, numbered=numbered)
 
     def _something_is_due(self, running: Sequence[tuple[Done, Any]]) -> bool:
         """Whether the steps that were started have to end before the next begins."""
