@@ -95,7 +95,7 @@ def peer_step(shape: GPTShape, batches: list[tuple[Tensor, Tensor]]) -> Callable
 
 
 def _angles(shape: GPTShape, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    frequency = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2, device=device).float() / shape.head_dim)
+    frequency = shape.rope.theta ** (-torch.arange(0, shape.head_dim, 2, device=device).float() / shape.head_dim)
     angles = torch.outer(torch.arange(length, device=device).float(), frequency).repeat(1, 2)
     return angles.cos().bfloat16(), angles.sin().bfloat16()
 

@@ -72,14 +72,14 @@ def train_here(config: RunConfig, console: Console) -> None:
     Of the others only notes are shown: a rank whose disk stalls is the one that knows.
     """
     from cli.progress import RankNotes
-    from trainer.parallel.mesh import Mesh
+    from trainer.parallel.mesh import mesh_of
     from trainer.parallel.world import Placement, find_placement, join_world, leave_world
     from trainer.plan.lengths import given_lengths
     from trainer.run.metrics import plain
     from trainer.run.train import train
 
     place = find_placement(os.environ) or Placement()
-    world = join_world(Mesh(place.world_size, config.mesh.tp), placement=place)
+    world = join_world(mesh_of(config, place.world_size), placement=place)
     with console.progress() as progress:
         result = train(config, world, progress=progress if world.is_main else RankNotes(progress, place.rank))
     if world.is_main:

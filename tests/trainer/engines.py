@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from trainer.config.sections import (
 )
 from trainer.models.stage import Microbatch
 from trainer.optim.layout import Ownership
-from trainer.parallel.mesh import Mesh
+from trainer.parallel.mesh import mesh_of
 from trainer.plan.plan import make_plan
 from trainer.run.engine import Engine
 
@@ -57,7 +58,7 @@ def small_config(name: str, *, dtype: str = "fp64", **sections: Any) -> RunConfi
 
 def layouts(context: Any, config: RunConfig, **engine: Any) -> Engine:
     """The engine of this rank, over all ranks of the test."""
-    world = context.join(Mesh(context.world, config.mesh.tp))
+    world = context.join(mesh_of(config, context.world))
     return Engine(config, make_plan(config, context.world, facts=None), world=world, **engine)
 
 
@@ -70,7 +71,11 @@ def microbatches(engine: Engine, step: int) -> list[Microbatch]:
     plan, dp = engine.plan, engine.dp
     rows = np.arange(GLOBAL_BATCH).reshape(plan.num_microbatches, dp.size, plan.micro_batch)[:, dp.rank]
     device = engine.world.device
-    return [microbatch(*(torch.from_numpy(x[r]).to(device) for x in (tokens, labels, mask))) for r in rows]
+    out = []
+    for r in rows:
+        parts = (torch.from_numpy(x[r]).to(device) for x in (tokens, labels, mask))
+        out.append(replace(microbatch(*parts), samples_B=torch.from_numpy(r + step * GLOBAL_BATCH).to(device)))
+    return out
 
 
 def microbatch(tokens_BS: torch.Tensor, labels_BS: torch.Tensor, loss_mask_BS: torch.Tensor) -> Microbatch:

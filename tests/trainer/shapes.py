@@ -17,7 +17,6 @@ LLAMA = GPTShape(
     padded_vocab_size=256,
     max_position=16,
     position="rope",
-    rope_theta=10000.0,
     norm="rmsnorm",
     norm_epsilon=1e-5,
     activation="swiglu",

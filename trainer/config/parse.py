@@ -12,11 +12,12 @@ import tomllib
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from mdata import UsageError
 from mdata.errors import explain_os_error
 from mdata.util.option_synonyms import nearest
+from trainer.config.presets import PRESETS
 from trainer.config.sections import RunConfig
 
 # Rules between values need all of them: what is said to a user whose file has wrong ones.
@@ -54,11 +55,24 @@ def parse_config(tables: Mapping[str, Any]) -> tuple[RunConfig | None, list[str]
         if not isinstance(table, Mapping):
             problems.append(f"{name} = {_shown(table)} is not a section; write [{name}] and put its keys below it")
             continue
+        table, unknown = _with_preset(table) if name == "model" else (table, [])
         arguments, found = _parse_section(name, section, table)
+        found += unknown
         problems += found
         if not found:
             values[name] = section(**arguments)
     return (None if problems else RunConfig(**values)), problems
+
+
+def _with_preset(table: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """The [model] section with the values of its preset where it gives none; the problem with its name, if any."""
+    preset = table.get("preset", "")
+    if not isinstance(preset, str) or not preset:
+        return table, []
+    if preset not in PRESETS:
+        problem = f"model.preset is {_shown(preset)}, which does not exist{_suggestion(preset, PRESETS)}"
+        return {**PRESETS["gpt2"], **table, "preset": ""}, [problem]  # nothing else is missing
+    return {**PRESETS[preset], **table}, []
 
 
 def value_problems(config: RunConfig) -> list[str]:
@@ -213,7 +227,9 @@ def _fits(value: Any, hint: Any) -> bool:
         base, allowed = get_args(hint)
         return _fits(value, base) and bool(allowed.low <= value < allowed.below)
     if origin is Literal:
-        return value in get_args(hint)
+        return type(value) is str and value in get_args(hint)
+    if origin is Union:
+        return any(_fits(value, one) for one in get_args(hint))
     if origin is tuple:
         return isinstance(value, tuple) and all(_fits(item, str) for item in value)
     if type(value) is not hint:
@@ -230,6 +246,8 @@ def _expectation(hint: Any) -> str:
         return f"{_expectation(base)} {allowed}"
     if origin is Literal:
         return "one of " + ", ".join(repr(choice) for choice in get_args(hint))
+    if origin is Union:
+        return " or ".join(_expectation(one) for one in get_args(hint))
     if origin is tuple:
         return 'a list of strings, such as ["a", "b"]'
     words: Mapping[type, str] = types.MappingProxyType(

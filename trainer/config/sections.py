@@ -24,6 +24,33 @@ class Range:
         return f"of at least {self.low:g}{end}"
 
 
+Preset = Literal[
+    "",
+    "gpt2",
+    "gpt2-medium",
+    "gpt2-large",
+    "gpt2-xl",
+    "megatron-345m",
+    "gpt3-175b",
+    "llama2-7b",
+    "llama2-13b",
+    "llama2-70b",
+    "llama3-8b",
+    "llama3-70b",
+    "llama3.2-1b",
+    "llama3.2-3b",
+    "mistral-7b",
+    "qwen2-0.5b",
+    "qwen2-1.5b",
+    "qwen2-7b",
+    "qwen2-72b",
+    "qwen3-0.6b",
+    "qwen3-1.7b",
+    "qwen3-4b",
+    "qwen3-8b",
+    "qwen3-14b",
+    "qwen3-32b",
+]  # "" and those of presets.py
 Positive = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]
 Amount = Annotated[float, Range(0)]
@@ -44,6 +71,7 @@ class ModelSection:
     """The shape of the model; sizes are logical, whatever the layout."""
 
     family: Literal["gpt"] = "gpt"  # kind of model; gpt: decoder only, as GPT-2 and Llama
+    preset: Preset = ""  # a published model, such as llama2-7b, whose values stand for keys that are left out
     num_layers: Annotated[int, Range(1, 1 << 16)]  # transformer blocks
     hidden_size: Positive  # features of the residual stream
     num_heads: Positive  # query heads
@@ -52,16 +80,54 @@ class ModelSection:
     ffn_hidden_size: Count = 0  # hidden size of the MLP; 0: 4 (swiglu: 8/3) x hidden_size
     vocab_size: Count = 0  # rows of the embedding, padding not counted; 0: the tokenizer's
     max_position: Count = 0  # rows of learned positions, in tokens; 0: train.sequence_length
-    position: Literal["rope", "learned"] = "rope"  # position encoding
+    position: Literal["rope", "learned", "alibi", "none"] = "rope"  # position encoding; alibi: Press et al. 2022
     rope_theta: Annotated[float, Range(1)] = 10000.0  # base of the rotary frequencies
+    rope_fraction: Annotated[float, Range(0.01, 1.000001)] = 1.0  # share of a head's features that are rotated
+    rope_interleaved: bool = False  # rotated pairs are neighbours (2i, 2i + 1), and not halves apart
+    rope_interval: Count = 0  # every k-th layer (k, 2k, ...) has no rotary positions; 0: all layers have them
+    rope_scaling: Literal["none", "linear", "ntk", "yarn", "llama3"] = (
+        "none"  # how frequencies are lowered for longer sequences; llama3: as Llama 3.1 does
+    )
+    rope_factor: Annotated[float, Range(1)] = 1.0  # how many times longer sequences may be than rope_original_length
+    rope_original_length: Count = 0  # tokens of a sequence before rope_scaling; yarn and llama3 need it
+    rope_low_freq_factor: Annotated[float, Range(1e-3)] = 1.0  # llama3: below so many turns, a pair is stretched
+    rope_high_freq_factor: Annotated[float, Range(1e-3)] = 4.0  # llama3: above so many turns, a pair is kept
+    rope_beta_fast: Annotated[float, Range(1e-3)] = 32.0  # yarn: above so many turns, a pair is kept
+    rope_beta_slow: Annotated[float, Range(1e-3)] = 1.0  # yarn: below so many turns, a pair is stretched
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"  # normalization before attention, MLP and head
     norm_epsilon: Small = 1e-5  # added to the variance
-    activation: Literal["swiglu", "gelu", "gelu_erf"] = (
-        "swiglu"  # nonlinearity of the MLP; gelu: tanh approximation, as in GPT-2; gelu_erf: exact
+    activation: Literal["swiglu", "geglu", "geglu_tanh", "gelu", "gelu_erf", "relu", "squared_relu"] = (
+        "swiglu"  # nonlinearity of the MLP; gelu: tanh approximation, as in GPT-2; gelu_erf, geglu: exact
     )
-    bias: bool = False  # biases in the linear layers
+    activation_clamp: Amount = 0.0  # gated: largest gate, and largest absolute value of the other factor; 0: off
+    activation_offset: float = 0.0  # gated: added to the factor beside the gate
+    bias: bool | Literal["qkv"] = False  # biases in the linear layers; "qkv": only of queries, keys and values
+    qk_norm: bool = False  # each head of queries and keys is normalized
+    window: Count = 0  # newest tokens that attention sees, the token itself included; 0: all
+    window_interval: Count = 0  # every k-th layer (k, 2k, ...) sees all tokens; 0: none
+    attention_scale: Amount = 0.0  # factor of attention scores; 0: 1 / sqrt(head_dim)
+    attention_softcap: Amount = 0.0  # attention scores are c tanh(score / c); 0: off
+    attention_sinks: Literal["none", "zero", "learned"] = (
+        "none"  # one more logit in the softmax of attention: 0, or learned for each head
+    )
+    logit_softcap: Amount = 0.0  # output logits are c tanh(logit / c); 0: off
+    attention_dropout: Fraction = 0.0  # share of attention weights that are dropped; holds all scores in memory
+    hidden_dropout: Fraction = 0.0  # share of dropped features, in the embedding and in what each layer adds
     tie_embeddings: bool = True  # the output head shares the embedding's weights
     init_std: Amount = 0.02  # standard deviation of the initial weights
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RecomputeSection:
+    """What backward computes again instead of keeping it; changes memory and speed, and no number."""
+
+    mode: Literal["none", "selective", "full"] = (
+        "none"  # selective: outputs of norms and of the MLP's nonlinearity; full: whole layers
+    )
+    method: Literal["uniform", "block"] = (
+        "uniform"  # full: chunks of recompute.layers layers each, or that many first layers of a stage one by one
+    )
+    layers: Positive = 1  # full: layers of a chunk (uniform), or number of layers that are recomputed (block)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,4 +245,5 @@ class RunConfig:
     train: TrainSection
     optimizer: OptimizerSection
     precision: PrecisionSection = dataclasses.field(default_factory=PrecisionSection)
+    recompute: RecomputeSection = dataclasses.field(default_factory=RecomputeSection)
     checkpoint: CheckpointSection = dataclasses.field(default_factory=CheckpointSection)

@@ -10,9 +10,15 @@ any kind, H query heads, G key-value heads, K head width.
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple, Protocol
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from trainer.kernels.philox import keep
+from trainer.kernels.scores import ScoreShape
 
 MUON_EPSILON = 1e-7  # least norm by which a matrix is divided before Newton-Schulz
 
@@ -79,35 +85,169 @@ def swiglu_backward_(dgate_NF: Tensor, dup_NF: Tensor, dy_NF: Tensor, gate_NF: T
     dup_NF.copy_(dy * gate * sigmoid)
 
 
+def gated(both_NF: Tensor, how: tuple[str, float, float]) -> Tensor:
+    """f(gate) * (up + offset) of [N, 2F], gate first: [N, F].
+
+    Args:
+        how: name of the activation; clamp, the largest gate and the largest absolute value of up (0: none); offset.
+    """
+    gate_NF, up_NF = (_widen(x) for x in both_NF.chunk(2, dim=-1))
+    activation, clamp, offset = how
+    if clamp:
+        gate_NF, up_NF = gate_NF.clamp(max=clamp), up_NF.clamp(-clamp, clamp)
+    return (_value_and_slope(activation, gate_NF)[0] * (up_NF + offset)).to(both_NF.dtype)
+
+
+def gated_backward_(
+    dgate_NF: Tensor, dup_NF: Tensor, dy_NF: Tensor, gate_NF: Tensor, up_NF: Tensor, how: tuple[str, float, float]
+) -> None:
+    """Write the gradients of gate and up; each may be half of one tensor."""
+    gate, up, dy = _widen(gate_NF), _widen(up_NF), _widen(dy_NF)
+    activation, clamp, offset = how
+    low, high = (-clamp, clamp) if clamp else (-math.inf, math.inf)
+    value, slope = _value_and_slope(activation, gate.clamp(max=high))
+    dgate_NF.copy_(dy * (up.clamp(low, high) + offset) * slope * (gate <= high))
+    dup_NF.copy_(dy * value * ((up >= low) & (up <= high)))
+
+
+def _value_and_slope(activation: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    """f(x) and f'(x) of the gate's activation."""
+    if activation == "swiglu":
+        sigmoid = x.sigmoid()
+        return x * sigmoid, sigmoid * (1 + x * (1 - sigmoid))
+    if activation == "geglu":
+        normal = 0.5 * (1 + torch.erf(x * math.sqrt(0.5)))
+        return x * normal, normal + x * (-0.5 * x * x).exp() / math.sqrt(2 * math.pi)
+    root = math.sqrt(2 / math.pi)
+    tanh = (root * (x + 0.044715 * x**3)).tanh()
+    inner = root * (1 + 3 * 0.044715 * x * x)
+    return 0.5 * x * (1 + tanh), 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * inner
+
+
 def split_heads(
-    qkv_BSEK: Tensor, cosine_SK: Tensor, sine_SK: Tensor, heads: int, groups: int
+    qkv_BSEK: Tensor, cosine_SR: Tensor, sine_SR: Tensor, heads: int, groups: int, interleaved: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v of E = H + 2G heads, q and k turned by the angle of their position; contiguous."""
     q_BSHK, k_BSGK, v_BSGK = qkv_BSEK.split((heads, groups, groups), dim=2)
-    turned = (_rotate(x, cosine_SK, sine_SK) for x in (q_BSHK, k_BSGK))
+    turned = (rotate(x, cosine_SR, sine_SR, interleaved) for x in (q_BSHK, k_BSGK))
     return *turned, v_BSGK.contiguous()
 
 
 def join_heads_(
     out: tuple[Tensor, Tensor, Tensor],
     gradients: tuple[Tensor, Tensor, Tensor],
-    rotation_SK: tuple[Tensor, Tensor] | None,
+    rotation_SR: tuple[Tensor, Tensor] | None,
+    interleaved: bool = False,
 ) -> None:
     """Write the gradients of q, k and v, the first two turned back, into three parts of one tensor."""
     dq, dk, dv = gradients
-    if rotation_SK is not None:
-        cosine_SK, sine_SK = rotation_SK
-        dq, dk = (_rotate(x, cosine_SK, -sine_SK) for x in (dq, dk))
+    if rotation_SR is not None:
+        cosine_SR, sine_SR = rotation_SR
+        dq, dk = (rotate(x, cosine_SR, -sine_SR, interleaved) for x in (dq, dk))
     for part, gradient in zip(out, (dq, dk, dv), strict=True):
         part.copy_(gradient)
 
 
-def attention(q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor) -> Tensor:
-    """Causal attention of whole sequences: [B, S, H, K]."""
+def rotate(x_BSEK: Tensor, cosine_SR: Tensor, sine_SR: Tensor, interleaved: bool = False) -> Tensor:
+    """Pairs of a head's first 2R features turned; pairs are (i, i + R), or (2i, 2i + 1).
+
+    Args:
+        cosine_SR, sine_SR: of each position and pair, [S, R] or [B, S, R].
+    """
+    cosine, sine = cosine_SR.unsqueeze(-2), sine_SR.unsqueeze(-2)
+    wide, turning = x_BSEK.to(cosine_SR.dtype), 2 * cosine_SR.shape[-1]
+    part, rest = wide[..., :turning], wide[..., turning:]
+    if interleaved:
+        first, second = part[..., ::2], part[..., 1::2]
+        both = torch.stack((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+        return torch.cat((both.flatten(-2), rest), dim=-1).to(x_BSEK.dtype)
+    first, second = part.chunk(2, dim=-1)
+    turned = [first * cosine - second * sine, second * cosine + first * sine]
+    return torch.cat((*turned, rest) if rest.shape[-1] else turned, dim=-1).to(x_BSEK.dtype)
+
+
+def attention(q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, scale: float | None = None) -> Tensor:
+    """Causal attention of whole sequences: [B, S, H, K]; scale: of scores, default 1 / sqrt(K)."""
+    # SDPA's is_causal is top-left aligned: right only because there are as many keys as queries.
+    assert q_BSHK.shape[1] == k_BSGK.shape[1], f"{q_BSHK.shape[1]} queries, {k_BSGK.shape[1]} keys"
     q_BHSK, k_BGSK, v_BGSK = (x.transpose(1, 2) for x in (q_BSHK, k_BSGK, v_BSGK))
     grouped = q_BSHK.shape[2] != k_BSGK.shape[2]
-    y_BHSK = F.scaled_dot_product_attention(q_BHSK, k_BGSK, v_BGSK, is_causal=True, enable_gqa=grouped)
+    y_BHSK = F.scaled_dot_product_attention(q_BHSK, k_BGSK, v_BGSK, is_causal=True, scale=scale, enable_gqa=grouped)
     return y_BHSK.transpose(1, 2)
+
+
+class DocumentBounds(Protocol):
+    """Where documents begin and end in flat tokens: `bounds` int32 from 0 to N, and the tokens of the longest."""
+
+    bounds: Tensor
+    longest: int
+
+    def numbers(self, batch: int, length: int) -> Tensor:
+        """The document of each token: int64[B, S]."""
+        ...
+
+
+class ScoreTensors(NamedTuple):
+    """What belongs to the heads and tokens of a call; None: nothing of the kind.
+
+    Args:
+        sink_H: the additional logit of each head's softmax. slope_H: of ALiBi.
+        document_BS: the document of each token. keep_BHST: bool, the weights that dropout keeps.
+    """
+
+    sink_H: Tensor | None = None
+    slope_H: Tensor | None = None
+    document_BS: Tensor | None = None
+    keep_BHST: Tensor | None = None
+
+
+def document_attention(
+    q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, documents: DocumentBounds, scale: float | None = None
+) -> Tensor:
+    """Causal attention inside each document: [B, S, H, K]."""
+    tensors = ScoreTensors(document_BS=documents.numbers(*q_BSHK.shape[:2]))
+    return scored_attention(q_BSHK, k_BSGK, v_BSGK, ScoreShape(scale=scale or 0.0), tensors)
+
+
+def scored_attention(
+    q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, scores: ScoreShape, tensors: ScoreTensors
+) -> Tensor:
+    """Causal attention with every option of `ScoreShape`, in at least fp32: [B, S, H, K]. Holds all scores at once.
+
+    Differentiable by autograd, in q, k, v and sink_H.
+    """
+    length, heads, groups = *q_BSHK.shape[1:3], k_BSGK.shape[2]
+    q, k, v = (_widen(x) for x in (q_BSHK.unflatten(2, (groups, heads // groups)), k_BSGK, v_BSGK))
+    score = torch.einsum("bsgrk,btgk->bgrst", q, k).flatten(1, 2) * scores.factor(q_BSHK.shape[-1])
+    if scores.softcap:
+        score = scores.softcap * (score / scores.softcap).tanh()
+    token = torch.arange(length, device=q.device)
+    distance_ST = token.unsqueeze(1) - token
+    if tensors.slope_H is not None:
+        score = score - tensors.slope_H.view(-1, 1, 1) * distance_ST
+    hidden = distance_ST < 0
+    if scores.window:
+        hidden = hidden | (distance_ST >= scores.window)
+    if (document_BS := tensors.document_BS) is not None:
+        hidden = hidden | (document_BS.unsqueeze(2) != document_BS.unsqueeze(1)).unsqueeze(1)
+    score = score.masked_fill(hidden, -math.inf)
+    if tensors.sink_H is not None:
+        sink = _widen(tensors.sink_H).view(1, -1, 1, 1).expand(*score.shape[:3], 1)
+        score = torch.cat((score, sink), dim=-1)
+    weight = score.softmax(dim=-1)[..., :length]
+    if tensors.keep_BHST is not None:
+        weight = torch.where(tensors.keep_BHST, weight / (1 - scores.dropout), 0.0)
+    y = torch.einsum("bgrst,btgk->bsgrk", weight.unflatten(1, (groups, heads // groups)), v)
+    return y.flatten(2, 3).to(q_BSHK.dtype)
+
+
+def dropout(x_NF: Tensor, sample_N: Tensor, position_N: Tensor, key_2: Tensor, probability: float) -> Tensor:
+    """x / (1 - probability) where dropout keeps it, else 0; its own backward function.
+
+    The draws are those of `philox.keep`: of the token's sample and place, the feature and the key.
+    """
+    kept = keep(sample_N, position_N, None, features=x_NF.shape[1], key_2=key_2, probability=probability)
+    return torch.where(kept, _widen(x_NF) / (1 - probability), 0.0).to(x_NF.dtype)
 
 
 def logit_statistics(logits_NV: Tensor, column_N: Tensor, real: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -231,13 +371,6 @@ def orthogonalize(matrix: Tensor, dtype: torch.dtype) -> Tensor:
         square = x @ x.t()
         x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
     return (x if wide else x.t()).to(matrix.dtype)
-
-
-def _rotate(x_BSEK: Tensor, cosine_SK: Tensor, sine_SK: Tensor) -> Tensor:
-    cosine, sine = cosine_SK.unsqueeze(1), sine_SK.unsqueeze(1)
-    first, second = x_BSEK.to(cosine_SK.dtype).chunk(2, dim=-1)
-    turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
-    return turned.to(x_BSEK.dtype)
 
 
 def _widen(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from trainer.kernels import library, plain
+from trainer.kernels import gpu, library, plain
 
 Kernel = Callable[..., Any]
 
@@ -30,9 +30,15 @@ class Kernels:
     layer_norm_backward: Kernel = plain.layer_norm_backward
     swiglu: Kernel = plain.swiglu
     swiglu_backward_: Kernel = plain.swiglu_backward_
+    gated: Kernel = plain.gated
+    gated_backward_: Kernel = plain.gated_backward_
     split_heads: Kernel = plain.split_heads
     join_heads_: Kernel = plain.join_heads_
+    rotate: Kernel = plain.rotate
     attention: Kernel = plain.attention
+    document_attention: Kernel = plain.document_attention
+    scored_attention: Kernel = plain.scored_attention
+    dropout: Kernel = plain.dropout
     logit_statistics: Kernel = plain.logit_statistics
     logits_to_gradient_: Kernel = plain.logits_to_gradient_
     adamw_: Kernel = plain.adamw_
@@ -51,14 +57,19 @@ LIBRARY = Kernels(
     adamw_=library.adamw_,
     sgd_=library.sgd_,
 )
-NOT_COMPILED = ("attention", "orthogonalize")  # calls into libraries already
+# Calls into a library, or with a file of their own for GPUs.
+NOT_COMPILED = ("attention", "document_attention", "scored_attention", "orthogonalize")
+# Recomputed from the stored sum; without this the first pass would normalize the sum before it was rounded.
+ROUNDED = ("rms_norm", "layer_norm")
 
 
 @functools.cache
 def compiled() -> Kernels:
     """The pointwise operations compiled, at their first call for the shapes of that call."""
     names = (field.name for field in dataclasses.fields(Kernels) if field.name not in NOT_COMPILED)
-    return Kernels(**{name: torch.compile(getattr(plain, name)) for name in names})
+    options: dict[str, dict[str, Any]] = {name: {"emulate_precision_casts": True} for name in ROUNDED}
+    made = {name: torch.compile(getattr(plain, name), options=options.get(name)) for name in names}
+    return Kernels(document_attention=gpu.document_attention, scored_attention=gpu.scored_attention, **made)
 
 
 def choose_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:

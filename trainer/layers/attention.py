@@ -1,5 +1,8 @@
 """Causal self-attention with H query heads over G key-value heads (Ainslie et al. 2023 for G < H).
 
+Where there are fewer key-value heads than tp ranks, neighbouring ranks hold copies of one, in a projection of its own:
+the sum of their gradients is the head's.
+
 Shapes: B batch, S sequence, N = B * S tokens, D hidden, H and G local heads, K head width.
 """
 
@@ -7,27 +10,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from trainer.kernels.plain import ScoreTensors
+from trainer.kernels.scores import alibi_slopes
 from trainer.kernels.table import Kernels
-from trainer.layers.base import Layer, Parallel
+from trainer.layers.base import Layer, Parallel, as_input
+from trainer.layers.dropout import Dropout
 from trainer.layers.linear import Linear
-from trainer.layers.rope import Rotation, split_heads
+from trainer.layers.norm import Norm
+from trainer.layers.rope import Rotation, rotate, split_heads
+from trainer.layers.shapes import AttentionShape
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionShape:
-    """Sizes and choices of one attention layer, over all ranks.
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Where documents begin and end in the N flat tokens; no token sees one of another document.
 
     Args:
-        width: D. bias: of both projections.
+        bounds: int32, from 0 to N. longest: tokens of the longest document.
     """
 
-    width: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    bias: bool
+    bounds: Tensor
+    longest: int
+
+    def numbers(self, batch: int, length: int) -> Tensor:
+        """The document of each token: int64[B, S]."""
+        token = torch.arange(batch * length, device=self.bounds.device, dtype=self.bounds.dtype)
+        return torch.searchsorted(self.bounds, token, right=True).view(batch, length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,28 +46,100 @@ class Sequences:
     """How the tokens [N] of a microbatch are rows: B of S tokens each.
 
     Args:
-        rotation: of positions 0 to S - 1; None for a model without rotary positions.
+        rotation: of the tokens' positions; None for a model without rotary positions.
+        documents: None where each row is one.
+        samples_B: int64[B], global sample numbers; None: nothing is dropped.
     """
 
     batch: int
     length: int
     rotation: Rotation | None
+    documents: Documents | None = None
+    samples_B: Tensor | None = None
 
 
 class Attention(Layer):
-    """One projection for q, k and v, attention, one projection back."""
+    """One projection for q, k and v, attention, one projection back.
 
-    def __init__(self, shape: AttentionShape, parallel: Parallel, *, kernels: Kernels) -> None:
+    Args:
+        dropout: of the weights of attention; None: nothing is dropped.
+    """
+
+    def __init__(
+        self, shape: AttentionShape, parallel: Parallel, *, kernels: Kernels, dropout: Dropout | None = None
+    ) -> None:
         super().__init__()
-        tp, width, self.head_dim = parallel.tp.size, shape.width, shape.head_dim
-        heads, groups = shape.num_heads // tp, shape.num_kv_heads // tp
-        self.sizes, self.kernels = (heads, groups, groups), kernels
-        inner, outputs = heads * self.head_dim, sum(self.sizes) * self.head_dim
-        self.qkv = Linear(width, outputs, parallel=parallel, bias=shape.bias, column=True)
-        self.out = Linear(inner, width, parallel=parallel, bias=shape.bias, column=False)
+        tp, width, self.shape = parallel.tp.size, shape.width, shape
+        self.kernels, self.dropout = kernels, dropout
+        heads, groups = shape.num_heads // tp, max(1, shape.num_kv_heads // tp)
+        self.sizes, self.first_head = (heads, groups, groups), parallel.tp.rank * heads
+        if shape.scores.sinks == "learned":
+            self.sink = nn.Parameter(torch.empty(heads))
+        if shape.num_kv_heads < tp:
+            self.q = Linear(width, heads * shape.head_dim, parallel=parallel, bias=shape.bias, column=True)
+            self.kv = Linear(width, 2 * groups * shape.head_dim, parallel=parallel, bias=shape.bias, column=True)
+        else:
+            outputs = sum(self.sizes) * shape.head_dim
+            self.qkv = Linear(width, outputs, parallel=parallel, bias=shape.bias, column=True)
+        if shape.qk_norm:
+            self.q_norm, self.k_norm = (
+                Norm(shape.head_dim, kind=shape.qk_norm, epsilon=shape.norm_epsilon, kernels=kernels) for _ in "qk"
+            )
+        inner = heads * shape.head_dim
+        self.out = Linear(inner, width, parallel=parallel, bias=shape.out_bias, column=False)
 
     def forward(self, x_ND: Tensor, sequences: Sequences) -> Tensor:
-        qkv = self.qkv(x_ND).view(sequences.batch, sequences.length, sum(self.sizes), self.head_dim)
-        q_BSHK, k_BSGK, v_BSGK = split_heads(qkv, sequences.rotation, sizes=self.sizes, kernels=self.kernels)
-        y_BSHK = self.kernels.attention(q_BSHK, k_BSGK, v_BSGK)
+        y_BSHK = self._attend(self._heads(x_ND, sequences), sequences)
         return self.out(y_BSHK.flatten(0, 1).flatten(1))
+
+    def _heads(self, x_ND: Tensor, sequences: Sequences) -> tuple[Tensor, ...]:
+        """q, k and v, normalized and turned."""
+        shape, kernels, sizes = self.shape, self.kernels, self.sizes
+        rows = (sequences.batch, sequences.length, -1, shape.head_dim)
+        turn = None if shape.rotary is None else sequences.rotation
+        interleaved = bool(shape.rotary)
+        whole = shape.num_kv_heads >= self.out.parallel.tp.size
+        if whole and not shape.qk_norm:
+            return split_heads(self.qkv(x_ND).view(rows), turn, sizes=sizes, interleaved=interleaved, kernels=kernels)
+        if whole:
+            q, k, v = self.qkv(x_ND).view(rows).split(sizes, dim=2)
+        else:
+            q, (k, v) = self.q(x_ND).view(rows), self.kv(x_ND).view(rows).split(sizes[1:], dim=2)
+        if shape.qk_norm:
+            q, k = _normed(q, self.q_norm), _normed(k, self.k_norm)
+        q, k = (rotate(x, turn, interleaved=interleaved, kernels=kernels) for x in (q, k))
+        return q, k, v
+
+    def _attend(self, heads: tuple[Tensor, ...], sequences: Sequences) -> Tensor:
+        q_BSHK, k_BSGK, v_BSGK = heads
+        scores, documents = self.shape.scores, sequences.documents
+        scale = scores.scale or None
+        if scores.is_ordinary and documents is None:
+            return self.kernels.attention(q_BSHK, k_BSGK, v_BSGK, scale)
+        if scores.is_ordinary:
+            return self.kernels.document_attention(q_BSHK, k_BSGK, v_BSGK, documents, scale)
+        return self.kernels.scored_attention(q_BSHK, k_BSGK, v_BSGK, scores, self._score_tensors(q_BSHK, sequences))
+
+    def _score_tensors(self, q_BSHK: Tensor, sequences: Sequences) -> ScoreTensors:
+        """What this rank's heads add to, hide from and drop of the scores of these sequences."""
+        scores, heads = self.shape.scores, self.sizes[0]
+        dtype, device = torch.promote_types(q_BSHK.dtype, torch.float32), q_BSHK.device
+        mine = slice(self.first_head, self.first_head + heads)
+        sink_H = slope_H = document_BS = keep_BHST = None
+        if scores.sinks != "none":
+            sink_H = (
+                as_input(self, "sink") if scores.sinks == "learned" else torch.zeros(heads, dtype=dtype, device=device)
+            )
+        if scores.alibi:
+            slope_H = torch.tensor(alibi_slopes(self.shape.num_heads)[mine], dtype=dtype, device=device)
+        if sequences.documents is not None:
+            document_BS = sequences.documents.numbers(sequences.batch, sequences.length)
+        if self.dropout is not None and sequences.samples_B is not None and torch.is_grad_enabled():
+            keep_BHST = self.dropout.keep_weights(
+                sequences.samples_B, range(mine.start, mine.stop), length=sequences.length
+            )
+        return ScoreTensors(sink_H, slope_H, document_BS, keep_BHST)
+
+
+def _normed(x_BSEK: Tensor, norm: Norm) -> Tensor:
+    return norm(x_BSEK.reshape(-1, x_BSEK.shape[-1]))[1].view(x_BSEK.shape)

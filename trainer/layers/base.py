@@ -143,3 +143,21 @@ def add_rows(main: Tensor | None, rows_N: Tensor, *, dy_ND: Tensor, like: Tensor
     else:
         target.index_add_(0, rows_N, dy_ND.to(target.dtype))
     return target if main is None else None
+
+
+def as_input(layer: Layer, name: str) -> Tensor:
+    """A small parameter as a tensor that plain functions may use; what it gets in backward goes where it belongs."""
+    return _AsInput.apply(getattr(layer, name), layer.main_gradients, name)
+
+
+class _AsInput(torch.autograd.Function):
+    """Forward: the parameter, in at least fp32. Backward: add to its main gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, main: MainGradients, name: str) -> Tensor:
+        ctx.main, ctx.name, ctx.dtype = main, name, parameter.dtype
+        return parameter.to(torch.promote_types(parameter.dtype, torch.float32), copy=True)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
+        return add_vector(ctx.main.get(ctx.name), gradient, dtype=ctx.dtype), None, None

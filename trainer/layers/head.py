@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from trainer.kernels.table import Kernels
-from trainer.layers.base import add_product, add_weight_gradient
+from trainer.layers.base import Parallel, add_product, add_weight_gradient
 from trainer.layers.embedding import VocabularyEmbedding
-from trainer.parallel.collectives import all_reduce_
+from trainer.parallel.collectives import all_gather, all_reduce_
 
 CHUNK_TOKENS = 2048  # bounds the logits that exist at a time; 4,096 were no faster (docs/design/one-gpu.md)
 
@@ -31,6 +31,7 @@ def head_loss(
     weight_N: Tensor,
     kernels: Kernels,
     chunk_tokens: int = CHUNK_TOKENS,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Sum over all tokens of weight * -log softmax(x W^T)[label], in nats; fp64 scalar, equal on every tp rank.
 
@@ -39,12 +40,13 @@ def head_loss(
         rows: the layer whose weight is W.
         labels_N: int64, all tokens. weight_N: the loss mask, all tokens.
         chunk_tokens: tokens whose logits exist at a time; decides nothing but memory and speed.
+        softcap: c of c tanh(logit / c); 0: off.
 
     The main gradient of W is added to in the forward pass, for a loss that counts once: a caller that multiplies the
     loss before backward has to use a model without main gradients.
     """
     return _HeadLoss.apply(
-        x_ND, rows.weight, labels_N, weight_N, rows, (kernels, torch.is_grad_enabled(), chunk_tokens)
+        x_ND, rows.weight, labels_N, weight_N, rows, (kernels, torch.is_grad_enabled(), chunk_tokens, softcap)
     )
 
 
@@ -57,9 +59,9 @@ class _HeadLoss(torch.autograd.Function):
         labels_N: Tensor,
         weight_N: Tensor,
         rows: VocabularyEmbedding,
-        how: tuple[Kernels, bool, int],
+        how: tuple[Kernels, bool, int, float],
     ) -> Tensor:
-        kernels, train, chunk = how
+        kernels, train, chunk, cap = how
         x_ND = rows.parallel.gather(x_ND)
         column_N = torch.where(rows.local(labels_N), labels_N - rows.first, -1)
         loss = torch.zeros((), dtype=torch.float64, device=x_ND.device)
@@ -69,12 +71,17 @@ class _HeadLoss(torch.autograd.Function):
         for first in range(0, len(x_ND), chunk):
             part = slice(first, first + chunk)
             logits_CV = x_ND[part] @ weight_VD.t()
+            if cap:
+                logits_CV = capped(logits_CV, cap)
+                slope_CV = 1 - (logits_CV / cap).square()
             log_total_C = _log_total(logits_CV, column_N[part], rows, kernels)
             loss += (log_total_C[0] * weight_N[part]).sum(dtype=torch.float64)
             if dx_ND is None:
                 continue
             real = rows.stop - rows.first
             kernels.logits_to_gradient_(logits_CV, log_total_C[1], column_N[part], weight_N[part], real)
+            if cap:
+                logits_CV *= slope_CV
             torch.mm(logits_CV, weight_VD, out=dx_ND[part])
             if own is not None:
                 add_product(own, logits_CV, x_NI=x_ND[part])
@@ -91,6 +98,28 @@ class _HeadLoss(torch.autograd.Function):
         dx_ND = ctx.parallel.reduce(dx_ND * grad.to(dx_ND.dtype))
         dweight = None if own is None else (own * grad.to(own.dtype)).to(ctx.dtype)
         return dx_ND, dweight, None, None, None, None
+
+
+def capped(logits: Tensor, cap: float) -> Tensor:
+    """cap * tanh(logits / cap), computed in at least fp32 (Gemma 2); the logits themselves where cap is 0."""
+    return ((logits.to(_wide(logits)) / cap).tanh() * cap).to(logits.dtype) if cap else logits
+
+
+def gather_logits(logits_NV: Tensor, parallel: Parallel) -> Tensor:
+    """The columns of all tp ranks: [N, V of this rank] -> [N, V]; each rank's gradient is that of its own columns."""
+    return logits_NV if parallel.tp.size == 1 else _GatherColumns.apply(logits_NV, parallel)
+
+
+class _GatherColumns(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_NV: Tensor, parallel: Parallel) -> Tensor:
+        width = x_NV.shape[1]
+        ctx.mine = slice(parallel.tp.rank * width, (parallel.tp.rank + 1) * width)
+        return all_gather(x_NV.t().contiguous(), parallel.tp).t()
+
+    @staticmethod
+    def backward(ctx: Any, grad_NV: Tensor) -> tuple[Tensor, None]:
+        return grad_NV[:, ctx.mine].contiguous(), None
 
 
 def _log_total(

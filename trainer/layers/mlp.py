@@ -1,11 +1,10 @@
-"""Feed-forward: SwiGLU (Shazeer 2020) with gate and up in one product, or GELU, exact or by tanh (as GPT-2).
+"""Feed-forward: gated (Shazeer 2020) with gate and up in one product, or with one of the plain nonlinearities.
 
 Shapes: N tokens, D hidden, F local feed-forward.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,20 +14,8 @@ from torch.nn import functional as F
 from trainer.kernels.table import Kernels
 from trainer.layers.base import Layer, Parallel
 from trainer.layers.linear import Linear
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MLPShape:
-    """Sizes and choices of one feed-forward layer, over all ranks.
-
-    Args:
-        width: D. inner: F. activation: "swiglu", "gelu" (by tanh) or "gelu_erf". bias: of both projections.
-    """
-
-    width: int
-    inner: int
-    activation: str
-    bias: bool
+from trainer.layers.recompute import recomputed
+from trainer.layers.shapes import GATED, MLPShape
 
 
 class MLP(Layer):
@@ -37,14 +24,46 @@ class MLP(Layer):
     def __init__(self, shape: MLPShape, parallel: Parallel, *, kernels: Kernels) -> None:
         super().__init__()
         width, inner = shape.width, shape.inner // parallel.tp.size
-        self.gated, self.kernels = shape.activation == "swiglu", kernels
-        self.approximation = "none" if shape.activation == "gelu_erf" else "tanh"
-        self.up = Linear(width, inner * (2 if self.gated else 1), parallel=parallel, bias=shape.bias, column=True)
+        self.shape, self.kernels = shape, kernels
+        outputs = inner * (2 if shape.activation in GATED else 1)
+        self.up = Linear(width, outputs, parallel=parallel, bias=shape.bias, column=True)
         self.down = Linear(inner, width, parallel=parallel, bias=shape.bias, column=False)
 
-    def forward(self, x_ND: Tensor) -> Tensor:
-        up = self.up(x_ND)
-        return self.down(_SwiGLU.apply(up, self.kernels) if self.gated else F.gelu(up, approximate=self.approximation))
+    def forward(self, x_ND: Tensor, *, recompute: bool = False) -> Tensor:
+        """With `recompute`, the nonlinearity's output is not kept for backward, but computed again."""
+        up_NF = self.up(x_ND)
+        y_NF = self.activated(up_NF)
+        if not recompute:
+            return self.down(y_NF)
+        with recomputed(y_NF, lambda: self.activated(up_NF.detach())):
+            return self.down(y_NF)
+
+    def activated(self, up_NF: Tensor) -> Tensor:
+        """[N, F] of the first projection's [N, F] or [N, 2F]."""
+        shape = self.shape
+        if shape.activation in ("relu", "squared_relu"):  # So et al. 2021 for the second
+            return _ReLU.apply(up_NF, shape.activation == "squared_relu")
+        if shape.activation not in GATED:
+            return F.gelu(up_NF, approximate="none" if shape.activation == "gelu_erf" else "tanh")
+        if shape.activation == "swiglu" and not (shape.clamp or shape.offset):
+            return _SwiGLU.apply(up_NF, self.kernels)
+        return _Gated.apply(up_NF, self.kernels, (shape.activation, shape.clamp, shape.offset))
+
+
+class _ReLU(torch.autograd.Function):
+    """max(0, x), squared or not; keeps its input, so that the output may be computed again."""
+
+    @staticmethod
+    def forward(ctx: Any, x_NF: Tensor, squared: bool) -> Tensor:
+        ctx.save_for_backward(x_NF)
+        ctx.squared = squared
+        y_NF = F.relu(x_NF)
+        return y_NF.square() if squared else y_NF
+
+    @staticmethod
+    def backward(ctx: Any, dy_NF: Tensor) -> tuple[Tensor, None]:
+        (x_NF,) = ctx.saved_tensors
+        return dy_NF * (2 * F.relu(x_NF) if ctx.squared else (x_NF > 0).to(dy_NF.dtype)), None
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -62,3 +81,20 @@ class _SwiGLU(torch.autograd.Function):
         dboth_NF = torch.empty_like(both_NF)
         ctx.kernels.swiglu_backward_(*dboth_NF.chunk(2, dim=-1), dy_NF, *both_NF.chunk(2, dim=-1))
         return dboth_NF, None
+
+
+class _Gated(torch.autograd.Function):
+    """Any other gate; see kernels.plain.gated."""
+
+    @staticmethod
+    def forward(ctx: Any, both_NF: Tensor, kernels: Kernels, how: tuple[str, float, float]) -> Tensor:
+        ctx.save_for_backward(both_NF)
+        ctx.kernels, ctx.how = kernels, how
+        return kernels.gated(both_NF, how)
+
+    @staticmethod
+    def backward(ctx: Any, dy_NF: Tensor) -> tuple[Tensor, None, None]:
+        (both_NF,) = ctx.saved_tensors
+        dboth_NF = torch.empty_like(both_NF)
+        ctx.kernels.gated_backward_(*dboth_NF.chunk(2, dim=-1), dy_NF, *both_NF.chunk(2, dim=-1), ctx.how)
+        return dboth_NF, None, None

@@ -34,6 +34,11 @@ class Norm(Layer):
         """(x + branch, norm(x + branch)); without a branch (x, norm(x))."""
         return _Norm.apply(x_ND, branch_ND, self.weight, self.bias, self)
 
+    def again(self, sum_ND: Tensor) -> Tensor:
+        """The norm of a sum that `forward` returned, to the bit the one that it returned beside it."""
+        run = self.kernels.rms_norm if self.bias is None else self.kernels.layer_norm
+        return run(sum_ND, None, self.weight, self.bias, self.epsilon)[1]
+
 
 class _Norm(torch.autograd.Function):
     @staticmethod

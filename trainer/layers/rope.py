@@ -1,47 +1,104 @@
 """Rotary positions (Su et al. 2021): tables, and the split of one projection into rotated heads.
 
-Pairs are (i, i + K/2) of a head, as Llama has them. Angles are computed in fp64 and kept as cosines and sines in at
-least fp32.
+Pairs are (i, i + R/2) of a head's first R features, as Llama has them, or (2i, 2i + 1). Angles are computed in fp64
+and kept as cosines and sines in at least fp32.
 
-Shapes: B batch, S sequence, H query heads, G key-value heads, K head width.
+Shapes: B batch, S sequence, H query heads, G key-value heads, E heads of any kind, K head width, R rotated features.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from trainer.kernels.table import Kernels
+from trainer.layers.shapes import RopeShape
 
 
 class Rotation(NamedTuple):
-    """cos and sin of the angle of each position and pair: [S, K / 2]."""
+    """cos and sin of the angle of each position and pair: [S, R / 2], or [B, S, R / 2] with positions of one's own."""
 
     cosine: Tensor
     sine: Tensor
 
+    def at(self, positions_BS: Tensor) -> Rotation:
+        """The rows of these positions."""
+        return Rotation(self.cosine[positions_BS], self.sine[positions_BS])
+
 
 def rotation(
-    sequence_length: int, head_dim: int, *, theta: float, dtype: torch.dtype, device: torch.device
+    sequence_length: int, head_dim: int, *, rope: RopeShape, dtype: torch.dtype, device: torch.device
 ) -> Rotation:
     """The table for positions 0 to S - 1, in the dtype in which heads are rotated (fp32 for half precision)."""
-    frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim)
     position = torch.arange(sequence_length, dtype=torch.float64, device=device)
-    angles = torch.outer(position, frequency)
-    wide = torch.promote_types(dtype, torch.float32)
-    return Rotation(angles.cos().to(wide), angles.sin().to(wide))
+    angles = torch.outer(position, frequencies(rope, head_dim).to(device))
+    wide, size = torch.promote_types(dtype, torch.float32), magnitude(rope)
+    return Rotation((angles.cos() * size).to(wide), (angles.sin() * size).to(wide))
+
+
+def rotated_features(rope: RopeShape, head_dim: int) -> int:
+    """R: features of a head that turn."""
+    return int(head_dim * rope.fraction)
+
+
+def frequencies(rope: RopeShape, head_dim: int) -> Tensor:
+    """Radians a position of each pair, after scaling: fp64[R / 2]."""
+    width = rotated_features(rope, head_dim)
+    theta = rope.theta
+    if rope.scaling == "ntk":  # the slowest pair is stretched by the factor, the fastest not at all
+        theta *= rope.factor ** (width / (width - 2))
+    frequency = theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    if rope.scaling == "linear":  # Chen et al. 2023
+        return frequency / rope.factor
+    if rope.scaling == "yarn":
+        keep = _yarn_kept(rope, width)
+        return frequency * keep + frequency / rope.factor * (1 - keep)
+    if rope.scaling == "llama3":
+        turns = rope.original_length * frequency / (2 * math.pi)
+        keep = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
+        return frequency * keep + frequency / rope.factor * (1 - keep)
+    return frequency
+
+
+def magnitude(rope: RopeShape) -> float:
+    """What turned heads are multiplied by: 1, but for yarn (Peng et al. 2023, eq. 22)."""
+    return 0.1 * math.log(rope.factor) + 1 if rope.scaling == "yarn" and rope.factor > 1 else 1.0
+
+
+def _yarn_kept(rope: RopeShape, width: int) -> Tensor:
+    """Which part of each pair's frequency is kept: 1 for fast pairs, 0 for slow ones, a line between."""
+
+    def pair(turns: float) -> float:
+        """The pair that turns so often in the original length."""
+        return width * math.log(rope.original_length / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low = max(math.floor(pair(rope.beta_fast)), 0)
+    high = min(math.ceil(pair(rope.beta_slow)), width - 1)
+    line = (torch.arange(width // 2, dtype=torch.float64) - low) / max(high - low, 1e-3)
+    return 1 - line.clamp(0, 1)
 
 
 def split_heads(
-    qkv_BSEK: Tensor, rotation: Rotation | None, *, sizes: tuple[int, int, int], kernels: Kernels
+    qkv_BSEK: Tensor,
+    rotation: Rotation | None,
+    *,
+    sizes: tuple[int, int, int],
+    interleaved: bool = False,
+    kernels: Kernels,
 ) -> tuple[Tensor, ...]:
     """q, k and v from E = H + 2G heads, q and k rotated: [B, S, H, K], [B, S, G, K], [B, S, G, K].
 
     Without a rotation they are views.
     """
-    return _SplitHeads.apply(qkv_BSEK, rotation, sizes, kernels)
+    return _SplitHeads.apply(qkv_BSEK, rotation, sizes, interleaved, kernels)
+
+
+def rotate(x_BSEK: Tensor, rotation: Rotation | None, *, interleaved: bool, kernels: Kernels) -> Tensor:
+    """Heads turned by the angles of their positions; themselves without a rotation."""
+    return x_BSEK if rotation is None else _Rotate.apply(x_BSEK, rotation, interleaved, kernels)
 
 
 class _SplitHeads(torch.autograd.Function):
@@ -49,17 +106,36 @@ class _SplitHeads(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, qkv_BSEK: Tensor, rotation: Rotation | None, sizes: tuple[int, int, int], kernels: Kernels
+        ctx: Any,
+        qkv_BSEK: Tensor,
+        rotation: Rotation | None,
+        sizes: tuple[int, int, int],
+        interleaved: bool,
+        kernels: Kernels,
     ) -> tuple[Tensor, ...]:
-        ctx.rotation, ctx.sizes, ctx.kernels = rotation, sizes, kernels
+        ctx.rotation, ctx.sizes, ctx.interleaved, ctx.kernels = rotation, sizes, interleaved, kernels
         if rotation is None:
             return qkv_BSEK.split(sizes, dim=2)
-        return kernels.split_heads(qkv_BSEK, *rotation, *sizes[:2])
+        return kernels.split_heads(qkv_BSEK, *rotation, *sizes[:2], interleaved)
 
     @staticmethod
     def backward(ctx: Any, dq_BSHK: Tensor, dk_BSGK: Tensor, dv_BSGK: Tensor) -> tuple[Tensor | None, ...]:
         batch, length, _, width = dq_BSHK.shape
         dqkv_BSEK = dq_BSHK.new_empty(batch, length, sum(ctx.sizes), width)
         parts = dqkv_BSEK.split(ctx.sizes, dim=2)
-        ctx.kernels.join_heads_(parts, (dq_BSHK, dk_BSGK, dv_BSGK), ctx.rotation)
-        return dqkv_BSEK, None, None, None
+        ctx.kernels.join_heads_(parts, (dq_BSHK, dk_BSGK, dv_BSGK), ctx.rotation, ctx.interleaved)
+        return dqkv_BSEK, None, None, None, None
+
+
+class _Rotate(torch.autograd.Function):
+    """Forward: turn. Backward: turn back, and keep nothing but the table."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BSEK: Tensor, rotation: Rotation, interleaved: bool, kernels: Kernels) -> Tensor:
+        ctx.rotation, ctx.interleaved, ctx.kernels = rotation, interleaved, kernels
+        return kernels.rotate(x_BSEK, *rotation, interleaved)
+
+    @staticmethod
+    def backward(ctx: Any, dy_BSEK: Tensor) -> tuple[Tensor | None, ...]:
+        cosine, sine = ctx.rotation
+        return ctx.kernels.rotate(dy_BSEK, cosine, -sine, ctx.interleaved), None, None, None

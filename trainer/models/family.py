@@ -1,7 +1,7 @@
 """The families of models, by the name that `model.family` has; nothing outside this room names one of them.
 
-A family is four functions: its shape from a configuration, the table of a rank's parameters, its operations a token,
-and the building of a stage. The first three are pure and import no torch.
+A family is five functions: its shape from a configuration, the table of a rank's parameters, its operations a token,
+the memory of its activations, and the building of a stage. All but the last are pure and import no torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from trainer.config.sections import RunConfig
-from trainer.models import gpt_params
+from trainer.models import gpt_memory, gpt_params
 from trainer.parallel.params import ParamSpec, Place
 
 
@@ -37,12 +37,14 @@ class Family:
         shape: (configuration, entries of the vocabulary) to all numbers that define the function.
         parameters: (shape, place) to the parameters of the rank there, in the order of the module tree.
         flops_per_token: (shape, sequence length) to operations of forward and backward.
+        activation_bytes: (shape, place, tokens, element, recompute) to the most that a microbatch holds for backward.
         build: (shape, groups, **how) to a stage with uninitialized weights.
     """
 
     shape: Callable[[RunConfig, int], Any]
     parameters: Callable[[Any, Place], tuple[ParamSpec, ...]]
     flops_per_token: Callable[[Any, int], int]
+    activation_bytes: Callable[..., int]
     build: Callable[..., Any]
 
 
@@ -63,6 +65,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             shape=gpt_params.gpt_shape,
             parameters=gpt_params.parameter_table,
             flops_per_token=gpt_params.flops_per_token,
+            activation_bytes=gpt_memory.activation_bytes,
             build=_build_gpt,
         )
     }

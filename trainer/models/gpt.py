@@ -11,39 +11,79 @@ parallelism), D hidden, V local vocabulary rows.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from trainer.config.sections import RecomputeSection
 from trainer.kernels.table import Kernels, choose_kernels
-from trainer.layers.attention import Attention, AttentionShape, Sequences
+from trainer.layers.attention import Attention, Documents, Sequences
 from trainer.layers.base import Parallel
+from trainer.layers.dropout import Dropout, TokenPlaces, token_places
 from trainer.layers.embedding import PositionEmbedding, VocabularyEmbedding
-from trainer.layers.head import head_loss
+from trainer.layers.head import capped, gather_logits, head_loss
 from trainer.layers.linear import column_product
-from trainer.layers.mlp import MLP, MLPShape
+from trainer.layers.mlp import MLP
 from trainer.layers.norm import Norm
+from trainer.layers.recompute import keep_input, recomputed
+from trainer.layers.recompute_chunks import Chunk, chunks
 from trainer.layers.rope import Rotation, rotation
+from trainer.layers.shapes import AttentionShape, MLPShape
 from trainer.models.gpt_params import GPTShape
 from trainer.models.stage import Microbatch, Tensors
 from trainer.parallel.collectives import Group
 from trainer.parallel.params import Place
 
+LossFunction = Callable[[Tensor, Microbatch], Tensor]
+
+
+class Context(NamedTuple):
+    """What all blocks of a stage are given for one microbatch."""
+
+    sequences: Sequences
+    places: TokenPlaces | None
+
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); the second sum is left to the next norm."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); the second sum is left to the next norm.
 
-    def __init__(self, shape: GPTShape, parallel: Parallel, *, kernels: Kernels) -> None:
+    Args:
+        number: in the whole model, from 0.
+        selective: outputs of norms and of the nonlinearity are computed again in backward.
+    """
+
+    def __init__(
+        self, shape: GPTShape, parallel: Parallel, *, number: int, kernels: Kernels, seed: int, selective: bool
+    ) -> None:
         super().__init__()
+        site = functools.partial(Dropout, seed=seed, layer=number + 1, kernels=kernels)
+        weights = site(shape.scores.dropout, site="weights") if shape.scores.dropout else None
         self.attention_norm = make_norm(shape, kernels)
-        self.attention = Attention(attention_shape(shape), parallel, kernels=kernels)
+        self.attention = Attention(attention_shape(shape, number), parallel, kernels=kernels, dropout=weights)
         self.mlp_norm = make_norm(shape, kernels)
         self.mlp = MLP(mlp_shape(shape), parallel, kernels=kernels)
+        self.selective = selective
+        self.drop_attention = site(shape.hidden_dropout, site="attention")
+        self.drop_mlp = site(shape.hidden_dropout, site="mlp")
 
-    def forward(self, x_ND: Tensor, branch_ND: Tensor | None, sequences: Sequences) -> tuple[Tensor, Tensor]:
+    def forward(self, x_ND: Tensor, branch_ND: Tensor | None, context: Context) -> tuple[Tensor, Tensor]:
+        sequences, places = context
         x_ND, y_ND = self.attention_norm(x_ND, branch_ND)
-        x_ND, y_ND = self.mlp_norm(x_ND, self.attention(y_ND, sequences))
-        return x_ND, self.mlp(y_ND)
+        with self._recomputed(self.attention_norm, x_ND, y_ND):
+            branch_ND = self.attention(y_ND, sequences)
+        x_ND, y_ND = self.mlp_norm(x_ND, self.drop_attention(branch_ND, places))
+        with self._recomputed(self.mlp_norm, x_ND, y_ND):
+            branch_ND = self.mlp(y_ND, recompute=self.selective)
+        return x_ND, self.drop_mlp(branch_ND, places)
+
+    def _recomputed(self, norm: Norm, sum_ND: Tensor, y_ND: Tensor) -> AbstractContextManager[None]:
+        if not self.selective:
+            return nullcontext()
+        return recomputed(y_ND, functools.partial(norm.again, sum_ND.detach()))
 
 
 class GPT(nn.Module):
@@ -54,18 +94,31 @@ class GPT(nn.Module):
         place: which part this is; blocks keep their number in the whole model as their name.
         tp: the tensor-parallel ranks.
         kernels: implementations of the small operations.
+        recompute: what backward computes again. seed: of the run, for dropout.
+
+    Attributes:
+        loss_function: of a user: (logits [B, S, vocab_size], batch) to the sum of the loss; None: the model's own.
     """
 
-    def __init__(self, shape: GPTShape, place: Place, *, tp: Group, kernels: Kernels) -> None:
+    def __init__(
+        self, shape: GPTShape, place: Place, *, tp: Group, kernels: Kernels, recompute: RecomputeSection, seed: int
+    ) -> None:
         super().__init__()
         self.shape, self.place, self.kernels = shape, place, kernels
+        self.loss_function: LossFunction | None = None
         self.parallel = Parallel(tp, sequence_parallel=place.sequence_parallel and tp.size > 1)
         if place.is_first or (place.is_last and shape.tie_embeddings):
             self.embedding = self._vocabulary()
         if shape.position == "learned" and place.is_first:
             self.positions = PositionEmbedding(shape.max_position, shape.hidden_size)
-        blocks = place.blocks(shape.num_layers)
-        self.blocks = nn.ModuleDict({str(i): Block(shape, self.parallel, kernels=kernels) for i in blocks})
+        self.drop_embedding = Dropout(shape.hidden_dropout, seed=seed, layer=0, site="embedding", kernels=kernels)
+        blocks, selective = place.blocks(shape.num_layers), recompute.mode == "selective"
+        block = functools.partial(Block, shape, self.parallel, kernels=kernels, seed=seed, selective=selective)
+        self.blocks = nn.ModuleDict({str(i): block(number=i) for i in blocks})
+        full = recompute.mode == "full"
+        self.chunks = chunks(blocks, method=recompute.method, layers=recompute.layers if full else len(blocks))
+        if not full:
+            self.chunks = [Chunk(blocks, False)]
         if place.is_last:
             self.final_norm = make_norm(shape, kernels)
             if not shape.tie_embeddings:
@@ -77,11 +130,12 @@ class GPT(nn.Module):
 
         The first stage receives nothing; the last gives the sum over the unmasked tokens of -log p(label), in nats.
         """
-        x_ND, branch_ND = received if received else self._enter(batch.tokens_BS)
-        x_ND, branch_ND = self._through_blocks(x_ND, branch_ND, batch.tokens_BS)
+        x_ND, branch_ND = self._through_blocks(received, batch)
         if not self.place.is_last:
             assert branch_ND is not None, "a stage without blocks"
             return x_ND, branch_ND
+        if self.loss_function is not None:
+            return (self.loss_function(self._whole_logits(x_ND, branch_ND, batch), batch),)
         _, y_ND = self.final_norm(x_ND, branch_ND)
         loss = head_loss(
             y_ND,
@@ -89,35 +143,71 @@ class GPT(nn.Module):
             labels_N=batch.labels_BS.flatten(),
             weight_N=batch.loss_mask_BS.flatten(),
             kernels=self.kernels,
+            softcap=self.shape.logit_softcap,
         )
         return (loss,)
 
     def logits(self, tokens_BS: Tensor) -> Tensor:
         """Of a model of one stage, of this rank's vocabulary rows, padding included: int64[B, S] -> [B, S, V]."""
-        x_ND, branch_ND = self._through_blocks(*self._enter(tokens_BS), tokens_BS)
+        nothing = torch.zeros(0, device=tokens_BS.device)
+        batch = Microbatch(tokens_BS=tokens_BS, labels_BS=nothing, loss_mask_BS=nothing)
+        return self._local_logits(*self._through_blocks((), batch)).view(*tokens_BS.shape, -1)
+
+    def whole_logits(self, batch: Microbatch) -> Tensor:
+        """Of a model of one stage, gathered over tp and without padding; differentiable: [B, S, vocab_size]."""
+        return self._whole_logits(*self._through_blocks((), batch), batch)
+
+    def _whole_logits(self, x_ND: Tensor, branch_ND: Tensor | None, batch: Microbatch) -> Tensor:
+        logits_NV = gather_logits(self._local_logits(x_ND, branch_ND), self.parallel)
+        return logits_NV[:, : self.shape.vocab_size].unflatten(0, batch.tokens_BS.shape)
+
+    def _local_logits(self, x_ND: Tensor, branch_ND: Tensor | None) -> Tensor:
         _, y_ND = self.final_norm(x_ND, branch_ND)
         rows = self._head()
         logits_NV = column_product(y_ND, rows, weight=rows.weight, parallel=self.parallel)
-        return logits_NV.view(*tokens_BS.shape, -1)
+        return capped(logits_NV, self.shape.logit_softcap)
 
-    def _enter(self, tokens_BS: Tensor) -> tuple[Tensor, None]:
+    def _enter(self, batch: Microbatch, places: TokenPlaces | None) -> tuple[Tensor, None]:
         """The first residual stream, to which nothing is added yet."""
-        batch, length = tokens_BS.shape
+        tokens_BS = batch.tokens_BS
         x_ND = self.embedding(tokens_BS.flatten())
         if self.shape.position == "learned":
-            mine = self.parallel.local_tokens(batch * length)
-            x_ND = x_ND + self.positions(torch.arange(batch * length, device=tokens_BS.device)[mine] % length)
-        return x_ND, None
+            mine = self.parallel.local_tokens(tokens_BS.numel())
+            if batch.positions_BS is None:
+                where_N = torch.arange(tokens_BS.numel(), device=tokens_BS.device)[mine] % tokens_BS.shape[1]
+            else:
+                where_N = batch.positions_BS.flatten()[mine]
+            x_ND = x_ND + self.positions(where_N)
+        return self.drop_embedding(x_ND, places), None
 
-    def _through_blocks(
-        self, x_ND: Tensor, branch_ND: Tensor | None, tokens_BS: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        batch, length = tokens_BS.shape
-        table = self._rotation(length, tokens_BS.device) if self.shape.position == "rope" else None
-        sequences = Sequences(batch, length, table)
-        for block in self.blocks.values():
-            x_ND, branch_ND = block(x_ND, branch_ND, sequences)
+    def _through_blocks(self, received: Tensors, batch: Microbatch) -> tuple[Tensor, Tensor | None]:
+        context = self._context(batch)
+        x_ND, branch_ND = received if received else self._enter(batch, context.places)
+        for chunk in self.chunks:
+            run = functools.partial(self._run, [cast(Block, self.blocks[str(i)]) for i in chunk.blocks], context)
+            x_ND, branch_ND = keep_input(run, x_ND, branch_ND) if chunk.again else run(x_ND, branch_ND)
         return x_ND, branch_ND
+
+    @staticmethod
+    def _run(
+        blocks: list[Block], context: Context, x_ND: Tensor, branch_ND: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        for block in blocks:
+            x_ND, branch_ND = block(x_ND, branch_ND, context)
+        return x_ND, branch_ND
+
+    def _context(self, batch: Microbatch) -> Context:
+        """Positions, documents and draws of a microbatch, as the blocks use them."""
+        (rows, length), device, places = batch.tokens_BS.shape, batch.tokens_BS.device, None
+        turn = self._rotation(length, device) if self.shape.position == "rope" else None
+        if turn is not None and batch.positions_BS is not None:
+            turn = turn.at(batch.positions_BS)
+        documents = None if batch.bounds is None else Documents(batch.bounds, batch.longest)
+        drops = self.shape.hidden_dropout or self.shape.scores.dropout
+        assert not drops or batch.samples_B is not None or not torch.is_grad_enabled(), "dropout needs sample numbers"
+        if self.shape.hidden_dropout and batch.samples_B is not None:
+            places = token_places(batch.samples_B, length, mine=self.parallel.local_tokens(rows * length))
+        return Context(Sequences(rows, length, turn, documents, batch.samples_B), places)
 
     def _vocabulary(self) -> VocabularyEmbedding:
         shape = self.shape
@@ -130,23 +220,39 @@ class GPT(nn.Module):
 
     def _make_rotation(self, length: int, device: torch.device) -> Rotation:
         dtype = next(self.parameters()).dtype
-        return rotation(length, self.shape.head_dim, theta=self.shape.rope_theta, dtype=dtype, device=device)
+        return rotation(length, self.shape.head_dim, rope=self.shape.rope, dtype=dtype, device=device)
 
 
-def attention_shape(shape: GPTShape) -> AttentionShape:
-    """What a block's attention has to know of the model."""
+def attention_shape(shape: GPTShape, number: int) -> AttentionShape:
+    """What the attention of a block has to know of the model."""
+    scores = shape.scores
+    if shape.window_interval and (number + 1) % shape.window_interval == 0:
+        scores = replace(scores, window=0)
+    turns = shape.position == "rope" and not (shape.rope_interval and (number + 1) % shape.rope_interval == 0)
     return AttentionShape(
         width=shape.hidden_size,
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
-        bias=shape.bias,
+        bias=bool(shape.bias),
+        out_bias=shape.bias is True,
+        rotary=shape.rope.interleaved if turns else None,
+        qk_norm=shape.norm if shape.qk_norm else "",
+        norm_epsilon=shape.norm_epsilon,
+        scores=scores,
     )
 
 
 def mlp_shape(shape: GPTShape) -> MLPShape:
     """What a block's feed-forward layer has to know of the model."""
-    return MLPShape(width=shape.hidden_size, inner=shape.ffn_hidden_size, activation=shape.activation, bias=shape.bias)
+    return MLPShape(
+        width=shape.hidden_size,
+        inner=shape.ffn_hidden_size,
+        activation=shape.activation,
+        bias=shape.bias is True,
+        clamp=shape.activation_clamp,
+        offset=shape.activation_offset,
+    )
 
 
 def make_norm(shape: GPTShape, kernels: Kernels) -> Norm:
@@ -154,9 +260,23 @@ def make_norm(shape: GPTShape, kernels: Kernels) -> Norm:
     return Norm(shape.hidden_size, kind=shape.norm, epsilon=shape.norm_epsilon, kernels=kernels)
 
 
-def build_gpt(shape: GPTShape, place: Place, *, tp: Group, dtype: torch.dtype, device: torch.device) -> GPT:
-    """Allocate a stage with uninitialized weights directly in its dtype on its device."""
+def build_gpt(
+    shape: GPTShape,
+    place: Place,
+    *,
+    tp: Group,
+    dtype: torch.dtype,
+    device: torch.device,
+    recompute: RecomputeSection | None = None,
+    seed: int = 0,
+) -> GPT:
+    """Allocate a stage with uninitialized weights directly in its dtype on its device.
+
+    Args:
+        recompute: what backward computes again; None: nothing. seed: of the run, for dropout.
+    """
+    kernels, recompute = choose_kernels(device, dtype), recompute or RecomputeSection()
     with torch.device("meta"):
-        model = GPT(shape, place, tp=tp, kernels=choose_kernels(device, dtype))
+        model = GPT(shape, place, tp=tp, kernels=kernels, recompute=recompute, seed=seed)
     # Not to_empty: for tensors without data that imports sympy, 0.4 s in each process.
     return model.to(dtype)._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))

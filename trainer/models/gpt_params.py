@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trainer.config.sections import RunConfig
+from trainer.config.sections import ModelSection, RunConfig
+from trainer.kernels.scores import ScoreShape
+from trainer.layers.shapes import GATED, RopeShape
 from trainer.parallel.params import ParamSpec, Piece, Place, num_elements, vocabulary_range
 
 
@@ -25,6 +27,13 @@ class GPTShape:
         vocab_size: rows of the logical embedding. padded_vocab_size: rows over all ranks with padding.
         head_dim: elements of one head; num_heads of them may differ from hidden_size.
         max_position: rows of learned positions; longest sequence.
+        bias: of all linear layers, or of the projections to q, k and v only.
+        rope_interval: every k-th block does not turn its heads; 0: all turn.
+        scores: what attention does to scores, in a block that window_interval does not except.
+        window_interval: every k-th block sees everything; 0: none.
+        qk_norm: whether the heads of queries and keys are normalized.
+        activation_clamp, activation_offset: see MLPShape. logit_softcap: c of c tanh(logit / c); 0: off.
+        hidden_dropout: probability in the embedding and in what each block adds.
     """
 
     num_layers: int
@@ -36,19 +45,27 @@ class GPTShape:
     vocab_size: int
     padded_vocab_size: int
     max_position: int
-    position: Literal["rope", "learned"]
-    rope_theta: float
+    position: Literal["rope", "learned", "alibi", "none"]
+    rope: RopeShape = field(default_factory=RopeShape)
+    rope_interval: int = 0
     norm: Literal["rmsnorm", "layernorm"]
     norm_epsilon: float
-    activation: Literal["swiglu", "gelu", "gelu_erf"]
-    bias: bool
+    activation: Literal["swiglu", "geglu", "geglu_tanh", "gelu", "gelu_erf", "relu", "squared_relu"]
+    activation_clamp: float = 0.0
+    activation_offset: float = 0.0
+    bias: bool | Literal["qkv"]
+    qk_norm: bool = False
+    scores: ScoreShape = field(default_factory=ScoreShape)
+    window_interval: int = 0
+    logit_softcap: float = 0.0
+    hidden_dropout: float = 0.0
     tie_embeddings: bool
     init_std: float
 
     @property
     def gated(self) -> bool:
         """Whether the MLP has a gate beside its up projection."""
-        return self.activation == "swiglu"
+        return self.activation in GATED
 
 
 def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
@@ -65,12 +82,12 @@ def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
     for i in place.blocks(shape.num_layers):
         table.block, block = i + 1, f"blocks.{i}"
         table.norm(f"{block}.attention_norm", shape)
-        table.columns(f"{block}.attention.qkv", _heads(shape), width, std=std, bias=shape.bias)
-        inner = shape.num_heads * shape.head_dim
-        table.rows(f"{block}.attention.out", width, inner, std=residual_std, bias=shape.bias)
+        table.heads(f"{block}.attention", shape)
+        inner, bias = shape.num_heads * shape.head_dim, shape.bias is True
+        table.rows(f"{block}.attention.out", width, inner, std=residual_std, bias=bias)
         table.norm(f"{block}.mlp_norm", shape)
-        table.columns(f"{block}.mlp.up", _up(shape), width, std=std, bias=shape.bias)
-        table.rows(f"{block}.mlp.down", width, shape.ffn_hidden_size, std=residual_std, bias=shape.bias)
+        table.columns(f"{block}.mlp.up", _up(shape), width, std=std, bias=bias)
+        table.rows(f"{block}.mlp.down", width, shape.ffn_hidden_size, std=residual_std, bias=bias)
     table.block = shape.num_layers + 1
     if place.is_last:
         table.norm("final_norm", shape)
@@ -82,11 +99,6 @@ def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
 def num_parameters(shape: GPTShape) -> int:
     """Elements of all logical tensors: padding and tensor-parallel copies not counted."""
     return num_elements(parameter_table(shape, Place()))
-
-
-def _heads(shape: GPTShape) -> list[tuple[str, int]]:
-    q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    return [("q", q), ("k", kv), ("v", kv)]
 
 
 def _up(shape: GPTShape) -> list[tuple[str, int]]:
@@ -107,24 +119,62 @@ class _Table:
         self.block = 0
         self.specs: list[ParamSpec] = []
 
-    def columns(self, name: str, outputs: Sequence[tuple[str, int]], width: int, *, std: float, bias: bool) -> None:
-        """Outputs cut over tp: each logical [n, width] by rows, one after the other in one local parameter."""
-        parent = name.rsplit(".", 1)[0]
-        for kind, rest, spread in [("weight", (width,), std)] + ([("bias", (), 0.0)] if bias else []):
+    def heads(self, name: str, shape: GPTShape) -> None:
+        """What makes queries, keys and values of the residual stream.
+
+        Of fewer key-value heads than ranks, neighbouring ranks hold copies of one, whose gradients are parts: each
+        rank's queries ask it for something else.
+        """
+        q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        width, std, bias = shape.hidden_size, shape.init_std, bool(shape.bias)
+        if shape.scores.sinks == "learned":
+            self.columns(f"{name}.sink", [("sink", shape.num_heads)], None, std=0.0, bias=False)
+        if shape.num_kv_heads < self.tp_size:
+            self.columns(f"{name}.q", [("q", q)], width, std=std, bias=bias)
+            self.columns(f"{name}.kv", [("k", kv), ("v", kv)], width, parts=shape.num_kv_heads, std=std, bias=bias)
+        else:
+            self.columns(f"{name}.qkv", [("q", q), ("k", kv), ("v", kv)], width, std=std, bias=bias)
+        if shape.qk_norm:
+            for part in ("q_norm", "k_norm"):
+                # Each rank sees its own heads only.
+                self.norm(f"{name}.{part}", shape, width=shape.head_dim, partial=("tp",) if self.tp_size > 1 else ())
+
+    def columns(
+        self,
+        name: str,
+        outputs: Sequence[tuple[str, int]],
+        width: int | None,
+        *,
+        std: float,
+        bias: bool,
+        parts: int | None = None,
+    ) -> None:
+        """Outputs cut over tp: each logical [n, width] by rows, one after the other in one local parameter.
+
+        Args:
+            width: None: a vector, which is the parameter itself.
+            parts: into which the rows are cut; neighbouring ranks hold copies where they are fewer than ranks.
+        """
+        parent, parts = name.rsplit(".", 1)[0], parts or self.tp_size
+        number = self.tp_rank * parts // self.tp_size
+        shared = ("kv",) if parts < self.tp_size else ()
+        kinds = [(".weight", (width,), std)] if width is not None else [("", (), std)]
+        for kind, rest, spread in kinds + ([(".bias", (), 0.0)] if bias else []):
             pieces, row = [], 0
             for logical, rows in outputs:
-                part = rows // self.tp_size
+                part = rows // parts
                 pieces.append(
                     Piece(
-                        name=f"{parent}.{logical}.{kind}",
+                        name=f"{parent}.{logical}{kind}",
                         shape=(rows, *rest),
-                        start=(self.tp_rank * part, *(0 for _ in rest)),
+                        start=(number * part, *(0 for _ in rest)),
                         size=(part, *rest),
                         offset=row * math.prod(rest),
                     )
                 )
                 row += part
-            self._add(f"{name}.{kind}", (row, *rest), pieces, std=spread, decay=bool(rest))
+            rules = {"std": spread, "decay": bool(rest), "copies": shared, "partial": shared}
+            self._add(f"{name}{kind}", (row, *rest), pieces, **rules)
 
     def rows(self, name: str, rows: int, inputs: int, *, std: float, bias: bool) -> None:
         """Inputs cut over tp: the logical [rows, inputs] by columns; the bias is added once, after the sum."""
@@ -146,15 +196,27 @@ class _Table:
         piece = Piece(name=name, shape=(shape.vocab_size, width), start=(first, 0), size=(stop - first, width))
         self._add(name, (rows // self.tp_size, width), [piece], std=std, decay=True, copies=ends, partial=ends)
 
-    def norm(self, name: str, shape: GPTShape) -> None:
-        self.whole(f"{name}.weight", (shape.hidden_size,), std=0.0, fill=1.0, decay=False)
+    def norm(
+        self, name: str, shape: GPTShape, *, width: int | None = None, partial: tuple[str, ...] | None = None
+    ) -> None:
+        size = (width or shape.hidden_size,)
+        self.whole(f"{name}.weight", size, std=0.0, fill=1.0, decay=False, partial=partial)
         if shape.norm == "layernorm":
-            self.whole(f"{name}.bias", (shape.hidden_size,), std=0.0, decay=False)
+            self.whole(f"{name}.bias", size, std=0.0, decay=False, partial=partial)
 
-    def whole(self, name: str, size: tuple[int, ...], *, std: float, decay: bool, fill: float = 0.0) -> None:
-        """Held by every rank of tp; under sequence parallelism each sees a part of the tokens."""
+    def whole(
+        self,
+        name: str,
+        size: tuple[int, ...],
+        *,
+        std: float,
+        decay: bool,
+        fill: float = 0.0,
+        partial: tuple[str, ...] | None = None,
+    ) -> None:
+        """Held by every rank of tp; its gradients are parts where each rank sees a part of the tokens, or `partial`."""
         piece = Piece(name=name, shape=size, start=tuple(0 for _ in size), size=size)
-        rules = {"copies": ("tp",), "partial": self.partial}
+        rules = {"copies": ("tp",), "partial": self.partial if partial is None else partial}
         self._add(name, size, [piece], std=std, fill=fill, decay=decay, **rules)
 
     def _add(self, name: str, local: tuple[int, ...], pieces: Sequence[Piece], **rules: Any) -> None:
@@ -179,13 +241,43 @@ def gpt_shape(config: RunConfig, vocab_size: int) -> GPTShape:
         padded_vocab_size=padded_vocab_size(vocab_size, config.mesh.tp),
         max_position=model.max_position or config.train.sequence_length,
         position=model.position,
-        rope_theta=model.rope_theta,
+        rope=_rope_shape(model),
+        rope_interval=model.rope_interval,
         norm=model.norm,
         norm_epsilon=model.norm_epsilon,
         activation=model.activation,
+        activation_clamp=model.activation_clamp,
+        activation_offset=model.activation_offset,
         bias=model.bias,
+        qk_norm=model.qk_norm,
+        scores=ScoreShape(
+            scale=model.attention_scale,
+            softcap=model.attention_softcap,
+            alibi=model.position == "alibi",
+            window=model.window,
+            sinks=model.attention_sinks,
+            dropout=model.attention_dropout,
+        ),
+        window_interval=model.window_interval,
+        logit_softcap=model.logit_softcap,
+        hidden_dropout=model.hidden_dropout,
         tie_embeddings=model.tie_embeddings,
         init_std=model.init_std,
+    )
+
+
+def _rope_shape(model: ModelSection) -> RopeShape:
+    return RopeShape(
+        theta=model.rope_theta,
+        fraction=model.rope_fraction,
+        interleaved=model.rope_interleaved,
+        scaling=model.rope_scaling,
+        factor=model.rope_factor,
+        original_length=model.rope_original_length,
+        low_freq_factor=model.rope_low_freq_factor,
+        high_freq_factor=model.rope_high_freq_factor,
+        beta_fast=model.rope_beta_fast,
+        beta_slow=model.rope_beta_slow,
     )
 
 
@@ -213,11 +305,11 @@ def head_dim(config: RunConfig) -> int:
 
 
 def ffn_hidden_size(config: RunConfig) -> int:
-    """4 x hidden; for swiglu, whose MLP has three matrices, 2/3 of that (Shazeer 2020), rounded up to 64."""
+    """4 x hidden; for a gated MLP, which has three matrices, 2/3 of that (Shazeer 2020), rounded up to 64."""
     model = config.model
     if model.ffn_hidden_size:
         return model.ffn_hidden_size
-    return round_up(-(-8 * model.hidden_size // 3), 64) if model.activation == "swiglu" else 4 * model.hidden_size
+    return round_up(-(-8 * model.hidden_size // 3), 64) if model.activation in GATED else 4 * model.hidden_size
 
 
 def round_up(value: int, multiple: int) -> int:

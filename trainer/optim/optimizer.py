@@ -169,7 +169,7 @@ class Optimizer:
         self.buffers.settle()
         for bucket in self.buffers.layout.buckets:
             reduce_scatter_(gradients[bucket.start : bucket.stop], self.groups[bucket.shard])
-        for axis in ("tp", "ends"):
+        for axis in ("tp", "kv", "ends"):
             parts = [gradients[s.start : s.stop] for _, s in self.owned.segments() if axis in s.rules.partial]
             if parts and self.groups[axis].size > 1:
                 _sum_together(parts, self.groups[axis])

@@ -4,6 +4,7 @@ Ranks are laid out with tp fastest, then cp, dp and pp: rank = ((pp_rank * dp + 
 Ranks that talk most (tp) are therefore neighbours, which on one machine are joined by the fastest links. An axis is a
 tuple of factors (size, stride) of the rank's number; besides the four there are axes made of them:
 
+    kv     the fastest part of tp: ranks with copies of one key-value head, where there are fewer heads than tp ranks
     data   cp x dp: gradients are summed over it, and the optimizer's state is divided over it
     ep     the fastest part of data: expert parallelism; edp is the rest of data
     ends   the first and the last pipeline stage, which share a tied embedding; other stages are not on it
@@ -18,8 +19,9 @@ from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 from mdata import UsageError
+from trainer.config.sections import RunConfig
 
-AXES = ("tp", "cp", "dp", "pp", "data", "ep", "edp", "ends", "world")
+AXES = ("tp", "kv", "cp", "dp", "pp", "data", "ep", "edp", "ends", "world")
 
 
 class Coordinates(NamedTuple):
@@ -52,6 +54,7 @@ class Mesh:
     cp: int = 1
     pp: int = 1
     ep: int = 1
+    kv: int = 1
 
     def __post_init__(self) -> None:
         model = self.tp * self.cp * self.pp
@@ -62,6 +65,8 @@ class Mesh:
                 expected="a number of ranks that is a multiple of tp x cp x pp, all at least 1",
                 fix=f"--nproc {max(1, model)}, or a smaller mesh.tp",
             )
+        if self.tp % self.kv:
+            raise UsageError(f"tp={self.tp} cannot be divided into kv={self.kv}", expected="a divisor of tp")
         if self.size("data") % self.ep:
             raise UsageError(
                 f"{self.size('data')} data-parallel ranks (cp x dp) cannot be divided into ep={self.ep}",
@@ -79,6 +84,7 @@ class Mesh:
         stage = self.tp * self.cp * self.dp  # ranks of one pipeline stage
         of_axis = {
             "tp": (Factor(self.tp, 1),),
+            "kv": (Factor(self.kv, 1),),
             "cp": (cp,),
             "dp": (dp,),
             "pp": (Factor(self.pp, stage),),
@@ -131,3 +137,9 @@ class Mesh:
     def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
         """Every group along an axis, by its first rank."""
         return tuple(sorted({ranks for rank in range(self.world_size) if (ranks := self.ranks_of(axis, rank))}))
+
+
+def mesh_of(config: RunConfig, world_size: int) -> Mesh:
+    """The mesh that a configuration asks for."""
+    tp, kv_heads = config.mesh.tp, config.model.num_kv_heads or config.model.num_heads
+    return Mesh(world_size, tp, kv=tp // kv_heads if kv_heads < tp and tp % kv_heads == 0 else 1)

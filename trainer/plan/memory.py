@@ -1,6 +1,7 @@
 """What a rank's state takes in memory, and errors of memory that ran out with that amount beside them.
 
-The bytes of weights, gradients and optimizer state follow from the table of parameters; those of activations do not.
+The bytes of weights, gradients and optimizer state follow from the table of parameters, those of activations from the
+shape of the model.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from contextlib import contextmanager
 from trainer.config.sections import RunConfig
 from trainer.errors import FEWER_TOKENS, OutOfMemoryError, out_of_memory_error, out_of_memory_in, size_text
 from trainer.kernels.updates import state_names
+from trainer.models.family import family_of
+from trainer.parallel.params import Place
 from trainer.plan.plan import Plan
 
 BYTES = {"fp32": 4, "bf16": 2, "fp64": 8}  # of an element of the model's weights
@@ -40,3 +43,14 @@ def state_bytes(config: RunConfig, plan: Plan) -> int:
     main = max(weight, 4)
     states = len(state_names(config.optimizer.name))
     return held * (weight + main) + states * main * -(-held // plan.dp)
+
+
+def activation_bytes(config: RunConfig, plan: Plan) -> int:
+    """Most bytes that a microbatch holds for backward on a rank, as the model's family counts them."""
+    return family_of(config).activation_bytes(
+        plan.shape,
+        Place(tp_size=plan.tp, sequence_parallel=config.mesh.sequence_parallel),
+        tokens=plan.micro_batch * plan.sequence_length,
+        element=BYTES[config.precision.dtype],
+        recompute=config.recompute,
+    )

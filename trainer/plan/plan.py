@@ -102,7 +102,7 @@ def make_plan(
         tokens_per_step=train.global_batch * train.sequence_length,
         num_samples=length.samples,
         heads_per_rank=shape.num_heads // tp,
-        kv_heads_per_rank=shape.num_kv_heads // tp,
+        kv_heads_per_rank=max(1, shape.num_kv_heads // tp),
         shape=shape,
         num_parameters=num_elements(family.parameters(shape, Place())),
         parameters_per_rank=sum(spec.numel for spec in family.parameters(shape, Place(tp_size=tp))),

@@ -110,7 +110,7 @@ def evaluation_batches(
         yield collate(dataset, mine[first : first + micro_batch])
 
 
-def to_device(batch: mdata.Batch, device: torch.device, *, vocab_size: int) -> Microbatch:
+def to_device(batch: mdata.Batch, device: torch.device, *, vocab_size: int, numbered: bool = False) -> Microbatch:
     """Check the ids and move one microbatch to the device.
 
     Raises:
@@ -128,7 +128,8 @@ def to_device(batch: mdata.Batch, device: torch.device, *, vocab_size: int) -> M
     moved = _moved(text, device)
     tokens, labels = moved[:, :-1], moved[:, 1:]
     mask = torch.ones(tokens.shape, device=device) if batch.rows.unmasked else _moved(batch.loss_mask, device)
-    return Microbatch(tokens_BS=tokens, labels_BS=labels, loss_mask_BS=mask)
+    samples = _moved(np.asarray(batch.samples, np.int64), device) if numbered else None
+    return Microbatch(tokens_BS=tokens, labels_BS=labels, loss_mask_BS=mask, samples_B=samples)
 
 
 def _moved(values: np.ndarray, device: torch.device) -> torch.Tensor:

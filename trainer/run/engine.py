@@ -108,7 +108,8 @@ class Engine:
             family.parameters(plan.shape, place), {axis: world.mesh.size(axis) for axis in ("data", "edp")}
         )
         dtype = DTYPES[config.precision.dtype]
-        self.model = family.build(plan.shape, place, tp=self.tp, dtype=dtype, device=world.device)
+        options = {"recompute": config.recompute, "seed": config.run.seed}
+        self.model = family.build(plan.shape, place, tp=self.tp, dtype=dtype, device=world.device, **options)
         self.buffers = Buffers(self.model, self.layout)
         self.optimizer = Optimizer(self.buffers, config.optimizer, groups=world.groups, kernels=self.model.kernels)
         if fresh:

@@ -208,8 +208,14 @@ def _function(config: RunConfig, data: RunData) -> dict[str, Any]:
     vocab_size = config.model.vocab_size or data.facts.vocab_size
     if not vocab_size:
         return {}
-    return {
-        k: v
-        for k, v in dataclasses.asdict(family_of(config).shape(config, vocab_size)).items()
-        if k not in NOT_FUNCTION
-    }
+    shape = dataclasses.asdict(family_of(config).shape(config, vocab_size))
+    return {name: value for name, value in _flat(shape) if name not in NOT_FUNCTION}
+
+
+def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Values of nested parts under the names of both, joined as the keys of a configuration are."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}_{inner}", x) for inner, x in _flat(value))
+        else:
+            yield name, value

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mdata import UsageError
+from mdata import Batch, UsageError
 from mdata.errors import os_errors_named
 from mdata.progress import SILENT, Progress
 from mdata.util import atomic_io, file_lock
@@ -28,6 +28,7 @@ from trainer.checkpoint.folder import folder_name, remove_old, run_state
 from trainer.checkpoint.format import RunState
 from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig
+from trainer.models.stage import Microbatch
 from trainer.optim.schedules import rates
 from trainer.parallel.collectives import gather_objects
 from trainer.parallel.world import World, lost_ranks_named
@@ -215,7 +216,7 @@ class _Loop:
             with rate:
                 if done.steps < plan.steps and not self._something_is_due(running):
                     read = rate.wait_for(batches)
-                    microbatches = [to_device(batch, engine.world.device, vocab_size=plan.vocab_size) for batch in read]
+                    microbatches = [self._moved(batch) for batch in read]
                     size = sizes.at(done.samples)
                     lr, decay = rates(
                         optimizer, plan.schedule, steps=done.steps, samples=done.samples, batch=size
@@ -231,6 +232,11 @@ class _Loop:
                 now, pending = running.popleft()
                 report = pending.read()
             yield now, report, not running
+
+    def _moved(self, batch: Batch) -> Microbatch:
+        """A batch on the device, with the numbers of its samples where dropout depends on them."""
+        numbered = bool(self.config.model.hidden_dropout or self.config.model.attention_dropout)
+        return to_device(batch, self.engine.world.device, vocab_size=self.plan.vocab_size, numbered=numbered)
 
     def _something_is_due(self, running: Sequence[tuple[Done, Any]]) -> bool:
         """Whether the steps that were started have to end before the next begins."""

@@ -62,8 +62,8 @@ def _attention(xs, w, block, shape):
         for head in range(shape.num_heads):
             group = head * shape.num_kv_heads // shape.num_heads
             if shape.position == "rope":
-                query = _turned(q[t][head], t, shape.rope_theta)
-                keys = [_turned(k[s][group], s, shape.rope_theta) for s in range(t + 1)]
+                query = _turned(q[t][head], t, shape.rope.theta)
+                keys = [_turned(k[s][group], s, shape.rope.theta) for s in range(t + 1)]
             else:
                 query, keys = q[t][head], [k[s][group] for s in range(t + 1)]
             weight = np.exp([query @ key / math.sqrt(size) for key in keys])

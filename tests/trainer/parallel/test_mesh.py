@@ -16,7 +16,8 @@ def meshes(draw: st.DrawFn) -> Mesh:
     data = edp * ep
     while data % cp:
         cp -= 1
-    return Mesh(tp * pp * data, tp, cp=cp, pp=pp, ep=ep)
+    kv = draw(st.sampled_from([size for size in range(1, tp + 1) if tp % size == 0]))
+    return Mesh(tp * pp * data, tp, cp=cp, pp=pp, ep=ep, kv=kv)
 
 
 def by_hand(mesh: Mesh, axis: str, place: Coordinates) -> object:
@@ -25,6 +26,7 @@ def by_hand(mesh: Mesh, axis: str, place: Coordinates) -> object:
     data = dp * mesh.cp + cp
     common = {
         "tp": (cp, dp, pp),
+        "kv": (tp // mesh.kv, cp, dp, pp),
         "cp": (tp, dp, pp),
         "dp": (tp, cp, pp),
         "pp": (tp, cp, dp),

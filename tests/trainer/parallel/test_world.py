@@ -133,5 +133,5 @@ def test_each_rank_knows_its_axes() -> None:
     for rank, (tp, cp, dp, pp), axes in run_ranks(places_body, 4):
         assert (tp, cp, dp, pp) == (rank % 2, 0, rank // 2, 0)
         shared = dict.fromkeys(("dp", "data", "edp"), (2, dp))
-        alone = dict.fromkeys(("cp", "pp", "ep", "ends"), (1, 0))
+        alone = dict.fromkeys(("kv", "cp", "pp", "ep", "ends"), (1, 0))
         assert axes == {"tp": (2, tp), **shared, **alone, "world": (4, rank)}

@@ -15,6 +15,7 @@ from trainer.config.sections import (
     MeshSection,
     ModelSection,
     OptimizerSection,
+    RecomputeSection,
     RunConfig,
     RunSection,
     TrainSection,
@@ -37,6 +38,7 @@ def config(**changes: dict[str, Any]) -> RunConfig:
         "mesh": MeshSection(tp=2),
         "train": TrainSection(sequence_length=32, global_batch=8, micro_batch=2, steps=100),
         "optimizer": OptimizerSection(lr=1e-3, warmup_steps=10),
+        "recompute": RecomputeSection(),
     }
     for name, keys in changes.items():
         sections[name] = dataclasses.replace(sections[name], **keys)
@@ -102,7 +104,38 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
             3,
             "model.num_heads=4 is not a multiple of mesh.tp=3; choose mesh.tp from 1, 2, 4",
         ),
-        ({"mesh": {"tp": 4}}, 4, "model.num_kv_heads=2 is not a multiple of mesh.tp=4; choose mesh.tp from 1, 2"),
+        (
+            {"model": {"num_heads": 12, "hidden_size": 96, "num_kv_heads": 3}, "mesh": {"tp": 4}},
+            4,
+            "model.num_kv_heads=3 is neither a multiple nor a divisor of mesh.tp=4; choose mesh.tp from 1",
+        ),
+        (
+            {"model": {"position": "learned", "rope_scaling": "linear", "rope_factor": 2.0}},
+            2,
+            "model.rope_scaling='linear' needs model.position=\"rope\"; set that, or leave model.rope_scaling out",
+        ),
+        (
+            {"model": {"activation": "relu", "activation_clamp": 2.0}},
+            2,
+            "model.activation_clamp=2.0 needs model.activation from swiglu, geglu, geglu_tanh; "
+            "set that, or leave model.activation_clamp out",
+        ),
+        (
+            {"model": {"rope_scaling": "yarn", "rope_factor": 4.0}},
+            2,
+            'model.rope_scaling="yarn" needs model.rope_original_length, the tokens of a sequence before scaling; '
+            "set it, such as to 8192",
+        ),
+        (
+            {"model": {"rope_scaling": "ntk", "head_dim": 2}},
+            2,
+            'model.rope_scaling="ntk" needs more than 2 rotated features of a head; raise model.head_dim',
+        ),
+        (
+            {"recompute": {"mode": "full", "layers": 3}},
+            2,
+            "recompute.layers=3 is more than model.num_layers=2; choose at most 2",
+        ),
         (
             {"model": {"ffn_hidden_size": 99}},
             2,
@@ -116,7 +149,7 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
         (
             {},
             3,
-            "3 ranks are not a multiple of mesh.tp=2; start --nproc 2, or choose mesh.tp from 1, 2",
+            "3 ranks are not a multiple of mesh.tp=2; start --nproc 2, or choose mesh.tp from 1, 2, 4",
         ),
         (
             {"train": {"global_batch": 9}},

@@ -1,0 +1,80 @@
+"""Presets: the published numbers of parameters, keys that win over them, and names that do not exist."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from mdata import UsageError
+from trainer.config.parse import dump_config, load_config, parse_config
+from trainer.config.presets import PRESETS
+from trainer.config.sections import Preset
+from trainer.models.gpt_params import gpt_shape, num_parameters
+from trainer.plan.check import check
+
+# Elements of the tensors that were published.
+PUBLISHED = {
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "megatron-345m": 354_823_168,
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824,
+    "mistral-7b": 7_241_732_096,
+    "qwen2-0.5b": 494_032_768,
+    "qwen2-1.5b": 1_543_714_304,
+    "qwen2-7b": 7_615_616_512,
+    "qwen2-72b": 72_706_203_648,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+}
+
+
+def _config(tmp_path, model: str):
+    path = tmp_path / "run.toml"
+    path.write_text(
+        f'[run]\nfolder = "runs/x"\n[model]\n{model}\n[data]\nblend = "b"\n'
+        "[train]\nsequence_length = 512\nglobal_batch = 1\nmicro_batch = 1\nsteps = 10\n[optimizer]\nlr = 1e-3\n"
+    )
+    return load_config(path)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_have_the_published_number_of_parameters(tmp_path, name):
+    config = _config(tmp_path, f'preset = "{name}"')
+    count = num_parameters(gpt_shape(config, config.model.vocab_size))
+    if name == "gpt3-175b":  # whose weights were not published
+        assert count == pytest.approx(175e9, rel=0.005)
+    else:
+        assert count == PUBLISHED[name]
+    assert check(config, 1, facts=None) == []
+
+
+def test_a_key_wins_over_the_preset_and_is_written_down(tmp_path):
+    config = _config(tmp_path, 'preset = "mistral-7b"\nnum_layers = 2\nbias = "qkv"')
+    assert (config.model.num_layers, config.model.bias, config.model.window) == (2, "qkv", 4096)
+    path = tmp_path / "again.toml"
+    path.write_text(dump_config(config))
+    assert load_config(path) == config
+
+
+def test_an_unknown_preset_names_the_nearest(tmp_path):
+    with pytest.raises(UsageError, match=r"model.preset is .*lama2-7b.*did you mean llama2-7b"):
+        _config(tmp_path, 'preset = "lama2-7b"')
+    _, problems = parse_config({"model": {"preset": 7}})
+    assert any("model.preset is 7; expected one of" in problem for problem in problems)
+
+
+def test_the_key_allows_the_presets_that_there_are():
+    assert set(get_args(Preset)) == {"", *PRESETS}

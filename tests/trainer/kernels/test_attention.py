@@ -1,0 +1,147 @@
+"""Attention with options: the plain path against SDPA, papers and FlexAttention; and the draws of dropout."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from trainer.kernels import gpu, plain
+from trainer.kernels.philox import keep, philox
+from trainer.kernels.plain import ScoreTensors
+from trainer.kernels.scores import ScoreShape, alibi_slopes
+
+BATCH, LENGTH, HEADS, GROUPS, WIDTH = 2, 12, 4, 2, 8
+
+
+def _heads(seed: int = 0) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    sizes = (HEADS, GROUPS, GROUPS)
+    return tuple(
+        torch.randn(BATCH, LENGTH, n, WIDTH, generator=generator, dtype=torch.float64).requires_grad_() for n in sizes
+    )
+
+
+def _close(got, expected):
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_the_plain_path_without_options_is_sdpa(scale):
+    heads, twin = _heads(), _heads()
+    got = plain.scored_attention(*heads, ScoreShape(scale=scale or 0.0), ScoreTensors())
+    expected = plain.attention(*twin, scale)
+    _close(got, expected)
+    weight = torch.randn(got.shape, dtype=torch.float64)
+    (got * weight).sum().backward(), (expected * weight).sum().backward()
+    for x, y in zip(heads, twin, strict=True):
+        _close(x.grad, y.grad)
+
+
+def test_alibi_is_the_papers_bias():
+    """Press et al. 2022: 8 heads have 1/2 to 1/256; SDPA with the bias as a mask is the reference."""
+    assert alibi_slopes(8) == [2.0**-i for i in range(1, 9)]
+    assert alibi_slopes(12)[8:] == pytest.approx([2.0 ** -(i / 2) for i in (1, 3, 5, 7)])
+    slopes = torch.tensor(alibi_slopes(HEADS), dtype=torch.float64)
+    q, k, v = _heads()
+    got = plain.scored_attention(q, k, v, ScoreShape(alibi=True), ScoreTensors(slope_H=slopes))
+    token = torch.arange(LENGTH)
+    distance = (token.unsqueeze(1) - token).double()
+    bias = torch.where(distance < 0, -math.inf, -slopes.view(-1, 1, 1) * distance)
+    moved = (x.transpose(1, 2) for x in (q, k, v))
+    _close(got, F.scaled_dot_product_attention(*moved, attn_mask=bias, enable_gqa=True).transpose(1, 2))
+
+
+CASES = {
+    "window": (ScoreShape(window=3), False, False),
+    "softcap": (ScoreShape(softcap=0.7, scale=0.5), False, False),
+    "documents": (ScoreShape(), True, False),
+    "sinks": (ScoreShape(sinks="learned", window=5), True, True),
+    "alibi": (ScoreShape(alibi=True, softcap=1.1), True, False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_flex_attention_is_the_plain_path(name, monkeypatch):
+    """Uncompiled, which is the same arithmetic; a GPU compares the compiled form."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    monkeypatch.setattr(gpu, "_flex", lambda: flex_attention)
+    scores, documents, sinks = CASES[name]
+    tensors = ScoreTensors(
+        sink_H=torch.tensor([0.3, -1.0, 2.0, 0.0], dtype=torch.float64) if sinks else None,
+        slope_H=torch.tensor(alibi_slopes(HEADS), dtype=torch.float64) if scores.alibi else None,
+        document_BS=(torch.arange(LENGTH) // 5).expand(BATCH, LENGTH) if documents else None,
+    )
+    heads = [x.detach() for x in _heads()]
+    got = gpu.scored_attention(*heads, scores, tensors)
+    torch.testing.assert_close(got, plain.scored_attention(*heads, scores, tensors), rtol=0, atol=1e-6)
+
+
+def test_philox_is_salmons():
+    """The known answers that come with the authors' Random123."""
+    known = [
+        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ]
+    for counter, key, expected in known:
+        words = philox(tuple(torch.tensor([word]) for word in counter), torch.tensor(key))
+        assert tuple(word.item() for word in words) == expected
+
+
+def test_draws_keep_their_share_and_depend_on_each_part_of_their_place():
+    key = torch.tensor([1, 2])
+    sample, position = torch.tensor([5, 5, 6, 5 + (1 << 32)]), torch.tensor([0, 1, 0, 0])
+    drawn = keep(sample, position, None, features=4003, key_2=key, probability=0.25)
+    assert drawn.shape == (4, 4003)
+    assert ((drawn.double().mean(1) - 0.75).abs() < 0.03).all()
+    assert len({tuple(row.tolist()) for row in drawn}) == 4
+    head = torch.tensor([0, 1, 0, 0])
+    assert not torch.equal(keep(sample, position, head, features=4003, key_2=key, probability=0.25)[1], drawn[1])
+    for place in range(4):  # each row alone, and fewer features, give the same draws
+        alone = keep(
+            sample[place : place + 1], position[place : place + 1], None, features=9, key_2=key, probability=0.25
+        )
+        assert torch.equal(alone[0], drawn[place, :9])
+
+
+def test_dropout_scales_what_it_keeps_and_drops_nothing_else():
+    x, places = torch.ones(3, 8, dtype=torch.bfloat16), (torch.arange(3), torch.zeros(3, dtype=torch.int64))
+    y = plain.dropout(x, *places, torch.tensor([7, 8]), 0.5)
+    assert set(y.flatten().tolist()) == {0.0, 2.0} and y.dtype == x.dtype
+
+
+@pytest.mark.parametrize("how", [("swiglu", 0.5, 1.0), ("geglu", 0.0, 0.0), ("geglu_tanh", 0.9, 0.0)])
+def test_gates_are_those_of_autograd(how):
+    activation, clamp, offset = how
+    both = torch.randn(6, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    gate, up = both.chunk(2, dim=-1)
+    if clamp:
+        gate, up = gate.clamp(max=clamp), up.clamp(-clamp, clamp)
+    run = {"swiglu": F.silu, "geglu": F.gelu, "geglu_tanh": lambda x: F.gelu(x, approximate="tanh")}[activation]
+    expected = run(gate) * (up + offset)
+    dy = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    expected.backward(dy)
+    got = torch.empty_like(both)
+    plain.gated_backward_(*got.chunk(2, dim=-1), dy, *both.detach().chunk(2, dim=-1), how)
+    _close(plain.gated(both.detach(), how), expected.detach())
+    _close(got, both.grad)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_a_partial_rotation_turns_pairs_and_leaves_the_rest(interleaved):
+    x = torch.randn(2, 3, 1, 8, dtype=torch.float64)
+    angle = torch.randn(3, 2, dtype=torch.float64)
+    y = plain.rotate(x, angle.cos(), angle.sin(), interleaved)
+    pairs = [(0, 1), (2, 3)] if interleaved else [(0, 2), (1, 3)]
+    for i, (a, b) in enumerate(pairs):
+        turned = torch.complex(x[..., a], x[..., b]) * torch.polar(torch.ones(3, 1).double(), angle[:, i : i + 1])
+        _close(torch.complex(y[..., a], y[..., b]), turned)
+    assert torch.equal(y[..., 4:], x[..., 4:])

@@ -1,0 +1,60 @@
+"""A user's own loss: the page's program runs, and its gradients are those of the built-in loss in every layout."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from tests.helpers.ranks import run_ranks
+from tests.trainer.engines import assemble, layouts, logical, microbatches
+from tests.trainer.models.test_options import _config, _same
+from trainer.pipeline.actions import one_stage
+from trainer.pipeline.executor import run_actions
+
+PAGE = Path(__file__).parents[3] / "docs" / "custom_loss.md"
+
+
+def _loss(logits_BSV, batch):
+    losses = cross_entropy(logits_BSV.flatten(0, 1), batch.labels_BS.flatten(), reduction="none")
+    return (losses * batch.loss_mask_BS.flatten()).sum()
+
+
+def _gradients(context, config, own):
+    engine = layouts(context, config)
+    if own:
+        engine.model.loss_function = _loss
+    batches = microbatches(engine, 0)
+    totals = run_actions(one_stage(len(batches)), engine.model, microbatches=batches)
+    engine.optimizer._reduce()
+    owned, gradients = engine.optimizer.owned, engine.buffers.gradients
+    return totals[0].item(), logical(owned, torch.cat([gradients[run.start : run.stop] for run in owned.runs]))
+
+
+@pytest.mark.parametrize(("tp", "sequence_parallel"), [(1, False), (2, False), (4, True)])
+def test_the_same_loss_as_a_function_of_logits_has_the_same_gradients(tp, sequence_parallel):
+    options = {"logit_softcap": 1.5, "num_kv_heads": 4}
+    ((loss, parts),) = run_ranks(_gradients, 1, _config(options), False)
+    results = run_ranks(_gradients, tp, _config(options, tp=tp, sequence_parallel=sequence_parallel), True)
+    assert {round(got, 9) for got, _ in results} == {round(loss, 9)}
+    _same(assemble([part for _, found in results for part in found]), assemble(parts))
+
+
+def test_the_pages_program_trains(tmp_path):
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(program.splitlines()) <= 36
+    (tmp_path / "run.toml").write_text(
+        '[run]\nfolder = "x"\n[model]\nnum_layers = 1\nhidden_size = 16\nnum_heads = 2\nvocab_size = 64\n'
+        '[data]\nblend = "none"\n[train]\nsequence_length = 8\nglobal_batch = 8\nmicro_batch = 8\nsteps = 3\n'
+        "[optimizer]\nlr = 0.01\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    losses = [float(x) for x in re.findall(r"loss ([0-9.]+)", run.stdout)]
+    assert len(losses) == 3 and np.isfinite(losses).all()

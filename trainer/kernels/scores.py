@@ -1,0 +1,50 @@
+"""What attention does to scores, the products of queries and keys, before and in the softmax.
+
+Numbers and choices alone: the arithmetic is `plain.scored_attention`, and that of a GPU in gpu.py. Pure, no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Sinks = Literal["none", "zero", "learned"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreShape:
+    """The choices of one attention layer; in the order in which they apply.
+
+    Args:
+        scale: what scores are multiplied by; 0: 1 / sqrt(head width).
+        softcap: c of c tanh(score / c) (Gemma 2); 0: off.
+        alibi: each head subtracts its slope times the distance (Press et al. 2022).
+        window: newest tokens that a query sees, its own included; 0: all.
+        sinks: one more logit in each softmax that takes weight and gives nothing: 0, or learned for each head.
+        dropout: probability with which a weight becomes 0.
+    """
+
+    scale: float = 0.0
+    softcap: float = 0.0
+    alibi: bool = False
+    window: int = 0
+    sinks: Sinks = "none"
+    dropout: float = 0.0
+
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether this is a causal softmax of scaled scores, which libraries have kernels for."""
+        return not (self.softcap or self.alibi or self.window or self.dropout or self.sinks != "none")
+
+    def factor(self, width: int) -> float:
+        """What scores of heads of this width are multiplied by."""
+        return self.scale or 1 / math.sqrt(width)
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """The slope of each head: 2^(-8 i / n), i from 1; where n is no power of two, every other one of 2n fills up."""
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
+    between = [2 ** (-4 * i / power) for i in range(1, 2 * power + 1, 2)]
+    return (slopes + between)[:num_heads]

@@ -1,0 +1,85 @@
+"""Dropout (Srivastava et al. 2014) whose masks are functions of the run's seed and of what they are applied to.
+
+A mask is never kept: backward, and recomputation of a block, make it again from the global sample number, layer, site,
+position and feature. So it is the same in every layout, and a run that continues from a checkpoint draws what it would
+have drawn. Nothing is dropped where no gradients are computed.
+Construction version 1: key = derive_key("mtrain dropout v1", seed, layer, site), low 64 bits; see kernels/philox.py.
+
+Shapes: B batch, S sequence, N tokens of this rank, D hidden, H heads of this rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mdata.util.random_keys import derive_key
+from trainer.kernels.philox import keep
+from trainer.kernels.table import Kernels
+
+Site = Literal["embedding", "attention", "mlp", "weights"]
+
+
+class TokenPlaces(NamedTuple):
+    """Where the tokens of this rank stand: their global sample numbers and positions in those, int64[N] each."""
+
+    sample_N: Tensor
+    position_N: Tensor
+
+
+def token_places(samples_B: Tensor, length: int, *, mine: slice) -> TokenPlaces:
+    """The places of flat tokens [mine] of rows of one length."""
+    token_N = torch.arange(mine.start, mine.stop, device=samples_B.device)
+    return TokenPlaces(samples_B[token_N // length], token_N % length)
+
+
+class Dropout:
+    """One site of one layer.
+
+    Args:
+        probability: of an element to become 0; the others grow by 1 / (1 - probability).
+        seed: of the run. layer: its number in the whole model. site: which of the layer's sites.
+    """
+
+    def __init__(self, probability: float, *, seed: int, layer: int, site: Site, kernels: Kernels) -> None:
+        low = derive_key("mtrain dropout v1", seed, layer, site).low
+        self.probability, self.kernels = probability, kernels
+        self._words, self._key_2 = (low & 0xFFFFFFFF, low >> 32), torch.empty(0, dtype=torch.int64)
+
+    def __call__(self, x_ND: Tensor, places: TokenPlaces | None) -> Tensor:
+        """x with some elements dropped; x itself where nothing is learned."""
+        if places is None or not self.probability or not torch.is_grad_enabled():
+            return x_ND
+        return _Dropout.apply(x_ND, places, self._key(x_ND.device), self)
+
+    def keep_weights(self, samples_B: Tensor, heads: range, *, length: int) -> Tensor:
+        """The weights of attention that are kept: bool[B, H, S, S], of global heads."""
+        batch, device = len(samples_B), samples_B.device
+        head = torch.arange(heads.start, heads.stop, device=device)
+        shape = (batch, len(heads), length)
+        rows = torch.broadcast_tensors(
+            samples_B.view(-1, 1, 1), torch.arange(length, device=device).view(1, 1, -1), head.view(1, -1, 1)
+        )
+        sample, position, head = (x.expand(shape).flatten() for x in rows)
+        kept = keep(sample, position, head, features=length, key_2=self._key(device), probability=self.probability)
+        return kept.view(*shape, length)
+
+    def _key(self, device: torch.device) -> Tensor:
+        if self._key_2.device != device or not len(self._key_2):
+            self._key_2 = torch.tensor(self._words, dtype=torch.int64, device=device)
+        return self._key_2
+
+
+class _Dropout(torch.autograd.Function):
+    """Forward and backward are the same function; nothing but the places is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, places: TokenPlaces, key_2: Tensor, site: Dropout) -> Tensor:
+        ctx.places, ctx.key_2, ctx.site = places, key_2, site
+        return site.kernels.dropout(x_ND, *places, key_2, site.probability)
+
+    @staticmethod
+    def backward(ctx: Any, dy_ND: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.site.kernels.dropout(dy_ND, *ctx.places, ctx.key_2, ctx.site.probability), None, None, None

@@ -1,0 +1,26 @@
+"""Which blocks of a stage are recomputed together, from the numbers of the [recompute] section.
+
+Pure, no torch: the estimate of memory reads it as the model does.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Chunk(NamedTuple):
+    """Neighbouring blocks, and whether only their input is kept."""
+
+    blocks: range
+    again: bool
+
+
+def chunks(blocks: range, *, method: str, layers: int) -> list[Chunk]:
+    """How the blocks of a stage are recomputed.
+
+    Args:
+        method: "uniform": all, in chunks of `layers`; "block": the first `layers` of them, each for itself.
+    """
+    if method == "uniform":
+        return [Chunk(blocks[first : first + layers], True) for first in range(0, len(blocks), layers)]
+    return [Chunk(blocks[i : i + 1], i < layers) for i in range(len(blocks))]

@@ -1,0 +1,85 @@
+"""Sizes and choices of the layers, over all ranks; a layer knows no more of its model than these.
+
+Pure, so that a plan can hold them where there is no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trainer.kernels.scores import ScoreShape
+
+Scaling = Literal["none", "linear", "ntk", "yarn", "llama3"]
+GATED = ("swiglu", "geglu", "geglu_tanh")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeShape:
+    """Rotary positions and how they are stretched to longer sequences.
+
+    Args:
+        theta: base of the frequencies.
+        fraction: of a head's features that turn, from the first on.
+        interleaved: pairs are (2i, 2i + 1) and not (i, i + half).
+        scaling: the rule by which frequencies are lowered. factor: how many times longer sequences become.
+        original_length: tokens of a sequence before that (yarn, llama3).
+        low_freq_factor, high_freq_factor: llama3: waves longer than original_length / low are stretched, those
+            shorter than original_length / high are not.
+        beta_fast, beta_slow: yarn: pairs that turn more than beta_fast times in original_length are kept, those that
+            turn less than beta_slow times are stretched.
+    """
+
+    theta: float = 10000.0
+    fraction: float = 1.0
+    interleaved: bool = False
+    scaling: Scaling = "none"
+    factor: float = 1.0
+    original_length: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """One attention layer.
+
+    Args:
+        width: D.
+        bias: of the projection to q, k and v. out_bias: of the one back.
+        rotary: None: heads do not turn; else whether pairs are interleaved.
+        qk_norm: kind of norm of each query and key head; "": none. norm_epsilon: of those.
+        scores: what happens to scores.
+    """
+
+    width: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    bias: bool
+    out_bias: bool
+    rotary: bool | None = None
+    qk_norm: str = ""
+    norm_epsilon: float = 1e-5
+    scores: ScoreShape = field(default_factory=ScoreShape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLPShape:
+    """One feed-forward layer.
+
+    Args:
+        width: D. inner: F. bias: of both projections.
+        activation: one of GATED, "gelu" (by tanh), "gelu_erf", "relu" or "squared_relu".
+        clamp: gated: largest gate, and largest absolute value of the other factor; 0: off.
+        offset: gated: added to the other factor.
+    """
+
+    width: int
+    inner: int
+    activation: str
+    bias: bool
+    clamp: float = 0.0
+    offset: float = 0.0

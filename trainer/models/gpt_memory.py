@@ -1,0 +1,50 @@
+"""What a GPT keeps for backward, in bytes, from its shape alone.
+
+Counts what the layers of this package save: the inputs of linear layers (under sequence parallelism this rank's tokens
+only), sums and statistics of norms, heads as attention reads them with its output and the log of each softmax's sum,
+and what the nonlinearity reads and gives. Scores, which the plain path of attention options holds, are not counted.
+Pure, no torch.
+"""
+
+from __future__ import annotations
+
+from trainer.config.sections import RecomputeSection
+from trainer.layers.recompute_chunks import chunks
+from trainer.models.gpt_params import GPTShape
+from trainer.parallel.params import Place
+
+HEAD_CHUNK_TOKENS = 2048  # tokens whose logits exist at a time, as in layers/head.py
+
+
+def activation_bytes(shape: GPTShape, place: Place, *, tokens: int, element: int, recompute: RecomputeSection) -> int:
+    """Most bytes that one microbatch of a stage holds for backward on one rank.
+
+    Args:
+        tokens: of a microbatch. element: bytes of an activation.
+    """
+    blocks = place.blocks(shape.num_layers)
+    stream = tokens * shape.hidden_size * element // (place.tp_size if place.sequence_parallel else 1)
+    whole = block_bytes(shape, place, tokens=tokens, element=element, recompute=recompute)
+    total = len(blocks) * whole + stream
+    if recompute.mode == "full":
+        parts = chunks(blocks, method=recompute.method, layers=recompute.layers)
+        kept = sum(2 * stream if again else len(part) * whole for part, again in parts)
+        # Backward holds one chunk's activations at a time beside what is kept.
+        total = kept + max((len(part) * whole for part, again in parts if again), default=0) + stream
+    if place.is_last:
+        rows = shape.padded_vocab_size // place.tp_size
+        total += tokens * shape.hidden_size * element * 2 + min(tokens, HEAD_CHUNK_TOKENS) * rows * element
+    return total
+
+
+def block_bytes(shape: GPTShape, place: Place, *, tokens: int, element: int, recompute: RecomputeSection) -> int:
+    """Bytes that one block keeps when it is not recomputed as a whole."""
+    tp, wide = place.tp_size, max(element, 4)
+    mine = tokens // tp if place.sequence_parallel else tokens
+    heads, groups = shape.num_heads // tp, max(1, shape.num_kv_heads // tp)
+    inner = shape.ffn_hidden_size // tp
+    sums = 2 * mine * shape.hidden_size
+    inside = tokens * (2 * heads + 2 * groups) * shape.head_dim + tokens * inner * (2 if shape.gated else 1)
+    cheap = 2 * mine * shape.hidden_size + tokens * inner
+    statistics = 2 * mine * (1 if shape.norm == "rmsnorm" else 2) + tokens * heads
+    return (sums + inside + (0 if recompute.mode == "selective" else cheap)) * element + statistics * wide
