@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import microbatch
-from tests.trainer.models.test_megatron_gpt import _theirs
+from tests.trainer.models import megatron
 from trainer.config.sections import (
     DataSection,
     MeshSection,
@@ -76,9 +76,7 @@ def trained(context, folder: Path, config: RunConfig) -> list[tuple[float, float
     plan = make_plan(config, context.world, facts=None)
     engine = Engine(config, plan, world=context.join(Mesh(context.world, 1)))
     weights = load_file(folder / "weights.safetensors")
-    for name, parameter in engine.model.named_parameters():
-        found = _theirs(name, weights, plan.shape)
-        parameter.data.zero_()[: len(found)].copy_(found)
+    megatron.fill(engine.model, weights)
     for start, stop, first, _ in engine.optimizer.owned.runs:
         engine.optimizer.state["weight"][first : first + stop - start].copy_(engine.buffers.parameters[start:stop])
     data, curve = load_file(folder / "train_data.safetensors"), []
