@@ -20,6 +20,9 @@ from trainer.kernels.plain import DocumentBounds, ScoreTensors
 from trainer.kernels.scores import ScoreShape
 
 
+FLEX_VARIANTS = 64  # lengths and options that are compiled, before PyTorch falls back to whole matrices of scores
+
+
 def document_attention(
     q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, documents: DocumentBounds, scale: float | None = None
 ) -> Tensor:
@@ -97,7 +100,10 @@ def _changed(softcap: float, slope_H: Tensor | None) -> Callable[..., Tensor] | 
 def _flex() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention)
+    # Compiled for each length by itself: with symbolic lengths a score function that captures tensors fails to compile
+    # (PyTorch 2.11). A model has one set of options, and few lengths.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, FLEX_VARIANTS)
+    return torch.compile(flex_attention, dynamic=False)
 
 
 @functools.cache
