@@ -19,7 +19,6 @@ from trainer.kernels import plain
 from trainer.kernels.plain import DocumentBounds, ScoreTensors
 from trainer.kernels.scores import ScoreShape
 
-
 FLEX_VARIANTS = 64  # lengths and options that are compiled, before PyTorch falls back to whole matrices of scores
 
 
