@@ -27,6 +27,7 @@ _FILE = re.compile(r"rank-[0-9]{5,9}\.safetensors")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _MOST = (1 << 63) - 1
 _MOST_DIMS = 8
+_SCALER = {"scale", "good_steps", "hysteresis"}  # see optim/scaler.py
 _EMPTY_CHECKSUM = b'"checksum": ""'
 
 
@@ -67,6 +68,7 @@ class RunState:
         optimizer_steps: updates applied (skipped steps are not).
         config: the resolved configuration as TOML.
         measured: what metrics.jsonl says of this step; a run that ended before it was written writes it on resuming.
+        scaler: the state of the loss scale (optim/scaler.py); empty in checkpoints of older versions.
     """
 
     step: int
@@ -76,6 +78,7 @@ class RunState:
     optimizer_steps: int
     config: str
     measured: dict[str, Any] = field(default_factory=dict)
+    scaler: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +267,8 @@ def _run(value: Any) -> RunState:
     _whole(run.consumed_samples, "run/consumed_samples", low=run.step)
     if _whole(run.optimizer_steps, "run/optimizer_steps", low=0) > run.step:
         raise IndexFault("run/optimizer_steps", run.optimizer_steps, f"at most run/step, {run.step}")
+    if run.scaler and not (run.scaler.keys() == _SCALER and all(type(x) is float for x in run.scaler.values())):
+        raise IndexFault("run/scaler", run.scaler, f"numbers {', '.join(sorted(_SCALER))}")
     try:
         tomllib.loads(run.config)
     except (ValueError, RecursionError) as error:  # not TOML, a number of 5,000 digits, nested too deep

@@ -222,7 +222,12 @@ class OptimizerSection:
 class PrecisionSection:
     """The number format of weights and activations; main weights and moments are fp32 (fp64 under fp64)."""
 
-    dtype: Literal["fp32", "bf16", "fp64"] = "fp32"  # fp64 is for checking layouts on a CPU
+    dtype: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"  # fp64 is for checking layouts on a CPU
+    loss_scale: Amount = 0.0  # fp16: a constant loss scale; 0: dynamic
+    initial_loss_scale: Annotated[float, Range(1)] = 4294967296.0  # fp16: first value of a dynamic loss scale
+    min_loss_scale: Annotated[float, Range(1)] = 1.0  # fp16: below which a dynamic loss scale never falls
+    loss_scale_window: Positive = 1000  # fp16: good steps in a row after which the loss scale doubles
+    loss_scale_hysteresis: Positive = 2  # fp16: overflows until the loss scale halves
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -127,20 +127,24 @@ class Optimizer:
 
     @out_of_memory_in("the optimizer's update", fix=MORE_RANKS)
     @torch.no_grad()
-    def step(self, learning_rate: float, totals: Tensor, *, weight_decay: float | None = None) -> StepResult:
+    def step(
+        self, learning_rate: float, totals: Tensor, *, weight_decay: float | None = None, scale: Tensor | None = None
+    ) -> StepResult:
         """Reduce, update, gather.
 
         Args:
             learning_rate, weight_decay: for this step; a weight decay of None is that of the settings.
             totals: fp64 [1 + any], what this rank adds to sums over all ranks; by the first the gradient is divided:
                 its number of loss tokens, or of microbatches for a mean of their means.
+            scale: fp64 scalar by which gradients were multiplied; None: 1.
         """
         self._reduce()
         sums = all_reduce_(torch.cat((self._square().view(1), totals)), self.groups["world"])
-        norm = sums[0].sqrt() / sums[1]
+        divisor = sums[1] if scale is None else sums[1] * scale
+        norm = sums[0].sqrt() / divisor
         applied = norm.isfinite()
         clip = self.settings.clip_norm
-        factor = (clip / norm.clamp(min=clip) if clip else 1.0) / sums[1]
+        factor = (clip / norm.clamp(min=clip) if clip else 1.0) / divisor
         self._steps += applied
         decay = self.settings.weight_decay if weight_decay is None else weight_decay
         self._update(factor, (learning_rate, decay), applied)

@@ -8,6 +8,7 @@ good steps in a row double it, and only that restores the hysteresis.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,8 +34,12 @@ class ScaleRule:
     window: int = 1000
     hysteresis: int = 2
 
-
-NO_SCALE = ScaleRule(initial=1.0, dynamic=False)  # of every precision but fp16
+    @property
+    def most_overflows(self) -> int:
+        """Steps in a row that may overflow until the scale is as small as it gets."""
+        if not self.dynamic:
+            return 0
+        return self.hysteresis + max(0, math.ceil(math.log2(self.initial / self.smallest)))
 
 
 def initial_state(rule: ScaleRule, device: torch.device) -> Tensor:
@@ -74,9 +79,13 @@ class LossScaler:
         """fp64 scalar: what the loss is multiplied by; a view, so take what is needed of it before `update_`."""
         return self.state[0]
 
-    def update_(self, found_inf: Tensor) -> None:
-        """Take notice of a step, see `next_state`; does not wait for the device."""
-        self.state.copy_(next_state(self.state, found_inf, rule=self.rule))
+    def update_(self, found_inf: Tensor, *, counts: Tensor) -> None:
+        """Take notice of a step, see `next_state`; does not wait for the device.
+
+        Args:
+            counts: bool scalar; a step that does not count changes nothing.
+        """
+        self.state.copy_(torch.where(counts, next_state(self.state, found_inf, rule=self.rule), self.state))
 
     def to_numbers(self) -> dict[str, float]:
         """What a checkpoint keeps, by STATE_NAMES; waits for the device."""

@@ -21,12 +21,18 @@ from trainer.pipeline.actions import Action
 
 @out_of_memory_in("the forward and backward passes", fix=FEWER_TOKENS)
 def run_actions(
-    actions: Sequence[Action], stage: Stage, *, microbatches: Sequence[Microbatch], own_means: bool = False
+    actions: Sequence[Action],
+    stage: Stage,
+    *,
+    microbatches: Sequence[Microbatch],
+    own_means: bool = False,
+    scale: Tensor | None = None,
 ) -> Tensor:
     """Do the actions in order; the layers add gradients to their main gradients.
 
     Args:
         own_means: gradients are those of the sum of microbatch means; what is returned stays the same.
+        scale: scalar by which gradients are multiplied; what is returned stays the same. None: 1.
 
     Returns:
         fp64[2] on the device: the sum of the loss and the number of loss tokens, of this rank's microbatches.
@@ -38,14 +44,22 @@ def run_actions(
         batch = microbatches[action.microbatch]
         if action.kind == "F":
             mask_BS, tokens = batch.loss_mask_BS, batch.loss_mask_BS.sum()
-            divisor = tokens.clamp(min=1) if own_means else None
-            if divisor is not None:  # the loss makes its gradient in its forward pass: only the mask reaches it
-                batch = dataclasses.replace(batch, loss_mask_BS=mask_BS.double() / divisor)
+            factor = _factor(tokens, own_means=own_means, scale=scale)
+            if factor is not None:  # the loss makes its gradient in its forward pass: only the mask reaches it
+                batch = dataclasses.replace(batch, loss_mask_BS=mask_BS.double() * factor)
             (loss,) = stage((), batch)
             live[action.microbatch] = loss
-            summed = loss.detach().double() if divisor is None else loss.detach().double() * divisor
+            summed = loss.detach().double() if factor is None else loss.detach().double() / factor
             totals += torch.stack((summed, tokens.double()))
         else:
             torch.autograd.backward(live.pop(action.microbatch))
     assert not live, f"the schedule left microbatches {sorted(live)} without a backward pass"
     return totals
+
+
+def _factor(tokens: Tensor, *, own_means: bool, scale: Tensor | None) -> Tensor | None:
+    """What the loss of a microbatch is multiplied by; None: 1."""
+    if not own_means:
+        return scale
+    share = 1 / tokens.clamp(min=1).double()
+    return share if scale is None else share * scale

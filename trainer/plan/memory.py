@@ -16,7 +16,7 @@ from trainer.models.family import family_of
 from trainer.parallel.params import Place
 from trainer.plan.plan import Plan
 
-BYTES = {"fp32": 4, "bf16": 2, "fp64": 8}  # of an element of the model's weights
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}  # of an element of the model's weights
 
 
 @contextmanager

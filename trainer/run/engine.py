@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from trainer.models.family import family_of
 from trainer.models.stage import Microbatch
 from trainer.optim.layout import BufferLayout, make_layout
 from trainer.optim.optimizer import Buffers, Optimizer
+from trainer.optim.scaler import LossScaler, ScaleRule
 from trainer.parallel.collectives import all_reduce_
 from trainer.parallel.init import Run, initialize_
 from trainer.parallel.params import Place
@@ -35,7 +36,7 @@ from trainer.pipeline.actions import one_stage
 from trainer.pipeline.executor import run_actions
 from trainer.plan.plan import Plan
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class StepReport:
         grad_norm: before clipping. applied: False where the step was skipped for a norm that is not finite, which it is
             without loss tokens, too.
         votes: the sums over all ranks of what each of them asked for.
-        learning_rate, weight_decay: with which the step was done.
+        learning_rate, weight_decay, loss_scale: with which the step was done.
     """
 
     loss: float
@@ -57,6 +58,7 @@ class StepReport:
     votes: tuple[float, ...] = ()
     learning_rate: float = 0.0
     weight_decay: float = 0.0
+    loss_scale: float = 1.0
 
 
 def reports_behind(device: torch.device) -> int:
@@ -68,7 +70,7 @@ class PendingReport:
     """The report of a step that may still be running.
 
     Args:
-        numbers: fp64 on the device: norm, applied, tokens, loss, votes.
+        numbers: fp64 on the device: norm, applied, loss scale, tokens, loss, votes.
         rates: learning rate and weight decay of the step.
     """
 
@@ -86,9 +88,9 @@ class PendingReport:
         """Wait for the step and say what it did."""
         if self._event is not None:
             self._event.synchronize()
-        grad_norm, applied, num_tokens, loss_sum, *votes = self._numbers.tolist()
+        grad_norm, applied, scale, num_tokens, loss_sum, *votes = self._numbers.tolist()
         loss = loss_sum / num_tokens if num_tokens else math.nan
-        return StepReport(loss, int(num_tokens), grad_norm, bool(applied), tuple(votes), *self._rates)
+        return StepReport(loss, int(num_tokens), grad_norm, bool(applied), tuple(votes), *self._rates, scale)
 
 
 class Engine:
@@ -112,8 +114,15 @@ class Engine:
         self.model = family.build(plan.shape, place, tp=self.tp, dtype=dtype, device=world.device, **options)
         self.buffers = Buffers(self.model, self.layout)
         self.optimizer = Optimizer(self.buffers, config.optimizer, groups=world.groups, kernels=self.model.kernels)
+        # A scale that is 1 has no place in the arithmetic of other precisions.
+        self.scaler = LossScaler(scale_rule(config), world.device) if dtype == torch.float16 else None
         if fresh:
             self._draw_weights(config.run.seed)
+
+    @property
+    def most_overflows(self) -> int:
+        """Steps in a row that may be skipped while the loss scale is on its way down."""
+        return self.scaler.rule.most_overflows if self.scaler is not None else 0
 
     def step(
         self,
@@ -130,15 +139,31 @@ class Engine:
             votes: what this rank asks all ranks for, as small whole numbers; asked late, summed with the loss.
         """
         actions, own_means = one_stage(len(microbatches)), self.loss_average == "megatron"
-        loss, num_tokens = run_actions(actions, self.model, microbatches=microbatches, own_means=own_means)
+        scale, gradient_scale = self._scales(own_means=own_means)
+        loss, num_tokens = run_actions(
+            actions, self.model, microbatches=microbatches, own_means=own_means, scale=gradient_scale
+        )
         divisor = torch.full_like(num_tokens, len(microbatches)) if own_means else num_tokens
         # What all tp ranks know alike is said by the first of them.
         sums = torch.stack((divisor, num_tokens, loss)) * float(self.tp.rank == 0)
         totals = torch.cat((sums, _to_device(votes(), sums)))
         decay = self.optimizer.settings.weight_decay if weight_decay is None else weight_decay
-        result = self.optimizer.step(learning_rate, totals, weight_decay=decay)
-        done = torch.stack((result.grad_norm, result.applied.double()))
+        result = self.optimizer.step(learning_rate, totals, weight_decay=decay, scale=gradient_scale)
+        if self.scaler is not None:  # without loss tokens there was nothing that could overflow
+            self.scaler.update_(~result.applied, counts=result.totals[1] > 0)
+        done = torch.stack((result.grad_norm, result.applied.double(), scale))
         return PendingReport(torch.cat((done, result.totals[1:])), (learning_rate, decay))
+
+    def _scales(self, *, own_means: bool) -> tuple[Tensor, Tensor | None]:
+        """(loss scale of this step, what gradients are multiplied by).
+
+        The gradient of a sum over thousands of tokens is divided by their number before it is scaled, so that a scale
+        means what it means elsewhere, where the loss is a mean.
+        """
+        if self.scaler is None:
+            return torch.ones((), dtype=torch.float64, device=self.world.device), None
+        scale = self.scaler.scale.clone()
+        return scale, scale if own_means else scale / (self.plan.micro_batch * self.plan.sequence_length)
 
     def is_finite(self, loss: float) -> bool:
         """Whether every rank's loss, weights and moments are finite; the same answer on all ranks."""
@@ -160,7 +185,9 @@ class Engine:
 
     @out_of_memory_in("writing a checkpoint", fix=MORE_RANKS)
     def save(self, root: Path, run: RunState) -> Path:
-        """Write a checkpoint; see save_checkpoint."""
+        """Write a checkpoint; see save_checkpoint. The loss scale of the run is added."""
+        if self.scaler is not None:
+            run = replace(run, scaler=self.scaler.to_numbers())
         index = {axis: group.rank for axis, group in self.world.groups.items()}
         shard = Shard(self.optimizer.owned, index)
         return save_checkpoint(root, run, shard=shard, state=self.optimizer.state, world=self.everyone)
@@ -177,6 +204,8 @@ class Engine:
 
         together(self.everyone, read, doing="reading a checkpoint")
         self.optimizer.load(state, run.optimizer_steps)
+        if self.scaler is not None and run.scaler:
+            self.scaler.load(run.scaler)
         return run
 
     def _draw_weights(self, seed: int) -> None:
@@ -188,6 +217,18 @@ class Engine:
         )
         initialize_(runs, seed=seed, threads=max(1, len(os.sched_getaffinity(0)) // self.world.local_world_size))
         self.optimizer.publish()
+
+
+def scale_rule(config: RunConfig) -> ScaleRule:
+    """How the loss scale of a run changes."""
+    precision = config.precision
+    return ScaleRule(
+        initial=precision.loss_scale or precision.initial_loss_scale,
+        dynamic=not precision.loss_scale,
+        smallest=precision.min_loss_scale,
+        window=precision.loss_scale_window,
+        hysteresis=precision.loss_scale_hysteresis,
+    )
 
 
 def place_of(config: RunConfig, world: World) -> Place:

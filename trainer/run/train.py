@@ -218,9 +218,8 @@ class _Loop:
                     read = rate.wait_for(batches)
                     microbatches = [self._moved(batch) for batch in read]
                     size = sizes.at(done.samples)
-                    lr, decay = rates(
-                        optimizer, plan.schedule, steps=done.steps, samples=done.samples, batch=size
-                    ).as_pair()
+                    at = {"steps": done.steps, "samples": done.samples, "batch": size}
+                    lr, decay = rates(optimizer, plan.schedule, **at).as_pair()
                     pending = engine.step(
                         microbatches, lr, weight_decay=decay, votes=lambda: (self.schedule.vote(), *stops.votes())
                     )
@@ -263,6 +262,7 @@ class _Loop:
             "grad_norm": report.grad_norm if report.num_tokens else None,
             "lr": report.learning_rate,
             "weight_decay": report.weight_decay,
+            **({"loss_scale": report.loss_scale} if self.engine.scaler else {}),
             "tokens_per_s": tokens_per_s,
             "mfu": mfu,
             "memory_bytes": memory,
@@ -331,9 +331,9 @@ class _Loop:
         if self.log is not None and not report.applied:
             numbers = {"loss": report.loss, "grad_norm": report.grad_norm, "loss_tokens": report.num_tokens}
             self.log.event("skipped", {"step": step, **numbers})
-        if self.skipped >= MAX_SKIPPED:
-            what = f"the gradient was not finite in {self.skipped} steps in a row; the last was step {step}"
-            raise _diverged(what, report)
+        if self.skipped >= MAX_SKIPPED + self.engine.most_overflows:
+            text = f"the gradient was not finite in {self.skipped} steps in a row; the last was step {step}"
+            raise _diverged(text, report)
         if self.without_loss >= MAX_SKIPPED:
             raise UsageError(
                 f"no token had loss in {self.without_loss} steps in a row; the last was step {step}",

@@ -372,3 +372,23 @@ def test_a_checkpoint_from_before_there_were_buckets_is_continued(name):
     losses = [5.552683583590087, 5.577033321573194, 5.514929854412308, 5.551948325085778]
     for got in run_ranks(_continued, ranks, replace(config, model=tiny), GOLDEN / "step-2"):
         np.testing.assert_allclose(got, losses, rtol=1e-12)
+
+
+def _scaled(context, root, resumed):
+    """Six steps in fp16 from a scale that overflows at first; with a new engine after the third, or in one go."""
+    config = small_config("llama", dtype="fp16")
+    config = replace(config, precision=replace(config.precision, initial_loss_scale=2.0**20, loss_scale_window=2))
+    engine, reports = layouts(context, config), []
+    for step in range(6):
+        if resumed and step == 3:
+            engine.save(root, replace(_state(3), optimizer_steps=engine.optimizer.steps))
+            engine = layouts(context, config, fresh=False)
+            engine.load(root / "step-3")
+        reports.append(engine.step(microbatches(engine, step), 1e-2).read())
+    return [(report.loss, report.loss_scale, report.applied) for report in reports]
+
+
+def test_a_loss_scale_goes_on_where_it_was(tmp_path):
+    (straight,) = run_ranks(_scaled, 1, tmp_path, False)
+    (resumed,) = run_ranks(_scaled, 1, tmp_path, True)
+    assert straight == resumed and len({scale for _, scale, _ in straight}) > 1

@@ -47,7 +47,7 @@ def small_index() -> Index:
 def unhashed(index: bytes) -> dict[str, Any]:
     """The same as an older version wrote it: no checksum, no hashes, no measured values."""
     value = json.loads(index)
-    del value["checksum"], value["headers"], value["run"]["measured"]
+    del value["checksum"], value["headers"], value["run"]["measured"], value["run"]["scaler"]
     for tensor in value["tensors"].values():
         for piece in tensor["slices"]:
             del piece["hash"]
@@ -244,3 +244,15 @@ def test_tiles_exactly_equals_its_twin(tiling: Any, data: st.DataObject) -> None
             covered[place] = covered.get(place, 0) + 1
     once = len(covered) == math.prod(shape) and set(covered.values()) == {1}
     assert tiles_exactly(shape, others) == once
+
+
+@pytest.mark.parametrize(
+    "scaler", [{"scale": 1.0}, {"scale": "x", "good_steps": 0.0, "hysteresis": 2.0}, {"scale": 1.0, "other": 2.0}]
+)
+def test_a_loss_scale_has_all_its_numbers(scaler: dict[str, Any]) -> None:
+    value = deepcopy(OLD)
+    value["run"]["scaler"] = scaler
+    with pytest.raises(IndexFault, match="run/scaler"):
+        parse_index(json.dumps(value).encode())
+    value["run"]["scaler"] = {"scale": 8.0, "good_steps": 3.0, "hysteresis": 1.0}
+    assert parse_index(json.dumps(value).encode()).run.scaler["scale"] == 8.0

@@ -133,7 +133,7 @@ def test_an_override_without_its_form_is_refused(path: Path, override: str) -> N
         (changed("mesh", sequence_parallel=1), "mesh.sequence_parallel is 1; expected true or false"),
         (
             changed("precision", dtype="fp8"),
-            "precision.dtype is 'fp8'; expected one of 'fp32', 'bf16', 'fp64'",
+            "precision.dtype is 'fp8'; expected one of 'fp32', 'bf16', 'fp16', 'fp64'",
         ),
         (
             changed("data", valid="a"),

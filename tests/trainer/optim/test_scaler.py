@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.optim.scaler import NO_SCALE, LossScaler, ScaleRule, initial_state, next_state
+from trainer.optim.scaler import LossScaler, ScaleRule, initial_state, next_state
 
 CPU = torch.device("cpu")
 
@@ -86,8 +86,8 @@ def test_megatrons_tables(oracles):
 
 @pytest.mark.parametrize("overflow", [True, False])
 def test_a_constant_scale_stays(overflow):
-    scaler = LossScaler(NO_SCALE, CPU)
-    scaler.update_(torch.tensor(overflow))
+    scaler = LossScaler(ScaleRule(initial=1.0, dynamic=False), CPU)
+    scaler.update_(torch.tensor(overflow), counts=torch.tensor(True))
     assert scaler.scale.item() == 1.0
     scaler.load({"scale": 5.0, "good_steps": 1.0, "hysteresis": 0.0})
     assert scaler.scale.item() == 1.0
@@ -98,10 +98,10 @@ def test_a_scale_goes_on_from_what_a_checkpoint_keeps(overflows, at):
     rule = ScaleRule(initial=2.0**20, window=3)
     whole, first, second = (LossScaler(rule, CPU) for _ in range(3))
     for overflow in overflows:
-        whole.update_(torch.tensor(overflow))
+        whole.update_(torch.tensor(overflow), counts=torch.tensor(True))
     for overflow in overflows[:at]:
-        first.update_(torch.tensor(overflow))
+        first.update_(torch.tensor(overflow), counts=torch.tensor(True))
     second.load(json.loads(json.dumps(first.to_numbers())))
     for overflow in overflows[at:]:
-        second.update_(torch.tensor(overflow))
+        second.update_(torch.tensor(overflow), counts=torch.tensor(True))
     assert second.to_numbers() == whole.to_numbers()

@@ -151,3 +151,42 @@ def test_each_rank_holds_its_half_of_what_is_split():
         (whole["split_parameters"] - rows) // 2,
     ]
     assert {h["copied_parameters"] for h in halves} == {whole["copied_parameters"]}
+
+
+def _fp16(context, steps, precision):
+    """Losses, loss scales, which steps were applied, and how many."""
+    config = small_config("llama", dtype="fp16")
+    config = replace(
+        config,
+        mesh=MeshSection(tp=context.world),
+        precision=replace(config.precision, **precision),
+        optimizer=replace(config.optimizer, clip_norm=1.0),
+    )
+    engine = layouts(context, config)
+    reports = [engine.step(microbatches(engine, step), 1e-2).read() for step in range(steps)]
+    return (
+        [r.loss for r in reports],
+        [r.loss_scale for r in reports],
+        [r.applied for r in reports],
+        engine.optimizer.steps,
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_fp16_finds_its_loss_scale_and_trains(ranks):
+    """From a scale at which every gradient overflows: steps are skipped on all ranks until it has come down."""
+    (exact,) = run_ranks(_twenty_losses, 1, _config("llama", 1, False, 1, dtype="fp32"))
+    found = run_ranks(_fp16, ranks, 40, {"initial_loss_scale": 2.0**32})
+    losses, scales, applied, steps = found[0]
+    assert all(other == found[0] for other in found)
+    skipped = applied.count(False)
+    assert 3 < skipped < 30 and applied[-5:] == [True] * 5 and steps == 40 - skipped
+    assert scales[:3] == [2.0**32, 2.0**32, 2.0**31], "two overflows, then each halves it"
+    assert min(losses[-5:]) < losses[0] - 0.01 and abs(losses[0] - exact[0]) < 0.02
+
+
+def test_a_constant_scale_of_fp16_changes_nothing_but_rounding():
+    (low,) = run_ranks(_fp16, 1, 6, {"loss_scale": 1024.0})
+    (high,) = run_ranks(_fp16, 1, 6, {"loss_scale": 4096.0})
+    assert low[1] == [1024.0] * 6 and all(low[2]) and all(high[2])
+    np.testing.assert_allclose(low[0], high[0], rtol=2e-3)
