@@ -13,9 +13,9 @@ from tests.trainer.engines import microbatch
 from tests.trainer.models import megatron
 from trainer.config.sections import (
     DataSection,
-    MeshSection,
     ModelSection,
     OptimizerSection,
+    PrecisionSection,
     RunConfig,
     RunSection,
     TrainSection,
@@ -68,18 +68,23 @@ def their_config(folder: Path, *, loss_average: str, micro_batch: int) -> RunCon
     )
 
 
+def with_their_weights(context, folder: Path, config: RunConfig) -> Engine:
+    from safetensors.torch import load_file
+
+    plan = make_plan(config, context.world, facts=None)
+    engine = Engine(config, plan, world=context.join(Mesh(context.world, 1)))
+    megatron.fill(engine.model, load_file(folder / "weights.safetensors"))
+    for start, stop, first, _ in engine.optimizer.owned.runs:
+        engine.optimizer.state["weight"][first : first + stop - start].copy_(engine.buffers.parameters[start:stop])
+    return engine
+
+
 def trained(context, folder: Path, config: RunConfig) -> list[tuple[float, float, float]]:
     """(loss, gradient norm, learning rate) of each step."""
     from safetensors.torch import load_file
 
-    config = replace(config, mesh=MeshSection(tp=1))
-    plan = make_plan(config, context.world, facts=None)
-    engine = Engine(config, plan, world=context.join(Mesh(context.world, 1)))
-    weights = load_file(folder / "weights.safetensors")
-    megatron.fill(engine.model, weights)
-    for start, stop, first, _ in engine.optimizer.owned.runs:
-        engine.optimizer.state["weight"][first : first + stop - start].copy_(engine.buffers.parameters[start:stop])
-    data, curve = load_file(folder / "train_data.safetensors"), []
+    engine = with_their_weights(context, folder, config)
+    plan, data, curve = engine.plan, load_file(folder / "train_data.safetensors"), []
     for step in range(plan.steps):
         batch = [data[name][step].split(config.train.micro_batch) for name in ("tokens", "labels", "loss_mask")]
         mine = list(zip(*batch, strict=True))[engine.dp.rank :: engine.dp.size]
@@ -110,3 +115,39 @@ def test_twenty_steps_are_megatrons(oracles, curve, loss_average, micro_batch, r
         assert [loss for loss, _, _ in found] == pytest.approx([s["loss_token_weighted"] for s in expected], rel=1e-4)
         # Norms of different averages differ by about 1e-2: this is what tells the two apart.
         assert [norm for _, norm, _ in found] == pytest.approx([step["grad_norm"] for step in expected], rel=1e-4)
+
+
+def _half(context, folder: Path, row: dict) -> list:
+    """Reports of the steps of one row of mixed_precision.json, which goes round four batches."""
+    from safetensors.torch import load_file
+
+    precision = PrecisionSection(dtype=row["precision"])
+    if row["precision"] == "fp16":
+        names = {"initial_loss_scale": "initial_loss_scale", "loss_scale_window": "loss_scale_window"}
+        values = {ours: row[theirs] for ours, theirs in names.items()}
+        precision = replace(precision, loss_scale_hysteresis=row["hysteresis"], **values)
+    config = replace(their_config(folder, loss_average="megatron", micro_batch=8), precision=precision)
+    engine, data = with_their_weights(context, folder, config), load_file(folder / "train_data.safetensors")
+    reports = []
+    for number, step in enumerate(row["steps"]):
+        tokens, labels, mask = (data[name][number % 4] for name in ("tokens", "labels", "loss_mask"))
+        batch = microbatch(tokens.long(), labels.long(), mask.float())
+        reports.append(engine.step([batch], step["lr_used"]).read())
+    return reports
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_follows_megatrons(oracles, precision):
+    """In fp16 theirs overflows down to 2^18, because its gradients of weights are fp16 too; ours are fp32 from 2^21 on."""
+    folder = oracles / "oracle" / "model"
+    rows = json.loads((folder / "mixed_precision.json").read_text())
+    row = next(row for row in rows if (row["case"], row["precision"]) == ("case_gpt2", precision))
+    (reports,) = run_ranks(_half, 1, folder / "case_gpt2", row)
+    alike = row["steps"] if precision == "bf16" else row["steps"][:4]
+    for report, step in zip(reports, alike, strict=False):
+        assert report.loss == pytest.approx(step["loss"], rel=2e-4)
+        assert (report.applied, report.loss_scale) == (step["updated"], step["loss_scale_used"])
+        if step["updated"]:
+            assert report.grad_norm == pytest.approx(step["grad_norm"], rel=3e-3)
+    if precision == "fp16":
+        assert [report.loss_scale for report in reports[4:8]] == [2.0**21] * 4, "the scale after the last overflow"
