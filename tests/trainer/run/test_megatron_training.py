@@ -138,7 +138,7 @@ def _half(context, folder: Path, row: dict) -> list:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_follows_megatrons(oracles, precision):
-    """In fp16 theirs overflows down to 2^18: its gradients of weights are fp16 too; ours are fp32, and fit from 2^21 on."""
+    """Theirs overflows down to 2^18: its gradients of weights are fp16 too. Ours are fp32, and fit from 2^21 on."""
     folder = oracles / "oracle" / "model"
     rows = json.loads((folder / "mixed_precision.json").read_text())
     row = next(row for row in rows if (row["case"], row["precision"]) == ("case_gpt2", precision))
