@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from mdata.dataset.dataset import Dataset, open_dataset
-from mdata.dataset.dataset_options import DatasetOptions, MegatronOrder
+from mdata.dataset.dataset_options import DatasetOptions, MegatronOrder, NativeOrder
 from mdata.dataset.eval_sets import EvaluationSplit, evaluated_samples, evaluation_sets, samples_asked
-from mdata.dataset.flat_options import KEYS, options_from_keys
+from mdata.dataset.flat_options import KEYS, document_mask_keys, options_from_keys
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.loader.batch_sizes import BatchSizes, constant, read_ramp
 from mdata.progress import SILENT, Progress
@@ -132,7 +132,9 @@ def _options(run: _Run) -> DatasetOptions:
     _check_keys(run, "train", _TRAIN)
     given: dict[str, Any] = {key: data[key] for key in data if key not in _OTHER_DATA}
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
-    if given.get("order") == MegatronOrder.name and "num_samples" not in given:
+    order, wanted = str(given.get("order", NativeOrder.name)), bool(given.pop("document_masks", False))
+    given |= document_mask_keys(order=order, wanted=wanted)
+    if order == MegatronOrder.name and "num_samples" not in given:
         given["num_samples"] = _samples_asked(run)
     of_run: dict[str, Any] = {
         "sequence_length": run.number("train", "sequence_length"),

@@ -144,6 +144,9 @@ class DataSection:
         "native"  # the rule that decides sample k; megatron: as Megatron-LM does for this run
     )
     kind: Literal["gpt", "document", "packed"] = "gpt"  # what a row is: text stream, one document, or several packed
+    document_masks: bool = (
+        False  # attention and positions do not cross documents; megatron: known by the id that ends one
+    )
     shuffle_block: Count = 0  # native, gpt: documents are shuffled within blocks of this many; 0: file order
     blend_surplus: Amount = 0.005  # megatron: extra samples built for each corpus of a blend, as a fraction
     tokenizer_unknown: Literal["refuse", "ok"] = (

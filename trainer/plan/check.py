@@ -184,6 +184,11 @@ def _order_problems(config: RunConfig) -> Iterator[str]:
             f'data.shuffle_block={data.shuffle_block} applies only to data.order="native" with data.kind="gpt"; '
             "set it to 0: other orders and kinds shuffle documents anyway"
         )
+    if data.document_masks and data.kind == "document":
+        yield (
+            'data.document_masks=true changes nothing with data.kind="document", where each row is one document; '
+            "set it to false"
+        )
     if data.blend_surplus != MegatronOrder.blend_surplus and data.order != "megatron":
         yield f'data.blend_surplus={data.blend_surplus:g} applies only to data.order="megatron"; leave it out'
 
