@@ -18,6 +18,7 @@ from mdata.dataset.dataset import Dataset, open_dataset
 from mdata.dataset.dataset_options import DatasetOptions, MegatronOrder, NativeOrder
 from mdata.dataset.eval_sets import EvaluationSplit, evaluated_samples, evaluation_sets, samples_asked
 from mdata.dataset.flat_options import KEYS, document_mask_keys, options_from_keys
+from mdata.dataset.mock_data import MOCK
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.loader.batch_sizes import BatchSizes, constant, read_ramp
 from mdata.progress import SILENT, Progress
@@ -82,6 +83,8 @@ def trace_run(
         raise UsageError(f"{folder} is not a run folder", expected="config.toml, as `mtrain train` writes it")
     run = _Run(folder=folder, config=_toml(folder / "config.toml"), plan=_json(folder / "plan.json") or {})
     options = _options(run)
+    if run.config.get("data", {}).get("blend") == MOCK:
+        raise UsageError(f"{folder} was trained on mock data: its tokens come from no document")
     path = blend or run.config.get("data", {}).get("blend")
     if not isinstance(path, str):
         raise DamageError(f"{folder / 'config.toml'}: data.blend is not a path", found=repr(path))

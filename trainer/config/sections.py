@@ -134,7 +134,7 @@ class RecomputeSection:
 class DataSection:
     """What to read; the manifest holds everything else about the data."""
 
-    blend: str  # blend or corpus manifest, a prefix, or Megatron's "0.7 a 0.3 b"
+    blend: str  # blend or corpus manifest, a prefix, Megatron's "0.7 a 0.3 b", or "mock": seeded random tokens
     split: str = "100,0,0"  # shares of training, validation and test
     valid: tuple[str, ...] = ()  # validation corpora; their names are those of the files
     test: tuple[str, ...] = ()  # test corpora, evaluated once, after the last step

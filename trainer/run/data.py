@@ -19,6 +19,7 @@ import mdata
 from mdata import UsageError
 from mdata.dataset.eval_sets import evaluation_sets, samples_asked
 from mdata.dataset.flat_options import document_mask_keys
+from mdata.dataset.mock_data import MOCK, MockDataset
 from mdata.loader.loader import BatchPlan, collate
 from mdata.progress import SILENT, Progress
 from trainer.config.sections import RunConfig
@@ -55,6 +56,8 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
     Raises:
         UsageError: a file is missing, a corpus is too short, or two corpora have different tokenizers.
     """
+    if config.data.blend == MOCK:
+        return _mock(config)
     train = _open_training(config, progress)
     steps, limit = run_length(config).steps, config.train.eval_samples
     valid_asked = samples_asked(limit, steps=steps, interval=config.train.eval_interval)
@@ -76,6 +79,14 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
         num_samples=train.num_samples,
     )
     return RunData(train, valid, test, facts)
+
+
+def _mock(config: RunConfig) -> RunData:
+    """Data of no file, of the model's vocabulary; nothing to evaluate on."""
+    size = config.model.vocab_size
+    train = MockDataset(vocab_size=size, sequence_length=config.train.sequence_length, seed=config.run.seed)
+    facts = DataFacts(vocab_size=size or None, largest_id=None, eod=None, fingerprint=None, num_tokens=0)
+    return RunData(train, {}, {}, facts)
 
 
 def training_batches(
