@@ -51,7 +51,11 @@ def _data(a: Given) -> Iterator[Setting | Refusal]:
         return
     source = sources[0]
     if a["--mock-data"]:
-        yield Setting("data.blend", "mock", (source,))
+        note = "random tokens; there is no validation set, whatever --split says"
+        yield Setting("data.blend", "mock", (source,), note=note)
+        for flag in ("--reset-position-ids", "--reset-attention-mask"):
+            if a[flag]:
+                yield Refusal(flag, "mock data has no documents; leave it out beside --mock-data")
         return
     yield Setting("data.blend", " ".join(a[source]), (source,))
     yield Setting("data.order", "megatron", ())
