@@ -57,6 +57,15 @@ def options_from_keys(*, kind: str = Gpt.name, order: str = NativeOrder.name, **
     return DatasetOptions(**made[DatasetOptions], kind=of_kind, order=of_order)
 
 
+def document_mask_keys(*, order: str, wanted: bool) -> dict[str, bool]:
+    """The keys by which a training run keeps documents apart: documents of the index, or in Megatron's order what its
+    --reset-position-ids and --reset-attention-mask do, by the id that ends a document.
+    """
+    if order == MegatronOrder.name:
+        return {"reset_position_ids": wanted, "reset_attention_mask": wanted}
+    return {"document_masks": wanted}
+
+
 def _is_of_orders(key: str) -> bool:
     return any(key in _FIELDS[one] for one in ORDERS.values())
 

@@ -20,7 +20,7 @@ _MOST_COMPONENTS = 4
 
 def describe_places(dataset: Dataset, samples: npt.NDArray[np.int64]) -> str:
     """The first sample of each component among these: "web: web_text_document.bin at byte 8192 (3 samples); ..."."""
-    if isinstance(dataset.selection, MegatronBlend):
+    if not dataset.components or isinstance(dataset.selection, MegatronBlend):
         return f"samples {', '.join(map(str, samples[:8].tolist()))}{', ...' * (len(samples) > 8)}"
     components, inside = dataset.locate(samples)
     told = []

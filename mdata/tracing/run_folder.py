@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from mdata.dataset.dataset import Dataset, open_dataset
-from mdata.dataset.dataset_options import DatasetOptions, MegatronOrder
+from mdata.dataset.dataset_options import DatasetOptions, MegatronOrder, NativeOrder
 from mdata.dataset.eval_sets import EvaluationSplit, evaluated_samples, evaluation_sets, samples_asked
-from mdata.dataset.flat_options import KEYS, options_from_keys
+from mdata.dataset.flat_options import KEYS, document_mask_keys, options_from_keys
+from mdata.dataset.mock_data import MOCK
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.loader.batch_sizes import BatchSizes, constant, read_ramp
 from mdata.progress import SILENT, Progress
@@ -82,6 +83,8 @@ def trace_run(
         raise UsageError(f"{folder} is not a run folder", expected="config.toml, as `mtrain train` writes it")
     run = _Run(folder=folder, config=_toml(folder / "config.toml"), plan=_json(folder / "plan.json") or {})
     options = _options(run)
+    if run.config.get("data", {}).get("blend") == MOCK:
+        raise UsageError(f"{folder} was trained on mock data: its tokens come from no document")
     path = blend or run.config.get("data", {}).get("blend")
     if not isinstance(path, str):
         raise DamageError(f"{folder / 'config.toml'}: data.blend is not a path", found=repr(path))
@@ -132,7 +135,9 @@ def _options(run: _Run) -> DatasetOptions:
     _check_keys(run, "train", _TRAIN)
     given: dict[str, Any] = {key: data[key] for key in data if key not in _OTHER_DATA}
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
-    if given.get("order") == MegatronOrder.name and "num_samples" not in given:
+    order, wanted = str(given.get("order", NativeOrder.name)), bool(given.pop("document_masks", False))
+    given |= document_mask_keys(order=order, wanted=wanted)
+    if order == MegatronOrder.name and "num_samples" not in given:
         given["num_samples"] = _samples_asked(run)
     of_run: dict[str, Any] = {
         "sequence_length": run.number("train", "sequence_length"),

@@ -134,7 +134,7 @@ class RecomputeSection:
 class DataSection:
     """What to read; the manifest holds everything else about the data."""
 
-    blend: str  # blend or corpus manifest, a prefix, or Megatron's "0.7 a 0.3 b"
+    blend: str  # blend or corpus manifest, a prefix, Megatron's "0.7 a 0.3 b", or "mock": seeded random tokens
     split: str = "100,0,0"  # shares of training, validation and test
     valid: tuple[str, ...] = ()  # validation corpora; their names are those of the files
     test: tuple[str, ...] = ()  # test corpora, evaluated once, after the last step
@@ -144,6 +144,9 @@ class DataSection:
         "native"  # the rule that decides sample k; megatron: as Megatron-LM does for this run
     )
     kind: Literal["gpt", "document", "packed"] = "gpt"  # what a row is: text stream, one document, or several packed
+    document_masks: bool = (
+        False  # attention and positions do not cross documents; megatron: known by the id that ends one
+    )
     shuffle_block: Count = 0  # native, gpt: documents are shuffled within blocks of this many; 0: file order
     blend_surplus: Amount = 0.005  # megatron: extra samples built for each corpus of a blend, as a fraction
     tokenizer_unknown: Literal["refuse", "ok"] = (

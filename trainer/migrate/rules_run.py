@@ -50,7 +50,14 @@ def _data(a: Given) -> Iterator[Setting | Refusal]:
         yield Refusal(sources[0] if len(sources) > 1 else "--data-path", several if len(sources) > 1 else missing)
         return
     source = sources[0]
-    yield Setting("data.blend", "mock" if a["--mock-data"] else " ".join(a[source]), (source,))
+    if a["--mock-data"]:
+        note = "random tokens; there is no validation set, whatever --split says"
+        yield Setting("data.blend", "mock", (source,), note=note)
+        for flag in ("--reset-position-ids", "--reset-attention-mask"):
+            if a[flag]:
+                yield Refusal(flag, "mock data has no documents; leave it out beside --mock-data")
+        return
+    yield Setting("data.blend", " ".join(a[source]), (source,))
     yield Setting("data.order", "megatron", ())
     numbers = re.findall(r"[0-9]*\.?[0-9]+", a["--split"] or "969,30,1")
     if source == "--train-data-path":

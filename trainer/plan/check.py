@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 
 from mdata import MegatronOrder, UsageError
+from mdata.dataset.mock_data import MOCK
 from trainer.config.parse import value_problems
 from trainer.config.sections import ModelSection, RunConfig
 from trainer.layers.shapes import GATED
@@ -56,6 +57,8 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
         problems.append("run.folder is empty; set it to a folder for the run, such as runs/first")
     problems += [*_layout_problems(config, world_size), *_size_problems(config), *_option_problems(config)]
     problems += schedule_problems(config)
+    if config.data.blend == MOCK:
+        return problems + list(_mock_problems(config))
     problems += _order_problems(config)
     return problems + list(_data_problems(config, facts) if facts else ())
 
@@ -184,8 +187,24 @@ def _order_problems(config: RunConfig) -> Iterator[str]:
             f'data.shuffle_block={data.shuffle_block} applies only to data.order="native" with data.kind="gpt"; '
             "set it to 0: other orders and kinds shuffle documents anyway"
         )
+    if data.document_masks and data.kind == "document":
+        yield (
+            'data.document_masks=true changes nothing with data.kind="document", where each row is one document; '
+            "set it to false"
+        )
     if data.blend_surplus != MegatronOrder.blend_surplus and data.order != "megatron":
         yield f'data.blend_surplus={data.blend_surplus:g} applies only to data.order="megatron"; leave it out'
+
+
+def _mock_problems(config: RunConfig) -> Iterator[str]:
+    """What mock data lacks, and settings that are about files."""
+    if not config.model.vocab_size:
+        yield 'data.blend="mock" has no tokenizer, so it needs model.vocab_size; set it, such as to 50257'
+    for field in dataclasses.fields(config.data):
+        value = getattr(config.data, field.name)
+        if field.name not in ("blend", "prefetch") and value != field.default:
+            shown = list(value) if isinstance(value, tuple) else value
+            yield f'data.{field.name}={shown!r} does not apply to data.blend="mock", which reads no file; leave it out'
 
 
 def _data_problems(config: RunConfig, facts: DataFacts) -> Iterator[str]:

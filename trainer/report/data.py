@@ -23,6 +23,7 @@ import mdata
 from mdata import MdataError, UsageError
 from mdata.blend_planning.preview import blend_table
 from mdata.dataset.eval_sets import evaluated_samples
+from mdata.dataset.mock_data import MOCK
 from mdata.util import atomic_io
 from trainer.config.parse import load_config
 from trainer.config.sections import RunConfig
@@ -175,6 +176,8 @@ def read_run(folder: Path) -> Run:
 
 def read_corpora(run: Run) -> Corpora:
     """Open the run's data and look at what was read of it."""
+    if run.config.data.blend == MOCK:
+        return Corpora(notes=["The run was trained on mock data: random tokens, which no text and no tokenizer made."])
     try:
         data = open_data(run.config)
     except MdataError as error:

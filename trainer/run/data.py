@@ -9,7 +9,8 @@ where it becomes torch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ import torch
 import mdata
 from mdata import UsageError
 from mdata.dataset.eval_sets import evaluation_sets, samples_asked
+from mdata.dataset.flat_options import document_mask_keys
+from mdata.dataset.mock_data import MOCK, MockDataset
 from mdata.loader.loader import BatchPlan, collate
 from mdata.progress import SILENT, Progress
 from trainer.config.sections import RunConfig
@@ -53,6 +56,8 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
     Raises:
         UsageError: a file is missing, a corpus is too short, or two corpora have different tokenizers.
     """
+    if config.data.blend == MOCK:
+        return _mock(config)
     train = _open_training(config, progress)
     steps, limit = run_length(config).steps, config.train.eval_samples
     valid_asked = samples_asked(limit, steps=steps, interval=config.train.eval_interval)
@@ -74,6 +79,14 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
         num_samples=train.num_samples,
     )
     return RunData(train, valid, test, facts)
+
+
+def _mock(config: RunConfig) -> RunData:
+    """Data of no file, of the model's vocabulary; nothing to evaluate on."""
+    size = config.model.vocab_size
+    train = MockDataset(vocab_size=size, sequence_length=config.train.sequence_length, seed=config.run.seed)
+    facts = DataFacts(vocab_size=size or None, largest_id=None, eod=None, fingerprint=None, num_tokens=0)
+    return RunData(train, {}, {}, facts)
 
 
 def training_batches(
@@ -129,7 +142,40 @@ def to_device(batch: mdata.Batch, device: torch.device, *, vocab_size: int, numb
     tokens, labels = moved[:, :-1], moved[:, 1:]
     mask = torch.ones(tokens.shape, device=device) if batch.rows.unmasked else _moved(batch.loss_mask, device)
     samples = _moved(np.asarray(batch.samples, np.int64), device) if numbered else None
-    return Microbatch(tokens_BS=tokens, labels_BS=labels, loss_mask_BS=mask, samples_B=samples)
+    microbatch = Microbatch(tokens_BS=tokens, labels_BS=labels, loss_mask_BS=mask, samples_B=samples)
+    documents = documents_of(batch)
+    if documents is None:
+        return microbatch
+    positions, bounds = (_moved(array, device) for array in (documents.positions, documents.bounds))
+    return replace(microbatch, positions_BS=positions, bounds=bounds, longest=documents.longest)
+
+
+class DocumentPlaces(NamedTuple):
+    """Where the documents of some rows are.
+
+    Args:
+        positions: int64[B, S], places of tokens in their documents. bounds: int32, where documents begin in the rows
+            laid end to end, then B S. longest: tokens of the longest.
+    """
+
+    positions: np.ndarray
+    bounds: np.ndarray
+    longest: int
+
+
+def documents_of(batch: mdata.Batch) -> DocumentPlaces | None:
+    """The documents that a batch keeps apart; None where each row is one."""
+    rows, options = batch.rows, batch.rows.options
+    by_id = options is not None and options.reset_attention_mask and options.reset_position_ids
+    if rows.documents is None and not by_id:
+        return None
+    positions = rows.position_ids
+    assert positions is not None, "documents are told without positions"
+    if rows.documents is not None:
+        return DocumentPlaces(positions, *rows.documents)
+    # Megatron's rules tell no lengths; but with both of them a document begins where positions do.
+    bounds = np.append(np.flatnonzero(positions == 0), positions.size).astype(np.int32)
+    return DocumentPlaces(positions, bounds, int(np.diff(bounds).max()))
 
 
 def _moved(values: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -152,6 +198,7 @@ def _open_training(config: RunConfig, progress: Progress) -> mdata.Dataset:
         order=data.order,
         num_samples=training_samples(config) if data.order == "megatron" else None,
         kind=data.kind,
+        **document_mask_keys(order=data.order, wanted=data.document_masks),
         shuffle_block=data.shuffle_block,
         blend_surplus=data.blend_surplus,
         tokenizer_unknown=data.tokenizer_unknown,

@@ -13,10 +13,12 @@ import pytest
 from tests.trainer.migrate import examples
 from trainer.config.describe import Key
 from trainer.config.parse import load_config
+from trainer.config.sections import DataSection
 from trainer.migrate.arguments import read_arguments
 from trainer.migrate.flags import flag_table
 from trainer.migrate.launcher import Launch, find_launch
 from trainer.migrate.migrate import Migration, as_toml, migrate
+from trainer.plan.check import check
 from trainer.plan.plan import make_plan
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "megatron_arguments.json"
@@ -249,6 +251,26 @@ def test_mock_data_waits_for_the_key_to_say_so(monkeypatch: pytest.MonkeyPatch, 
         key = Key(name="data.blend", default=None, expected="a string", comment=comment)
         monkeypatch.setattr("trainer.migrate.migrate.describe", lambda key=key: (key,))
         assert migrate(words, 1).refused == refused
+
+
+def test_mock_data_is_mapped_and_the_run_can_start(tmp_path: Path) -> None:
+    words = [word for word in BASE if word not in ("--data-path", "corpus")] + ["--mock-data", "--split", "99,1,0"]
+    migration = migrate(words, 1)
+    assert not migration.refused
+    (tmp_path / "run.toml").write_text(as_toml(migration, title="mock", world_size=1))
+    config = load_config(tmp_path / "run.toml", ())
+    assert config.data == DataSection(blend="mock") and check(config, 1, facts=None) == []
+    assert migrate([*words, "--reset-attention-mask"], 1).refused == (
+        "--reset-attention-mask: mock data has no documents; leave it out beside --mock-data",
+    )
+
+
+def test_document_masks_are_mapped_where_both_flags_ask_for_them() -> None:
+    masks = ["--reset-position-ids", "--reset-attention-mask"]
+    migration = migrate([*BASE, *masks], 1)
+    assert not migration.refused and settings([*BASE, *masks])["data.document_masks"] is True
+    assert "data.document_masks" not in settings(BASE)
+    assert migrate([*BASE, masks[0]], 1).refused
 
 
 def test_the_file_says_everything(every_key: None) -> None:

@@ -93,9 +93,9 @@ def check(tracer: mdata.Tracer, ranks: list[list[tuple[list[int], list[list[int]
     [
         {},
         {"data": {"order": "megatron", "blend_surplus": 0.25}},
-        {"data": {"shuffle_block": 4, "split": "80,0,20"}},
+        {"data": {"shuffle_block": 4, "split": "80,0,20", "document_masks": True}},
         {"batch_ramp": "4 4 16", "global_batch": 12},
-        {"steps": 0, "samples": 35, "data": {"order": "megatron"}},
+        {"steps": 0, "samples": 35, "data": {"order": "megatron", "document_masks": True}},
         {"steps": 0, "tokens": LENGTH * 39, "batch_ramp": "4 4 16", "global_batch": 12},
     ],
     ids=["native", "megatron", "blocks", "ramp", "samples", "tokens"],

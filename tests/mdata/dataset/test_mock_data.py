@@ -1,0 +1,85 @@
+"""Mock data: the same rows for every reader, uniform over the vocabulary, and a dataset in all else."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+from mdata import Loader, UsageError
+from mdata.dataset.mock_data import MockDataset
+from mdata.loader.loader import BatchPlan
+from mdata.loader.stall_message import describe_places
+from mdata.util.random_keys import derive_key
+
+
+def made(*, vocab_size=1000, sequence_length=64, seed=7) -> MockDataset:
+    return MockDataset(vocab_size=vocab_size, sequence_length=sequence_length, seed=seed)
+
+
+def test_a_row_depends_on_seed_and_number_alone():
+    data, numbers = made(), [5, 0, 2**40, 5]
+    text = data.read(numbers).text
+    for row, number in zip(text, numbers, strict=True):
+        assert np.array_equal(data.read([number]).text[0], row)
+        assert np.array_equal(data[number]["tokens"], row[:-1]) and np.array_equal(data[number]["labels"], row[1:])
+    assert np.array_equal(pickle.loads(pickle.dumps(data)).read(numbers).text, text)
+    assert not np.array_equal(text[0], text[1]) and not np.array_equal(made(seed=8).read([5]).text[0], text[0])
+    room = data.empty_rows(4)
+    assert np.array_equal(data.read(numbers, out=room).text, text) and np.array_equal(room.text, text)
+    assert data.read(numbers).unmasked and data[3]["loss_mask"].all()
+
+
+def test_rows_are_the_philox_stream_of_their_number():
+    """By big integers, so that neither numpy's reduction nor an overflow decides what the tokens are."""
+    key = derive_key("mock data v1", 7)
+    raw = np.random.Philox(key=key.low | key.high << 64, counter=9 << 128).random_raw(65)
+    expected = [(int(draw) >> 32) * 1000 >> 32 for draw in raw]
+    assert made().read([9]).text[0].tolist() == expected
+
+
+def test_tokens_are_uniform_over_the_vocabulary():
+    text = made(vocab_size=50, sequence_length=4095).read(range(64)).text
+    counts = np.bincount(text.ravel(), minlength=50)
+    assert len(counts) == 50
+    expected = text.size / 50
+    assert ((counts - expected) ** 2 / expected).sum() < 100  # chi-squared, 49 degrees: p is 2e-5; the seed is fixed
+    largest = made(vocab_size=2**31 - 2).read([1]).text
+    assert largest.min() >= 0 and largest.max() > 2**30
+
+
+def test_ranks_and_resuming_do_not_change_the_stream():
+    plan = {"global_batch": 8, "micro_batch": 2, "seed": 7}
+    alone = iter(Loader(made(), BatchPlan(**plan)))
+    whole = [next(alone) for _ in range(3)]
+    later = next(iter(Loader(made(), BatchPlan(**plan), consumed=16)))
+    for expected, batch in zip(whole[2], later, strict=True):
+        assert np.array_equal(batch.rows.text, expected.rows.text)
+    ranks = [next(iter(Loader(made(), BatchPlan(**plan, dp_rank=rank, dp_size=2)))) for rank in range(2)]
+    dealt = [batch.samples.tolist() for pair in zip(*ranks, strict=True) for batch in pair]
+    assert dealt == [batch.samples.tolist() for batch in whole[0]]
+
+
+def test_its_identity_is_what_decides_its_rows():
+    ids = [made(**one).data_id for one in ({}, {"vocab_size": 999}, {"sequence_length": 65}, {"seed": 8}, {})]
+    assert len(set(ids)) == 4 and ids[0] == ids[-1]
+
+
+def test_it_is_a_dataset_without_end_components_and_tokenizer():
+    data = made()
+    assert (data.num_samples, data.components, data.tokenizer, data.eod, data.fingerprint) == (
+        None,
+        (),
+        None,
+        None,
+        None,
+    )
+    assert (data.vocab_size, data.largest_id, dict(data.tokenizer_files), data.continues) == (1000, 999, {}, None)
+    assert not data.valid_sets and not data.test_sets and "no end" in repr(data)
+    assert describe_places(data, np.array([3, 4])) == "samples 3, 4"
+    assert [len(row["tokens"]) for row in data[2:4]] == [64, 64]
+    with pytest.raises(IndexError):
+        data.read([-1])
+    with pytest.raises(UsageError, match="out cannot take 2 samples"):
+        data.read([0, 1], out=data.empty_rows(3))

@@ -1,0 +1,193 @@
+"""data.document_masks: a row of documents has the losses and gradients of its documents alone, in whole runs too."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import mdata
+from mdata.loader.loader import BatchPlan, collate
+from tests.helpers.corpora import write_pair
+from tests.helpers.ranks import RankError, run_ranks
+from tests.helpers.runs import make_corpora, write_jsonl
+from trainer.config.sections import (
+    DataSection,
+    MeshSection,
+    ModelSection,
+    OptimizerSection,
+    PrecisionSection,
+    RunConfig,
+    RunSection,
+    TrainSection,
+)
+from trainer.models.stage import Microbatch
+from trainer.parallel.mesh import Mesh
+from trainer.plan.check import check
+from trainer.plan.plan import make_plan
+from trainer.run.data import open_data, to_device
+from trainer.run.engine import Engine
+from trainer.run.metrics import read_metrics
+from trainer.run.train import train
+
+LENGTH = 64
+CHOICES = {
+    "native": {},
+    "blocks": {"shuffle_block": 8},
+    "packed": {"kind": "packed"},
+    "megatron": {"order": "megatron"},
+}
+MODELS = {"rope": {}, "learned": {"position": "learned"}}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    """Documents of 5 to 120 words, most of which are shorter than a row."""
+    folder = tmp_path_factory.mktemp("corpora")
+    return make_corpora(folder, {"web": write_jsonl(folder / "web.jsonl", 1)})["web"]
+
+
+def config_of(corpus, folder, *, tp=1, sequence_parallel=False, masks=True, model=None, **data) -> RunConfig:
+    return RunConfig(
+        run=RunSection(folder=str(folder), seed=7),
+        model=ModelSection(num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, init_std=0.2, **(model or {})),
+        data=DataSection(
+            blend=str(corpus), split="80,20", cache=str(folder / "cache"), **{"document_masks": masks, **data}
+        ),
+        mesh=MeshSection(tp=tp, sequence_parallel=sequence_parallel),
+        train=TrainSection(
+            sequence_length=LENGTH, global_batch=4, micro_batch=2, steps=4, eval_interval=2, eval_samples=3
+        ),
+        optimizer=OptimizerSection(lr=1e-2),
+        precision=PrecisionSection(dtype="fp64"),
+    )
+
+
+def _train(context, config):
+    train(config, context.join(Mesh(context.world, config.mesh.tp)))
+
+
+def _curve(config, ranks):
+    run_ranks(_train, ranks, config)
+    return [
+        (line["loss"], line["grad_norm"], *(line.get("valid") or {}).values())
+        for line in read_metrics(Path(config.run.folder))
+    ]
+
+
+def _documents_by_hand(dataset, config, samples):
+    """(row, first, stop) of each document of some samples: from the trace of the index, or the id that ends one."""
+    found = []
+    for row, sample in enumerate(samples):
+        tokens = dataset[sample]["tokens"]
+        if config.data.order == "megatron":
+            inner = [int(place) + 1 for place in np.flatnonzero(tokens == dataset.eod)]
+        else:
+            (component,), (inside,) = dataset.locate(np.array([sample]))
+            pieces = dataset.components[component].samples.pieces(int(inside))
+            inner = list(itertools.accumulate(piece.length for piece in pieces if piece.length))
+        cuts = [0, *(place for place in inner if place < LENGTH), LENGTH]
+        found += [(row, first, stop) for first, stop in itertools.pairwise(cuts)]
+    return found
+
+
+def _first_step(context, config):
+    """What the first step's loss and gradient norm are where every document is a row of its own."""
+    data = open_data(config)
+    plan = make_plan(config, 1, facts=data.facts)
+    world = context.join(Mesh(1, 1))
+    engine = Engine(config, plan, world=world, fresh=True)
+    first = mdata.Loader(data.train, BatchPlan(global_batch=4, micro_batch=4, seed=config.run.seed), consumed=0)
+    (batch,) = next(iter(first))
+    total, tokens = 0.0, 0.0
+    for row, start, stop in _documents_by_hand(data.train, config, batch.samples.tolist()):
+        cut = [
+            torch.from_numpy(np.ascontiguousarray(array[row : row + 1, start:stop]))
+            for array in (batch.tokens, batch.labels, batch.loss_mask)
+        ]
+        alone = Microbatch(tokens_BS=cut[0], labels_BS=cut[1], loss_mask_BS=cut[2])
+        (loss,) = engine.model((), alone)
+        total, tokens = total + loss.item(), tokens + cut[2].sum().item()
+    return total / tokens
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_the_losses_of_a_run_are_those_of_documents_alone(corpus, tmp_path, choice):
+    """The first step's loss; then tp 2, with and without sequence parallelism, and dp 2 have the same curve."""
+    config = config_of(corpus, tmp_path / "alone", **CHOICES[choice])
+    curve = _curve(config, 1)
+    (by_hand,) = run_ranks(_first_step, 1, config)
+    assert curve[0][0] == pytest.approx(by_hand, rel=1e-12)
+    for name, tp, sequence_parallel in (("tp", 2, False), ("sp", 2, True), ("dp", 1, False)):
+        folder = tmp_path / name
+        layout = config_of(corpus, folder, tp=tp, sequence_parallel=sequence_parallel, **CHOICES[choice])
+        for step, expected in zip(_curve(layout, 2), curve, strict=True):
+            assert step == pytest.approx(expected, rel=1e-9), name
+    without = _curve(config_of(corpus, tmp_path / "without", masks=False, **CHOICES[choice]), 1)
+    for step, (seen, own) in enumerate(zip(without, curve, strict=True)):
+        assert seen[0] != pytest.approx(own[0], rel=1e-6), step
+    assert [len(line) for line in without] == [2, 3, 2, 3]
+    assert without[1][2] != pytest.approx(curve[1][2], rel=1e-6)
+
+
+def test_learned_positions_begin_anew(corpus, tmp_path):
+    config = config_of(corpus, tmp_path / "run", model={"position": "learned"})
+    (by_hand,) = run_ranks(_first_step, 1, config)
+    assert _curve(config, 1)[0][0] == pytest.approx(by_hand, rel=1e-12)
+
+
+def _evaluated(context, config, alone):
+    """The loss of the first rows of the validation set, as the engine measures it."""
+    data = open_data(config)
+    world = context.join(Mesh(1, 1))
+    engine = Engine(config, make_plan(config, 1, facts=data.facts), world=world, fresh=True)
+    valid, samples = data.valid["valid"], np.arange(3)
+    batch = collate(valid, samples)
+    moved = to_device(batch, world.device, vocab_size=engine.plan.vocab_size)
+    if not alone:
+        return engine.evaluate([moved])
+    found = []
+    for row, start, stop in _documents_by_hand(valid, config, samples.tolist()):
+        cut = [x[row : row + 1, start:stop] for x in (moved.tokens_BS, moved.labels_BS, moved.loss_mask_BS)]
+        found.append(Microbatch(tokens_BS=cut[0], labels_BS=cut[1], loss_mask_BS=cut[2]))
+    return engine.evaluate(found)
+
+
+@pytest.mark.parametrize("choice", ["native", "megatron"])
+def test_an_evaluation_keeps_documents_apart(corpus, tmp_path, choice):
+    config = config_of(corpus, tmp_path / "run", **CHOICES[choice])
+    ((together,), (alone,)) = (run_ranks(_evaluated, 1, config, how) for how in (False, True))
+    assert together == pytest.approx(alone, rel=1e-12)
+
+
+def test_the_identity_of_the_data_says_so(corpus, tmp_path):
+    """Without masks it is as before; a checkpoint does not go on with the other."""
+    for choice, names in (("native", {"document_masks"}), ("megatron", {"reset_position_ids", "reset_attention_mask"})):
+        on, off = (
+            open_data(config_of(corpus, tmp_path / "x", masks=masks, **CHOICES[choice])).train
+            for masks in (True, False)
+        )
+        assert on.identity.keys() - off.identity.keys() == names
+    config = config_of(corpus, tmp_path / "run")
+    run_ranks(_train, 1, config)
+    longer = replace(config.train, steps=5)
+    other = replace(config, train=longer, data=replace(config.data, document_masks=False))
+    with pytest.raises(RankError, match="document_masks None"):
+        run_ranks(_train, 1, other)
+    run_ranks(_train, 1, replace(config, train=longer))
+
+
+def test_rows_of_one_document_have_no_use_for_it(corpus, tmp_path):
+    (problem,) = check(config_of(corpus, tmp_path, kind="document"), 1, facts=None)
+    assert problem.startswith('data.document_masks=true changes nothing with data.kind="document"')
+
+
+def test_megatrons_rule_needs_the_id_that_ends_a_document(tmp_path):
+    write_pair(tmp_path / "bare", [[1] * 300])
+    config = config_of(tmp_path / "bare", tmp_path / "run", order="megatron")
+    with pytest.raises(mdata.UsageError, match="needs the id that ends a document"):
+        open_data(config)

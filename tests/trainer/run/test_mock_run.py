@@ -1,0 +1,112 @@
+"""data.blend = "mock": whole runs without a file, in every layout and continued; what does not apply is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import mdata
+from cli.mtrain import main
+from tests.helpers.ranks import RankError, run_ranks
+from trainer.config.parse import dump_config
+from trainer.config.sections import (
+    CheckpointSection,
+    DataSection,
+    MeshSection,
+    ModelSection,
+    OptimizerSection,
+    RunConfig,
+    RunSection,
+    TrainSection,
+)
+from trainer.parallel.mesh import Mesh
+from trainer.plan.check import check
+from trainer.report.data import read_corpora, read_run
+from trainer.run.data import open_data
+from trainer.run.metrics import read_metrics
+from trainer.run.train import train
+
+VOCAB = 100
+
+
+def config_of(folder, *, tp=1, sequence_parallel=False, steps=6, interval=0, vocab_size=VOCAB, **data) -> RunConfig:
+    return RunConfig(
+        run=RunSection(folder=str(folder), seed=7),
+        model=ModelSection(num_layers=2, hidden_size=32, num_heads=4, vocab_size=vocab_size),
+        data=DataSection(blend="mock", **data),
+        mesh=MeshSection(tp=tp, sequence_parallel=sequence_parallel),
+        train=TrainSection(sequence_length=32, global_batch=4, micro_batch=2, steps=steps, eval_interval=3),
+        optimizer=OptimizerSection(lr=1e-3, decay_steps=6),
+        checkpoint=CheckpointSection(interval=interval),
+    )
+
+
+def _train(context, config):
+    train(config, context.join(Mesh(context.world, config.mesh.tp)))
+
+
+def _curve(config, ranks=1):
+    run_ranks(_train, ranks, config)
+    return {line["step"]: (line["loss"], line["grad_norm"]) for line in read_metrics(Path(config.run.folder))}
+
+
+def test_layouts_have_the_same_losses(tmp_path):
+    alone = _curve(config_of(tmp_path / "alone"))
+    assert list(alone) == [1, 2, 3, 4, 5, 6]
+    assert all(loss == pytest.approx(math.log(VOCAB), rel=0.05) for loss, _ in alone.values())
+    for name, tp, sequence_parallel in (("tp", 2, False), ("sp", 2, True), ("dp", 1, False)):
+        other = _curve(config_of(tmp_path / name, tp=tp, sequence_parallel=sequence_parallel), 2)
+        for step, expected in alone.items():
+            assert other[step] == pytest.approx(expected, rel=1e-4), (name, step)
+
+
+def test_a_run_continues_bitwise(tmp_path):
+    whole = _curve(config_of(tmp_path / "whole"))
+    _curve(config_of(tmp_path / "parts", steps=3))
+    assert _curve(config_of(tmp_path / "parts")) == whole
+    with pytest.raises(RankError, match="seed 8"):
+        other = config_of(tmp_path / "parts", steps=7)
+        run_ranks(_train, 1, replace(other, run=replace(other.run, seed=8)))
+
+
+def test_it_needs_a_vocabulary_and_nothing_of_files(tmp_path):
+    bare = config_of(tmp_path, vocab_size=0)
+    (problem,) = check(bare, 1, facts=open_data(bare).facts)
+    assert problem.startswith('data.blend="mock" has no tokenizer, so it needs model.vocab_size')
+    wrong = {
+        "split": "90,10",
+        "valid": ("held.json",),
+        "order": "megatron",
+        "kind": "packed",
+        "shuffle_block": 8,
+        "document_masks": True,
+        "cache": "kept",
+    }
+    problems = check(config_of(tmp_path, **wrong), 1, facts=None)
+    assert [line.partition("=")[0] for line in problems] == [
+        f"data.{name}" for name in ("split", "valid", "order", "kind", "document_masks", "shuffle_block", "cache")
+    ]
+    assert problems[1] == (
+        "data.valid=['held.json'] does not apply to data.blend=\"mock\", which reads no file; leave it out"
+    )
+    assert check(config_of(tmp_path, prefetch=5), 1, facts=open_data(config_of(tmp_path)).facts) == []
+
+
+def test_commands_know_it(tmp_path, capsys):
+    path = tmp_path / "run.toml"
+    path.write_text(dump_config(config_of(tmp_path / "run")))
+    assert main(["check", str(path)]) == 0
+    assert main(["plan", str(path)]) == 0
+    assert "vocabulary" in capsys.readouterr().out
+    run_ranks(_train, 1, config_of(tmp_path / "run"))
+    (note,) = read_corpora(read_run(tmp_path / "run")).notes
+    assert note.startswith("The run was trained on mock data")
+    assert main(["report", str(tmp_path / "run")]) == 0
+    assert "trained on mock data" in (tmp_path / "run" / "report.html").read_text()
+    with pytest.raises(mdata.UsageError, match="mock data: its tokens come from no document"):
+        mdata.trace_run(tmp_path / "run")
+    assert main(["generate", str(tmp_path / "run"), "--prompt", "a"]) == 2
+    assert "tokenizer" in capsys.readouterr().err
