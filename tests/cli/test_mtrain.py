@@ -78,6 +78,21 @@ def test_check_prints_every_problem_at_once(run_file: str, capsys: pytest.Captur
         assert any(line.startswith("  - ") and text in line for line in lines), text
 
 
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ("train.batch_ramp=abc", "train.batch_ramp='abc': a ramp is three whole numbers\n"),
+        ("train.samples=100", "train.steps=10 and train.samples=100 are set; a run has one length, keep one of them\n"),
+    ],
+)
+def test_one_mistake_is_one_problem(
+    run_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str, problem: str
+) -> None:
+    corpus = make_corpora(tmp_path, {"text": write_jsonl(tmp_path / "text.jsonl", 1)})["text"]
+    assert main(["check", run_file, f"data.blend={corpus}", "model.vocab_size=0", setting]) == 2
+    assert capsys.readouterr().err.startswith(f"mtrain: error: {run_file}: {problem}")
+
+
 @pytest.mark.parametrize("command", ["check", "train"])
 def test_a_run_folder_that_cannot_be_made_is_told_before(
     run_file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
