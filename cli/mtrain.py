@@ -14,7 +14,7 @@ COMMANDS = (
     Command("train", "train a model; run the same command again to continue", module="cli.mtrain_train"),
     Command("check", "print every problem of a run's configuration at once", module="cli.mtrain_check"),
     Command("config", "print every setting, or turn a run of Megatron-LM into a run.toml", module="cli.mtrain_config"),
-    Command("plan", "print the numbers that follow from a run's configuration", module="cli.mtrain_plan"),
+    Command("plan", "print what follows from a configuration: sizes, memory, kernels", module="cli.mtrain_plan"),
     Command("generate", "continue prompts with a trained model", module="cli.mtrain_generate"),
     Command("report", "write report.html of a run", module="cli.mtrain_report"),
 )

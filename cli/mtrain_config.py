@@ -25,6 +25,8 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Print what was asked for."""
+    if arguments.from_megatron is not None and arguments.key is not None:
+        raise UsageError("--key and --from-megatron are given together", expected="one of them")
     if arguments.from_megatron is not None:
         return _from_megatron(arguments.from_megatron, console)
     from trainer.config.describe import default_toml, describe
@@ -39,11 +41,11 @@ def _explain(name: str, console: Console) -> int:
     from mdata.util.option_synonyms import nearest
     from trainer.config.describe import describe
 
-    keys = [key for key in describe() if name in (key.name, key.name.partition(".")[0], key.name.partition(".")[2])]
+    keys = [key for key in describe() if name in (key.name, *key.name.split("."))]
     if not keys:
         near = nearest(name, [key.name for key in describe()])
         fix = f"did you mean {near}?" if near else "mtrain config lists every setting"
-        raise UsageError(f"there is no setting {name}", fix=fix)
+        raise UsageError(f"there is no setting {name!r}", fix=fix)
     lines = [line for key in keys for line in _lines(key.name, key.comment, key.expected, key.default)]
     console.result("\n".join(lines), {key.name: {"default": key.default, "comment": key.comment} for key in keys})
     return 0
@@ -64,7 +66,7 @@ def _from_megatron(text: str, console: Console) -> int:
     launch = find_launch(script, words[1:])
     migration = migrate(launch.arguments, launch.world_size)
     if migration.refused:
-        raise problems_error(title, migration.refused, fix="leave these out or change them; nothing was written")
+        raise problems_error(title, migration.refused, fix="correct these; nothing was written")
     facts = {"settings": migration.tables, "mapped": migration.mapped, "not_needed": migration.not_needed}
     console.result(as_toml(migration, title=title, world_size=launch.world_size), facts)
     return 0

@@ -1,4 +1,4 @@
-"""Print the numbers that follow from a run's configuration: layout, batches, model, learning rate.
+"""Print what follows from a run's configuration: layout, batches, model, learning rate, memory, kernels.
 
 The data is opened to learn the vocabulary; where it is not there yet, model.vocab_size has to be set.
 """
@@ -6,7 +6,6 @@ The data is opened to learn the vocabulary; where it is not there yet, model.voc
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from typing import TYPE_CHECKING
 
 from cli.console import Console, Parser
@@ -25,14 +24,15 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Print the plan as a table."""
+    from trainer.plan.facts import plan_facts
     from trainer.plan.plan import make_plan
 
     config, world_size = read_run_arguments(arguments)
     plan = make_plan(config, world_size, facts=_facts(config, console))
-    rows = plan_rows(plan)
+    rows = [(name, f"{value:,}") for name, value in plan_rows(plan)] + _memory_rows(config, plan)
     width = max(len(name) for name, _ in rows)
-    table = "\n".join(f"{name:<{width}}  {value:>15,}" for name, value in rows)
-    console.result(table, dataclasses.asdict(plan))
+    lines = [f"{name:<{width}}  {value:>15}" for name, value in rows]
+    console.result("\n".join(lines + _kernel_lines(config, plan)), plan_facts(config, plan))
     return 0
 
 
@@ -69,6 +69,34 @@ def _schedule_rows(plan: Plan) -> list[tuple[str, int]]:
     decay = [("of WSD's decay", lengths.wsd_decay)] if lengths.wsd_decay else []
     numbers = [("of warmup", lengths.warmup), *decay, ("until the end of the decay", lengths.decay)]
     return [(f"  {unit}{name}", round(number)) for name, number in numbers]
+
+
+def _memory_rows(config: RunConfig, plan: Plan) -> list[tuple[str, str]]:
+    """Estimates for one rank; what is held outside of tensors is not in them."""
+    from trainer.errors import size_text
+    from trainer.plan.memory import activation_bytes, state_bytes
+
+    return [
+        ("memory per rank: weights, gradients, optimizer", size_text(state_bytes(config, plan))),
+        ("  activations of a microbatch", size_text(activation_bytes(config, plan))),
+        ("  recomputation", config.recompute.mode),
+    ]
+
+
+def _kernel_lines(config: RunConfig, plan: Plan) -> list[str]:
+    """For each kind of device the kernels and their reasons; this machine's kind first."""
+    import torch
+
+    from trainer.plan.kernel_choice import DEVICES, kernel_choices
+
+    here = "gpu" if torch.cuda.is_available() else "cpu"
+    lines = []
+    for device in sorted(DEVICES, key=lambda device: device != here):
+        lines += ["", f"kernels on a {device.upper()}" + (", as on this machine" if device == here else "")]
+        for choice in kernel_choices(config, plan, device=device):
+            lines.append(f"  {choice.operation}: {choice.kernel}; {choice.reason}")
+            lines += [f"    not {kernel}: {reason}" for kernel, reason in choice.others]
+    return lines
 
 
 def _facts(config: RunConfig, console: Console) -> DataFacts | None:

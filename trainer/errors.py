@@ -23,7 +23,7 @@ SENTENCES = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "std::bad_alloc",
 )
-FEWER_TOKENS = "a smaller train.micro_batch, a shorter train.sequence_length, or a larger mesh.tp"
+FEWER_TOKENS = "a smaller train.micro_batch, recompute.mode, a shorter train.sequence_length, or a larger mesh.tp"
 MORE_RANKS = "more ranks (a larger mesh.tp, or more data-parallel ones), or a smaller model"
 
 

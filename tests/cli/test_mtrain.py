@@ -78,6 +78,21 @@ def test_check_prints_every_problem_at_once(run_file: str, capsys: pytest.Captur
         assert any(line.startswith("  - ") and text in line for line in lines), text
 
 
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ("train.batch_ramp=abc", "train.batch_ramp='abc': a ramp is three whole numbers\n"),
+        ("train.samples=100", "train.steps=10 and train.samples=100 are set; a run has one length, keep one of them\n"),
+    ],
+)
+def test_one_mistake_is_one_problem(
+    run_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str, problem: str
+) -> None:
+    corpus = make_corpora(tmp_path, {"text": write_jsonl(tmp_path / "text.jsonl", 1)})["text"]
+    assert main(["check", run_file, f"data.blend={corpus}", "model.vocab_size=0", setting]) == 2
+    assert capsys.readouterr().err.startswith(f"mtrain: error: {run_file}: {problem}")
+
+
 @pytest.mark.parametrize("command", ["check", "train"])
 def test_a_run_folder_that_cannot_be_made_is_told_before(
     run_file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
@@ -137,7 +152,11 @@ def test_nproc_cannot_contradict_a_launcher(
 def test_a_plan_without_its_data_says_so(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", run_file, "--nproc", "2", "mesh.tp=2"]) == 0
     out, err = capsys.readouterr()
-    rows = dict(line.rsplit(maxsplit=1) for line in out.splitlines())
+    numbers, *kernels = out.split("\n\n")
+    rows = dict(line.rsplit(maxsplit=1) for line in numbers.splitlines())
+    assert rows["  recomputation"] == "none" and any(name.startswith("  activations of a microbatch") for name in rows)
+    assert kernels[0].startswith("kernels on a ") and kernels[0].splitlines()[0].endswith(", as on this machine")
+    assert "  attention: PyTorch's scaled_dot_product_attention; causal attention over whole rows" in kernels[1]
     assert rows["heads per rank"] == "2" and rows["tokens per step"] == "128"
     assert rows["vocabulary"] == "300" and rows["  padded"] == "512"
     assert err.startswith("mtrain: warning: planned without the data: ")
@@ -147,6 +166,7 @@ def test_a_plan_as_json(run_file: str, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["plan", run_file, "--json", "--nproc", "1"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["num_microbatches"] == 4 and facts["shape"]["padded_vocab_size"] == 384
+    assert facts["activation_bytes"] > 0 and facts["state_bytes"] > 0 and facts["kernels"]["cpu"]
 
 
 def test_a_plan_without_data_or_vocabulary_is_refused(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:

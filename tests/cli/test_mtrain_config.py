@@ -35,6 +35,9 @@ def test_every_setting_and_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0 and out.splitlines()[0] == "model.norm: normalization before attention, MLP and head"
     assert told(capsys, "--key", "norm")[1] == out
     assert "model.bias" in told(capsys, "--key", "model")[1]
+    assert told(capsys, "--key", "model.family")[1].endswith("'gpt'; default 'gpt'\n")
+    code, out, err = told(capsys, "--key", "model.norm", "--from-megatron", RUN)
+    assert code == 2 and not out and "--key and --from-megatron are given together" in err
     code, out, err = told(capsys, "--key", "model.nrm")
     assert code == 2 and not out and "did you mean model.norm?" in err
 

@@ -194,7 +194,8 @@ def key_names() -> list[str]:
 
 def _suggestion(name: str, known: Mapping[str, Any]) -> str:
     near = nearest(name, known)
-    return f"; did you mean {near}?" if near else f"; expected one of {', '.join(known)}"
+    one_of = "one of " if len(known) > 1 else ""
+    return f"; did you mean {near}?" if near else f"; expected {one_of}{', '.join(known)}"
 
 
 def _converted(value: Any, hint: Any) -> Any:
@@ -245,7 +246,8 @@ def _expectation(hint: Any) -> str:
         base, allowed = get_args(hint)
         return f"{_expectation(base)} {allowed}"
     if origin is Literal:
-        return "one of " + ", ".join(repr(choice) for choice in get_args(hint))
+        choices = [repr(choice) for choice in get_args(hint)]
+        return choices[0] if len(choices) == 1 else "one of " + ", ".join(choices)
     if origin is Union:
         return " or ".join(_expectation(one) for one in get_args(hint))
     if origin is tuple:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Sinks = Literal["none", "zero", "learned"]
+Operation = Literal["attention", "document_attention", "scored_attention"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,12 @@ class ScoreShape:
     def is_ordinary(self) -> bool:
         """Whether this is a causal softmax of scaled scores, which libraries have kernels for."""
         return not (self.softcap or self.alibi or self.window or self.dropout or self.sinks != "none")
+
+    def operation(self, *, documents: bool) -> Operation:
+        """Which operation of kernels/table.py computes this; `documents`: rows hold several that must not mix."""
+        if not self.is_ordinary:
+            return "scored_attention"
+        return "document_attention" if documents else "attention"
 
     def factor(self, width: int) -> float:
         """What scores of heads of this width are multiplied by."""

@@ -114,9 +114,10 @@ class Attention(Layer):
         q_BSHK, k_BSGK, v_BSGK = heads
         scores, documents = self.shape.scores, sequences.documents
         scale = scores.scale or None
-        if scores.is_ordinary and documents is None:
+        operation = scores.operation(documents=documents is not None)
+        if operation == "attention":
             return self.kernels.attention(q_BSHK, k_BSGK, v_BSGK, scale)
-        if scores.is_ordinary:
+        if operation == "document_attention":
             return self.kernels.document_attention(q_BSHK, k_BSGK, v_BSGK, documents, scale)
         return self.kernels.scored_attention(q_BSHK, k_BSGK, v_BSGK, scores, self._score_tensors(q_BSHK, sequences))
 

@@ -1,7 +1,8 @@
 """The families of models, by the name that `model.family` has; nothing outside this room names one of them.
 
-A family is five functions: its shape from a configuration, the table of a rank's parameters, its operations a token,
-the memory of its activations, and the building of a stage. All but the last are pure and import no torch.
+A family is six functions: its shape from a configuration, the table of a rank's parameters, its operations per token,
+the memory of its activations, what attention does in a block, and the building of a stage. All but the last are pure
+and import no torch.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from trainer.config.sections import RunConfig
+from trainer.kernels.scores import ScoreShape
 from trainer.models import gpt_memory, gpt_params
 from trainer.parallel.params import ParamSpec, Place
 
@@ -38,6 +40,7 @@ class Family:
         parameters: (shape, place) to the parameters of the rank there, in the order of the module tree.
         flops_per_token: (shape, sequence length) to operations of forward and backward.
         activation_bytes: (shape, place, tokens, element, recompute) to the most that a microbatch holds for backward.
+        block_scores: (shape, number of a block) to what its attention does to scores.
         build: (shape, groups, **how) to a stage with uninitialized weights.
     """
 
@@ -45,6 +48,7 @@ class Family:
     parameters: Callable[[Any, Place], tuple[ParamSpec, ...]]
     flops_per_token: Callable[[Any, int], int]
     activation_bytes: Callable[..., int]
+    block_scores: Callable[[Any, int], ScoreShape]
     build: Callable[..., Any]
 
 
@@ -66,6 +70,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             parameters=gpt_params.parameter_table,
             flops_per_token=gpt_params.flops_per_token,
             activation_bytes=gpt_memory.activation_bytes,
+            block_scores=gpt_params.block_scores,
             build=_build_gpt,
         )
     }

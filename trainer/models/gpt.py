@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import NamedTuple, cast
 
 import torch
@@ -33,7 +32,7 @@ from trainer.layers.recompute import keep_input, recomputed
 from trainer.layers.recompute_chunks import Chunk, chunks
 from trainer.layers.rope import Rotation, rotation
 from trainer.layers.shapes import AttentionShape, MLPShape
-from trainer.models.gpt_params import GPTShape
+from trainer.models.gpt_params import GPTShape, block_scores
 from trainer.models.stage import Microbatch, Tensors
 from trainer.parallel.collectives import Group
 from trainer.parallel.params import Place
@@ -225,9 +224,6 @@ class GPT(nn.Module):
 
 def attention_shape(shape: GPTShape, number: int) -> AttentionShape:
     """What the attention of a block has to know of the model."""
-    scores = shape.scores
-    if shape.window_interval and (number + 1) % shape.window_interval == 0:
-        scores = replace(scores, window=0)
     turns = shape.position == "rope" and not (shape.rope_interval and (number + 1) % shape.rope_interval == 0)
     return AttentionShape(
         width=shape.hidden_size,
@@ -239,7 +235,7 @@ def attention_shape(shape: GPTShape, number: int) -> AttentionShape:
         rotary=shape.rope.interleaved if turns else None,
         qk_norm=shape.norm if shape.qk_norm else "",
         norm_epsilon=shape.norm_epsilon,
-        scores=scores,
+        scores=block_scores(shape, number),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from trainer.config.sections import ModelSection, RunConfig
@@ -94,6 +94,12 @@ def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
         if not shape.tie_embeddings:
             table.vocabulary("head.weight", shape, std)
     return tuple(table.specs)
+
+
+def block_scores(shape: GPTShape, number: int) -> ScoreShape:
+    """What attention does to scores in one block, numbered from 0 in the whole model."""
+    sees_all = shape.window_interval and (number + 1) % shape.window_interval == 0
+    return replace(shape.scores, window=0) if sees_all else shape.scores
 
 
 def num_parameters(shape: GPTShape) -> int:

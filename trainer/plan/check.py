@@ -91,13 +91,13 @@ def _ramp_problems(config: RunConfig, part: int) -> Iterator[str]:
     try:
         sizes = batch_sizes(config).sizes
     except UsageError as error:
-        yield f"train.batch_ramp={config.train.batch_ramp!r}: {error}"
+        yield str(error)
         return
     wrong = [size for size in sizes if size % part and size != config.train.global_batch]
     if wrong:
         yield (
-            f"train.batch_ramp={config.train.batch_ramp!r} has a step of {wrong[0]} samples, no multiple of "
-            f"train.micro_batch x data-parallel ranks = {part}; choose multiples of {part} to start and to add"
+            f"train.batch_ramp={config.train.batch_ramp!r} has a step of {wrong[0]} samples, which is not a "
+            f"multiple of train.micro_batch x data-parallel ranks = {part}; choose multiples of {part} to start and to add"
         )
 
 

@@ -49,7 +49,7 @@ def _unclear(optimizer: OptimizerSection) -> Iterator[str]:
 def _length_problems(config: RunConfig, lengths: ScheduleLengths, run: RunLength) -> Iterator[str]:
     optimizer, whole = config.optimizer, _told("train.", given_lengths(config.train))
     if run.steps < 1:
-        yield f"{whole} is less than the first step, of {batch_sizes(config).at(0)} samples; raise it"
+        yield _less_than_a_step(config, whole)
         return
     end = run.steps if lengths.counter == "steps" else run.samples
     if lengths.warmup > min(end, lengths.decay):
@@ -61,9 +61,18 @@ def _length_problems(config: RunConfig, lengths: ScheduleLengths, run: RunLength
     given = given_lengths(optimizer, "wsd_decay_")
     if given and optimizer.schedule != "wsd":
         yield f'{_told("optimizer.wsd_decay_", given)} applies only to optimizer.schedule="wsd"; leave it out'
-    if optimizer.schedule == "wsd" and not 0 < lengths.wsd_decay <= lengths.decay:
-        told = _told("optimizer.wsd_decay_", given) or "optimizer.wsd_decay_steps=0"
-        yield f"{told} does not fit a schedule of {lengths.decay:g} {lengths.counter}; choose 1 to that many"
+    if optimizer.schedule == "wsd" and not given:
+        yield 'optimizer.schedule="wsd" needs a length of its decay; set optimizer.wsd_decay_steps, _samples or _tokens'
+    elif optimizer.schedule == "wsd" and lengths.wsd_decay > lengths.decay:
+        wsd_decay, most = _told("optimizer.wsd_decay_", given), f"{lengths.decay:g} {lengths.counter}"
+        yield f"{wsd_decay} is longer than the schedule, of {most}; choose at most that many"
+
+
+def _less_than_a_step(config: RunConfig, whole: str) -> str:
+    samples, unit = batch_sizes(config).at(0), "samples"
+    if config.train.tokens:
+        samples, unit = samples * config.train.sequence_length, "tokens"
+    return f"{whole} is less than the first step, which reads {samples} {unit}; choose at least {samples}"
 
 
 def _value_problems(optimizer: OptimizerSection) -> Iterator[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from mdata import UsageError
 from mdata.loader.batch_sizes import BatchSizes, read_ramp
 from trainer.config.sections import OptimizerSection, RunConfig, TrainSection
 
@@ -57,7 +58,11 @@ def batch_sizes(config: RunConfig) -> BatchSizes:
     Raises:
         UsageError: a ramp that cannot be read, or that does not arrive at the global batch.
     """
-    return read_ramp(config.train.batch_ramp, size=config.train.global_batch)
+    ramp = config.train.batch_ramp
+    try:
+        return read_ramp(ramp, size=config.train.global_batch)
+    except UsageError as error:
+        raise UsageError(f"train.batch_ramp={ramp!r}: {error}") from error
 
 
 def run_length(config: RunConfig, *, steps: int = 0, samples: int = 0) -> RunLength:
@@ -121,10 +126,12 @@ def schedule_lengths(config: RunConfig) -> ScheduleLengths:
 def horizon(config: RunConfig, before: RunConfig | None, *, prefix: str) -> dict[str, int]:
     """The keys `prefix`steps, `prefix`samples and `prefix`tokens of [optimizer], written out.
 
-    They are the configuration's own; else those of the run so far; else the run's length, in its own unit.
+    They are the configuration's own; else those of the run so far; else the run's length, in its own unit. All are 0
+    where the run's length is given twice, which is a problem of its own.
     """
     found = given_lengths(config.optimizer, prefix)
     if not found and before is not None:
         found = given_lengths(before.optimizer, prefix)
-    found = found or given_lengths(config.train)
+    run = given_lengths(config.train)
+    found = found or (run if len(run) == 1 else {})
     return {prefix + unit: found.get(unit, 0) for unit in UNITS}

@@ -28,8 +28,10 @@ def explained(config: RunConfig, plan: Plan, *, rank: int) -> Iterator[None]:
     except OutOfMemoryError as error:
         of_rank = f"rank {rank} of {plan.world_size}: " if plan.world_size > 1 else ""
         needs = (
-            f"{size_text(state_bytes(config, plan))} of weights, gradients and optimizer state per rank, and for "
-            f"activations of {plan.micro_batch} x {plan.sequence_length} tokens (train.micro_batch x .sequence_length)"
+            f"{size_text(state_bytes(config, plan))} of weights, gradients and optimizer state per rank, and for about "
+            f"{size_text(activation_bytes(config, plan))} of activations of {plan.micro_batch} x "
+            f"{plan.sequence_length} tokens (train.micro_batch x .sequence_length, recompute.mode = "
+            f'"{config.recompute.mode}")'
         )
         raise out_of_memory_error(
             f"{of_rank}{error.phase}", found=error.found, fix=error.fix, needs=needs

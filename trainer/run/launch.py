@@ -118,7 +118,8 @@ def survey(config: RunConfig, world_size: int, *, progress: Progress = SILENT) -
         start = find_start(config, data)
     except UsageError as error:
         found.append(str(error))
-    return Survey([*check(start.config if start else config, world_size, facts=facts), *found], start)
+    known = check(start.config if start else config, world_size, facts=facts)
+    return Survey([*known, *(problem for problem in found if problem not in known)], start)
 
 
 def _folder_problems(folder: str) -> Iterator[str]:

@@ -26,7 +26,15 @@ from trainer.optim.schedules import Rates, rates
 from trainer.plan.lengths import batch_sizes, given_lengths, horizon, schedule_lengths
 from trainer.run.data import RunData
 
-NOT_FUNCTION = ("padded_vocab_size", "max_position", "init_std")  # a learned max_position is a tensor's shape
+KEYS = {  # keys of [model] whose names are not those of the parts of a shape, joined
+    "scores_scale": "attention_scale",
+    "scores_softcap": "attention_softcap",
+    "scores_window": "window",
+    "scores_sinks": "attention_sinks",
+    "scores_dropout": "attention_dropout",
+}
+# A learned max_position is a tensor's shape; alibi is a value of position.
+NOT_FUNCTION = ("padded_vocab_size", "max_position", "init_std", "scores_alibi")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,13 +217,14 @@ def _function(config: RunConfig, data: RunData) -> dict[str, Any]:
     if not vocab_size:
         return {}
     shape = dataclasses.asdict(family_of(config).shape(config, vocab_size))
-    return {name: value for name, value in _flat(shape) if name not in NOT_FUNCTION}
+    return {name: value for name, value in function_settings(shape) if name not in NOT_FUNCTION}
 
 
-def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Values of nested parts under the names of both, joined as the keys of a configuration are."""
+def function_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Values of a shape, those of its parts under the keys that they have in [model]."""
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from ((f"{name}_{inner}", x) for inner, x in _flat(value))
+            joined = ((f"{name}_{inner}", x) for inner, x in function_settings(value))
+            yield from ((KEYS.get(key, key), x) for key, x in joined)
         else:
             yield name, value

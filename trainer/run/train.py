@@ -10,7 +10,6 @@ loss changes nothing either, but there is nothing wrong with the state then.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections import deque
@@ -32,6 +31,7 @@ from trainer.models.stage import Microbatch
 from trainer.optim.schedules import rates
 from trainer.parallel.collectives import gather_objects
 from trainer.parallel.world import World, lost_ranks_named
+from trainer.plan.facts import plan_facts
 from trainer.plan.lengths import batch_sizes
 from trainer.plan.memory import explained
 from trainer.plan.plan import Plan, make_plan
@@ -360,7 +360,7 @@ def _prepare_folder(config: RunConfig, plan: Plan, data: RunData) -> Path:
     folder = Path(config.run.folder)
     (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
     atomic_io.atomic_write(folder / "config.toml", dump_config(config).encode())
-    _write_json(folder / "plan.json", {**dataclasses.asdict(plan), "data_id": data.train.data_id})
+    _write_json(folder / "plan.json", {**plan_facts(config, plan), "data_id": data.train.data_id})
     for name, content in data.train.tokenizer_files.items():
         atomic_io.atomic_write(folder / "tokenizer" / name, content)
     if known := data.train.tokenizer:

@@ -227,7 +227,7 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
         (
             {"train": {"steps": 0, "tokens": 255}},
             2,
-            "train.tokens=255 is less than the first step, of 8 samples; raise it",
+            "train.tokens=255 is less than the first step, which reads 256 tokens; choose at least 256",
         ),
         (
             {"optimizer": {"warmup_tokens": 64}},
@@ -253,12 +253,12 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
         (
             {"optimizer": {"schedule": "wsd"}},
             2,
-            "optimizer.wsd_decay_steps=0 does not fit a schedule of 100 steps; choose 1 to that many",
+            'optimizer.schedule="wsd" needs a length of its decay; set optimizer.wsd_decay_steps, _samples or _tokens',
         ),
         (
             {"optimizer": {"schedule": "wsd", "wsd_decay_samples": 801}},
             2,
-            "optimizer.wsd_decay_samples=801 does not fit a schedule of 800 samples; choose 1 to that many",
+            "optimizer.wsd_decay_samples=801 is longer than the schedule, of 800 samples; choose at most that many",
         ),
         (
             {"optimizer": {"wsd_decay_steps": 7}},

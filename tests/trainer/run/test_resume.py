@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,15 @@ from tests.trainer.plan.test_plan import config as sound
 from trainer.checkpoint.folder import latest_checkpoint, read_index
 from trainer.checkpoint.format import dump_index
 from trainer.config.parse import dump_config, load_config, parse_config
-from trainer.config.sections import RunConfig
+from trainer.config.sections import ModelSection, RunConfig
+from trainer.models.gpt_params import gpt_shape
 from trainer.optim.schedules import rates
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, join_world
 from trainer.plan.lengths import schedule_lengths
 from trainer.run.data import open_data
 from trainer.run.metrics import read_events, read_metrics
-from trainer.run.resume import changed_settings, find_start, with_horizon
+from trainer.run.resume import NOT_FUNCTION, changed_settings, find_start, function_settings, with_horizon
 from trainer.run.train import train
 
 
@@ -224,6 +225,11 @@ def test_check_finds_what_train_would_refuse(corpus, tmp_path, capsys):
     assert "optimizer.warmup_steps=4 is more than train.steps=3" in err
     with pytest.raises(UsageError, match="a different model"):
         find_start(wrong, open_data(wrong))
+
+
+def test_what_decides_a_model_is_named_by_its_keys():
+    names = {name for name, _ in function_settings(asdict(gpt_shape(sound(), 1000)))} - set(NOT_FUNCTION)
+    assert names <= {field.name for field in fields(ModelSection)} and "attention_sinks" in names
 
 
 def test_a_conflict_with_a_checkpoint_that_latest_does_not_name_says_how_to_choose(corpus, tmp_path):

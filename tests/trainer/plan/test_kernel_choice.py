@@ -1,0 +1,108 @@
+"""The kernels that `mtrain plan` names are those that the layers call and that the tables of kernels hold."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from tests.trainer.plan.test_plan import FACTS, config
+from trainer.kernels import gpu, plain
+from trainer.kernels.plain import ScoreTensors
+from trainer.kernels.scores import ScoreShape
+from trainer.kernels.table import LIBRARY, PLAIN, Kernels, choose_kernels
+from trainer.layers.attention import Attention, Documents, Sequences
+from trainer.layers.base import Parallel
+from trainer.layers.shapes import AttentionShape
+from trainer.parallel.collectives import Group
+from trainer.plan import kernel_choice
+from trainer.plan.facts import plan_facts
+from trainer.plan.kernel_choice import attention_choice, kernel_choices, option_names, pointwise_choice
+from trainer.plan.plan import make_plan
+
+FORMS = {
+    "": ScoreShape(scale=0.3),
+    "model.attention_softcap": ScoreShape(softcap=2.0),
+    'model.position = "alibi"': ScoreShape(alibi=True),
+    "model.window": ScoreShape(window=2),
+    "model.attention_sinks": ScoreShape(sinks="zero"),
+    "model.attention_dropout": ScoreShape(dropout=0.1),
+}
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_layer_calls_what_its_form_of_attention_says(name, documents):
+    scores, called = FORMS[name], []
+    recorders = {
+        operation: lambda q, *rest, operation=operation: called.append(operation) or q
+        for operation in ("attention", "document_attention", "scored_attention")
+    }
+    shape = AttentionShape(width=8, num_heads=2, num_kv_heads=2, head_dim=4, bias=False, out_bias=False, scores=scores)
+    layer = Attention(shape, Parallel(Group.single("tp"), sequence_parallel=False), kernels=Kernels(**recorders))
+    bounds = Documents(torch.tensor([0, 2, 4], dtype=torch.int32), 2) if documents else None
+    layer(torch.zeros(4, 8), Sequences(1, 4, None, bounds))
+    assert called == [scores.operation(documents=documents)]
+    assert option_names(scores) == [name][: bool(name)]
+
+
+def test_every_option_of_scores_is_named():
+    fields = {field.name for field in dataclasses.fields(ScoreShape)} - {"scale"}
+    assert len(option_names(ScoreShape(softcap=1.0, alibi=True, window=1, sinks="zero", dropout=0.5))) == len(fields)
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])
+def test_pointwise_kernels_are_those_of_the_table(dtype):
+    torch_dtype = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    expected = {kernel_choice.LIBRARY: LIBRARY, kernel_choice.PLAIN: PLAIN}
+    assert choose_kernels(torch.device("cpu"), torch_dtype) is expected[pointwise_choice("cpu", dtype=dtype).kernel]
+    on_gpu = choose_kernels(torch.device("cuda"), torch_dtype)
+    assert pointwise_choice("gpu", dtype=dtype).kernel == kernel_choice.COMPILED
+    assert on_gpu.rms_norm not in (PLAIN.rms_norm, LIBRARY.rms_norm)
+    assert on_gpu.attention is plain.attention and on_gpu.scored_attention is gpu.scored_attention
+
+
+def _kernel(scores, device, **how):
+    return attention_choice(scores, device, **how).kernel
+
+
+def test_attention_on_a_gpu_goes_where_the_plan_says(monkeypatch):
+    q, used = torch.zeros(1, 4, 2, 4), []
+    monkeypatch.setattr(plain, "scored_attention", lambda *_: used.append(kernel_choice.PLAIN))
+    gpu.scored_attention(q, q, q, FORMS["model.attention_dropout"], ScoreTensors(keep_BHST=torch.ones(1, 2, 4, 4) > 0))
+    assert used.pop() == _kernel(FORMS["model.attention_dropout"], "gpu", dtype="bf16")
+    assert _kernel(FORMS["model.window"], "gpu", dtype="bf16") == kernel_choice.FLEX
+    monkeypatch.setattr(gpu, "scored_attention", lambda *_: used.append(kernel_choice.FLEX))
+    monkeypatch.setattr(gpu, "_varlen", lambda: lambda q, *_, **__: used.append(kernel_choice.VARLEN) or q)
+    bounds = Documents(torch.tensor([0, 2, 4], dtype=torch.int32), 2)
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp64", torch.float64)):
+        x = q.to(dtype)
+        gpu.document_attention(x, x, x, bounds)
+        assert used.pop() == _kernel(ScoreShape(), "gpu", dtype=name, documents=True), name
+
+
+def test_a_kernel_is_not_named_as_used_and_not_used():
+    for form in FORMS.values():
+        for device in kernel_choice.DEVICES:
+            for documents in (False, True):
+                choice = attention_choice(form, device, dtype="bf16", documents=documents)
+                assert choice.kernel not in dict(choice.others) and choice.others
+
+
+def test_layers_of_different_forms_are_listed_apart():
+    model = {"num_layers": 4, "window": 8, "window_interval": 4}
+    windowed = config(model=model)
+    plan = make_plan(windowed, 2, facts=FACTS)
+    some, rest, _ = kernel_choices(windowed, plan, device="gpu")
+    assert (some.operation, some.kernel) == ("attention in 3 of 4 layers", kernel_choice.FLEX)
+    assert (rest.operation, rest.kernel) == ("attention in 1 of 4 layers", kernel_choice.SDPA)
+
+
+def test_the_facts_of_a_plan_are_json():
+    selective = config(recompute={"mode": "selective"})
+    facts = plan_facts(selective, make_plan(selective, 2, facts=FACTS))
+    none = plan_facts(config(), make_plan(config(), 2, facts=FACTS))
+    assert facts["recompute"]["mode"] == "selective" and 0 < facts["activation_bytes"] < none["activation_bytes"]
+    assert facts["state_bytes"] == none["state_bytes"] > 0 and set(facts["kernels"]) == {"cpu", "gpu"}
+    assert facts["kernels"]["gpu"][0]["others"][kernel_choice.PLAIN] == kernel_choice.ALL_SCORES

@@ -1,0 +1,36 @@
+"""A plan with what follows from it, as JSON types: memory per rank, recomputation, kernels.
+
+This is what `mtrain plan --json` prints and what a run's plan.json holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from trainer.config.sections import RunConfig
+from trainer.plan.kernel_choice import DEVICES, kernel_choices
+from trainer.plan.memory import activation_bytes, state_bytes
+from trainer.plan.plan import Plan
+
+
+def plan_facts(config: RunConfig, plan: Plan) -> dict[str, Any]:
+    """All numbers and choices of a plan.
+
+    Returns:
+        The fields of `Plan`, and `state_bytes` and `activation_bytes` per rank, `recompute` (the section of the
+        configuration) and `kernels`: the choices for "cpu" and "gpu".
+    """
+    return {
+        **dataclasses.asdict(plan),
+        "state_bytes": state_bytes(config, plan),
+        "activation_bytes": activation_bytes(config, plan),
+        "recompute": dataclasses.asdict(config.recompute),
+        "kernels": {
+            device: [
+                {**dataclasses.asdict(choice), "others": dict(choice.others)}
+                for choice in kernel_choices(config, plan, device=device)
+            ]
+            for device in DEVICES
+        },
+    }
