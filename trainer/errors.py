@@ -1,10 +1,10 @@
-"""Errors of the trainer: out of memory, told as what asked for it, and a rank that was lost.
+"""Errors of the trainer: out of memory, with the phase that ran out and the amount, and a lost rank.
 
 PyTorch reports running out of memory as a RuntimeError of its own on a GPU, as a plain RuntimeError with a sentence on
 a CPU and in libraries below it, numpy as MemoryError. `out_of_memory_in` marks a function or a block as a phase and
-turns all of them into a ResourceError (exit code 5). The innermost phase speaks. What the system kills without a word
-is run/launch.py's business. Imports no torch: a rank that was stopped while it imported torch cannot import it a second
-time, and has to write its report.
+turns all of them into a ResourceError (exit code 5). The innermost phase is the one reported. A rank that the system
+kills without a message is handled in run/launch.py. Imports no torch: a rank that was stopped while it imported torch
+cannot import it a second time, and has to write its report.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def out_of_memory_in(phase: str, *, fix: str) -> Iterator[None]:
 
 
 def found_text(error: BaseException) -> str:
-    """What was asked for and what a GPU had left, where the allocator says so; else its own words."""
+    """What was asked for and what a GPU had left, if the message has them; else the message."""
     reason = " ".join(str(error).split())
     asked = amount_asked(reason)
     free = re.search(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", reason)
@@ -91,11 +91,11 @@ def size_text(count: int) -> str:
 
 
 def out_of_memory_error(phase: str, *, found: str, fix: str, needs: str | None = None) -> OutOfMemoryError:
-    """The error for a phase in which memory ran out; `needs` is what it should have had room for."""
+    """The error for a phase in which memory ran out; `needs`: what has to fit."""
     error = OutOfMemoryError(phase, found=found, expected=f"room for {needs}" if needs else None, fix=fix)
     error.phase, error.found, error.fix = phase, found, fix
     return error
 
 
 class LostRankError(ResourceError):
-    """Another rank is gone; it knows why, this one only that it cannot go on."""
+    """Another rank is gone: the cause is in its report, this rank only cannot continue."""

@@ -46,7 +46,7 @@ def test_a_run_as_toml(capsys: pytest.CaptureFixture[str], every_key: None) -> N
     code, out, err = told(capsys, "--from-megatron", RUN)
     assert code == 0 and not err
     assert tomllib.loads(out)["train"]["global_batch"] == 8  # micro batch x 4 ranks
-    assert "--nproc 4" in out and "--vocab-file v.json: the corpus manifest knows its tokenizer" in out
+    assert "--nproc 4" in out and "--vocab-file v.json: the corpus manifest has its tokenizer" in out
     assert json.loads(told(capsys, "--from-megatron", RUN, "--json")[1])["settings"]["model"]["num_layers"] == 2
 
 
@@ -76,7 +76,7 @@ def test_all_refused_arguments_at_once(capsys: pytest.CaptureFixture[str], every
         ("python train.py --lr 1", "expected one command that starts pretrain_gpt.py"),
         ("pretrain_gpt.py --num-layers '2", "is never closed"),
         ("for x in 1; do pretrain_gpt.py; done", "loops, functions and case are not read"),
-        ("pretrain_gpt.py \x1b[31m", "stands where an argument is expected"),
+        ("pretrain_gpt.py \x1b[31m", "is where an argument is expected"),
     ],
 )
 def test_wrong_input_is_told_in_short(text: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:

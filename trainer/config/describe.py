@@ -1,6 +1,6 @@
-"""What the settings of a run are, as their fields say it: type and range, default, and the comment.
+"""The settings of a run, from their fields: type and range, default, and comment.
 
-The comments are read from the source of `sections.py`, where they stand once. `describe` gives all of them in order;
+The comments are read from the source of `sections.py`. `describe` gives all of them in order;
 `default_toml` is a configuration with every key and its comment, in which keys without a default are left to the user.
 """
 

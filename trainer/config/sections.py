@@ -1,8 +1,8 @@
 """The configuration of a run: one frozen tree of dataclasses, a section each.
 
-A range stands in the field's type (`Annotated[int, Range(1)]`), so that a section reads as its own documentation and
-nothing else has to know it; the comment of a field is what the documentation says of it. A 0 that means "derive it"
-stays a 0 here; derived numbers live in `plan.Plan`, and rules between sections in `plan/check.py`. Imports no torch.
+The range of a field is in its type (`Annotated[int, Range(1)]`), and its comment is its documentation: `mtrain config`
+prints both. A 0 that means "derive it" stays a 0 here; derived numbers are in `plan.Plan`, and rules between sections
+in `plan/check.py`. Imports no torch.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ModelSection:
     """The shape of the model; sizes are logical, whatever the layout."""
 
     family: Literal["gpt"] = "gpt"  # kind of model; gpt: decoder only, as GPT-2 and Llama
-    preset: Preset = ""  # a published model, such as llama2-7b, whose values stand for keys that are left out
+    preset: Preset = ""  # a published model, such as llama2-7b, whose values are used for keys that are not set
     num_layers: Annotated[int, Range(1, 1 << 16)]  # transformer blocks
     hidden_size: Positive  # features of the residual stream
     num_heads: Positive  # query heads
@@ -103,8 +103,8 @@ class ModelSection:
     activation_offset: float = 0.0  # gated: added to the factor beside the gate
     bias: bool | Literal["qkv"] = False  # biases in the linear layers; "qkv": only of queries, keys and values
     qk_norm: bool = False  # each head of queries and keys is normalized
-    window: Count = 0  # newest tokens that attention sees, the token itself included; 0: all
-    window_interval: Count = 0  # every k-th layer (k, 2k, ...) sees all tokens; 0: none
+    window: Count = 0  # number of last tokens that a token attends to, itself included; 0: all
+    window_interval: Count = 0  # every k-th layer (k, 2k, ...) attends to all tokens; 0: none
     attention_scale: Amount = 0.0  # factor of attention scores; 0: 1 / sqrt(head_dim)
     attention_softcap: Amount = 0.0  # attention scores are c tanh(score / c); 0: off
     attention_sinks: Literal["none", "zero", "learned"] = (

@@ -23,7 +23,7 @@ Site = Literal["embedding", "attention", "mlp", "weights"]
 
 
 class TokenPlaces(NamedTuple):
-    """Where the tokens of this rank stand: their global sample numbers and positions in those, int64[N] each."""
+    """The tokens of this rank: their global sample numbers and positions in those, int64[N] each."""
 
     sample_N: Tensor
     position_N: Tensor

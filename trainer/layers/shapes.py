@@ -1,4 +1,4 @@
-"""Sizes and choices of the layers, over all ranks; a layer knows no more of its model than these.
+"""Sizes and choices of the layers, over all ranks: all that a layer is given of its model.
 
 Pure, so that a plan can hold them where there is no torch.
 """

@@ -71,7 +71,7 @@ def _default(flag: Flag) -> Any:
 
 def _unknown_word(name: str, table: Mapping[str, Flag]) -> str:
     if not name.startswith("--"):
-        return f"{name!r} stands where an argument is expected; arguments begin with --"
+        return f"{name!r} is where an argument is expected; arguments begin with --"
     near = nearest(name, list(table))
     return f"{name} is not an argument of pretrain_gpt.py" + (f"; did you mean {near}?" if near else "")
 

@@ -52,7 +52,7 @@ _TABLE = """
 --init-method-std | float | 0.02 | = model.init_std |
 --embedding-init-method-std | float | | model.init_std | the same value only
 --vocab-size | int | | model.vocab_size | read for NullTokenizer and TikTokenizer, as there
---tokenizer-type | text | | model.vocab_size | GPT2BPETokenizer: 50257 rows; otherwise the data's manifest knows
+--tokenizer-type | text | | model.vocab_size | GPT2BPETokenizer: 50257 rows; otherwise that of the data's manifest
 --padded-vocab-size | int | | model.vocab_size |
 --make-vocab-size-divisible-by | int | 128 | model.vocab_size | the padding takes part in Megatron's loss
 --seed | int | 1234 | = run.seed | the same order of data; other initial weights of the same distribution

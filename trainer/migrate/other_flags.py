@@ -101,7 +101,7 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         --ckpt-drop-redundant-extra-state""",
     ),
     (
-        "the corpus manifest knows its tokenizer",
+        "the corpus manifest has its tokenizer",
         """--vocab-file= --merge-file= --vocab-extra-ids=0 --tokenizer-model= --tiktoken-pattern=
         --tiktoken-num-special-tokens=1000 --tiktoken-special-tokens=* --tokenizer-metadata= --legacy-tokenizer
         --trust-remote-code --tokenizer-special-tokens=* --tokenizer-sentencepiece-legacy

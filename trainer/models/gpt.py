@@ -223,7 +223,7 @@ class GPT(nn.Module):
 
 
 def attention_shape(shape: GPTShape, number: int) -> AttentionShape:
-    """What the attention of a block has to know of the model."""
+    """Sizes and choices of a block's attention."""
     turns = shape.position == "rope" and not (shape.rope_interval and (number + 1) % shape.rope_interval == 0)
     return AttentionShape(
         width=shape.hidden_size,
@@ -240,7 +240,7 @@ def attention_shape(shape: GPTShape, number: int) -> AttentionShape:
 
 
 def mlp_shape(shape: GPTShape) -> MLPShape:
-    """What a block's feed-forward layer has to know of the model."""
+    """Sizes and choices of a block's feed-forward layer."""
     return MLPShape(
         width=shape.hidden_size,
         inner=shape.ffn_hidden_size,

@@ -1,4 +1,4 @@
-"""What the rest of the trainer knows of a model: a batch goes in, tensors go from stage to stage, a loss comes out.
+"""The interface of a model: a microbatch goes in, tensors go from stage to stage, a loss comes out.
 
 A model is one or more pipeline stages. Each is a function of tensors, so that whatever a family hands from one stage to
 the next (hidden states, those of an encoder beside them) passes in the same way.

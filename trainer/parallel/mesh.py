@@ -1,4 +1,4 @@
-"""The mesh: which rank stands where, as arithmetic.
+"""The mesh: the coordinates of each rank, as arithmetic.
 
 Ranks are laid out with tp fastest, then cp, dp and pp: rank = ((pp_rank * dp + dp_rank) * cp + cp_rank) * tp + tp_rank.
 Ranks that talk most (tp) are therefore neighbours, which on one machine are joined by the fastest links. An axis is a
@@ -10,7 +10,7 @@ tuple of factors (size, stride) of the rank's number; besides the four there are
     ends   the first and the last pipeline stage, which share a tied embedding; other stages are not on it
     world  all ranks
 
-Nothing here knows torch; `world.py` turns groups into process groups.
+Imports no torch; `world.py` turns groups into process groups.
 """
 
 from __future__ import annotations

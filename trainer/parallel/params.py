@@ -136,7 +136,7 @@ def num_elements(specs: Iterable[ParamSpec]) -> int:
 
 
 def is_first_copy(copies: tuple[str, ...], index: Callable[[str], int]) -> bool:
-    """Whether this rank speaks for all that hold the same parameter: it counts in the norm and stores it.
+    """Whether this rank is the first of those that hold the same parameter: it counts in the norm and stores it.
 
     Args:
         copies: of the parameter.

@@ -68,7 +68,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the rank that speaks and writes for all."""
+        """Whether this is the rank that logs and writes the files of the run."""
         return self.rank == 0
 
 

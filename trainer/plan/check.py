@@ -97,7 +97,8 @@ def _ramp_problems(config: RunConfig, part: int) -> Iterator[str]:
     if wrong:
         yield (
             f"train.batch_ramp={config.train.batch_ramp!r} has a step of {wrong[0]} samples, which is not a "
-            f"multiple of train.micro_batch x data-parallel ranks = {part}; choose multiples of {part} to start and to add"
+            f"multiple of train.micro_batch x data-parallel ranks = {part}; "
+            f"choose multiples of {part} to start and to add"
         )
 
 

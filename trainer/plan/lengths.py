@@ -28,11 +28,11 @@ class RunLength:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleLengths:
-    """Where the schedules of learning rate and weight decay bend, by one counter.
+    """Lengths of the schedules of learning rate and weight decay, by one counter.
 
     Args:
         counter: what is counted: finished steps, or consumed samples.
-        warmup: end of the warmup. decay: where the learning rate has fallen. wsd_decay: length of WSD's decay before
+        warmup: end of the warmup. decay: where the learning rate is smallest. wsd_decay: length of WSD's decay before
             that. weight_decay: where the weight decay has its last value.
     """
 

@@ -1,4 +1,4 @@
-"""What a rank's state takes in memory, and errors of memory that ran out with that amount beside them.
+"""Memory of one rank: bytes of its state and of activations, and errors of memory that ran out with both.
 
 The bytes of weights, gradients and optimizer state follow from the table of parameters, those of activations from the
 shape of the model.
@@ -21,7 +21,7 @@ BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}  # of an element of the mod
 
 @contextmanager
 def explained(config: RunConfig, plan: Plan, *, rank: int) -> Iterator[None]:
-    """Name the rank in an error of the block's phases, and what its state needs; also of what ran out between them."""
+    """Add the rank and both estimates to an error of memory that ran out in the block."""
     try:
         with out_of_memory_in("training", fix=FEWER_TOKENS):
             yield

@@ -2,7 +2,7 @@
 
 It shows the loss against the n-gram baselines in nats per token and bits per byte, throughput, learning rate, what was
 read of each corpus, document lengths, some of what the model read and wrote, what each rank holds, and the
-configuration. report_data.py says what is true, plots.py draws, this file writes the page.
+configuration. data.py reads the facts, plots.py draws, this file writes the page.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _throughput(run: Run) -> str:
 
 
 def _optimizer(run: Run) -> str:
-    """What the updates were done with; a scale or a weight decay that never changed is told, not drawn."""
+    """What the updates were done with; a scale or weight decay that never changed is text, not a plot."""
     scale, told, panels = run.config.train.sequence_length / 1e6, [], []
     for key, name, always in OPTIMIZER:
         curve = _curve(run, key, scale)

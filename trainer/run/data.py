@@ -51,7 +51,7 @@ def open_data(config: RunConfig, *, progress: Progress = SILENT) -> RunData:
 
     Args:
         config: of the run.
-        progress: hears of arrays that are built.
+        progress: is notified of arrays that are built.
 
     Raises:
         UsageError: a file is missing, a corpus is too short, or two corpora have different tokenizers.

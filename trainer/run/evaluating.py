@@ -1,7 +1,7 @@
 """Losses of the evaluation sets of a run, and how far an evaluation is.
 
 Every data-parallel rank reads its share of the samples; the sums are put together once a set. The listener of the
-training hears how many samples are left, beside its steps: an evaluation is no piece of work of its own.
+training shows how many samples are left, beside its steps: an evaluation has no progress of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def evaluate_sets(
 
     Args:
         splits: split -> name -> set. limit: samples of a set that are read, spread over it; 0: all.
-        progress: hears `to_evaluate`, the samples that are left over all ranks.
+        progress: is notified of `to_evaluate`, the samples that are left over all ranks.
     """
     chosen = {
         (split, name): evaluated_samples(dataset, limit)

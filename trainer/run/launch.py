@@ -78,7 +78,7 @@ def preflight(config: RunConfig, world_size: int, *, where: str, progress: Progr
 
     Args:
         where: the configuration's name in the message.
-        progress: hears of arrays that are built; the ranks find them.
+        progress: is notified of arrays that are built; the ranks find them.
 
     Raises:
         UsageError: all problems at once. MdataError: the data is damaged.

@@ -33,7 +33,7 @@ class MetricsWriter:
         folder: the run folder, which exists.
         resumed_step: the finished steps that the run continues from; lines of later steps are put aside.
             None: a new run, whose curve starts empty.
-        tell: hears of what people want to know of it, a line each.
+        tell: called with each line for the terminal.
 
     Attributes:
         put_aside: the file with the lines that are no part of this run's curve; None: there were none.

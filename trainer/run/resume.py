@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: what has to be as it was, and what may differ and is told.
+"""Continuing from a checkpoint: which settings must not differ, and which may and are reported.
 
 `find_start` looks at the run folder's newest checkpoint and decides everything about the start: refused are another
 model and another order of data; told is every other setting that differs. What is unusual: the horizon of the

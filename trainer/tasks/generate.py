@@ -87,7 +87,7 @@ def generate(
     Args:
         run_folder: a folder that `train` wrote.
         from_checkpoint: "latest" or a name such as "step-400".
-        progress: hears which checkpoint it is where `latest` names none.
+        progress: is notified which checkpoint it is where `latest` names none.
 
     Raises:
         UsageError: no such run or checkpoint, options out of range, or a prompt without tokens.
