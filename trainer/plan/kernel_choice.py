@@ -47,7 +47,8 @@ def kernel_choices(config: RunConfig, plan: Plan, *, device: Device) -> tuple[Ch
     forms: dict[ScoreShape, list[int]] = {}
     for block in range(plan.shape.num_layers):
         forms.setdefault(family.block_scores(plan.shape, block), []).append(block)
-    attention = [attention_choice(scores, device, dtype=dtype) for scores in forms]
+    documents = config.data.document_masks
+    attention = [attention_choice(scores, device, dtype=dtype, documents=documents) for scores in forms]
     if len(forms) > 1:
         attention = [
             dataclasses.replace(choice, operation=f"attention in {len(blocks)} of {plan.shape.num_layers} layers")

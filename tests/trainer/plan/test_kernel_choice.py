@@ -99,6 +99,12 @@ def test_layers_of_different_forms_are_listed_apart():
     assert (rest.operation, rest.kernel) == ("attention in 1 of 4 layers", kernel_choice.SDPA)
 
 
+def test_document_masks_choose_the_kernel_too():
+    masked = config(data={"document_masks": True})
+    first, *_ = kernel_choices(masked, make_plan(masked, 2, facts=FACTS), device="gpu")
+    assert (first.kernel, first.reason) == (kernel_choice.FLEX, "documents within rows")  # fp32
+
+
 def test_the_facts_of_a_plan_are_json():
     selective = config(recompute={"mode": "selective"})
     facts = plan_facts(selective, make_plan(selective, 2, facts=FACTS))
