@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from mdata import MegatronOrder, UsageError
 from mdata.dataset.mock_data import MOCK
 from trainer.config.parse import value_problems
-from trainer.config.sections import ModelSection, RunConfig
+from trainer.config.sections import ModelSection, RecomputeSection, RunConfig
 from trainer.layers.shapes import GATED
 from trainer.models.gpt_params import ffn_hidden_size, head_dim, round_up
 from trainer.plan.check_schedule import schedule_problems
@@ -121,6 +121,11 @@ def _size_problems(config: RunConfig) -> Iterator[str]:
             f"model.rope_fraction={model.rope_fraction:g} of {head_dim(config)} features of a head is "
             f"{int(head_dim(config) * model.rope_fraction)}, but rope rotates features in pairs; choose an even number"
         )
+    elif model.position == "rope" and int(head_dim(config) * model.rope_fraction) == 0:
+        yield (
+            f"model.rope_fraction={model.rope_fraction:g} of {head_dim(config)} features of a head rotates none; "
+            'raise it, or choose model.position="none"'
+        )
     elif model.rope_scaling == "ntk" and int(head_dim(config) * model.rope_fraction) <= 2:
         yield 'model.rope_scaling="ntk" needs more than 2 rotated features of a head; raise model.head_dim'
     if model.num_heads % kv_heads:
@@ -172,11 +177,25 @@ def _option_problems(config: RunConfig) -> Iterator[str]:
             f"model.rope_beta_slow={model.rope_beta_slow:g} is not below "
             f"model.rope_beta_fast={model.rope_beta_fast:g}; choose a smaller one"
         )
-    if config.recompute.layers > model.num_layers:
-        yield (
-            f"recompute.layers={config.recompute.layers} is more than model.num_layers={model.num_layers}; "
-            f"choose at most {model.num_layers}"
-        )
+    yield from _recompute_problems(config)
+
+
+def _recompute_problems(config: RunConfig) -> Iterator[str]:
+    recompute, num_layers = config.recompute, config.model.num_layers
+    if recompute.mode == "full":
+        if recompute.layers > num_layers:
+            yield (
+                f"recompute.layers={recompute.layers} is more than model.num_layers={num_layers}; "
+                f"choose at most {num_layers}"
+            )
+        return
+    for key in ("method", "layers"):
+        value = getattr(recompute, key)
+        if value != RecomputeSection.__dataclass_fields__[key].default:
+            yield (
+                f'recompute.{key}={value!r} applies only to recompute.mode="full"; '
+                f"set that, or leave recompute.{key} out"
+            )
 
 
 def _order_problems(config: RunConfig) -> Iterator[str]:

@@ -137,6 +137,21 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
             "recompute.layers=3 is more than model.num_layers=2; choose at most 2",
         ),
         (
+            {"recompute": {"mode": "selective", "method": "block"}},
+            2,
+            "recompute.method='block' applies only to recompute.mode=\"full\"; set that, or leave recompute.method out",
+        ),
+        (
+            {"recompute": {"layers": 9}},
+            2,
+            'recompute.layers=9 applies only to recompute.mode="full"; set that, or leave recompute.layers out',
+        ),
+        (
+            {"model": {"rope_fraction": 0.01}},
+            2,
+            'model.rope_fraction=0.01 of 16 features of a head rotates none; raise it, or choose model.position="none"',
+        ),
+        (
             {"model": {"ffn_hidden_size": 99}},
             2,
             "model.ffn_hidden_size=99 is not a multiple of mesh.tp=2; choose mesh.tp from 1",
