@@ -84,7 +84,7 @@ def test_a_warmup_in_samples_counts_the_samples_of_the_step() -> None:
     st.sampled_from(("linear", "cosine", "exponential", "minus_sqrt")),
     st.sampled_from(("after", "before")),
     st.tuples(st.floats(0, 1), st.floats(0, 1)),
-    st.tuples(st.floats(0, 50), st.floats(1, 200), st.floats(0.01, 1)),
+    st.tuples(st.just(0.0) | st.floats(1e-3, 50), st.floats(1, 200), st.floats(0.01, 1)),
 )
 def test_a_rate_rises_in_the_warmup_and_falls_behind_it(schedule, shape, count, low, sizes) -> None:
     """Between init_lr and lr, then between lr and min_lr, for every schedule."""
