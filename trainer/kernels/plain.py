@@ -334,44 +334,5 @@ def sgd_(
     parameter.copy_(new_weight)
 
 
-def muon_direction_(first: Tensor, gradient: Tensor, factor: Tensor, applied: Tensor, momentum: float) -> Tensor:
-    """Count a gradient into the momentum, and the direction that is then made orthogonal (Nesterov's); flat tensors.
-
-    Args:
-        first: the sum of gradients. gradient: undivided. factor: what the gradient is multiplied by, a scalar.
-        applied: bool scalar; where it is False nothing changes, and the direction is 0.
-    """
-    scaled = gradient * factor.to(gradient.dtype)
-    new_first = momentum * first + scaled
-    first.copy_(torch.where(applied, new_first, first))
-    return torch.where(applied, scaled + momentum * new_first, 0.0)
-
-
-def muon_apply_(
-    state: tuple[Tensor, Tensor], update: Tensor, rate: Tensor, applied: Tensor, decay: float | Tensor
-) -> None:
-    """Move (main weight, rounded parameter) by rate times (decay * weight + update); flat tensors."""
-    weight, parameter = state
-    moved = weight - rate.to(weight.dtype) * (decay * weight + update)
-    weight.copy_(torch.where(applied, moved, weight))
-    parameter.copy_(weight)
-
-
-def orthogonalize(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """A matrix with the singular vectors of this one, and singular values near 1 (0.7 to 1.2): [rows, columns].
-
-    Five iterations of a Newton-Schulz polynomial whose slope at 0 is steep (Jordan et al. 2024), with products in
-    `dtype`. A matrix of zeros stays one.
-    """
-    wide = len(matrix) <= matrix.shape[1]
-    norm = torch.linalg.matrix_norm(_widen(matrix)).clamp(min=MUON_EPSILON)
-    x = (matrix / norm).to(dtype)
-    x = x if wide else x.t()
-    for _ in range(5):
-        square = x @ x.t()
-        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
-    return (x if wide else x.t()).to(matrix.dtype)
-
-
 def _widen(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))

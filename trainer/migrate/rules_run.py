@@ -127,8 +127,7 @@ def _optimizer(a: Given) -> Iterator[Setting | Refusal]:
         yield Setting("optimizer.name", "sgd", ("--optimizer",))
         yield Setting("optimizer.momentum", a["--sgd-momentum"], ("--sgd-momentum",))
     else:
-        near = 'optimizer.name = "muon" is another form of it' if "muon" in a["--optimizer"] else "adam is the nearest"
-        yield Refusal("--optimizer", f"{a['--optimizer']} is not mapped; {near}")
+        yield Refusal("--optimizer", f"{a['--optimizer']} is not supported; adam is the nearest")
     yield from _learning_rate(a)
     yield from _weight_decay(a)
 
