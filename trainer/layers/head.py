@@ -76,17 +76,17 @@ class _HeadLoss(torch.autograd.Function):
                 slope_CV = 1 - (logits_CV / cap).square()
             log_total_C = _log_total(logits_CV, column_N[part], rows, kernels)
             loss += (log_total_C[0] * weight_N[part]).sum(dtype=torch.float64)
-            if dx_ND is None:
-                continue
-            real = rows.stop - rows.first
-            kernels.logits_to_gradient_(logits_CV, log_total_C[1], column_N[part], weight_N[part], real)
-            if cap:
-                logits_CV *= slope_CV
-            torch.mm(logits_CV, weight_VD, out=dx_ND[part])
-            if own is not None:
-                add_product(own, logits_CV, x_NI=x_ND[part])
-            else:
-                add_weight_gradient(rows.main_gradients, "weight", dy_NO=logits_CV, x_NI=x_ND[part])
+            if dx_ND is not None:
+                real = rows.stop - rows.first
+                kernels.logits_to_gradient_(logits_CV, log_total_C[1], column_N[part], weight_N[part], real)
+                if cap:
+                    logits_CV *= slope_CV
+                torch.mm(logits_CV, weight_VD, out=dx_ND[part])
+                if own is not None:
+                    add_product(own, logits_CV, x_NI=x_ND[part])
+                else:
+                    add_weight_gradient(rows.main_gradients, "weight", dy_NO=logits_CV, x_NI=x_ND[part])
+            del logits_CV  # before those of the next chunk exist
         ctx.save_for_backward(dx_ND, own)
         ctx.dtype = weight_VD.dtype
         ctx.parallel = rows.parallel

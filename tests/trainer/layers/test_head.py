@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers.ranks import run_ranks
 from tests.trainer.shapes import LLAMA
@@ -89,3 +91,28 @@ def test_without_gradients_nothing_is_made_for_backward():
     with torch.no_grad():
         head_loss(x, rows, labels_N=labels, weight_N=weight, kernels=PLAIN)
     assert not rows.main_gradients.tensors["weight"].any()
+
+
+class _Logits(TorchDispatchMode):
+    """Counts the products that make logits, none of which may begin while others are held."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.width, self.made = width, []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if operation is torch.ops.aten.mm.default and args[1].shape[1] == self.width:
+            assert not any(logits() is not None for logits in self.made), "logits of the chunk before"
+            out = operation(*args, **kwargs or {})
+            self.made.append(weakref.ref(out))
+            return out
+        return operation(*args, **kwargs or {})
+
+
+def test_logits_of_one_chunk_are_gone_before_the_next_are_made():
+    """They are the largest tensors of a step."""
+    x, table, labels, weight = _case()
+    rows = _rows(LLAMA, Parallel(Group.single("tp"), sequence_parallel=False), table, main=True)
+    with _Logits(LLAMA.padded_vocab_size) as seen:
+        head_loss(x.requires_grad_(), rows, labels_N=labels, weight_N=weight, kernels=PLAIN, chunk_tokens=2)
+    assert len(seen.made) == TOKENS // 2
