@@ -39,6 +39,7 @@ def keep(
     """
     group_F = torch.arange((features + 3) // 4, device=sample_N.device).unsqueeze(0)
     high_N = sample_N >> 32 if head_N is None else sample_N >> 32 | head_N << 16
-    words = philox((group_F, position_N.unsqueeze(1), (sample_N & _WORD).unsqueeze(1), high_N.unsqueeze(1)), key_2)
+    # The group is a word that the first round does not multiply: torch.compile makes an arange of 32 bits of it.
+    words = philox((position_N.unsqueeze(1), group_F, (sample_N & _WORD).unsqueeze(1), high_N.unsqueeze(1)), key_2)
     drawn_NF = torch.stack(words, dim=-1).flatten(1)[:, :features]
     return drawn_NF >= round(probability * 2**32)

@@ -3,7 +3,7 @@
 A mask is never kept: backward, and recomputation of a block, make it again from the global sample number, layer, site,
 position and feature. So it is the same in every layout, and a run that continues from a checkpoint draws what it would
 have drawn. Nothing is dropped where no gradients are computed.
-Construction version 1: key = derive_key("mtrain dropout v1", seed, layer, site), low 64 bits; see kernels/philox.py.
+Construction version 2: key = derive_key("mtrain dropout v2", seed, layer, site), low 64 bits; see kernels/philox.py.
 
 Shapes: B batch, S sequence, N tokens of this rank, D hidden, H heads of this rank.
 """
@@ -44,7 +44,7 @@ class Dropout:
     """
 
     def __init__(self, probability: float, *, seed: int, layer: int, site: Site, kernels: Kernels) -> None:
-        low = derive_key("mtrain dropout v1", seed, layer, site).low
+        low = derive_key("mtrain dropout v2", seed, layer, site).low
         self.probability, self.kernels = probability, kernels
         self._words, self._key_2 = (low & 0xFFFFFFFF, low >> 32), torch.empty(0, dtype=torch.int64)
 
