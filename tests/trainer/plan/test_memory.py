@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.one_gpu_options import row_config
 from cli.mtrain import main
 from mdata import ResourceError
 from tests.helpers.ranks import run_ranks
@@ -123,6 +124,26 @@ def test_the_state_is_what_an_engine_holds(ranks, tp, dtype):
     config = replace(small_config("llama", dtype=dtype), mesh=MeshSection(tp=tp))
     for held, said in run_ranks(_held, ranks, config):
         assert said <= held <= 1.05 * said
+
+
+# GiB that one microbatch added at most, on an H200 in bf16: rows of benchmarks/one_gpu_options.py.
+MEASURED = {
+    ("llama1b", "none"): 9.883,
+    ("llama1b", "selective"): 6.883,
+    ("llama1b", "full"): 1.829,
+    ("llama1b", "full-4"): 2.817,
+    ("llama1b", "block-8"): 5.719,
+    ("gpt1.3b", "none"): 12.334,
+    ("gpt1.3b", "selective"): 7.834,
+    ("gpt1.3b", "full"): 2.126,
+}
+
+
+@pytest.mark.parametrize(("shape", "row"), MEASURED)
+def test_the_estimate_of_activations_is_what_a_gpu_held(shape, row):
+    config = row_config(row, shape)
+    estimate = activation_bytes(config, make_plan(config, 1, facts=None)) / 2**30
+    assert estimate == pytest.approx(MEASURED[shape, row], rel=0.01)
 
 
 PHASES = {
