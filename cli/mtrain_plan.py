@@ -41,6 +41,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, int]]:
     return [
         ("ranks", plan.world_size),
         ("tensor-parallel ranks (tp)", plan.tp),
+        ("context-parallel ranks (cp)", plan.cp),
         ("data-parallel ranks (dp)", plan.dp),
         ("steps", plan.steps),
         *_schedule_rows(plan),

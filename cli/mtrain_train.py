@@ -1,6 +1,6 @@
 """Train a model on this machine's devices, or join the ranks that torchrun or srun started.
 
-  mtrain train run.toml                         one rank per GPU; without any, as many as mesh.tp
+  mtrain train run.toml                         one rank per GPU; without any, mesh.tp x mesh.cp
   mtrain train run.toml --nproc 4 train.steps=100
   torchrun --nproc-per-node 8 -m cli.mtrain train run.toml
   srun mtrain train run.toml

@@ -63,7 +63,7 @@ def layouts(context: Any, config: RunConfig, **engine: Any) -> Engine:
 
 
 def microbatches(engine: Engine, step: int) -> list[Microbatch]:
-    """This dp rank's rows of a seeded global batch; some tokens carry no loss."""
+    """This rank's part of a seeded global batch; some tokens carry no loss."""
     generator = np.random.default_rng(step)
     shape = (GLOBAL_BATCH, SEQUENCE)
     tokens, labels = (generator.integers(0, 250, shape) for _ in range(2))
@@ -74,7 +74,8 @@ def microbatches(engine: Engine, step: int) -> list[Microbatch]:
     out = []
     for r in rows:
         parts = (torch.from_numpy(x[r]).to(device) for x in (tokens, labels, mask))
-        out.append(replace(microbatch(*parts), samples_B=torch.from_numpy(r + step * GLOBAL_BATCH).to(device)))
+        samples_B = torch.from_numpy(r + step * GLOBAL_BATCH).to(device)
+        out.append(replace(microbatch(*parts), samples_B=samples_B).on_context_rank(engine.cp))
     return out
 
 

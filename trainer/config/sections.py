@@ -158,9 +158,10 @@ class DataSection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class MeshSection:
-    """The parallel layout; ranks beyond tp are data parallel."""
+    """The parallel layout; ranks beyond tp x cp are data parallel."""
 
     tp: Positive = 1  # ranks that share one copy of the model
+    cp: Positive = 1  # ranks that share each sample: context parallelism, for long sequences
     sequence_parallel: bool = False  # norms and residuals split over tp along the sequence
 
 

@@ -23,45 +23,71 @@ FLEX_VARIANTS = 64  # lengths and options that are compiled, before PyTorch fall
 
 
 def document_attention(
-    q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, documents: DocumentBounds, scale: float | None = None
+    q_BSHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGK: Tensor,
+    documents: DocumentBounds,
+    scale: float | None = None,
+    ends: tuple[int, ...] | None = None,
 ) -> Tensor:
     """See plain.document_attention."""
-    varlen = _varlen()
+    varlen, length = _varlen(), k_BTGK.shape[1]
     if varlen is None or q_BSHK.dtype not in (torch.bfloat16, torch.float16):
-        tensors = ScoreTensors(document_BS=documents.numbers(*q_BSHK.shape[:2]))
-        return scored_attention(q_BSHK, k_BSGK, v_BSGK, ScoreShape(scale=scale or 0.0), tensors)
-    q_NHK, k_NGK, v_NGK = (x.flatten(0, 1) for x in (q_BSHK, k_BSGK, v_BSGK))
-    bounds, longest = documents.bounds, documents.longest
-    options = _varlen_options(scale, grouped=q_NHK.shape[1] != k_NGK.shape[1])
+        columns = None if ends is None else plain.chunk_columns(q_BSHK, ends)
+        tensors = ScoreTensors(document_BS=documents.numbers(*k_BTGK.shape[:2]), column_S=columns)
+        return scored_attention(q_BSHK, k_BTGK, v_BTGK, ScoreShape(scale=scale or 0.0), tensors)
+    options = _varlen_options(scale, grouped=q_BSHK.shape[2] != k_BTGK.shape[2])
     if options.pop("repeat", False):
-        k_NGK, v_NGK = (x.repeat_interleave(q_NHK.shape[1] // x.shape[1], dim=1) for x in (k_NGK, v_NGK))
-    return varlen(q_NHK, k_NGK, v_NGK, bounds, bounds, longest, longest, **options).view(q_BSHK.shape)
+        k_BTGK, v_BTGK = (x.repeat_interleave(q_BSHK.shape[2] // x.shape[2], dim=2) for x in (k_BTGK, v_BTGK))
+    parts = []
+    for q, end in plain.query_chunks(q_BSHK, ends or (length,)):
+        bounds = chunk_bounds(documents.bounds, length, end=end, chunk=q.shape[1])
+        flat = (x.flatten(0, 1) for x in (q, k_BTGK[:, :end], v_BTGK[:, :end]))
+        parts.append(varlen(*flat, *bounds, documents.longest, documents.longest, **options).view(q.shape))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def chunk_bounds(bounds: Tensor, length: int, *, end: int, chunk: int) -> tuple[Tensor, Tensor]:
+    """The documents' bounds among the queries of a chunk of each row, and among the row's tokens up to its end.
+
+    A document's queries are the last of its keys, which is how flash attention aligns a causal mask where the lengths
+    differ; documents before the chunk have none.
+
+    Args:
+        bounds: int32, of documents in rows of `length` tokens laid end to end; rows' own bounds are among them.
+        end: of the chunk in the row. chunk: its tokens.
+    """
+    if end == chunk == length:
+        return bounds, bounds
+    row, column = bounds // length, (bounds % length).clamp(max=end)
+    return row * chunk + (column - (end - chunk)).clamp(min=0), row * end + column
 
 
 def scored_attention(
-    q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, scores: ScoreShape, tensors: ScoreTensors
+    q_BSHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, scores: ScoreShape, tensors: ScoreTensors
 ) -> Tensor:
     """See plain.scored_attention."""
     if tensors.keep_BHST is not None:
-        return plain.scored_attention(q_BSHK, k_BSGK, v_BSGK, scores, tensors)
+        return plain.scored_attention(q_BSHK, k_BTGK, v_BTGK, scores, tensors)
     from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
-    batch, length, heads, width = q_BSHK.shape
-    document_BS, slope_H = tensors.document_BS, tensors.slope_H
+    batch, queries, heads, width = q_BSHK.shape
+    document_BT, slope_H = tensors.document_BS, tensors.slope_H
+    place_S = tensors.column_S
     mask = create_block_mask(
-        _visible(scores.window, document_BS),
-        batch if document_BS is not None else None,
+        _visible(scores.window, document_BT, place_S),
+        batch if document_BT is not None else None,
         None,
-        length,
-        length,
+        queries,
+        k_BTGK.shape[1],
         device=str(q_BSHK.device),
     )
-    q, k, v = (x.transpose(1, 2) for x in (q_BSHK, k_BSGK, v_BSGK))
+    q, k, v = (x.transpose(1, 2) for x in (q_BSHK, k_BTGK, v_BTGK))
     y_BHSK, beside = _flex()(
         q,
         k,
         v,
-        score_mod=_changed(scores.softcap, slope_H),
+        score_mod=_changed(scores.softcap, slope_H, place_S),
         block_mask=mask,
         scale=scores.factor(width),
         enable_gqa=heads != k.shape[1],
@@ -74,23 +100,26 @@ def scored_attention(
     return y_BHSK.transpose(1, 2)
 
 
-def _visible(window: int, document_BS: Tensor | None) -> Callable[..., Tensor]:
+def _visible(window: int, document_BT: Tensor | None, place_S: Tensor | None) -> Callable[..., Tensor]:
     def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        seen = i >= j
+        place = i if place_S is None else place_S[i]
+        seen = place >= j
         if window:
-            seen = seen & (i - j < window)
-        return seen if document_BS is None else seen & (document_BS[b, i] == document_BS[b, j])
+            seen = seen & (place - j < window)
+        return seen if document_BT is None else seen & (document_BT[b, place] == document_BT[b, j])
 
     return mask
 
 
-def _changed(softcap: float, slope_H: Tensor | None) -> Callable[..., Tensor] | None:
+def _changed(softcap: float, slope_H: Tensor | None, place_S: Tensor | None) -> Callable[..., Tensor] | None:
     if not softcap and slope_H is None:
         return None
 
     def change(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         score = softcap * (score / softcap).tanh() if softcap else score
-        return score if slope_H is None else score - slope_H[h] * (i - j)
+        if slope_H is None:
+            return score
+        return score - slope_H[h] * ((i if place_S is None else place_S[i]) - j)
 
     return change
 

@@ -11,11 +11,13 @@ any kind, H query heads, G key-value heads, K head width.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
 
 from trainer.kernels.philox import keep
 from trainer.kernels.scores import ScoreShape
@@ -166,13 +168,43 @@ def rotate(x_BSEK: Tensor, cosine_SR: Tensor, sine_SR: Tensor, interleaved: bool
     return torch.cat((*turned, rest) if rest.shape[-1] else turned, dim=-1).to(x_BSEK.dtype)
 
 
-def attention(q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, scale: float | None = None) -> Tensor:
-    """Causal attention of whole sequences: [B, S, H, K]; scale: of scores, default 1 / sqrt(K)."""
-    # SDPA's is_causal is top-left aligned: right only because there are as many keys as queries.
-    assert q_BSHK.shape[1] == k_BSGK.shape[1], f"{q_BSHK.shape[1]} queries, {k_BSGK.shape[1]} keys"
-    q_BHSK, k_BGSK, v_BGSK = (x.transpose(1, 2) for x in (q_BSHK, k_BSGK, v_BSGK))
-    grouped = q_BSHK.shape[2] != k_BSGK.shape[2]
-    y_BHSK = F.scaled_dot_product_attention(q_BHSK, k_BGSK, v_BGSK, is_causal=True, scale=scale, enable_gqa=grouped)
+def attention(
+    q_BSHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, scale: float | None = None, ends: tuple[int, ...] | None = None
+) -> Tensor:
+    """Causal attention of whole sequences: [B, S, H, K].
+
+    Args:
+        scale: of scores, default 1 / sqrt(K).
+        ends: under context parallelism the queries are as many chunks of one length, each the tokens of the row before
+            one of these; None: as many queries as keys.
+    """
+    if ends is not None:
+        parts = [_attend(q, k_BTGK[:, :end], v_BTGK[:, :end], scale) for q, end in query_chunks(q_BSHK, ends)]
+        return torch.cat(parts, dim=1)
+    assert q_BSHK.shape[1] == k_BTGK.shape[1], f"{q_BSHK.shape[1]} queries, {k_BTGK.shape[1]} keys"
+    return _attend(q_BSHK, k_BTGK, v_BTGK, scale)
+
+
+def query_chunks(q_BSHK: Tensor, ends: tuple[int, ...]) -> Iterator[tuple[Tensor, int]]:
+    """(queries of a chunk, where it ends in the row)."""
+    return zip(q_BSHK.chunk(len(ends), dim=1), ends, strict=True)
+
+
+def chunk_columns(q_BSHK: Tensor, ends: tuple[int, ...]) -> Tensor:
+    """int64[S]: the place of each query in its row."""
+    chunk = q_BSHK.shape[1] // len(ends)
+    return torch.cat([torch.arange(end - chunk, end, device=q_BSHK.device) for end in ends])
+
+
+def _attend(q_BSHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, scale: float | None) -> Tensor:
+    """Causal attention of the last S of T tokens."""
+    q_BHSK, k_BGTK, v_BGTK = (x.transpose(1, 2) for x in (q_BSHK, k_BTGK, v_BTGK))
+    # SDPA's is_causal is top-left aligned: right only where there are as many keys as queries.
+    same, grouped = q_BHSK.shape[2] == k_BGTK.shape[2], q_BHSK.shape[1] != k_BGTK.shape[1]
+    mask = None if same else causal_lower_right(q_BHSK.shape[2], k_BGTK.shape[2])
+    y_BHSK = F.scaled_dot_product_attention(
+        q_BHSK, k_BGTK, v_BGTK, attn_mask=mask, is_causal=same, scale=scale, enable_gqa=grouped
+    )
     return y_BHSK.transpose(1, 2)
 
 
@@ -192,44 +224,53 @@ class ScoreTensors(NamedTuple):
 
     Args:
         sink_H: the additional logit of each head's softmax. slope_H: of ALiBi.
-        document_BS: the document of each token. keep_BHST: bool, the weights that dropout keeps.
+        document_BS: the document of each token of the row. keep_BHST: bool, the weights that dropout keeps.
+        column_S: int64, the place of each query in its row; None: there are as many queries as keys.
     """
 
     sink_H: Tensor | None = None
     slope_H: Tensor | None = None
     document_BS: Tensor | None = None
     keep_BHST: Tensor | None = None
+    column_S: Tensor | None = None
 
 
 def document_attention(
-    q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, documents: DocumentBounds, scale: float | None = None
+    q_BSHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGK: Tensor,
+    documents: DocumentBounds,
+    scale: float | None = None,
+    ends: tuple[int, ...] | None = None,
 ) -> Tensor:
-    """Causal attention inside each document: [B, S, H, K]."""
-    tensors = ScoreTensors(document_BS=documents.numbers(*q_BSHK.shape[:2]))
-    return scored_attention(q_BSHK, k_BSGK, v_BSGK, ScoreShape(scale=scale or 0.0), tensors)
+    """Causal attention inside each document: [B, S, H, K]; scale and ends as in `attention`."""
+    column_S = None if ends is None else chunk_columns(q_BSHK, ends)
+    tensors = ScoreTensors(document_BS=documents.numbers(*k_BTGK.shape[:2]), column_S=column_S)
+    return scored_attention(q_BSHK, k_BTGK, v_BTGK, ScoreShape(scale=scale or 0.0), tensors)
 
 
 def scored_attention(
-    q_BSHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, scores: ScoreShape, tensors: ScoreTensors
+    q_BSHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, scores: ScoreShape, tensors: ScoreTensors
 ) -> Tensor:
     """Causal attention with every option of `ScoreShape`, in at least fp32: [B, S, H, K]. Holds all scores at once.
 
     Differentiable by autograd, in q, k, v and sink_H.
     """
-    length, heads, groups = *q_BSHK.shape[1:3], k_BSGK.shape[2]
-    q, k, v = (_widen(x) for x in (q_BSHK.unflatten(2, (groups, heads // groups)), k_BSGK, v_BSGK))
+    heads, (length, groups) = q_BSHK.shape[2], k_BTGK.shape[1:3]
+    q, k, v = (_widen(x) for x in (q_BSHK.unflatten(2, (groups, heads // groups)), k_BTGK, v_BTGK))
     score = torch.einsum("bsgrk,btgk->bgrst", q, k).flatten(1, 2) * scores.factor(q_BSHK.shape[-1])
     if scores.softcap:
         score = scores.softcap * (score / scores.softcap).tanh()
     token = torch.arange(length, device=q.device)
-    distance_ST = token.unsqueeze(1) - token
+    query = token if tensors.column_S is None else tensors.column_S
+    distance_ST = query.unsqueeze(1) - token
     if tensors.slope_H is not None:
         score = score - tensors.slope_H.view(-1, 1, 1) * distance_ST
     hidden = distance_ST < 0
     if scores.window:
         hidden = hidden | (distance_ST >= scores.window)
     if (document_BS := tensors.document_BS) is not None:
-        hidden = hidden | (document_BS.unsqueeze(2) != document_BS.unsqueeze(1)).unsqueeze(1)
+        hidden = hidden | (document_BS[:, query].unsqueeze(2) != document_BS.unsqueeze(1)).unsqueeze(1)
     score = score.masked_fill(hidden, -math.inf)
     if tensors.sink_H is not None:
         sink = _widen(tensors.sink_H).view(1, -1, 1, 1).expand(*score.shape[:3], 1)

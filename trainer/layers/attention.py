@@ -17,6 +17,7 @@ from trainer.kernels.plain import ScoreTensors
 from trainer.kernels.scores import alibi_slopes
 from trainer.kernels.table import Kernels
 from trainer.layers.base import Layer, Parallel, as_input
+from trainer.layers.context_rows import ContextRows, gather_keys
 from trainer.layers.dropout import Dropout
 from trainer.layers.linear import Linear
 from trainer.layers.norm import Norm
@@ -49,6 +50,7 @@ class Sequences:
         rotation: of the tokens' positions; None for a model without rotary positions.
         documents: None where each row is one.
         samples_B: int64[B], global sample numbers; None: nothing is dropped.
+        context: where rows are divided over ranks; documents are then those of whole rows. None: rows are whole.
     """
 
     batch: int
@@ -56,6 +58,12 @@ class Sequences:
     rotation: Rotation | None
     documents: Documents | None = None
     samples_B: Tensor | None = None
+    context: ContextRows | None = None
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of a whole row."""
+        return self.length if self.context is None else self.context.length
 
 
 class Attention(Layer):
@@ -112,13 +120,16 @@ class Attention(Layer):
 
     def _attend(self, heads: tuple[Tensor, ...], sequences: Sequences) -> Tensor:
         q_BSHK, k_BSGK, v_BSGK = heads
-        scores, documents = self.shape.scores, sequences.documents
-        scale = scores.scale or None
+        scores, documents, context = self.shape.scores, sequences.documents, sequences.context
+        scale, ends = scores.scale or None, None
+        if context is not None:
+            k_BSGK, v_BSGK = gather_keys(k_BSGK, v_BSGK, cp=context.cp)
+            ends = context.ends
         operation = scores.operation(documents=documents is not None)
         if operation == "attention":
-            return self.kernels.attention(q_BSHK, k_BSGK, v_BSGK, scale)
+            return self.kernels.attention(q_BSHK, k_BSGK, v_BSGK, scale, ends)
         if operation == "document_attention":
-            return self.kernels.document_attention(q_BSHK, k_BSGK, v_BSGK, documents, scale)
+            return self.kernels.document_attention(q_BSHK, k_BSGK, v_BSGK, documents, scale, ends)
         return self.kernels.scored_attention(q_BSHK, k_BSGK, v_BSGK, scores, self._score_tensors(q_BSHK, sequences))
 
     def _score_tensors(self, q_BSHK: Tensor, sequences: Sequences) -> ScoreTensors:
@@ -127,6 +138,7 @@ class Attention(Layer):
         dtype, device = torch.promote_types(q_BSHK.dtype, torch.float32), q_BSHK.device
         mine = slice(self.first_head, self.first_head + heads)
         sink_H = slope_H = document_BS = keep_BHST = None
+        column_S = None if sequences.context is None else sequences.context.columns_S
         if scores.sinks != "none":
             sink_H = (
                 as_input(self, "sink") if scores.sinks == "learned" else torch.zeros(heads, dtype=dtype, device=device)
@@ -134,12 +146,12 @@ class Attention(Layer):
         if scores.alibi:
             slope_H = torch.tensor(alibi_slopes(self.shape.num_heads)[mine], dtype=dtype, device=device)
         if sequences.documents is not None:
-            document_BS = sequences.documents.numbers(sequences.batch, sequences.length)
+            document_BS = sequences.documents.numbers(sequences.batch, sequences.row_length)
         if self.dropout is not None and sequences.samples_B is not None and torch.is_grad_enabled():
             keep_BHST = self.dropout.keep_weights(
-                sequences.samples_B, range(mine.start, mine.stop), length=sequences.length
+                sequences.samples_B, range(mine.start, mine.stop), length=sequences.row_length, columns_S=column_S
             )
-        return ScoreTensors(sink_H, slope_H, document_BS, keep_BHST)
+        return ScoreTensors(sink_H, slope_H, document_BS, keep_BHST, column_S)
 
 
 def _normed(x_BSEK: Tensor, norm: Norm) -> Tensor:

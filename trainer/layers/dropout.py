@@ -29,10 +29,15 @@ class TokenPlaces(NamedTuple):
     position_N: Tensor
 
 
-def token_places(samples_B: Tensor, length: int, *, mine: slice) -> TokenPlaces:
-    """The places of flat tokens [mine] of rows of one length."""
+def token_places(samples_B: Tensor, length: int, *, mine: slice, columns_S: Tensor | None = None) -> TokenPlaces:
+    """The places of flat tokens [mine] of rows of one length.
+
+    Args:
+        columns_S: int64[length], where those of a row stand in it under context parallelism; None: from 0 on.
+    """
     token_N = torch.arange(mine.start, mine.stop, device=samples_B.device)
-    return TokenPlaces(samples_B[token_N // length], token_N % length)
+    position_N = token_N % length
+    return TokenPlaces(samples_B[token_N // length], position_N if columns_S is None else columns_S[position_N])
 
 
 class Dropout:
@@ -54,14 +59,17 @@ class Dropout:
             return x_ND
         return _Dropout.apply(x_ND, places, self._key(x_ND.device), self)
 
-    def keep_weights(self, samples_B: Tensor, heads: range, *, length: int) -> Tensor:
-        """The weights of attention that are kept: bool[B, H, S, S], of global heads."""
+    def keep_weights(self, samples_B: Tensor, heads: range, *, length: int, columns_S: Tensor | None = None) -> Tensor:
+        """The weights of attention that are kept: bool[B, H, S, T], of global heads.
+
+        Args:
+            length: T, tokens of a row. columns_S: int64[S], the places of the queries in it; None: all.
+        """
         batch, device = len(samples_B), samples_B.device
         head = torch.arange(heads.start, heads.stop, device=device)
-        shape = (batch, len(heads), length)
-        rows = torch.broadcast_tensors(
-            samples_B.view(-1, 1, 1), torch.arange(length, device=device).view(1, 1, -1), head.view(1, -1, 1)
-        )
+        query_S = torch.arange(length, device=device) if columns_S is None else columns_S
+        shape = (batch, len(heads), len(query_S))
+        rows = torch.broadcast_tensors(samples_B.view(-1, 1, 1), query_S.view(1, 1, -1), head.view(1, -1, 1))
         sample, position, head = (x.expand(shape).flatten() for x in rows)
         kept = keep(sample, position, head, features=length, key_2=self._key(device), probability=self.probability)
         return kept.view(*shape, length)

@@ -41,7 +41,7 @@ class Family:
         flops_per_token: (shape, sequence length) to operations of forward and backward.
         activation_bytes: (shape, place, tokens, element, recompute) to the most that a microbatch holds for backward.
         block_scores: (shape, number of a block) to what its attention does to scores.
-        build: (shape, groups, **how) to a stage with uninitialized weights.
+        build: (shape, place, **how) to a stage with uninitialized weights.
     """
 
     shape: Callable[[RunConfig, int], Any]

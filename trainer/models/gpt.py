@@ -11,7 +11,7 @@ parallelism), D hidden, V local vocabulary rows.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, cast
 
@@ -22,6 +22,7 @@ from trainer.config.sections import RecomputeSection
 from trainer.kernels.table import Kernels, choose_kernels
 from trainer.layers.attention import Attention, Documents, Sequences
 from trainer.layers.base import Parallel
+from trainer.layers.context_rows import ContextRows
 from trainer.layers.dropout import Dropout, TokenPlaces, token_places
 from trainer.layers.embedding import PositionEmbedding, VocabularyEmbedding
 from trainer.layers.head import capped, gather_logits, head_loss
@@ -91,7 +92,7 @@ class GPT(nn.Module):
     Args:
         shape: what function it computes.
         place: which part this is; blocks keep their number in the whole model as their name.
-        tp: the tensor-parallel ranks.
+        groups: the ranks along each axis: "tp", and "cp" where ranks share rows of tokens.
         kernels: implementations of the small operations.
         recompute: what backward computes again. seed: of the run, for dropout.
 
@@ -100,10 +101,18 @@ class GPT(nn.Module):
     """
 
     def __init__(
-        self, shape: GPTShape, place: Place, *, tp: Group, kernels: Kernels, recompute: RecomputeSection, seed: int
+        self,
+        shape: GPTShape,
+        place: Place,
+        *,
+        groups: Mapping[str, Group],
+        kernels: Kernels,
+        recompute: RecomputeSection,
+        seed: int,
     ) -> None:
         super().__init__()
         self.shape, self.place, self.kernels = shape, place, kernels
+        tp, self.cp = groups["tp"], groups.get("cp", Group.single("cp"))
         self.loss_function: LossFunction | None = None
         self.parallel = Parallel(tp, sequence_parallel=place.sequence_parallel and tp.size > 1)
         if place.is_first or (place.is_last and shape.tie_embeddings):
@@ -172,10 +181,10 @@ class GPT(nn.Module):
         x_ND = self.embedding(tokens_BS.flatten())
         if self.shape.position == "learned":
             mine = self.parallel.local_tokens(tokens_BS.numel())
-            if batch.positions_BS is None:
-                where_N = torch.arange(tokens_BS.numel(), device=tokens_BS.device)[mine] % tokens_BS.shape[1]
-            else:
-                where_N = batch.positions_BS.flatten()[mine]
+            where = batch.positions_BS if batch.positions_BS is not None else batch.columns_S
+            if where is None:
+                where = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
+            where_N = where.expand(tokens_BS.shape).flatten()[mine]
             x_ND = x_ND + self.positions(where_N)
         return self.drop_embedding(x_ND, places), None
 
@@ -198,15 +207,19 @@ class GPT(nn.Module):
     def _context(self, batch: Microbatch) -> Context:
         """Positions, documents and draws of a microbatch, as the blocks use them."""
         (rows, length), device, places = batch.tokens_BS.shape, batch.tokens_BS.device, None
-        turn = self._rotation(length, device) if self.shape.position == "rope" else None
-        if turn is not None and batch.positions_BS is not None:
-            turn = turn.at(batch.positions_BS)
+        turn = self._rotation(length * self.cp.size, device) if self.shape.position == "rope" else None
+        where = batch.positions_BS if batch.positions_BS is not None else batch.columns_S
+        if turn is not None and where is not None:
+            turn = turn.at(where)
         documents = None if batch.bounds is None else Documents(batch.bounds, batch.longest)
         drops = self.shape.hidden_dropout or self.shape.scores.dropout
         assert not drops or batch.samples_B is not None or not torch.is_grad_enabled(), "dropout needs sample numbers"
         if self.shape.hidden_dropout and batch.samples_B is not None:
-            places = token_places(batch.samples_B, length, mine=self.parallel.local_tokens(rows * length))
-        return Context(Sequences(rows, length, turn, documents, batch.samples_B), places)
+            places = token_places(
+                batch.samples_B, length, mine=self.parallel.local_tokens(rows * length), columns_S=batch.columns_S
+            )
+        context = None if batch.columns_S is None else ContextRows(self.cp, batch.columns_S)
+        return Context(Sequences(rows, length, turn, documents, batch.samples_B, context), places)
 
     def _vocabulary(self) -> VocabularyEmbedding:
         shape = self.shape
@@ -260,7 +273,7 @@ def build_gpt(
     shape: GPTShape,
     place: Place,
     *,
-    tp: Group,
+    groups: Mapping[str, Group],
     dtype: torch.dtype,
     device: torch.device,
     recompute: RecomputeSection | None = None,
@@ -269,10 +282,11 @@ def build_gpt(
     """Allocate a stage with uninitialized weights directly in its dtype on its device.
 
     Args:
+        groups: axis -> ranks along it: "tp", and "cp" where rows are divided.
         recompute: what backward computes again; None: nothing. seed: of the run, for dropout.
     """
     kernels, recompute = choose_kernels(device, dtype), recompute or RecomputeSection()
     with torch.device("meta"):
-        model = GPT(shape, place, tp=tp, kernels=kernels, recompute=recompute, seed=seed)
+        model = GPT(shape, place, groups=groups, kernels=kernels, recompute=recompute, seed=seed)
     # Not to_empty: for tensors without data that imports sympy, 0.4 s in each process.
     return model.to(dtype)._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))

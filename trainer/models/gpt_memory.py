@@ -16,15 +16,17 @@ from trainer.parallel.params import Place
 HEAD_CHUNK_TOKENS = 2048  # tokens whose logits exist at a time, as in layers/head.py
 
 
-def activation_bytes(shape: GPTShape, place: Place, *, tokens: int, element: int, recompute: RecomputeSection) -> int:
+def activation_bytes(
+    shape: GPTShape, place: Place, *, tokens: int, element: int, recompute: RecomputeSection, cp: int = 1
+) -> int:
     """Most bytes that one microbatch of a stage holds for backward on one rank.
 
     Args:
-        tokens: of a microbatch. element: bytes of an activation.
+        tokens: of a microbatch on this rank. element: bytes of an activation. cp: ranks that share its rows.
     """
     blocks, whole = place.blocks(shape.num_layers), tokens * shape.hidden_size * element
     stream = whole // (place.tp_size if place.sequence_parallel else 1)
-    block = block_bytes(shape, place, tokens=tokens, element=element, recompute=recompute)
+    block = block_bytes(shape, place, tokens=tokens, element=element, recompute=recompute, cp=cp)
     parts = [Chunk(blocks, False)]
     if recompute.mode == "full":
         parts = chunks(blocks, method=recompute.method, layers=recompute.layers)
@@ -41,14 +43,16 @@ def activation_bytes(shape: GPTShape, place: Place, *, tokens: int, element: int
     return max(peak, kept + head)
 
 
-def block_bytes(shape: GPTShape, place: Place, *, tokens: int, element: int, recompute: RecomputeSection) -> int:
-    """Bytes that one block keeps when it is not recomputed as a whole."""
+def block_bytes(
+    shape: GPTShape, place: Place, *, tokens: int, element: int, recompute: RecomputeSection, cp: int = 1
+) -> int:
+    """Bytes that one block keeps when it is not recomputed as a whole; keys and values are those of whole rows."""
     tp, wide = place.tp_size, max(element, 4)
     mine = tokens // tp if place.sequence_parallel else tokens
     heads, groups = shape.num_heads // tp, max(1, shape.num_kv_heads // tp)
     inner = shape.ffn_hidden_size // tp
     sums = 2 * mine * shape.hidden_size
-    inside = tokens * (2 * heads + 2 * groups) * shape.head_dim + tokens * inner * (2 if shape.gated else 1)
+    inside = tokens * (2 * heads + 2 * groups * cp) * shape.head_dim + tokens * inner * (2 if shape.gated else 1)
     cheap = 2 * mine * shape.hidden_size + tokens * inner
     statistics = 2 * mine * (1 if shape.norm == "rmsnorm" else 2) + tokens * heads
     return (sums + inside + (0 if recompute.mode == "selective" else cheap)) * element + statistics * wide

@@ -8,12 +8,15 @@ Shapes: B rows, S tokens of a row, N = B * S, batch-major.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from trainer.kernels.table import Kernels
+from trainer.parallel.collectives import Group
+from trainer.parallel.context import columns_of
 
 Tensors = tuple[Tensor, ...]
 
@@ -28,6 +31,9 @@ class Microbatch:
         positions_BS: int64[B, S] where positions begin anew in each document; None: 0 to S - 1 in each row.
         bounds: int32, where documents begin and end in the N flat tokens, from 0 to N; None: each row is one.
         longest: tokens of the longest document between bounds.
+        columns_S: int64[S], places in their rows of the tokens that this rank holds under context parallelism; bounds
+            are then those of whole rows. None: whole rows.
+        loss_tokens: fp32 scalar, the sum of the mask over whole rows; None: that of loss_mask_BS.
     """
 
     tokens_BS: Tensor
@@ -37,6 +43,24 @@ class Microbatch:
     positions_BS: Tensor | None = None
     bounds: Tensor | None = None
     longest: int = 0
+    columns_S: Tensor | None = None
+    loss_tokens: Tensor | None = None
+
+    def on_context_rank(self, cp: Group) -> Microbatch:
+        """What one of the ranks holds that share its rows; itself where there is one."""
+        if cp.size == 1:
+            return self
+        length, device = self.tokens_BS.shape[1], self.tokens_BS.device
+        mine_S = torch.tensor(columns_of(length, rank=cp.rank, size=cp.size), device=device)
+        return replace(
+            self,
+            tokens_BS=self.tokens_BS[:, mine_S],
+            labels_BS=self.labels_BS[:, mine_S],
+            loss_mask_BS=self.loss_mask_BS[:, mine_S],
+            positions_BS=None if self.positions_BS is None else self.positions_BS[:, mine_S],
+            columns_S=mine_S,
+            loss_tokens=self.loss_mask_BS.sum(),
+        )
 
 
 class Stage(Protocol):

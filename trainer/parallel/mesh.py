@@ -142,4 +142,4 @@ class Mesh:
 def mesh_of(config: RunConfig, world_size: int) -> Mesh:
     """The mesh that a configuration asks for."""
     tp, kv_heads = config.mesh.tp, config.model.num_kv_heads or config.model.num_heads
-    return Mesh(world_size, tp, kv=tp // kv_heads if kv_heads < tp and tp % kv_heads == 0 else 1)
+    return Mesh(world_size, tp, cp=config.mesh.cp, kv=tp // kv_heads if kv_heads < tp and tp % kv_heads == 0 else 1)

@@ -44,7 +44,8 @@ def run_actions(
         batch = microbatches[action.microbatch]
         if action.kind == "F":
             mask_BS, tokens = batch.loss_mask_BS, batch.loss_mask_BS.sum()
-            factor = _factor(tokens, own_means=own_means, scale=scale)
+            whole = tokens if batch.loss_tokens is None else batch.loss_tokens
+            factor = _factor(whole, own_means=own_means, scale=scale)
             if factor is not None:  # the loss makes its gradient in its forward pass: only the mask reaches it
                 batch = dataclasses.replace(batch, loss_mask_BS=mask_BS.double() * factor)
             (loss,) = stage((), batch)

@@ -64,7 +64,7 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
 
 
 def _layout_problems(config: RunConfig, world_size: int) -> Iterator[str]:
-    tp, train = config.mesh.tp, config.train
+    tp, cp, train = config.mesh.tp, config.mesh.cp, config.train
     cut, kv_heads = _cut_by_tp(config), config.model.num_kv_heads or config.model.num_heads
     fit = [size for size in _common_divisors(*cut.values()) if not (kv_heads % size and size % kv_heads)]
     remedy = f"choose mesh.tp from {_listed(fit)}"
@@ -73,10 +73,12 @@ def _layout_problems(config: RunConfig, world_size: int) -> Iterator[str]:
             yield f"{what}={size} is not a multiple of mesh.tp={tp}; {remedy}"
     if kv_heads % tp and tp % kv_heads and config.model.num_kv_heads:
         yield f"model.num_kv_heads={kv_heads} is neither a multiple nor a divisor of mesh.tp={tp}; {remedy}"
-    if world_size % tp:
-        yield f"{world_size} ranks are not a multiple of mesh.tp={tp}; start --nproc {tp}, or {remedy}"
+    yield from _context_problems(config)
+    if world_size % (tp * cp):
+        ranks = f"mesh.tp={tp}" + (f" x mesh.cp={cp}" if cp > 1 else "")
+        yield f"{world_size} ranks are not a multiple of {ranks}; start --nproc {tp * cp}, or {remedy}"
         return
-    dp = world_size // tp
+    dp = world_size // (tp * cp)
     part = train.micro_batch * dp
     if train.global_batch % part:
         yield (
@@ -85,6 +87,18 @@ def _layout_problems(config: RunConfig, world_size: int) -> Iterator[str]:
             f"choose a multiple of {part}, such as {round_up(train.global_batch, part)}"
         )
     yield from _ramp_problems(config, part)
+
+
+def _context_problems(config: RunConfig) -> Iterator[str]:
+    cp, length = config.mesh.cp, config.train.sequence_length
+    tp = config.mesh.tp if config.mesh.sequence_parallel else 1
+    part = math.lcm(2 * cp, tp * cp)
+    if cp > 1 and length % part:
+        of_tp = f", and those of a rank are cut over mesh.tp={tp}" if tp > 1 else ""
+        yield (
+            f"train.sequence_length={length} is not a multiple of {part}: with mesh.cp={cp} a sample is cut into "
+            f"2 x {cp} chunks{of_tp}; choose a multiple, such as {round_up(length, part)}, or a smaller mesh.cp"
+        )
 
 
 def _ramp_problems(config: RunConfig, part: int) -> Iterator[str]:

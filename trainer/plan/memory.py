@@ -44,7 +44,7 @@ def state_bytes(config: RunConfig, plan: Plan) -> int:
     weight = BYTES[config.precision.dtype]
     main = max(weight, 4)
     states = len(state_names(config.optimizer.name))
-    return held * (weight + main) + states * main * -(-held // plan.dp)
+    return held * (weight + main) + states * main * -(-held // (plan.cp * plan.dp))
 
 
 def activation_bytes(config: RunConfig, plan: Plan) -> int:
@@ -52,7 +52,8 @@ def activation_bytes(config: RunConfig, plan: Plan) -> int:
     return family_of(config).activation_bytes(
         plan.shape,
         Place(tp_size=plan.tp, sequence_parallel=config.mesh.sequence_parallel),
-        tokens=plan.micro_batch * plan.sequence_length,
+        tokens=plan.micro_batch * plan.sequence_length // plan.cp,
+        cp=plan.cp,
         element=BYTES[config.precision.dtype],
         recompute=config.recompute,
     )

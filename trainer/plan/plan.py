@@ -21,7 +21,7 @@ class Plan:
     """All derived numbers of a run.
 
     Args:
-        world_size, tp, dp: ranks, and how they are laid out.
+        world_size, tp, cp, dp: ranks, and how they are laid out.
         sequence_length: tokens of a sample; tokens_per_step: of a global batch.
         num_microbatches: forward passes of a rank in one step.
         steps, num_samples: of the whole run.
@@ -35,6 +35,7 @@ class Plan:
 
     world_size: int
     tp: int
+    cp: int
     dp: int
     sequence_length: int
     global_batch: int
@@ -90,10 +91,12 @@ def make_plan(
         raise problems_error("this configuration", problems or [unknown])
     family, train, tp = family_of(config), config.train, config.mesh.tp
     shape = family.shape(config, vocab_size)
-    dp, length = world_size // tp, run_length(config, steps=done_steps, samples=done_samples)
+    cp = config.mesh.cp
+    dp, length = world_size // (tp * cp), run_length(config, steps=done_steps, samples=done_samples)
     return Plan(
         world_size=world_size,
         tp=tp,
+        cp=cp,
         dp=dp,
         sequence_length=train.sequence_length,
         global_batch=train.global_batch,

@@ -89,13 +89,13 @@ def _line(corpus: ValidCorpus) -> str:
 
 
 def _head(run: Run) -> str:
-    model, last = run.config.model, run.metrics[-1]
+    model, mesh, last = run.config.model, run.config.mesh, run.metrics[-1]
     seconds = float(last.get("time_s") or 0) - float(run.metrics[0].get("time_s") or 0)
     facts = [
         f"{run.plan.get('num_parameters', 0):,} parameters",
         f"{model.num_layers} layers of hidden size {model.hidden_size}, {model.num_heads} heads",
-        f"{run.plan.get('world_size', '?')} ranks (tensor parallel {run.config.mesh.tp}"
-        + (", sequence parallel)" if run.config.mesh.sequence_parallel else ")"),
+        f"{run.plan.get('world_size', '?')} ranks (tensor parallel {mesh.tp}, context parallel {mesh.cp}"
+        + (", sequence parallel)" if mesh.sequence_parallel else ")"),
         run.config.precision.dtype,
         f"step {last['step']:,} of {run.plan.get('steps') or run.config.train.steps:,}",
         f"{run.consumed * run.config.train.sequence_length:,} tokens read",

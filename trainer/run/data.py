@@ -123,8 +123,13 @@ def evaluation_batches(
         yield collate(dataset, mine[first : first + micro_batch])
 
 
-def to_device(batch: mdata.Batch, device: torch.device, *, vocab_size: int, numbered: bool = False) -> Microbatch:
+def to_device(
+    batch: mdata.Batch, device: torch.device, *, vocab_size: int, numbered: bool = False, cp: Group | None = None
+) -> Microbatch:
     """Check the ids and move one microbatch to the device.
+
+    Args:
+        numbered: with the numbers of its samples. cp: the ranks that share its rows; None: the rows are whole.
 
     Raises:
         UsageError: an id lies outside the model's vocabulary (only a foreign corpus can bring one).
@@ -144,10 +149,10 @@ def to_device(batch: mdata.Batch, device: torch.device, *, vocab_size: int, numb
     samples = _moved(np.asarray(batch.samples, np.int64), device) if numbered else None
     microbatch = Microbatch(tokens_BS=tokens, labels_BS=labels, loss_mask_BS=mask, samples_B=samples)
     documents = documents_of(batch)
-    if documents is None:
-        return microbatch
-    positions, bounds = (_moved(array, device) for array in (documents.positions, documents.bounds))
-    return replace(microbatch, positions_BS=positions, bounds=bounds, longest=documents.longest)
+    if documents is not None:
+        positions, bounds = (_moved(array, device) for array in (documents.positions, documents.bounds))
+        microbatch = replace(microbatch, positions_BS=positions, bounds=bounds, longest=documents.longest)
+    return microbatch if cp is None else microbatch.on_context_rank(cp)
 
 
 class DocumentPlaces(NamedTuple):

@@ -104,14 +104,14 @@ class Engine:
     @out_of_memory_in("setting up the model and its optimizer", fix=MORE_RANKS)
     def __init__(self, config: RunConfig, plan: Plan, *, world: World, fresh: bool = True) -> None:
         self.plan, self.world, self.loss_average = plan, world, config.train.loss_average
-        self.tp, self.dp, self.everyone = (world.groups[axis] for axis in ("tp", "dp", "world"))
+        self.tp, self.cp, self.dp, self.everyone = (world.groups[axis] for axis in ("tp", "cp", "dp", "world"))
         family, place = family_of(config), place_of(config, world)
         self.layout = make_layout(
             family.parameters(plan.shape, place), {axis: world.mesh.size(axis) for axis in ("data", "edp")}
         )
         dtype = DTYPES[config.precision.dtype]
         options = {"recompute": config.recompute, "seed": config.run.seed}
-        self.model = family.build(plan.shape, place, tp=self.tp, dtype=dtype, device=world.device, **options)
+        self.model = family.build(plan.shape, place, groups=world.groups, dtype=dtype, device=world.device, **options)
         self.buffers = Buffers(self.model, self.layout)
         self.optimizer = Optimizer(self.buffers, config.optimizer, groups=world.groups, kernels=self.model.kernels)
         # A scale that is 1 has no place in the arithmetic of other precisions.
@@ -144,8 +144,9 @@ class Engine:
             actions, self.model, microbatches=microbatches, own_means=own_means, scale=gradient_scale
         )
         divisor = torch.full_like(num_tokens, len(microbatches)) if own_means else num_tokens
-        # What all tp ranks know alike is said by the first of them.
+        # What all tp ranks know alike is said by the first of them; microbatches are the same on all cp ranks.
         sums = torch.stack((divisor, num_tokens, loss)) * float(self.tp.rank == 0)
+        sums[0] *= float(not own_means or self.cp.rank == 0)
         totals = torch.cat((sums, _to_device(votes(), sums)))
         decay = self.optimizer.settings.weight_decay if weight_decay is None else weight_decay
         result = self.optimizer.step(learning_rate, totals, weight_decay=decay, scale=gradient_scale)
@@ -259,7 +260,7 @@ def load_model(folder: Path, config: RunConfig, *, plan: Plan, world: World) -> 
     dtype = DTYPES[config.precision.dtype]
     main = torch.promote_types(dtype, torch.float32)
     weights = load_state(folder, layout.everything(), names=["weight"], dtype=main)["weight"]
-    model = family.build(plan.shape, place, tp=tp, dtype=dtype, device=world.device)
+    model = family.build(plan.shape, place, groups={"tp": tp}, dtype=dtype, device=world.device)
     named = dict(model.named_parameters())
     for slot in layout.slots:
         flat = weights[slot.start : slot.start + slot.spec.numel]

@@ -37,7 +37,7 @@ def evaluate_sets(
         nonlocal left
         samples, plan = chosen[split, name], engine.plan
         for batch in evaluation_batches(splits[split][name], samples, micro_batch=plan.micro_batch, dp=engine.dp):
-            yield to_device(batch, engine.world.device, vocab_size=plan.vocab_size)
+            yield to_device(batch, engine.world.device, vocab_size=plan.vocab_size, cp=engine.cp)
             left = max(0, left - len(batch.samples) * engine.dp.size)
             progress.advance(0, to_evaluate=left)
 

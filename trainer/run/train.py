@@ -235,7 +235,8 @@ class _Loop:
     def _moved(self, batch: Batch) -> Microbatch:
         """A batch on the device, with the numbers of its samples where dropout depends on them."""
         numbered = bool(self.config.model.hidden_dropout or self.config.model.attention_dropout)
-        return to_device(batch, self.engine.world.device, vocab_size=self.plan.vocab_size, numbered=numbered)
+        engine, vocab_size = self.engine, self.plan.vocab_size
+        return to_device(batch, engine.world.device, vocab_size=vocab_size, numbered=numbered, cp=engine.cp)
 
     def _something_is_due(self, running: Sequence[tuple[Done, Any]]) -> bool:
         """Whether the steps that were started have to end before the next begins."""
@@ -319,9 +320,8 @@ class _Loop:
         if self.log is not None:
             self.log.event("stopped", {"step": step, "saved": saved})
         gather_objects(None, self.engine.everyone)  # a rank that leaves earlier looks like one that crashed
-        done = (
-            "and its checkpoint" if saved else "without a checkpoint, because it was skipped or its state is not finite"
-        )
+        why = "it was skipped or its state is not finite"
+        done = "and its checkpoint" if saved else f"without a checkpoint, because {why}"
         stop(self.asked, where=f"after step {step} {done}")
 
     def _check_skipped(self, step: int, report: StepReport) -> None:

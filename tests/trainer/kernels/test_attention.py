@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from trainer.kernels import gpu, plain
@@ -78,6 +81,57 @@ def test_flex_attention_is_the_plain_path(name, monkeypatch):
     heads = [x.detach() for x in _heads()]
     got = gpu.scored_attention(*heads, scores, tensors)
     torch.testing.assert_close(got, plain.scored_attention(*heads, scores, tensors), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_chunks_of_queries_see_what_whole_rows_show_them(name, monkeypatch):
+    """Both paths, given two chunks of each row, against the same rows of whole attention."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    monkeypatch.setattr(gpu, "_flex", lambda: flex_attention)
+    scores, documents, sinks = CASES[name]
+    q, k, v = (x.detach() for x in _heads())
+    column_S = torch.tensor([3, 4, 5, 9, 10, 11])
+    tensors = ScoreTensors(
+        sink_H=torch.tensor([0.3, -1.0, 2.0, 0.0], dtype=torch.float64) if sinks else None,
+        slope_H=torch.tensor(alibi_slopes(HEADS), dtype=torch.float64) if scores.alibi else None,
+        document_BS=(torch.arange(LENGTH) // 5).expand(BATCH, LENGTH) if documents else None,
+    )
+    whole = plain.scored_attention(q, k, v, scores, tensors)[:, column_S]
+    tensors = tensors._replace(column_S=column_S)
+    _close(plain.scored_attention(q[:, column_S], k, v, scores, tensors), whole)
+    got = gpu.scored_attention(q[:, column_S], k, v, scores, tensors)
+    torch.testing.assert_close(got, whole, rtol=0, atol=1e-6)
+
+
+def test_chunks_of_queries_in_plain_attention():
+    q, k, v = (x.detach() for x in _heads())
+    column_S, ends = torch.tensor([3, 4, 5, 9, 10, 11]), (6, 12)
+    _close(plain.attention(q[:, column_S], k, v, 0.3, ends), plain.attention(q, k, v, 0.3)[:, column_S])
+    with pytest.raises(AssertionError, match="6 queries, 12 keys"):
+        plain.attention(q[:, column_S], k, v, 0.3)
+
+
+@given(
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(1, 4).flatmap(lambda chunks: st.tuples(st.just(chunks), st.integers(1, chunks))),
+    st.randoms(use_true_random=False),
+)
+def test_bounds_of_documents_in_a_chunk(rows, chunk, which, random):
+    """For each document: its queries in the chunk and its keys up to the chunk's end, counted one by one."""
+    chunks, number = which
+    length, end = chunk * chunks, chunk * number
+    cuts = {row * length for row in range(rows + 1)}
+    cuts |= {random.randrange(rows * length) for _ in range(random.randrange(6))}
+    bounds = torch.tensor(sorted(cuts), dtype=torch.int32)
+    queries, keys = gpu.chunk_bounds(bounds, length, end=end, chunk=chunk)
+    for document, (first, stop) in enumerate(itertools.pairwise(sorted(cuts))):
+        columns = [token % length for token in range(first, stop)]
+        assert int(queries[document + 1] - queries[document]) == sum(end - chunk <= c < end for c in columns)
+        assert int(keys[document + 1] - keys[document]) == sum(c < end for c in columns)
+    assert (int(queries[0]), int(queries[-1])) == (0, rows * chunk)
+    assert (int(keys[0]), int(keys[-1])) == (0, rows * end)
 
 
 def test_philox_is_salmons():

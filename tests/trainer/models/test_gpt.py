@@ -21,7 +21,9 @@ SEQUENCE = 7
 
 def _model(shape: GPTShape) -> tuple[GPT, dict[str, np.ndarray]]:
     """A model with weights that leave no term out (norms and biases drawn too), and its logical tensors."""
-    model = build_gpt(shape, Place(), tp=Group.single("tp"), dtype=torch.float64, device=torch.device("cpu"))
+    model = build_gpt(
+        shape, Place(), groups={"tp": Group.single("tp")}, dtype=torch.float64, device=torch.device("cpu")
+    )
     named, logical = dict(model.named_parameters()), {}
     generator = torch.Generator().manual_seed(1)
     for spec in parameter_table(shape, Place()):

@@ -57,7 +57,9 @@ CASES = ("case_gpt2", "case_llama")
 
 
 def _model(shape, weights) -> GPT:
-    model = build_gpt(shape, Place(), tp=Group.single("tp"), dtype=torch.float32, device=torch.device("cpu"))
+    model = build_gpt(
+        shape, Place(), groups={"tp": Group.single("tp")}, dtype=torch.float32, device=torch.device("cpu")
+    )
     fill(model, weights)
     return model
 

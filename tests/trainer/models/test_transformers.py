@@ -122,7 +122,9 @@ def test_logits_and_gradients_are_theirs(name):
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
-    model = build_gpt(shape, Place(), tp=Group.single("tp"), dtype=torch.float32, device=torch.device("cpu"))
+    model = build_gpt(
+        shape, Place(), groups={"tp": Group.single("tp")}, dtype=torch.float32, device=torch.device("cpu")
+    )
     weights = dict(theirs.named_parameters())
     with torch.no_grad():
         for key, parameter in model.named_parameters():

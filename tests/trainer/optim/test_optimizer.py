@@ -152,7 +152,7 @@ def _norm_and_reference(context, loss_average):
     batches = microbatches(engine, 0)
     batches[1].loss_mask_BS[:, 3:] = 0
     batches[2].loss_mask_BS.zero_()
-    model = build_gpt(engine.plan.shape, Place(), tp=engine.tp, dtype=torch.float64, device=CPU)
+    model = build_gpt(engine.plan.shape, Place(), groups={"tp": engine.tp}, dtype=torch.float64, device=CPU)
     model.load_state_dict(engine.model.state_dict())
     losses = [model((), batch)[0] for batch in batches]
     counts = [b.loss_mask_BS.sum().item() for b in batches]

@@ -41,7 +41,7 @@ def test_the_model_has_exactly_the_tables_parameters(name, tp):
     model = build_gpt(
         SHAPES[name],
         Place(tp_size=tp, tp_rank=tp - 1),
-        tp=Group("tp", tp, tp - 1),
+        groups={"tp": Group("tp", tp, tp - 1)},
         dtype=torch.float32,
         device=torch.device("meta"),
     )
@@ -127,7 +127,9 @@ def test_the_stages_of_a_model_are_the_whole_model(name, stages):
     held: dict[str, int] = {}
     for stage in range(stages):
         place = Place(stage=stage, num_stages=stages)
-        model = build_gpt(shape, place, tp=Group.single("tp"), dtype=torch.float32, device=torch.device("meta"))
+        model = build_gpt(
+            shape, place, groups={"tp": Group.single("tp")}, dtype=torch.float32, device=torch.device("meta")
+        )
         table = parameter_table(shape, place)
         assert {n: tuple(p.shape) for n, p in model.named_parameters()} == {s.name: s.shape for s in table}
         for spec in table:

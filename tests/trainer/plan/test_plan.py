@@ -167,6 +167,23 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
             "3 ranks are not a multiple of mesh.tp=2; start --nproc 2, or choose mesh.tp from 1, 2, 4",
         ),
         (
+            {"mesh": {"cp": 3}, "train": {"sequence_length": 36}},
+            8,
+            "8 ranks are not a multiple of mesh.tp=2 x mesh.cp=3; start --nproc 6, or choose mesh.tp from 1, 2, 4",
+        ),
+        (
+            {"mesh": {"cp": 4}, "train": {"sequence_length": 36}},
+            8,
+            "train.sequence_length=36 is not a multiple of 8: with mesh.cp=4 a sample is cut into 2 x 4 chunks; "
+            "choose a multiple, such as 40, or a smaller mesh.cp",
+        ),
+        (
+            {"mesh": {"cp": 3, "tp": 4, "sequence_parallel": True}, "train": {"sequence_length": 40}},
+            12,
+            "train.sequence_length=40 is not a multiple of 12: with mesh.cp=3 a sample is cut into 2 x 3 chunks, and "
+            "those of a rank are cut over mesh.tp=4; choose a multiple, such as 48, or a smaller mesh.cp",
+        ),
+        (
             {"train": {"global_batch": 9}},
             4,
             "train.global_batch=9 is not a multiple of train.micro_batch=2 x 2 data-parallel ranks; "

@@ -26,7 +26,7 @@ from trainer.config.sections import (
     TrainSection,
 )
 from trainer.models.stage import Microbatch
-from trainer.parallel.mesh import Mesh
+from trainer.parallel.mesh import Mesh, mesh_of
 from trainer.plan.check import check
 from trainer.plan.plan import make_plan
 from trainer.run.data import open_data, to_device
@@ -51,14 +51,14 @@ def corpus(tmp_path_factory) -> Path:
     return make_corpora(folder, {"web": write_jsonl(folder / "web.jsonl", 1)})["web"]
 
 
-def config_of(corpus, folder, *, tp=1, sequence_parallel=False, masks=True, model=None, **data) -> RunConfig:
+def config_of(corpus, folder, *, tp=1, cp=1, sequence_parallel=False, masks=True, model=None, **data) -> RunConfig:
     return RunConfig(
         run=RunSection(folder=str(folder), seed=7),
         model=ModelSection(num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, init_std=0.2, **(model or {})),
         data=DataSection(
             blend=str(corpus), split="80,20", cache=str(folder / "cache"), **{"document_masks": masks, **data}
         ),
-        mesh=MeshSection(tp=tp, sequence_parallel=sequence_parallel),
+        mesh=MeshSection(tp=tp, cp=cp, sequence_parallel=sequence_parallel),
         train=TrainSection(
             sequence_length=LENGTH, global_batch=4, micro_batch=2, steps=4, eval_interval=2, eval_samples=3
         ),
@@ -68,7 +68,7 @@ def config_of(corpus, folder, *, tp=1, sequence_parallel=False, masks=True, mode
 
 
 def _train(context, config):
-    train(config, context.join(Mesh(context.world, config.mesh.tp)))
+    train(config, context.join(mesh_of(config, context.world)))
 
 
 def _curve(config, ranks):
@@ -117,14 +117,14 @@ def _first_step(context, config):
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_the_losses_of_a_run_are_those_of_documents_alone(corpus, tmp_path, choice):
-    """The first step's loss; then tp 2, with and without sequence parallelism, and dp 2 have the same curve."""
+    """The first step's loss; then tp 2, with and without sequence parallelism, cp 2 and dp 2 have the same curve."""
     config = config_of(corpus, tmp_path / "alone", **CHOICES[choice])
     curve = _curve(config, 1)
     (by_hand,) = run_ranks(_first_step, 1, config)
     assert curve[0][0] == pytest.approx(by_hand, rel=1e-12)
-    for name, tp, sequence_parallel in (("tp", 2, False), ("sp", 2, True), ("dp", 1, False)):
-        folder = tmp_path / name
-        layout = config_of(corpus, folder, tp=tp, sequence_parallel=sequence_parallel, **CHOICES[choice])
+    layouts = {"tp": {"tp": 2}, "sp": {"tp": 2, "sequence_parallel": True}, "cp": {"cp": 2}, "dp": {}}
+    for name, mesh in layouts.items():
+        layout = config_of(corpus, tmp_path / name, **mesh, **CHOICES[choice])
         for step, expected in zip(_curve(layout, 2), curve, strict=True):
             assert step == pytest.approx(expected, rel=1e-9), name
     without = _curve(config_of(corpus, tmp_path / "without", masks=False, **CHOICES[choice]), 1)

@@ -96,7 +96,9 @@ def test_draws_depend_on_seed_prompt_and_position_alone():
 def _text(context, name, greedy, eod=None, prompt=(1, 2, 3)):
     world = context.join(Mesh(context.world, context.world))
     tp, shape = world.groups["tp"], SHAPES[name]
-    model = build_gpt(shape, Place(tp_rank=tp.rank, tp_size=tp.size), tp=tp, dtype=torch.float64, device=world.device)
+    model = build_gpt(
+        shape, Place(tp_rank=tp.rank, tp_size=tp.size), groups={"tp": tp}, dtype=torch.float64, device=world.device
+    )
     named = dict(model.named_parameters())
     for spec in parameter_table(shape, model.place):
         initialize_([Run(spec, 0, spec.numel, named[spec.name].data.view(-1))], seed=3)
@@ -119,7 +121,9 @@ def _logits(context):
     world = context.join(Mesh(context.world, context.world))
     shape = SHAPES["llama"]
     tp = world.groups["tp"]
-    model = build_gpt(shape, Place(tp_rank=tp.rank, tp_size=tp.size), tp=tp, dtype=torch.float64, device=world.device)
+    model = build_gpt(
+        shape, Place(tp_rank=tp.rank, tp_size=tp.size), groups={"tp": tp}, dtype=torch.float64, device=world.device
+    )
     for parameter in model.parameters():
         torch.nn.init.constant_(parameter, 0.01)
     return len(next_logits(model, torch.tensor([[1, 2]], device=world.device)))

@@ -1,0 +1,115 @@
+"""Training speed on several GPUs of one host: layouts of published shapes, each a torchrun of its own.
+
+    python benchmarks/several_gpus.py [--rows llama3b-32k-cp2 ...] [--rounds 1] [--out FILE.json]
+
+A row is a shape, a layout and the microbatches of a rank; see ROWS. Tokens/s are per GPU: medians of four-step blocks,
+one wait for the device after each. Weights are drawn on the device, tokens are random and lie there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.one_gpu import CHUNK_STEPS, SHAPES, our_step, random_batches, random_engine, run_config
+from trainer.config.sections import MeshSection, RunConfig
+from trainer.parallel.mesh import mesh_of
+from trainer.parallel.world import join_world
+from trainer.plan.plan import make_plan
+
+LLAMA7B = SHAPES["llama1b"][3] | {
+    "num_layers": 32,
+    "hidden_size": 4096,
+    "num_heads": 32,
+    "num_kv_heads": 32,
+    "ffn_hidden_size": 11008,
+    "vocab_size": 32000,
+    "tie_embeddings": False,
+    "rope_theta": 10000.0,
+}
+# name -> (ranks, sequence length, micro batch, microbatches of a rank, model, layout)
+ROWS: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
+    "llama7b-dp2": (2, 4096, 1, 8, LLAMA7B, {}),
+    "llama7b-tp2": (2, 4096, 1, 16, LLAMA7B, {"tp": 2, "sequence_parallel": True}),
+    "gpt1.3b-tp2": (2, 2048, 4, 4, SHAPES["gpt1.3b"][3], {"tp": 2, "sequence_parallel": True}),
+    "llama3b-32k-cp2": (2, 32768, 1, 2, SHAPES["llama3b"][3], {"cp": 2}),
+    "llama3b-32k-tp2": (2, 32768, 1, 2, SHAPES["llama3b"][3], {"tp": 2, "sequence_parallel": True}),
+}
+CHUNKS, WARMUP_CHUNKS = 4, 1
+
+
+def row_config(name: str) -> RunConfig:
+    """The run of a row."""
+    ranks, length, micro_batch, microbatches, model, layout = ROWS[name]
+    config = run_config("llama1b")
+    mesh = MeshSection(**layout)
+    batch = micro_batch * microbatches * ranks // (mesh.tp * mesh.cp)
+    train = dataclasses.replace(config.train, sequence_length=length, micro_batch=micro_batch, global_batch=batch)
+    return dataclasses.replace(config, model=type(config.model)(**model), mesh=mesh, train=train)
+
+
+def measure(name: str) -> dict[str, Any]:
+    """One rank of a row."""
+    config, ranks = row_config(name), ROWS[name][0]
+    world = join_world(mesh_of(config, ranks))
+    plan = make_plan(config, ranks, facts=None)
+    engine = random_engine(config, plan, world)
+    batches = [batch.on_context_rank(engine.cp) for batch in random_batches(plan, world.device)]
+    step = our_step(engine, batches)
+    times = []
+    for _ in range(CHUNKS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(CHUNK_STEPS):
+            step()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) / CHUNK_STEPS)
+    return {
+        "row": name,
+        "tokens_per_s_per_gpu": round(plan.tokens_per_step / ranks / statistics.median(times[WARMUP_CHUNKS:])),
+        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
+        "loss": round(engine.step(batches, 1e-4).read().loss, 4),
+        "main": world.is_main,
+    }
+
+
+def main() -> None:
+    """Measure one row as one of its ranks, or start the ranks of all rows in turn."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--out", help="file for all rows as JSON")
+    parser.add_argument("--row", choices=ROWS, help="measure this one; started by torchrun")
+    arguments = parser.parse_args()
+    if arguments.row:
+        found = measure(arguments.row)
+        if found.pop("main"):
+            print(json.dumps(found), flush=True)
+        return
+    rows = []
+    for name in [name for _ in range(arguments.rounds) for name in arguments.rows]:
+        ranks = ROWS[name][0]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__]
+        done = subprocess.run([*command, "--row", name], capture_output=True, text=True, check=False, timeout=300)
+        if done.returncode:
+            print(f"{name} ended with {done.returncode}", done.stderr[-3000:], sep="\n", flush=True)
+            continue
+        rows.append(json.loads(done.stdout.splitlines()[-1]))
+        print(json.dumps(rows[-1]), flush=True)
+        if arguments.out:
+            Path(arguments.out).write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""The tokens of a row on the ranks that share it: each once, and as much attention on each rank."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.parallel.context import chunk_ends, chunk_order, columns_of
+
+
+@given(st.integers(1, 64), st.integers(1, 9))
+def test_ranks_tile_a_row_and_share_its_work(size, chunk):
+    length = 2 * size * chunk
+    held = [columns_of(length, rank=rank, size=size) for rank in range(size)]
+    assert sorted(place for columns in held for place in columns) == list(range(length))
+    assert len({sum(columns) for columns in held}) == 1, "scores per rank"
+    for rank, columns in enumerate(held):
+        ends = chunk_ends(length, rank=rank, size=size)
+        assert columns == [place for end in ends for place in range(end - chunk, end)]
+
+
+@given(st.integers(1, 64), st.integers(1, 5))
+def test_chunks_of_all_ranks_in_order_are_the_row(size, chunk):
+    length = 2 * size * chunk
+    together = [place for rank in range(size) for place in columns_of(length, rank=rank, size=size)]
+    chunks = [together[first : first + chunk] for first in range(0, length, chunk)]
+    assert [place for at in chunk_order(size) for place in chunks[at]] == list(range(length))
+
+
+def test_one_rank_holds_the_whole_row():
+    assert columns_of(8, rank=0, size=1) == list(range(8))
+    assert columns_of(8, rank=1, size=2) == [2, 3, 4, 5]

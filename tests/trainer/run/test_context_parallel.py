@@ -1,0 +1,141 @@
+"""Context parallelism: ranks that share each row compute the losses and gradients of one rank that has it whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.ranks import run_ranks
+from tests.trainer.engines import assemble, layouts, logical, microbatches, small_config
+from trainer.config.sections import MeshSection, RecomputeSection
+from trainer.parallel.collectives import all_reduce_
+from trainer.pipeline.actions import one_stage
+from trainer.pipeline.executor import run_actions
+
+# name -> (shape, changes of the model section, recomputation); the masks of microbatches: see _masked
+MODELS = {
+    "llama": ("llama", {}, "none"),
+    "gpt2": ("gpt2", {}, "selective"),
+    "window": ("llama", {"window": 5, "window_interval": 2, "attention_sinks": "learned"}, "none"),
+    "alibi": ("llama", {"position": "alibi", "attention_softcap": 2.0}, "full"),
+    "dropout": ("llama", {"hidden_dropout": 0.2, "attention_dropout": 0.2, "qk_norm": True}, "full"),
+}
+# (ranks, tp, cp, sequence parallel)
+LAYOUTS = [(2, 1, 2, False), (4, 1, 4, False), (4, 2, 2, True), (4, 1, 2, False)]
+
+
+def _config(name, layout, *, loss_average="token"):
+    shape, model, recompute = MODELS[name]
+    _, tp, cp, sequence_parallel = layout
+    config = small_config(shape, recompute=RecomputeSection(mode=recompute))
+    return replace(
+        config,
+        model=replace(config.model, **model),
+        mesh=MeshSection(tp=tp, cp=cp, sequence_parallel=sequence_parallel),
+        train=replace(config.train, loss_average=loss_average),
+    )
+
+
+def _masked(batches, how):
+    """The batches with masks that divide badly over ranks: all loss at a row's beginning, on one token, or nowhere."""
+    out = []
+    for batch in batches:
+        length = batch.tokens_BS.shape[1]
+        columns = torch.arange(length) if batch.columns_S is None else batch.columns_S
+        keep = {"begin": columns < 5, "one": columns == 3, "none": columns < 0}.get(how)
+        if keep is None:
+            out.append(batch)
+            continue
+        mask = keep.float().expand(batch.tokens_BS.shape)
+        total = None if batch.loss_tokens is None else torch.tensor({"begin": 5.0, "one": 1.0, "none": 0.0}[how])
+        out.append(replace(batch, loss_mask_BS=mask, loss_tokens=total))
+    return out
+
+
+def _with_documents(batches, engine):
+    """Documents that end inside chunks and on their borders; positions begin anew in each."""
+    whole = torch.tensor([0, 3, 8, 13, 16], dtype=torch.int32)
+    out = []
+    for batch in batches:
+        rows = batch.tokens_BS.shape[0]
+        bounds = torch.cat([whole[:-1] + 16 * row for row in range(rows)] + [torch.tensor([16 * rows])]).int()
+        starts = torch.repeat_interleave(whole[:-1], whole.diff())
+        positions = torch.arange(16) - starts
+        columns = torch.arange(16) if batch.columns_S is None else batch.columns_S
+        out.append(
+            replace(batch, bounds=bounds, longest=5, positions_BS=positions[columns].expand(rows, -1).contiguous())
+        )
+    return out
+
+
+def _gradients(context, config, masks, documents):
+    engine = layouts(context, config)
+    batches = _masked(microbatches(engine, 0), masks)
+    if documents:
+        batches = _with_documents(batches, engine)
+    own_means = config.train.loss_average == "megatron"
+    totals = run_actions(one_stage(len(batches)), engine.model, microbatches=batches, own_means=own_means)
+    totals = all_reduce_(totals, engine.world.groups["data"])
+    engine.optimizer._reduce()
+    owned, gradients = engine.optimizer.owned, engine.buffers.gradients
+    return totals.tolist(), logical(owned, torch.cat([gradients[run.start : run.stop] for run in owned.runs]))
+
+
+def _whole(config, ranks, masks="", documents=False):
+    results = run_ranks(_gradients, ranks, config, masks, documents)
+    (totals,) = {tuple(totals) for totals, _ in results}
+    return totals, assemble([part for _, parts in results for part in parts])
+
+
+def _check(name, layout, masks="", *, documents=False, loss_average="token"):
+    alone = _config(name, (1, 1, 1, False), loss_average=loss_average)
+    total, expected = _whole(alone, 1, masks, documents)
+    got_total, got = _whole(_config(name, layout, loss_average=loss_average), layout[0], masks, documents)
+    np.testing.assert_allclose(got_total, total, rtol=1e-12)
+    largest = max(np.abs(g).max() for g in expected.values())
+    assert got.keys() == expected.keys() and (largest > 0) == (masks != "none")
+    for key, reference in expected.items():
+        bound = 1e-10 * max(np.abs(reference).max(), 1e-3 * largest)
+        assert np.abs(got[key] - reference).max() <= bound, key
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda v: "-".join(map(str, v)))
+def test_fp64_gradients_equal_those_of_one_rank(layout):
+    _check("llama", layout)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "llama"])
+def test_every_form_of_attention_and_recomputation(name):
+    _check(name, (2, 1, 2, False))
+
+
+@pytest.mark.parametrize("name", ["llama", "window"])
+def test_documents_within_rows(name):
+    _check(name, (2, 1, 2, False), documents=True)
+
+
+@pytest.mark.parametrize("masks", ["begin", "one", "none"])
+@pytest.mark.parametrize("loss_average", ["token", "megatron"])
+def test_masks_that_divide_badly_over_the_ranks(masks, loss_average):
+    """One rank may have all the loss of a microbatch, or none; a mean over microbatches counts whole rows."""
+    _check("llama", (2, 1, 2, False), masks, loss_average=loss_average)
+
+
+def _losses(context, config):
+    engine = layouts(context, config)
+    found = [engine.step(microbatches(engine, step), 1e-2).read() for step in range(3)]
+    return [(report.loss, report.grad_norm, report.num_tokens) for report in found], engine.evaluate(
+        microbatches(engine, 9)
+    )
+
+
+@pytest.mark.parametrize("loss_average", ["token", "megatron"])
+def test_steps_and_evaluations_are_those_of_one_rank(loss_average):
+    alone = _config("llama", (1, 1, 1, False), loss_average=loss_average)
+    ((steps, loss),) = run_ranks(_losses, 1, alone)
+    for got, evaluated in run_ranks(_losses, 4, _config("llama", (4, 2, 2, False), loss_average=loss_average)):
+        np.testing.assert_allclose(got, steps, rtol=1e-9)
+        assert evaluated == pytest.approx(loss, rel=1e-9)
