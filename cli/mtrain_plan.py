@@ -1,32 +1,54 @@
 """Print what follows from a run's configuration: layout, batches, model, learning rate, memory, kernels.
 
-The data is opened to learn the vocabulary; where it is not there yet, model.vocab_size has to be set.
+  mtrain plan run.toml --nproc 8              the plan on eight ranks
+  mtrain plan run.toml --gpus 64 --nodes 8    the layouts that 64 GPUs could have, the fastest first
+
+The data is opened to learn the vocabulary; where it is not there yet, model.vocab_size has to be set. Speed and memory
+of layouts are estimates: of bf16 on an H200 they were within 10 and 5 % of what was measured.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
 from cli.console import Console, Parser
 from cli.mtrain_options import add_run_arguments, read_run_arguments
+from mdata import UsageError
+from trainer.config.parse import load_config
 
 if TYPE_CHECKING:
     from trainer.config.sections import RunConfig
     from trainer.plan.check import DataFacts
+    from trainer.plan.layouts import Hardware, Layout
     from trainer.plan.plan import Plan
 
 
 def add_arguments(parser: Parser) -> None:
     """See `mtrain plan --help`."""
     add_run_arguments(parser)
+    parser.add_argument("--gpus", type=int, metavar="N", help="list the layouts of N GPUs in place of one plan")
+    parser.add_argument("--nodes", type=int, metavar="N", help="with --gpus: machines (default: one for each 8 GPUs)")
+    parser.add_argument(
+        "--device", metavar="NAME", help="with --gpus: kind of GPU (default: that of this machine, or H100)"
+    )
+    parser.add_argument("--memory", type=float, metavar="GIB", help="with --gpus: GiB of a GPU (default: the device's)")
+    parser.add_argument(
+        "--network", type=float, metavar="GBIT", help="with --gpus: Gbit/s of a GPU to other machines (default: 400)"
+    )
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
-    """Print the plan as a table."""
+    """Print the plan, or the layouts, as a table."""
     from trainer.plan.facts import plan_facts
     from trainer.plan.plan import make_plan
 
+    if arguments.gpus is not None:
+        return _list_layouts(arguments, console)
+    for name in ("nodes", "device", "memory", "network"):
+        if getattr(arguments, name) is not None:
+            raise UsageError(f"--{name} needs --gpus N, which lists layouts", fix=f"add --gpus, or leave --{name} out")
     config, world_size = read_run_arguments(arguments)
     plan = make_plan(config, world_size, facts=_facts(config, console))
     rows = [(name, f"{value:,}") for name, value in plan_rows(plan)] + _memory_rows(config, plan)
@@ -101,7 +123,6 @@ def _kernel_lines(config: RunConfig, plan: Plan) -> list[str]:
 
 
 def _facts(config: RunConfig, console: Console) -> DataFacts | None:
-    from mdata import UsageError
     from trainer.run.data import open_data
 
     try:
@@ -111,3 +132,84 @@ def _facts(config: RunConfig, console: Console) -> DataFacts | None:
             raise
         console.note(f"mtrain: warning: planned without the data: {error}")
         return None
+
+
+def _list_layouts(arguments: argparse.Namespace, console: Console) -> int:
+    from trainer.plan.layouts import find_layouts
+
+    if arguments.nproc is not None:
+        raise UsageError("--nproc and --gpus exclude each other", fix="give --gpus alone to list layouts")
+    config, hardware = load_config(arguments.config, arguments.overrides), _hardware(arguments)
+    found = find_layouts(config, hardware, facts=_facts(config, console))
+    rows = [_layout_row(layout, hardware) for layout in found]
+    header = ("tp", "cp", "dp", "microbatch", "recompute", "tokens/s", "per GPU", "GiB", "why not")
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header) - 1)]
+    lines = ["  ".join([*map(str.rjust, row, widths), row[-1]]).rstrip() for row in (header, *rows)]
+    gib = hardware.memory_bytes / 2**30
+    lines.insert(0, f"{hardware.gpus} x {hardware.device.name} of {gib:.0f} GiB on {hardware.nodes} nodes; estimates")
+    console.result("\n".join(lines), {"layouts": [_layout_facts(layout, hardware) for layout in found]})
+    return 0
+
+
+def _hardware(arguments: argparse.Namespace) -> Hardware:
+    """The GPUs that the arguments describe.
+
+    Raises:
+        UsageError: a number that cannot be, or a device that is not known.
+    """
+    from trainer.plan.devices import DEVICES, GIB, device_named
+    from trainer.plan.layouts import Hardware
+    from trainer.plan.step_time import NETWORK
+
+    nodes = -(-arguments.gpus // 8) if arguments.nodes is None else arguments.nodes
+    if arguments.gpus < 1 or nodes < 1 or arguments.gpus % nodes:
+        raise UsageError(
+            "the GPUs cannot be divided over the machines",
+            found=f"--gpus {arguments.gpus}, --nodes {nodes}",
+            expected="a number of GPUs that is a multiple of the machines, both at least 1",
+        )
+    device = device_named(arguments.device or _this_gpu())
+    if device is None:
+        known = ", ".join(device.name for device in DEVICES)
+        raise UsageError(f"--device {arguments.device} is not known", expected=f"one of {known}")
+    memory = device.memory_bytes if arguments.memory is None else round(arguments.memory * GIB)
+    network = NETWORK if arguments.network is None else arguments.network * 1e9 / 8
+    for name, value in (("memory", memory), ("network", network)):
+        if not 0 < value < float("inf"):
+            raise UsageError(f"--{name} is {getattr(arguments, name)}", expected="a number above 0")
+    return Hardware(gpus=arguments.gpus, nodes=nodes, device=device, memory_bytes=memory, network=network)
+
+
+def _this_gpu() -> str:
+    """The name of this machine's first GPU where its speed is known, else a common one."""
+    import torch
+
+    from trainer.plan.devices import device_named
+
+    name = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
+    return name if device_named(name) else "H100"
+
+
+def _layout_facts(layout: Layout, hardware: Hardware) -> dict[str, Any]:
+    config = layout.config
+    return {
+        "tp": config.mesh.tp,
+        "cp": config.mesh.cp,
+        "dp": hardware.gpus // (config.mesh.tp * config.mesh.cp),
+        "micro_batch": config.train.micro_batch,
+        "recompute": config.recompute.mode,
+        "tokens_per_s": round(layout.tokens_per_s),
+        "memory_bytes": layout.memory_bytes,
+        "problem": layout.problem,
+        "time_s": None if layout.time is None else dataclasses.asdict(layout.time),
+    }
+
+
+def _layout_row(layout: Layout, hardware: Hardware) -> tuple[str, ...]:
+    facts = _layout_facts(layout, hardware)
+    mesh = (str(facts["tp"]), str(facts["cp"]), str(facts["dp"]))
+    gib = f"{layout.memory_bytes / 2**30:.1f}" if layout.memory_bytes else ""
+    if layout.problem:
+        return (*mesh, "", "", "", "", gib, layout.problem)
+    speed = (f"{layout.tokens_per_s:,.0f}", f"{layout.tokens_per_s / hardware.gpus:,.0f}")
+    return (*mesh, str(facts["micro_batch"]), facts["recompute"], *speed, gib, "")

@@ -169,6 +169,39 @@ def test_a_plan_as_json(run_file: str, capsys: pytest.CaptureFixture[str]) -> No
     assert facts["activation_bytes"] > 0 and facts["state_bytes"] > 0 and facts["kernels"]["cpu"]
 
 
+def test_a_plan_lists_the_layouts_of_gpus(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", run_file, "--gpus", "8", "--memory", "80", "--device", "H200", "train.global_batch=16"]
+    assert main(words) == 0
+    head, columns, *rows = capsys.readouterr().out.splitlines()
+    assert head == "8 x H200 of 80 GiB on 1 nodes; estimates" and columns.split()[:3] == ["tp", "cp", "dp"]
+    works = [row for row in rows if row.split()[4:5] in (["none"], ["selective"], ["full"])]
+    assert works and all(int(a) * int(b) * int(c) == 8 for a, b, c in (row.split()[:3] for row in rows))
+    assert len(works) < len(rows) and "model.num_heads" in rows[-1], "those that do not work say why"
+    assert main([*words, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)["layouts"]
+    assert len(facts) == len(rows) and facts[0]["tokens_per_s"] >= facts[1]["tokens_per_s"] > 0
+    assert set(facts[0]["time_s"]) >= {"products", "attention", "tensor_parallel"} and not facts[0]["problem"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--memory", "80"], "--memory needs --gpus N"),
+        (["--gpus", "6", "--nodes", "4"], "the GPUs cannot be divided over the machines"),
+        (["--gpus", "0"], "the GPUs cannot be divided over the machines"),
+        (["--gpus", "8", "--device", "T4"], "--device T4 is not known"),
+        (["--gpus", "8", "--memory", "-1"], "--memory is -1.0"),
+        (["--gpus", "8", "--network", "nan"], "--network is nan"),
+        (["--gpus", "8", "--nproc", "8"], "--nproc and --gpus exclude each other"),
+    ],
+)
+def test_hardware_that_cannot_be(
+    words: list[str], text: str, run_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", run_file, *words]) == 2
+    assert capsys.readouterr().err.startswith(f"mtrain: error: {text}")
+
+
 def test_a_plan_without_data_or_vocabulary_is_refused(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", run_file, "model.vocab_size=0"]) == 2
     assert "no-such-blend.json" in capsys.readouterr().err

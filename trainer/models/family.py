@@ -1,8 +1,8 @@
 """The families of models, by the name that `model.family` has; nothing outside this room names one of them.
 
-A family is six functions: its shape from a configuration, the table of a rank's parameters, its operations per token,
-the memory of its activations, what attention does in a block, and the building of a stage. All but the last are pure
-and import no torch.
+A family is seven functions: its shape from a configuration, the table of a rank's parameters, its operations per token,
+the memory of its activations, what a microbatch costs, what attention does in a block, and the building of a stage. All
+but the last are pure and import no torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from trainer.config.sections import RunConfig
 from trainer.kernels.scores import ScoreShape
-from trainer.models import gpt_memory, gpt_params
+from trainer.models import gpt_cost, gpt_memory, gpt_params
 from trainer.parallel.params import ParamSpec, Place
 
 
@@ -40,6 +40,7 @@ class Family:
         parameters: (shape, place) to the parameters of the rank there, in the order of the module tree.
         flops_per_token: (shape, sequence length) to operations of forward and backward.
         activation_bytes: (shape, place, tokens, element, recompute) to the most that a microbatch holds for backward.
+        stage_cost: (shape, place, **microbatch) to what its forward and backward pass cost a rank.
         block_scores: (shape, number of a block) to what its attention does to scores.
         build: (shape, place, **how) to a stage with uninitialized weights.
     """
@@ -48,6 +49,7 @@ class Family:
     parameters: Callable[[Any, Place], tuple[ParamSpec, ...]]
     flops_per_token: Callable[[Any, int], int]
     activation_bytes: Callable[..., int]
+    stage_cost: Callable[..., gpt_cost.StageCost]
     block_scores: Callable[[Any, int], ScoreShape]
     build: Callable[..., Any]
 
@@ -70,6 +72,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             parameters=gpt_params.parameter_table,
             flops_per_token=gpt_params.flops_per_token,
             activation_bytes=gpt_memory.activation_bytes,
+            stage_cost=gpt_cost.stage_cost,
             block_scores=gpt_params.block_scores,
             build=_build_gpt,
         )

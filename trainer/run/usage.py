@@ -12,18 +12,9 @@ import sys
 
 import torch
 
+from trainer.plan.devices import device_named
 from trainer.plan.plan import Plan
 
-# Part of the name that CUDA gives, and dense FLOP/s of bf16 and fp16 products by NVIDIA's data sheets; first match.
-PEAKS = (
-    ("B200", 2.25e15),
-    ("H200", 989.4e12),
-    ("H100 PCIe", 756e12),
-    ("H100 NVL", 835e12),
-    ("H100", 989.4e12),
-    ("A100", 312e12),
-    ("L40S", 362e12),
-)
 HALF = ("bf16", "fp16")
 
 
@@ -31,7 +22,8 @@ def peak_flops(device_name: str, dtype: str) -> float | None:
     """Dense FLOP/s of a device for products of a number format; None where that is not known."""
     if dtype not in HALF:
         return None
-    return next((peak for part, peak in PEAKS if part in device_name), None)
+    device = device_named(device_name)
+    return None if device is None else device.flops
 
 
 class Usage:

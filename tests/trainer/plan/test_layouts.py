@@ -1,0 +1,111 @@
+"""Estimated speed and memory of layouts, against measured runs; and the list of layouts that fit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.one_gpu_options import row_config
+from benchmarks.several_gpus import row_config as several_row
+from tests.trainer.plan.test_plan import config as sound
+from trainer.config.sections import RecomputeSection
+from trainer.models.family import family_of
+from trainer.parallel.params import Place
+from trainer.plan.check import check
+from trainer.plan.devices import GIB, device_named
+from trainer.plan.layouts import USABLE, Hardware, find_layouts
+from trainer.plan.memory import activation_bytes, state_bytes
+from trainer.plan.plan import make_plan
+from trainer.plan.step_time import step_time
+
+H200 = device_named("NVIDIA H200")
+# (shape, row) -> tokens/s of one H200 in bf16, benchmarks/one_gpu_options.py and one_gpu.py; GiB at most
+ONE = {
+    ("llama1b", "none"): (63_725, 30.66),
+    ("llama1b", "selective"): (62_712, 27.66),
+    ("llama1b", "full"): (50_535, 22.61),
+    ("llama1b", "full-4"): (50_584, 23.60),
+    ("llama1b", "block-8"): (56_434, 26.50),
+    ("gpt1.3b", "none"): (63_565, 34.46),
+    ("gpt1.3b", "selective"): (62_150, 29.96),
+    ("gpt1.3b", "full"): (49_752, 24.25),
+    ("llama3b", "none"): (24_971, 64.11),
+}
+# row of benchmarks/several_gpus.py -> tokens/s of each of two H200s, GiB
+TWO = {"llama3b-32k-cp2": (9_753, 79.81), "llama3b-32k-tp2": (12_693, 66.49)}
+
+
+def _measured():
+    yield from ((row_config(row, shape), 1, *found) for (shape, row), found in ONE.items())
+    yield from ((several_row(row), 2, *found) for row, found in TWO.items())
+
+
+@pytest.mark.parametrize(("config", "ranks", "speed", "gib"), _measured(), ids=[*map("-".join, ONE), *TWO])
+def test_estimates_are_near_what_was_measured(config, ranks, speed, gib):
+    """10 % of the speed, 5 % of the memory."""
+    plan = make_plan(config, ranks, facts=None)
+    time = step_time(config, plan, device=H200, gpus_per_node=8)
+    assert plan.tokens_per_step / ranks / time.total == pytest.approx(speed, rel=0.1)
+    assert (state_bytes(config, plan) + activation_bytes(config, plan)) / GIB == pytest.approx(gib, rel=0.05)
+
+
+def test_the_operations_of_a_stage_are_those_of_the_model():
+    """Stages and ranks add up to the family's operations per token, which count the head and attention whole."""
+    config = sound(mesh={"tp": 1}, model={"vocab_size": 1024})
+    plan = make_plan(config, 4, facts=None)
+    cost = family_of(config).stage_cost
+    how = {"tokens": 64, "length": plan.sequence_length, "element": 2, "recompute": RecomputeSection()}
+    whole = cost(plan.shape, Place(), **how)
+    split = [
+        cost(plan.shape, Place(tp_rank=r, tp_size=2, stage=s, num_stages=2), **how) for r in range(2) for s in range(2)
+    ]
+    assert sum(c.product_flops for c in split) == pytest.approx(whole.product_flops)
+    assert sum(c.attention_flops for c in split) == pytest.approx(whole.attention_flops)
+    matrices = plan.num_parameters - (2 * plan.shape.num_layers + 1) * plan.shape.hidden_size
+    assert whole.product_flops == 6 * 64 * matrices
+    full = cost(plan.shape, Place(), **{**how, "recompute": RecomputeSection(mode="full")})
+    head = 6 * 64 * plan.shape.hidden_size * 1024
+    assert full.product_flops - head == pytest.approx((whole.product_flops - head) * 4 / 3)
+    assert full.attention_flops == pytest.approx(whole.attention_flops * 4.5 / 3.5)
+
+
+def _hardware(gpus, nodes=1, gib=80):
+    return Hardware(gpus=gpus, nodes=nodes, device=H200, memory_bytes=gib * GIB)
+
+
+def _config(**train):
+    return sound(model={"vocab_size": 32000}, mesh={"tp": 1}, train={"global_batch": 64, **train})
+
+
+@settings(max_examples=25)
+@given(gpus=st.sampled_from([1, 2, 6, 8, 16, 48]), nodes=st.sampled_from([1, 2]), gib=st.sampled_from([1, 80]))
+def test_every_layout_runs_and_fits_or_says_why(gpus, nodes, gib):
+    hardware = _hardware(gpus, nodes=min(nodes, gpus), gib=gib)
+    found = find_layouts(_config(), hardware, facts=None)
+    speeds = [layout.tokens_per_s for layout in found]
+    assert speeds == sorted(speeds, reverse=True) and found
+    assert len({(x.config.mesh.tp, x.config.mesh.cp) for x in found}) == len(found), "a mesh once"
+    for layout in found:
+        if not layout.problem:
+            assert not check(layout.config, gpus, facts=None)
+            assert layout.memory_bytes <= USABLE * hardware.memory_bytes
+        elif "GiB" not in layout.problem:
+            assert layout.problem in check(layout.config, gpus, facts=None)
+
+
+def test_what_does_not_fit_says_how_much_it_needs():
+    (layout,) = find_layouts(row_config("none", "llama1b"), _hardware(1, gib=20), facts=None)
+    assert layout.problem == "needs at least 21.8 GiB a GPU, 18.8 can be used"
+
+
+def test_a_run_that_needs_recomputation_gets_it():
+    config = row_config("none", "llama1b")
+    roomy, tight = (find_layouts(config, _hardware(1, gib=gib), facts=None)[0] for gib in (140, 26))
+    assert roomy.config.recompute.mode == "none" and tight.config.recompute.mode != "none"
+    assert roomy.tokens_per_s > tight.tokens_per_s > 0
+
+
+def test_tp_does_not_leave_a_machine():
+    found = find_layouts(_config(), _hardware(8, nodes=4), facts=None)
+    assert {layout.config.mesh.tp for layout in found} == {1, 2}

@@ -1,0 +1,123 @@
+"""What a microbatch costs a GPT stage on one rank: operations, bytes moved, bytes sent. Pure, no torch.
+
+Counts what the kernels of this package do, forward and backward: products of linear layers, causal attention at half of
+its scores, and the passes over memory of everything between them. plan/devices.py says how long that takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.config.sections import RecomputeSection
+from trainer.layers.recompute_chunks import chunks
+from trainer.models.gpt_params import GPTShape, block_scores
+from trainer.parallel.params import Place
+
+BACKWARD_PRODUCTS, BACKWARD_ATTENTION = 2.0, 2.5  # operations of a backward pass, in those of its forward pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCost:
+    """The forward and backward pass of one microbatch through a stage, on one rank.
+
+    Args:
+        product_flops: of matrix products. attention_flops: of attention.
+        moved_bytes: read and written by all other kernels.
+        sent_bytes: by collectives over tp that nothing hides.
+        passes: blocks that are run, forward or backward, recomputed ones included: each costs the host some time.
+    """
+
+    product_flops: float
+    attention_flops: float
+    moved_bytes: float
+    sent_bytes: float
+    passes: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """One block's forward pass for one token."""
+
+    products: float
+    attention: float
+    norms: float
+    heads: float
+    activation: float
+
+    @property
+    def moved(self) -> float:
+        return self.norms + self.heads + self.activation
+
+
+def stage_cost(
+    shape: GPTShape, place: Place, *, tokens: int, length: int, element: int, recompute: RecomputeSection
+) -> StageCost:
+    """The cost of one microbatch.
+
+    Args:
+        tokens: of a microbatch on this rank. length: of a whole row. element: bytes of an activation.
+    """
+    blocks = place.blocks(shape.num_layers)
+    again = _recomputed(blocks, recompute)
+    products = attention = moved = 0.0
+    for number in blocks:
+        forward, runs = _forward(shape, place, number=number, length=length), 1 + (number in again)
+        products += forward.products * (runs + BACKWARD_PRODUCTS)
+        attention += forward.attention * (runs + BACKWARD_ATTENTION)
+        moved += forward.moved * runs + _backward_moved(shape, forward)
+        if recompute.mode == "selective":
+            moved += forward.norms / 2 + forward.activation
+    width, e = shape.hidden_size, element
+    # Gradients of weights are added up in fp32: read and written once a microbatch.
+    weight_bytes = 8.0 * sum(_weights(shape, place) for _ in blocks)
+    if place.is_last:
+        rows = shape.padded_vocab_size / place.tp_size
+        products += 2 * width * rows * (1 + BACKWARD_PRODUCTS)
+        moved += 3 * rows  # the loss reads logits, then reads them again and writes their gradient
+        weight_bytes += 8 * width * rows
+    return StageCost(
+        product_flops=products * tokens,
+        attention_flops=attention * tokens,
+        moved_bytes=moved * tokens * e + weight_bytes,
+        sent_bytes=_sent(shape, place, runs=len(blocks) + len(again), blocks=len(blocks)) * tokens * e,
+        passes=2 * len(blocks) + len(again),
+    )
+
+
+def _recomputed(blocks: range, recompute: RecomputeSection) -> set[int]:
+    if recompute.mode != "full":
+        return set()
+    parts = chunks(blocks, method=recompute.method, layers=recompute.layers)
+    return {number for part in parts if part.again for number in part.blocks}
+
+
+def _forward(shape: GPTShape, place: Place, *, number: int, length: int) -> _Forward:
+    tp, width = place.tp_size, shape.hidden_size
+    heads = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    window = block_scores(shape, number).window
+    seen = length / 2 if not window else min(window, length) * (1 - min(window, length) / (2 * length))
+    return _Forward(
+        products=2 * _weights(shape, place),
+        attention=4 * seen * shape.num_heads * shape.head_dim / tp,
+        norms=8 * width / (tp if place.sequence_parallel else 1),  # two, each reads two and writes two
+        heads=2 * heads / tp,
+        activation=(3 if shape.gated else 2) * shape.ffn_hidden_size / tp,
+    )
+
+
+def _backward_moved(shape: GPTShape, forward: _Forward) -> float:
+    """Numbers moved by the backward passes of what lies between products."""
+    return forward.norms + forward.heads + forward.activation * (5 / 3 if shape.gated else 3 / 2)
+
+
+def _weights(shape: GPTShape, place: Place) -> float:
+    """Elements of a block's matrices on one rank."""
+    width, inner = shape.hidden_size, shape.num_heads * shape.head_dim
+    attention = width * (2 * inner + 2 * shape.num_kv_heads * shape.head_dim)
+    return (attention + width * shape.ffn_hidden_size * (3 if shape.gated else 2)) / place.tp_size
+
+
+def _sent(shape: GPTShape, place: Place, *, runs: int, blocks: int) -> float:
+    """Numbers that a token costs on the wire of tp; the weight's product hides about 40 % of those in backward."""
+    once = shape.hidden_size * (place.tp_size - 1) / place.tp_size  # a gather, or a reduction to shares
+    return once * (4 * runs + 6 * 0.6 * blocks)

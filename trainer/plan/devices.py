@@ -1,0 +1,57 @@
+"""What GPUs can do, by their makers' data sheets, and which shares of it this trainer has been measured to reach.
+
+The shares are of an H200 (docs/design/one-gpu.md) and are assumed for the others. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One kind of GPU.
+
+    Args:
+        name: part of the name that CUDA gives.
+        flops: dense, of bf16 and fp16 products, a second.
+        memory_bytes: what it has. bandwidth: bytes of it a second.
+        link: bytes a second to the GPUs of the same machine, one direction.
+    """
+
+    name: str
+    flops: float
+    memory_bytes: int
+    bandwidth: float
+    link: float
+
+
+DEVICES = (  # the first whose name is part of CUDA's
+    Device(name="B200", flops=2.25e15, memory_bytes=180 * GIB, bandwidth=8.0e12, link=900e9),
+    Device(name="H200", flops=989.4e12, memory_bytes=140 * GIB, bandwidth=4.8e12, link=450e9),
+    Device(name="H100 PCIe", flops=756e12, memory_bytes=80 * GIB, bandwidth=2.0e12, link=64e9),
+    Device(name="H100 NVL", flops=835e12, memory_bytes=94 * GIB, bandwidth=3.9e12, link=300e9),
+    Device(name="H100", flops=989.4e12, memory_bytes=80 * GIB, bandwidth=3.35e12, link=450e9),
+    Device(name="A100", flops=312e12, memory_bytes=80 * GIB, bandwidth=2.04e12, link=300e9),
+    Device(name="L40S", flops=362e12, memory_bytes=48 * GIB, bandwidth=0.86e12, link=32e9),
+)
+
+PRODUCTS = 0.72  # of the flops, in matrix products
+ATTENTION = {64: 0.31, 128: 0.47}  # of the flops, by the width of heads: forward and backward together
+CHUNKED_ATTENTION = 0.6  # of that, for chunks of queries under context parallelism
+MEMORY = 0.78  # of the bandwidth, in everything else
+LINK = 0.75  # of a link, in collectives of some megabytes
+PASS_S = 4e-5  # that a block's pass leaves the device without work
+STEP_S = 3e-3  # the same, once a step
+
+
+def device_named(name: str) -> Device | None:
+    """The entry of a device by the name that CUDA gives; None where it is not known."""
+    return next((device for device in DEVICES if device.name in name), None)
+
+
+def attention_share(head_dim: int) -> float:
+    """Of the flops, for heads of any width: that of the nearest measured width from below, or of the least."""
+    return ATTENTION[max((width for width in ATTENTION if width <= head_dim), default=min(ATTENTION))]

@@ -1,0 +1,121 @@
+"""Which layouts a run could have on so many GPUs: how fast each would be, and why the others do not work.
+
+For each mesh the fastest choice of microbatch and recomputation that fits into memory is kept. Speed and memory are the
+estimates of step_time.py and memory.py; the rules are those of check.py. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from trainer.config.sections import RecomputeSection, RunConfig
+from trainer.plan.check import DataFacts, check
+from trainer.plan.devices import GIB, Device
+from trainer.plan.memory import activation_bytes, state_bytes
+from trainer.plan.plan import make_plan
+from trainer.plan.step_time import NETWORK, StepTime, step_time
+
+USABLE = 0.94  # of a GPU's memory: CUDA, NCCL and gaps between tensors have the rest
+RECOMPUTE = (RecomputeSection(), RecomputeSection(mode="selective"), RecomputeSection(mode="full"))
+LARGEST_MICRO_BATCH = 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """The machines of a run.
+
+    Args:
+        gpus: of all of them. nodes: machines that share them. device: kind of GPU.
+        memory_bytes: of a GPU. network: bytes a second of a GPU to other machines.
+    """
+
+    gpus: int
+    nodes: int
+    device: Device
+    memory_bytes: int
+    network: float = NETWORK
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of one machine."""
+        return -(-self.gpus // self.nodes)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """One mesh with its best microbatch and recomputation.
+
+    Args:
+        config: of the run with this layout.
+        memory_bytes: of a rank, estimated. time: of a step, estimated; None where it cannot run.
+        tokens_per_s: of all GPUs; 0 where it cannot run.
+        problem: why it cannot; "": it can.
+    """
+
+    config: RunConfig
+    memory_bytes: int = 0
+    time: StepTime | None = None
+    tokens_per_s: float = 0.0
+    problem: str = ""
+
+
+def find_layouts(config: RunConfig, hardware: Hardware, *, facts: DataFacts | None) -> list[Layout]:
+    """Every mesh of these GPUs: those that work, the fastest first, then the others with their reasons."""
+    found = [_best(mesh, hardware, facts) for mesh in _meshes(config, hardware)]
+    return sorted(found, key=lambda layout: (bool(layout.problem), -layout.tokens_per_s))
+
+
+def _meshes(config: RunConfig, hardware: Hardware) -> Iterator[RunConfig]:
+    """The run on each mesh whose axes are powers of two; tp does not leave a machine."""
+    tp = 1
+    while tp <= hardware.gpus_per_node and hardware.gpus % tp == 0:
+        cp = 1
+        while tp * cp <= hardware.gpus and hardware.gpus % (tp * cp) == 0:
+            mesh = dataclasses.replace(config.mesh, tp=tp, cp=cp, sequence_parallel=tp > 1)
+            yield dataclasses.replace(config, mesh=mesh)
+            cp *= 2
+        tp *= 2
+
+
+def _best(config: RunConfig, hardware: Hardware, facts: DataFacts | None) -> Layout:
+    """The fastest choice for one mesh that fits; the one with the least memory if none does."""
+    choices = list(_choices(config, hardware, facts))
+    runs = [layout for layout in choices if layout.time is not None]
+    if not runs:
+        return choices[0]
+    fits = [layout for layout in runs if layout.memory_bytes <= USABLE * hardware.memory_bytes]
+    if fits:
+        return max(fits, key=lambda layout: layout.tokens_per_s)
+    least = min(runs, key=lambda layout: layout.memory_bytes)
+    needs, has = least.memory_bytes / GIB, USABLE * hardware.memory_bytes / GIB
+    problem = f"needs at least {needs:.1f} GiB a GPU, {has:.1f} can be used"
+    return dataclasses.replace(least, tokens_per_s=0.0, time=None, problem=problem)
+
+
+def _choices(config: RunConfig, hardware: Hardware, facts: DataFacts | None) -> Iterator[Layout]:
+    micro_batch = 1
+    while micro_batch <= LARGEST_MICRO_BATCH:
+        train = dataclasses.replace(config.train, micro_batch=micro_batch)
+        for recompute in RECOMPUTE:
+            choice = dataclasses.replace(config, train=train, recompute=recompute)
+            problems = check(choice, hardware.gpus, facts=facts)
+            if problems:
+                if micro_batch == 1:
+                    yield Layout(config=choice, problem=problems[0])
+                return  # a larger microbatch divides the batch less often
+            yield _estimated(choice, hardware, facts)
+        micro_batch *= 2
+
+
+def _estimated(config: RunConfig, hardware: Hardware, facts: DataFacts | None) -> Layout:
+    plan = make_plan(config, hardware.gpus, facts=facts)
+    time = step_time(
+        config, plan, device=hardware.device, gpus_per_node=hardware.gpus_per_node, network=hardware.network
+    )
+    return Layout(
+        config=config,
+        memory_bytes=state_bytes(config, plan) + activation_bytes(config, plan),
+        time=time,
+        tokens_per_s=plan.tokens_per_step / time.total,
+    )

@@ -1,0 +1,85 @@
+"""How long a step takes, estimated from a plan: operations and bytes over the rates that a device reaches.
+
+An estimate for choosing between layouts, not a simulation; docs/design/parallel.md compares it with measured runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.config.sections import RunConfig
+from trainer.models.family import family_of
+from trainer.parallel.params import Place
+from trainer.plan import devices
+from trainer.plan.devices import Device
+from trainer.plan.memory import BYTES
+from trainer.plan.plan import Plan
+
+NETWORK = 50e9  # bytes a second of one GPU to other machines: a port of 400 Gbit/s
+UPDATE_BYTES = 30  # moved by AdamW for one parameter in 16 bits: weight and moments twice, gradient, parameter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """The parts of a step, in seconds, on the slowest rank.
+
+    Args:
+        products, attention, memory: kernels, by what bounds them. idle: nothing runs, for the host's sake.
+        tensor_parallel, data_parallel, context_parallel: collectives that nothing hides. update: of the optimizer.
+    """
+
+    products: float
+    attention: float
+    memory: float
+    idle: float
+    tensor_parallel: float
+    context_parallel: float
+    data_parallel: float
+    update: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of a step."""
+        parts = (self.products, self.attention, self.memory, self.idle, self.update)
+        return sum(parts) + self.tensor_parallel + self.context_parallel + self.data_parallel
+
+
+def step_time(
+    config: RunConfig, plan: Plan, *, device: Device, gpus_per_node: int, network: float = NETWORK
+) -> StepTime:
+    """The estimate for a plan on GPUs of one kind.
+
+    Args:
+        gpus_per_node: ranks that share a machine. network: bytes a second of each of them to other machines.
+    """
+    place = Place(tp_size=plan.tp, sequence_parallel=config.mesh.sequence_parallel)
+    element = BYTES[config.precision.dtype]
+    cost = family_of(config).stage_cost(
+        plan.shape,
+        place,
+        tokens=plan.micro_batch * plan.sequence_length // plan.cp,
+        length=plan.sequence_length,
+        element=element,
+        recompute=config.recompute,
+    )
+
+    def link(ranks: int) -> float:
+        """The rate of a collective over a group of so many neighbouring ranks."""
+        return devices.LINK * (device.link if ranks <= gpus_per_node else network)
+
+    times = plan.num_microbatches
+    share = devices.attention_share(plan.head_dim) * (devices.CHUNKED_ATTENTION if plan.cp > 1 else 1)
+    data, held = plan.cp * plan.dp, plan.parameters_per_rank
+    keys = 2 * plan.shape.num_kv_heads * plan.head_dim // plan.tp * plan.shape.num_layers * element
+    gathered = keys * plan.micro_batch * plan.sequence_length * (plan.cp - 1) / plan.cp
+    bandwidth = devices.MEMORY * device.bandwidth
+    return StepTime(
+        products=times * cost.product_flops / (devices.PRODUCTS * device.flops),
+        attention=times * cost.attention_flops / (share * device.flops),
+        memory=times * cost.moved_bytes / bandwidth,
+        idle=times * cost.passes * devices.PASS_S + devices.STEP_S,
+        tensor_parallel=times * cost.sent_bytes / link(plan.tp),
+        context_parallel=times * 2 * gathered / link(plan.tp * plan.cp),
+        data_parallel=held * (max(element, 4) + element) * (data - 1) / data / link(plan.tp * data),
+        update=held * UPDATE_BYTES / data / bandwidth,
+    )
