@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from itertools import count
 from typing import Any
 from unicodedata import is_normalized
 
@@ -48,34 +48,22 @@ def model_vocabulary(definition: Definition) -> dict[str, int]:
 def added_tokens(definition: Definition) -> list[AddedToken]:
     """The added tokens with the ids that the `tokenizers` library gives them."""
     found: dict[str, AddedToken] = {}
-    numbering = _Numbering(model_vocabulary(definition))
+    vocabulary = model_vocabulary(definition)
+    free = count(len(vocabulary))
     for entry in definition.get("added_tokens") or ():
         content = entry["content"]
         if not content:
             continue
-        id = found[content].id if content in found else numbering.next_id(content)
+        if content in found:
+            id = found[content].id
+        else:  # tokens that the model knows already take no new id, wherever their ids are
+            id = vocabulary[content] if content in vocabulary else next(free)
         flags = {name: bool(entry.get(name)) for name in _ADDED_FLAGS}
         found[content] = AddedToken(id=id, content=content, **flags)
     return list(found.values())
 
 
 _ADDED_FLAGS = tuple(name for name in AddedToken.__dataclass_fields__ if name not in ("id", "content"))
-
-
-class _Numbering:
-    """The ids that new added tokens get, one after another."""
-
-    def __init__(self, vocabulary: Mapping[str, int]) -> None:
-        self._vocabulary = vocabulary
-        self._free = len(vocabulary)
-
-    def next_id(self, content: str) -> int:
-        """The model's own id, else the next one that is free."""
-        if content in self._vocabulary:
-            # Tokens that the model knows already do not count, wherever their ids are.
-            return self._vocabulary[content]
-        self._free += 1
-        return self._free - 1
 
 
 def with_special_tokens(definition: Definition, contents: Sequence[str]) -> dict[str, Any]:
@@ -85,28 +73,24 @@ def with_special_tokens(definition: Definition, contents: Sequence[str]) -> dict
         UsageError: an empty one, or one whose id would be another entry's.
     """
     vocabulary = model_vocabulary(definition)
-    tokens = {token.content: token.id for token in added_tokens(definition)}
-    numbering = _Numbering(vocabulary)
-    for content in tokens:
-        numbering.next_id(content)
-    count = Counter(id for id in vocabulary.values() if isinstance(id, int))
-    changed = {**definition, "added_tokens": list(definition.get("added_tokens") or ())}
-    for content in dict.fromkeys(contents):
-        if not content:
-            raise UsageError("a special token without text", fix="leave it out")
-        if content in tokens:
-            continue
-        id = numbering.next_id(content)
-        if count[id] > (content in vocabulary):
-            other = next(name for name, taken in vocabulary.items() if taken == id and name != content)
+    known = {token.content for token in added_tokens(definition)}
+    new = [content for content in dict.fromkeys(contents) if content not in known]
+    if "" in new:
+        raise UsageError("a special token without text", fix="leave it out")
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    old = list(definition.get("added_tokens") or ())
+    changed = {**definition, "added_tokens": [*old, *({"content": content, **flags} for content in new)]}
+    ids = {token.content: token.id for token in added_tokens(changed)}
+    taken = Counter(id for id in vocabulary.values() if isinstance(id, int))
+    for content in new:
+        if taken[ids[content]] > (content in vocabulary):
+            other = next(name for name, id in vocabulary.items() if id == ids[content] and name != content)
             raise UsageError(
                 f"the new special token {content!r} would get an id that is taken",
-                found=f"id {id} is {other!r}: the ids of the vocabulary have a gap",
+                found=f"id {ids[content]} is {other!r}: the ids of the vocabulary have a gap",
                 fix="give the token an id of its own in the vocabulary",
             )
-        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-        changed["added_tokens"].append({"id": id, "content": content, **flags})
-    return changed
+    return {**changed, "added_tokens": [*old, *({"id": ids[name], "content": name, **flags} for name in new)]}
 
 
 def without_special_tokens(definition: Definition) -> dict[str, Any]:
@@ -132,22 +116,18 @@ def surrounding_ids(definition: Definition) -> tuple[tuple[int, ...], tuple[int,
     for processor in components(definition.get("post_processor"), "processors"):
         if processor.get("type") == "ByteLevel":
             continue
-        sides = _SIDES.get(str(processor.get("type")), _no_sides)(processor)
+        sides = _sides_of(processor)
         if sides is None or before or after:
             return None
         before, after = sides
     return before, after
 
 
-def _no_sides(processor: Mapping[str, Any]) -> None:
-    return None
-
-
-def _first_and_last(processor: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return (processor["cls"][1],), (processor["sep"][1],)
-
-
-def _template(processor: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def _sides_of(processor: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    if processor.get("type") in ("BertProcessing", "RobertaProcessing"):
+        return (processor["cls"][1],), (processor["sep"][1],)
+    if processor.get("type") != "TemplateProcessing":
+        return None
     sides: tuple[list[int], list[int]] = ([], [])
     texts = 0
     for part in processor.get("single") or ():
@@ -156,11 +136,6 @@ def _template(processor: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int,
         else:
             sides[min(texts, 1)].extend(processor["special_tokens"][part["SpecialToken"]["id"]]["ids"])
     return (tuple(sides[0]), tuple(sides[1])) if texts == 1 else None
-
-
-_SIDES = MappingProxyType(
-    {"TemplateProcessing": _template, "BertProcessing": _first_and_last, "RobertaProcessing": _first_and_last}
-)
 
 
 def components(part: Any, children: str) -> list[Mapping[str, Any]]:
