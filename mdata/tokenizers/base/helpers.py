@@ -6,7 +6,7 @@ today's. What it changes is written in each type; types that the fork did not ha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -108,12 +108,13 @@ def batches(texts: Sequence[str], max_chars: int) -> Iterator[tuple[int, int]]:
             start, size = stop, 0
 
 
-def refuse_surrogates(index: int, text: str) -> None:
-    """Raise TextRefused if a lone surrogate is in the text, the one of that index in its batch."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise TextRefused(index, f"a lone surrogate at character {error.start}") from error
+def refuse_surrogates(texts: Iterable[str], first: int = 0) -> None:
+    """Raise TextRefused for the first text with a lone surrogate; `first`: the index of the first text in its batch."""
+    for index, text in enumerate(texts, first):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TextRefused(index, f"a lone surrogate at character {error.start}") from error
 
 
 def check_engine_name(wanted: str, engines: Sequence[str], *, used_for: str) -> None:

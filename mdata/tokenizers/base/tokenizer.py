@@ -66,12 +66,12 @@ class TextRefused(Exception):
 
 
 @contextmanager
-def indices_in_batch(indices: Sequence[int]) -> Iterator[None]:
+def indices_in_batch(indices: Sequence[int] | LengthArray) -> Iterator[None]:
     """Inside, texts of a larger batch are encoded, which have these indices there: a refusal names the one there."""
     try:
         yield
     except TextRefused as refused:
-        raise TextRefused(indices[refused.index], refused.reason) from refused
+        raise TextRefused(int(indices[refused.index]), refused.reason) from refused
 
 
 class TokenizerType(Protocol):

@@ -49,8 +49,7 @@ class SentencePieceBpe:
         try:
             return self._core.encode(texts if isinstance(texts, list) else list(texts))
         except UnicodeEncodeError:
-            for index, text in enumerate(texts):
-                refuse_surrogates(index, text)
+            refuse_surrogates(texts)
             raise
 
     @staticmethod

@@ -68,7 +68,7 @@ class SentencePieceLibrary:
     def _refuse(self, texts: Sequence[str], first: int) -> None:
         """Raise TextRefused for the first text on which the library fails."""
         for index, text in enumerate(texts, first):
-            refuse_surrogates(index, text)
+            refuse_surrogates([text], index)
             try:
                 with library_errors(RuntimeError, chars=_MAX_MESSAGE_CHARS):
                     self.library.encode([text], num_threads=1)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from mdata.tokenizers.base.token_matching import first_listed, pattern_of_any
-from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused
+from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, indices_in_batch
 
 # A symbol that is unlikely to be a piece; Megatron chose it.
 MARK = "\u262f"
@@ -73,11 +73,8 @@ def encode_parts(parts: Sequence[str], counts: Sequence[int], *, encode: Encode)
     Raises:
         TextRefused: a part has no ids; names its text.
     """
-    try:
+    with indices_in_batch(np.repeat(np.arange(len(counts)), counts)):
         return encode(parts)
-    except TextRefused as refused:
-        text = int(np.searchsorted(np.cumsum(counts), refused.index, side="right"))
-        raise TextRefused(text, refused.reason) from refused
 
 
 def split_blanks(text: str) -> list[str]:

@@ -50,8 +50,7 @@ class ByteTokenizer:
         try:
             contents = [text.encode() for text in texts]
         except UnicodeEncodeError:
-            for index, text in enumerate(texts):
-                refuse_surrogates(index, text)
+            refuse_surrogates(texts)
             raise
         lengths = np.fromiter(map(len, contents), dtype=np.int64, count=len(contents))
         return np.frombuffer(b"".join(contents), dtype=np.uint8).astype(np.int32), lengths

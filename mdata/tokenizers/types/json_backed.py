@@ -123,8 +123,7 @@ class JsonTokenizer:
                 return self._engine.encode_flat(texts, before=before, after=after)
             return self._assembled(self._encode(texts))
         except (UnicodeEncodeError, TypeError):
-            for index, text in enumerate(texts):
-                refuse_surrogates(index, text)
+            refuse_surrogates(texts)
             raise
 
     def special_in_text(self, ids: IdArray, num_texts: int) -> int:

@@ -149,7 +149,7 @@ class SentencePieceType:
             ids, lengths = self._encode(texts)
         except TextRefused as refused:
             # In a part of a text the character has another position.
-            refuse_surrogates(refused.index, texts[refused.index])
+            refuse_surrogates([texts[refused.index]], refused.index)
             raise
         if self._bos is not None:
             starts = np.cumsum(lengths) - lengths

@@ -94,8 +94,7 @@ class BertWordPiece2023:
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[IdArray, LengthArray]:
         """See the protocol."""
-        for index, text in enumerate(texts):
-            refuse_surrogates(index, text)
+        refuse_surrogates(texts)
         refuse_long(texts)
         return concatenate([np.array(self._ids(text), dtype=np.int32) for text in texts])
 
