@@ -25,6 +25,7 @@ from mdata import _core
 from mdata.array_cache.cache import Cache
 from mdata.errors import UsageError
 from mdata.util.arrays import Int64s
+from mdata.util.pickling import PickledByArguments
 
 NAME = "megatron"
 VERSION = 1
@@ -35,7 +36,7 @@ _NARROW = np.iinfo(np.int16).max
 CacheBeside = tuple[Cache, Path]
 
 
-class MegatronBlend:
+class MegatronBlend(PickledByArguments):
     """A blend by its two arrays. Pickled it is its recipe: the arrays are built again, or found in the cache.
 
     Args:
@@ -109,9 +110,6 @@ class MegatronBlend:
                 fix=(f"blend_surplus={least:g} (--blend-surplus, or data.blend_surplus of a run), " if least else "")
                 + 'fewer small components, or order "native"',
             )
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return MegatronBlend, (self._recipe, self._cache)
 
 
 def normalise(weights: Sequence[float]) -> list[float]:

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mdata.mixing.native_blend import NativeBlend
 from mdata.util.arrays import Int64s
+from mdata.util.pickling import PickledByArguments
 
 # Trees are built when a sample of theirs is read; this many leaves are cached (64 bytes each).
 _CACHED_LEAVES = 1 << 20
@@ -30,7 +31,7 @@ class Segment(NamedTuple):
     length: int | None
 
 
-class PhasedBlend:
+class PhasedBlend(PickledByArguments):
     """Global sample number <-> (component, sample inside it) over segments; can be pickled.
 
     Args:
@@ -145,9 +146,6 @@ class PhasedBlend:
         weights = self.segments[number].weights
         used = np.flatnonzero(weights)
         return used, NativeBlend(weights[used].tolist())
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return PhasedBlend, (self.segments, self._end)
 
 
 def _grouped(numbers: Int64s) -> list[tuple[int, NDArray[np.intp] | slice]]:

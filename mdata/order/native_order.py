@@ -13,13 +13,14 @@ partial. No token array is touched here. Slow twin: mdata/reference/native_order
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mdata.errors import UsageError
 from mdata.order.permutation import Permutation
+from mdata.util.pickling import PickledByArguments
 from mdata.util.random_keys import Key, derive_key
 
 NAME = "native"
@@ -48,7 +49,7 @@ class OrderKey:
         return derive_key(f"{NAME} blocks v{VERSION}", self.seed, self.corpus_id, epoch)
 
 
-class StreamOrder:
+class StreamOrder(PickledByArguments):
     """Sample number -> first token, for one range of one corpus; can be pickled.
 
     Args:
@@ -162,7 +163,3 @@ class StreamOrder:
     def _make_epoch(self, epoch: int) -> tuple[int, Permutation]:
         key = self.key.epoch(epoch)
         return key.below(self._num_offsets), Permutation(self.samples_per_epoch, key)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        make = partial(StreamOrder, key=self.key, extra_token=self.extra_token, shuffle=self.shuffle)
-        return make, (self.num_tokens, self.sequence_length)

@@ -44,7 +44,7 @@ class Samples(Protocol):
         """How many times so many samples read the corpus."""
 
     def sample(self, k: int) -> Sample:
-        """One sample; of text as `sample_of` gives it."""
+        """One sample; of text as `RowSamples.sample` gives it."""
 
     def pieces(self, sample: int) -> list[Piece]:
         """What a sample reads, in the order in which it reads it; padding and pieces without tokens are left out."""
@@ -73,8 +73,31 @@ class RowSamples(Samples, Protocol):
             IndexError: a number below 0 or past the end.
         """
 
+    def sample(self, k: int) -> Sample:
+        """Sample k as {tokens int64[S], labels int64[S], loss_mask float32[S]}, and what its options ask for.
 
-class NativelyOrdered:
+        `labels[i]` is the token after `tokens[i]`; where there is none the mask is 0 and the label 0. Also, in this
+        order: attention_mask bool[1, S, S], position_ids int64[S], cu_seqlens int32[S + 1] (running lengths of
+        documents from 0, filled up with S) and max_seqlen int32[].
+        """
+        options = self.options
+        rows = empty_rows(1, options)
+        gathered = self.gather(np.array([k], np.int64), rows.text)
+        length = options.sequence_length
+        cuts = [] if gathered.cuts is None else gathered.cuts[1].tolist()
+        found: Sample = {"tokens": rows.tokens[0], "labels": rows.labels[0]}
+        if options.attention_mask:  # before padding loses its value
+            found["attention_mask"] = attention_mask(rows.tokens[0], options, cuts=cuts)
+        rows = finish(rows, gathered, options=options)
+        found["loss_mask"] = rows.loss_mask[0]
+        if rows.position_ids is not None:
+            found["position_ids"] = rows.position_ids[0]
+        if options.document_masks:
+            found |= _lengths_of_documents(cuts, length)
+        return found
+
+
+class NativelyOrdered(RowSamples):
     """What kinds of samples in native order have in common.
 
     Attributes:
@@ -96,30 +119,6 @@ class NativelyOrdered:
     def epochs(self, num_samples: int) -> float:
         """How many times so many samples read the corpus."""
         return num_samples / self.order.samples_per_epoch
-
-
-def sample_of(kind: RowSamples, k: int) -> Sample:
-    """Sample k of a kind as {tokens int64[S], labels int64[S], loss_mask float32[S]}, and what its options ask for.
-
-    `labels[i]` is the token after `tokens[i]`; where there is none the mask is 0 and the label 0. Also, in this order:
-    attention_mask bool[1, S, S], position_ids int64[S], cu_seqlens int32[S + 1] (running lengths of documents from 0,
-    filled up with S) and max_seqlen int32[].
-    """
-    options = kind.options
-    rows = empty_rows(1, options)
-    gathered = kind.gather(np.array([k], np.int64), rows.text)
-    length = options.sequence_length
-    cuts = [] if gathered.cuts is None else gathered.cuts[1].tolist()
-    found: Sample = {"tokens": rows.tokens[0], "labels": rows.labels[0]}
-    if options.attention_mask:  # before padding loses its value
-        found["attention_mask"] = attention_mask(rows.tokens[0], options, cuts=cuts)
-    rows = finish(rows, gathered, options=options)
-    found["loss_mask"] = rows.loss_mask[0]
-    if rows.position_ids is not None:
-        found["position_ids"] = rows.position_ids[0]
-    if options.document_masks:
-        found |= _lengths_of_documents(cuts, length)
-    return found
 
 
 def attention_mask(tokens: Int64s, options: RowOptions, *, cuts: list[int]) -> npt.NDArray[np.bool_]:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from typing import Any
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +19,12 @@ import numpy.typing as npt
 from mdata._core import FimRule, KeyedStream, fim_rows
 from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
-from mdata.samples.base import Piece, RowSamples, sample_of
-from mdata.samples.rows import Gathered, RowOptions, Sample
+from mdata.samples.base import Piece, RowSamples
+from mdata.samples.rows import Gathered, RowOptions
 from mdata.samples.sample_options import CHARACTER, FIM_VERSION, ROLES, Fim, Name
 from mdata.tokenizers.base.tokenizer import TextRefused, Tokenizer, token_id
 from mdata.util.arrays import Int64s
+from mdata.util.pickling import PickledByArguments
 from mdata.util.random_keys import derive_key
 
 PURPOSE = f"fim sample v{FIM_VERSION}"
@@ -45,7 +45,7 @@ class FimIds:
     dropped: frozenset[int]
 
 
-class FimSamples:
+class FimSamples(PickledByArguments, RowSamples):
     """Another kind's samples, rearranged; can be pickled if that kind and the corpus can.
 
     Args:
@@ -71,7 +71,7 @@ class FimSamples:
         extra_token: bool = True,
     ) -> None:
         self.kind, self.corpus, self.fim, self.options = kind, corpus, fim, options
-        self._seed, self._extra = seed, extra_token
+        self._longest = options.sequence_length + int(extra_token)
         key = derive_key(PURPOSE, seed, corpus.id)
         self._key = key.low, key.high
         named = (*fim.tokens, fim.split_sample, fim.no_prefix)
@@ -107,12 +107,11 @@ class FimSamples:
         counts = self.kind.gather(samples, text, out_rows=out_rows, threads=threads).counts
         rows = np.arange(len(samples), dtype=np.int64) if out_rows is None else out_rows
         fill = next(id for id in (self.ids.pad, self.options.pad, 0) if id is not None)
-        limit = self.options.sequence_length + int(self._extra)
         if self._characters is None:
-            counts = fim_rows(self._rule, self._key, samples, text, rows, counts, limit, fill)
+            counts = fim_rows(self._rule, self._key, samples, text, rows, counts, self._longest, fill)
         else:
             found = self._rearranged(samples, text, rows=rows, counts=counts)
-            counts = np.minimum([len(ids) for ids in found], limit, dtype=np.int64)
+            counts = np.minimum([len(ids) for ids in found], self._longest, dtype=np.int64)
             for place, count, ids in zip(rows.tolist(), counts.tolist(), found, strict=True):
                 text[place, :count], text[place, count:] = ids[:count], fill
         return Gathered(counts, self._cuts(text, rows, counts) if self.options.document_masks else None)
@@ -143,14 +142,6 @@ class FimSamples:
     def samples_of(self, sequence: int, *, first: int, stop: int) -> list[int]:
         """Samples that read a token of a sequence; see `Samples`. What is cut off counts as read."""
         return self.kind.samples_of(sequence, first=first, stop=stop)
-
-    def sample(self, k: int) -> Sample:
-        """Sample k; see `sample_of`."""
-        return sample_of(self, k)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        how: dict[str, Any] = {"fim": self.fim, "options": self.options, "seed": self._seed, "extra_token": self._extra}
-        return partial(FimSamples, **how), (self.kind, self.corpus)
 
 
 class _Characters:

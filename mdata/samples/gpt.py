@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property, lru_cache, partial
-from typing import Any
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +23,13 @@ from mdata.errors import DamageError
 from mdata.indexed.gather import Blocks, Cuts, RowFinish
 from mdata.mixing.selection import MOST_SAMPLES
 from mdata.order.native_order import OrderKey, StreamOrder
-from mdata.samples.base import NativelyOrdered, Piece, pieces_of_runs, sample_of
-from mdata.samples.rows import Gathered, RowOptions, Rows, Sample
+from mdata.samples.base import NativelyOrdered, Piece, pieces_of_runs
+from mdata.samples.rows import Gathered, RowOptions, Rows
 from mdata.util.arrays import Int64s
+from mdata.util.pickling import PickledByArguments
 
 
-class GptSamples(NativelyOrdered):
+class GptSamples(PickledByArguments, NativelyOrdered):
     """The samples of one range of a corpus in native order; can be pickled if the corpus can.
 
     Args:
@@ -209,20 +209,6 @@ class GptSamples(NativelyOrdered):
         if len(full.counts) != num_rows:
             full = self._full = Gathered(np.full(num_rows, self._length, np.int64))
         return full
-
-    def sample(self, k: int) -> Sample:
-        """Sample k; see `sample_of`. Without the extra token no last place of a sample has loss."""
-        return sample_of(self, k)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        options: dict[str, Any] = {
-            "options": self.options,
-            "seed": self.order.key.seed,
-            "extra_token": self.order.extra_token,
-            "shuffle": self.order.shuffle,
-            "shuffle_block": self.shuffle_block,
-        }
-        return partial(GptSamples, **options), (self.corpus, self._sequences)
 
 
 @contextmanager

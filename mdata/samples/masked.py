@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
-from typing import Any, ClassVar
+from functools import cached_property, lru_cache
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ from mdata.samples.sample_options import MASKED_VERSION, MaskedKind, check_one_o
 from mdata.samples.sentence_mapping import MappingOptions, Rows, megatron_mapping, native_parts
 from mdata.samples.sentence_reader import SentenceText
 from mdata.samples.special_tokens import vocabulary_of
+from mdata.util.pickling import PickledByArguments
 from mdata.util.random_keys import derive_key
 
 ORDERS = ("native", "file", "megatron")
@@ -57,7 +58,7 @@ class SentenceOrder:
             raise UsageError("num_samples applies only to Megatron's order: the native order has no end")
 
 
-class MaskedSamples:
+class MaskedSamples(PickledByArguments):
     """Samples of a range of documents; can be pickled. `BertSamples` and `T5Samples` are the kinds.
 
     Args:
@@ -89,10 +90,10 @@ class MaskedSamples:
         cache: Cache | None = None,
     ) -> None:
         self.corpus, self.documents, self.options = corpus, documents, options
-        self._order = order = order or SentenceOrder()
+        order = order or SentenceOrder()
         self.sequence_length, self.seed, self.order = sequence_length, order.seed, order.name
         self.vocabulary = options.vocabulary or vocabulary_of(corpus)
-        self._asked, self._cache = order.num_samples, cache
+        self._asked = order.num_samples
         self._check()
         self._text = SentenceText(corpus)
         self.rows = in_memory(self._map)["rows"] if cache is None else self._kept(cache)
@@ -268,8 +269,3 @@ class MaskedSamples:
                 found=str(largest),
                 expected=f"at most {max(self.vocabulary.ids)}",
             )
-
-    def __reduce__(self) -> tuple[object, ...]:
-        more: dict[str, Any] = {"options": self.options, "sequence_length": self.sequence_length}
-        more |= {"order": self._order, "cache": self._cache}
-        return partial(type(self), **more), (self.corpus, self.documents)

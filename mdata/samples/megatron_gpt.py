@@ -9,8 +9,6 @@ or found where they are kept (mdata/array_cache/cache.py); processes that unpick
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -19,14 +17,15 @@ from mdata.array_cache.store import Arrays
 from mdata.corpus.corpus import Corpus
 from mdata.indexed.gather import Cuts
 from mdata.order.megatron_order import MegatronIndices, MegatronRequest, build, plan
-from mdata.samples.base import Piece, sample_of
+from mdata.samples.base import Piece, RowSamples
 from mdata.samples.rows import NO_PAD, Gathered, RowOptions, Sample
 from mdata.util.arrays import Int64s
+from mdata.util.pickling import PickledByArguments
 
 VERSION = 1  # of the construction of the arrays
 
 
-class MegatronGptSamples:
+class MegatronGptSamples(PickledByArguments, RowSamples):
     """The samples of one range of a corpus in Megatron's order; can be pickled if the corpus can.
 
     Args:
@@ -52,17 +51,16 @@ class MegatronGptSamples:
         self.corpus = corpus
         self.request = request
         self.options = options
-        self._threads, self._cache = threads, cache
-        arrays = self._build()[0] if cache is None else self._kept(cache)
+        arrays = self._build(threads)[0] if cache is None else self._kept(cache, threads)
         self.indices = MegatronIndices(**arrays)
 
-    def _build(self) -> list[Arrays]:
-        return [vars(build(self.corpus.lengths, self.request, threads=self._threads))]
+    def _build(self, threads: int) -> list[Arrays]:
+        return [vars(build(self.corpus.lengths, self.request, threads=threads))]
 
-    def _kept(self, cache: Cache) -> Arrays:
+    def _kept(self, cache: Cache, threads: int) -> Arrays:
         def make() -> list[Arrays]:
             cache.progress.begin(f"the megatron order of {self.corpus.path.name}", None, unit="samples")
-            built = self._build()
+            built = self._build(threads)
             cache.progress.advance(len(built[0]["shuffle"]))
             cache.progress.end()
             return built
@@ -154,16 +152,8 @@ class MegatronGptSamples:
         (first, offset), (last, end) = self.indices.samples[row : row + 2].tolist()
         return offset if place == first else 0, end + int(self.request.extra_token) if place == last else length
 
-    def sample(self, k: int) -> Sample:
-        """Sample k; see `sample_of`."""
-        return sample_of(self, k)
-
     def padding_sample(self) -> Sample:
         """What Megatron fills a batch up with: sample 0 without loss."""
         sample = self.sample(0)
         sample["loss_mask"][:] = 0.0
         return sample
-
-    def __reduce__(self) -> tuple[object, ...]:
-        how: dict[str, Any] = {"options": self.options, "threads": self._threads, "cache": self._cache}
-        return partial(MegatronGptSamples, **how), (self.corpus, self.request)

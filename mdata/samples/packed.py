@@ -9,8 +9,6 @@ known by place. With document masks positions restart with each piece, and paddi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -20,13 +18,14 @@ from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.order.native_order import OrderKey, StreamOrder
 from mdata.progress import SILENT
-from mdata.samples.base import NativelyOrdered, Piece, pieces_of_runs, sample_of, samples_at
+from mdata.samples.base import NativelyOrdered, Piece, pieces_of_runs, samples_at
 from mdata.samples.packing import PackingRule, key_of, packed
-from mdata.samples.rows import Gathered, RowOptions, Sample
+from mdata.samples.rows import Gathered, RowOptions
 from mdata.util.arrays import Int64s
+from mdata.util.pickling import PickledByArguments
 
 
-class PackedSamples(NativelyOrdered):
+class PackedSamples(PickledByArguments, NativelyOrdered):
     """The documents of one range of a corpus, packed into rows.
 
     Args:
@@ -56,7 +55,6 @@ class PackedSamples(NativelyOrdered):
     ) -> None:
         assert options.mask_document_ends and options.sequence_length == rule.sequence_length, "rows of the same kind"
         self.corpus, self.documents, self.options, self.rule = corpus, documents, options, rule
-        self._cache = cache
         progress = SILENT if cache is None else cache.progress
 
         def make() -> Iterator[Arrays]:
@@ -110,18 +108,9 @@ class PackedSamples(NativelyOrdered):
         rows = np.unique(np.searchsorted(self._ends, pieces, side="right")).tolist()
         return sorted(sample for row in rows for sample in samples_at(self.order, row, first=first, stop=stop))
 
-    def sample(self, k: int) -> Sample:
-        """Sample k; see `sample_of`."""
-        return sample_of(self, k)
-
     def _pieces(self, rows: Int64s) -> tuple[Int64s, Int64s]:
         """The pieces of rows: (running count after each row, their numbers)."""
         stops = self._ends[rows]
         starts = np.where(rows > 0, self._ends[rows - 1], 0)
         ends = np.cumsum(stops - starts)
         return ends, np.repeat(stops - ends, stops - starts) + np.arange(ends[-1] if len(ends) else 0)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        more: dict[str, Any] = {"options": self.options, "rule": self.rule, "cache": self._cache}
-        more |= {"seed": self.order.key.seed, "shuffle": self.order.shuffle}
-        return partial(type(self), **more), (self.corpus, self.documents)

@@ -14,8 +14,8 @@ import numpy as np
 from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.order.native_order import OrderKey, StreamOrder
-from mdata.samples.base import NativelyOrdered, Piece, pieces_of_runs, sample_of, samples_at
-from mdata.samples.rows import Gathered, RowOptions, Sample
+from mdata.samples.base import NativelyOrdered, Piece, pieces_of_runs, samples_at
+from mdata.samples.rows import Gathered, RowOptions
 from mdata.samples.sample_options import Longer
 from mdata.util.arrays import Int64s, locate_all
 
@@ -105,10 +105,6 @@ class DocumentSamples(NativelyOrdered):
         block, inside = divmod(document - self.first, _BLOCK)
         fits = self._fits(document - inside, document + 1)
         return int(self._offsets[block]) + int(fits[:-1].sum()) if fits[-1] else None
-
-    def sample(self, k: int) -> Sample:
-        """Sample k; see `sample_of`."""
-        return sample_of(self, k)
 
     def _fits(self, first: int, last: int) -> np.ndarray:
         """bool[last - first]: which documents are neither too long nor too short."""
