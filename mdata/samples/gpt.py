@@ -15,16 +15,15 @@ from contextlib import contextmanager
 from functools import cached_property, lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mdata._core import BlockShuffle
 from mdata.corpus.corpus import Corpus
 from mdata.errors import DamageError
-from mdata.indexed.gather import Blocks, Cuts, RowFinish
+from mdata.indexed.gather import Blocks, RowFinish
 from mdata.mixing.selection import MOST_SAMPLES
 from mdata.order.native_order import OrderKey, StreamOrder
 from mdata.samples.base import NativelyOrdered, Piece, pieces_of_runs
-from mdata.samples.rows import Gathered, RowOptions, Rows
+from mdata.samples.rows import Gathered, RowOptions, Rows, in_order
 from mdata.util.arrays import Int64s
 from mdata.util.pickling import PickledByArguments
 
@@ -120,7 +119,7 @@ class GptSamples(PickledByArguments, NativelyOrdered):
         starts = self.order.starts(samples)
         starts += self.first_token
         counts = self._counts(starts)
-        if self.shuffle_block:
+        if self.shuffle_block and len(samples):
             return self._gather_runs(samples, starts, text, out_rows=out_rows, threads=threads)
         self.corpus.gatherer.gather(starts, counts, out=text, out_rows=out_rows, threads=threads)
         if not self.options.document_masks:
@@ -134,11 +133,11 @@ class GptSamples(PickledByArguments, NativelyOrdered):
         gatherer, counts = self.corpus.gatherer, self._counts(starts)
         rows = np.arange(len(samples)) if out_rows is None else out_rows
         epochs = samples // self.order.samples_per_epoch
-        begun: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * len(samples)
+        parts: list[tuple[Int64s, Gathered]] = []
         for epoch in np.unique(epochs).tolist():
             chosen = np.flatnonzero(epochs == epoch)
             with _placed_by_the_index(self.corpus):
-                ends, first, count, (of_row, cuts) = gatherer.block_pieces(
+                ends, first, count, cuts = gatherer.block_pieces(
                     self._blocks(epoch),
                     starts[chosen],
                     counts=counts[chosen],
@@ -146,12 +145,8 @@ class GptSamples(PickledByArguments, NativelyOrdered):
                     threads=threads,
                 )
             gatherer.gather(first, count, out=text, ends=ends, out_rows=rows[chosen], threads=threads)
-            for row, found in zip(chosen.tolist(), np.split(cuts, of_row[:-1]), strict=True):
-                begun[row] = found
-        if not self.options.document_masks:
-            return Gathered(counts)
-        joined: Cuts = np.cumsum([len(found) for found in begun]), np.concatenate([np.empty(0, np.int32), *begun])
-        return Gathered(counts, joined)
+            parts.append((chosen, Gathered(counts[chosen], cuts if self.options.document_masks else None)))
+        return in_order(parts, len(samples))
 
     @cached_property
     def _shuffled(self) -> BlockShuffle:
