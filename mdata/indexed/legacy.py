@@ -37,6 +37,7 @@ from mdata.indexed.pair_format import (
     legacy_form,
 )
 from mdata.util import atomic_io
+from mdata.util.arrays import running_sums
 
 # Where the codes of older formats mean something else than today's; 9 and 10 are fairseq's.
 LEGACY_DTYPES = {**DTYPES, 7: np.dtype("<f8"), 9: np.dtype("<u4"), 10: np.dtype("<u8")}
@@ -166,7 +167,7 @@ class LegacyReader:
             ends = self._document_ends(first, min(first + _DOCUMENTS_AT_ONCE, self.num_documents))
             lengths = self._layout.lengths.read(int(ends[0]), int(ends[-1]))
             ends -= ends[0]
-            tokens_before = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))[ends]
+            tokens_before = running_sums(lengths)[ends]
             for a, b in pairwise(_cuts(tokens_before * self.dtype.itemsize)):
                 count = int(tokens_before[b] - tokens_before[a])
                 raw = self._data.read(start * self.dtype.itemsize, count * self.dtype.itemsize)

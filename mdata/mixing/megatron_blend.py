@@ -24,7 +24,7 @@ import numpy.typing as npt
 from mdata import _core
 from mdata.array_cache.cache import Cache
 from mdata.errors import UsageError
-from mdata.util.arrays import Int64s
+from mdata.util.arrays import Int64s, running_sums
 from mdata.util.pickling import PickledByArguments
 
 NAME = "megatron"
@@ -76,7 +76,7 @@ class MegatronBlend(PickledByArguments):
             # A component's samples come in their order, so a stable sort by component is a list of them all.
             order = np.argsort(self.components, kind="stable").astype(np.int64)
             counts = np.bincount(self.components, minlength=self.num_components)
-            self._by_component = order, np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+            self._by_component = order, running_sums(counts)
         order, starts = self._by_component
         wanted, inside = np.ascontiguousarray(components, np.int64), np.ascontiguousarray(samples, np.int64)
         if wanted.size and (wanted.min() < 0 or wanted.max() >= self.num_components):

@@ -20,8 +20,9 @@ from blake3 import blake3
 
 from mdata.sources.chunk import Chunk, chunk_digest, read_chunk
 from mdata.sources.parse import parse
-from mdata.sources.record_batch import BadRow, Column, ReadSpec, RecordBatch, running_sums
+from mdata.sources.record_batch import BadRow, Column, ReadSpec, RecordBatch
 from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused, Tokenizer
+from mdata.util.arrays import running_sums
 
 if TYPE_CHECKING:
     from mdata.preprocessing.encode_chat import ChatSpec

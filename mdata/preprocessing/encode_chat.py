@@ -19,8 +19,9 @@ import numpy as np
 
 from mdata.chat.loss_spans import Span, Template, TemplateRefused, spans_of
 from mdata.sources.conversation import messages_of
-from mdata.sources.record_batch import Column, running_sums
+from mdata.sources.record_batch import Column
 from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, TextRefused, Tokenizer
+from mdata.util.arrays import running_sums
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from mdata.indexed.gather import Cuts
 from mdata.order.megatron_order import MegatronIndices, MegatronRequest, build, plan
 from mdata.samples.base import Piece, RowSamples
 from mdata.samples.rows import NO_PAD, Gathered, RowOptions, Sample
-from mdata.util.arrays import Int64s
+from mdata.util.arrays import Int64s, running_sums
 from mdata.util.pickling import PickledByArguments
 
 VERSION = 1  # of the construction of the arrays
@@ -101,7 +101,7 @@ class MegatronGptSamples(PickledByArguments, RowSamples):
         ends, first, count = gatherer.pieces(self.indices.documents, spans.reshape(-1), extra=extra)
         pad = NO_PAD if self.options.pad is None else self.options.pad
         gatherer.gather(first, count, ends=ends, out=text, out_rows=out_rows, fill=pad, threads=threads)
-        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(count)))
+        before = running_sums(count)
         counts = np.diff(before[ends], prepend=0)
         cuts = self._cuts(ends, before, counts) if self.options.document_masks else None
         return Gathered(counts, cuts)

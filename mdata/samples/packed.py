@@ -21,7 +21,7 @@ from mdata.progress import SILENT
 from mdata.samples.base import NativelyOrdered, Piece, pieces_of_runs, samples_at
 from mdata.samples.packing import PackingRule, key_of, packed
 from mdata.samples.rows import Gathered, RowOptions
-from mdata.util.arrays import Int64s
+from mdata.util.arrays import Int64s, ranges
 from mdata.util.pickling import PickledByArguments
 
 
@@ -112,5 +112,4 @@ class PackedSamples(PickledByArguments, NativelyOrdered):
         """The pieces of rows: (running count after each row, their numbers)."""
         stops = self._ends[rows]
         starts = np.where(rows > 0, self._ends[rows - 1], 0)
-        ends = np.cumsum(stops - starts)
-        return ends, np.repeat(stops - ends, stops - starts) + np.arange(ends[-1] if len(ends) else 0)
+        return np.cumsum(stops - starts), ranges(starts, stops - starts)

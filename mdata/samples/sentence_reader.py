@@ -16,7 +16,7 @@ from mdata import _core
 from mdata.corpus.corpus import Corpus
 from mdata.errors import UsageError
 from mdata.indexed.gather import Gatherer
-from mdata.util.arrays import Int64s, locate_all
+from mdata.util.arrays import Int64s, locate_all, ranges
 
 
 class SentenceText:
@@ -58,7 +58,7 @@ class SentenceText:
         """The text of [n, 3] rows of a mapping, for samples of these numbers."""
         first, stop, targets = rows.astype(np.int64).T
         ends = np.cumsum(stop - first)
-        sentences = _ranges(first, stop - first)
+        sentences = ranges(first, stop - first)
         shards, insides = locate_all(self.corpus.sequence_offsets, sentences)
         sizes, starts = np.empty(len(sentences), np.int32), np.empty(len(sentences), np.int64)
         for shard, chosen in _each(shards):
@@ -71,13 +71,6 @@ class SentenceText:
         if tokens.size:
             self._gatherer.gather(starts, counts, out=tokens, ends=np.array([len(starts)]))
         return _core.MaskedRows(numbers, np.ascontiguousarray(targets), ends, sizes, tokens[0])
-
-
-def _ranges(first: npt.NDArray[np.integer], count: npt.NDArray[np.integer]) -> Int64s:
-    """[4, 9], [2, 3] -> [4, 5, 9, 10, 11]."""
-    before = np.cumsum(count, dtype=np.int64) - count
-    total = int(before[-1] + count[-1]) if len(count) else 0
-    return np.repeat(first - before, count) + np.arange(total)
 
 
 def _each(shards: npt.NDArray[np.integer]) -> Iterator[tuple[int, npt.NDArray[np.bool_] | slice]]:

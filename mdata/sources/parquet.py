@@ -33,6 +33,7 @@ from mdata.sources.record_batch import (
     list_refused,
     too_long,
 )
+from mdata.util.arrays import ranges, running_sums
 from mdata.util.stop_signals import raise_pending_stop
 
 _MOST_ROWS = 1 << 15
@@ -179,15 +180,13 @@ def _without_long_lists(array: pa.Array, spec: ReadSpec) -> pa.Array:
     """Lists that are too long keep only as many sentences as prove it."""
     if _item_type(array.type) is None or _bytes_of(array).max(initial=0) <= spec.max_record_bytes:
         return array
-    sentences = np.concatenate(([0], np.cumsum(_sizes(array.flatten()))))
-    ends = np.concatenate(([0], np.cumsum(_lengths(array))))
+    sentences, ends = running_sums(_sizes(array.flatten())), running_sums(_lengths(array))
     # In each row up to and with the first sentence that makes it too long.
     kept = np.searchsorted(sentences, sentences[ends[:-1]] + spec.max_record_bytes, side="right")
     stops = np.minimum(ends[1:], kept)
-    taken = np.concatenate([np.arange(a, b) for a, b in zip(ends[:-1], stops, strict=True)])
-    offsets = np.concatenate(([0], np.cumsum(stops - ends[:-1])))
-    items = array.flatten().take(pa.array(taken))
-    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), items, mask=array.is_null())
+    counts = stops - ends[:-1]
+    items = array.flatten().take(pa.array(ranges(ends[:-1], counts)))
+    return pa.LargeListArray.from_arrays(pa.array(running_sums(counts)), items, mask=array.is_null())
 
 
 def _at(batch: pa.RecordBatch, path: Sequence[str]) -> pa.Array:
@@ -222,8 +221,7 @@ def _bytes_of(array: pa.Array) -> npt.NDArray[np.int64]:
     """The bytes of text in each row, decoded or not."""
     if _item_type(array.type) is None:
         return _sizes(array)
-    sentences = np.concatenate(([0], np.cumsum(_sizes(array.flatten()))))
-    ends = np.concatenate(([0], np.cumsum(_lengths(array))))
+    sentences, ends = running_sums(_sizes(array.flatten())), running_sums(_lengths(array))
     return np.diff(sentences[ends])
 
 

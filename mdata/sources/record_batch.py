@@ -10,9 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from mdata.errors import BadInputError
 
 Kind = Literal[
@@ -183,10 +180,3 @@ def column_of(values: list[str] | list[list[str]] | list[str | list[str]], spec:
             sentences.append(value)  # type: ignore[arg-type]
         ends.append(len(sentences))
     return Column(sentences, ends) if set(map(type, sentences)) <= {str} else None
-
-
-def running_sums(values: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """int64[n + 1]: the sums of the first k values."""
-    sums = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(values, out=sums[1:])
-    return sums

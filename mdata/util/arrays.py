@@ -2,6 +2,7 @@
 
 Documents, sequences and tokens of a corpus are counted over its shards: number k lies in one of them, at some place
 inside it. Finding both is one bisection in the parts' offsets, which are counted here once and searched here alone.
+Rows of different lengths in one flat array are described by the running sums of their lengths.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,3 +37,16 @@ def locate_all(offsets: npt.ArrayLike, numbers: Int64s) -> tuple[Int64s, Int64s]
     starts = np.asarray(offsets, np.int64)
     parts = np.searchsorted(starts, numbers, side="right") - 1
     return parts, numbers - starts[parts]
+
+
+def running_sums(values: npt.NDArray[Any]) -> Int64s:
+    """int64[n + 1]: the sums of the first k values."""
+    sums = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=sums[1:])
+    return sums
+
+
+def ranges(first: npt.NDArray[np.integer], count: npt.NDArray[np.integer]) -> Int64s:
+    """[4, 9], [2, 3] -> [4, 5, 9, 10, 11]."""
+    sums = running_sums(count)
+    return np.repeat(first - sums[:-1], count) + np.arange(sums[-1])

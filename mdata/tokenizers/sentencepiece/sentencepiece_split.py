@@ -12,6 +12,7 @@ import numpy as np
 
 from mdata.tokenizers.base.token_matching import first_listed, pattern_of_any
 from mdata.tokenizers.base.tokenizer import IdArray, LengthArray, indices_in_batch
+from mdata.util.arrays import running_sums
 
 # A symbol that is unlikely to be a piece; Megatron chose it.
 MARK = "\u262f"
@@ -87,6 +88,5 @@ def without_last(ids: IdArray, lengths: LengthArray, *, counts: Sequence[int]) -
     """The ids without the last of each part, and the lengths of texts of so many parts each."""
     keep = np.ones(len(ids), dtype=np.bool_)
     keep[(np.cumsum(lengths) - 1)[lengths > 0]] = False
-    ends = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(np.maximum(lengths - 1, 0), out=ends[1:])
+    ends = running_sums(np.maximum(lengths - 1, 0))
     return ids[keep], np.diff(ends[np.cumsum([0, *counts])])
