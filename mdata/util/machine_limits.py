@@ -72,11 +72,19 @@ def _of_machine() -> int | None:
 
 def _of_process() -> int | None:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit - _own_bytes(0)
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in use; 0 if the system does not tell."""
+    return _own_bytes(1)
+
+
+def _own_bytes(column: int) -> int:
     try:
-        taken = int(_OWN_MEMORY.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        return int(_OWN_MEMORY.read_text().split()[column]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
-        taken = 0
-    return None if limit == resource.RLIM_INFINITY else limit - taken
+        return 0
 
 
 def _of_group(folder: Path) -> int | None:

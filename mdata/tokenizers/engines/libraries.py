@@ -10,10 +10,8 @@ random words; a new one takes 0.1 to 0.2 s and knows no words.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
@@ -33,6 +31,7 @@ from mdata.tokenizers.base.tokenizer_json import (
     split_pattern,
     without_special_tokens,
 )
+from mdata.util.machine_limits import resident_bytes
 from mdata.util.stop_signals import LibraryError, library_errors
 
 EXACT = "tokenizers"
@@ -238,14 +237,6 @@ def as_json(definition: Definition) -> bytes:
     import orjson
 
     return orjson.dumps(definition)
-
-
-def resident_bytes() -> int:
-    """Memory of this process that is in use; 0 if the system does not tell."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 # Those that a tokenizer.json alone makes, by their names.
