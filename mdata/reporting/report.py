@@ -106,17 +106,8 @@ def _facts(data: ReportData) -> dict[str, Any]:
 
 
 def _component(part: Part, usage: Usage) -> dict[str, Any]:
-    known = {name: getattr(part, name) for name in ("path", "id", "level", "cap", "records", "skipped")}
-    lengths = {"documents": part.lengths.documents, "tokens": part.lengths.tokens}
-    return {
-        **asdict(part.row),
-        **known,
-        "special_in_text": part.special_in_text,
-        "tokenizer": part.tokenizer,
-        "verified": part.verified,
-        "lengths": lengths,
-        "vocabulary": _usage(usage),
-    }
+    facts = asdict(part)
+    return {**facts.pop("row"), **facts, "vocabulary": _usage(usage)}
 
 
 def _curves(curves: Curves) -> dict[str, Any]:
