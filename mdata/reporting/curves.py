@@ -72,46 +72,30 @@ def curves_of(preview: BlendPreview) -> Curves:
 def bands_of(rows: Sequence[BlendRow]) -> tuple[Band, ...]:
     """Which components are drawn alone and which together."""
     order = sorted(range(len(rows)), key=lambda i: (-rows[i].achieved, i))
-    alone = order if len(order) <= MOST_BANDS + 1 else order[:MOST_BANDS]
-    left = order[len(alone) :]
-    groups = _groups(rows, order)
-    bands: list[Band] = []
-    if groups:
-        colours = {key: i % COLOURS for i, key in enumerate(groups)}
-        for number, key in enumerate(groups):
-            members = [i for i in alone if _key(rows, i) == key]
-            rest = [i for i in left if _key(rows, i) == key]
-            own = rest if number < MOST_GROUPS and isinstance(key, str) and len(rest) > 1 else []
-            taken = set(own)
-            left = [i for i in left if i not in taken]
-            found: list[tuple[tuple[int, ...], str]] = [((i,), rows[i].name) for i in members]
-            found += [(tuple(own), f"{key}: {len(own)} others")] if own else []
-            group = key if isinstance(key, str) else None
-            bands += [
-                Band(name, of, group, colour=colours[key], strength=1 - 0.65 * place / len(found))
-                for place, (of, name) in enumerate(found)
-            ]
-    else:
-        bands = [Band(rows[i].name, (i,), None, colour=n % COLOURS, strength=1.0) for n, i in enumerate(alone)]
-    if left:
-        name = f"{len(left)} others" if bands and len(left) > 1 else rows[left[0]].name
-        bands.append(Band(name, tuple(left), None, colour=None, strength=1.0))
-    return tuple(bands)
-
-
-def _groups(rows: Sequence[BlendRow], order: Sequence[int]) -> list[str | int]:
-    """Groups, and the numbers of components without one, from the largest down; none where there is no group."""
-    if not any(row.group for row in rows):
-        return []
-    sums: dict[str | int, float] = {}
+    alone = set(order if len(order) <= MOST_BANDS + 1 else order[:MOST_BANDS])
+    # A component without a group is one by itself.
+    members: dict[str | int, list[int]] = {}
     for i in order:
-        key = _key(rows, i)
-        sums[key] = sums.get(key, 0.0) + rows[i].achieved
-    return sorted(sums, key=lambda key: -sums[key])
-
-
-def _key(rows: Sequence[BlendRow], number: int) -> str | int:
-    return rows[number].group or number
+        members.setdefault(rows[i].group or i, []).append(i)
+    keys = sorted(members, key=lambda key: -sum(rows[i].achieved for i in members[key]))
+    bands: list[Band] = []
+    left = set(order) - alone
+    for number, key in enumerate(keys):
+        group = key if isinstance(key, str) else None
+        found: list[tuple[tuple[int, ...], str]] = [((i,), rows[i].name) for i in members[key] if i in alone]
+        rest = tuple(i for i in members[key] if i not in alone)
+        if group is not None and number < MOST_GROUPS and len(rest) > 1:
+            found.append((rest, f"{key}: {len(rest)} others"))
+            left -= set(rest)
+        bands += [
+            Band(name, of, group, colour=number % COLOURS, strength=1 - 0.65 * place / len(found))
+            for place, (of, name) in enumerate(found)
+        ]
+    if left:
+        others = tuple(i for i in order if i in left)
+        name = f"{len(others)} others" if bands and len(others) > 1 else rows[others[0]].name
+        bands.append(Band(name, others, None, colour=None, strength=1.0))
+    return tuple(bands)
 
 
 def _size(row: BlendRow) -> int:
