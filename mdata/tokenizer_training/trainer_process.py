@@ -7,18 +7,20 @@ stops for any reason. Not done: limits of its memory; the size of the sample is 
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
 from mdata.errors import MdataError, ResourceError, UsageError, os_errors_named
 from mdata.progress import SILENT, Progress
-from mdata.tokenizer_training.trainers import Task, packed, received, send
+from mdata.tokenizer_training.trainers import Task, received
 
 
 def train_in_process(task: Task, texts: Iterator[str], *, progress: Progress = SILENT) -> dict[str, bytes]:
@@ -40,7 +42,7 @@ def train_in_process(task: Task, texts: Iterator[str], *, progress: Progress = S
             with suppress(BrokenPipeError):  # it ended early and sent the reason
                 _feed(child.stdin, task, texts)
             progress.begin("training", None, unit="s")
-            answer = list(received(child.stdout))
+            answer = next(received(child.stdout), None)
             child.wait()
             progress.end()
         finally:
@@ -49,11 +51,11 @@ def train_in_process(task: Task, texts: Iterator[str], *, progress: Progress = S
             for stream in (child.stdin, child.stdout):
                 with suppress(BrokenPipeError):
                     stream.close()
-        if not answer or (answer[-1] != b"done" and answer[0] != b"refused"):
+        if answer is None:
             raise _death(child.returncode, errors)
-    if answer[0] == b"refused":
-        raise refusal(answer[1].decode(errors="replace"))
-    return {name.decode(): content for name, content in zip(answer[:-1:2], answer[1::2], strict=True)}
+    if isinstance(answer, str):
+        raise refusal(answer)
+    return dict(answer)
 
 
 def refusal(reason: str) -> UsageError:
@@ -66,9 +68,8 @@ def refusal(reason: str) -> UsageError:
 
 
 def _feed(stream: BinaryIO, task: Task, texts: Iterator[str]) -> None:
-    send(stream, packed(task))
-    for text in texts:
-        send(stream, text.encode())
+    for message in chain([task], texts):
+        pickle.dump(message, stream)
     stream.close()
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import os
-import struct
+import pickle
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, BinaryIO, Literal
 
@@ -26,7 +27,6 @@ _LONGEST_TOKEN_BYTES = 64
 _LONGEST_SENTENCE = 2048  # sentencepiece silently skips longer ones, so they are split
 # sentencepiece skips sentences with these characters, which it uses itself.
 _REPLACED = {0: " ", 0x2581: " ", 0x2585: " "}
-_LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,44 +161,23 @@ def _sentences(texts: Iterator[str]) -> Iterator[str]:
                 yield line[at:]
 
 
-def send(stream: BinaryIO, data: bytes) -> None:
-    """Its length, and it."""
-    stream.write(_LENGTH.pack(len(data)))
-    stream.write(data)
-
-
-def received(stream: BinaryIO) -> Iterator[bytes]:
-    """What was sent, until the stream ends; a truncated message is dropped."""
-    while len(head := stream.read(_LENGTH.size)) == _LENGTH.size:
-        (size,) = _LENGTH.unpack(head)
-        data = stream.read(size)
-        if len(data) < size:
-            return
-        yield data
-
-
-def packed(task: Task) -> bytes:
-    """A task as text."""
-    return json.dumps(asdict(task)).encode()
+def received(stream: BinaryIO) -> Iterator[Any]:
+    """What was pickled, until the stream ends; a truncated object is dropped."""
+    with suppress(EOFError, pickle.UnpicklingError):
+        while True:
+            yield pickle.load(stream)
 
 
 def main() -> None:
-    """Train what stdin says."""
+    """Train what stdin says: a task, then texts. The answer is the files by name, or why there are none."""
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not come between
     messages = received(sys.stdin.buffer)
-    words = json.loads(next(messages))
-    task = Task(**{**words, "special_tokens": tuple(words["special_tokens"])})
     try:
-        files = train(task, (message.decode() for message in messages))
+        made: dict[str, bytes] | str = train(next(messages), messages)
     except RuntimeError as error:
-        send(answer, b"refused")
-        send(answer, str(error).encode())
-    else:
-        for name, content in files.items():
-            send(answer, name.encode())
-            send(answer, content)
-        send(answer, b"done")
+        made = str(error)
+    pickle.dump(made, answer)
     answer.close()
 
 
