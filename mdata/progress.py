@@ -7,11 +7,9 @@ shown as they are, so that the function which counts them keeps the only copy.
 
 from __future__ import annotations
 
-from typing import Protocol
 
-
-class Progress(Protocol):
-    """A listener of one piece of work after another."""
+class Progress:
+    """A listener of one piece of work after another. What it does not define, it ignores."""
 
     def begin(self, label: str, total: int | None, *, unit: str, done: int = 0) -> None:
         """A piece of work starts.
@@ -36,23 +34,8 @@ class Progress(Protocol):
         """The piece of work is done."""
 
 
-class Silent:
+class Silent(Progress):
     """Ignores everything."""
-
-    def begin(self, label: str, total: int | None, *, unit: str, done: int = 0) -> None:
-        """See `Progress`."""
-
-    def advance(self, amount: int, **totals: float) -> None:
-        """See `Progress`."""
-
-    def stages(self, **seconds: float) -> None:
-        """See `Progress`."""
-
-    def note(self, text: str) -> None:
-        """See `Progress`."""
-
-    def end(self) -> None:
-        """See `Progress`."""
 
 
 SILENT = Silent()
