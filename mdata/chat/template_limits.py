@@ -215,9 +215,6 @@ def _size_of(operator: str, left: Any, right: Any) -> int:
 class _Counted(NodeTransformer):
     """Puts a step at the start of the body of each loop and macro, and our own function in the place of ~."""
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        return self._counting(node)
-
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         """A value that is compared with one of the template's own is looked at no further than that."""
         self.generic_visit(node)
@@ -228,15 +225,6 @@ class _Counted(NodeTransformer):
         for operand in looked:
             operand.expr = _asked("looked", operand.expr)
         return node
-
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
-        return self._counting(node)
-
-    def visit_Block(self, node: nodes.Block) -> nodes.Node:
-        return self._counting(node)
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
-        return self._counting(node)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
@@ -251,6 +239,8 @@ class _Counted(NodeTransformer):
             node.test = nodes.Or(step, node.test, lineno=node.lineno)  # a step is none, and none is false
         node.body.insert(0, nodes.ExprStmt(step, lineno=node.lineno))
         return node  # type: ignore[no-any-return]
+
+    visit_For = visit_Macro = visit_Block = visit_CallBlock = _counting
 
 
 def _asked(name: str, *arguments: nodes.Expr) -> nodes.Call:
