@@ -8,8 +8,6 @@ twin: mdata/reference/masking.py.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import numpy.typing as npt
 
@@ -30,7 +28,8 @@ class BertSamples(MaskedSamples):
     is_random (the texts were exchanged), truncated: one number.
     """
 
-    kind: ClassVar[str] = Bert.name
+    kind = Bert.name
+    needed = ("cls", "sep", "mask")
     options: Bert
 
     @property
@@ -58,7 +57,3 @@ class BertSamples(MaskedSamples):
         arrays = [fields[name] for name in self._shapes()]
         form = _core.BertForm(self.sequence_length, self.options.head, *self._pad)
         _core.bert_samples(form, self._core_vocabulary, self._core_rule, self._draws, rows, arrays)
-
-    def _check(self) -> None:
-        self.vocabulary.require("cls", "sep", "mask")
-        super()._check()

@@ -78,6 +78,8 @@ class MaskedSamples(PickledByArguments):
     """
 
     kind: ClassVar[str]
+    needed: ClassVar[tuple[str, ...]]
+    """Fields of the vocabulary that may not be missing."""
 
     def __init__(
         self,
@@ -254,6 +256,7 @@ class MaskedSamples(PickledByArguments):
         return out
 
     def _check(self) -> None:
+        self.vocabulary.require(*self.needed)
         first, last = self.documents
         assert 0 <= first <= last <= self.corpus.num_documents, f"documents {first} to {last} of the corpus"
         megatron = self.order == "megatron"

@@ -8,8 +8,6 @@ masked.py. Slow twin: mdata/reference/masking.py.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import numpy.typing as npt
 
@@ -30,7 +28,8 @@ class T5Samples(MaskedSamples):
     end), loss_mask, dec_mask: int64[decoder_length]; truncated: one number.
     """
 
-    kind: ClassVar[str] = T5.name
+    kind = T5.name
+    needed = ("bos", "eos", "sentinels")
     options: T5
 
     @property
@@ -53,7 +52,10 @@ class T5Samples(MaskedSamples):
 
     def _fill(self, numbers: npt.NDArray[np.int64], rows: _core.MaskedRows, fields: Sample) -> None:
         arrays = [fields[name] for name in self._shapes()]
-        form = _core.T5Form(*self._lengths, *self._ends, np.array(self.vocabulary.sentinels, np.int64), *self._pad)
+        words = self.vocabulary
+        assert words.bos is not None and words.eos is not None, "required when it was made"
+        lengths, sentinels = (self.sequence_length, self.options.decoder_length), np.array(words.sentinels, np.int64)
+        form = _core.T5Form(*lengths, words.bos, words.eos, sentinels, *self._pad)
         failed = _core.t5_samples(form, self._core_vocabulary, self._core_rule, self._draws, rows, arrays)
         if failed is None:
             return
@@ -64,16 +66,3 @@ class T5Samples(MaskedSamples):
             expected=f"{len(self.vocabulary.sentinels)} sentinels and {self.options.decoder_length} tokens at most",
             fix='a longer decoder or more sentinels (Megatron stops here too), or order="native"',
         )
-
-    @property
-    def _lengths(self) -> tuple[int, int]:
-        return self.sequence_length, self.options.decoder_length
-
-    @property
-    def _ends(self) -> tuple[int, int]:
-        assert self.vocabulary.bos is not None and self.vocabulary.eos is not None, "required when it was made"
-        return self.vocabulary.bos, self.vocabulary.eos
-
-    def _check(self) -> None:
-        self.vocabulary.require("bos", "eos", "sentinels")
-        super()._check()
