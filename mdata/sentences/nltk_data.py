@@ -13,6 +13,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from mdata.errors import UsageError, explain_os_error
@@ -72,47 +73,37 @@ def _places(folders: list[Path]) -> Iterator[Path]:
             yield folder / inside / "punkt_tab.zip"
 
 
-def _languages(place: Path) -> set[str]:
-    """The languages in a folder or an archive; none where there is no such thing."""
+@contextmanager
+def _opened(place: Path) -> Iterator[Path | zipfile.Path]:
+    """The folder of languages: the place itself, or punkt_tab/ inside of an archive."""
     try:
-        if place.suffix == ".zip":
-            if not place.is_file():
-                return set()
-            with zipfile.ZipFile(place) as archive:
-                parts = [name.split("/") for name in archive.namelist()]
-            return {part[1] for part in parts if len(part) > 2 and part[0] == "punkt_tab"}
-        return {entry.name for entry in place.iterdir() if entry.is_dir()} if place.is_dir() else set()
-    except zipfile.BadZipFile as error:
-        raise UsageError(f"{place}: not a zip archive", found=str(error), fix=_FETCH) from error
-    except OSError as error:
-        raise explain_os_error(error, "looking for punkt_tab") from error
-
-
-def _read(place: Path, language: str) -> dict[str, bytes]:
-    try:
-        if place.suffix == ".zip":
-            with zipfile.ZipFile(place) as archive:
-                return {name: _unpacked(archive, place, f"punkt_tab/{language}/{name}") for name in FILES}
-        return {name: _content(place / language / name) for name in FILES}
+        if place.suffix != ".zip" or not place.is_file():
+            yield place
+            return
+        with zipfile.ZipFile(place) as archive:
+            yield zipfile.Path(archive, "punkt_tab/")
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise UsageError(f"{place}: cannot be unpacked", found=str(error), fix=_FETCH) from error
     except OSError as error:
         raise explain_os_error(error, "reading punkt_tab") from error
 
 
-def _content(path: Path) -> bytes:
+def _languages(place: Path) -> set[str]:
+    """The languages in a folder or an archive; none where there is no such thing."""
+    with _opened(place) as root:
+        return {entry.name for entry in root.iterdir() if entry.is_dir()} if root.is_dir() else set()
+
+
+def _read(place: Path, language: str) -> dict[str, bytes]:
+    with _opened(place) as root:
+        return {name: _content(root / language / name) for name in FILES}
+
+
+def _content(path: Path | zipfile.Path) -> bytes:
     if not path.exists():
         raise UsageError(f"{path} is missing", expected=f"the four tables {', '.join(FILES)}", fix=_FETCH)
-    if path.stat().st_size > MAX_BYTES:
-        raise UsageError(f"{path}: not a table of Punkt", found="more than 64 MiB")
-    return path.read_bytes()
-
-
-def _unpacked(archive: zipfile.ZipFile, place: Path, member: str) -> bytes:
-    if member not in archive.namelist():
-        raise UsageError(f"{place}: {member} is missing", expected=f"the four tables {', '.join(FILES)}", fix=_FETCH)
-    with archive.open(member) as file:
-        content = file.read(MAX_BYTES + 1)
+    with path.open("rb") as file:
+        content: bytes = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
-        raise UsageError(f"{place}: {member}: not a table of Punkt", found="more than 64 MiB")
+        raise UsageError(f"{path}: not a table of Punkt", found="more than 64 MiB")
     return content
