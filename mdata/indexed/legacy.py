@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -130,6 +131,7 @@ class LegacyReader:
         prefix: the two names without their endings.
 
     Attributes:
+        close: closes both files.
         form: which of the three formats.
         dtype: of the tokens; 64-bit floats where the code says float.
         has_boundaries: whether the file tells which sequences are a document.
@@ -140,21 +142,15 @@ class LegacyReader:
     """
 
     def __init__(self, prefix: Path) -> None:
-        self._index = _File(idx_path(Path(prefix)))
-        try:
-            self._data = _File(bin_path(Path(prefix)))
-        except BaseException:
-            self._index.close()
-            raise
-        try:
+        with ExitStack() as opened:
+            self._index = opened.enter_context(closing(_File(idx_path(Path(prefix)))))
+            self._data = opened.enter_context(closing(_File(bin_path(Path(prefix)))))
             self._layout = _layout(self._index)
             self.form, self.dtype = self._layout.form, self._layout.dtype
             self.num_sequences = self._layout.lengths.count
             self._check_sequences()
             self._boundaries = self._checked_boundaries()
-        except BaseException:
-            self.close()
-            raise
+            self.close = opened.pop_all().close
         self.has_boundaries = self._boundaries is not None
         self.num_documents = self.num_sequences if self._boundaries is None else self._boundaries.count - 1
         self.num_tokens = self._data.size // self.dtype.itemsize
@@ -173,11 +169,6 @@ class LegacyReader:
                 raw = self._data.read(start * self.dtype.itemsize, count * self.dtype.itemsize)
                 start += count
                 yield Group(np.frombuffer(raw, self.dtype), lengths[ends[a] : ends[b]], ends[a + 1 : b + 1] - ends[a])
-
-    def close(self) -> None:
-        """Close both files."""
-        self._index.close()
-        self._data.close()
 
     def __enter__(self) -> Self:
         return self
@@ -264,11 +255,8 @@ def legacy_form_of(prefix: Path) -> Form | None:
     Raises:
         UsageError: there is no .idx.
     """
-    index = _File(idx_path(prefix))
-    try:
+    with closing(_File(idx_path(prefix))) as index:
         return legacy_form(bytes(index.read(0, min(index.size, LEGACY_HEAD_BYTES))), index.size)
-    finally:
-        index.close()
 
 
 def _layout(index: _File) -> _Layout:
