@@ -15,7 +15,7 @@ from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
-from itertools import islice
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -125,7 +125,7 @@ def train_small_tokenizers(folder: Path) -> Iterator[tuple[str, TokenizerSpec]]:
 
 
 def _train(kind: Kind, folder: Path, **parts: Any) -> Mapping[str, bytes]:
-    made = train(Task(kind=kind, vocab_size=SMALL_VOCABULARY, **parts), islice(_texts(), _count(_TRAIN_CHARS)))
+    made = train(Task(kind=kind, vocab_size=SMALL_VOCABULARY, **parts), _texts(_TRAIN_CHARS))
     write_folder(folder, made)
     return made
 
@@ -183,22 +183,18 @@ def _files() -> list[Path]:
     return sorted(root.glob("*.py")) + sorted(inner)
 
 
-def _texts() -> Iterator[str]:
+def _texts(max_chars: float = inf) -> Iterator[str]:
+    """Texts, the last of which reaches `max_chars` characters together."""
+    seen = 0
     for path in _files():
         try:
-            yield path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeError):
             continue
-
-
-def _count(chars: int) -> int:
-    """How many of the texts have that many characters together."""
-    seen = 0
-    for count, text in enumerate(_texts(), 1):
+        yield text
         seen += len(text)
-        if seen >= chars:
-            return count
-    return len(_files())
+        if seen >= max_chars:
+            return
 
 
 def _batches() -> Iterator[list[str]]:
