@@ -64,7 +64,7 @@ def _add_megatron(group: argparse._ArgumentGroup) -> None:
     add("--input", nargs="+", required=True, metavar="PATH", help="files, folders, quoted patterns, or - for stdin")
     add("--output-prefix", required=True, metavar="PREFIX", help="results are PREFIX_KEY_document.* (or _sentence.*)")
     add("--json-keys", "--json-key", nargs="+", metavar="KEY", help="default: text; with --chat messages")
-    add("--chat-template", metavar="T", help="with --chat: tokenizer, chatml, plain, or a file of jinja")
+    add("--chat-template", metavar="T", help="with --chat: tokenizer, chatml, plain, or a Jinja file")
     add_tokenizer(group, required=True)
     add("--split-sentences", action="store_true", help="split texts into sentences: results are PREFIX_KEY_sentence.*")
     add("--lang", default="english", metavar="NAME", help="language of the sentences; default english")

@@ -93,7 +93,7 @@ def _as_text(
         [form, one.engine, one.mb_per_s, one.load_s, one.why_not or ""] for form, _, many in measured for one in many
     ]
     parts = (
-        table(("type", "needs", "engines; the fastest that is equal is used"), kinds),
+        table(("type", "needs", "engines; the fastest that gives the exact ids is used"), kinds),
         table(("engine", "version"), engines),
         f"{name}, one thread, {_TEXT}",
         table(("form", "engine", "MB/s", "load s", "why not"), rows),

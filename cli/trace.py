@@ -180,7 +180,9 @@ def _sizes(arguments: argparse.Namespace) -> BatchSizes | None:
 def _shuffled(arguments: argparse.Namespace, dataset: mdata.Dataset, sizes: BatchSizes | None) -> CyclicSteps:
     """The steps of Megatron's random sampler."""
     if sizes is None or arguments.micro_batch is None or arguments.dp is None:
-        raise mdata.UsageError("a shuffled epoch is divided among ranks", fix="--global-batch, --micro-batch and --dp")
+        raise mdata.UsageError(
+            "a shuffled epoch needs the number of ranks", fix="--global-batch, --micro-batch and --dp"
+        )
     if dataset.num_samples is None:
         fix = "--order megatron --num-samples N, or a validation set (--split)"
         raise mdata.UsageError("the native order has no end, and no epochs to shuffle", fix=fix)

@@ -275,7 +275,7 @@ def _check_shares(found: Sequence[Found], spec: BlendSpec) -> None:
     unused = [name for name in spec.groups if not any(one.entry.group == name for one in found)]
     if unused:
         raise UsageError(
-            f"the group {unused[0]} has a share and no members", fix=f'group = "{unused[0]}" at a component'
+            f"the group {unused[0]} has a share but no members", fix=f'group = "{unused[0]}" at a component'
         )
     sides: dict[str | None, list[Found]] = {None: []}
     for one in found:
@@ -284,7 +284,7 @@ def _check_shares(found: Sequence[Found], spec: BlendSpec) -> None:
         without = [one.entry.path for one in side if one.entry.share is None]
         if without and (len(without) < len(side) or (group is None and spec.groups)) and not spec.exhaustive:
             raise UsageError(
-                f"{without[0]} has no share, others beside it have one",
+                f"{without[0]} has no share, but others beside it have one",
                 expected="a share for each, or for none (they then count by their tokens)",
             )
 
@@ -338,7 +338,7 @@ def _phase(
                 problems.append(f"phase {where} gives {name} a share, which is a component and a group; rename one")
             if name not in known:
                 close = nearest(name, known)
-                hint = f"; meant {close}?" if close else ""
+                hint = f"; did you mean {close}?" if close else ""
                 problems.append(
                     f"phase {where} gives {name} a share, which is no component or group of the blend{hint}"
                 )

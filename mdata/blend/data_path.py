@@ -107,8 +107,8 @@ def parse_data_path(words: Sequence[str]) -> tuple[BlendEntry, ...]:
         other = next(word for word in (*firsts, *words) if not _is_number(word))
         raise UsageError(
             "weights and prefixes are mixed",
-            found=f"{numbers[0]!r} is a number and {other!r} is none"
-            + (f"; {len(words)} words are no pairs" if len(words) % 2 else ", both in a weight's place"),
+            found=f"{numbers[0]!r} is a number and {other!r} is not"
+            + (f"; {len(words)} words do not make pairs" if len(words) % 2 else ", both where a weight belongs"),
             expected="WEIGHT PREFIX WEIGHT PREFIX ..., or prefixes alone",
             fix=f"give a weight for every prefix (or write ./{numbers[0]} if that is a prefix)",
         )

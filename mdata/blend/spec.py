@@ -301,7 +301,9 @@ class _Reader:
         for key in table:
             if key not in known:
                 close = nearest(key, known)
-                self.problems.append(f"{_joined(where, key)} is not known" + (f"; meant {close}?" if close else ""))
+                self.problems.append(
+                    f"{_joined(where, key)} is not known" + (f"; did you mean {close}?" if close else "")
+                )
 
 
 _FLAGS = ("exhaustive", "redistribute", "merge_same", "allow_overlap")

@@ -222,7 +222,7 @@ class _Union:
         if not found:
             names = [part.name for part in self.components]
             close = nearest(name, names)
-            instead = f"meant {close}?" if close else f"there are {few(names)}"
+            instead = f"did you mean {close}?" if close else f"there are {few(names)}"
             problems.append(f"no component is called {name}; {instead}")
         return found
 
@@ -274,7 +274,7 @@ class _Union:
 def _weight(share: str, name: str, problems: list[str]) -> Fraction:
     weight = _number(share)
     if weight is None and _number(name) is not None:
-        problems.append(f"write each weight before its corpus; found {share} {name}; meant {name} {share}?")
+        problems.append(f"write each weight before its corpus; found {share} {name}; did you mean {name} {share}?")
     elif weight is None or weight < 0:
         problems.append(f"the share of {name} is {share!r}; expected a number of at least 0")
     return weight or Fraction(0)

@@ -85,7 +85,7 @@ def preview_blend(
     """
     schedules = schedules_of(blend.manifest)
     if sequence_length is None and _counts_samples(schedules, samples):
-        raise UsageError("the blend counts in samples", fix="--sequence-length, for how long they are")
+        raise UsageError("the blend counts in samples", fix="give --sequence-length, the tokens of a sample")
     length = sequence_length or 1
     sizes = sizes_of(blend, sequence_length, split=split)
     phased = blend.phased(sizes.samples_per_epoch, length)

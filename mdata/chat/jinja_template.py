@@ -69,7 +69,7 @@ class JinjaTemplate:
             if message.role == ASSISTANT:
                 start = self._reach(told[: number - 1], whole, at=at, prompt=True)
             if start > stop:
-                raise TemplateRefused(f"the chat template asks for an answer behind the end of message {number}")
+                raise TemplateRefused(f"the chat template asks for an answer after message {number} has ended")
             said = whole[start:stop]
             end = len(said.rstrip()) if message.role == ASSISTANT else len(said)
             yield Turn(_part(whole[at:start]), _part(said[:end]), _part(said[end:]))
@@ -82,8 +82,8 @@ class JinjaTemplate:
         text = self._text(told, prompt=prompt)
         if not whole.startswith(text) or len(text) < at:
             raise TemplateRefused(
-                f"the chat template writes the first {len(told)} messages otherwise when more follow;"
-                " such templates cannot be told apart into turns"
+                f"the chat template writes the first {len(told)} messages differently when more follow,"
+                " so its turns cannot be told apart"
             )
         return len(text)
 
@@ -122,7 +122,7 @@ def _compiled(source: str) -> Any:
     try:
         return environment.from_string(source)
     except (jinja2.TemplateError, *_WHAT_COMPILING_RAISES) as error:
-        raise UsageError("the chat template is not one of Jinja", found=" ".join(str(error).split())[:200]) from error
+        raise UsageError("the chat template is not valid Jinja", found=" ".join(str(error).split())[:200]) from error
 
 
 def _as_json(value: Any, indent: int | None = None, **options: Any) -> str:

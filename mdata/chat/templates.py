@@ -49,7 +49,7 @@ def choose_template(choice: str | None, tokenizer: Tokenizer, *, model: str | No
             raise UsageError(
                 "the tokenizer has no chat template of its own",
                 expected=f"{_FILE} beside it, or chat_template in {_CONFIG}",
-                fix=f"{CHATML}, {PLAIN}, or a file of jinja",
+                fix=f"{CHATML}, {PLAIN}, or a Jinja file",
             )
         return JinjaTemplate(OWN, own, _variables(tokenizer)).checked()
     path = Path(str(choice))
@@ -132,7 +132,7 @@ def _text_of(path: Path) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is no chat template", found=str(error), expected="text in UTF-8") from error
+        raise UsageError(f"{path} is not a chat template", found=str(error), expected="text in UTF-8") from error
 
 
 def _variables(tokenizer: Tokenizer) -> tuple[tuple[str, str], ...]:

@@ -166,8 +166,8 @@ class Dataset:
     def _check_range(self, numbers: Int64s) -> None:
         end = MOST_SAMPLES if self.num_samples is None else self.num_samples
         if numbers.size and (numbers.min() < 0 or numbers.max() >= end):
-            of = f"no end, but below {end}" if self.num_samples is None else str(end)
-            raise IndexError(f"samples {numbers.min()} to {numbers.max()} of {of}")
+            of = "; numbers are from 0 to below 2^62" if self.num_samples is None else f" of {end}"
+            raise IndexError(f"samples {numbers.min()} to {numbers.max()}{of}")
 
     @overload
     def __getitem__(self, sample: int) -> Sample: ...

@@ -158,8 +158,8 @@ class DatasetOptions:
         needed = [name for name in _BY_EOD if getattr(kind, name)]
         if eod is None and needed:
             raise UsageError(
-                f"{needed[0]} needs the id that ends a document, and the corpus does not say it",
-                fix="set eod, or `mdata adopt --tokenizer` gives the corpus a tokenizer",
+                f"{needed[0]} needs the id that ends a document, which the corpus does not record",
+                fix="set eod, or `mdata adopt --tokenizer-type` gives the corpus a tokenizer",
             )
         megatron = isinstance(order, MegatronOrder)
         masks = kind.document_masks or isinstance(kind, Chat)

@@ -201,7 +201,7 @@ class LegacyReader:
         begin, end = (int(self._edges(at, at)[0]) for at in (0, self.num_sequences))
         if begin != 0 or end * self._layout.unit_bytes != self._data.size:
             raise DamageError(
-                f"{self._data.path}: its size is not what the .idx counts",
+                f"{self._data.path}: its size does not match the .idx",
                 found=f"{self._data.size} bytes",
                 expected=f"sequences from byte {begin} to {end * self._layout.unit_bytes}",
                 fix=_FETCH,
@@ -242,7 +242,7 @@ class LegacyReader:
 
 _FETCH = "fetch both files of the pair again"
 _EXPECTED = {
-    "dimension offset": "its own number: items of one dimension",
+    "dimension offset": "its own number, since items have one dimension",
     "length of sequence": "0 or more, within .bin",
     "offset of sequence": "a place within .bin",
     "document boundary": "no less than the one before it, the first 0, at most the number of sequences",
@@ -282,7 +282,7 @@ def _old_layout(index: _File, head: bytes, form: Form) -> _Layout:
     if index.size != wanted:
         raise _bad(index.path, "size", f"{index.size} bytes", f"{wanted} for {items} items, {boundaries} boundaries")
     if sizes != items:
-        raise _bad(index.path, "number of sizes", sizes, f"{items}, one for each item: items of one dimension")
+        raise _bad(index.path, "number of sizes", sizes, f"{items}, one for each item, since items have one dimension")
     if counted and not boundaries:
         raise _bad(index.path, "boundary count", 0, "documents + 1, so at least 1")
     dimensions = _Table(index, begin, items + 1)

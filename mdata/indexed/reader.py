@@ -91,7 +91,7 @@ class IndexedReader:
         known: PairFacts | None = None,
     ) -> None:
         if mode not in MODES:
-            raise UsageError(f"no way to read called {mode!r}", expected=" or ".join(MODES))
+            raise UsageError(f"no mode {mode!r} of reading", expected=" or ".join(MODES))
         self.mode = mode
         self.idx_path = idx_path(Path(prefix))
         self.bin_path = bin_path(Path(prefix))
@@ -252,7 +252,7 @@ class IndexedReader:
         length, before, start = self._entries(sequence)
         size = self.dtype.itemsize
         if before < 0 or length < 0 or start > self.bin_bytes or before + length * size != start or start % size:
-            found = f"{start}, behind pointer {before} and length {length}"
+            found = f"{start}, after pointer {before} and length {length}"
             raise damaged_field(
                 self.idx_path,
                 f"pointer of sequence {sequence}",

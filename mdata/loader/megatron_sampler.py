@@ -53,7 +53,9 @@ class SamplerArgs:
         if self.micro_batch < 1 or self.dp_size < 1 or not 0 <= self.dp_rank < self.dp_size:
             raise UsageError(f"rank {self.dp_rank} of {self.dp_size}, microbatch {self.micro_batch}")
         if self.total < 1 or self.consumed < 0:
-            raise UsageError(f"{self.consumed} samples consumed of {self.total}", expected="0 or more, of 1 or more")
+            raise UsageError(
+                f"{self.consumed} samples consumed of {self.total}", expected="0 or more consumed, of 1 or more"
+            )
 
 
 def sequential(args: SamplerArgs, *, drop_last: bool = True) -> Iterator[list[int]]:
@@ -123,7 +125,8 @@ def torch_permutation(size: int, seed: int) -> Int64s:
     """
     if size >= _MOST_SHUFFLED:
         raise UsageError(
-            f"a permutation of {size} samples", expected=f"below {_MOST_SHUFFLED}, as far as torch's is known"
+            f"a permutation of {size} samples",
+            expected=f"fewer than {_MOST_SHUFFLED} samples, because torch draws larger ones in another way",
         )
     order = np.arange(size, dtype=np.int64)
     Mersenne(seed & 0xFFFFFFFF).swap_onwards(order)

@@ -72,7 +72,7 @@ def _json_object(text: bytes, name: str) -> dict[str, Any]:
     try:
         value = json.loads(text.decode())
     except (ValueError, RecursionError) as error:
-        raise DamageError(f"{name}: not whole JSON", found=str(error), fix=_WRITE_AGAIN) from error
+        raise DamageError(f"{name}: truncated, or not JSON", found=str(error), fix=_WRITE_AGAIN) from error
     assert isinstance(value, dict), "text that starts with a brace parsed to something else"
     return value
 

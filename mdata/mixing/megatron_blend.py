@@ -125,7 +125,7 @@ def normalise(weights: Sequence[float]) -> list[float]:
     if bad or not len(numbers) or not math.isfinite(total):
         where = f"weight {numbers[bad[0]]:g} of component {bad[0]}" if bad else f"{len(numbers)} weights, sum {total:g}"
         raise UsageError(
-            "weights of a blend are above 0 and finite", found=where, fix="leave out what shall not be read"
+            "weights of a blend are above 0 and finite", found=where, fix="leave out what should not be read"
         )
     return [float(share) for share in numbers / total]
 

@@ -150,7 +150,7 @@ def _samples_of_phase(
     length = length_of(phase, sizes.sequence_length)
     found = _length_problem(length, fixed, whole, sizes.sequence_length)
     if phase.ramp and (before is None or fixed or any(share.unit != WEIGHT and share.amount for share in before)):
-        found = "a ramp goes from the weights of the phase before to its own; amounts and a first phase have none"
+        found = "a ramp goes from the weights of the phase before to its own; neither may have amounts"
     if found is not None:
         problems.append(where + found)
         return None

@@ -20,10 +20,10 @@ NO_ROOM = "nothing is left for the weights"
 NO_REST = "no weight takes the rest"
 # How a problem of lengths ends -> what to do.
 _WAYS_OUT = {
-    NO_LENGTH: "samples = N or tokens = N in a .toml file, of the blend or of the phase (a .csv file has no place for "
-    "it, and --samples and --tokens are of the training that the table is for)",
-    NO_ROOM: "a longer phase, or smaller amounts; for a change of a run the whole new mixture in place of edits",
-    NO_REST: "a shorter phase, or a weight for one component (of a change --set NAME=1), which then gives the rest",
+    NO_LENGTH: "samples = N or tokens = N in a .toml file, of the blend or of the phase (a .csv file cannot say "
+    "it, and --samples and --tokens give the length of the training that the table describes)",
+    NO_ROOM: "a longer phase, or smaller amounts; to change a run, give the whole new mixture instead of edits",
+    NO_REST: "a shorter phase, or a weight for one component (in a change: --set NAME=1), which then fills the rest",
 }
 
 

@@ -139,7 +139,7 @@ def _positive(share: Number, name: str) -> Fraction:
             f"the share of {name} is not a positive number",
             found=repr(share),
             expected='a number above 0, such as 0.7, 3 or "1/3"',
-            fix="leave out what shall not be read",
+            fix="leave out what should not be read",
         )
     return value
 

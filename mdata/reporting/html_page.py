@@ -192,7 +192,7 @@ def _vocabulary(data: ReportData, bands: Sequence[Band]) -> str:
             "</ul>", '<li><i class="swatch bwhole"></i>all components, weighted by what is read</li></ul>'
         )
     header = ["component", "tokens counted", "ids that occur", "of the vocabulary", "largest id", "ids outside"]
-    header += ["its first 100 ids give", "its first 1,000", "the most frequent ids"]
+    header += ["in its 100 most frequent ids", "in its 1,000", "the most frequent ids"]
     rows = [_usage_row(part, usage, words) for part, usage in list(usages)[:MOST_ROWS]]
     return (
         f'<h2>Vocabulary</h2><p class="lead">{escape(_words(words))}</p>'

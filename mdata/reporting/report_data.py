@@ -192,7 +192,7 @@ def _notes(corpora: tuple[Corpus, ...] | list[Corpus]) -> tuple[str, ...]:
     """What is not known of which corpora."""
     fields = (
         ("tokenizer is not known, so neither are the texts of ids and the size of the vocabulary", "tokenizer"),
-        ("origin is not known: no inputs, no records that were left out", "provenance"),
+        ("origin is not known: neither its inputs nor the records that were left out", "provenance"),
     )
     found = []
     for what, field in fields:

@@ -248,7 +248,7 @@ def _resolve(fim: Fim, tokenizer: Tokenizer | None, *, eod: int | None) -> FimId
     ends = found.get("eod", eod)
     if ends is None:
         raise UsageError(
-            "fill-in-the-middle needs the id that ends a document, and the corpus does not say it",
+            "fill-in-the-middle needs the id that ends a document, which the corpus does not record",
             fix="set eod, or `mdata adopt --tokenizer-type` gives the corpus a tokenizer",
         )
     split = None if fim.split_sample is None else _id_of(fim.split_sample, tokenizer, option="fim_split_sample")

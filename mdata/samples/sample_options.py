@@ -65,7 +65,7 @@ class Fim:
                 raise UsageError(f"{name} is not a share", found=str(rate), expected="0 to 1")
         if not len(NAMES) <= len(self.tokens) <= len(ROLES):
             raise UsageError(
-                "fim_tokens are not prefix, middle and suffix, with pad and eod if need be", found=str(self.tokens)
+                "fim_tokens are prefix, middle and suffix, optionally followed by pad and eod", found=str(self.tokens)
             )
         if (self.split_sample is None) != (self.fragment_rate is None):
             raise UsageError("fim_split_sample and fim_fragment_rate go together", fix="give both, or neither")

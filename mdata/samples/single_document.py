@@ -59,7 +59,7 @@ class DocumentSamples(NativelyOrdered):
             raise UsageError(
                 "no document fits into a row",
                 found=f"{self.last - self.first} documents for sequence length {options.sequence_length}",
-                fix="a longer sequence length, or cut what is longer",
+                fix='a longer sequence length, or longer="cut"',
             )
         # One "token" a document: the order of a stream whose samples are single entries.
         self.order = StreamOrder(total, 1, key=OrderKey(seed, corpus.id), extra_token=False, shuffle=shuffle)

@@ -141,7 +141,7 @@ def _refuse_remote(name: str) -> None:
         return
     if scheme[1].lower() == "file":
         raise UsageError(f"{name} is a URL", expected="a path", fix=name[len(scheme[0]) :] or "/")
-    how = _FETCHED_BY.get(scheme[1].lower(), "the tool of that storage")
+    how = _FETCHED_BY.get(scheme[1].lower(), "that storage's own tool")
     raise UsageError(
         f"{name}: mdata does not read object storage or URLs yet", expected="a path", fix=f"copy it first, with {how}"
     )

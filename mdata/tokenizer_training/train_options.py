@@ -100,7 +100,7 @@ def check_options(kind: str, vocab_size: int, *, options: TrainOptions) -> None:
     for name in ("special_tokens", "lower_case", "character_coverage", *_SENTENCEPIECE):
         if getattr(options, name) != getattr(TrainOptions(), name) and name not in _OPTIONS_OF[kind]:
             kinds = [other for other in get_args(Kind) if name in _OPTIONS_OF[other]]
-            raise UsageError(f"{name} has no meaning for {kind}", expected=f"it with {' or '.join(kinds)}")
+            raise UsageError(f"{name} has no meaning for {kind}", expected=f"kind {' or '.join(kinds)}")
     fixed = len(options.special_tokens)
     fixed += {"byte-bpe": SMALLEST_VOCABULARY, "wordpiece": len(BERT_TOKENS)}.get(kind, 3 + options.pad)
     if options.byte_fallback or options.preset == "llama2":

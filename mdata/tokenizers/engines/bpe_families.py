@@ -103,7 +103,7 @@ def _vocabulary_unsupported(definition: Definition, bytes_: Iterable[str]) -> st
         return "two entries of its vocabulary share an id"
     lefts, rights = merge_parts(definition["model"].get("merges") or ())
     known = vocabulary.keys() >= {*lefts, *rights} | set(map(str.__add__, lefts, rights))
-    return None if known else "a merge is of entries that do not exist"
+    return None if known else "a merge joins entries that do not exist"
 
 
 def _gigatoken_unsupported(definition: Definition, exact: Any) -> str | None:

@@ -245,14 +245,16 @@ def _check_once(texts: Sequence[str]) -> None:
 def _check_kinds(texts: Sequence[str], kinds: bytes, *, byte_fallback: bool, unigram: bool) -> None:
     unknown = kinds.count(UNKNOWN)
     if unknown != 1:
-        raise _BrokenError(f"{unknown} pieces for what is unknown (expected: one, such as <unk>)")
+        raise _BrokenError(f"{unknown} pieces for unknown characters (expected: one, such as <unk>)")
     of_bytes = {text for text, kind in zip(texts, kinds, strict=True) if kind == BYTE}
     if of_bytes and not byte_fallback:
         raise _BrokenError(f"a piece for a byte, {min(of_bytes)!r}, in a model without byte fallback")
     wanted = {f"<0x{byte:02X}>" for byte in range(256)}
     if byte_fallback and of_bytes != wanted:
         odd = min(of_bytes ^ wanted)
-        raise _BrokenError(f"byte fallback with {len(of_bytes & wanted)} of 256 bytes: {odd!r} is missing or no byte")
+        raise _BrokenError(
+            f"byte fallback with {len(of_bytes & wanted)} of 256 bytes: {odd!r} is missing or not a byte"
+        )
     if unigram and not any(kind in ORDINARY for kind in kinds):
         raise _BrokenError("no ordinary piece")
 
@@ -265,7 +267,9 @@ def _check_nesting(user_defined: list[str]) -> None:
             chain.pop()
         chain.append(text)
         if len(chain) > MOST_NESTED:
-            raise _BrokenError(f"more than {MOST_NESTED} user-defined pieces that begin each other: {chain[0]!r} ...")
+            raise _BrokenError(
+                f"more than {MOST_NESTED} user-defined pieces that are prefixes of each other: {chain[0]!r} ..."
+            )
 
 
 def _roles(trainer: _Facts, texts: Sequence[str], kinds: bytes) -> dict[str, int]:

@@ -107,7 +107,7 @@ def _check_2023(
             expected="a first line that begins with #version, and a line end at the end",
         )
     if "special_tokens" in options:
-        raise UsageError(f"{MEGATRON_2023} has no further special tokens", fix="leave out one of the two options")
+        raise UsageError(f"{MEGATRON_2023} takes no further special tokens", fix="leave out one of the two options")
 
 
 class GPT2BPETokenizer(JsonTokenizer):

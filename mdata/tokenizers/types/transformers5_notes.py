@@ -58,11 +58,11 @@ def differences(definition: Definition, config: Config, *, special_map: Config, 
     sources = [config] if _DECODER in config else [config, special_map, {_ADDED_FILE: added}]
     missing = dict.fromkeys(text for source in sources for text in _named(source) if text not in known)
     if missing:
-        what = "ordinary text, though named in other files of the folder, for which Megatron adds them"
+        what = "ordinary text here, but special tokens in Megatron, because other files of the folder name them"
         notes.append(f"{what}: {' '.join(list(missing)[:8])} (add them to the added_tokens of tokenizer.json)")
     other = [token["content"] for token in _decoder(config) if _differs(token, known.get(token["content"]))]
     if other:
-        what = "matched as tokenizer.json says; tokenizer_config.json, which Megatron follows, has other flags for"
+        what = "matched as tokenizer.json says; Megatron follows tokenizer_config.json, which has other flags for"
         notes.append(f"{what}: {' '.join(other[:8])}")
     return notes
 

@@ -192,14 +192,14 @@ def test_named_sets(folder):
 @pytest.mark.parametrize(
     ("entries", "tables", "text"),
     [
-        ([{"path": "web", "weight": 1}, {"path": "books"}], {}, "books has no share, others beside it have one"),
+        ([{"path": "web", "weight": 1}, {"path": "books"}], {}, "books has no share, but others beside it have one"),
         ([{"path": "web"}, {"path": "books", "group": "x"}], {"group": {"x": 3}}, "web has no share"),
-        ([{"path": "web", "weight": 1}], {"group": {"x": 3}}, "the group x has a share and no members"),
+        ([{"path": "web", "weight": 1}], {"group": {"x": 3}}, "the group x has a share but no members"),
         ([{"path": "web", "weight": 1}], {"exhaustive": True}, "exhaustive reads every corpus once"),
         ([{"path": "web", "weight": 1}, {"path": "web/deep", "weight": 1}], {}, "are the same corpus"),
         ([{"path": "web", "weight": 1}, {"path": "books/c_text_document", "weight": 1, "name": "web"}],
          {"phase": [{"shares": {"web": 1}}]}, "web a share, which is a component and a group"),
-        ([{"path": "web", "weight": 1}], {"phase": [{"shares": {"wed": 1}}]}, "wed a share, which is no .* meant web"),
+        ([{"path": "web", "weight": 1}], {"phase": [{"shares": {"wed": 1}}]}, "wed a share, which is no .* mean web"),
         ([{"path": "web", "weight": 1}], {"phase": [{"shares": {"a": 1}}]}, "gives a a share, which is no component"),
         ([{"path": "web", "weight": 1}, {"path": "books", "epochs": 1}], {},
          r"need the length of the phase(.|\n)*try: samples = N or tokens = N in a \.toml file"),

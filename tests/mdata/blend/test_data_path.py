@@ -55,13 +55,13 @@ def test_every_weight_that_python_reads_can_be_kept(tmp_path):
 
 @pytest.mark.parametrize("words", [["0.5", "a", "x", "b"], ["x", "a", "0.5", "b"]])
 def test_a_mixture_is_refused_with_both_words(words):
-    with pytest.raises(UsageError, match=r"mixed(.|\n)*'0.5' is a number and 'x' is none(.|\n)*\./0\.5"):
+    with pytest.raises(UsageError, match=r"mixed(.|\n)*'0.5' is a number and 'x' is not(.|\n)*\./0\.5"):
         parse_data_path(words)
 
 
 @pytest.mark.parametrize("words", [["0.7", "a", "b"], ["0.7", "a", "0.3"]])
 def test_a_forgotten_weight_or_prefix_is_refused(words):
-    with pytest.raises(UsageError, match=r"mixed(.|\n)*'0.7' is a number and '[ab]' is none; 3 words are no pairs"):
+    with pytest.raises(UsageError, match=r"mixed(.|\n)*'0.7' is a number and '[ab]' is not; 3 words do not make pairs"):
         parse_data_path(words)
     assert parse_data_path(["1", "2", "3"]) == (entry("1", None), entry("2", None), entry("3", None))
 

@@ -69,7 +69,7 @@ def test_a_mapping_is_the_same_and_floats_are_refused():
     [
         ("", ["no [[component]] names a corpus"]),
         ("component = 3", ["component is not a list of tables"]),
-        ("[[component]]\npth = 'x'", ["component 1: pth is not known; meant path?", "component 1 has no path"]),
+        ("[[component]]\npth = 'x'", ["component 1: pth is not known; did you mean path?", "component 1 has no path"]),
         ("[[component]]\npath = 'x'\nweight = 1\nepochs = 2", ["found weight and epochs"]),
         (
             "[[component]]\npath = 3\nweight = -1",

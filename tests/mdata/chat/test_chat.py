@@ -101,7 +101,7 @@ def test_a_template_of_jinja_gives_the_same_text_and_turns(train_on):
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        ("{% for m in messages %}{{ m.content if loop.last else 'old' }};{% endfor %}", "otherwise when more follow"),
+        ("{% for m in messages %}{{ m.content if loop.last else 'old' }};{% endfor %}", "differently when more follow"),
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ messages[0].nothing.more }}", "fails"),
         ("{{ ''.__class__.__mro__ }}", "fails"),
@@ -114,7 +114,7 @@ def test_templates_of_jinja_that_do_not_go_by_turns_are_refused(source, told):
 
 
 def test_what_jinja_cannot_parse_is_refused():
-    with pytest.raises(UsageError, match="not one of Jinja"):
+    with pytest.raises(UsageError, match="not valid Jinja"):
         JinjaTemplate("own", "{% for %}", ()).checked()
 
 
@@ -195,7 +195,7 @@ def test_a_template_that_is_no_text_is_named(tmp_path):
     path = tmp_path / "chat_template.jinja"
     path.write_bytes(b"\xff{{ 1 }}")
     for choice, model in ((str(path), None), ("tokenizer", str(tmp_path))):
-        with pytest.raises(UsageError, match=r"chat_template\.jinja is no chat template\n  found: .*0xff"):
+        with pytest.raises(UsageError, match=r"chat_template\.jinja is not a chat template\n  found: .*0xff"):
             choose_template(choice, WithTokens(), model=model)
 
 

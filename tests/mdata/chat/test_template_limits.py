@@ -130,7 +130,7 @@ def test_each_rendering_is_counted_anew():
 
 
 def test_a_template_that_is_nested_too_deep_is_no_template():
-    with pytest.raises(UsageError, match="not one of Jinja"):
+    with pytest.raises(UsageError, match="not valid Jinja"):
         JinjaTemplate("t", "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", ()).checked()
 
 

@@ -232,5 +232,5 @@ def test_reading_by_pread_is_the_same(tmp_path):
     assert corpus.read(1, 5).tolist() == [1, 2, 3, 4, 5]
     assert corpus.document(1).tolist() == [2, 3, 4, 5, 6]
     assert corpus.token_bounds(1, 2) == (2, 7)
-    with pytest.raises(UsageError, match="no way to read called 'read'"):
+    with pytest.raises(UsageError, match="no mode 'read' of reading"):
         mdata.open_corpus(tmp_path / "a", mode="read")

@@ -389,7 +389,7 @@ def test_samples_go_on_to_two_to_the_62_whoever_asks(folder, name, options):
     dataset = opened(folder, name, **options)
     last = 2**62 - 1
     assert np.array_equal(dataset.read([last]).tokens[0], dataset[last]["tokens"])
-    said = r"of no end, but below|from 0 to below 2\^62"
+    said = r"from 0 to below 2\^62"
     for beyond in (2**62, 2**63 - 1, 2**63, 2**64, 2**70):
         with pytest.raises(IndexError, match=said):
             dataset[beyond]

@@ -144,9 +144,9 @@ def test_a_false_id_under_a_true_checksum_is_damage(tmp_path):
         (b"[1]", UsageError, "is not a manifest"),
         (b'{"a": 1}', UsageError, 'expected: format "mdata-manifest"'),
         (b'{"format": "mdata-manifest", "version": 2}', UsageError, "found: version 2"),
-        (b'{"format": "mdata-mani', DamageError, "not whole JSON"),
-        (b'{"a": ' + b"[" * 100000, DamageError, "not whole JSON"),
-        (b'{"a": "\xff"}', DamageError, "not whole JSON"),
+        (b'{"format": "mdata-mani', DamageError, "truncated, or not JSON"),
+        (b'{"a": ' + b"[" * 100000, DamageError, "truncated, or not JSON"),
+        (b'{"a": "\xff"}', DamageError, "truncated, or not JSON"),
     ],
 )
 def test_what_is_no_manifest(text, kind, words):

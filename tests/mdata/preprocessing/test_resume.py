@@ -311,7 +311,7 @@ def test_damage_of_a_finished_run_is_mended_by_running_again(tmp_path):
             assert contents(tmp_path / "out") == expected
     path = tmp_path / "out" / "out_text_document.json"
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(UsageError, match="not whole JSON"):  # whose it is, nobody can say
+    with pytest.raises(UsageError, match="truncated, or not JSON"):  # whose it is, nobody can say
         mdata.preprocess(job)
     mdata.preprocess(replace(job, overwrite=True))
     assert contents(tmp_path / "out") == expected

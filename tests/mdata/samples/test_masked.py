@@ -63,7 +63,7 @@ def test_samples_are_the_twins(tmp_path_factory, kind, order, data, documents, p
     for k in range(count):
         wanted = expected(samples, k, rows[k].tolist())
         if wanted is None:
-            with pytest.raises(UsageError, match=f"sample {k} of x has no room"):
+            with pytest.raises(UsageError, match=f"sample {k} of x does not fit"):
                 samples.sample(k)
             continue
         made = samples.sample(k)

@@ -119,7 +119,7 @@ def test_the_fork_of_2023_knows_no_special_tokens_in_the_text(tmp_path, engine):
         ({"entries": [entry for entry in (*ENTRIES, END) if entry != "Z"]}, r"v\.json: no entry 'Z'"),
         ({"version": ""}, r"m\.txt: megatron-2023 drops the first line"),
         ({"merges": ["h e", "l l\nx"]}, r"not a merge"),
-        ({"options": [FORK, ("special_tokens", ["[B]"])]}, "megatron-2023 has no further special tokens"),
+        ({"options": [FORK, ("special_tokens", ["[B]"])]}, "megatron-2023 takes no further special tokens"),
         ({"options": [("compat", "megatron-2022")]}, r"compat='megatron-2022'\n  expected: megatron-2023"),
     ],
 )

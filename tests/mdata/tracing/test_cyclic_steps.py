@@ -141,7 +141,7 @@ def test_the_trace_command_knows_steps_of_shuffled_epochs(prefix, capsys):
     assert "in the first 3 epochs" not in capsys.readouterr().out
     for words, text in (
         (["--sequence-length", "8", *WORDS[6:]], "the native order has no end, and no epochs to shuffle"),
-        (WORDS[:-2], "a shuffled epoch is divided among ranks"),
+        (WORDS[:-2], "a shuffled epoch needs the number of ranks"),
     ):
         assert main(["trace", str(prefix), *words, "--step", "1"]) == 2
         assert text in capsys.readouterr().err

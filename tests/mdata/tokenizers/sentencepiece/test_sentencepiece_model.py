@@ -86,14 +86,14 @@ UNUSABLE = [
     (model([*START, ("a", float("-inf"), NORMAL)]), "the score of piece 3, 'a', is -inf"),
     (model([*START, A, A]), "pieces 3 and 4 are both 'a'"),
     (model([*START, ("<s>", 0.0, NORMAL)]), "pieces 1 and 3 are both '<s>'"),
-    (model([*START[1:], A]), "0 pieces for what is unknown"),
-    (model([*START, ("b", 0.0, UNKNOWN)]), "2 pieces for what is unknown"),
+    (model([*START[1:], A]), "0 pieces for unknown characters"),
+    (model([*START, ("b", 0.0, UNKNOWN)]), "2 pieces for unknown characters"),
     (model([*START, A, BYTES[0]]), "a piece for a byte, '<0x00>', in a model without byte fallback"),
     (model([*START, A, *BYTES[1:]], byte_fallback=1), "byte fallback with 255 of 256 bytes: '<0x00>' is missing"),
-    (model([*START, A, *BYTES, ("<0x0a>", 0.0, BYTE)], byte_fallback=1), "'<0x0a>' is missing or no byte"),
+    (model([*START, A, *BYTES, ("<0x0a>", 0.0, BYTE)], byte_fallback=1), "'<0x0a>' is missing or not a byte"),
     (model(START), "no ordinary piece"),
     (model([*START, ("a\0b", 0.0, NORMAL)]), r"piece 3 holds the character U\+0000: b'a\\x00b'"),
-    (model([*START, *LONG]), "more than 64 user-defined pieces that begin each other: 'z'"),
+    (model([*START, *LONG]), "more than 64 user-defined pieces that are prefixes of each other: 'z'"),
 ]
 
 

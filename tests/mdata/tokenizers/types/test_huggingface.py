@@ -257,7 +257,7 @@ def noted(tmp_path, config, *, parts=None, **files):
 
 
 END = "<|endoftext|>"
-PLAIN = "ordinary text, though named in other files of the folder, for which Megatron adds them: "
+PLAIN = "ordinary text here, but special tokens in Megatron, because other files of the folder name them: "
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_the_end_of_document_of_two_files(tmp_path):
 def test_flags_that_only_the_configuration_has(tmp_path):
     listed = {"9": {"content": END, "lstrip": True}}
     assert noted(tmp_path, {"added_tokens_decoder": listed}) == (
-        f"matched as tokenizer.json says; tokenizer_config.json, which Megatron follows, has other flags for: {END}",
+        f"matched as tokenizer.json says; Megatron follows tokenizer_config.json, which has other flags for: {END}",
     )
     listed["9"]["lstrip"] = False
     assert noted(tmp_path, {"added_tokens_decoder": listed}) == ()
