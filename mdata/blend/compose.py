@@ -21,7 +21,7 @@ from msgspec import UNSET
 from mdata.blend.blend import OpenBlend, relative_path
 from mdata.blend.component_paths import blend_at, corpora_at
 from mdata.blend.data_path import BlendEntry, is_many
-from mdata.blend.duplicates import Part, first_alike, merge_same
+from mdata.blend.duplicates import PlannedComponent, first_alike, merge_same
 from mdata.blend.overlap import ALLOW, check_apart, shared_documents, to_train_on
 from mdata.blend.same_tokenizer import OK, REFUSE, check_one_tokenizer, may_be_unknown
 from mdata.blend.share_texts import weights_set_by
@@ -44,7 +44,7 @@ class Found:
     """An entry and its corpora; `many`: they are a group by themselves. `left_out`: path -> why, of a folder."""
 
     entry: BlendEntry
-    parts: list[Part]
+    parts: list[PlannedComponent]
     many: bool
     nested: bool
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -153,14 +153,16 @@ def _find(entry: BlendEntry, spec: BlendSpec, open_one: Opener, *, problems: lis
             corpora, left_out = to_train_on(entry.path, corpora)
         if many:  # an empty one among many is no loss
             corpora = [corpus for corpus in corpora if corpus.num_tokens] or corpora[:1]
-        parts = [Part(corpus, by_tokens(corpus.num_tokens, spec.alpha), entry.max_epochs) for corpus in corpora]
+        parts = [
+            PlannedComponent(corpus, by_tokens(corpus.num_tokens, spec.alpha), entry.max_epochs) for corpus in corpora
+        ]
         return Found(entry, parts, many=many, nested=False, left_out=left_out)
     except UsageError as error:
         problems.append(str(error))
         return None
 
 
-def _nested(entry: BlendEntry, blend: BlendManifest, open_one: Opener) -> Iterator[Part]:
+def _nested(entry: BlendEntry, blend: BlendManifest, open_one: Opener) -> Iterator[PlannedComponent]:
     (*earlier, schedule) = schedules_of(blend)
     phase = schedule.phases[0]
     if earlier or blend.phases or any(share.unit != WEIGHT for share in phase.shares):
@@ -178,7 +180,9 @@ def _nested(entry: BlendEntry, blend: BlendManifest, open_one: Opener) -> Iterat
     for part, share, corpus in zip(blend.components, phase.shares, corpora, strict=True):
         if corpus.id != part.id:
             raise UsageError(f"{entry.path}: component {part.name} is not the corpus that was blended")
-        yield Part(corpus, str(share.amount), entry.max_epochs or part.cap, weight_by=weight_by, name=part.name)
+        yield PlannedComponent(
+            corpus, str(share.amount), entry.max_epochs or part.cap, weight_by=weight_by, name=part.name
+        )
 
 
 def _name_all(found: Sequence[Found]) -> None:
@@ -194,7 +198,7 @@ def _name_all(found: Sequence[Found]) -> None:
             part.name = str(part.corpus.path)
 
 
-def _check_distinct(parts: Sequence[Part]) -> None:
+def _check_distinct(parts: Sequence[PlannedComponent]) -> None:
     problems, bare = [], False
     for part, alike in zip(parts, first_alike([part.corpus for part in parts]), strict=True):
         other = parts[alike]
@@ -212,7 +216,7 @@ def _check_distinct(parts: Sequence[Part]) -> None:
         raise blend_error(problems, fix=fix)
 
 
-def _check_overlap(parts: Sequence[Part]) -> None:
+def _check_overlap(parts: Sequence[PlannedComponent]) -> None:
     if problems := shared_documents([part.corpus for part in parts]):
         fix = f"name either the whole or its parts, and remove leftovers of earlier runs; to use both, set {ALLOW}"
         raise blend_error(problems, fix=fix)
@@ -296,7 +300,7 @@ def _by_tokens(one: Found) -> bool:
     return len(one.parts) > 1 and one.entry.share.unit != "epochs"
 
 
-def _check_texts(parts: Sequence[Part], groups: Mapping[str, Share]) -> None:
+def _check_texts(parts: Sequence[PlannedComponent], groups: Mapping[str, Share]) -> None:
     """Refuse shares that are not numbers above 0, or that a manifest cannot hold as text."""
     problems = [f"{part.name} has no tokens; leave it out" for part in parts if not part.corpus.num_tokens]
     named = [(part.name, part.share) for part in parts if part.corpus.num_tokens]
@@ -313,7 +317,7 @@ def _check_texts(parts: Sequence[Part], groups: Mapping[str, Share]) -> None:
         raise blend_error(problems)
 
 
-def _component(part: Part, folder: Path) -> BlendComponent:
+def _component(part: PlannedComponent, folder: Path) -> BlendComponent:
     return BlendComponent(
         path=relative_path(part.corpus.path, folder),
         id=part.corpus.id,
@@ -325,7 +329,7 @@ def _component(part: Part, folder: Path) -> BlendComponent:
 
 
 def _phase(
-    phase: Phase, parts: Sequence[Part], *, groups: Mapping[str, Share], problems: list[str], where: int
+    phase: Phase, parts: Sequence[PlannedComponent], *, groups: Mapping[str, Share], problems: list[str], where: int
 ) -> Phase:
     """A phase with a share for every component and group: its own, or those of the entries."""
     shares = {part.name: part.share for part in parts}

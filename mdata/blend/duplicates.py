@@ -19,7 +19,7 @@ from mdata.mixing.shares import NOTHING, TOKENS, USER, SetBy, Share, as_text
 
 
 @dataclass
-class Part:
+class PlannedComponent:
     """A corpus of a blend that is being composed; `weight`, set by `weight_by`, divides the share of its entry."""
 
     corpus: Corpus
@@ -57,14 +57,14 @@ def files_of(corpus: Corpus) -> tuple[tuple[str, int], ...]:
 
 
 def merge_same(
-    parts: Sequence[Part], groups: dict[str, Share], *, spec: BlendSpec, problems: list[str]
-) -> tuple[list[Part], dict[str, str]]:
+    parts: Sequence[PlannedComponent], groups: dict[str, Share], *, spec: BlendSpec, problems: list[str]
+) -> tuple[list[PlannedComponent], dict[str, str]]:
     """The parts with every corpus once, under its first name; `groups` loses what its members take along.
 
     Returns:
         The parts, and for each that was merged the shares that it was given, as text.
     """
-    of_corpus: dict[int, list[Part]] = {}
+    of_corpus: dict[int, list[PlannedComponent]] = {}
     roots: list[int] = []
     for number, alike in enumerate(first_alike([part.corpus for part in parts])):
         roots.append(number if alike == number else roots[alike])
@@ -84,7 +84,12 @@ def merge_same(
 
 
 def _merge(
-    same: list[Part], parts: Sequence[Part], groups: dict[str, Share], *, spec: BlendSpec, problems: list[str]
+    same: list[PlannedComponent],
+    parts: Sequence[PlannedComponent],
+    groups: dict[str, Share],
+    *,
+    spec: BlendSpec,
+    problems: list[str],
 ) -> str:
     """Make the first of these all of them; their shares in words."""
     first = same[0]
@@ -114,7 +119,7 @@ def _merge(
     return " + ".join(map(str, shares))
 
 
-def _leave_group(part: Part, parts: Sequence[Part], groups: dict[str, Share]) -> None:
+def _leave_group(part: PlannedComponent, parts: Sequence[PlannedComponent], groups: dict[str, Share]) -> None:
     """Take a member out of its group, with its part of the group's share."""
     assert part.group is not None, "no member"
     whole = groups[part.group]

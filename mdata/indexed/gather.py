@@ -24,7 +24,7 @@ from mdata.util.arrays import Int64s
 
 Cuts = tuple[Int64s, npt.NDArray[np.int32]]
 """Row i has the places up to ends[i]: (ends, places)."""
-Rows = tuple[Int64s, npt.NDArray[np.float32] | None, Int64s | None]
+RowArrays = tuple[Int64s, npt.NDArray[np.float32] | None, Int64s | None]
 """Text int64[n, S + 1], loss float32[n, S], positions int64[n, S]."""
 
 
@@ -190,7 +190,7 @@ class Gatherer:
         samples: Int64s,
         *,
         epoch: tuple[int, int, int],
-        rows: Rows,
+        rows: RowArrays,
         finish: RowFinish,
         blocks: Blocks | None = None,
     ) -> tuple[npt.NDArray[np.int32], int] | None:

@@ -28,7 +28,7 @@ from mdata.order.permutation import Permutation
 from mdata.samples.base import Piece
 from mdata.samples.rows import Sample
 from mdata.samples.sample_options import MASKED_VERSION, MaskedKind, check_one_of
-from mdata.samples.sentence_mapping import MappingOptions, Rows, megatron_mapping, native_parts
+from mdata.samples.sentence_mapping import MappingOptions, MappingRows, megatron_mapping, native_parts
 from mdata.samples.sentence_reader import SentenceText
 from mdata.samples.special_tokens import vocabulary_of
 from mdata.util.pickling import PickledByArguments
@@ -187,7 +187,7 @@ class MaskedSamples(PickledByArguments):
         """What fills samples up, and whether it is known by its value."""
         return (self.vocabulary.megatron_pad, True) if self.order == "megatron" else (self.vocabulary.pad or 0, False)
 
-    def _kept(self, cache: Cache) -> Rows:
+    def _kept(self, cache: Cache) -> MappingRows:
         def make() -> Iterator[Arrays]:
             cache.progress.begin(f"the {self.kind} samples of {self.corpus.name}", None, unit="samples")
             for part in self._map():

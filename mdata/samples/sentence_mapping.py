@@ -31,7 +31,7 @@ _MOST_SAMPLES = 1 << 40
 _WINDOW = 1 << 18  # documents mapped at a time
 _MOST_TARGET = 2**31 - 1
 
-Rows = npt.NDArray[Any]
+MappingRows = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def megatron_mapping(
     seed: int,
     num_samples: int | None,
     epochs: int = _MOST_EPOCHS,
-) -> Rows:
+) -> MappingRows:
     """Megatron's mapping: [rows, 3], uint32 (uint64 from 2^32 sentences on), shuffled.
 
     Args:
@@ -108,7 +108,7 @@ def native_parts(
     options: MappingOptions,
     key: Key,
     first_document: int = 0,
-) -> Iterator[Rows]:
+) -> Iterator[MappingRows]:
     """One epoch in file order: [rows, 3] as `megatron_mapping`, part after part, each of a window of documents.
 
     Args:

@@ -142,7 +142,7 @@ def _varint(data: memoryview, at: int, *, longest: int) -> tuple[int, int]:
     raise _BrokenError(f"a number of more than {longest} bytes at byte {at}")
 
 
-Piece = tuple[bytes, float, int]
+_RawPiece = tuple[bytes, float, int]
 
 
 @dataclass(frozen=True)
@@ -156,9 +156,9 @@ class _Facts:
         return bool(self.whole.get(number, default))
 
 
-def _parse(data: memoryview) -> tuple[list[Piece], _Facts, _Facts]:
+def _parse(data: memoryview) -> tuple[list[_RawPiece], _Facts, _Facts]:
     """The pieces, and the facts of the trainer and of the normalizer."""
-    pieces: list[Piece] = []
+    pieces: list[_RawPiece] = []
     facts = {_TRAINER: _Facts({}, {}), _NORMALIZER: _Facts({}, {})}
     for number, wire, _, part in _fields(data):
         if wire != _BYTES:
@@ -183,7 +183,7 @@ def _passed_over(data: memoryview) -> None:
         pass
 
 
-def _piece(data: memoryview) -> Piece:
+def _piece(data: memoryview) -> _RawPiece:
     text, score, kind = b"", 0.0, NORMAL
     for number, wire, whole, part in _fields(data):
         if (number, wire) == (1, _BYTES):
@@ -195,7 +195,7 @@ def _piece(data: memoryview) -> Piece:
     return text, score, kind
 
 
-def _checked(pieces: list[Piece], trainer: _Facts, normalizer: _Facts) -> SentencePieceModel:
+def _checked(pieces: list[_RawPiece], trainer: _Facts, normalizer: _Facts) -> SentencePieceModel:
     if not pieces:
         raise _BrokenError("no pieces")
     # An unknown value of an enumeration counts as not given.
