@@ -13,7 +13,7 @@ from mdata.blend_planning.preview import BlendRow
 from mdata.reporting import plots as report_plots
 from mdata.reporting.curves import Band, bands_of
 from mdata.reporting.html_tables import Cell, percent, table
-from mdata.reporting.report_data import Part, ReportData
+from mdata.reporting.report_data import ComponentFacts, ReportData
 from mdata.reporting.report_style import STYLE
 from mdata.reporting.svg import escape, legend
 from mdata.reporting.vocabulary_use import Usage, Vocabulary
@@ -96,9 +96,9 @@ def _mixture(data: ReportData) -> str:
     return f"<h2>{'Mixture' if data.kind == 'blend' else 'Corpus'}</h2>{lead}{table(columns, rows)}{_cut(parts)}"
 
 
-def _by_group(parts: Sequence[Part]) -> list[Part]:
+def _by_group(parts: Sequence[ComponentFacts]) -> list[ComponentFacts]:
     """Members of a group together, at the position of its first one."""
-    found: dict[str | int, list[Part]] = {}
+    found: dict[str | int, list[ComponentFacts]] = {}
     for number, part in enumerate(parts):
         found.setdefault(part.row.group or number, []).append(part)
     return [part for members in found.values() for part in members]
@@ -169,7 +169,7 @@ def _lengths(data: ReportData, bands: Sequence[Band]) -> str:
     return f'<h2>Document lengths</h2>{names}<div class="panels">{"".join(panels)}</div>{numbers}{_cut(data.parts)}'
 
 
-def _lengths_row(part: Part, classes: range) -> list[Cell]:
+def _lengths_row(part: ComponentFacts, classes: range) -> list[Cell]:
     tokens, whole = part.lengths.tokens, sum(part.lengths.tokens) or 1
     found = [tokens[k] / whole if k < len(tokens) else 0.0 for k in classes]
     return [Cell(part.row.name), *(Cell(percent(value) if value else "") for value in found)]
@@ -217,7 +217,7 @@ def _words(words: Vocabulary) -> str:
     return f"{used}. {how}"
 
 
-def _usage_row(part: Part, usage: Usage, words: Vocabulary) -> list[Cell]:
+def _usage_row(part: ComponentFacts, usage: Usage, words: Vocabulary) -> list[Cell]:
     top = " ".join(_shown(one.id, one.text) for one in usage.frequent)
     return [
         Cell(part.row.name),
@@ -266,7 +266,7 @@ def _shown(number: int, text: str | None) -> str:
     return f'<code title="{number}"><bdi>{escape(short.replace(" ", chr(0x2423)))}</bdi></code>'
 
 
-def _records(parts: Sequence[Part]) -> str:
+def _records(parts: Sequence[ComponentFacts]) -> str:
     """What was left out when the corpora were made."""
     known = [part for part in parts if part.records is not None]
     if not known:

@@ -13,7 +13,7 @@ from typing import Any
 
 from mdata.errors import UsageError, os_errors_named
 from mdata.reporting.curves import Curves
-from mdata.reporting.report_data import Part, ReportData, read_report
+from mdata.reporting.report_data import ComponentFacts, ReportData, read_report
 from mdata.reporting.vocabulary_use import Usage
 from mdata.util import atomic_io
 
@@ -105,7 +105,7 @@ def _facts(data: ReportData) -> dict[str, Any]:
     }
 
 
-def _component(part: Part, usage: Usage) -> dict[str, Any]:
+def _component(part: ComponentFacts, usage: Usage) -> dict[str, Any]:
     facts = asdict(part)
     return {**facts.pop("row"), **facts, "vocabulary": _usage(usage)}
 

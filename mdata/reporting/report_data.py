@@ -25,7 +25,7 @@ from mdata.reporting.vocabulary_use import Vocabulary, vocabulary_use
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class ComponentFacts:
     """One component.
 
     Args:
@@ -62,7 +62,7 @@ class ReportData:
     title: str
     kind: str
     id: str
-    parts: tuple[Part, ...]
+    parts: tuple[ComponentFacts, ...]
     preview: BlendPreview | None
     curves: Curves | None
     problem: str | None
@@ -97,48 +97,38 @@ def read_report(path: str | Path, *, full: bool = False, allow_outside: bool = F
     """
     path = Path(path)
     content = load_manifest(path) if path.suffix == ".json" else None
+    blend = None
+    preview, problem, assumed = None, None, False
     if isinstance(content, BlendManifest):
         blend = open_blend(path, tokenizer_unknown="ok", allow_outside=allow_outside)  # it is only looked at
         kind, identity, title = "blend", blend.manifest.id, path.stem
     else:
         corpus = open_corpus(path, allow_outside=allow_outside)
         kind, identity, title = ("corpus" if corpus.path.suffix == ".json" else "pair"), corpus.id, corpus.name
-        if not corpus.num_tokens:
-            return _without_blend(corpus, kind, title=title, full=full)
-        blend = open_blend(path, allow_outside=allow_outside)
-    has_run = kind == "blend" or run.get("tokens") is not None or run.get("samples") is not None
-    preview, problem, assumed = _preview(blend, run) if has_run else (None, None, False)
-    rows = list(preview.rows) if preview else _plain_rows(blend)
-    caps = [part.cap for part in blend.manifest.components]
-    parts = tuple(_part(*each) for each in zip(blend.corpora, rows, caps, strict=True))
+        if corpus.num_tokens:
+            blend = open_blend(path, allow_outside=allow_outside)
+    corpora: tuple[Corpus, ...]
+    caps: list[str | None]
+    if blend is None:
+        corpora, caps = (corpus,), [None]
+        rows = [BlendRow(corpus.name, None, 1.0, 0, corpus.num_documents, None)]
+        problem = "it has no tokens, so nothing can be trained on it"
+    else:
+        corpora, caps = blend.corpora, [part.cap for part in blend.manifest.components]
+        if kind == "blend" or run.get("tokens") is not None or run.get("samples") is not None:
+            preview, problem, assumed = _preview(blend, run)
+        rows = list(preview.rows) if preview else _plain_rows(blend)
     return ReportData(
         title=title,
         kind=kind,
         id=identity,
-        parts=parts,
+        parts=tuple(_part(*each) for each in zip(corpora, rows, caps, strict=True)),
         preview=preview,
         curves=curves_of(preview) if preview and preview.num_samples else None,
         problem=problem,
         assumed_length=assumed,
-        vocabulary=vocabulary_use(blend.corpora, [row.achieved for row in rows], full=full),
-        notes=_notes(blend.corpora),
-    )
-
-
-def _without_blend(corpus: Corpus, kind: str, *, title: str, full: bool) -> ReportData:
-    """A corpus without tokens, of which no blend can be made."""
-    row = BlendRow(corpus.name, None, 1.0, 0, corpus.num_documents, None)
-    return ReportData(
-        title=title,
-        kind=kind,
-        id=corpus.id,
-        parts=(_part(corpus, row, None),),
-        preview=None,
-        curves=None,
-        problem="it has no tokens, so nothing can be trained on it",
-        assumed_length=False,
-        vocabulary=vocabulary_use([corpus], [1.0], full=full),
-        notes=_notes([corpus]),
+        vocabulary=vocabulary_use(corpora, [row.achieved for row in rows], full=full),
+        notes=_notes(corpora),
     )
 
 
@@ -171,9 +161,9 @@ def _plain_rows(blend: OpenBlend) -> list[BlendRow]:
         ]
 
 
-def _part(corpus: Corpus, row: BlendRow, cap: str | None) -> Part:
+def _part(corpus: Corpus, row: BlendRow, cap: str | None) -> ComponentFacts:
     known = corpus.manifest.provenance
-    return Part(
+    return ComponentFacts(
         path=str(corpus.path),
         id=corpus.id,
         level=corpus.manifest.level,
@@ -188,7 +178,7 @@ def _part(corpus: Corpus, row: BlendRow, cap: str | None) -> Part:
     )
 
 
-def _notes(corpora: tuple[Corpus, ...] | list[Corpus]) -> tuple[str, ...]:
+def _notes(corpora: tuple[Corpus, ...]) -> tuple[str, ...]:
     """What is not known of which corpora."""
     fields = (
         ("tokenizer is not known, so neither are the texts of ids and the size of the vocabulary", "tokenizer"),
