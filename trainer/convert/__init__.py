@@ -1,0 +1,1 @@
+"""Models in other projects' files: read as our logical tensors, written from them."""

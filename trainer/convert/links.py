@@ -1,0 +1,245 @@
+"""Which box of one tensor is which box of another, as data that is read in both directions.
+
+A `Link` joins a box of one of our logical tensors to a box of a tensor of another project. Both are written as einops
+writes shapes: "(group slot channel) width" is a matrix whose rows are a product of three axes. Concatenation, stacking
+of layers, transposition, interleaving and padding are all of this form, so one table per format serves for import and
+export. `Linked` shows the tensors of one side of a table, read lazily from the other: any rectangle, without the rest.
+Pure but for `Linked.read`, which moves elements and never computes with them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint.format import Rectangle
+from trainer.parallel.params import rectangles
+
+Ranges = Mapping[str, tuple[int, int]]  # axis -> (first, count)
+
+
+class TensorInfo(NamedTuple):
+    """What is known of a tensor before it is read."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Source(Protocol):
+    """Named tensors, of which any rectangle can be read."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """All of them."""
+        ...
+
+    def read(self, name: str, box: Rectangle) -> Tensor:
+        """The elements of one rectangle, (start, size); of the size, on the CPU."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Factor:
+    """One axis inside a dim: elements [first, first + length) of `extent` take part in the link."""
+
+    axis: str
+    first: int
+    length: int
+    extent: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Side:
+    """A tensor whose dims are products of axes, slowest first."""
+
+    tensor: str
+    dims: tuple[tuple[Factor, ...], ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        return tuple(math.prod(factor.extent for factor in dim) for dim in self.dims)
+
+    def axes(self) -> list[str]:
+        """In order."""
+        return [factor.axis for dim in self.dims for factor in dim]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Link:
+    """A box of one of our tensors that equals a box of one of theirs; an axis of one side only has length 1."""
+
+    ours: Side
+    theirs: Side
+
+    def flipped(self) -> Link:
+        """The same link, seen from the other side."""
+        return Link(self.theirs, self.ours)
+
+
+def link(
+    ours: tuple[str, str],
+    theirs: tuple[str, str],
+    *,
+    lengths: Mapping[str, int],
+    ours_in: Ranges | None = None,
+    theirs_in: Ranges | None = None,
+) -> Link:
+    """A link from its notation.
+
+    Args:
+        ours, theirs: (name of the tensor, its dims, such as "(head channel) width").
+        lengths: elements of each axis that the link is about; 1 where an axis is not named.
+        ours_in, theirs_in: axis -> (first, extent) where that side has more elements than the link is about.
+    """
+    return Link(*(_side(*side, lengths, inside or {}) for side, inside in ((ours, ours_in), (theirs, theirs_in))))
+
+
+def _side(tensor: str, notation: str, lengths: Mapping[str, int], inside: Ranges) -> Side:
+    dims: list[tuple[Factor, ...]] = []
+    factors: list[Factor] | None = None
+    for word in notation.replace("(", " ( ").replace(")", " ) ").split():
+        if word == "(":
+            factors = []
+        elif word == ")":
+            dims.append(tuple(factors or ()))
+            factors = None
+        else:
+            length = lengths.get(word, 1)
+            first, extent = inside.get(word, (0, length))
+            factor = Factor(word, first, length, extent)
+            if factors is None:
+                dims.append((factor,))
+            else:
+                factors.append(factor)
+    return Side(tensor, tuple(dims))
+
+
+class Linked:
+    """The tensors on our side of links, read from a source of those on their side.
+
+    Args:
+        source: has the other side's tensors.
+        links: all links; the sides must not overlap. What no link covers is 0: rows of padding.
+        dtype: of what is read; None: that of the first tensor that a link names.
+    """
+
+    def __init__(self, source: Source, links: Iterable[Link], *, dtype: torch.dtype | None = None) -> None:
+        self._source = source
+        self._links: dict[str, list[Link]] = defaultdict(list)
+        for one in links:
+            self._links[one.ours.tensor].append(one)
+        self.tensors: Mapping[str, TensorInfo] = {
+            name: TensorInfo(found[0].ours.shape, dtype or source.tensors[found[0].theirs.tensor].dtype)
+            for name, found in self._links.items()
+        }
+
+    def read(self, name: str, box: Rectangle) -> Tensor:
+        """See `Source`."""
+        out = torch.zeros(box[1], dtype=self.tensors[name].dtype)
+        for one in self._links[name]:
+            _fill_(out, one, source=self._source, start=box[0])
+        return out
+
+
+def covers_exactly(links: Sequence[Link]) -> bool:
+    """Whether each element of each tensor on our side has one link. Slow: for tests and for folders of small tables."""
+    counts: dict[str, Tensor] = {}
+    for one in links:
+        count = counts.setdefault(one.ours.tensor, torch.zeros(one.ours.shape, dtype=torch.int8))
+        view = count.view([factor.extent for dim in one.ours.dims for factor in dim])
+        view[tuple(slice(f.first, f.first + f.length) for dim in one.ours.dims for f in dim)] += 1
+    return all(bool((count == 1).all()) for count in counts.values())
+
+
+def _fill_(out: Tensor, one: Link, *, source: Source, start: Sequence[int]) -> None:
+    """Copy what a link says into the rectangle of its first side that begins at `start`."""
+    parts = [
+        list(_parts(dim, low, low + count)) for dim, low, count in zip(one.ours.dims, start, out.shape, strict=True)
+    ]
+    shared = set(one.ours.axes()) & set(one.theirs.axes())
+    for chosen in itertools.product(*parts):
+        ranges = {axis: found for part in chosen for axis, found in part.ranges.items()}
+        target = _target(out, chosen, one.ours, shared=shared, start=start)
+        block, names = _block(one.theirs, ranges, source)
+        order = [names.index(axis) for axis in one.ours.axes() if axis in shared]
+        target.copy_(block.permute(order))
+
+
+class _Part(NamedTuple):
+    """A box inside one dim: elements [low, low + prod(sizes)) of it, and of those the ranges of each axis."""
+
+    low: int
+    sizes: tuple[int, ...]
+    skipped: tuple[int, ...]
+    ranges: Ranges
+
+
+def _parts(dim: tuple[Factor, ...], low: int, high: int) -> Iterator[_Part]:
+    """Elements [low, high) of a dim as boxes of its axes, cut to what the link is about."""
+    for start, size, flat in rectangles(tuple(factor.extent for factor in dim), low, high=high):
+        ranges, skipped = {}, []
+        for factor, first, count in zip(dim, start, size, strict=True):
+            begin = max(first, factor.first)
+            ranges[factor.axis] = (begin - factor.first, min(first + count, factor.first + factor.length) - begin)
+            skipped.append(begin - first)
+        if all(count > 0 for _, count in ranges.values()):
+            yield _Part(flat, size, tuple(skipped), ranges)
+
+
+def _target(out: Tensor, chosen: Sequence[_Part], side: Side, *, shared: set[str], start: Sequence[int]) -> Tensor:
+    """The view of `out` with one dim for each shared axis."""
+    shape: list[int] = []
+    inner: list[slice | int] = []
+    for dim, (part, low) in enumerate(zip(chosen, start, strict=True)):
+        out = out.narrow(dim, part.low - low, math.prod(part.sizes))
+        shape += part.sizes
+        for factor, skipped in zip(side.dims[dim], part.skipped, strict=True):
+            count = part.ranges[factor.axis][1]
+            inner.append(slice(skipped, skipped + count) if factor.axis in shared else skipped)
+    return out.view(shape)[tuple(inner)]
+
+
+def _block(side: Side, ranges: Ranges, source: Source) -> tuple[Tensor, list[str]]:
+    """The elements of the other side with their axes; reads one rectangle that is aligned to its outer axes."""
+    start, size, shape = [], [], []
+    inner: list[slice | int] = []
+    names = []
+    for dim in side.dims:
+        low, count, sizes, cuts = _aligned(dim, ranges)
+        start.append(low)
+        size.append(count)
+        shape += sizes
+        for factor, cut in zip(dim, cuts, strict=True):
+            single = factor.axis not in ranges
+            inner.append(cut.start if single else cut)
+            names += [] if single else [factor.axis]
+    block = source.read(side.tensor, (tuple(start), tuple(size)))
+    return block.reshape(shape)[tuple(inner)], names
+
+
+def _aligned(dim: tuple[Factor, ...], ranges: Ranges) -> tuple[int, int, list[int], list[slice]]:
+    """(first element, their number, sizes by axis, what to take of each) of the shortest run that holds the ranges."""
+    low, count = 0, math.prod(factor.extent for factor in dim)
+    sizes, cuts, narrow = [], [], True
+    for factor in dim:
+        first, length = ranges.get(factor.axis, (0, 1))
+        first += factor.first
+        if narrow:
+            count //= factor.extent
+            low, count = low + first * count, count * length
+            sizes.append(length)
+            cuts.append(slice(0, length))
+            # The next axis can be cut only where this one has a single element.
+            narrow = length == 1
+            continue
+        sizes.append(factor.extent)
+        cuts.append(slice(first, first + length))
+    return low, count, sizes, cuts
