@@ -16,6 +16,7 @@ COMMANDS = (
     Command("config", "print every setting, or turn a run of Megatron-LM into a run.toml", module="cli.mtrain_config"),
     Command("plan", "print what follows from a configuration: sizes, memory, kernels", module="cli.mtrain_plan"),
     Command("generate", "continue prompts with a trained model", module="cli.mtrain_generate"),
+    Command("convert", "convert models from and to Hugging Face, merge or reshard", module="cli.mtrain_convert"),
     Command("report", "write report.html of a run", module="cli.mtrain_report"),
 )
 

@@ -1,0 +1,67 @@
+"""Convert models between mtrain, Hugging Face and Megatron-LM; merge and reshard our own checkpoints.
+
+The format of SOURCE is seen from its files. TARGET is a new folder. Nothing needs a GPU, and memory is bounded by the
+largest tensor. Logits of both sides are compared at the end, and conversion.json in TARGET says what came out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from cli.console import Console, Parser
+from mdata import UsageError
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+
+
+def add_arguments(parser: Parser) -> None:
+    """See `mtrain convert --help`."""
+    parser.add_argument("source", type=Path, help="a run folder, a checkpoint in it, or a folder of another project")
+    parser.add_argument("target", type=Path, help="the new folder")
+    parser.add_argument("--to", required=True, choices=("mtrain", "hf"), help="format of the target")
+    parser.add_argument("--dtype", default="", choices=("fp32", "bf16", "fp16"), help="of stored weights (as they are)")
+    parser.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="of one file of weights (5GB)")
+    parser.add_argument("--checkpoint", default="latest", metavar="NAME", help='of a run folder: "step-400" (latest)')
+    parser.add_argument("--model-type", default="", metavar="TYPE", help="of config.json (the one that fits the model)")
+    parser.add_argument("--tokenizer", default="", metavar="FOLDER", help="with the tokenizer (that of SOURCE)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="model.KEY=VALUE", help="what SOURCE does not say of the model"
+    )
+    parser.add_argument("--no-optimizer", action="store_true", help="leave the optimizer's state out")
+    parser.add_argument("--no-check", action="store_true", help="do not compare logits of both sides")
+
+
+def main(arguments: argparse.Namespace, console: Console) -> int:
+    """Convert, and say what came out."""
+    from trainer.convert.convert import Options, convert
+    from trainer.convert.hf_config import MODEL_TYPES
+
+    if arguments.model_type not in ("", *MODEL_TYPES):
+        raise UsageError(f"no model type {arguments.model_type!r}", expected=f"one of {', '.join(MODEL_TYPES)}")
+    options = Options(
+        to=arguments.to,
+        dtype=arguments.dtype,
+        max_shard_bytes=_size(arguments.max_shard_size),
+        checkpoint=arguments.checkpoint,
+        model_type=arguments.model_type,
+        settings=tuple(arguments.set),
+        tokenizer=arguments.tokenizer,
+        optimizer=not arguments.no_optimizer,
+        check=not arguments.no_check,
+    )
+    with console.progress() as progress:
+        result = convert(arguments.source, arguments.target, options=options, progress=progress)
+    check = result["check"]
+    told = f"largest difference of logits {check['largest_difference']:.3g}" if check["compared"] else check["why"]
+    console.result(f"{arguments.target}\n{'checked' if check['compared'] else 'not checked'}: {told}", result)
+    return 0
+
+
+def _size(text: str) -> int:
+    """Bytes of "5GB"."""
+    found = re.fullmatch(r"([0-9]{1,15})([A-Z]*)", text.strip().upper())
+    if found is None or found[2] not in _UNITS or int(found[1]) == 0:
+        raise UsageError(f"--max-shard-size {text!r} is no size", expected="such as 5GB, 500MB or 2GiB")
+    return int(found[1]) * _UNITS[found[2]]

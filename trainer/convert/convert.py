@@ -1,0 +1,204 @@
+"""`mtrain convert`: a model folder of one format becomes one of another, in one pass and with bounded memory.
+
+What a folder is, is seen from its files. The target is written under a hidden name beside its final one, compared with
+the source (`compare.py`) and renamed: what has the final name is whole. conversion.json in it says where it comes from
+and what the comparison gave. At most one piece of one tensor is in memory, and what the source holds of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mdata import UsageError
+from mdata.progress import SILENT, Progress
+from mdata.tokenizers.registry import build_tokenizer
+from mdata.util import atomic_io
+from mdata.version import __version__
+from trainer.convert.compare import Rounded, compare_logits
+from trainer.convert.hf_folder import find_tokenizer, is_hf, open_hf, write_hf
+from trainer.convert.model_folder import Format, ModelFolder, check_new, check_room, num_bytes
+from trainer.convert.native import is_native, open_native, write_native
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+RESULT = "conversion.json"
+_SPARE = 1 << 20  # bytes for indexes, configurations and a tokenizer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """How to convert.
+
+    Args:
+        to: format of the target.
+        dtype: of stored weights, a key of DTYPES; "": as they are (ours are always fp32).
+        max_shard_bytes: of one file of weights.
+        checkpoint: which one of a run folder: "latest" or a name.
+        model_type: of config.json; "": the one that fits the model.
+        settings: `model.key=value` for what the source does not say, or to correct it.
+        tokenizer: a folder with the tokenizer; "": that of the source.
+        optimizer: whether moments are converted, where both formats have them.
+        check: whether logits of both sides are compared.
+    """
+
+    to: Format
+    dtype: str = ""
+    max_shard_bytes: int = 5 << 30
+    checkpoint: str = "latest"
+    model_type: str = ""
+    settings: tuple[str, ...] = ()
+    tokenizer: str = ""
+    optimizer: bool = True
+    check: bool = True
+
+
+def convert(source: Path, target: Path, *, options: Options, progress: Progress = SILENT) -> dict[str, Any]:
+    """Write the model of one folder into another, new one; returns what conversion.json says.
+
+    Raises:
+        UsageError: a folder of no known format, a model that the target's format cannot express, or a target that
+            exists. DamageError: files that are missing, do not fit, or were not what was written. ResourceError: too
+            little room.
+    """
+    check_new(target)
+    model = open_model(source, checkpoint=options.checkpoint, settings=options.settings)
+    model = _with_tokenizer(model, options.tokenizer)
+    for note in model.notes:
+        progress.note(note)
+    dtype = DTYPES[options.dtype] if options.dtype else model.weights_dtype
+    states = _states(model, options)
+    names = {name: info for name, info in model.source.tensors.items() if name.split("/", 1)[0] in states}
+    total = num_bytes(names, None if options.to == "mtrain" else dtype)
+    check_room(target, total + _SPARE)
+    partial = atomic_io.partial_path(target)
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        progress.begin("convert", total, unit="B")
+        _write(partial, model, states=states, dtype=dtype, options=options, report=progress.advance)
+        progress.end()
+        result = _result(model, partial, dtype=dtype, states=states, options=options)
+        atomic_io.atomic_write(partial / RESULT, (json.dumps(result, indent=1) + "\n").encode())
+        if target.is_dir():
+            target.rmdir()  # it is empty
+        atomic_io.rename(partial, target)
+        atomic_io.sync_folder(target.absolute().parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return result
+
+
+def open_model(path: Path, *, checkpoint: str = "latest", settings: Sequence[str] = ()) -> ModelFolder:
+    """A model folder of any format that we read.
+
+    Args:
+        checkpoint: which one of a run folder. settings: see Options.
+
+    Raises:
+        UsageError: there is no such folder, or its format is not known.
+    """
+    if not path.is_dir():
+        raise UsageError(f"there is no folder {path}", fix="give a run folder, or a folder of another project's model")
+    _model_keys(settings)
+    if is_native(path):
+        return open_native(path, checkpoint=checkpoint)
+    if is_hf(path):
+        return open_hf(path)
+    raise UsageError(
+        f"{path} is no model that can be read",
+        found=", ".join(sorted(file.name for file in path.iterdir())[:5]) or "an empty folder",
+        expected="a run folder of mtrain, or a Hugging Face folder with config.json",
+    )
+
+
+def _write(
+    target: Path,
+    model: ModelFolder,
+    *,
+    states: tuple[str, ...],
+    dtype: torch.dtype,
+    options: Options,
+    report: Callable[[int], None],
+) -> None:
+    limit = options.max_shard_bytes
+    if options.to == "mtrain":
+        write_native(target, model, states=states, max_shard_bytes=limit, report=report)
+    else:
+        write_hf(
+            target, model, dtype=dtype, max_shard_bytes=limit, model_type=options.model_type, report=report
+        )
+
+
+def _states(model: ModelFolder, options: Options) -> tuple[str, ...]:
+    """The states that the target gets."""
+    if options.to == "hf" or not options.optimizer:
+        return ("weight",)
+    return model.states
+
+
+def _result(
+    model: ModelFolder, target: Path, *, dtype: torch.dtype, states: tuple[str, ...], options: Options
+) -> dict[str, Any]:
+    check: dict[str, Any] = {"compared": False, "why": "--no-check"}
+    if options.check:
+        stored = torch.promote_types(dtype, torch.float32) if options.to == "mtrain" else dtype
+        rounded = dataclasses.replace(model, source=Rounded(model.source, stored), format=_runner(model, stored))
+        check = compare_logits(rounded, open_model(target))
+    return {
+        "source": {"format": model.format, "folder": model.path.name, "step": model.run.step},
+        "target": {"format": options.to, "dtype": str(dtype).removeprefix("torch."), "states": list(states)},
+        "check": check,
+        "version": __version__,
+    }
+
+
+def _runner(model: ModelFolder, stored: torch.dtype) -> Format:
+    """transformers reads a folder as it is; where the target is rounded, the source is run by us, rounded as well."""
+    narrowed = stored.itemsize < model.weights_dtype.itemsize
+    return "mtrain" if narrowed else model.format
+
+
+def _with_tokenizer(model: ModelFolder, folder: str) -> ModelFolder:
+    """The model with the tokenizer that was asked for, if it fits.
+
+    Raises:
+        UsageError: there is none in the folder, or it has more ids than the model has rows.
+    """
+    if folder:
+        found, notes = find_tokenizer(Path(folder))
+        if found is None:
+            raise UsageError(notes[0], fix="give a folder with tokenizer.json, vocab.json and merges.txt, or tokenizer.model")
+        model = dataclasses.replace(model, tokenizer=found, notes=())
+    if model.tokenizer is not None:
+        size = build_tokenizer(*model.tokenizer[:2], options=model.tokenizer.options).vocab_size
+        if size > model.vocab_size:
+            raise UsageError(
+                f"the tokenizer of {folder or model.path} does not fit the model",
+                found=f"{size} ids",
+                expected=f"at most the {model.vocab_size} rows of its embedding",
+                fix="name the tokenizer that the model was trained with (--tokenizer FOLDER)",
+            )
+    return model
+
+
+def _model_keys(settings: Sequence[str]) -> Mapping[str, Any]:
+    """Keys of [model] from `model.key=value`."""
+    keys = {}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        if not equals or not name.startswith("model."):
+            raise UsageError(f"{text!r} sets nothing of the model", expected="model.key=value, such as model.rope_theta=5e5")
+        try:
+            parsed = tomllib.loads(f"value = {value}")["value"]
+        except ValueError:
+            parsed = value
+        keys[name.removeprefix("model.")] = parsed
+    return keys

@@ -1,0 +1,317 @@
+"""Hugging Face's config.json and our [model], in both directions: GPT-2, Llama, Mistral, Qwen2 and Qwen3.
+
+A key that is missing has the default that transformers gives it. What changes the function and that we lack is refused
+by name; all other keys are left alone. `to_hf` writes, reads its own result, and refuses every difference, so the two
+directions cannot drift apart. Values of both spellings of rotary settings are read and written: `rope_parameters` of
+transformers 5, `rope_theta` and `rope_scaling` of older versions. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from mdata import UsageError
+from trainer.config.parse import problems_error
+from trainer.config.sections import RunConfig
+from trainer.convert.model_keys import effective, model_config, refuse_differences
+
+Json = Mapping[str, Any]
+MODEL_TYPES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+ARCHITECTURES: Mapping[str, str] = MappingProxyType(
+    {
+        "gpt2": "GPT2LMHeadModel",
+        "llama": "LlamaForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+    }
+)
+_LLAMA = {
+    "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": None, "head_dim": None, "hidden_act": "silu",
+    "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "attention_bias": False,
+    "mlp_bias": False, "sliding_window": None, "initializer_range": 0.02, "partial_rotary_factor": 1.0,
+}  # fmt: skip
+_QWEN = {**_LLAMA, "vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
+_QWEN |= {"num_key_value_heads": 32, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+DEFAULTS: Mapping[str, Json] = MappingProxyType(
+    {
+        "gpt2": {
+            "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": None,
+            "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False, "tie_word_embeddings": True,
+            "initializer_range": 0.02,
+        },
+        "llama": _LLAMA,
+        "mistral": {**_LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8, "sliding_window": 4096,
+                    "max_position_embeddings": 131072},
+        "qwen2": _QWEN,
+        "qwen3": {**_QWEN, "head_dim": 128},
+    }
+)  # fmt: skip
+_NULLABLE = ("num_key_value_heads", "head_dim", "n_inner", "sliding_window")
+_PLAIN = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_erf", "relu": "relu", "relu2": "squared_relu"}
+_GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh"}
+_SCALINGS = {
+    "default": ("none", {}),
+    "linear": ("linear", {"factor": "factor"}),
+    "yarn": ("yarn", {"factor": "factor", "original_max_position_embeddings": "original_length",
+                      "beta_fast": "beta_fast", "beta_slow": "beta_slow"}),
+    "llama3": ("llama3", {"factor": "factor", "original_max_position_embeddings": "original_length",
+                          "low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor"}),
+}  # fmt: skip
+# Settings of yarn that have no counterpart here, with the values that change nothing.
+_YARN_NEUTRAL = {"attention_factor": None, "mscale": None, "mscale_all_dim": None, "truncate": True}
+
+
+def from_hf(found: Json, *, where: str) -> RunConfig:
+    """The model that a config.json describes.
+
+    Raises:
+        UsageError: another model_type, or settings that we lack; all of them by name.
+    """
+    kind = found.get("model_type")
+    if kind not in MODEL_TYPES:
+        raise UsageError(
+            f"{where} describes a model that cannot be converted",
+            found=f"model_type {kind!r}",
+            expected=f"one of {', '.join(MODEL_TYPES)}",
+        )
+    values = {**DEFAULTS[kind], **found}
+    problems = list(_wrong_types(values, DEFAULTS[kind]))
+    if problems:
+        raise problems_error(where, problems)
+    if found.get("quantization_config"):
+        problems.append("quantization_config is set; only float weights are read")
+    keys = _gpt2(values, problems) if kind == "gpt2" else _llama(kind, values, problems)
+    if problems:
+        raise problems_error(where, problems, fix="this model has a part that mtrain lacks")
+    return model_config(keys, where=where, context=keys["max_position"])
+
+
+def to_hf(config: RunConfig, vocab_size: int, *, model_type: str = "") -> dict[str, Any]:
+    """The config.json of a model.
+
+    Args:
+        vocab_size: rows of the logical embedding. model_type: one of MODEL_TYPES; "": the one that fits.
+
+    Raises:
+        UsageError: no config.json of that kind expresses the model; names the keys of ours.
+    """
+    kind = model_type or _fitting_type(config)
+    keys = {**effective(config), "max_position": config.model.max_position or config.train.sequence_length}
+    written = _gpt2_json(keys) if kind == "gpt2" else _llama_json(kind, keys)
+    written |= {"vocab_size": vocab_size, "tie_word_embeddings": keys["tie_embeddings"]}
+    written |= {"initializer_range": config.model.init_std, "model_type": kind, "architectures": [ARCHITECTURES[kind]]}
+    back = from_hf(written, where="config.json")
+    # An interleaved pair is a matter of the order of rows, which the table of names changes.
+    free = ("vocab_size",) + (("rope_interleaved",) if config.model.rope_fraction == 1 else ())
+    refuse_differences(config, back, form=f"config.json of model_type {kind}", free=free)
+    return written
+
+
+def _wrong_types(values: Json, defaults: Json) -> Iterator[str]:
+    """Settings that transformers could not have written; a size that has no default is None or a number."""
+    for name, default in defaults.items():
+        value = values[name]
+        kinds: tuple[type, ...] = {bool: (bool,), str: (str,), float: (int, float)}.get(type(default), (int,))
+        if value is not None and (type(value) not in kinds or (type(value) is int and value < 0)):
+            yield f"{name} = {value!r} is not {'a size' if int in kinds else f'of type {kinds[0].__name__}'}"
+        elif (value is None and name not in _NULLABLE) or (type(default) is int and value == 0):
+            yield f"{name} = {value!r} is no value for it"
+    for name in ("rope_parameters", "rope_scaling"):
+        if not isinstance(values.get(name) or {}, dict):
+            yield f"{name} = {values[name]!r} is no table"
+
+
+def _fitting_type(config: RunConfig) -> str:
+    model = config.model
+    if model.position == "learned":
+        return "gpt2"
+    if model.qk_norm:
+        return "qwen3"
+    if model.bias == "qkv":
+        return "qwen2"
+    return "mistral" if model.window else "llama"
+
+
+def _gpt2(found: Json, problems: list[str]) -> dict[str, Any]:
+    for name in ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention"):
+        _demand(found, name, DEFAULTS["gpt2"][name], problems)
+    return {
+        "num_layers": found["n_layer"],
+        "hidden_size": found["n_embd"],
+        "num_heads": found["n_head"],
+        "ffn_hidden_size": found["n_inner"] or 4 * found["n_embd"],
+        "vocab_size": found["vocab_size"],
+        "max_position": found["n_positions"],
+        "position": "learned",
+        "norm": "layernorm",
+        "norm_epsilon": found["layer_norm_epsilon"],
+        "activation": _activation(found["activation_function"], _PLAIN, "activation_function", problems=problems),
+        "bias": True,
+        "tie_embeddings": found["tie_word_embeddings"],
+        "init_std": found["initializer_range"],
+    }
+
+
+def _gpt2_json(keys: Json) -> dict[str, Any]:
+    return {
+        "n_layer": keys["num_layers"],
+        "n_embd": keys["hidden_size"],
+        "n_head": keys["num_heads"],
+        "n_inner": keys["ffn_hidden_size"],
+        "n_positions": keys["max_position"],
+        "layer_norm_epsilon": keys["norm_epsilon"],
+        "activation_function": _reverse(_PLAIN, keys["activation"], "gelu_new"),
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+    }
+
+
+def _llama(kind: str, found: Json, problems: list[str]) -> dict[str, Any]:
+    _demand(found, "partial_rotary_factor", 1.0, problems)
+    window, interval = _window(kind, found, problems)
+    return {
+        "num_layers": found["num_hidden_layers"],
+        "hidden_size": found["hidden_size"],
+        "num_heads": found["num_attention_heads"],
+        "num_kv_heads": found["num_key_value_heads"] or found["num_attention_heads"],
+        "head_dim": found["head_dim"] or found["hidden_size"] // found["num_attention_heads"],
+        "ffn_hidden_size": found["intermediate_size"],
+        "vocab_size": found["vocab_size"],
+        "max_position": found["max_position_embeddings"],
+        "position": "rope",
+        "norm": "rmsnorm",
+        "norm_epsilon": found["rms_norm_eps"],
+        "activation": _activation(found["hidden_act"], _GATED, "hidden_act", problems=problems),
+        "bias": _bias(kind, found, problems),
+        "qk_norm": kind == "qwen3",
+        "window": window,
+        "window_interval": interval,
+        "tie_embeddings": found["tie_word_embeddings"],
+        "init_std": found["initializer_range"],
+        **_rope(found, problems),
+    }
+
+
+def _llama_json(kind: str, keys: Json) -> dict[str, Any]:
+    written = {
+        "num_hidden_layers": keys["num_layers"],
+        "hidden_size": keys["hidden_size"],
+        "num_attention_heads": keys["num_heads"],
+        "num_key_value_heads": keys["num_kv_heads"],
+        "head_dim": keys["head_dim"],
+        "intermediate_size": keys["ffn_hidden_size"],
+        "max_position_embeddings": keys["max_position"],
+        "rms_norm_eps": keys["norm_epsilon"],
+        "hidden_act": _reverse(_GATED, keys["activation"], "silu"),
+    }
+    if kind == "llama":
+        written |= {"attention_bias": keys["bias"] is True, "mlp_bias": keys["bias"] is True}
+    if kind == "qwen3":
+        written["attention_bias"] = keys["bias"] is True
+    if kind == "mistral":
+        written["sliding_window"] = keys["window"] or None
+    if kind in ("qwen2", "qwen3"):
+        written |= _qwen_window(keys)
+    return written | _rope_json(keys)
+
+
+def _bias(kind: str, found: Json, problems: list[str]) -> bool | str:
+    if kind == "qwen2":
+        return "qkv"
+    if kind == "llama" and found["attention_bias"] and found["mlp_bias"]:
+        return True
+    for name in ("attention_bias", "mlp_bias"):
+        _demand(found, name, False, problems)
+    return False
+
+
+def _window(kind: str, found: Json, problems: list[str]) -> tuple[int, int]:
+    """(window, every k-th layer that sees everything)."""
+    if kind == "mistral":
+        return found["sliding_window"] if found["sliding_window"] is not None else 0, 0
+    if kind == "llama" or not found["use_sliding_window"]:
+        return 0, 0
+    layers, first = found["num_hidden_layers"], found["max_window_layers"]
+    kinds = found.get("layer_types") or [
+        "sliding_attention" if number >= first else "full_attention" for number in range(layers)
+    ]
+    whole = [number for number, kind in enumerate(kinds, 1) if kind == "full_attention"]
+    if len(kinds) != layers:
+        problems.append(f"layer_types has {len(kinds)} entries for {layers} layers")
+    if len(whole) == layers:
+        return 0, 0
+    interval = whole[0] if whole else 0
+    if whole != list(range(interval, layers + 1, interval) if interval else []):
+        problems.append(f"sliding windows in layers that are no multiple of a number: full attention in {whole[:8]}")
+    if found["sliding_window"] is None:
+        problems.append("use_sliding_window is set without a sliding_window")
+    return found["sliding_window"] or 0, interval
+
+
+def _qwen_window(keys: Json) -> dict[str, Any]:
+    if not keys["window"]:
+        return {"use_sliding_window": False, "sliding_window": None, "max_window_layers": keys["num_layers"]}
+    every = keys["window_interval"]
+    whole = [bool(every) and (number % every == 0) for number in range(1, keys["num_layers"] + 1)]
+    kinds = ["full_attention" if sees_all else "sliding_attention" for sees_all in whole]
+    return {
+        "use_sliding_window": True, "sliding_window": keys["window"], "max_window_layers": 0, "layer_types": kinds,
+    }  # fmt: skip
+
+
+def _rope(found: Json, problems: list[str]) -> dict[str, Any]:
+    new, old = found.get("rope_parameters") or {}, found.get("rope_scaling") or {}
+    settings = {**old, **new}
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    keys = {"rope_theta": float(settings.get("rope_theta", found.get("rope_theta", 10000.0)))}
+    if kind not in _SCALINGS:
+        problems.append(f"rope_scaling of type {kind!r} is not supported; supported are {', '.join(_SCALINGS)}")
+        return keys
+    _demand({"partial_rotary_factor": 1.0, **settings}, "partial_rotary_factor", 1.0, problems)
+    scaling, names = _SCALINGS[kind]
+    if kind == "yarn":
+        settings = {"original_max_position_embeddings": found["max_position_embeddings"], **settings}
+        for name, neutral in _YARN_NEUTRAL.items():
+            _demand({**_YARN_NEUTRAL, **settings}, name, neutral, problems)
+    missing = [name for name in names if name not in settings and not name.startswith("beta")]
+    if missing:
+        problems.append(f"rope_scaling of type {kind!r} lacks {', '.join(missing)}")
+        return keys
+    given = {f"rope_{ours}": settings[name] for name, ours in names.items() if settings.get(name) is not None}
+    return {**keys, "rope_scaling": scaling, **given} if scaling != "none" else keys
+
+
+def _rope_json(keys: Json) -> dict[str, Any]:
+    theta = keys.get("rope_theta", 10000.0)
+    kind, names = next(
+        ((kind, names) for kind, (scaling, names) in _SCALINGS.items() if scaling == keys.get("rope_scaling")),
+        ("default", {}),
+    )
+    settings = {name: keys[f"rope_{ours}"] for name, ours in names.items()}
+    scaling = {"rope_type": kind, **settings} if kind != "default" else None
+    return {
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "rope_parameters": {"rope_type": kind, "rope_theta": theta, **settings},
+    }
+
+
+def _demand(found: Json, name: str, neutral: Any, problems: list[str]) -> None:
+    if found.get(name, neutral) != neutral:
+        problems.append(f"{name} = {found[name]!r} is not supported; supported is {neutral!r}")
+
+
+def _activation(name: str, known: Mapping[str, str], key: str, *, problems: list[str]) -> str:
+    if name not in known:
+        problems.append(f"{key} = {name!r} is not supported; supported are {', '.join(known)}")
+    return known.get(name, next(iter(known.values())))
+
+
+def _reverse(known: Mapping[str, str], value: str, otherwise: str) -> str:
+    return next((name for name, ours in known.items() if ours == value), otherwise)

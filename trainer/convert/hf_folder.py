@@ -1,0 +1,214 @@
+"""Hugging Face folders: config.json, safetensors in one file or sharded by an index, generation config, tokenizer.
+
+Reading looks at the headers of the files alone and checks them against config.json; a tensor's rows are read when they
+are asked for. Only safetensors are read: pytorch_model.bin is a pickle. Writing streams tensors in our order, in shards
+of a given size, with the index beside them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from mdata import DamageError, MdataError, UsageError
+from mdata.errors import few, wanted_by
+from mdata.tokenizers.base.tokenizer import TokenizerConfig
+from mdata.tokenizers.registry import build_tokenizer, config_of, load_tokenizer
+from mdata.tokenizers.base.tokenizer import TokenizerSpec
+from mdata.util import atomic_io
+from trainer.checkpoint.format import Rectangle
+from trainer.convert.hf_config import from_hf, to_hf
+from trainer.convert.hf_names import IGNORED, hf_links
+from trainer.convert.links import Linked, TensorInfo
+from trainer.convert.model_folder import ModelFolder, boxes, check_tensors, no_run, num_bytes, read_json
+from trainer.convert.safetensors_stream import TYPES, split_by_size, write_safetensors
+from trainer.models.gpt_params import gpt_shape
+
+CONFIG, SINGLE, SHARDED = "config.json", "model.safetensors", "model.safetensors.index.json"
+_NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_SHARD = re.compile(r"[^/\\\x00]+\.safetensors")
+
+
+class SafetensorsSource:
+    """The tensors of several safetensors files; rows are read when they are asked for.
+
+    Args:
+        files: tensor -> its file; None: those of one file. folder: of the files.
+    """
+
+    def __init__(self, folder: Path, files: Mapping[str, str] | None) -> None:
+        self._open: dict[str, Any] = {}
+        self._folder = folder
+        self._files = files or dict.fromkeys(self._file(SINGLE).keys(), SINGLE)
+        self.tensors: dict[str, TensorInfo] = {}
+        for name, file in self._files.items():
+            if name not in self._file(file).keys():  # noqa: SIM118 (not a dict)
+                raise DamageError(
+                    f"{folder / file} lacks a tensor that {SHARDED} lists", found=f"no {name}", fix="fetch the file anew"
+                )
+            part = self._file(file).get_slice(name)
+            self.tensors[name] = TensorInfo(tuple(part.get_shape()), TYPES.get(part.get_dtype(), torch.int8))
+
+    def read(self, name: str, box: Rectangle) -> Tensor:
+        """See `Source`."""
+        part = self._file(self._files[name]).get_slice(name)
+        found: Tensor = part[tuple(slice(a, a + n) for a, n in zip(*box, strict=True))] if box[0] else part[:]
+        return found
+
+    def _file(self, name: str) -> Any:
+        if name not in self._open:
+            path = self._folder / name
+            if not path.is_file():
+                raise DamageError(f"{path} is missing", found="no such file", fix="fetch the folder anew")
+            try:
+                self._open[name] = safe_open(path, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise DamageError(f"{path} is damaged", found=str(error), fix="fetch the file anew") from error
+        return self._open[name]
+
+
+def is_hf(path: Path) -> bool:
+    """Whether this is a folder of a Hugging Face model."""
+    return (path / CONFIG).is_file()
+
+
+def open_hf(path: Path) -> ModelFolder:
+    """A folder with config.json and safetensors.
+
+    Raises:
+        UsageError: a model or a setting that we lack. DamageError: files or tensors that are missing or do not fit.
+    """
+    found = read_json(path / CONFIG, what="the model's configuration")
+    config = from_hf(found, where=str(path / CONFIG))
+    source = SafetensorsSource(path, _shards(path))
+    shape = gpt_shape(config, config.model.vocab_size)
+    links = list(hf_links(shape, model_type=found["model_type"], bare="wte.weight" in source.tensors))
+    check_tensors(source.tensors, {one.theirs.tensor: one.theirs.shape for one in links}, where=path)
+    known = {one.theirs.tensor for one in links} | {"lm_head.weight"}  # stored beside a tied embedding by some
+    unknown = [name for name in source.tensors if name not in known and not name.endswith(IGNORED)]
+    if unknown:
+        raise UsageError(
+            f"{path} has tensors that its model has not",
+            found=few(unknown, 4),
+            fix="only plain causal language models are read; merge adapters first",
+        )
+    tokenizer, notes = find_tokenizer(path)
+    return ModelFolder(
+        path=path,
+        format="hf",
+        config=config,
+        source=Linked(source, links),
+        run=no_run(config),
+        tokenizer=tokenizer,
+        notes=notes,
+    )
+
+
+def find_tokenizer(path: Path) -> tuple[TokenizerConfig | None, tuple[str, ...]]:
+    """The tokenizer whose files lie in a folder, and what the user should know of it."""
+    for files, spec in (
+        (["tokenizer.json"], TokenizerSpec(type="HuggingFaceTokenizer", model=str(path))),
+        (
+            ["vocab.json", "merges.txt"],
+            TokenizerSpec(
+                type="GPT2BPETokenizer", vocab_file=str(path / "vocab.json"), merge_file=str(path / "merges.txt")
+            ),
+        ),
+        (["tokenizer.model"], TokenizerSpec(type="Llama2Tokenizer", model=str(path / "tokenizer.model"))),
+    ):
+        if all((path / name).is_file() for name in files):
+            try:
+                return config_of(load_tokenizer(spec)), ()
+            except MdataError as error:
+                raise wanted_by(f"the tokenizer in {path}", error) from error
+    return None, (f"{path} has no tokenizer; mtrain generate will need one (--tokenizer FOLDER)",)
+
+
+def write_hf(
+    target: Path,
+    model: ModelFolder,
+    *,
+    dtype: torch.dtype,
+    max_shard_bytes: int,
+    model_type: str,
+    report: Callable[[int], None],
+) -> None:
+    """Write a folder that transformers opens; the folder is new or empty.
+
+    Args:
+        dtype: of the stored weights. model_type: of config.json; "": the one that fits the model.
+
+    Raises:
+        UsageError: no such config.json expresses the model.
+    """
+    config = to_hf(model.config, model.vocab_size, model_type=model_type)
+    links = [one.flipped() for one in hf_links(model.shape, model_type=config["model_type"])]
+    theirs = Linked(model.source, links)
+    entries = {name: TensorInfo(info.shape, dtype) for name, info in theirs.tensors.items()}
+    target.mkdir(parents=True, exist_ok=True)
+    parts = split_by_size(entries, max_shard_bytes)
+    where: dict[str, str] = {}
+    for number, part in enumerate(parts, 1):
+        file = SINGLE if len(parts) == 1 else f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        write_safetensors(target / file, part, _pieces(theirs, part, report))
+        where |= dict.fromkeys(part, file)
+    if len(parts) > 1:
+        total = {"total_size": num_bytes(entries)}
+        _write_json(target / SHARDED, {"metadata": total, "weight_map": where})
+    ends = _special_ids(model.tokenizer)
+    _write_json(target / "generation_config.json", {**ends, "do_sample": False})
+    if model.tokenizer is not None:
+        for name, content in model.tokenizer.files.items():
+            atomic_io.atomic_write(target / name, content)
+    # Last: a folder without it is no model.
+    _write_json(target / CONFIG, {**config, **ends, "dtype": _NAMES[dtype], "torch_dtype": _NAMES[dtype]})
+
+
+def _special_ids(tokenizer: TokenizerConfig | None) -> dict[str, int | None]:
+    """What config.json says of the end of a document; without it transformers takes the family's own ids."""
+    eod = None if tokenizer is None else build_tokenizer(*tokenizer[:2], options=tokenizer.options).eod
+    return {"bos_token_id": None, "eos_token_id": eod, "pad_token_id": None}
+
+
+def _pieces(source: Linked, entries: Mapping[str, TensorInfo], report: Callable[[int], None]) -> Iterator[Tensor]:
+    for name, info in entries.items():
+        for box in boxes(info, info.dtype):
+            piece = source.read(name, box)
+            report(piece.numel() * info.dtype.itemsize)
+            yield piece
+
+
+def _shards(path: Path) -> dict[str, str] | None:
+    """Tensor -> file of a sharded model; None: there is one file."""
+    if (path / SHARDED).is_file():
+        table = read_json(path / SHARDED, what="the index of the shards").get("weight_map")
+        if not isinstance(table, dict) or not table:
+            raise DamageError(f"{path / SHARDED} has no weight_map", found=repr(table)[:80], fix="fetch it anew")
+        for file in table.values():
+            if not isinstance(file, str) or not _SHARD.fullmatch(file):
+                raise DamageError(f"{path / SHARDED} names a file outside", found=repr(file)[:120], fix="fetch it anew")
+        missing = sorted({file for file in table.values() if not (path / file).is_file()})
+        if missing:
+            raise DamageError(f"shards of {path} are missing", found=few(missing, 4), fix="fetch them")
+        return table
+    if not (path / SINGLE).is_file():
+        others = sorted(file.name for file in path.glob("*.bin"))
+        raise UsageError(
+            f"{path} has no weights that can be read",
+            found=few(others, 4) or "neither of the files below",
+            expected=f"{SINGLE}, or {SHARDED} with its shards",
+            fix="save the model as safetensors (transformers: save_pretrained)" if others else None,
+        )
+    return None
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    atomic_io.atomic_write(path, (json.dumps(value, indent=2) + "\n").encode())

@@ -1,0 +1,175 @@
+"""A model as it lies in a folder of any format, in our terms; and what every reader and writer of one needs.
+
+The tensors of a `ModelFolder` have the names of our checkpoints ("weight/embedding.weight", "exp_avg/..."), whatever
+the format. `check_tensors` compares what a folder has with what its configuration asks for, and names the tensors that
+do not fit. Reads no tensor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from mdata import DamageError, ResourceError, UsageError
+from mdata.errors import few, os_errors_named
+from mdata.tokenizers.base.tokenizer import TokenizerConfig
+from trainer.checkpoint.format import Rectangle, RunState
+from trainer.config.parse import dump_config
+from trainer.config.sections import RunConfig
+from trainer.convert.hf_names import logical_shapes
+from trainer.convert.links import Source, TensorInfo
+from trainer.errors import size_text
+from trainer.models.gpt_params import GPTShape, gpt_shape
+
+Format = Literal["mtrain", "hf", "torch_dist", "mp_rank"]
+CHUNK_BYTES = 64 << 20  # of one tensor that are held at a time
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFolder:
+    """An opened model.
+
+    Args:
+        path: the folder. format: of it.
+        config: of the run, or one around the model where the format has no other settings.
+        source: our logical tensors, by state and name.
+        run: where training was; step 1 and no data where the format does not say.
+        tokenizer: None where the folder has none.
+        notes: what the user should know of it, a line each.
+    """
+
+    path: Path
+    format: Format
+    config: RunConfig
+    source: Source
+    run: RunState
+    tokenizer: TokenizerConfig | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the logical embedding."""
+        return self.source.tensors["weight/embedding.weight"].shape[0]
+
+    @property
+    def shape(self) -> GPTShape:
+        """All numbers that define the function."""
+        return gpt_shape(self.config, self.vocab_size)
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """ "weight", and the moments of the optimizer where they are there."""
+        return tuple(dict.fromkeys(name.split("/", 1)[0] for name in self.source.tensors))
+
+    @property
+    def weights_dtype(self) -> torch.dtype:
+        """Of the embedding, for all."""
+        return self.source.tensors["weight/embedding.weight"].dtype
+
+
+def no_run(config: RunConfig) -> RunState:
+    """The state of a run for weights of which no run is known."""
+    return RunState(
+        step=1, consumed_samples=1, data_id="", data={}, optimizer_steps=0, config=dump_config(config)
+    )
+
+
+def check_tensors(found: Mapping[str, TensorInfo], expected: Mapping[str, Sequence[int]], *, where: Path) -> None:
+    """Compare the tensors of a folder with what its configuration asks for.
+
+    Raises:
+        DamageError: names those that are missing or have another shape.
+    """
+    missing = [name for name in expected if name not in found]
+    wrong = [
+        f"{name} {list(found[name].shape)} instead of {list(size)}"
+        for name, size in expected.items()
+        if name in found and found[name].shape != tuple(size)
+    ]
+    broken = [name for name in expected if name in found and not found[name].dtype.is_floating_point]
+    if missing or wrong or broken:
+        parts = [f"missing: {few(missing, 4)}"] if missing else []
+        parts += [f"of another shape: {few(wrong, 4)}"] if wrong else []
+        parts += [f"not of a float type: {few(broken, 4)}"] if broken else []
+        raise DamageError(
+            f"the tensors of {where} do not fit its configuration",
+            found="; ".join(parts),
+            expected=f"the {len(expected)} tensors of the model that the configuration describes",
+            fix="restore the configuration that belongs to these weights, or the missing files",
+        )
+
+
+def expected_tensors(config: RunConfig, vocab_size: int, states: Sequence[str] = ("weight",)) -> dict[str, Any]:
+    """Shapes of our logical tensors by state and name."""
+    shapes = logical_shapes(gpt_shape(config, vocab_size))
+    return {f"{state}/{name}": size for state in states for name, size in shapes.items()}
+
+
+def boxes(info: TensorInfo, dtype: torch.dtype, *, limit: int = CHUNK_BYTES) -> Iterator[Rectangle]:
+    """A tensor as boxes of whole rows, in order, each of at most `limit` bytes or one row."""
+    if not info.shape:
+        yield (), ()
+        return
+    row = max(1, math.prod(info.shape[1:]) * dtype.itemsize)
+    step = max(1, limit // row)
+    rest = tuple(0 for _ in info.shape[1:])
+    for first in range(0, info.shape[0], step):
+        yield (first, *rest), (min(step, info.shape[0] - first), *info.shape[1:])
+
+
+def num_bytes(tensors: Mapping[str, TensorInfo], dtype: torch.dtype | None = None) -> int:
+    """Of tensors, in their own dtype or in another."""
+    return sum(math.prod(info.shape) * (dtype or info.dtype).itemsize for info in tensors.values())
+
+
+def check_room(target: Path, needed: int) -> None:
+    """Refuse to begin what the disk cannot hold.
+
+    Raises:
+        ResourceError: too little room.
+    """
+    folder = next(path for path in (target, *target.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ResourceError(
+            f"there is too little room for {target}",
+            found=f"{size_text(free)} free",
+            expected=f"{size_text(needed)}",
+            fix="free some space, choose another disk, or a smaller --dtype",
+        )
+
+
+def check_new(target: Path) -> None:
+    """Refuse to write into a folder that has something in it.
+
+    Raises:
+        UsageError: it is there and not empty, or it is a file.
+    """
+    with os_errors_named("looking at the target"):
+        if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
+            raise UsageError(f"{target} exists already", fix="give a folder that does not exist yet, or an empty one")
+
+
+def read_json(path: Path, *, what: str) -> dict[str, Any]:
+    """A JSON object in a file.
+
+    Raises:
+        DamageError: it is none. UsageError: the file cannot be read.
+    """
+    with os_errors_named(f"reading {what}"):
+        raw = path.read_bytes()
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise DamageError(f"{path} is not JSON", found=str(error), fix="restore the file from its origin") from error
+    if not isinstance(value, dict):
+        raise DamageError(f"{path} holds no JSON object", found=type(value).__name__, fix="restore the file")
+    return value

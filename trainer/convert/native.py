@@ -1,0 +1,170 @@
+"""Our own checkpoints as model folders: read from any layout, and written as a run folder with one checkpoint.
+
+    config.toml, tokenizer/, tokenizer_facts.json   as `mtrain train` leaves them, so that `mtrain generate` reads them
+    checkpoints/step-N/rank-*.safetensors           whole logical tensors, split at --max-shard-size
+    checkpoints/step-N/index.json, checkpoints/latest
+
+Reading goes by the index, with the hashes that it has. Writing streams each tensor and hashes it on its way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mdata import UsageError
+from mdata.tokenizers.base.tokenizer import TokenizerConfig
+from mdata.tokenizers.registry import build_tokenizer
+from mdata.util import atomic_io
+from trainer.checkpoint.folder import INDEX, find_checkpoint, folder_name, point_to, read_index
+from trainer.checkpoint.format import Index, Rectangle, RunState, SavedFile, SavedSlice, SavedTensor, dump_index
+from trainer.checkpoint.format import slice_key
+from trainer.checkpoint.load import SliceReader, overlaps
+from trainer.config.parse import dump_config, parse_config, problems_error
+from trainer.convert.links import TensorInfo
+from trainer.convert.model_folder import ModelFolder, boxes, check_tensors, expected_tensors, read_json
+from trainer.convert.safetensors_stream import TYPES, split_by_size, write_safetensors
+
+Report = Callable[[int], None]  # is told how many bytes were written
+
+
+class CheckpointSource:
+    """The tensors of one checkpoint of ours.
+
+    Args:
+        folder: such as runs/a/checkpoints/step-400.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._index = read_index(folder)
+        self._reader = SliceReader(folder, self._index)
+        self.tensors = {
+            name: TensorInfo(saved.shape, TYPES[self._reader.dtype_name(saved.slices[0])])
+            for name, saved in self._index.tensors.items()
+        }
+
+    @property
+    def run(self) -> RunState:
+        """Where the run was."""
+        return self._index.run
+
+    def read(self, name: str, box: Rectangle) -> Tensor:
+        """See `Source`."""
+        saved = self._index.tensors[name]
+        out = torch.empty(box[1], dtype=self.tensors[name].dtype)
+        for piece, (start, size) in overlaps(box, saved.slices):
+            there = tuple(slice(a - b, a - b + n) for a, b, n in zip(start, box[0], size, strict=True))
+            here = tuple(slice(a - b, a - b + n) for a, b, n in zip(start, piece.start, size, strict=True))
+            out[there] = self._reader.read(piece)[here]
+        return out
+
+
+def is_native(path: Path) -> bool:
+    """Whether this is a run folder or a checkpoint of ours."""
+    return (path / INDEX).is_file() or (path / "checkpoints").is_dir()
+
+
+def open_native(path: Path, *, checkpoint: str = "latest") -> ModelFolder:
+    """A run folder, or one checkpoint in it.
+
+    Args:
+        checkpoint: "latest" or a name such as "step-400", of a run folder.
+
+    Raises:
+        UsageError: there is no such checkpoint. DamageError: it is not whole, or not of the model of its configuration.
+    """
+    notes: tuple[str, ...] = ()
+    if (path / INDEX).is_file():
+        folder = path
+    elif checkpoint == "latest":
+        found = find_checkpoint(path / "checkpoints")
+        if found.folder is None:
+            raise UsageError(f"there is no checkpoint in {path}", fix="train first (mtrain train)")
+        folder, notes = found.folder, (found.warning,) if found.warning else ()
+    else:
+        folder = path / "checkpoints" / checkpoint
+    source = CheckpointSource(folder)
+    config, problems = parse_config(tomllib.loads(source.run.config))
+    if config is None:
+        raise problems_error(f"the configuration in {folder}", problems, fix="use the version that wrote it")
+    if "weight/embedding.weight" in source.tensors:
+        rows = source.tensors["weight/embedding.weight"].shape[0]
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=rows))
+    states = tuple(dict.fromkeys(name.split("/", 1)[0] for name in source.tensors))
+    check_tensors(source.tensors, expected_tensors(config, config.model.vocab_size, states), where=folder)
+    run_folder = folder.parent.parent
+    return ModelFolder(
+        path=folder,
+        format="mtrain",
+        config=config,
+        source=source,
+        run=source.run,
+        tokenizer=_tokenizer(run_folder),
+        notes=notes,
+    )
+
+
+def write_native(
+    target: Path, model: ModelFolder, *, states: tuple[str, ...], max_shard_bytes: int, report: Report
+) -> None:
+    """Write a run folder with one checkpoint; the folder is new or empty.
+
+    Args:
+        states: of the source, that are written. max_shard_bytes: of a file. report: is told bytes as they are written.
+    """
+    folder = target / "checkpoints" / folder_name(model.run.step)
+    folder.mkdir(parents=True)
+    names = [name for name in model.source.tensors if name.split("/", 1)[0] in states]
+    # Main weights and moments are fp32, and fp64 where training was; a file of less is widened without loss.
+    entries = {
+        name: TensorInfo(info.shape, torch.promote_types(info.dtype, torch.float32))
+        for name, info in ((name, model.source.tensors[name]) for name in names)
+    }
+    files: dict[str, SavedFile] = {}
+    tensors: dict[str, SavedTensor] = {}
+    for number, part in enumerate(split_by_size(entries, max_shard_bytes)):
+        file = f"rank-{number:05d}.safetensors"
+        keyed = {slice_key(name, [0] * len(info.shape)): info for name, info in part.items()}
+        written = write_safetensors(folder / file, keyed, _pieces(model, part, report))
+        files[file] = SavedFile(written.size, written.header)
+        for (name, info), key in zip(part.items(), keyed, strict=True):
+            whole = SavedSlice(file, key, tuple(0 for _ in info.shape), info.shape, written.tensors[key])
+            tensors[name] = SavedTensor(info.shape, (whole,))
+    run = dataclasses.replace(model.run, config=dump_config(model.config))
+    atomic_io.atomic_write(folder / INDEX, dump_index(Index(run, files, tensors, hashed=True)))
+    point_to(folder)
+    atomic_io.atomic_write(target / "config.toml", dump_config(model.config).encode())
+    if model.tokenizer is not None:
+        _write_tokenizer(target, model.tokenizer)
+
+
+def _pieces(model: ModelFolder, entries: dict[str, TensorInfo], report: Report) -> Iterator[Tensor]:
+    for name, info in entries.items():
+        for box in boxes(info, info.dtype):
+            piece = model.source.read(name, box)
+            report(piece.numel() * info.dtype.itemsize)
+            yield piece
+
+
+def _write_tokenizer(target: Path, config: TokenizerConfig) -> None:
+    (target / "tokenizer").mkdir()
+    for name, content in config.files.items():
+        atomic_io.atomic_write(target / "tokenizer" / name, content)
+    tokenizer = build_tokenizer(config.name, config.files, options=config.options)
+    facts = {"type": config.name, "options": dict(config.options), "fingerprint": tokenizer.fingerprint}
+    atomic_io.atomic_write(target / "tokenizer_facts.json", (json.dumps(facts, indent=1) + "\n").encode())
+
+
+def _tokenizer(run_folder: Path) -> TokenizerConfig | None:
+    facts = run_folder / "tokenizer_facts.json"
+    if not facts.is_file():
+        return None
+    known = read_json(facts, what="the tokenizer of the run")
+    files = {path.name: path.read_bytes() for path in (run_folder / "tokenizer").glob("*") if path.is_file()}
+    return TokenizerConfig(known["type"], files, known["options"], "tokenizers")
