@@ -241,6 +241,7 @@ class CheckpointSection:
     interval: Count = 0  # steps between checkpoints; 0: off
     minutes: Amount = 10.0  # minutes of wall-clock time between checkpoints; 0: off
     keep: Positive = 2  # number of newest checkpoints to keep
+    init_from: str = ""  # folder with the first weights of a new run: a run's, Hugging Face's or Megatron-LM's
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
+import mdata
 from mdata import UsageError
 from mdata.progress import SILENT, Progress
 from mdata.tokenizers.registry import build_tokenizer
 from mdata.util import atomic_io
-from mdata.version import __version__
 from trainer.convert.compare import Rounded, compare_logits
 from trainer.convert.hf_folder import find_tokenizer, is_hf, open_hf, write_hf
 from trainer.convert.model_folder import Format, ModelFolder, check_new, check_room, num_bytes
@@ -132,9 +132,7 @@ def _write(
     if options.to == "mtrain":
         write_native(target, model, states=states, max_shard_bytes=limit, report=report)
     else:
-        write_hf(
-            target, model, dtype=dtype, max_shard_bytes=limit, model_type=options.model_type, report=report
-        )
+        write_hf(target, model, dtype=dtype, max_shard_bytes=limit, model_type=options.model_type, report=report)
 
 
 def _states(model: ModelFolder, options: Options) -> tuple[str, ...]:
@@ -156,7 +154,7 @@ def _result(
         "source": {"format": model.format, "folder": model.path.name, "step": model.run.step},
         "target": {"format": options.to, "dtype": str(dtype).removeprefix("torch."), "states": list(states)},
         "check": check,
-        "version": __version__,
+        "version": mdata.__version__,
     }
 
 
@@ -175,7 +173,9 @@ def _with_tokenizer(model: ModelFolder, folder: str) -> ModelFolder:
     if folder:
         found, notes = find_tokenizer(Path(folder))
         if found is None:
-            raise UsageError(notes[0], fix="give a folder with tokenizer.json, vocab.json and merges.txt, or tokenizer.model")
+            raise UsageError(
+                notes[0], fix="give a folder with tokenizer.json, vocab.json and merges.txt, or tokenizer.model"
+            )
         model = dataclasses.replace(model, tokenizer=found, notes=())
     if model.tokenizer is not None:
         size = build_tokenizer(*model.tokenizer[:2], options=model.tokenizer.options).vocab_size
@@ -195,7 +195,9 @@ def _model_keys(settings: Sequence[str]) -> Mapping[str, Any]:
     for text in settings:
         name, equals, value = text.partition("=")
         if not equals or not name.startswith("model."):
-            raise UsageError(f"{text!r} sets nothing of the model", expected="model.key=value, such as model.rope_theta=5e5")
+            raise UsageError(
+                f"{text!r} sets nothing of the model", expected="model.key=value, such as model.rope_theta=5e5"
+            )
         try:
             parsed = tomllib.loads(f"value = {value}")["value"]
         except ValueError:

@@ -119,7 +119,9 @@ def _wrong_types(values: Json, defaults: Json) -> Iterator[str]:
         kinds: tuple[type, ...] = {bool: (bool,), str: (str,), float: (int, float)}.get(type(default), (int,))
         if value is not None and (type(value) not in kinds or (type(value) is int and value < 0)):
             yield f"{name} = {value!r} is not {'a size' if int in kinds else f'of type {kinds[0].__name__}'}"
-        elif (value is None and name not in _NULLABLE) or (type(default) is int and value == 0):
+        elif (value is None and name not in _NULLABLE) or (
+            type(default) is int and value == 0 and name != "max_window_layers"
+        ):
             yield f"{name} = {value!r} is no value for it"
     for name in ("rope_parameters", "rope_scaling"):
         if not isinstance(values.get(name) or {}, dict):
@@ -269,7 +271,7 @@ def _rope(found: Json, problems: list[str]) -> dict[str, Any]:
     new, old = found.get("rope_parameters") or {}, found.get("rope_scaling") or {}
     settings = {**old, **new}
     kind = settings.get("rope_type", settings.get("type", "default"))
-    keys = {"rope_theta": float(settings.get("rope_theta", found.get("rope_theta", 10000.0)))}
+    keys = {"rope_theta": float(settings.get("rope_theta") or found.get("rope_theta") or 10000.0)}
     if kind not in _SCALINGS:
         problems.append(f"rope_scaling of type {kind!r} is not supported; supported are {', '.join(_SCALINGS)}")
         return keys

@@ -7,7 +7,6 @@ of a given size, with the index beside them.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -20,9 +19,8 @@ from torch import Tensor
 
 from mdata import DamageError, MdataError, UsageError
 from mdata.errors import few, wanted_by
-from mdata.tokenizers.base.tokenizer import TokenizerConfig
+from mdata.tokenizers.base.tokenizer import TokenizerConfig, TokenizerSpec
 from mdata.tokenizers.registry import build_tokenizer, config_of, load_tokenizer
-from mdata.tokenizers.base.tokenizer import TokenizerSpec
 from mdata.util import atomic_io
 from trainer.checkpoint.format import Rectangle
 from trainer.convert.hf_config import from_hf, to_hf
@@ -52,7 +50,9 @@ class SafetensorsSource:
         for name, file in self._files.items():
             if name not in self._file(file).keys():  # noqa: SIM118 (not a dict)
                 raise DamageError(
-                    f"{folder / file} lacks a tensor that {SHARDED} lists", found=f"no {name}", fix="fetch the file anew"
+                    f"{folder / file} lacks a tensor that {SHARDED} lists",
+                    found=f"no {name}",
+                    fix="fetch the file anew",
                 )
             part = self._file(file).get_slice(name)
             self.tensors[name] = TensorInfo(tuple(part.get_shape()), TYPES.get(part.get_dtype(), torch.int8))
@@ -158,7 +158,7 @@ def write_hf(
     where: dict[str, str] = {}
     for number, part in enumerate(parts, 1):
         file = SINGLE if len(parts) == 1 else f"model-{number:05d}-of-{len(parts):05d}.safetensors"
-        write_safetensors(target / file, part, _pieces(theirs, part, report))
+        write_safetensors(target / file, part, pieces=_pieces(theirs, part, report))
         where |= dict.fromkeys(part, file)
     if len(parts) > 1:
         total = {"total_size": num_bytes(entries)}

@@ -1,8 +1,8 @@
 """The tensors of Hugging Face's models as links to ours: one table a family, read in both directions.
 
-Llama, Mistral and Qwen keep q, k, v, gate and up apart, as our logical tensors are. GPT-2 keeps its matrices transposed
-(its layers are Conv1D) and q, k, v side by side in one. Where our pairs of rotary features are neighbours, rows of q and
-k change their order: theirs are halves apart. Padding of the vocabulary exists on neither side. Pure.
+Llama, Mistral and Qwen keep q, k, v, gate and up apart, as we do. GPT-2 keeps its matrices transposed (its layers are
+Conv1D) and q, k, v side by side in one. Where our pairs of rotary features are neighbours, rows of q and k change their
+order: theirs are halves apart. Padding of the vocabulary exists on neither side. Pure.
 """
 
 from __future__ import annotations

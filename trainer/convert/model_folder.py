@@ -77,9 +77,7 @@ class ModelFolder:
 
 def no_run(config: RunConfig) -> RunState:
     """The state of a run for weights of which no run is known."""
-    return RunState(
-        step=1, consumed_samples=1, data_id="", data={}, optimizer_steps=0, config=dump_config(config)
-    )
+    return RunState(step=1, consumed_samples=1, data_id="", data={}, optimizer_steps=0, config=dump_config(config))
 
 
 def check_tensors(found: Mapping[str, TensorInfo], expected: Mapping[str, Sequence[int]], *, where: Path) -> None:
@@ -107,7 +105,7 @@ def check_tensors(found: Mapping[str, TensorInfo], expected: Mapping[str, Sequen
         )
 
 
-def expected_tensors(config: RunConfig, vocab_size: int, states: Sequence[str] = ("weight",)) -> dict[str, Any]:
+def expected_tensors(config: RunConfig, vocab_size: int, *, states: Sequence[str] = ("weight",)) -> dict[str, Any]:
     """Shapes of our logical tensors by state and name."""
     shapes = logical_shapes(gpt_shape(config, vocab_size))
     return {f"{state}/{name}": size for state in states for name, size in shapes.items()}

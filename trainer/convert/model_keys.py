@@ -61,7 +61,7 @@ def model_config(
 
 
 def effective(config: RunConfig) -> dict[str, Any]:
-    """The keys of [model] that have an effect on a trained model, with every 0 that stands for another value derived."""
+    """The keys of [model] that have an effect on a trained model, every derived value written out."""
     model: ModelSection = config.model
     keys = {name: value for name, value in dataclasses.asdict(model).items() if name not in _NOT_FUNCTION}
     keys["num_kv_heads"] = model.num_kv_heads or model.num_heads

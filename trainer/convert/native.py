@@ -23,8 +23,16 @@ from mdata.tokenizers.base.tokenizer import TokenizerConfig
 from mdata.tokenizers.registry import build_tokenizer
 from mdata.util import atomic_io
 from trainer.checkpoint.folder import INDEX, find_checkpoint, folder_name, point_to, read_index
-from trainer.checkpoint.format import Index, Rectangle, RunState, SavedFile, SavedSlice, SavedTensor, dump_index
-from trainer.checkpoint.format import slice_key
+from trainer.checkpoint.format import (
+    Index,
+    Rectangle,
+    RunState,
+    SavedFile,
+    SavedSlice,
+    SavedTensor,
+    dump_index,
+    slice_key,
+)
 from trainer.checkpoint.load import SliceReader, overlaps
 from trainer.config.parse import dump_config, parse_config, problems_error
 from trainer.convert.links import TensorInfo
@@ -97,7 +105,7 @@ def open_native(path: Path, *, checkpoint: str = "latest") -> ModelFolder:
         rows = source.tensors["weight/embedding.weight"].shape[0]
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=rows))
     states = tuple(dict.fromkeys(name.split("/", 1)[0] for name in source.tensors))
-    check_tensors(source.tensors, expected_tensors(config, config.model.vocab_size, states), where=folder)
+    check_tensors(source.tensors, expected_tensors(config, config.model.vocab_size, states=states), where=folder)
     run_folder = folder.parent.parent
     return ModelFolder(
         path=folder,
@@ -131,7 +139,7 @@ def write_native(
     for number, part in enumerate(split_by_size(entries, max_shard_bytes)):
         file = f"rank-{number:05d}.safetensors"
         keyed = {slice_key(name, [0] * len(info.shape)): info for name, info in part.items()}
-        written = write_safetensors(folder / file, keyed, _pieces(model, part, report))
+        written = write_safetensors(folder / file, keyed, pieces=_pieces(model, part, report))
         files[file] = SavedFile(written.size, written.header)
         for (name, info), key in zip(part.items(), keyed, strict=True):
             whole = SavedSlice(file, key, tuple(0 for _ in info.shape), info.shape, written.tensors[key])

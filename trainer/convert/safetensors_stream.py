@@ -35,7 +35,7 @@ class Written(NamedTuple):
     tensors: Mapping[str, str]
 
 
-def write_safetensors(path: Path, entries: Mapping[str, TensorInfo], pieces: Iterator[Tensor]) -> Written:
+def write_safetensors(path: Path, entries: Mapping[str, TensorInfo], *, pieces: Iterator[Tensor]) -> Written:
     """Write one file.
 
     Args:

@@ -22,6 +22,7 @@ from trainer.checkpoint.format import RunState
 from trainer.checkpoint.load import load_state
 from trainer.checkpoint.save import Shard, save_checkpoint, together
 from trainer.config.sections import RunConfig
+from trainer.convert.first_weights import owned_weights
 from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
 from trainer.models.family import family_of
 from trainer.models.stage import Microbatch
@@ -98,7 +99,8 @@ class Engine:
 
     Args:
         config: of the run. plan: its derived numbers. world: this rank's place.
-        fresh: whether to draw the initial weights (a checkpoint is loaded otherwise).
+        fresh: whether to draw the initial weights, or to read those of checkpoint.init_from (a checkpoint is loaded
+            otherwise).
     """
 
     @out_of_memory_in("setting up the model and its optimizer", fix=MORE_RANKS)
@@ -116,7 +118,9 @@ class Engine:
         self.optimizer = Optimizer(self.buffers, config.optimizer, groups=world.groups, kernels=self.model.kernels)
         # A scale that is 1 has no place in the arithmetic of other precisions.
         self.scaler = LossScaler(scale_rule(config), world.device) if dtype == torch.float16 else None
-        if fresh:
+        if fresh and config.checkpoint.init_from:
+            self._read_weights(Path(config.checkpoint.init_from))
+        elif fresh:
             self._draw_weights(config.run.seed)
 
     @property
@@ -208,6 +212,16 @@ class Engine:
         if self.scaler is not None and run.scaler:
             self.scaler.load(run.scaler)
         return run
+
+    def _read_weights(self, folder: Path) -> None:
+        """Begin with another model's weights; an error of one rank is raised by all."""
+        weight = self.optimizer.state["weight"]
+
+        def read() -> None:
+            weight.copy_(owned_weights(folder, self.optimizer.owned, dtype=weight.dtype))
+
+        together(self.everyone, read, doing="reading the first weights")
+        self.optimizer.publish()
 
     def _draw_weights(self, seed: int) -> None:
         """Initialize the owned runs of the main weights, unrounded, and from them the model."""

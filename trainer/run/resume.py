@@ -21,6 +21,7 @@ from trainer.checkpoint.folder import LATEST, Found, find_checkpoint, read_index
 from trainer.checkpoint.format import RunState
 from trainer.config.parse import parse_config
 from trainer.config.sections import RunConfig
+from trainer.convert.first_weights import start_notes
 from trainer.models.family import family_of
 from trainer.optim.schedules import Rates, rates
 from trainer.plan.lengths import batch_sizes, given_lengths, horizon, schedule_lengths
@@ -80,7 +81,8 @@ def find_start(config: RunConfig, data: RunData) -> Start:
     seen = find_checkpoint(checkpoints_folder(config))
     folder = seen.folder
     if folder is None:
-        return Start(done=Done(0, 0), folder=None, config=with_horizon(config, None), changes={}, notes=())
+        first = start_notes(config, config.model.vocab_size or data.facts.vocab_size or 0)
+        return Start(done=Done(0, 0), folder=None, config=with_horizon(config, None), changes={}, notes=first)
     run = run_state(folder)
     stored, _ = parse_config(tomllib.loads(run.config))
     found = [

@@ -88,7 +88,10 @@ def test_there_and_back_is_the_identity_inside_the_box(one):
 
 
 def test_a_table_that_leaves_a_row_out_or_names_one_twice_is_seen():
-    halves = [link(("w", "(half row)"), (name, "row"), lengths={"row": 3}, ours_in={"half": (i, 2)}) for i, name in enumerate("ab")]
+    halves = [
+        link(("w", "(half row)"), (name, "row"), lengths={"row": 3}, ours_in={"half": (i, 2)})
+        for i, name in enumerate("ab")
+    ]
     assert covers_exactly(halves)
     assert not covers_exactly(halves[:1])
     assert not covers_exactly([*halves, halves[0]])

@@ -1,0 +1,321 @@
+"""Hugging Face folders: there and back bit for bit, the same text from both, and folders that are refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from mdata import DamageError, ResourceError, UsageError
+from tests.helpers.ranks import run_ranks
+from tests.trainer.convert.hf_models import NAMES, SIZES, save, save_tokenizer
+from trainer.config.sections import CheckpointSection, MeshSection, RunSection
+from trainer.convert import convert as converting
+from trainer.convert.convert import Options, convert, open_model
+from trainer.convert.hf_config import DEFAULTS, MODEL_TYPES, from_hf, to_hf
+from trainer.convert.hf_names import hf_links
+from trainer.convert.links import covers_exactly
+from trainer.convert.model_keys import effective, model_config
+from trainer.models.gpt_params import gpt_shape
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.world import Placement, join_world
+from trainer.run.resume import find_start
+from trainer.tasks.generate import Sampling, generate
+
+transformers = pytest.importorskip("transformers")
+NATIVE, HF = Options(to="mtrain"), Options(to="hf")
+
+
+def weights(folder):
+    """Every tensor of a folder, sharded or not."""
+    return {name: t for file in sorted(folder.glob("*.safetensors")) for name, t in load_file(file).items()}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_there_and_back_is_bit_equal(name, tmp_path):
+    theirs = save(name, tmp_path / "theirs", dtype=torch.bfloat16, shard="40KB")
+    assert len(list(theirs.glob("*.safetensors"))) > 1
+    result = convert(theirs, tmp_path / "ours", options=NATIVE)
+    assert result["check"]["by"] == ["transformers", "mtrain"]
+    assert result["check"]["largest_difference"] < 1e-5
+    options = replace(HF, dtype="bf16", max_shard_bytes=30_000)
+    assert convert(tmp_path / "ours", tmp_path / "back", options=options)["check"]["largest_difference"] < 1e-5
+    assert len(list((tmp_path / "back").glob("*.safetensors"))) > 1
+    assert same(weights(theirs), weights(tmp_path / "back"))
+    assert json.loads((tmp_path / "back" / "conversion.json").read_text())["check"]["compared"]
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in (theirs, tmp_path / "back"))
+    assert effective(from_hf(before, where="")) == effective(from_hf(after, where=""))
+    assert before["eos_token_id"] == after["eos_token_id"] == 256
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_write_the_same_greedy_text(name, tmp_path):
+    theirs = save(name, tmp_path / "theirs")
+    convert(theirs, tmp_path / "ours", options=NATIVE)
+    convert(tmp_path / "ours", tmp_path / "back", options=HF)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
+    world = join_world(Mesh(1, 1), placement=Placement())
+    prompts = ["the ", "Zwei"]
+    ours = generate(tmp_path / "ours", prompts, sampling=Sampling(max_tokens=24, greedy=True), world=world)
+    for prompt, text in zip(prompts, ours, strict=True):
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
+        assert tokenizer.decode(found[0], skip_special_tokens=True) == prompt + text.text
+
+
+def _begun(context, folder, target):
+    """A run of some ranks that begins with a Hugging Face folder; its first checkpoint."""
+    from trainer.checkpoint.format import RunState
+    from trainer.config.parse import dump_config
+    from trainer.parallel.mesh import mesh_of
+    from trainer.plan.plan import make_plan
+    from trainer.run.engine import Engine
+
+    config = open_model(folder).config
+    config = replace(
+        config,
+        checkpoint=CheckpointSection(init_from=str(folder)),
+        mesh=MeshSection(tp=2),
+        train=replace(config.train, global_batch=2),
+        run=RunSection(folder="unused", seed=1),
+    )
+    world = context.join(mesh_of(config, context.world))
+    engine = Engine(config, make_plan(config, context.world, facts=None), world=world)
+    run = RunState(1, 1, "", {}, 0, dump_config(config))
+    return str(engine.save(target / "checkpoints", run))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen3"])
+def test_a_run_on_two_ranks_begins_with_a_folder_of_theirs(name, tmp_path):
+    theirs = save(name, tmp_path / "theirs", dtype=torch.bfloat16, shard="40KB")
+    run_ranks(_begun, 2, theirs, tmp_path / "run")
+    assert len(list((tmp_path / "run").glob("checkpoints/step-1/*.safetensors"))) == 2
+    convert(tmp_path / "run", tmp_path / "back", options=replace(HF, dtype="bf16", check=False))
+    assert same(weights(theirs), weights(tmp_path / "back"))
+    convert(tmp_path / "run", tmp_path / "merged", options=NATIVE)
+    assert len(list((tmp_path / "merged").glob("checkpoints/step-1/*.safetensors"))) == 1
+    convert(tmp_path / "merged", tmp_path / "again", options=replace(HF, dtype="bf16", check=False))
+    assert same(weights(theirs), weights(tmp_path / "again"))
+
+
+def test_interleaved_rows_are_put_apart(tmp_path):
+    save("qwen3", tmp_path / "theirs", tokens=False)
+    convert(tmp_path / "theirs", tmp_path / "ours", options=NATIVE)
+    model = open_model(tmp_path / "ours")
+    turned = replace(model, config=replace(model.config, model=replace(model.config.model, rope_interleaved=True)))
+    from trainer.convert.compare import compare_logits
+    from trainer.convert.hf_folder import write_hf
+
+    more = {"dtype": torch.float32, "max_shard_bytes": 1 << 30, "model_type": "", "report": lambda count: None}
+    write_hf(tmp_path / "back", turned, **more)
+    assert compare_logits(turned, open_model(tmp_path / "back"))["largest_difference"] < 1e-5
+
+
+MODELS = st.fixed_dictionaries(
+    {
+        "num_layers": st.integers(1, 5),
+        "hidden_size": st.sampled_from([16, 32]),
+        "num_heads": st.sampled_from([2, 4]),
+        "num_kv_heads": st.sampled_from([0, 1, 2]),
+        "head_dim": st.sampled_from([0, 8, 16]),
+        "ffn_hidden_size": st.sampled_from([0, 24, 40]),
+        "max_position": st.sampled_from([32, 64]),
+        "vocab_size": st.just(50),
+        "norm_epsilon": st.sampled_from([1e-5, 1e-6]),
+        "tie_embeddings": st.booleans(),
+    }
+)
+FORMS = st.one_of(
+    st.fixed_dictionaries(
+        {
+            "position": st.just("learned"),
+            "norm": st.just("layernorm"),
+            "bias": st.just(True),
+            "activation": st.sampled_from(["gelu", "gelu_erf", "relu", "squared_relu"]),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "activation": st.sampled_from(["swiglu", "geglu", "geglu_tanh"]),
+            "bias": st.sampled_from([True, False, "qkv"]),
+            "qk_norm": st.booleans(),
+            "window": st.sampled_from([0, 4]),
+            "window_interval": st.sampled_from([0, 2]),
+            "rope_theta": st.sampled_from([1e4, 5e5]),
+            "rope_interleaved": st.booleans(),
+            "rope_scaling": st.sampled_from(["none", "linear", "yarn", "llama3", "ntk"]),
+            "rope_factor": st.sampled_from([2.0, 4.0]),
+            "rope_original_length": st.just(16),
+            "rope_beta_fast": st.sampled_from([32.0, 16.0]),
+        }
+    ),
+)
+
+
+@settings(max_examples=300)
+@given(MODELS, FORMS, st.sampled_from(["", *MODEL_TYPES]))
+def test_a_model_is_written_as_it_is_or_refused_by_name(sizes, form, model_type):
+    ours = model_config({**sizes, **form}, where="", context=32)
+    try:
+        written = to_hf(ours, 50, model_type=model_type)
+    except UsageError as error:
+        assert "cannot express" in str(error) and "model." in str(error)
+        return
+    back = from_hf(json.loads(json.dumps(written)), where="")
+    before, after = ({**effective(c), "rope_interleaved": None} for c in (ours, back))
+    assert before == after
+    shape = gpt_shape(ours, 50)
+    links = list(hf_links(shape, model_type=written["model_type"]))
+    assert covers_exactly(links)
+    assert covers_exactly([one.flipped() for one in links])
+
+
+@pytest.mark.parametrize("kind", MODEL_TYPES)
+def test_defaults_are_those_of_transformers(kind):
+    config = transformers.AutoConfig.for_model(kind)
+    empty, full = from_hf({"model_type": kind}, where=""), from_hf(json.loads(config.to_json_string()), where="")
+    assert DEFAULTS[kind]["vocab_size"] == config.vocab_size
+    before, after = effective(empty), effective(full)
+    if kind == "mistral":
+        assert before.pop("window") == after.pop("window") == 4096
+    assert before == after
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_type": "bert"}, "model_type 'bert'"),
+        ({"hidden_act": "mish"}, "hidden_act = 'mish'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "rope_parameters": None}, "'dynamic'"),
+        ({"attention_bias": True}, "attention_bias = True"),
+        ({"hidden_size": "wide"}, "hidden_size = 'wide'"),
+        ({"num_attention_heads": 0}, "num_attention_heads = 0"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"intermediate_size": 48}, "model.layers.0.mlp.down_proj.weight [32, 64] instead of [32, 48]"),
+        ({"num_hidden_layers": 3}, "missing: model.layers.2.input_layernorm.weight"),
+        ({"num_hidden_layers": 1}, "model.layers.1.input_layernorm.weight"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_refused_by_name(changes, named, tmp_path):
+    folder = save("llama2", tmp_path / "theirs", tokens=False)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises((UsageError, DamageError)) as error:
+        convert(folder, tmp_path / "ours", options=NATIVE)
+    assert named in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+def _without_a_shard(folder):
+    next(folder.glob("model-00002*")).unlink()
+
+
+def _outside(folder):
+    index = folder / "model.safetensors.index.json"
+    table = json.loads(index.read_text())
+    table["weight_map"] = {name: "../other.safetensors" for name in table["weight_map"]}
+    index.write_text(json.dumps(table))
+
+
+def _cut(folder):
+    file = next(folder.glob("model-00001*"))
+    file.write_bytes(file.read_bytes()[:100])
+
+
+def _pickle(folder):
+    for file in folder.glob("model*"):
+        file.unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"x")
+
+
+def _integers(folder):
+    file = next(folder.glob("model-00001*"))
+    save_file({name: t.to(torch.int32) for name, t in load_file(file).items()}, file)
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (_without_a_shard, "model-00002"),
+        (_outside, "../other.safetensors"),
+        (_cut, "model-00001"),
+        (_pickle, "pytorch_model.bin"),
+        (_integers, "not of a float type: model."),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
+        (lambda folder: save_tokenizer(folder, more=60), "317 ids"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer"),
+    ],
+)
+def test_files_that_are_not_whole_are_refused_by_name(damage, named, tmp_path):
+    folder = save("llama2", tmp_path / "theirs", shard="40KB")
+    damage(folder)
+    with pytest.raises((UsageError, DamageError)) as error:
+        convert(folder, tmp_path / "ours", options=NATIVE)
+    assert named in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+def test_a_folder_that_is_none_and_a_target_that_exists_are_refused(tmp_path):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(UsageError, match="is no model that can be read"):
+        convert(tmp_path / "a", tmp_path / "b", options=NATIVE)
+    with pytest.raises(UsageError, match="there is no folder"):
+        convert(tmp_path / "nowhere", tmp_path / "b", options=NATIVE)
+    (tmp_path / "a" / "file").write_text("")
+    with pytest.raises(UsageError, match="exists already"):
+        convert(tmp_path / "a", tmp_path / "a", options=NATIVE)
+
+
+def test_too_little_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    folder = save("llama2", tmp_path / "theirs", tokens=False)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
+    with pytest.raises(ResourceError, match="too little room"):
+        convert(folder, tmp_path / "ours", options=NATIVE)
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+def test_a_conversion_that_computes_something_else_leaves_nothing(tmp_path, monkeypatch):
+    folder = save("llama2", tmp_path / "theirs", tokens=False)
+    before = converting.write_native
+
+    def swapped(target, model, **options):
+        before(target, replace(model, config=_changed(model.config, rope_theta=777.0)), **options)
+
+    monkeypatch.setattr(converting, "write_native", swapped)
+    with pytest.raises(DamageError, match="does not compute what"):
+        convert(folder, tmp_path / "ours", options=NATIVE)
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+def _changed(config, **keys):
+    return replace(config, model=replace(config.model, **keys))
+
+
+def test_first_weights_that_do_not_fit_are_refused_and_other_settings_are_told(tmp_path):
+    folder = save("llama2", tmp_path / "theirs", tokens=False)
+    config = open_model(folder).config
+    config = replace(
+        config, checkpoint=CheckpointSection(init_from=str(folder)), run=RunSection(folder=str(tmp_path / "run"))
+    )
+    from trainer.run.data import open_data
+
+    data = open_data(config)
+    (told,) = find_start(config, data).notes[1:]
+    assert "theirs" in told
+    notes = find_start(_changed(config, rope_theta=5e5), data).notes
+    assert "model.rope_theta 10000.0 -> 500000.0" in notes[-1]
+    with pytest.raises(UsageError, match=r"blocks\.0\.mlp\.gate\.weight \[64, 32\] instead of \[48, 32\]"):
+        find_start(_changed(config, ffn_hidden_size=48), data)
+    assert SIZES["vocab_size"] == config.model.vocab_size
