@@ -25,7 +25,9 @@ from mdata.util import atomic_io
 from trainer.convert.compare import Rounded, compare_logits
 from trainer.convert.hf_folder import find_tokenizer, is_hf, open_hf, write_hf
 from trainer.convert.model_folder import Format, ModelFolder, check_new, check_room, num_bytes
+from trainer.convert.mp_rank import is_mp_rank, open_mp_rank
 from trainer.convert.native import is_native, open_native, write_native
+from trainer.convert.torch_dist import is_torch_dist, open_torch_dist
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 RESULT = "conversion.json"
@@ -107,11 +109,15 @@ def open_model(path: Path, *, checkpoint: str = "latest", settings: Sequence[str
     """
     if not path.is_dir():
         raise UsageError(f"there is no folder {path}", fix="give a run folder, or a folder of another project's model")
-    _model_keys(settings)
+    keys = _model_keys(settings)
     if is_native(path):
         return open_native(path, checkpoint=checkpoint)
     if is_hf(path):
         return open_hf(path)
+    if is_torch_dist(path):
+        return open_torch_dist(path, settings=keys)
+    if is_mp_rank(path):
+        return open_mp_rank(path, settings=keys)
     raise UsageError(
         f"{path} is no model that can be read",
         found=", ".join(sorted(file.name for file in path.iterdir())[:5]) or "an empty folder",

@@ -214,8 +214,6 @@ def _llama_json(kind: str, keys: Json) -> dict[str, Any]:
     }
     if kind == "llama":
         written |= {"attention_bias": keys["bias"] is True, "mlp_bias": keys["bias"] is True}
-    if kind == "qwen3":
-        written["attention_bias"] = keys["bias"] is True
     if kind == "mistral":
         written["sliding_window"] = keys["window"] or None
     if kind in ("qwen2", "qwen3"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from trainer.checkpoint.format import Rectangle
 from trainer.convert.hf_config import from_hf, to_hf
 from trainer.convert.hf_names import IGNORED, hf_links
 from trainer.convert.links import Linked, TensorInfo
-from trainer.convert.model_folder import ModelFolder, boxes, check_tensors, no_run, num_bytes, read_json
+from trainer.convert.model_folder import ModelFolder, Report, boxes, check_tensors, no_run, num_bytes, read_json
 from trainer.convert.safetensors_stream import TYPES, split_by_size, write_safetensors
 from trainer.models.gpt_params import gpt_shape
 
@@ -139,7 +139,7 @@ def write_hf(
     dtype: torch.dtype,
     max_shard_bytes: int,
     model_type: str,
-    report: Callable[[int], None],
+    report: Report,
 ) -> None:
     """Write a folder that transformers opens; the folder is new or empty.
 
@@ -178,7 +178,7 @@ def _special_ids(tokenizer: TokenizerConfig | None) -> dict[str, int | None]:
     return {"bos_token_id": None, "eos_token_id": eod, "pad_token_id": None}
 
 
-def _pieces(source: Linked, entries: Mapping[str, TensorInfo], report: Callable[[int], None]) -> Iterator[Tensor]:
+def _pieces(source: Linked, entries: Mapping[str, TensorInfo], report: Report) -> Iterator[Tensor]:
     for name, info in entries.items():
         for box in boxes(info, info.dtype):
             piece = source.read(name, box)

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from trainer.errors import size_text
 from trainer.models.gpt_params import GPTShape, gpt_shape
 
 Format = Literal["mtrain", "hf", "torch_dist", "mp_rank"]
+Report = Callable[[int], None]  # is told how many bytes were written
 CHUNK_BYTES = 64 << 20  # of one tensor that are held at a time
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -36,10 +36,8 @@ from trainer.checkpoint.format import (
 from trainer.checkpoint.load import SliceReader, overlaps
 from trainer.config.parse import dump_config, parse_config, problems_error
 from trainer.convert.links import TensorInfo
-from trainer.convert.model_folder import ModelFolder, boxes, check_tensors, expected_tensors, read_json
+from trainer.convert.model_folder import ModelFolder, Report, boxes, check_tensors, expected_tensors, read_json
 from trainer.convert.safetensors_stream import TYPES, split_by_size, write_safetensors
-
-Report = Callable[[int], None]  # is told how many bytes were written
 
 
 class CheckpointSource:

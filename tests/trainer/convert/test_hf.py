@@ -224,7 +224,7 @@ def _without_a_shard(folder):
 def _outside(folder):
     index = folder / "model.safetensors.index.json"
     table = json.loads(index.read_text())
-    table["weight_map"] = {name: "../other.safetensors" for name in table["weight_map"]}
+    table["weight_map"] = dict.fromkeys(table["weight_map"], "../other.safetensors")
     index.write_text(json.dumps(table))
 
 

@@ -1,0 +1,176 @@
+"""Megatron-LM's arguments, as its checkpoints keep them, and our [model], in both directions.
+
+Reading goes through the rules of `mtrain config --from-megatron`: an argument means the same on the command line and in
+a checkpoint. What older or foreign checkpoints lack is seen from the tensors where they show it, and taken as
+Megatron's default where they do not; both are told. Writing reads its own result and refuses every difference. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mdata import UsageError
+from trainer.config.parse import problems_error
+from trainer.config.sections import RunConfig
+from trainer.convert.links import TensorInfo
+from trainer.convert.model_keys import effective, model_config, refuse_differences
+from trainer.migrate.arguments import Given, read_arguments
+from trainer.migrate.flags import flag_table
+from trainer.migrate.rules_model import model_rules
+from trainer.migrate.settings import Setting
+
+Arguments = Mapping[str, Any]
+# Switches whose stored value is the opposite of the argument's.
+_NEGATED = {
+    "--disable-bias-linear": "add_bias_linear",
+    "--no-bias-gelu-fusion": "bias_gelu_fusion",
+    "--no-bias-swiglu-fusion": "bias_swiglu_fusion",
+}
+_OTHER_NAMES = {"--norm-epsilon": ("norm_epsilon", "layernorm_epsilon")}
+# Arguments that change the function and have no counterpart here, with the values that change nothing.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "openai_gelu": (False, None),
+    "quick_geglu": (False, None),
+    "apply_layernorm_1p": (False, None),
+    "layernorm_zero_centered_gamma": (False, None),
+    "apply_residual_connection_post_layernorm": (False, None),
+    "multi_latent_attention": (False, None),
+    "num_experts": (None, 0),
+    "mtp_num_layers": (None, 0),
+    "softmax_scale": (None,),
+}
+_SIZES = ("num_layers", "hidden_size", "num_attention_heads")
+
+
+def from_arguments(
+    found: Arguments, tensors: Mapping[str, TensorInfo], *, where: str, settings: Mapping[str, Any]
+) -> tuple[RunConfig, tuple[str, ...]]:
+    """(model, notes) of a checkpoint.
+
+    Args:
+        found: its arguments by name. tensors: of it, by Megatron's names without layer numbers.
+        settings: keys of [model] that a user gives.
+
+    Raises:
+        UsageError: arguments that we lack, or that are missing; all of them by name.
+    """
+    lacking = [name for name in _SIZES if not isinstance(found.get(name), int)]
+    if lacking:
+        raise UsageError(f"{where} does not say the sizes of its model", found=f"no {', '.join(lacking)} in its args")
+    given, notes = _completed(found, tensors)
+    problems = [
+        f"{name} = {found[name]!r} is not supported" for name, neutral in _NEUTRAL.items()
+        if name in found and found[name] not in neutral
+    ]  # fmt: skip
+    keys = {"num_layers": found["num_layers"], "hidden_size": found["hidden_size"]}
+    keys |= {"num_heads": found["num_attention_heads"], "norm_epsilon": given["--norm-epsilon"]}
+    for rule in model_rules(given):
+        if isinstance(rule, Setting):
+            keys[rule.key.removeprefix("model.")] = rule.value
+        else:
+            problems.append(f"{rule.flag}: {rule.reason}")
+    if problems:
+        raise problems_error(where, problems, fix="this model has a part that mtrain lacks")
+    keys = {name: value for name, value in keys.items() if value is not None}
+    rows = tensors["embedding.word_embeddings.weight"].shape[0] if "embedding.word_embeddings.weight" in tensors else 0
+    keys["vocab_size"] = keys.get("vocab_size") or rows
+    keys |= settings
+    context = found.get("seq_length") or keys.get("max_position") or 1024
+    keys["max_position"] = max(keys.get("max_position") or 0, context)
+    return model_config(keys, where=where, context=context), notes
+
+
+def to_arguments(config: RunConfig, *, padded_rows: int, tp: int = 1, pp: int = 1) -> dict[str, Any]:
+    """The arguments with which Megatron-LM builds a model.
+
+    Raises:
+        UsageError: no arguments express the model; names the keys of ours.
+    """
+    keys = effective(config)
+    rope, gated = keys["position"] == "rope", keys["activation"] == "swiglu"
+    scaling = keys.get("rope_scaling", "none")
+    written = {
+        "num_layers": keys["num_layers"],
+        "hidden_size": keys["hidden_size"],
+        "num_attention_heads": keys["num_heads"],
+        "kv_channels": keys["head_dim"],
+        "ffn_hidden_size": keys["ffn_hidden_size"],
+        "group_query_attention": keys["num_kv_heads"] != keys["num_heads"],
+        "num_query_groups": keys["num_kv_heads"],
+        "max_position_embeddings": config.model.max_position or config.train.sequence_length,
+        "seq_length": config.train.sequence_length,
+        "position_embedding_type": {"learned": "learned_absolute"}.get(keys["position"], keys["position"]),
+        "rotary_base": int(keys.get("rope_theta", 10000.0)),
+        "rotary_percent": keys.get("rope_fraction", 1.0),
+        "rotary_interleaved": keys.get("rope_interleaved", False),
+        "no_rope_freq": keys.get("rope_interval") or None,
+        "use_rope_scaling": scaling == "llama3",
+        "rope_scaling_factor": keys["rope_factor"] if scaling == "llama3" else 8.0,
+        "rotary_seq_len_interpolation_factor": int(keys["rope_factor"]) if scaling == "linear" else None,
+        "add_position_embedding": not rope,
+        "normalization": {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}[keys["norm"]],
+        "norm_epsilon": keys["norm_epsilon"],
+        "layernorm_epsilon": keys["norm_epsilon"],
+        "swiglu": gated,
+        "squared_relu": keys["activation"] == "squared_relu",
+        "bias_gelu_fusion": keys["activation"] == "gelu",
+        "bias_swiglu_fusion": not (keys.get("activation_clamp") or keys.get("activation_offset")),
+        "activation_func_clamp_value": keys.get("activation_clamp") or None,
+        "glu_linear_offset": keys.get("activation_offset", 0.0),
+        "add_bias_linear": keys["bias"] is True,
+        "add_qkv_bias": bool(keys["bias"]),
+        "qk_layernorm": keys["qk_norm"],
+        "window_size": (keys["window"] - 1, 0) if keys["window"] else None,
+        "window_attn_skip_freq": keys.get("window_interval") or None,
+        "softmax_type": {"zero": "off-by-one", "learned": "learnable"}.get(keys["attention_sinks"], "vanilla"),
+        "untie_embeddings_and_output_weights": not keys["tie_embeddings"],
+        "init_method_std": config.model.init_std,
+        "padded_vocab_size": padded_rows,
+        "tensor_model_parallel_size": tp,
+        "pipeline_model_parallel_size": pp,
+    }
+    back, _ = from_arguments(written, {}, where="args", settings={})
+    refuse_differences(config, back, form="Megatron-LM", free=("vocab_size",))
+    return written
+
+
+def _completed(found: Arguments, tensors: Mapping[str, TensorInfo]) -> tuple[Given, tuple[str, ...]]:
+    """The arguments as the command line would have given them, and what was not found there."""
+    values = dict(read_arguments([], flag_table()).values)
+    notes = list(_seen_in_tensors(found, tensors, values))
+    for name in values:
+        names = _OTHER_NAMES.get(name, (name.removeprefix("--").replace("-", "_"),))
+        stored = next((found[one] for one in names if found.get(one) is not None), None)
+        if stored is not None:
+            values[name] = stored
+    for name, stored in _NEGATED.items():
+        if isinstance(found.get(stored), bool):
+            values[name] = not found[stored]
+    values["--group-query-attention"] = bool(found.get("num_query_groups"))
+    values["--tokenizer-type"] = None
+    for name in ("--no-rope-freq", "--window-attn-skip-freq"):
+        values[name] = None if values[name] is None else str(values[name])
+    if values["--window-size"] is not None:
+        values["--window-size"] = ",".join(map(str, values["--window-size"]))
+    return Given(values, {"--embedding-init-method-std": ""}, ()), tuple(notes)
+
+
+def _seen_in_tensors(found: Arguments, tensors: Mapping[str, TensorInfo], values: dict[str, Any]) -> Iterator[str]:
+    """Set what tensors show where the arguments are silent; a note for each that they do not show."""
+    layer = "decoder.layers."
+    if found.get("position_embedding_type") is None and not found.get("use_rotary_position_embeddings"):
+        learned = not tensors or "embedding.position_embeddings.weight" in tensors
+        values["--position-embedding-type"] = "learned_absolute" if learned else "rope"
+        if not learned:
+            yield 'its args name no position_embedding_type and it has no positions: model.position = "rope"'
+    if found.get("add_bias_linear") is None and tensors:
+        values["--disable-bias-linear"] = f"{layer}self_attention.linear_proj.bias" not in tensors
+        values["--add-qkv-bias"] = f"{layer}self_attention.linear_qkv.bias" in tensors
+    if found.get("qk_layernorm") is None:
+        values["--qk-layernorm"] = f"{layer}self_attention.q_layernorm.weight" in tensors
+    if found.get("untie_embeddings_and_output_weights") is None:
+        values["--untie-embeddings-and-output-weights"] = "output_layer.weight" in tensors
+    for name, key in (("bias_gelu_fusion", "activation"), ("rotary_base", "rope_theta")):
+        if found.get(name) is None and (name == "rotary_base") == (values["--position-embedding-type"] == "rope"):
+            yield f"its args have no {name}; Megatron's default is taken (--set model.{key}=... for another)"

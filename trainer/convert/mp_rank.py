@@ -1,0 +1,248 @@
+"""Megatron-LM's classic checkpoints: one file for each model-parallel rank, of versions 0 to 3.
+
+    iter_0000003/mp_rank_00/model_optim_rng.pt       tp rank 0; with pipeline stages mp_rank_00_000, mp_rank_00_001 ...
+
+A file holds a rank's shards under Megatron-Core's names, or under those of the versions before it, with layers that
+begin at 0 on each stage and in each chunk of an interleaved one (model0, model1 ...). Tensors are mapped into memory.
+Their optimizer's state has no names, only the order of parameters of the run that wrote it, and is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mdata import DamageError, UsageError
+from mdata.errors import few
+from mdata.util import atomic_io
+from trainer.checkpoint.format import Rectangle
+from trainer.convert.links import Linked, TensorInfo
+from trainer.convert.megatron_args import from_arguments, to_arguments
+from trainer.convert.megatron_folder import LATEST, Training, check_rows, iteration_folder, training_of
+from trainer.convert.megatron_names import Shard, is_ignored, megatron_links, modern_name
+from trainer.convert.model_folder import ModelFolder, Report, check_tensors
+from trainer.convert.pickles import load_torch
+from trainer.models.gpt_params import gpt_shape, round_up
+from trainer.parallel.params import Place
+
+FILE = "model_optim_rng.pt"
+_FOLDER = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?")
+_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
+_WITH_EXTRA_STATE = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
+_VOCABULARY_MULTIPLE = 128  # as --make-vocab-size-divisible-by
+
+
+class _Chunk(NamedTuple):
+    """The tensors of one chunk of layers on one rank."""
+
+    tp: int
+    stage: int
+    chunk: int
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def prefix(self) -> str:
+        """Before its names, so that they are different from other chunks'."""
+        return f"{self.tp}/{self.stage}/{self.chunk}/"
+
+    @property
+    def num_layers(self) -> int:
+        """Layers in it."""
+        return 1 + max((int(found[1]) for name in self.tensors if (found := _LAYER.match(name))), default=-1)
+
+
+class _HeldSource:
+    """Tensors that are mapped into memory."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._held = tensors
+        self.tensors = {name: TensorInfo(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+    def read(self, name: str, box: Rectangle) -> Tensor:
+        return self._held[name][tuple(slice(a, a + n) for a, n in zip(*box, strict=True))]
+
+
+def is_mp_rank(path: Path) -> bool:
+    """Whether this is such a folder, or one of its iterations."""
+    folder = iteration_folder(path)
+    return folder is not None and any(folder.glob(f"mp_rank_*/{FILE}"))
+
+
+def open_mp_rank(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
+    """A classic checkpoint.
+
+    Args:
+        path: the folder, or one iteration of it. settings: keys of [model] that its args lack or have wrong.
+
+    Raises:
+        UsageError: a model that we lack. DamageError: ranks or tensors that are missing or do not fit.
+    """
+    folder = iteration_folder(path)
+    assert folder is not None, "is_mp_rank was asked before"
+    chunks, training, has_optimizer = _load(folder)
+    plain = {
+        _LAYER.sub("decoder.layers.", name): TensorInfo(tuple(tensor.shape), tensor.dtype)
+        for chunk in reversed(chunks)
+        for name, tensor in chunk.tensors.items()
+    }
+    config, notes = from_arguments(training.arguments, plain, where=str(folder), settings=settings)
+    shards = list(_shards(chunks, version=training.version))
+    check_rows(config, shards[0].padded_rows, where=folder)
+    held = {chunk.prefix + name: tensor for chunk in chunks for name, tensor in chunk.tensors.items()}
+    source, shape = _HeldSource(held), gpt_shape(config, config.model.vocab_size)
+    found_layers = sum(len(shard.layers) for shard in shards if shard.tp_rank == 0)
+    if found_layers != shape.num_layers:
+        raise DamageError(
+            f"{folder} has not all layers of its model", found=f"{found_layers}", expected=f"{shape.num_layers}",
+            fix="restore the missing mp_rank folders",
+        )  # fmt: skip
+    expected = {one.theirs.tensor: one.theirs.shape for shard in shards for one in megatron_links(shape, shard)}
+    check_tensors(source.tensors, expected, where=folder)
+    unknown = [name for name in held if name not in expected and not is_ignored(name)]
+    if unknown:
+        raise UsageError(f"{folder} has tensors that its model has not", found=few(unknown, 4))
+    if has_optimizer:
+        notes = (*notes, "the optimizer's state is left out: mp_rank folders keep it without names")
+    every = [one for shard in shards for one in megatron_links(shape, shard, copies=False)]
+    return ModelFolder(
+        path=folder, format="mp_rank", config=config, source=Linked(source, every), run=training.run(config),
+        notes=notes,
+    )  # fmt: skip
+
+
+def write_mp_rank(target: Path, model: ModelFolder, *, dtype: torch.dtype, tp: int, pp: int, report: Report) -> None:
+    """Write a classic checkpoint of version 3 for tp x pp ranks; memory holds one rank's part.
+
+    Raises:
+        UsageError: Megatron-LM's arguments do not express the model, or it cannot be cut so.
+    """
+    shape = model.shape
+    rows = round_up(shape.vocab_size, _VOCABULARY_MULTIPLE * tp)
+    arguments = to_arguments(model.config, padded_rows=rows, tp=tp, pp=pp)
+    check_cut(model, tp=tp, pp=pp)
+    iteration = model.run.step
+    for stage in range(pp):
+        for rank in range(tp):
+            layers = Place(stage=stage, num_stages=pp).blocks(shape.num_layers)
+            shard = Shard(
+                layers=layers, padded_rows=rows, has_embedding=stage == 0, has_head=stage == pp - 1,
+                tied_copy=pp > 1 and stage == pp - 1, tp_rank=rank, tp_size=tp,
+            )  # fmt: skip
+            linked = Linked(model.source, [one.flipped() for one in megatron_links(shape, shard)])
+            state: dict[str, Any] = {}
+            for name, info in linked.tensors.items():
+                state[name] = linked.read(name, (tuple(0 for _ in info.shape), info.shape)).to(dtype)
+                report(state[name].numel() * dtype.itemsize)
+            state |= dict.fromkeys(_extra_states(len(layers), head=stage == pp - 1))
+            part = f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if pp > 1 else "")
+            folder = target / f"iter_{iteration:07d}" / part
+            folder.mkdir(parents=True)
+            whole = {
+                "args": argparse.Namespace(**arguments, consumed_train_samples=model.run.consumed_samples),
+                "checkpoint_version": 3.0, "iteration": iteration, "model": state,
+            }  # fmt: skip
+            with atomic_io.atomic_file(folder / FILE) as fd, open(fd, "wb", closefd=False) as file:
+                torch.save(whole, file)
+    atomic_io.atomic_write(target / LATEST, str(iteration).encode())
+
+
+def check_cut(model: ModelFolder, *, tp: int, pp: int) -> None:
+    """Refuse a layout that Megatron-LM does not have for this model.
+
+    Raises:
+        UsageError: names what tp or pp does not divide.
+    """
+    shape = model.shape
+    sizes = {
+        "num_kv_heads": shape.num_kv_heads, "num_heads": shape.num_heads, "ffn_hidden_size": shape.ffn_hidden_size,
+    }  # fmt: skip
+    wrong = [f"{name}={size} by tp={tp}" for name, size in sizes.items() if size % tp]
+    wrong += [f"num_layers={shape.num_layers} by pp={pp}"] if shape.num_layers % pp else []
+    if wrong:
+        raise UsageError("the model cannot be cut like this", found=few(wrong), expected="divisors of these numbers")
+
+
+def _extra_states(num_layers: int, *, head: bool) -> Iterator[str]:
+    """Names that Megatron-Core's layers ask for beside their tensors."""
+    for number in range(num_layers):
+        for module in _WITH_EXTRA_STATE:
+            yield f"decoder.layers.{number}.{module}._extra_state"
+    if head:
+        yield "output_layer._extra_state"
+
+
+def _load(folder: Path) -> tuple[list[_Chunk], Training, bool]:
+    """(chunks by tp, stage and chunk, settings of the first rank, whether there is an optimizer's state).
+
+    Raises:
+        UsageError: experts. DamageError: a rank is missing.
+    """
+    ranks: dict[tuple[int, int], Path] = {}
+    for path in sorted(folder.glob("mp_rank_*")):
+        found = _FOLDER.fullmatch(path.name)
+        if found and found[3]:
+            raise UsageError(f"{path} is of a model with experts, which are not read", fix="choose a dense model")
+        if found:
+            ranks[int(found[1]), int(found[2] or 0)] = path / FILE
+    tp, pp = (1 + max(place[i] for place in ranks) for i in (0, 1))
+    missing = [f"mp_rank_{t:02d}_{p:03d}" for t in range(tp) for p in range(pp) if (t, p) not in ranks]
+    if missing:
+        raise DamageError(f"{folder} is not whole", found=f"no {few(missing, 4)}", fix="restore the folders")
+    chunks, first, has_optimizer = [], None, False
+    for (t, p), path in sorted(ranks.items()):
+        state = load_torch(path)
+        training = training_of(state, where=path)
+        first, has_optimizer = first or training, has_optimizer or bool(state.get("optimizer"))
+        keys = [key for key in ("model", *(f"model{number}" for number in range(64))) if key in state]
+        for number, key in enumerate(keys):
+            chunks.append(_Chunk(t, p, number, dict(_flattened(state[key]))))
+        if not keys:
+            raise DamageError(f"{path} has no model", found=few([str(key) for key in state], 4), fix="restore it")
+    assert first is not None, "a folder without ranks is none of this format"
+    return chunks, first, has_optimizer
+
+
+def _flattened(value: Any, before: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Tensors of nested dictionaries under their names in Megatron-Core."""
+    for name, inner in value.items():
+        if isinstance(inner, Tensor):
+            yield modern_name(before + name), inner
+        elif isinstance(inner, dict):
+            yield from _flattened(inner, f"{before}{name}.")
+
+
+def _shards(chunks: Sequence[_Chunk], *, version: float) -> Iterator[Shard]:
+    """What each chunk is about; layers go on from chunk to chunk, over all stages in each."""
+    tp = 1 + max(chunk.tp for chunk in chunks)
+    stages, numbers = ([*sorted({getattr(chunk, key) for chunk in chunks})] for key in ("stage", "chunk"))
+    rows = next(
+        (c.tensors[name].shape[0] for c in chunks if (name := "embedding.word_embeddings.weight") in c.tensors), 0
+    )
+    start: dict[tuple[int, int], int] = {}
+    at = 0
+    for number in numbers:
+        for stage in stages:
+            start[stage, number] = at
+            at += next(c.num_layers for c in chunks if (c.tp, c.stage, c.chunk) == (0, stage, number))
+    fused = any(".layer_norm_" in name for name in chunks[0].tensors)
+    for chunk in chunks:
+        first, last = (
+            (chunk.stage, chunk.chunk) == (stages[0], numbers[0]),
+            (chunk.stage, chunk.chunk)
+            == (
+                stages[-1],
+                numbers[-1],
+            ),
+        )
+        low = start[chunk.stage, chunk.chunk]
+        yield Shard(
+            layers=range(low, low + chunk.num_layers), padded_rows=rows * tp, has_embedding=first, has_head=last,
+            tied_copy=last and not first, tp_rank=chunk.tp, tp_size=tp, version=version, fused=fused,
+            prefix=chunk.prefix,
+        )  # fmt: skip

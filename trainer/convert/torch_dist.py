@@ -1,0 +1,197 @@
+"""Megatron-Core's distributed checkpoints (torch_dist): chunks of tensors, and settings in common.pt.
+
+    latest_checkpointed_iteration.txt   a number, or "release"
+    iter_0000003/.metadata              torch.distributed.checkpoint: see distcp.py
+                 common.pt              all that is not cut over ranks; metadata.json: names of the formats
+
+Layers are stacked along a leading axis, whatever the layout. Moments are read in three forms: Adam's and the
+distributed optimizer's fully reshardable one, which have the model's names, and the dp-reshardable one, whose flat
+buffers say nothing of tp and pp, and are read where both are 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mdata import UsageError
+from mdata.errors import few
+from trainer.convert.distcp import METADATA, ChunkSource, FlatSource, JoinedSource
+from trainer.convert.links import Linked, Source
+from trainer.convert.megatron_args import from_arguments
+from trainer.convert.megatron_folder import Training, adam_steps, check_rows, iteration_folder, training_of
+from trainer.convert.megatron_names import Shard, is_ignored, megatron_links
+from trainer.convert.model_folder import ModelFolder, check_tensors
+from trainer.convert.pickles import load_torch
+from trainer.models.gpt_params import GPTShape, gpt_shape
+
+COMMON = "common.pt"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+_MAIN = ("param", "fp32_param")  # what optimizers call main weights
+_FLAT = "optimizer.distributed."
+_BUCKET = re.compile(r"(optimizer\.distributed\.dp_group_idx_0\.gbuf_idx_0\..*bucket_idx_(\d+))\.param")
+_MODULES = (
+    "input_layernorm",
+    "self_attention.core_attention",
+    "self_attention.linear_proj",
+    "self_attention.linear_qkv",
+    "self_attention.q_layernorm",
+    "self_attention.k_layernorm",
+    "pre_mlp_layernorm",
+    "mlp.linear_fc1",
+    "mlp.linear_fc2",
+)
+_ALIGNMENT = 64  # elements at which each parameter of a flat buffer begins
+
+
+class _States(NamedTuple):
+    """Where the tensors of the optimizer are.
+
+    Args:
+        source: of them and the model's. shards: state of ours -> the form of the names that it has there.
+        steps: updates applied; None: not said here. notes: for the user.
+    """
+
+    source: Source
+    shards: Mapping[str, Shard]
+    steps: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+def is_torch_dist(path: Path) -> bool:
+    """Whether this is such a folder, or one of its iterations."""
+    folder = iteration_folder(path)
+    return folder is not None and (folder / METADATA).is_file()
+
+
+def open_torch_dist(path: Path, *, settings: Mapping[str, Any]) -> ModelFolder:
+    """A torch_dist checkpoint.
+
+    Args:
+        path: the folder, or one iteration of it. settings: keys of [model] that its args lack or have wrong.
+
+    Raises:
+        UsageError: a model or a form that we lack. DamageError: files or tensors that are missing or do not fit.
+    """
+    folder = iteration_folder(path)
+    assert folder is not None, "is_torch_dist was asked before"
+    training = training_of(load_torch(folder / COMMON), where=folder / COMMON)
+    source = ChunkSource(folder)
+    model = {name: info for name, info in source.tensors.items() if not name.startswith("optimizer.")}
+    plain = {re.sub(r"^(decoder\.layers)\.\d+\.", r"\1.", name): info for name, info in model.items()}
+    config, notes = from_arguments(training.arguments, plain, where=str(folder / COMMON), settings=settings)
+    rows = model["embedding.word_embeddings.weight"].shape[0] if "embedding.word_embeddings.weight" in model else 0
+    check_rows(config, rows, where=folder)
+    shard = Shard(
+        layers=range(config.model.num_layers),
+        padded_rows=rows,
+        stacked=not any(re.match(r"decoder\.layers\.\d", name) for name in model),
+        fused=any(".layer_norm_" in name for name in model),
+    )
+    shape = gpt_shape(config, config.model.vocab_size)
+    links = list(megatron_links(shape, shard))
+    check_tensors(source.tensors, {one.theirs.tensor: one.theirs.shape for one in links}, where=folder)
+    unknown = sorted(model.keys() - {one.theirs.tensor for one in links})
+    unknown = [name for name in unknown if not is_ignored(name)]
+    if unknown:
+        raise UsageError(f"{folder} has tensors that its model has not", found=few(unknown, 4))
+    states = _states(source, shape, shard, training=training)
+    every = [one for state, form in states.shards.items() for one in megatron_links(shape, form, state=f"{state}/")]
+    if states.steps is not None:
+        training = dataclasses.replace(training, adam_steps=states.steps)
+    return ModelFolder(
+        path=folder,
+        format="torch_dist",
+        config=config,
+        source=Linked(states.source, every),
+        run=training.run(config),
+        notes=(*notes, *states.notes),
+    )
+
+
+def _states(source: ChunkSource, shape: GPTShape, shard: Shard, *, training: Training) -> _States:
+    """Which tensors are the weights and the moments; main weights of fp32 where the optimizer has them."""
+    if any(name.startswith(_FLAT) for name in source.tensors):
+        sizes = [training.arguments.get(f"{kind}_model_parallel_size", 1) for kind in ("tensor", "pipeline")]
+        if sizes == [1, 1]:
+            return _flat_states(source, shape, shard)
+        note = f"the optimizer's state is left out: its dp-reshardable form is read for tp = pp = 1, not {sizes}"
+        return _States(source, {"weight": shard}, notes=(note,))
+    names = list(source.tensors)
+    main = next((one for one in _MAIN if any(name.startswith(f"optimizer.state.{one}.") for name in names)), None)
+    prefixes = {"weight": "" if main is None else f"optimizer.state.{main}."}
+    for moment in MOMENTS:
+        prefix = f"optimizer.state.{moment}."
+        if any(name.startswith(prefix) for name in names):
+            prefixes[moment] = prefix
+    shards = {state: dataclasses.replace(shard, prefix=prefix) for state, prefix in prefixes.items()}
+    for state, form in shards.items():
+        wanted = {one.theirs.tensor: one.theirs.shape for one in megatron_links(shape, form)}
+        check_tensors(source.tensors, wanted, where=Path(f"the optimizer's {state}"))
+    return _States(source, shards)
+
+
+def _flat_states(source: ChunkSource, shape: GPTShape, shard: Shard) -> _States:
+    """Moments and main weights in the flat buffers of a distributed optimizer on one model-parallel rank.
+
+    Raises:
+        UsageError: the buffers are not laid out as a known version does it.
+    """
+    buckets = sorted({(int(found[2]), found[1]) for name in source.tensors if (found := _BUCKET.fullmatch(name))})
+    states = {"weight": "param", **{moment: moment for moment in MOMENTS}}
+    for fused in (False, True):  # layers of Transformer Engine register the norm before them
+        form = dataclasses.replace(shard, stacked=False, fused=fused)
+        places = _flat_places([name for _, name in buckets], source, _registered(shape, form))
+        if places is None:
+            continue
+        flat = {
+            f"{key}/{name}": (f"{bucket}.{key}", first, size)
+            for key in states.values()
+            for name, (bucket, first, size) in places.items()
+        }
+        shards = {state: dataclasses.replace(form, prefix=f"{key}/") for state, key in states.items()}
+        found = source.load_object(_FLAT + "dp_group_idx_0.optimizer/shard_0_1")
+        inner = found[0] if isinstance(found, list) and found else found
+        return _States(JoinedSource(FlatSource(source, flat), source), shards, adam_steps(inner, otherwise=0))
+    raise UsageError(
+        "the flat buffers of the optimizer are not laid out as a known version of Megatron-Core does it",
+        found=few([name for _, name in buckets], 2) or "no buckets",
+        fix="save the checkpoint with --dist-ckpt-optim-fully-reshardable, or convert with --no-optimizer",
+    )
+
+
+def _registered(shape: GPTShape, form: Shard) -> dict[str, tuple[int, ...]]:
+    """Their parameters with shapes, in the order in which their modules register them."""
+    sizes = {one.theirs.tensor: one.theirs.shape for one in megatron_links(shape, form)}
+
+    def order(name: str) -> tuple[int, ...]:
+        layer = re.match(r"decoder\.layers\.(\d+)\.(.*)\.\w+$", name)
+        if layer is None:
+            outside = ("embedding.word", "embedding.pos", "decoder.layers", "decoder.final", "output_layer")
+            return (next(i for i, start in enumerate(outside) if name.startswith(start)), 0, 0, name.endswith("bias"))
+        kind = ("layer_norm_weight", "layer_norm_bias", "softmax_offset", "weight", "bias")
+        return (2, int(layer[1]), _MODULES.index(layer[2]), kind.index(name.rsplit(".", 1)[1]))
+
+    return {name: sizes[name] for name in sorted(sizes, key=order)}
+
+
+def _flat_places(
+    buckets: list[str], source: ChunkSource, parameters: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[str, int, tuple[int, ...]]] | None:
+    """name -> (bucket, first element, shape): the last parameter first; None: the chunks say otherwise."""
+    places: dict[str, tuple[str, int, tuple[int, ...]]] = {}
+    number = at = 0
+    for name, size in reversed(list(parameters.items())):
+        first, count = -(-at // _ALIGNMENT) * _ALIGNMENT, math.prod(size)
+        if number < len(buckets) and first + count > source.tensors[f"{buckets[number]}.param"].shape[0]:
+            number, first = number + 1, 0
+        if number >= len(buckets) or (first,) not in source.starts(f"{buckets[number]}.param"):
+            return None
+        places[name] = (buckets[number], first, size)
+        at = first + count
+    whole = number == len(buckets) - 1 and at == source.tensors[f"{buckets[-1]}.param"].shape[0]
+    return places if whole else None
