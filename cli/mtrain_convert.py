@@ -20,7 +20,9 @@ def add_arguments(parser: Parser) -> None:
     """See `mtrain convert --help`."""
     parser.add_argument("source", type=Path, help="a run folder, a checkpoint in it, or a folder of another project")
     parser.add_argument("target", type=Path, help="the new folder")
-    parser.add_argument("--to", required=True, choices=("mtrain", "hf"), help="format of the target")
+    parser.add_argument(
+        "--to", required=True, choices=("mtrain", "hf", "torch_dist", "mp_rank"), help="format of the target"
+    )
     parser.add_argument("--dtype", default="", choices=("fp32", "bf16", "fp16"), help="of stored weights (as they are)")
     parser.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="of one file of weights (5GB)")
     parser.add_argument("--checkpoint", default="latest", metavar="NAME", help='of a run folder: "step-400" (latest)')
@@ -30,6 +32,11 @@ def add_arguments(parser: Parser) -> None:
         "--set", action="append", default=[], metavar="model.KEY=VALUE", help="what SOURCE does not say of the model"
     )
     parser.add_argument("--no-optimizer", action="store_true", help="leave the optimizer's state out")
+    parser.add_argument(
+        "--optimizer-form", default="distributed", choices=("distributed", "adam"), help="of torch_dist (distributed)"
+    )
+    parser.add_argument("--tp", type=int, default=1, metavar="N", help="mp_rank: tensor-parallel ranks (1)")
+    parser.add_argument("--pp", type=int, default=1, metavar="N", help="mp_rank: pipeline stages (1)")
     parser.add_argument("--no-check", action="store_true", help="do not compare logits of both sides")
 
 
@@ -49,6 +56,9 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         settings=tuple(arguments.set),
         tokenizer=arguments.tokenizer,
         optimizer=not arguments.no_optimizer,
+        optimizer_form=arguments.optimizer_form,
+        tp=arguments.tp,
+        pp=arguments.pp,
         check=not arguments.no_check,
     )
     with console.progress() as progress:

@@ -25,9 +25,10 @@ from mdata.util import atomic_io
 from trainer.convert.compare import Rounded, compare_logits
 from trainer.convert.hf_folder import find_tokenizer, is_hf, open_hf, write_hf
 from trainer.convert.model_folder import Format, ModelFolder, check_new, check_room, num_bytes
-from trainer.convert.mp_rank import is_mp_rank, open_mp_rank
+from trainer.convert.mp_rank import is_mp_rank, open_mp_rank, write_mp_rank
 from trainer.convert.native import is_native, open_native, write_native
 from trainer.convert.torch_dist import is_torch_dist, open_torch_dist
+from trainer.convert.torch_dist_write import OptimizerForm, write_torch_dist
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 RESULT = "conversion.json"
@@ -47,6 +48,8 @@ class Options:
         settings: `model.key=value` for what the source does not say, or to correct it.
         tokenizer: a folder with the tokenizer; "": that of the source.
         optimizer: whether moments are converted, where both formats have them.
+        optimizer_form: of a torch_dist target; see torch_dist_write.py.
+        tp, pp: ranks for which an mp_rank target is cut.
         check: whether logits of both sides are compared.
     """
 
@@ -58,6 +61,9 @@ class Options:
     settings: tuple[str, ...] = ()
     tokenizer: str = ""
     optimizer: bool = True
+    optimizer_form: OptimizerForm = "distributed"
+    tp: int = 1
+    pp: int = 1
     check: bool = True
 
 
@@ -121,7 +127,7 @@ def open_model(path: Path, *, checkpoint: str = "latest", settings: Sequence[str
     raise UsageError(
         f"{path} is no model that can be read",
         found=", ".join(sorted(file.name for file in path.iterdir())[:5]) or "an empty folder",
-        expected="a run folder of mtrain, or a Hugging Face folder with config.json",
+        expected="a run folder of mtrain, a Hugging Face folder with config.json, or a checkpoint of Megatron-LM",
     )
 
 
@@ -134,16 +140,20 @@ def _write(
     options: Options,
     report: Callable[[int], None],
 ) -> None:
-    limit = options.max_shard_bytes
+    limit, form = options.max_shard_bytes, options.optimizer_form
     if options.to == "mtrain":
         write_native(target, model, states=states, max_shard_bytes=limit, report=report)
+    elif options.to == "torch_dist":
+        write_torch_dist(target, model, states=states, dtype=dtype, form=form, report=report)
+    elif options.to == "mp_rank":
+        write_mp_rank(target, model, dtype=dtype, tp=options.tp, pp=options.pp, report=report)
     else:
         write_hf(target, model, dtype=dtype, max_shard_bytes=limit, model_type=options.model_type, report=report)
 
 
 def _states(model: ModelFolder, options: Options) -> tuple[str, ...]:
     """The states that the target gets."""
-    if options.to == "hf" or not options.optimizer:
+    if options.to in ("hf", "mp_rank") or not options.optimizer:
         return ("weight",)
     return model.states
 
