@@ -40,6 +40,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "mtp_num_layers": (None, 0),
     "softmax_scale": (None,),
 }
+# Our own, beside Megatron's: rows without padding, which its loss runs over and ours does not.
+ROWS_KEY = "mtrain_vocab_size"
 _SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 
 
@@ -58,7 +60,7 @@ def from_arguments(
     lacking = [name for name in _SIZES if not isinstance(found.get(name), int)]
     if lacking:
         raise UsageError(f"{where} does not say the sizes of its model", found=f"no {', '.join(lacking)} in its args")
-    given, notes = _completed(found, tensors)
+    given, notes = _completed(found, tensors, settings)
     problems = [
         f"{name} = {found[name]!r} is not supported" for name, neutral in _NEUTRAL.items()
         if name in found and found[name] not in neutral
@@ -74,14 +76,14 @@ def from_arguments(
         raise problems_error(where, problems, fix="this model has a part that mtrain lacks")
     keys = {name: value for name, value in keys.items() if value is not None}
     rows = tensors["embedding.word_embeddings.weight"].shape[0] if "embedding.word_embeddings.weight" in tensors else 0
-    keys["vocab_size"] = keys.get("vocab_size") or rows
+    keys["vocab_size"] = found.get(ROWS_KEY) or keys.get("vocab_size") or rows
     keys |= settings
     context = found.get("seq_length") or keys.get("max_position") or 1024
     keys["max_position"] = max(keys.get("max_position") or 0, context)
     return model_config(keys, where=where, context=context), notes
 
 
-def to_arguments(config: RunConfig, *, padded_rows: int, tp: int = 1, pp: int = 1) -> dict[str, Any]:
+def to_arguments(config: RunConfig, vocab_size: int, *, padded_rows: int, tp: int = 1, pp: int = 1) -> dict[str, Any]:
     """The arguments with which Megatron-LM builds a model.
 
     Raises:
@@ -100,7 +102,7 @@ def to_arguments(config: RunConfig, *, padded_rows: int, tp: int = 1, pp: int = 
         "num_query_groups": keys["num_kv_heads"],
         "max_position_embeddings": config.model.max_position or config.train.sequence_length,
         "seq_length": config.train.sequence_length,
-        "position_embedding_type": {"learned": "learned_absolute"}.get(keys["position"], keys["position"]),
+        "position_embedding_type": {"learned": "learned_absolute", "rope": "rope"}.get(keys["position"], "none"),
         "rotary_base": int(keys.get("rope_theta", 10000.0)),
         "rotary_percent": keys.get("rope_fraction", 1.0),
         "rotary_interleaved": keys.get("rope_interleaved", False),
@@ -127,6 +129,7 @@ def to_arguments(config: RunConfig, *, padded_rows: int, tp: int = 1, pp: int = 
         "untie_embeddings_and_output_weights": not keys["tie_embeddings"],
         "init_method_std": config.model.init_std,
         "padded_vocab_size": padded_rows,
+        ROWS_KEY: vocab_size,
         "tensor_model_parallel_size": tp,
         "pipeline_model_parallel_size": pp,
     }
@@ -135,10 +138,12 @@ def to_arguments(config: RunConfig, *, padded_rows: int, tp: int = 1, pp: int = 
     return written
 
 
-def _completed(found: Arguments, tensors: Mapping[str, TensorInfo]) -> tuple[Given, tuple[str, ...]]:
+def _completed(
+    found: Arguments, tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]
+) -> tuple[Given, tuple[str, ...]]:
     """The arguments as the command line would have given them, and what was not found there."""
     values = dict(read_arguments([], flag_table()).values)
-    notes = list(_seen_in_tensors(found, tensors, values))
+    notes = [note for key, note in _seen_in_tensors(found, tensors, values) if key not in settings]
     for name in values:
         names = _OTHER_NAMES.get(name, (name.removeprefix("--").replace("-", "_"),))
         stored = next((found[one] for one in names if found.get(one) is not None), None)
@@ -156,14 +161,19 @@ def _completed(found: Arguments, tensors: Mapping[str, TensorInfo]) -> tuple[Giv
     return Given(values, {"--embedding-init-method-std": ""}, ()), tuple(notes)
 
 
-def _seen_in_tensors(found: Arguments, tensors: Mapping[str, TensorInfo], values: dict[str, Any]) -> Iterator[str]:
-    """Set what tensors show where the arguments are silent; a note for each that they do not show."""
+def _seen_in_tensors(
+    found: Arguments, tensors: Mapping[str, TensorInfo], values: dict[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Set what tensors show where the arguments are silent; (key of ours, note) for each that they do not show."""
     layer = "decoder.layers."
     if found.get("position_embedding_type") is None and not found.get("use_rotary_position_embeddings"):
         learned = not tensors or "embedding.position_embeddings.weight" in tensors
         values["--position-embedding-type"] = "learned_absolute" if learned else "rope"
         if not learned:
-            yield 'its args name no position_embedding_type and it has no positions: model.position = "rope"'
+            yield (
+                "position",
+                'its args name no position_embedding_type and it has no positions: model.position = "rope"',
+            )
     if found.get("add_bias_linear") is None and tensors:
         values["--disable-bias-linear"] = f"{layer}self_attention.linear_proj.bias" not in tensors
         values["--add-qkv-bias"] = f"{layer}self_attention.linear_qkv.bias" in tensors
@@ -171,6 +181,9 @@ def _seen_in_tensors(found: Arguments, tensors: Mapping[str, TensorInfo], values
         values["--qk-layernorm"] = f"{layer}self_attention.q_layernorm.weight" in tensors
     if found.get("untie_embeddings_and_output_weights") is None:
         values["--untie-embeddings-and-output-weights"] = "output_layer.weight" in tensors
-    for name, key in (("bias_gelu_fusion", "activation"), ("rotary_base", "rope_theta")):
-        if found.get(name) is None and (name == "rotary_base") == (values["--position-embedding-type"] == "rope"):
-            yield f"its args have no {name}; Megatron's default is taken (--set model.{key}=... for another)"
+    silent = {"norm_epsilon": "norm_epsilon" not in found and "layernorm_epsilon" not in found}
+    rotary = "rope" in (found.get("position_embedding_type"), values["--position-embedding-type"])
+    silent["rope_theta"] = rotary and "rotary_base" not in found
+    silent["activation"] = not found.get("swiglu") and "bias_gelu_fusion" not in found
+    for key in (key for key, lacks in silent.items() if lacks):
+        yield key, f"its args do not say model.{key}; Megatron's default is taken (--set model.{key}=... for another)"

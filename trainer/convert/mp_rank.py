@@ -124,7 +124,7 @@ def write_mp_rank(target: Path, model: ModelFolder, *, dtype: torch.dtype, tp: i
     """
     shape = model.shape
     rows = round_up(shape.vocab_size, _VOCABULARY_MULTIPLE * tp)
-    arguments = to_arguments(model.config, padded_rows=rows, tp=tp, pp=pp)
+    arguments = to_arguments(model.config, shape.vocab_size, padded_rows=rows, tp=tp, pp=pp)
     check_cut(model, tp=tp, pp=pp)
     iteration = model.run.step
     for stage in range(pp):

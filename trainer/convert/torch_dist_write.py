@@ -82,7 +82,7 @@ def write_torch_dist(
             expected="--optimizer-form distributed, or --dtype fp32",
         )
     rows = round_up(model.shape.vocab_size, _VOCABULARY_MULTIPLE)
-    arguments = to_arguments(model.config, padded_rows=rows)
+    arguments = to_arguments(model.config, model.vocab_size, padded_rows=rows)
     folder = target / f"iter_{model.run.step:07d}"
     folder.mkdir(parents=True)
     found = Metadata({}, storage_data={})

@@ -1,0 +1,163 @@
+"""A program of Megatron-Core on the CPU: logits and training steps of a checkpoint, for test_megatron_core.py.
+
+Run by the interpreter of an environment that has megatron-core 0.16.1; it imports nothing of ours. Arguments: a JSON
+file with {"checkpoint", "kind": "torch_dist" or "mp_rank" or "weights", "model", "data", "steps", "adam", "save",
+"out"}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+warnings.filterwarnings("ignore")
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1"}
+
+
+def without_gpu():
+    """What Megatron-Core asks of CUDA without looking for it; dropout is 0, so that random states are not needed."""
+    import contextlib
+
+    from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
+
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    torch.cuda.synchronize = lambda device=None: None
+    make = torch.tensor
+    torch.tensor = lambda *values, device=None, **how: make(*values, device=None if device == "cuda" else device, **how)
+    CudaRNGStatesTracker.fork = lambda self, name=None: contextlib.nullcontext()
+
+
+def build(told):
+    """A GPTModel of the local layers, one process."""
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer import TransformerConfig
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    parallel_state.initialize_model_parallel(1, 1)
+    activation = {"silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}[told.pop("activation")]
+    outer = {key: told.pop(key) for key in ("vocab_size", "max_sequence_length", "position_embedding_type")}
+    outer |= {key: told.pop(key) for key in ("rotary_base", "share_embeddings_and_output_weights")}
+    config = TransformerConfig(
+        activation_func=activation, use_cpu_initialization=True, bias_activation_fusion=False,
+        hidden_dropout=0.0, attention_dropout=0.0, masked_softmax_fusion=False, gradient_accumulation_fusion=False,
+        **told,
+    )  # fmt: skip
+    spec = get_gpt_layer_local_spec(normalization=config.normalization, qk_layernorm=config.qk_layernorm)
+    return GPTModel(config, spec, **outer)
+
+
+def make_optimizer(model, adam):
+    """Megatron's optimizer of fp32 around torch's AdamW: matrices decay, vectors do not."""
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.optimizer.optimizer import FP32Optimizer
+
+    groups = []
+    for decays in (True, False):
+        found = [p for p in model.parameters() if (p.dim() > 1) == decays]
+        marks = {"is_expert_parallel": False, "wd_mult": float(decays), "lr_mult": 1.0, "is_decoupled_lr": False}
+        groups.append({"params": found, "weight_decay": adam["weight_decay"] * decays, **marks})
+    inner = torch.optim.AdamW(groups, lr=adam["lr"], betas=tuple(adam["betas"]), eps=adam["eps"])
+
+    def init_state(optimizer, config=None):
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if not optimizer.state[p]:
+                    zeros = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
+                    optimizer.state[p] = {"step": torch.tensor(0.0), **zeros}
+
+    return FP32Optimizer(inner, OptimizerConfig(optimizer="adam", lr=adam["lr"]), init_state)
+
+
+def load(told, model, optimizer):
+    """Read a checkpoint as Megatron-Core reads it."""
+    from megatron.core import dist_checkpointing
+
+    path = Path(told["checkpoint"])
+    if told["kind"] == "weights":
+        from safetensors.torch import load_file
+
+        model.load_state_dict(load_file(path), strict=False)
+        return
+    folder = path / f"iter_{int((path / 'latest_checkpointed_iteration.txt').read_text()):07d}"
+    if told["kind"] == "mp_rank":
+        torch.serialization.add_safe_globals([argparse.Namespace])
+        state = torch.load(folder / "mp_rank_00" / "model_optim_rng.pt", weights_only=True)
+        model.load_state_dict(state["model"], strict=True)
+        return
+    wanted = {"model": model.sharded_state_dict()}
+    if optimizer is not None:
+        wanted["optimizer"] = optimizer.sharded_state_dict(wanted["model"], is_loading=True)
+    found = dist_checkpointing.load(
+        wanted, str(folder), strict="raise_all" if told.get("strict") else "assume_ok_unexpected"
+    )
+    model.load_state_dict(found["model"], strict=True)
+    if optimizer is not None:
+        optimizer.load_state_dict(found["optimizer"])
+
+
+def save(folder, model, optimizer, *, step, arguments):
+    """Write a checkpoint as Megatron-LM's trainer writes it."""
+    from megatron.core import dist_checkpointing
+
+    inner = Path(folder) / f"iter_{step:07d}"
+    inner.mkdir(parents=True)
+    state = {"model": model.sharded_state_dict()}
+    state["optimizer"] = optimizer.sharded_state_dict(state["model"])
+    state |= {"args": argparse.Namespace(**arguments), "checkpoint_version": 3.0, "iteration": step}
+    dist_checkpointing.save(state, str(inner))
+    (Path(folder) / "latest_checkpointed_iteration.txt").write_text(str(step))
+
+
+def forward(model, tokens):
+    """Logits fp32[B, S, V]."""
+    length = tokens.shape[1]
+    hidden = torch.ones(length, length, dtype=torch.bool).triu(1)[None, None]
+    return model(tokens, torch.arange(length).expand_as(tokens), hidden)
+
+
+def step(model, optimizer, tokens, labels, *, clip):
+    """One update; the loss before it."""
+    inner = optimizer.optimizer
+    inner.zero_grad()
+    loss = torch.nn.functional.cross_entropy(forward(model, tokens).flatten(0, 1).float(), labels.flatten())
+    loss.backward()
+    norm = math.sqrt(sum(p.grad.double().square().sum().item() for p in model.parameters()))
+    for p in model.parameters():
+        p.grad.mul_(min(1.0, clip / (norm + 1e-6)))
+    inner.step()
+    return loss.item()
+
+
+def main():
+    told = json.loads(Path(sys.argv[1]).read_text())
+    torch.manual_seed(0)
+    without_gpu()
+    model = build(told["model"])
+    optimizer = make_optimizer(model, told["adam"]) if told.get("adam") else None
+    if told.get("checkpoint"):
+        load(told, model, optimizer)
+    data = torch.load(told["data"], weights_only=True)
+    if optimizer is None:
+        with torch.no_grad():
+            torch.save(forward(model, data["tokens"]), told["out"])
+        return
+    first, last = told["steps"]
+    losses = []
+    for number in range(first, last):
+        losses.append(step(model, optimizer, data["tokens"][number], data["labels"][number], clip=told["adam"]["clip"]))
+        if number + 1 == told.get("save_at"):
+            save(told["save"], model, optimizer, step=number + 1, arguments=told["arguments"])
+    Path(told["out"]).write_text(json.dumps(losses))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,427 @@
+"""Megatron's checkpoints: every folder of the oracle, there and back, older versions, and files that are refused."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import pickle
+import shutil
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from mdata import DamageError, UsageError
+from tests.trainer.convert.test_links import Held
+from trainer.convert.convert import Options, convert, open_model
+from trainer.convert.hf_names import logical_shapes
+from trainer.convert.links import Linked, covers_exactly
+from trainer.convert.megatron_args import from_arguments, to_arguments
+from trainer.convert.megatron_names import Shard, megatron_links
+from trainer.convert.model_keys import effective, model_config
+from trainer.convert.mp_rank import FILE
+from trainer.convert.pickles import load_torch
+from trainer.models.gpt_params import gpt_shape
+
+FOLDERS = [
+    *(f"{kind}_tp{tp}pp{pp}_optim" for kind in ("gpt2", "llama") for tp in (1, 2) for pp in (1, 2)),
+    *(f"{kind}_{form}" for kind in ("gpt2", "llama") for form in ("tp1pp1_model", "tp2pp2_model")),
+    *(f"{kind}_dp2_distopt_{form}_reshardable" for kind in ("gpt2", "llama") for form in ("dp", "fully")),
+    "gpt2_classic_tp2pp1",
+    "gpt2_classic_tp2pp2",
+    "llama_classic_tp2pp1",
+]
+SETTINGS = {"gpt2": ("model.activation=gelu_erf",), "llama": ("model.norm_epsilon=1e-6",)}
+STATES = {"weight": "weights", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+
+
+def everything(source, prefix=""):
+    """All tensors of a source in memory."""
+    return {
+        name: source.read(name, (tuple(0 for _ in info.shape), info.shape))
+        for name, info in source.tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+def opened(folder):
+    return open_model(folder, settings=SETTINGS[folder.name.split("_")[0]])
+
+
+def reference(folder, shape):
+    """The tensors of the run on one process, in our names."""
+    found = load_file(folder.parent / f"{folder.name.split('_')[0]}_reference.safetensors")
+    out = {}
+    for ours, theirs in STATES.items():
+        held = Held({name.split("/", 1)[1]: t for name, t in found.items() if name.startswith(f"{theirs}/")})
+        shard = Shard(layers=range(shape.num_layers), padded_rows=shape.vocab_size)
+        out |= everything(Linked(held, megatron_links(shape, shard, state=f"{ours}/")))
+    return out
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_every_folder_of_the_oracle_has_the_tensors_of_the_reference(name, oracles):
+    folder = oracles / "oracle" / "model" / "checkpoints" / name
+    model = opened(folder)
+    inventory = json.loads((folder.parent / "inventory.json").read_text())
+    # What the layouts differ by is arithmetic of the runs that wrote them, and the inventory states it.
+    allowed = inventory.get(name, {}).get("max_difference_from_one_process", {})
+    expected, found = reference(folder, model.shape), everything(model.source)
+    assert model.states == (("weight",) if name.endswith("_model") or "classic" in name else tuple(STATES))
+    for state in model.states:
+        difference = max(
+            (found[key] - value).abs().max().item() for key, value in expected.items() if key.startswith(f"{state}/")
+        )
+        # Of these two folders the inventory has no moments, or no entry: the same layout has the same numbers.
+        limit = allowed.get(STATES[state], 1e-8 if state != "weight" else 4e-5 if "classic" in name else 0)
+        assert difference <= limit, state
+    assert (model.run.step, model.run.optimizer_steps) == (3, 3)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_the_logits_are_those_of_the_reference(kind, oracles):
+    from trainer.convert.compare import logits_of
+
+    folder = oracles / "oracle" / "model" / "checkpoints" / f"{kind}_tp1pp1_optim"
+    found = load_file(folder.parent / f"{kind}_reference.safetensors")
+    ours = logits_of(opened(folder), found["tokens"])
+    assert (ours - found["logits"]).abs().max() < 2e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("llama_tp1pp1_optim", "adam"),
+        ("gpt2_tp1pp1_optim", "adam"),
+        ("llama_dp2_distopt_fully_reshardable", "distributed"),
+        ("gpt2_dp2_distopt_fully_reshardable", "distributed"),
+    ],
+)
+def test_ours_written_back_has_the_keys_and_values_of_theirs(name, form, oracles, tmp_path):
+    folder = oracles / "oracle" / "model" / "checkpoints" / name
+    convert(folder, tmp_path / "ours", options=Options(to="mtrain", settings=SETTINGS[name.split("_")[0]]))
+    convert(tmp_path / "ours", tmp_path / "theirs", options=Options(to="torch_dist", optimizer_form=form))
+    from trainer.convert.distcp import ChunkSource
+
+    before, after = (ChunkSource(path / "iter_0000003") for path in (folder, tmp_path / "theirs"))
+    assert before.tensors.keys() == after.tensors.keys()
+    for key, info in before.tensors.items():
+        box = (tuple(0 for _ in info.shape), info.shape)
+        assert torch.equal(before.read(key, box), after.read(key, box)), key
+    ours_only = {key for key in after.objects if "core_attention" not in key} - set(before.objects)
+    assert not ours_only
+    common = [load_torch(path / "iter_0000003" / "common.pt") for path in (folder, tmp_path / "theirs")]
+    assert common[0]["optimizer"].keys() == common[1]["optimizer"].keys()
+    assert common[0].keys() == common[1].keys()
+    assert common[0]["opt_param_scheduler"].keys() == common[1]["opt_param_scheduler"].keys()
+    back = open_model(tmp_path / "theirs")
+    assert effective(back.config) == effective(open_model(tmp_path / "ours").config)
+    assert back.run.optimizer_steps == 3
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_mp_rank_folders_there_and_back(kind, tp, pp, oracles, tmp_path):
+    folder = oracles / "oracle" / "model" / "checkpoints" / f"{kind}_tp1pp1_model"
+    convert(folder, tmp_path / "ours", options=Options(to="mtrain", settings=SETTINGS[kind], check=False))
+    options = Options(to="mp_rank", tp=tp, pp=pp)
+    assert convert(tmp_path / "ours", tmp_path / "theirs", options=options)["check"]["largest_difference"] == 0
+    assert len(list(tmp_path.glob(f"theirs/iter_0000003/mp_rank_*/{FILE}"))) == tp * pp
+    before, after = (everything(open_model(tmp_path / name).source) for name in ("ours", "theirs"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+SHAPES = st.builds(
+    lambda layers, groups, each, channels, ffn, extra, form: gpt_shape(
+        model_config(
+            {
+                "num_layers": layers,
+                "hidden_size": 8,
+                "num_heads": groups * each,
+                "num_kv_heads": groups,
+                "head_dim": channels,
+                "ffn_hidden_size": 2 * ffn,
+                "vocab_size": 10 + extra,
+                "position": "learned" if form & 1 else "rope",
+                "norm": "layernorm" if form & 2 else "rmsnorm",
+                "activation": "gelu" if form & 4 else "swiglu",
+                "bias": bool(form & 8),
+                "qk_norm": bool(form & 16),
+                "tie_embeddings": bool(form & 32),
+            },
+            where="",
+            context=6,
+        ),
+        10 + extra,
+    ),
+    st.integers(2, 4),
+    st.sampled_from([2, 4]),
+    st.integers(1, 3),
+    st.sampled_from([2, 4]),
+    st.integers(1, 4),
+    st.integers(0, 5),
+    st.integers(0, 63),
+)
+
+
+def _numbered(shape, state="weight/"):
+    at, out = 1, {}
+    for name, size in logical_shapes(shape).items():
+        count = torch.Size(size).numel()
+        out[state + name] = torch.arange(at, at + count).view(size)
+        at += count
+    return out
+
+
+def _shards(shape, tp, cuts, **more):
+    for index, (low, high) in enumerate(itertools.pairwise(cuts)):
+        for rank in range(tp):
+            yield Shard(
+                layers=range(low, high),
+                padded_rows=16,
+                tp_rank=rank,
+                tp_size=tp,
+                has_embedding=index == 0,
+                has_head=index == len(cuts) - 2,
+                tied_copy=0 < index == len(cuts) - 2,
+                prefix=f"{rank}/{index}/",
+                **more,
+            )
+
+
+@settings(max_examples=40)
+@given(SHAPES, st.sampled_from([1, 2]), st.sampled_from([0, 1.0, 2.0, 3.0]), st.data())
+def test_shards_of_any_layout_there_and_back(shape, tp, version, data):
+    grouped = shape.num_heads != shape.num_kv_heads
+    version = 3.0 if grouped else version
+    cuts = sorted({0, shape.num_layers, *data.draw(st.lists(st.integers(1, shape.num_layers - 1), max_size=2))})
+    shards = list(_shards(shape, tp, cuts, version=version, fused=data.draw(st.booleans())))
+    ours = _numbered(shape)
+    there = Linked(Held(ours), [one.flipped() for shard in shards for one in megatron_links(shape, shard)])
+    links = [one for shard in shards for one in megatron_links(shape, shard, copies=False)]
+    assert covers_exactly(links)
+    back = everything(Linked(Held(everything(there)), links))
+    assert back.keys() == ours.keys()
+    assert all(torch.equal(back[name], ours[name]) for name in ours)
+
+
+@settings(max_examples=20)
+@given(SHAPES)
+def test_stacked_layers_there_and_back(shape):
+    shard = Shard(layers=range(shape.num_layers), padded_rows=16, stacked=True, fused=True)
+    ours = _numbered(shape)
+    there = Linked(Held(ours), [one.flipped() for one in megatron_links(shape, shard)])
+    assert there.tensors["decoder.layers.mlp.linear_fc2.weight"].shape[0] == shape.num_layers
+    back = everything(Linked(Held(everything(there)), megatron_links(shape, shard)))
+    assert all(torch.equal(back[name], ours[name]) for name in ours)
+
+
+def test_rows_of_versions_0_and_1_are_those_of_the_old_reshaping():
+    """As Megatron-LM's own loader brought them to version 2: 0 from (3, head, d), 1 from (head, d, 3)."""
+    shape = gpt_shape(
+        model_config({"num_layers": 1, "hidden_size": 8, "num_heads": 4, "vocab_size": 16}, where="", context=4), 16
+    )
+    now = torch.arange(24 * 8).view(4, 3, 2, 8)  # (head, q|k|v, channel)
+    old = {0: now.transpose(0, 1), 1: now.transpose(1, 2), 2: now}
+    found = []
+    for version, rows in old.items():
+        shard = Shard(layers=range(1), padded_rows=16, version=float(version))
+        name = "decoder.layers.0.self_attention.linear_qkv.weight"
+        links = [one for one in megatron_links(shape, shard) if one.theirs.tensor == name]
+        found.append(everything(Linked(Held({name: rows.reshape(24, 8)}), links)))
+    for name in found[2]:
+        assert torch.equal(found[0][name], found[2][name])
+        assert torch.equal(found[1][name], found[2][name])
+
+
+def _renamed(state, tied):
+    """Today's names as those of Megatron-LM before its core, in nested dictionaries."""
+    inside, outside = {}, {}
+    for name, tensor in state.items():
+        if tensor is None:
+            continue
+        for new, old in (
+            ("decoder.", ""),
+            ("linear_qkv", "query_key_value"),
+            ("linear_proj", "dense"),
+            ("pre_mlp_layernorm", "post_attention_layernorm"),
+            ("linear_fc1", "dense_h_to_4h"),
+            ("linear_fc2", "dense_4h_to_h"),
+        ):
+            name = name.replace(new, old)
+        (inside if name.startswith(("layers", "final")) else outside)[name] = tensor
+    embedding = {name.split(".")[1]: {"weight": t} for name, t in outside.items() if name.startswith("embedding")}
+    model = {"language_model": {"embedding": embedding, "encoder": inside}}
+    if "output_layer.weight" in outside and tied:
+        model["word_embeddings_for_head"] = {"weight": outside["output_layer.weight"]}
+    elif "output_layer.weight" in outside:
+        model["language_model"]["output_layer"] = {"weight": outside["output_layer.weight"]}
+    return {name: value for name, value in model.items() if value}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("name", ["gpt2_classic_tp2pp2", "llama_classic_tp2pp1"])
+def test_names_before_the_core_and_interleaved_chunks(name, zipped, oracles, tmp_path):
+    folder = oracles / "oracle" / "model" / "checkpoints" / name
+    shutil.copytree(folder, tmp_path / name)
+    for path in (tmp_path / name).glob(f"iter_0000003/mp_rank_*/{FILE}"):
+        path.parent.chmod(0o755)
+        state = load_torch(path)
+        state["model"] = _renamed(
+            {key: t if t is None else t.clone() for key, t in state["model"].items()}, "gpt2" in name
+        )
+        if not state["model"]["language_model"]["embedding"]:
+            del state["model"]["language_model"]["embedding"]
+        path.unlink()
+        torch.save(state, path, _use_new_zipfile_serialization=zipped)
+    before, after = everything(opened(folder).source), everything(opened(tmp_path / name).source)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+class _Runs:
+    def __reduce__(self):
+        return (eval, ("1 + 1",))
+
+
+def _poisoned_common(folder):
+    state = load_torch(folder / "common.pt")
+    (folder / "common.pt").unlink()
+    torch.save({**state, "x": _Runs()}, folder / "common.pt")
+
+
+def _poisoned_metadata(folder):
+    (folder / ".metadata").unlink()
+    (folder / ".metadata").write_bytes(pickle.dumps(_Runs()))
+
+
+def _missing_file(folder):
+    next(folder.glob("__0_1.distcp")).unlink()
+
+
+def _cut_file(folder):
+    path = folder / "__0_1.distcp"
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data[:-100])
+
+
+def _flipped(folder):
+    path = folder / "__0_1.distcp"
+    size = path.stat().st_size
+    path.unlink()
+    path.write_bytes(bytes(size))
+
+
+def _other_sizes(folder):
+    state = load_torch(folder / "common.pt")
+    state["args"].ffn_hidden_size = 48
+    (folder / "common.pt").unlink()
+    torch.save(state, folder / "common.pt")
+
+
+def _experts(folder):
+    state = load_torch(folder / "common.pt")
+    state["args"].num_experts = 8
+    (folder / "common.pt").unlink()
+    torch.save(state, folder / "common.pt")
+
+
+def _no_args(folder):
+    (folder / "common.pt").unlink()
+    torch.save({"iteration": 3}, folder / "common.pt")
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (_poisoned_common, "eval"),
+        (_poisoned_metadata, "eval"),
+        (_missing_file, "__0_1.distcp is not whole"),
+        (_cut_file, "__0_1.distcp is not whole"),
+        (_flipped, "cannot be read"),
+        (_other_sizes, "linear_fc1.weight [2, 80, 16] instead of [2, 96, 16]"),
+        (_experts, "num_experts = 8"),
+        (_no_args, "has no args"),
+        (lambda folder: (folder.parent / "latest_checkpointed_iteration.txt").write_text("../x"), "'../x'"),
+    ],
+)
+def test_what_is_not_whole_or_could_run_code_is_refused(damage, named, oracles, tmp_path):
+    folder = tmp_path / "llama"
+    shutil.copytree(oracles / "oracle" / "model" / "checkpoints" / "llama_tp1pp1_optim", folder)
+    for path in (folder, folder / "iter_0000003", folder / "latest_checkpointed_iteration.txt"):
+        path.chmod(0o755)
+    damage(folder / "iter_0000003")
+    with pytest.raises((UsageError, DamageError)) as error:
+        convert(folder, tmp_path / "ours", options=Options(to="mtrain"))
+    assert named in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["llama"]
+
+
+def test_a_missing_rank_is_named(oracles, tmp_path):
+    folder = tmp_path / "llama"
+    shutil.copytree(oracles / "oracle" / "model" / "checkpoints" / "llama_classic_tp2pp1", folder)
+    for path in [folder / "iter_0000003", *folder.glob("iter_0000003/*")]:
+        path.chmod(0o755)
+    shutil.rmtree(folder / "iter_0000003" / "mp_rank_00")
+    with pytest.raises(DamageError, match="no mp_rank_00"):
+        open_model(folder)
+
+
+ARGUMENTS = st.fixed_dictionaries(
+    {
+        "num_layers": st.integers(1, 4),
+        "hidden_size": st.sampled_from([16, 32]),
+        "num_heads": st.sampled_from([2, 4]),
+        "num_kv_heads": st.sampled_from([0, 1, 2]),
+        "head_dim": st.sampled_from([0, 8]),
+        "vocab_size": st.just(50),
+        "position": st.sampled_from(["rope", "learned", "none", "alibi"]),
+        "rope_theta": st.sampled_from([1e4, 5e5, 12345.5]),
+        "rope_fraction": st.sampled_from([1.0, 0.5]),
+        "rope_interleaved": st.booleans(),
+        "rope_interval": st.sampled_from([0, 2]),
+        "rope_scaling": st.sampled_from(["none", "linear", "llama3", "yarn"]),
+        "rope_factor": st.sampled_from([1.0, 2.0, 8.0, 2.5]),
+        "rope_original_length": st.sampled_from([8192, 16]),
+        "norm": st.sampled_from(["rmsnorm", "layernorm"]),
+        "norm_epsilon": st.sampled_from([1e-5, 1e-6]),
+        "activation": st.sampled_from(["swiglu", "geglu", "gelu", "gelu_erf", "relu", "squared_relu"]),
+        "activation_clamp": st.sampled_from([0.0, 7.0]),
+        "bias": st.sampled_from([True, False, "qkv"]),
+        "qk_norm": st.booleans(),
+        "window": st.sampled_from([0, 4]),
+        "window_interval": st.sampled_from([0, 2]),
+        "attention_softcap": st.sampled_from([0.0, 30.0]),
+        "attention_sinks": st.sampled_from(["none", "zero", "learned"]),
+        "tie_embeddings": st.booleans(),
+    }
+)
+
+
+@settings(max_examples=100)
+@given(ARGUMENTS)
+def test_arguments_express_the_model_or_it_is_refused_by_name(keys):
+    ours = model_config(keys, where="", context=32)
+    try:
+        written = to_arguments(ours, 50, padded_rows=128)
+    except UsageError as error:
+        assert "model." in str(error)
+        return
+    back, notes = from_arguments(vars(argparse.Namespace(**written)), {}, where="", settings={})
+    assert effective(ours) == effective(back)
+    assert not notes
+
+
+def test_a_tensor_that_is_too_small_for_a_vocabulary_is_refused(oracles):
+    folder = oracles / "oracle" / "model" / "checkpoints" / "llama_tp1pp1_model"
+    with pytest.raises(UsageError, match="the embedding of"):
+        open_model(folder, settings=("model.vocab_size=100",))
+    small = open_model(folder, settings=("model.vocab_size=61",))
+    assert small.source.tensors["weight/embedding.weight"].shape == (61, 16)
+    with pytest.raises(UsageError, match="sets nothing of the model"):
+        open_model(folder, settings=("train.steps=3",))

@@ -1,0 +1,167 @@
+"""Checkpoints that Megatron-Core 0.16.1 itself reads and writes; skipped where its environment is not named.
+
+MTRAIN_MEGATRON_PYTHON names the interpreter of an environment with megatron-core and torch; nothing of ours is imported
+there. What it runs is megatron_core_side.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers.ranks import run_ranks
+from tests.trainer.engines import microbatch
+from trainer.checkpoint.format import RunState
+from trainer.config.parse import dump_config
+from trainer.config.sections import OptimizerSection, RunSection
+from trainer.convert.compare import logits_of
+from trainer.convert.convert import Options, convert, open_model
+from trainer.convert.model_keys import model_config
+from trainer.parallel.mesh import mesh_of
+from trainer.plan.plan import make_plan
+from trainer.run.engine import Engine
+
+PYTHON = os.environ.get("MTRAIN_MEGATRON_PYTHON", "")
+pytestmark = pytest.mark.skipif(not PYTHON, reason="MTRAIN_MEGATRON_PYTHON is not set")
+SIDE = Path(__file__).with_name("megatron_core_side.py")
+ADAM = {"lr": 3e-3, "weight_decay": 0.1, "betas": [0.9, 0.95], "eps": 1e-8, "clip": 1.0}
+STEPS, ROWS, LENGTH = 20, 4, 16
+MODELS = {
+    "llama": (
+        {"num_kv_heads": 2, "ffn_hidden_size": 40, "tie_embeddings": False, "position": "rope"},
+        {
+            "num_query_groups": 2, "ffn_hidden_size": 40, "normalization": "RMSNorm", "add_bias_linear": False,
+            "gated_linear_unit": True, "activation": "silu", "position_embedding_type": "rope",
+            "share_embeddings_and_output_weights": False,
+        },
+    ),
+    "gpt2": (
+        {
+            "position": "learned", "norm": "layernorm", "activation": "gelu_erf", "bias": True,
+            "ffn_hidden_size": 64, "tie_embeddings": True,
+        },
+        {
+            "ffn_hidden_size": 64, "normalization": "LayerNorm", "add_bias_linear": True, "gated_linear_unit": False,
+            "activation": "gelu", "position_embedding_type": "learned_absolute",
+            "share_embeddings_and_output_weights": True,
+        },
+    ),
+}  # fmt: skip
+# What Megatron-LM's trainer would have put beside it.
+ARGUMENTS = {
+    "llama": {"position_embedding_type": "rope", "swiglu": True, "normalization": "RMSNorm", "num_query_groups": 2},
+    "gpt2": {"position_embedding_type": "learned_absolute", "bias_gelu_fusion": False},
+}
+
+
+def _config(name):
+    sizes = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "vocab_size": 128, "max_position": LENGTH}
+    return model_config({**sizes, **MODELS[name][0]}, where="", context=LENGTH)
+
+
+def _theirs(name):
+    sizes = {"num_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "vocab_size": 128}
+    return {**sizes, "max_sequence_length": LENGTH, "rotary_base": 10000, **MODELS[name][1]}
+
+
+def _arguments(name):
+    sizes = {"num_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "padded_vocab_size": 128}
+    sizes |= {"ffn_hidden_size": MODELS[name][0]["ffn_hidden_size"], "max_position_embeddings": LENGTH}
+    sizes |= {"seq_length": LENGTH, "global_batch_size": ROWS}
+    sizes["untie_embeddings_and_output_weights"] = not MODELS[name][0]["tie_embeddings"]
+    return {**sizes, "add_bias_linear": name == "gpt2", **ARGUMENTS[name]}
+
+
+def _side(folder, told):
+    """Run their program; what it wrote."""
+    path = folder / "told.json"
+    path.write_text(json.dumps({**told, "out": str(folder / "out")}))
+    done = subprocess.run([PYTHON, SIDE, path], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / "out"
+
+
+def _data(folder):
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(128, (STEPS, ROWS, LENGTH + 1), generator=generator)
+    torch.save({"tokens": ids[..., :-1].contiguous(), "labels": ids[..., 1:].contiguous()}, folder / "data.pt")
+    return folder / "data.pt"
+
+
+def _trained(context, config, data, *, first, last, load, save):
+    """Losses of our steps; the checkpoint is `save`'s."""
+    found = torch.load(data, weights_only=True)
+    optimizer = OptimizerSection(lr=ADAM["lr"], weight_decay=0.1, beta1=0.9, beta2=0.95, epsilon=1e-8, clip_norm=1.0)
+    config = replace(
+        config,
+        optimizer=optimizer,
+        train=replace(config.train, global_batch=ROWS, steps=STEPS),
+        run=RunSection(folder="unused", seed=9),
+    )
+    world = context.join(mesh_of(config, context.world))
+    engine = Engine(config, make_plan(config, context.world, facts=None), world=world, fresh=load is None)
+    if load is not None:
+        engine.load(load)
+    losses = []
+    for number in range(first, last):
+        rows = zip(found["tokens"][number].split(1), found["labels"][number].split(1), strict=True)
+        batches = [microbatch(t, x, torch.ones(1, LENGTH)) for t, x in rows]
+        losses.append(engine.step(batches, ADAM["lr"]).read().loss)
+        if save is not None and number + 1 == STEPS // 2:
+            engine.save(save / "checkpoints", RunState(number + 1, 40, "", {}, number + 1, dump_config(config)))
+    return losses
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("form", ["adam", "distributed", "mp_rank"])
+def test_they_open_ours_with_equal_logits(name, form, tmp_path):
+    data = _data(tmp_path)
+    run_ranks(_ours_begun, 1, _config(name), data, tmp_path / "run")
+    kind = "mp_rank" if form == "mp_rank" else "torch_dist"
+    options = Options(to=kind, **({} if form == "mp_rank" else {"optimizer_form": form}))
+    convert(tmp_path / "run", tmp_path / "theirs", options=options)
+    tokens = torch.load(data, weights_only=True)["tokens"][0]
+    torch.save({"tokens": tokens}, tmp_path / "tokens.pt")
+    told = {"checkpoint": str(tmp_path / "theirs"), "kind": kind, "model": _theirs(name)}
+    found = torch.load(_side(tmp_path, {**told, "data": str(tmp_path / "tokens.pt")}))
+    ours = logits_of(open_model(tmp_path / "run"), tokens)
+    assert (found - ours).abs().max() < 2e-6 * max(1.0, ours.abs().max())
+
+
+def _ours_begun(context, config, data, folder):
+    return _trained(context, config, data, first=0, last=STEPS, load=None, save=folder)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_they_go_on_from_ours(name, tmp_path):
+    data = _data(tmp_path)
+    (ours,) = run_ranks(_ours_begun, 1, _config(name), data, tmp_path / "run")
+    convert(tmp_path / "run", tmp_path / "theirs", options=Options(to="torch_dist", optimizer_form="adam"))
+    told = {"checkpoint": str(tmp_path / "theirs"), "kind": "torch_dist", "model": _theirs(name), "adam": ADAM}
+    out = _side(tmp_path, {**told, "data": str(data), "steps": [STEPS // 2, STEPS]})
+    theirs = json.loads(out.read_text())
+    assert max(abs(a - b) for a, b in zip(ours[STEPS // 2 :], theirs, strict=True)) < 1e-4
+    assert theirs[-1] < ours[0]
+
+
+def _ours_on(context, config, data, folder):
+    return _trained(context, config, data, first=STEPS // 2, last=STEPS, load=folder, save=None)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_ours_goes_on_from_theirs(name, tmp_path):
+    data = _data(tmp_path)
+    told = {"model": _theirs(name), "adam": ADAM, "data": str(data), "steps": [0, STEPS]}
+    told |= {"save_at": STEPS // 2, "save": str(tmp_path / "theirs"), "arguments": _arguments(name)}
+    theirs = json.loads(_side(tmp_path, told).read_text())
+    convert(tmp_path / "theirs", tmp_path / "run", options=Options(to="mtrain"))
+    folder = tmp_path / "run" / "checkpoints" / f"step-{STEPS // 2}"
+    assert open_model(folder).states == ("weight", "exp_avg", "exp_avg_sq")
+    (ours,) = run_ranks(_ours_on, 1, open_model(folder).config, data, folder)
+    assert max(abs(a - b) for a, b in zip(ours, theirs[STEPS // 2 :], strict=True)) < 1e-4
