@@ -147,7 +147,6 @@ def test_they_go_on_from_ours(name, tmp_path):
     out = _side(tmp_path, {**told, "data": str(data), "steps": [STEPS // 2, STEPS]})
     theirs = json.loads(out.read_text())
     assert max(abs(a - b) for a, b in zip(ours[STEPS // 2 :], theirs, strict=True)) < 1e-4
-    assert theirs[-1] < ours[0]
 
 
 def _ours_on(context, config, data, folder):
