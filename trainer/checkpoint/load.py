@@ -32,7 +32,7 @@ def load_state(folder: Path, owned: Ownership, *, names: Sequence[str], dtype: t
             model's.
     """
     index = read_index(folder)
-    reader = SliceReader(folder, index)
+    reader = _Reader(folder, index)
     out = {name: torch.zeros(owned.size, dtype=dtype) for name in names}
     for _, wanted, first in owned.slices():
         where = slice(first, first + math.prod(wanted.size))
@@ -63,22 +63,13 @@ def overlaps(wanted: Rectangle, saved: Sequence[SavedSlice]) -> Iterator[tuple[S
             yield piece, (low, tuple(b - a for a, b in zip(low, high, strict=True)))
 
 
-class SliceReader:
+class _Reader:
     """Reads slices, each compared with its hash when it is first read; opens each file once."""
 
     def __init__(self, folder: Path, index: Index) -> None:
         self.folder, self.index = folder, index
         self.files: dict[str, Any] = {}
         self.compared: set[tuple[str, str]] = set()
-
-    def dtype_name(self, piece: SavedSlice) -> str:
-        """The type of a slice's elements as its file names it, "F32"; reads the header alone."""
-        try:
-            if piece.file not in self.files:
-                self.files[piece.file] = self._opened(piece.file)
-            return str(self.files[piece.file].get_slice(piece.key).get_dtype())
-        except SafetensorError as error:
-            raise self._damage(piece.file, str(error), f"a tensor {piece.key}") from error
 
     def read(self, piece: SavedSlice) -> Tensor:
         """The whole of a slice; memory is taken for what is used of it."""

@@ -94,7 +94,7 @@ def logits_of(model: ModelFolder, tokens_BS: Tensor) -> Tensor:
 def _by_mtrain(model: ModelFolder, tokens_BS: Tensor) -> Tensor:
     family, shape = family_of(model.config), model.shape
     device = torch.device("cpu")
-    built = family.build(shape, Place(), tp=Group.single("tp"), dtype=torch.float32, device=device).eval()
+    built = family.build(shape, Place(), groups={"tp": Group.single("tp")}, dtype=torch.float32, device=device).eval()
     named = dict(built.named_parameters())
     for spec in family.parameters(shape, Place()):
         flat = named[spec.name].data.zero_().view(-1)

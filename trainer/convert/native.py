@@ -14,15 +14,19 @@ import json
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+from blake3 import blake3
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from mdata import UsageError
+from mdata import DamageError, UsageError
+from mdata.errors import os_errors_named
 from mdata.tokenizers.base.tokenizer import TokenizerConfig
 from mdata.tokenizers.registry import build_tokenizer
 from mdata.util import atomic_io
-from trainer.checkpoint.folder import INDEX, find_checkpoint, folder_name, point_to, read_index
+from trainer.checkpoint.folder import INDEX, find_checkpoint, folder_name, instead, point_to, read_index
 from trainer.checkpoint.format import (
     Index,
     Rectangle,
@@ -33,7 +37,7 @@ from trainer.checkpoint.format import (
     dump_index,
     slice_key,
 )
-from trainer.checkpoint.load import SliceReader, overlaps
+from trainer.checkpoint.load import overlaps
 from trainer.config.parse import dump_config, parse_config, problems_error
 from trainer.convert.links import TensorInfo
 from trainer.convert.model_folder import ModelFolder, Report, boxes, check_tensors, expected_tensors, read_json
@@ -41,17 +45,18 @@ from trainer.convert.safetensors_stream import TYPES, split_by_size, write_safet
 
 
 class CheckpointSource:
-    """The tensors of one checkpoint of ours.
+    """The tensors of one checkpoint of ours; a slice is compared with its hash before anything of it is used.
 
     Args:
         folder: such as runs/a/checkpoints/step-400.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._index = read_index(folder)
-        self._reader = SliceReader(folder, self._index)
+        self._folder, self._index = folder, read_index(folder)
+        self._open: dict[str, Any] = {}
+        self._compared: set[SavedSlice] = set()
         self.tensors = {
-            name: TensorInfo(saved.shape, TYPES[self._reader.dtype_name(saved.slices[0])])
+            name: TensorInfo(saved.shape, TYPES.get(self._part(saved.slices[0]).get_dtype(), torch.int8))
             for name, saved in self._index.tensors.items()
         }
 
@@ -67,8 +72,48 @@ class CheckpointSource:
         for piece, (start, size) in overlaps(box, saved.slices):
             there = tuple(slice(a - b, a - b + n) for a, b, n in zip(start, box[0], size, strict=True))
             here = tuple(slice(a - b, a - b + n) for a, b, n in zip(start, piece.start, size, strict=True))
-            out[there] = self._reader.read(piece)[here]
+            out[there] = self._compared_part(piece)[here]
         return out
+
+    def _compared_part(self, piece: SavedSlice) -> Any:
+        part = self._part(piece)
+        if tuple(part.get_shape()) != piece.size or part.get_dtype() not in TYPES:
+            stands = f"{piece.key} of shape {part.get_shape()}, {part.get_dtype()}"
+            raise self._damage(piece.file, stands, f"floats of shape {list(piece.size)}")
+        if piece.hash is not None and piece not in self._compared:
+            found = blake3()
+            rows = TensorInfo(piece.size, TYPES[part.get_dtype()])
+            for start, size in boxes(rows, rows.dtype):
+                rows_of = part[start[0] : start[0] + size[0]].contiguous()
+                found.update(rows_of.reshape(-1).view(torch.uint8).numpy().data)
+            if found.hexdigest() != piece.hash:
+                raise self._damage(piece.file, f"{piece.key} with a different hash than when it was written", None)
+            self._compared.add(piece)
+        return part
+
+    def _part(self, piece: SavedSlice) -> Any:
+        """A slice in its file, of which nothing is read yet."""
+        try:
+            if piece.file not in self._open:
+                self._open[piece.file] = self._opened(piece.file)
+            return self._open[piece.file].get_slice(piece.key)
+        except SafetensorError as error:
+            raise self._damage(piece.file, str(error), f"a tensor {piece.key}") from error
+
+    def _opened(self, name: str) -> Any:
+        path, header = self._folder / name, self._index.files[name].header
+        with os_errors_named("reading a checkpoint"):
+            if header is not None:
+                with path.open("rb") as file:
+                    length = min(8 + int.from_bytes(file.read(8), "little"), self._index.files[name].bytes)
+                    file.seek(0)
+                    if blake3(file.read(length)).hexdigest() != header:
+                        raise self._damage(name, "a header with a different hash than when it was written", None)
+            return safe_open(path, framework="pt")
+
+    def _damage(self, name: str, found: str, expected: str | None) -> DamageError:
+        fix = instead(self._folder)
+        return DamageError(f"{self._folder / name} is damaged", found=found, expected=expected, fix=fix)
 
 
 def is_native(path: Path) -> bool:

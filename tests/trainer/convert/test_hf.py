@@ -319,3 +319,15 @@ def test_first_weights_that_do_not_fit_are_refused_and_other_settings_are_told(t
     with pytest.raises(UsageError, match=r"blocks\.0\.mlp\.gate\.weight \[64, 32\] instead of \[48, 32\]"):
         find_start(_changed(config, ffn_hidden_size=48), data)
     assert SIZES["vocab_size"] == config.model.vocab_size
+
+
+def test_a_flipped_byte_of_a_checkpoint_of_ours_is_found(tmp_path):
+    folder = save("llama2", tmp_path / "theirs", tokens=False)
+    convert(folder, tmp_path / "ours", options=replace(NATIVE, check=False))
+    (file,) = (tmp_path / "ours").glob("checkpoints/step-1/*.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(DamageError, match="a different hash"):
+        convert(tmp_path / "ours", tmp_path / "back", options=HF)
+    assert not (tmp_path / "back").exists()
