@@ -68,7 +68,8 @@ class ModelFolder:
     @property
     def states(self) -> tuple[str, ...]:
         """ "weight", and the moments of the optimizer where they are there."""
-        return tuple(dict.fromkeys(name.split("/", 1)[0] for name in self.source.tensors))
+        found = {name.split("/", 1)[0] for name in self.source.tensors}
+        return ("weight", *sorted(found - {"weight"}))
 
     @property
     def weights_dtype(self) -> torch.dtype:

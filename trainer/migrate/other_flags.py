@@ -322,8 +322,8 @@ REFUSED: tuple[tuple[str, str], ...] = (
         --lion-beta2=0.98""",
     ),
     (
-        "training does not start from weights of Megatron; leave it out to train from initial weights",
-        """--no-load-optim --finetune --pretrained-checkpoint= --ckpt-step= --use-checkpoint-args
+        "only weights are taken from a checkpoint of Megatron, with --finetune; mtrain convert reads the rest of it",
+        """--ckpt-step= --use-checkpoint-args
         --use-mp-args-from-checkpoint-args --ckpt-convert-format= --ckpt-convert-save=
         --ckpt-convert-update-legacy-dist-opt-format --load-main-params-from-ckpt --freeze-all-layers
         --logits-save-top-k= --logits-save-top-p= --logits-save-top-p-min-k=1 --logits-save-dir=

@@ -34,11 +34,23 @@ def run_rules(a: Given, world_size: int | None) -> Iterator[Setting | Refusal]:
 
 def _folder(a: Given) -> Iterator[Setting | Refusal]:
     yield Setting("run.folder", a["--save"] or "runs/megatron", ("--save", "--load"))
-    if a["--load"] is not None and a["--load"] != a["--save"]:
-        reason = "training does not start from a checkpoint of Megatron-LM; leave it out to start from initial weights"
-        yield Refusal("--load", reason)
+    yield from _first_weights(a)
     if a["--save-interval"]:
         yield Setting("checkpoint.interval", a["--save-interval"], ("--save-interval",))
+
+
+def _first_weights(a: Given) -> Iterator[Setting | Refusal]:
+    elsewhere = a["--load"] is not None and a["--load"] != a["--save"]
+    if a["--finetune"] and a["--load"] is not None:
+        yield Setting("checkpoint.init_from", a["--load"], ("--load", "--finetune", "--no-load-optim"))
+    elif elsewhere:
+        yield Refusal("--load", "add --finetune to start from its weights; mtrain convert reads its moments, too")
+    elif a["--finetune"]:
+        yield Refusal("--finetune", "needs --load, the folder of the weights")
+    elif a["--pretrained-checkpoint"]:
+        yield Setting("checkpoint.init_from", a["--pretrained-checkpoint"], ("--pretrained-checkpoint",))
+    if a["--no-load-optim"] and not a["--finetune"]:
+        yield Refusal("--no-load-optim", "a run continues with its moments; --finetune starts from weights alone")
 
 
 def _data(a: Given) -> Iterator[Setting | Refusal]:

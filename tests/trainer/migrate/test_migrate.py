@@ -225,10 +225,15 @@ def test_175b_is_planned(tmp_path: Path, every_key: None) -> None:
     assert tables["mesh"] == {"tp": 8, "sequence_parallel": True, "pp": 16, "cp": 1}
 
 
-def test_llama2_from_its_weights_is_refused_and_without_them_planned(tmp_path: Path) -> None:
+def test_llama2_begins_with_its_weights_and_is_planned(tmp_path: Path) -> None:
     tuned = find_launch(f"MORE='{examples.FINETUNE}'\n{examples.LLAMA2}")
     refused = [line.split(":")[0] for line in migrate(tuned.arguments, 8).refused if VERSION not in line]
-    assert sorted(refused) == ["--finetune", "--load llama2", "--no-load-optim", "--use-checkpoint-args"]
+    assert refused == ["--use-checkpoint-args"]
+    found = migrate(["--load", "llama2", "--finetune", "--no-load-optim", *BASE], 1)
+    assert not found.refused and {s.key: s.value for s in found.settings}["checkpoint.init_from"] == "llama2"
+    (alone,) = migrate(["--load", "llama2", *BASE], 1).refused
+    assert "add --finetune" in alone
+    assert "needs --load" in migrate(["--finetune", *BASE], 1).refused[0]
     config, _ = loaded(find_launch("MORE=\n" + examples.LLAMA2), tmp_path, "model.vocab_size=32000")
     plan = make_plan(config, 8, facts=None)
     assert plan.num_parameters == 6_738_415_616 and config.model.position == "rope"
