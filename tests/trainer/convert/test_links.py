@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.convert.links import Linked, TensorInfo, covers_exactly, link
+from trainer.convert.model_folder import boxes
+from trainer.convert.safetensors_stream import split_by_size
 
 
 class Held:
@@ -95,3 +97,22 @@ def test_a_table_that_leaves_a_row_out_or_names_one_twice_is_seen():
     assert covers_exactly(halves)
     assert not covers_exactly(halves[:1])
     assert not covers_exactly([*halves, halves[0]])
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.integers(1, 200))
+def test_pieces_of_a_tensor_are_whole_rows_in_order_within_the_limit(shape, limit):
+    row = 4 * math.prod(shape[1:])
+    at = 0
+    for start, size in boxes(TensorInfo(tuple(shape), torch.float32), torch.float32, limit=limit):
+        assert start == (at, *(0 for _ in shape[1:])) and size[1:] == tuple(shape[1:])
+        assert size[0] * row <= max(limit, row)
+        at += size[0]
+    assert at == shape[0]
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(1, 400))
+def test_files_keep_the_order_and_the_limit(sizes, limit):
+    entries = {f"t{i}": TensorInfo((size,), torch.float32) for i, size in enumerate(sizes)}
+    files = split_by_size(entries, limit)
+    assert [name for file in files for name in file] == list(entries)
+    assert all(len(file) == 1 or sum(4 * info.shape[0] for info in file.values()) <= limit for file in files)
