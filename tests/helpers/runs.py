@@ -85,6 +85,11 @@ def make_config(folder: Path, *, blend: Path | str, valid: Sequence[Path], **tra
     return config
 
 
+def _by_component(loss: float, step: int, names: Sequence[str]) -> dict[str, float]:
+    """Losses of components, of which the last is in every third step only."""
+    return {name: loss + 0.4 * (i - 0.5) for i, name in enumerate(names) if i + 1 < len(names) or step % 3 == 0}
+
+
 def write_run(config: RunConfig, *, steps: int, eval_interval: int = 10) -> Path:
     """metrics.jsonl and the rest, with losses that fall from 6 towards 2."""
     folder = Path(config.run.folder)
@@ -98,6 +103,7 @@ def write_run(config: RunConfig, *, steps: int, eval_interval: int = 10) -> Path
     (folder / "ranks.json").write_text(json.dumps(ranks))
     (folder / "events.jsonl").write_text(json.dumps({"time_s": 0.0, "event": "start"}) + "\n")
     names = [mdata.open_corpus(path).name for path in config.data.valid]
+    components = mdata.open_blend(config.data.blend, tokenizer_unknown="ok").names
     draw = random.Random(1)
     lines = []
     for step in range(1, steps + 1):
@@ -106,6 +112,7 @@ def write_run(config: RunConfig, *, steps: int, eval_interval: int = 10) -> Path
             "step": step,
             "consumed_samples": step * config.train.global_batch,
             "loss": loss + draw.gauss(0, 0.08),
+            **({"train": _by_component(loss, step, components)} if len(components) > 1 else {}),
             "grad_norm": 1.0,
             "lr": 1e-3,
             "weight_decay": 0.1,

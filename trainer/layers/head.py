@@ -32,8 +32,8 @@ def head_loss(
     kernels: Kernels,
     chunk_tokens: int = CHUNK_TOKENS,
     softcap: float = 0.0,
-) -> Tensor:
-    """Sum over all tokens of weight * -log softmax(x W^T)[label], in nats; fp64 scalar, equal on every tp rank.
+) -> tuple[Tensor, Tensor]:
+    """weight * -log softmax(x W^T)[label], in nats: the sum over all tokens, and each token's; equal on every tp rank.
 
     Args:
         x_ND: output of the last norm, this rank's tokens.
@@ -42,12 +42,15 @@ def head_loss(
         chunk_tokens: tokens whose logits exist at a time; decides nothing but memory and speed.
         softcap: c of c tanh(logit / c); 0: off.
 
+    Returns:
+        fp64 scalar; at least fp32[N], without a gradient.
+
     The main gradient of W is added to in the forward pass, for a loss that counts once: a caller that multiplies the
     loss before backward has to use a model without main gradients.
     """
-    return _HeadLoss.apply(
-        x_ND, rows.weight, labels_N, weight_N, rows, (kernels, torch.is_grad_enabled(), chunk_tokens, softcap)
-    )
+    how = (kernels, torch.is_grad_enabled(), chunk_tokens, softcap)
+    loss, losses_N = _HeadLoss.apply(x_ND, rows.weight, labels_N, weight_N, rows, how)
+    return loss, losses_N
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -60,11 +63,11 @@ class _HeadLoss(torch.autograd.Function):
         weight_N: Tensor,
         rows: VocabularyEmbedding,
         how: tuple[Kernels, bool, int, float],
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         kernels, train, chunk, cap = how
         x_ND = rows.parallel.gather(x_ND)
         column_N = torch.where(rows.local(labels_N), labels_N - rows.first, -1)
-        loss = torch.zeros((), dtype=torch.float64, device=x_ND.device)
+        loss, losses = torch.zeros((), dtype=torch.float64, device=x_ND.device), []
         main = rows.main_gradients.tensors.get("weight")
         dx_ND = torch.empty_like(x_ND) if train else None
         own = torch.zeros_like(weight_VD, dtype=_wide(weight_VD)) if train and main is None else None
@@ -75,7 +78,8 @@ class _HeadLoss(torch.autograd.Function):
                 logits_CV = capped(logits_CV, cap)
                 slope_CV = 1 - (logits_CV / cap).square()
             log_total_C = _log_total(logits_CV, column_N[part], rows, kernels)
-            loss += (log_total_C[0] * weight_N[part]).sum(dtype=torch.float64)
+            losses.append(log_total_C[0] * weight_N[part])
+            loss += losses[-1].sum(dtype=torch.float64)
             if dx_ND is not None:
                 real = rows.stop - rows.first
                 kernels.logits_to_gradient_(logits_CV, log_total_C[1], column_N[part], weight_N[part], real)
@@ -90,10 +94,12 @@ class _HeadLoss(torch.autograd.Function):
         ctx.save_for_backward(dx_ND, own)
         ctx.dtype = weight_VD.dtype
         ctx.parallel = rows.parallel
-        return loss
+        losses_N = torch.cat(losses)
+        ctx.mark_non_differentiable(losses_N)
+        return loss, losses_N
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         dx_ND, own = ctx.saved_tensors
         dx_ND = ctx.parallel.reduce(dx_ND * grad.to(dx_ND.dtype))
         dweight = None if own is None else (own * grad.to(own.dtype)).to(ctx.dtype)

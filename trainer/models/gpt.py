@@ -18,6 +18,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from mdata import UsageError
 from trainer.config.sections import RecomputeSection
 from trainer.kernels.table import Kernels, choose_kernels
 from trainer.layers.attention import Attention, Documents, Sequences
@@ -97,7 +98,8 @@ class GPT(nn.Module):
         recompute: what backward computes again. seed: of the run, for dropout.
 
     Attributes:
-        loss_function: of a user: (logits [B, S, vocab_size], batch) to the sum of the loss; None: the model's own.
+        loss_function: of a user: (logits [B, S, vocab_size], batch) to the sum of the loss, or to the losses of tokens
+            [B, S], whose sum it is; None: the model's own.
     """
 
     def __init__(
@@ -136,16 +138,16 @@ class GPT(nn.Module):
     def forward(self, received: Tensors, batch: Microbatch) -> Tensors:
         """(residual stream, what the last block adds to it) from stage to stage, each [N or N / tp, D].
 
-        The first stage receives nothing; the last gives the sum over the unmasked tokens of -log p(label), in nats.
+        The first stage receives nothing; the last gives -log p(label) of the unmasked tokens, in nats: (sum, [N]).
         """
         x_ND, branch_ND = self._through_blocks(received, batch)
         if not self.place.is_last:
             assert branch_ND is not None, "a stage without blocks"
             return x_ND, branch_ND
         if self.loss_function is not None:
-            return (self.loss_function(self._whole_logits(x_ND, branch_ND, batch), batch),)
+            return summed(self.loss_function(self._whole_logits(x_ND, branch_ND, batch), batch), batch)
         _, y_ND = self.final_norm(x_ND, branch_ND)
-        loss = head_loss(
+        return head_loss(
             y_ND,
             self._head(),
             labels_N=batch.labels_BS.flatten(),
@@ -153,7 +155,6 @@ class GPT(nn.Module):
             kernels=self.kernels,
             softcap=self.shape.logit_softcap,
         )
-        return (loss,)
 
     def logits(self, tokens_BS: Tensor) -> Tensor:
         """Of a model of one stage, of this rank's vocabulary rows, padding included: int64[B, S] -> [B, S, V]."""
@@ -233,6 +234,21 @@ class GPT(nn.Module):
     def _make_rotation(self, length: int, device: torch.device) -> Rotation:
         dtype = next(self.parameters()).dtype
         return rotation(length, self.shape.head_dim, rope=self.shape.rope, dtype=dtype, device=device)
+
+
+def summed(loss: Tensor, batch: Microbatch) -> Tensors:
+    """What a user's loss function gave, as the last stage gives it.
+
+    Raises:
+        UsageError: it is neither a sum nor the losses of all tokens.
+    """
+    if not loss.dim():
+        return (loss,)
+    if loss.shape != batch.tokens_BS.shape:
+        found, rows = f"shape {list(loss.shape)}", list(batch.tokens_BS.shape)
+        expected = f"a sum (no dims), or the loss of each token, {rows}"
+        raise UsageError("the loss function gave a tensor of another shape", found=found, expected=expected)
+    return loss.sum(dtype=torch.float64), loss.detach().flatten()
 
 
 def attention_shape(shape: GPTShape, number: int) -> AttentionShape:

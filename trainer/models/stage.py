@@ -34,6 +34,7 @@ class Microbatch:
         columns_S: int64[S], places in their rows of the tokens that this rank holds under context parallelism; bounds
             are then those of whole rows. None: whole rows.
         loss_tokens: fp32 scalar, the sum of the mask over whole rows; None: that of loss_mask_BS.
+        components_B: int64[B], which component of the blend each row is of; None: losses by component are not wanted.
     """
 
     tokens_BS: Tensor
@@ -45,6 +46,7 @@ class Microbatch:
     longest: int = 0
     columns_S: Tensor | None = None
     loss_tokens: Tensor | None = None
+    components_B: Tensor | None = None
 
     def on_context_rank(self, cp: Group) -> Microbatch:
         """What one of the ranks holds that share its rows; itself where there is one."""
@@ -69,7 +71,10 @@ class Stage(Protocol):
     kernels: Kernels
 
     def __call__(self, received: Tensors, batch: Microbatch) -> Tensors:
-        """Tensors of the stage before (none: the first), to those of the next; the last gives (sum of the loss,)."""
+        """Tensors of the stage before (none: the first), to those of the next.
+
+        The last gives (sum of the loss, losses of the N tokens); a user's loss may leave out the second.
+        """
         ...
 
     def named_parameters(self) -> Any: ...

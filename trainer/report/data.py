@@ -70,6 +70,7 @@ class _Step(msgspec.Struct):
     tokens_per_s: float | None = None
     mfu: float | None = None
     memory_bytes: float | None = None
+    train: dict[str, float | None] | None = None
     valid: dict[str, float | None] | None = None
     test: dict[str, float] | None = None
 

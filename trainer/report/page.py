@@ -11,6 +11,7 @@ import html
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from mdata.reporting.curves import COLOURS
 from mdata.reporting.html_tables import Cell, table
 from mdata.reporting.report_style import STYLE
 from mdata.reporting.svg import escape
@@ -119,7 +120,25 @@ def _losses(run: Run, valid: Sequence[ValidCorpus]) -> str:
         lines = [(name, value) for name, value, drawn in _baselines(corpus) if drawn]
         drawing = plots.loss_panel(corpus.name, train, valid=curve, lines=lines)
         panels.append(f"<div><h3>{escape(corpus.name)}</h3>{drawing}</div>")
+    panels.append(_component_losses(run, scale))
     return f'<h2>Loss</h2><div class="row">{"".join(panels)}</div>'
+
+
+def _component_losses(run: Run, scale: float) -> str:
+    """The training loss of each component; of many, of those that were measured most often."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for line in run.metrics:
+        for name, loss in (line.get("train") or {}).items():
+            if loss is not None:
+                curves.setdefault(name, []).append((line["consumed_samples"] * scale, float(loss)))
+    if not curves:
+        return ""
+    most = sorted(curves.items(), key=lambda item: -len(item[1]))[:COLOURS]
+    left = len(curves) - len(most)
+    note = (
+        f'<p class="lead">the {len(most)} corpora read most often; {left} more are in metrics.jsonl</p>' if left else ""
+    )
+    return f"<div><h3>training, by corpus</h3>{note}{plots.component_losses(most)}</div>"
 
 
 def _loss_table(valid: Sequence[ValidCorpus]) -> str:

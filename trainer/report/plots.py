@@ -61,6 +61,31 @@ def over_tokens(label: str, curve: Curve, *, what: str) -> str:
     return svg.drawing(_WIDTH, 260, label=label, description=f"{len(curve):,} measurements", parts=parts)
 
 
+def component_losses(curves: Sequence[tuple[str, Curve]]) -> str:
+    """Training loss over tokens, a line for each component of the blend.
+
+    Args:
+        curves: (name, (million tokens, nats per token)); each has a point.
+    """
+    points = [point for _, curve in curves for point in _thinned(curve)]
+    values = [y for _, y in points]
+    margin = 0.06 * (max(values) - min(values)) or 0.5
+    frame = _frame(390, points, (min(values) - margin, max(values) + margin))
+    lines = [
+        _line(frame, _thinned(curve), f"stroke-{_colour(number)}", shown(name))
+        for number, (name, curve) in enumerate(curves)
+    ]
+    measured = f"{sum(len(curve) for _, curve in curves):,} measurements of {len(curves)} corpora"
+    drawing = svg.drawing(
+        _WIDTH,
+        390,
+        label="Training loss by corpus",
+        description=measured,
+        parts=[_axes(frame, "nats per token"), *lines],
+    )
+    return drawing + svg.legend([(_colour(number), shown(name)) for number, (name, _) in enumerate(curves)])
+
+
 def document_lengths(corpora: Sequence[CorpusRead]) -> str:
     """For each corpus the share of its documents by length, in powers of two."""
     used = [k for corpus in corpora for k, count in enumerate(corpus.lengths) if count]

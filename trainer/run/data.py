@@ -124,12 +124,19 @@ def evaluation_batches(
 
 
 def to_device(
-    batch: mdata.Batch, device: torch.device, *, vocab_size: int, numbered: bool = False, cp: Group | None = None
+    batch: mdata.Batch,
+    device: torch.device,
+    *,
+    vocab_size: int,
+    numbered: bool = False,
+    cp: Group | None = None,
+    components: np.ndarray | None = None,
 ) -> Microbatch:
     """Check the ids and move one microbatch to the device.
 
     Args:
         numbered: with the numbers of its samples. cp: the ranks that share its rows; None: the rows are whole.
+        components: int64[B], the component of each row, if it is to say them.
 
     Raises:
         UsageError: an id lies outside the model's vocabulary (only a foreign corpus can bring one).
@@ -147,7 +154,10 @@ def to_device(
     tokens, labels = moved[:, :-1], moved[:, 1:]
     mask = torch.ones(tokens.shape, device=device) if batch.rows.unmasked else _moved(batch.loss_mask, device)
     samples = _moved(np.asarray(batch.samples, np.int64), device) if numbered else None
-    microbatch = Microbatch(tokens_BS=tokens, labels_BS=labels, loss_mask_BS=mask, samples_B=samples)
+    places = None if components is None else _moved(components, device)
+    microbatch = Microbatch(
+        tokens_BS=tokens, labels_BS=labels, loss_mask_BS=mask, samples_B=samples, components_B=places
+    )
     documents = documents_of(batch)
     if documents is not None:
         positions, bounds = (_moved(array, device) for array in (documents.positions, documents.bounds))

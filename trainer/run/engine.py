@@ -49,6 +49,7 @@ class StepReport:
         grad_norm: before clipping. applied: False where the step was skipped for a norm that is not finite, which it is
             without loss tokens, too.
         votes: the sums over all ranks of what each of them asked for.
+        component_losses: of each component of the blend, like loss; empty where they were not wanted.
         learning_rate, weight_decay, loss_scale: with which the step was done.
     """
 
@@ -60,6 +61,7 @@ class StepReport:
     learning_rate: float = 0.0
     weight_decay: float = 0.0
     loss_scale: float = 1.0
+    component_losses: tuple[float, ...] = ()
 
 
 def reports_behind(device: torch.device) -> int:
@@ -71,12 +73,13 @@ class PendingReport:
     """The report of a step that may still be running.
 
     Args:
-        numbers: fp64 on the device: norm, applied, loss scale, tokens, loss, votes.
+        numbers: fp64 on the device: norm, applied, loss scale, totals of run_actions, votes.
         rates: learning rate and weight decay of the step.
+        num_components: for which the totals have losses.
     """
 
-    def __init__(self, numbers: Tensor, rates: tuple[float, float]) -> None:
-        self._event, self._rates = None, rates
+    def __init__(self, numbers: Tensor, rates: tuple[float, float], *, num_components: int = 0) -> None:
+        self._event, self._rates, self._num_components = None, rates, num_components
         self._numbers = numbers
         if numbers.is_cuda:
             # Copied and marked now: a copy that is asked for later would wait for the steps behind this one as well.
@@ -89,9 +92,11 @@ class PendingReport:
         """Wait for the step and say what it did."""
         if self._event is not None:
             self._event.synchronize()
-        grad_norm, applied, scale, num_tokens, loss_sum, *votes = self._numbers.tolist()
-        loss = loss_sum / num_tokens if num_tokens else math.nan
-        return StepReport(loss, int(num_tokens), grad_norm, bool(applied), tuple(votes), *self._rates, scale)
+        grad_norm, applied, scale, loss_sum, num_tokens, *rest = self._numbers.tolist()
+        count = self._num_components
+        losses = tuple(map(_mean, rest[:count], rest[count : 2 * count]))
+        loss, votes = _mean(loss_sum, num_tokens), tuple(rest[2 * count :])
+        return StepReport(loss, int(num_tokens), grad_norm, bool(applied), votes, *self._rates, scale, losses)
 
 
 class Engine:
@@ -135,29 +140,38 @@ class Engine:
         *,
         weight_decay: float | None = None,
         votes: Callable[[], tuple[float, ...]] = tuple,
+        num_components: int = 0,
     ) -> PendingReport:
         """Train on this rank's microbatches of one global batch; does not wait for the device.
 
         Args:
             weight_decay: of this step; None: optimizer.weight_decay.
             votes: what this rank asks all ranks for, as small whole numbers; asked late, summed with the loss.
+            num_components: of the blend, where the microbatches say of which one each row is: the report then has the
+                loss of each.
         """
         actions, own_means = one_stage(len(microbatches)), self.loss_average == "megatron"
         scale, gradient_scale = self._scales(own_means=own_means)
-        loss, num_tokens = run_actions(
-            actions, self.model, microbatches=microbatches, own_means=own_means, scale=gradient_scale
+        found = run_actions(
+            actions,
+            self.model,
+            microbatches=microbatches,
+            own_means=own_means,
+            scale=gradient_scale,
+            num_components=num_components,
         )
-        divisor = torch.full_like(num_tokens, len(microbatches)) if own_means else num_tokens
+        divisor = torch.full_like(found[1:2], len(microbatches)) if own_means else found[1:2]
         # What all tp ranks know alike is said by the first of them; microbatches are the same on all cp ranks.
-        sums = torch.stack((divisor, num_tokens, loss)) * float(self.tp.rank == 0)
+        sums = torch.cat((divisor, found)) * float(self.tp.rank == 0)
         sums[0] *= float(not own_means or self.cp.rank == 0)
         totals = torch.cat((sums, _to_device(votes(), sums)))
         decay = self.optimizer.settings.weight_decay if weight_decay is None else weight_decay
         result = self.optimizer.step(learning_rate, totals, weight_decay=decay, scale=gradient_scale)
         if self.scaler is not None:  # without loss tokens there was nothing that could overflow
-            self.scaler.update_(~result.applied, counts=result.totals[1] > 0)
+            self.scaler.update_(~result.applied, counts=result.totals[2] > 0)
         done = torch.stack((result.grad_norm, result.applied.double(), scale))
-        return PendingReport(torch.cat((done, result.totals[1:])), (learning_rate, decay))
+        numbers = torch.cat((done, result.totals[1:]))
+        return PendingReport(numbers, (learning_rate, decay), num_components=num_components)
 
     def _scales(self, *, own_means: bool) -> tuple[Tensor, Tensor | None]:
         """(loss scale of this step, what gradients are multiplied by).
@@ -183,10 +197,10 @@ class Engine:
         """Mean loss over the loss tokens of all data-parallel ranks' microbatches, nats per token; NaN without any."""
         totals = torch.zeros(2, dtype=torch.float64, device=self.world.device)
         for batch in microbatches:
-            (loss,) = self.model((), batch)
+            loss, *_ = self.model((), batch)
             totals += torch.stack((loss.double(), batch.loss_mask_BS.sum().double()))
         loss_sum, num_tokens = all_reduce_(totals, self.world.groups["data"]).tolist()
-        return float(loss_sum / num_tokens) if num_tokens else math.nan
+        return _mean(loss_sum, num_tokens)
 
     @out_of_memory_in("writing a checkpoint", fix=MORE_RANKS)
     def save(self, root: Path, run: RunState) -> Path:
@@ -256,6 +270,10 @@ def place_of(config: RunConfig, world: World) -> Place:
         num_stages=pp.size,
         sequence_parallel=config.mesh.sequence_parallel,
     )
+
+
+def _mean(total: float, count: float) -> float:
+    return float(total / count) if count else math.nan
 
 
 def _to_device(numbers: Sequence[float], like: Tensor) -> Tensor:

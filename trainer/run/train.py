@@ -10,19 +10,16 @@ loss changes nothing either, but there is nothing wrong with the state then.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from mdata import Batch, UsageError
-from mdata.errors import os_errors_named
 from mdata.progress import SILENT, Progress
-from mdata.util import atomic_io, file_lock
 from trainer.checkpoint.folder import folder_name, remove_old, run_state
 from trainer.checkpoint.format import RunState
 from trainer.config.parse import dump_config
@@ -31,7 +28,6 @@ from trainer.models.stage import Microbatch
 from trainer.optim.schedules import rates
 from trainer.parallel.collectives import gather_objects
 from trainer.parallel.world import World, lost_ranks_named
-from trainer.plan.facts import plan_facts
 from trainer.plan.lengths import batch_sizes
 from trainer.plan.memory import explained
 from trainer.plan.plan import Plan, make_plan
@@ -39,12 +35,12 @@ from trainer.run.data import RunData, open_data, to_device, training_batches
 from trainer.run.engine import Engine, PendingReport, StepReport, held_parameters, reports_behind
 from trainer.run.evaluating import evaluate_sets
 from trainer.run.log_text import device_text, header
+from trainer.run.measuring import Measuring
 from trainer.run.metrics import MetricsWriter, read_metrics, write_ranks
-from trainer.run.rate import Rate
 from trainer.run.resume import Done, Start, checkpoints_folder, find_start
+from trainer.run.run_folder import locked_folder, write_run_files
 from trainer.run.saving import SaveSchedule
 from trainer.run.signals import StopRequests, stop
-from trainer.run.usage import Usage
 
 MAX_SKIPPED = 10  # steps without a finite gradient norm, or without a token that has loss, one after another
 
@@ -75,7 +71,7 @@ def train(config: RunConfig, world: World, *, progress: Progress = SILENT) -> Tr
             has ended.
         StoppedError, KeyboardInterrupt: SIGTERM or Ctrl-C; a checkpoint of the last step was written before.
     """
-    with _alone(config, world), lost_ranks_named(world):
+    with locked_folder(config, world), lost_ranks_named(world):
         return _train(config, world, progress)
 
 
@@ -103,7 +99,7 @@ def _go_on(
     ranks = gather_objects(held, world.groups["world"])
     if not world.is_main:
         return _Loop(config, plan, data, engine, None).run(done, progress, owed=owed)
-    folder = _prepare_folder(config, plan, data)
+    folder = write_run_files(config, plan, data=data)
     write_ranks(folder, ranks)
     for line in header(config, plan, start=start, device=device_text(world.device)):
         progress.note(line)
@@ -128,29 +124,16 @@ def _owed(config: RunConfig, plan: Plan, newest: Path, world: World) -> RunState
     return run if gather_objects(lacks, world.groups["world"])[0] else None
 
 
-@contextmanager
-def _alone(config: RunConfig, world: World) -> Iterator[None]:
-    """Rank 0 keeps other runs out of the folder: two would write each other's metrics and checkpoints."""
-    if not world.is_main:
-        yield
-        return
-    folder = Path(config.run.folder)
-    with os_errors_named("making the run folder"):
-        folder.mkdir(parents=True, exist_ok=True)
-    with file_lock.hold(folder / ".lock"):
-        yield
-
-
 class _Loop:
     """The constants of a run, and what happens around each step."""
 
     def __init__(self, config: RunConfig, plan: Plan, data: RunData, engine: Engine, log: MetricsWriter | None) -> None:
         self.config, self.plan, self.data, self.engine, self.log = config, plan, data, engine, log
-        self.rate, self.skipped, self.without_loss = Rate(), 0, 0
+        self.skipped = self.without_loss = 0
         self.asked = (0.0, 0.0)  # requests to stop that no step was ended for yet
         self.behind = reports_behind(engine.world.device)
-        self.usage = Usage(plan, config.precision.dtype, device=engine.world.device)
-        self.used: dict[str, float] = {}  # of the last line of metrics
+        names = [component.name for component in data.train.components]
+        self.measuring = Measuring(plan, engine, dtype=config.precision.dtype, components=names)
         self.schedule = SaveSchedule(config.checkpoint, keeps_time=engine.world.is_main)
 
     def run(self, done: Done, progress: Progress, *, owed: RunState | None) -> TrainResult:
@@ -164,7 +147,7 @@ class _Loop:
         with StopRequests() as stops:
             for now, report, settled in self._reports(done, stops, progress):
                 loss, losses = report.loss, self._after(now, report, stops, progress, settled=settled)
-                shown = self._shown(now, report)
+                shown = self.measuring.shown(now.steps, report)
                 progress.advance(1, **shown, tokens=(now.samples - first) * self.plan.sequence_length)
         progress.end()
         newest = checkpoints_folder(self.config) / folder_name(total)
@@ -182,7 +165,7 @@ class _Loop:
         self._check_skipped(step, report)
         evaluates = _evaluates(step, self.config, self.plan)
         records = evaluates or _due(step, self.config.train.log_interval)
-        measured = self._measured(now, report) if records else {}
+        measured = self.measuring.line(now.samples, report) if records else {}
         if records and not evaluates:
             self._record(step, measured, {})
         self.schedule.hear(report.votes)
@@ -204,7 +187,7 @@ class _Loop:
 
         On a GPU the report of a step is read while the next one runs, unless something is due after it.
         """
-        plan, engine, rate = self.plan, self.engine, self.rate
+        plan, engine, rate = self.plan, self.engine, self.measuring.rate
         if done.steps == plan.steps:
             return
         sizes, optimizer = batch_sizes(self.config), self.config.optimizer
@@ -221,7 +204,11 @@ class _Loop:
                     at = {"steps": done.steps, "samples": done.samples, "batch": size}
                     lr, decay = rates(optimizer, plan.schedule, **at).as_pair()
                     pending = engine.step(
-                        microbatches, lr, weight_decay=decay, votes=lambda: (self.schedule.vote(), *stops.votes())
+                        microbatches,
+                        lr,
+                        weight_decay=decay,
+                        votes=lambda: (self.schedule.vote(), *stops.votes()),
+                        num_components=len(self.measuring.components),
                     )
                     rate.tokens += size * plan.sequence_length
                     done = Done(done.steps + 1, done.samples + size)
@@ -233,10 +220,12 @@ class _Loop:
             yield now, report, not running
 
     def _moved(self, batch: Batch) -> Microbatch:
-        """A batch on the device, with the numbers of its samples where dropout depends on them."""
+        """A batch on the device, with what dropout and the losses by component need to know of its rows."""
         numbered = bool(self.config.model.hidden_dropout or self.config.model.attention_dropout)
+        found = self.data.train.locate(batch.samples)[0] if self.measuring.components else None
         engine, vocab_size = self.engine, self.plan.vocab_size
-        return to_device(batch, engine.world.device, vocab_size=vocab_size, numbered=numbered, cp=engine.cp)
+        device, cp = engine.world.device, engine.cp
+        return to_device(batch, device, vocab_size=vocab_size, numbered=numbered, cp=cp, components=found)
 
     def _something_is_due(self, running: Sequence[tuple[Done, Any]]) -> bool:
         """Whether the steps that were started have to end before the next begins."""
@@ -251,30 +240,6 @@ class _Loop:
             return {}
         sets = {"valid": self.data.valid, "test": self.data.test if step == self.plan.steps else {}}
         return evaluate_sets(self.engine, sets, limit=self.config.train.eval_samples, progress=progress)
-
-    def _measured(self, now: Done, report: StepReport) -> dict[str, Any]:
-        """The line of metrics.jsonl, without losses of an evaluation."""
-        tokens_per_s, data_wait = self.rate.take()
-        mfu, memory = self.usage.mfu(tokens_per_s), self.usage.memory_bytes()
-        self.used = ({} if mfu is None else {"mfu": mfu}) | {"memory": memory}
-        return {
-            "consumed_samples": now.samples,
-            "loss": report.loss if report.num_tokens else None,
-            "grad_norm": report.grad_norm if report.num_tokens else None,
-            "lr": report.learning_rate,
-            "weight_decay": report.weight_decay,
-            **({"loss_scale": report.loss_scale} if self.engine.scaler else {}),
-            "tokens_per_s": tokens_per_s,
-            "mfu": mfu,
-            "memory_bytes": memory,
-            "data_wait": data_wait,
-            "time_s": time.time(),
-        }
-
-    def _shown(self, now: Done, report: StepReport) -> dict[str, float]:
-        """What a step's progress shows beside tokens per second."""
-        lr, norm = report.learning_rate, report.grad_norm
-        return {"step": now.steps, "loss": report.loss, "lr": lr, "grad_norm": norm, **self.used}
 
     def _record(self, step: int, measured: Mapping[str, Any], losses: Mapping[str, dict[str, float]]) -> None:
         if self.log is not None:
@@ -355,21 +320,6 @@ def _evaluates(step: int, config: RunConfig, plan: Plan) -> bool:
     return step == plan.steps or _due(step, config.train.eval_interval)
 
 
-def _prepare_folder(config: RunConfig, plan: Plan, data: RunData) -> Path:
-    """Make the run folder and write what does not change during a run: config.toml, plan.json, tokenizer."""
-    folder = Path(config.run.folder)
-    (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
-    atomic_io.atomic_write(folder / "config.toml", dump_config(config).encode())
-    _write_json(folder / "plan.json", {**plan_facts(config, plan), "data_id": data.train.data_id})
-    for name, content in data.train.tokenizer_files.items():
-        atomic_io.atomic_write(folder / "tokenizer" / name, content)
-    if known := data.train.tokenizer:
-        # With the files above all that decides ids, so that `generate` needs no corpus.
-        facts = {"type": known.type, "options": known.options, "fingerprint": known.fingerprint}
-        _write_json(folder / "tokenizer_facts.json", facts)
-    return folder
-
-
 def _start_facts(start: Start, world: World) -> dict[str, Any]:
     """What events.jsonl says of a start: where, and which settings are no longer those of the checkpoint."""
     return {
@@ -379,10 +329,6 @@ def _start_facts(start: Start, world: World) -> dict[str, Any]:
         "checkpoint": start.folder.name if start.folder else None,
         "changed": {name: {"before": before, "now": now} for name, (before, now) in start.changes.items()},
     }
-
-
-def _write_json(path: Path, value: Any) -> None:
-    atomic_io.atomic_write(path, (json.dumps(value, indent=1) + "\n").encode())
 
 
 def _check_agreed(done: Done, config: RunConfig, world: World) -> None:

@@ -47,11 +47,12 @@ def _body(context, sequence_parallel, main, chunk):
     x, table, labels, weight = _case()
     rows = _rows(replace(LLAMA, padded_vocab_size=256), parallel, table, main=main)
     mine = x[parallel.local_tokens(TOKENS)].clone().requires_grad_()
-    loss = head_loss(mine, rows, labels_N=labels, weight_N=weight, kernels=PLAIN, chunk_tokens=chunk)
+    loss, losses = head_loss(mine, rows, labels_N=labels, weight_N=weight, kernels=PLAIN, chunk_tokens=chunk)
     loss.backward()
     gradient = rows.main_gradients.tensors["weight"] if main else rows.weight.grad
     assert (rows.weight.grad is None) == main
-    return loss.item(), mine.grad, gradient[: rows.stop - rows.first], gradient[rows.stop - rows.first :]
+    assert not losses.requires_grad
+    return (loss.item(), losses), mine.grad, gradient[: rows.stop - rows.first], gradient[rows.stop - rows.first :]
 
 
 @pytest.mark.parametrize("chunk", [3, 2048], ids=["chunks", "one"])
@@ -63,10 +64,12 @@ def test_equals_cross_entropy_of_whole_logits(world, sequence_parallel, main, ch
     results = run_ranks(_body, world, bool(sequence_parallel), bool(main), chunk)
     x, table, labels, weight = _case()
     x.requires_grad_(), table.requires_grad_()
-    expected = (F.cross_entropy(x @ table.t(), labels, reduction="none") * weight).sum()
+    each = F.cross_entropy(x @ table.t(), labels, reduction="none") * weight
+    expected = each.sum()
     expected.backward()
-    for loss, dx, _, padding in results:
+    for (loss, losses), dx, _, padding in results:
         assert loss == pytest.approx(expected.item(), abs=1e-11)
+        torch.testing.assert_close(losses, each.detach(), rtol=0, atol=1e-11)
         assert not padding.any()
         if not sequence_parallel:
             torch.testing.assert_close(dx, x.grad, rtol=0, atol=1e-11)
@@ -80,7 +83,7 @@ def test_bf16_logits_are_summed_in_fp32():
     rows = VocabularyEmbedding(4096, 4096, width=WIDTH, parallel=alone).to(torch.bfloat16)
     rows.weight.data.zero_()
     x = torch.ones(1, WIDTH, dtype=torch.bfloat16)
-    loss = head_loss(x, rows, labels_N=torch.tensor([0]), weight_N=torch.ones(1), kernels=PLAIN)
+    loss, _ = head_loss(x, rows, labels_N=torch.tensor([0]), weight_N=torch.ones(1), kernels=PLAIN)
     assert loss.item() == pytest.approx(math.log(4096), abs=1e-5)  # bf16 sums would stop at 256
 
 

@@ -65,12 +65,12 @@ def _model(shape, weights) -> GPT:
 
 
 def _run(model, tokens, labels, mask):
-    """(logits, losses' sum); gradients of the mean are left in the parameters."""
+    """(logits, losses' sum, losses of tokens); gradients of the mean are left in the parameters."""
     with torch.no_grad():
         logits = model.logits(tokens)[..., : model.shape.vocab_size]
-    (loss,) = model((), microbatch(tokens, labels, mask))
+    loss, losses_N = model((), microbatch(tokens, labels, mask))
     (loss / mask.sum()).backward()
-    return logits, loss
+    return logits, loss, losses_N.view(mask.shape)
 
 
 def _part(tensors, prefix):
@@ -90,9 +90,10 @@ def test_variants_are_megatrons(oracles, name):
     shape = shape_of(described["model"])
     model = _model(shape, _part(tensors, "weights/"))
     mask = tensors["batch/loss_mask"]
-    logits, loss = _run(model, tensors["batch/tokens"], tensors["batch/labels"], mask)
+    logits, loss, losses = _run(model, tensors["batch/tokens"], tensors["batch/labels"], mask)
     torch.testing.assert_close(logits, tensors["out/logits"], rtol=0, atol=1e-5)
     torch.testing.assert_close(loss.float(), (tensors["out/per_token_loss"] * mask).sum(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(losses, tensors["out/per_token_loss"] * mask, rtol=1e-5, atol=1e-5)
     for key, parameter in model.named_parameters():
         theirs = described["gradients"][_their_name(key, shape, described["gradients"])]
         norm = parameter.grad.double().norm().item()
@@ -127,8 +128,9 @@ def test_cases_are_megatrons_in_every_gradient(oracles, case):
     )
     shape = shape_of(described["model"])
     model = _model(shape, weights)
-    logits, loss = _run(model, batch["tokens"], batch["labels"], batch["loss_mask"].float())
+    logits, loss, losses = _run(model, batch["tokens"], batch["labels"], batch["loss_mask"].float())
     torch.testing.assert_close(logits, out["logits"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(losses, out["per_token_loss"] * batch["loss_mask"], rtol=1e-5, atol=1e-5)
     assert loss.item() / batch["loss_mask"].sum().item() == pytest.approx(described["mean_loss"], rel=1e-5)
     square = 0.0
     for key, parameter in model.named_parameters():

@@ -109,7 +109,7 @@ def _documents_alone(context, config):
         bounds = batch.bounds.tolist()
         for first, stop in itertools.pairwise(bounds):
             cut = [x.flatten()[first:stop].view(1, -1) for x in (batch.tokens_BS, batch.labels_BS, batch.loss_mask_BS)]
-            (loss,) = engine.model((), type(batch)(tokens_BS=cut[0], labels_BS=cut[1], loss_mask_BS=cut[2]))
+            loss, _ = engine.model((), type(batch)(tokens_BS=cut[0], labels_BS=cut[1], loss_mask_BS=cut[2]))
             loss.backward()
             total += loss.item()
     return total, logical(engine.optimizer.owned, engine.buffers.gradients)

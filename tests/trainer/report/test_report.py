@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import math
+import re
 import shutil
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -17,6 +18,7 @@ from mdata.reporting.svg import escape
 from tests.helpers import runs
 from trainer.report import baselines
 from trainer.report import data as report_data
+from trainer.report import page as report_page
 from trainer.report import plots as report_plots
 from trainer.report.page import write_report
 from trainer.run.data import open_data
@@ -77,7 +79,7 @@ def test_the_page_says_what_happened(config):
         assert part in text
     assert text.count("<|endoftext|>") >= 1
     assert [attrs for tag, attrs in page.tags if tag == "mark"]
-    assert len([1 for tag, _ in page.tags if tag == "svg"]) == 6
+    assert len([1 for tag, _ in page.tags if tag == "svg"]) == 7
 
 
 def test_losses_are_said_beside_their_baselines(config):
@@ -186,6 +188,22 @@ def test_test_sets_are_shown_once_they_were_read(config):
     assert "Test sets" in text and "c-<test>" in text and "1.235" in text
 
 
+def test_training_loss_has_a_line_for_each_corpus(config, monkeypatch):
+    folder = runs.write_run(config, steps=40)
+    text = (folder / "report.html", write_report(folder))[0].read_text()
+    drawing = ElementTree.fromstring(re.search(r"<svg[^>]*Training loss by corpus.*?</svg>", text, re.DOTALL)[0])
+    lines = [path for path in drawing.iter("path") if "line" in path.get("class", "")]
+    assert [path.find("title").text for path in lines] == ["a-train", "b-train"]
+    assert [path.get("d").count("L") + 1 for path in lines] == [40, 13]  # b-train is in every third step
+    monkeypatch.setattr(report_page, "COLOURS", 1)
+    assert "the 1 corpora read most often; 1 more" in str(page_of(folder))
+
+
+def test_a_run_of_one_corpus_has_no_losses_by_corpus(corpora, tmp_path):
+    config = runs.make_config(tmp_path / "run", blend=corpora["a-train"], valid=[])
+    assert "training, by corpus" not in str(page_of(runs.write_run(config, steps=5)))
+
+
 def test_nothing_to_report_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"nothing to report in .*no line in metrics.jsonl"):
         write_report(tmp_path)
@@ -214,6 +232,7 @@ def test_any_name_can_be_drawn(name):
     drawn = [
         report_plots.loss_panel(name, [(1.0, 2.0)], valid=[(1.0, 2.0)], lines=[(name, 1.5)]),
         report_plots.document_lengths([read]),
+        report_plots.component_losses([(name, [(1.0, 2.0)])]),
     ]
     for drawing in drawn:
         drawing.encode()
@@ -243,6 +262,7 @@ ALTERED = {
         '{"step": 1}',
         '{"step": 1, "consumed_samples": 4, "tokens_per_s": {}}',
         '{"step": 1, "consumed_samples": 4, "loss": "x"}',
+        '{"step": 1, "consumed_samples": 4, "train": {"a": "x"}}',
     ],
     "generated.jsonl": ["[]", '{"prompt": 3, "text": ""}', '{"text": ""}'],
 }  # fmt: skip

@@ -110,7 +110,7 @@ def _first_step(context, config):
             for array in (batch.tokens, batch.labels, batch.loss_mask)
         ]
         alone = Microbatch(tokens_BS=cut[0], labels_BS=cut[1], loss_mask_BS=cut[2])
-        (loss,) = engine.model((), alone)
+        loss, _ = engine.model((), alone)
         total, tokens = total + loss.item(), tokens + cut[2].sum().item()
     return total / tokens
 

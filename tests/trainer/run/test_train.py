@@ -83,6 +83,10 @@ def _train(context, config):
     return result.step, result.loss, result.valid
 
 
+def _by_component(folder):
+    return [line["train"] for line in read_metrics(Path(folder))]
+
+
 def _curve(folder):
     return {line["step"]: (line["loss"], line["grad_norm"], line.get("valid")) for line in read_metrics(Path(folder))}
 
@@ -94,9 +98,11 @@ def test_losses_do_not_depend_on_the_layout(ranks, tp, sequence_parallel, corpor
     config = _config(corpora, tmp_path / "ranks", tp=tp, sequence_parallel=sequence_parallel)
     run_ranks(_train, ranks, config)
     alone, other = _curve(tmp_path / "alone"), _curve(tmp_path / "ranks")
+    alone_by, other_by = (_by_component(tmp_path / name) for name in ("alone", "ranks"))
     assert list(alone) == list(other) == list(range(1, 21))
     for step, (loss, _, valid) in alone.items():
         np.testing.assert_allclose(other[step][0], loss, rtol=1e-4)
+        assert other_by[step - 1] == pytest.approx(alone_by[step - 1], rel=1e-4)
         assert (valid is not None) == (step in (10, 20))
         if valid:
             np.testing.assert_allclose(other[step][2]["held"], valid["held"], rtol=1e-4)
@@ -130,6 +136,7 @@ def test_resuming_at_every_step_is_bitwise_the_same_run(corpora, tmp_path):
         got = _curve(folder)
         for step in range(1, stop + 1):
             assert got[step][:2] == expected[step][:2], step
+        assert _by_component(folder) == _by_component(tmp_path / "whole")[:stop]
     assert latest_checkpoint(folder / "checkpoints") == folder / "checkpoints" / "step-12"
     assert sorted(p.name for p in (folder / "checkpoints").glob("step-*")) == ["step-11", "step-12"]
 

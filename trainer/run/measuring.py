@@ -1,0 +1,67 @@
+"""What is measured of a step: its line of metrics.jsonl, and what the progress shows of it.
+
+Losses by component of the blend come from the same sums over ranks as the loss of the step; a blend of one component
+has none beside that. How fast a run is, and how much of the device it uses, is measured over the steps since the last
+line.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from trainer.plan.plan import Plan
+from trainer.run.engine import Engine, StepReport
+from trainer.run.rate import Rate
+from trainer.run.usage import Usage
+
+
+class Measuring:
+    """The measurements of a run on one rank.
+
+    Args:
+        plan: of the run. engine: of the rank. dtype: precision.dtype. components: names of the blend's.
+
+    Attributes:
+        rate: of the steps; the loop tells it when they begin and end.
+        components: of those whose losses are measured, none where there is one alone.
+    """
+
+    def __init__(self, plan: Plan, engine: Engine, *, dtype: str, components: Sequence[str]) -> None:
+        self.rate, self._engine = Rate(), engine
+        self._usage = Usage(plan, dtype, device=engine.world.device)
+        self._used: dict[str, float] = {}  # of the last line
+        self.components = tuple(components) if len(components) > 1 else ()
+
+    def line(self, consumed_samples: int, report: StepReport) -> dict[str, Any]:
+        """The line of metrics.jsonl, without losses of an evaluation."""
+        tokens_per_s, data_wait = self.rate.take()
+        mfu, memory = self._usage.mfu(tokens_per_s), self._usage.memory_bytes()
+        self._used = ({} if mfu is None else {"mfu": mfu}) | {"memory": memory}
+        by_component = self._losses(report)
+        return {
+            "consumed_samples": consumed_samples,
+            "loss": report.loss if report.num_tokens else None,
+            **({"train": by_component} if by_component else {}),
+            "grad_norm": report.grad_norm if report.num_tokens else None,
+            "lr": report.learning_rate,
+            "weight_decay": report.weight_decay,
+            **({"loss_scale": report.loss_scale} if self._engine.scaler else {}),
+            "tokens_per_s": tokens_per_s,
+            "mfu": mfu,
+            "memory_bytes": memory,
+            "data_wait": data_wait,
+            "time_s": time.time(),
+        }
+
+    def shown(self, step: int, report: StepReport) -> dict[str, float]:
+        """What a step's progress shows beside tokens per second."""
+        lr, norm = report.learning_rate, report.grad_norm
+        return {"step": step, "loss": report.loss, "lr": lr, "grad_norm": norm, **self._used}
+
+    def _losses(self, report: StepReport) -> dict[str, float]:
+        """Of the components of which the step read tokens that have loss."""
+        known = zip(self.components, report.component_losses, strict=True)
+        return {name: loss for name, loss in known if not math.isnan(loss)}
