@@ -22,8 +22,6 @@ from torch.nn.attention.bias import causal_lower_right
 from trainer.kernels.philox import keep
 from trainer.kernels.scores import ScoreShape
 
-MUON_EPSILON = 1e-7  # least norm by which a matrix is divided before Newton-Schulz
-
 
 def rms_norm(
     x_ND: Tensor, branch_ND: Tensor | None, weight_D: Tensor, bias_D: None, epsilon: float

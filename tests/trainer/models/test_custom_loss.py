@@ -6,17 +6,19 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from tests.helpers.ranks import run_ranks
+from tests.helpers.ranks import RankError, run_ranks
 from tests.trainer.engines import assemble, layouts, logical, microbatches
 from tests.trainer.models.test_options import _config, _same
 from trainer.pipeline.actions import one_stage
 from trainer.pipeline.executor import run_actions
+from trainer.run.engine import Engine
 
 PAGE = Path(__file__).parents[3] / "docs" / "custom_loss.md"
 
@@ -46,8 +48,45 @@ def test_the_same_loss_as_a_function_of_logits_has_the_same_gradients(tp, sequen
     _same(assemble([part for _, found in results for part in found]), assemble(parts))
 
 
+@pytest.mark.parametrize("shape", [(4,), (2, 1), (1, 2, 2)])
+def test_a_loss_of_another_shape_is_refused(shape):
+    with pytest.raises(RankError, match=r"gave a tensor of another shape[\s\S]*expected: a sum"):
+        run_ranks(_refused, 1, _config({}), shape)
+
+
+def _refused(context, config, shape):
+    engine = layouts(context, config)
+    engine.model.loss_function = lambda logits, batch: torch.zeros(shape)
+    engine.step(microbatches(engine, 0), 1e-2)
+
+
+def _programs():
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+def _own_step(context, config):
+    """Weights and numbers after two steps of the page's function; the older model is the one at the start."""
+    page: dict[str, Any] = {}
+    exec(_programs()[1], page)
+    engine = layouts(context, config)
+    other = Engine(config, engine.plan, world=engine.world)
+    found = [page["step"](engine, other.model, microbatches(engine, n), 1e-2) for n in range(2)]
+    return found, logical(engine.optimizer.owned, engine.optimizer.state["weight"])
+
+
+def test_the_pages_own_step_trains_alike_in_every_layout():
+    _, program = _programs()
+    assert len(program.splitlines()) <= 30
+    ((expected, parts),) = run_ranks(_own_step, 1, _config({}))
+    assert expected[1][0] != expected[0][0]
+    results = run_ranks(_own_step, 4, _config({}, tp=2, sequence_parallel=True))
+    for found, _ in results:
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+    _same(assemble([part for _, held in results for part in held]), assemble(parts))
+
+
 def test_the_pages_program_trains(tmp_path):
-    (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    program, _ = _programs()
     assert len(program.splitlines()) <= 36
     (tmp_path / "run.toml").write_text(
         '[run]\nfolder = "x"\n[model]\nnum_layers = 1\nhidden_size = 16\nnum_heads = 2\nvocab_size = 64\n'
