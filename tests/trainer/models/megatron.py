@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from torch import Tensor
 from trainer.kernels.scores import ScoreShape
 from trainer.layers.shapes import RopeShape
 from trainer.models.gpt import GPT
-from trainer.models.gpt_params import GPTShape, round_up
+from trainer.models.gpt_params import GPTShape, parameter_table, round_up
+from trainer.parallel.params import Place
+from trainer.run.engine import Engine
 
 OUTSIDE = {
     "embedding": "embedding.word_embeddings",
@@ -116,6 +119,26 @@ def ours(name: str, found: dict[str, Tensor], shape: GPTShape) -> Tensor:
     group = shape.num_heads // shape.num_kv_heads
     rows = theirs.view(shape.num_kv_heads, group + 2, shape.head_dim, *theirs.shape[1:])
     return torch.cat([part.flatten(0, 2) for part in rows.split((group, 1, 1), dim=1)])
+
+
+def logical_tensors(found: dict[str, Tensor], shape: GPTShape) -> dict[str, Tensor]:
+    """Megatron's tensors as our logical ones, whole; found: theirs by name."""
+    whole: dict[str, Tensor] = {}
+    for spec in parameter_table(shape, Place()):
+        flat = ours(spec.name, found, shape).flatten()
+        for piece in spec.pieces:
+            whole[piece.name] = flat[piece.offset : piece.offset + math.prod(piece.size)].view(piece.shape)
+    return whole
+
+
+def load_weights(engine: Engine, weights: dict[str, Tensor]) -> None:
+    """Their weights into a rank's main weights, and from there into its model, in any layout."""
+    whole, held = logical_tensors(weights, engine.plan.shape), engine.optimizer.state["weight"]
+    for _, part, first in engine.optimizer.owned.slices():
+        box = tuple(slice(a, a + n) for a, n in zip(part.start, part.size, strict=True))
+        rounded = whole[part.name][box].flatten().to(engine.buffers.parameters.dtype)  # main weights are copies of it
+        held[first : first + math.prod(part.size)] = rounded
+    engine.optimizer.publish()
 
 
 @torch.no_grad()

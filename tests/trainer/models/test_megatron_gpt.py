@@ -9,6 +9,7 @@ import torch
 
 from tests.trainer.engines import microbatch
 from tests.trainer.models.megatron import fill, load, ours, shape_of
+from trainer.config.sections import RecomputeSection
 from trainer.layers.rope import frequencies
 from trainer.layers.shapes import RopeShape
 from trainer.models.gpt import GPT, build_gpt
@@ -56,10 +57,9 @@ NOT_COVERED = {
 CASES = ("case_gpt2", "case_llama")
 
 
-def _model(shape, weights) -> GPT:
-    model = build_gpt(
-        shape, Place(), groups={"tp": Group.single("tp")}, dtype=torch.float32, device=torch.device("cpu")
-    )
+def _model(shape, weights, **options) -> GPT:
+    groups, device = {"tp": Group.single("tp")}, torch.device("cpu")
+    model = build_gpt(shape, Place(), groups=groups, dtype=torch.float32, device=device, **options)
     fill(model, weights)
     return model
 
@@ -139,6 +139,39 @@ def test_cases_are_megatrons_in_every_gradient(oracles, case):
         assert (got - theirs).abs().max() <= 1e-5 * theirs.abs().max() + 1e-8, key
         square += parameter.grad.double().square().sum().item()
     assert square**0.5 == pytest.approx(described["grad_norm"], rel=1e-5)
+
+
+def _recomputed(name):
+    """What a row of recompute.json recomputes; None: what ours does not do by that name."""
+    mode, _, layers = name.rpartition("/")[2].rpartition("_")
+    if not mode.startswith("full"):
+        return None
+    return RecomputeSection(mode="full", method=mode.partition("_")[2], layers=int(layers))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_recomputation_has_megatrons_loss_and_no_other_gradient(oracles, case):
+    """Theirs selects parts that ours does not keep anyway (attention's scores), or did not run: ours is one mode."""
+    from safetensors.torch import load_file
+
+    folder = oracles / "oracle" / "model"
+    told = json.loads((folder / "recompute.json").read_text())
+    weights, batch = (load_file(folder / case / f"{name}.safetensors") for name in ("weights", "batch"))
+    shape = shape_of(json.loads((folder / case / "case.json").read_text())["model"])
+    mask = batch["loss_mask"].float()
+
+    def gradients(recompute):
+        model = _model(shape, weights, recompute=recompute)
+        _, loss, _ = _run(model, batch["tokens"], batch["labels"], mask)
+        return (loss / mask.sum()).item(), dict(model.named_parameters())
+
+    loss, expected = gradients(None)
+    rows = {name: row for name, row in told.items() if name.startswith(case) and isinstance(row, dict)}
+    assert len(rows) >= 4 and {row["grads_maxdiff"] for row in rows.values()} == {0.0}
+    for name, row in rows.items():
+        got_loss, got = gradients(_recomputed(name) or RecomputeSection(mode="selective"))
+        assert got_loss == loss == pytest.approx(row["mean_loss"], rel=1e-5)
+        assert all(torch.equal(got[key].grad, parameter.grad) for key, parameter in expected.items()), name
 
 
 def test_rotary_tables_are_megatrons(oracles):

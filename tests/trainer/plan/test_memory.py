@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from tests.helpers.runs import make_corpora, write_jsonl
 from tests.trainer.engines import layouts, small_config
 from tests.trainer.plan.test_plan import config as sound
 from trainer.config.parse import dump_config, parse_config
-from trainer.config.sections import MeshSection
+from trainer.config.sections import MeshSection, PrecisionSection
 from trainer.errors import OutOfMemoryError, amount_asked, is_out_of_memory, out_of_memory_in, size_text
 from trainer.models.gpt import GPT
 from trainer.optim.optimizer import Optimizer
@@ -144,6 +145,41 @@ def test_the_estimate_of_activations_is_what_a_gpu_held(shape, row):
     config = row_config(row, shape)
     estimate = activation_bytes(config, make_plan(config, 1, facts=None)) / 2**30
     assert estimate == pytest.approx(MEASURED[shape, row], rel=0.01)
+
+
+PIPELINES, EXPERTS = "pipeline_model_parallel_size", "num_experts"
+
+
+def test_the_state_is_megatrons_by_its_own_formula(oracles):
+    """Theirs leaves out biases and positions. Its activations are those of other layers: ours are measured instead."""
+    told = json.loads((oracles / "oracle" / "model" / "memory.json").read_text())
+    rows = [row for row in told["rows"] if not {PIPELINES, EXPERTS} & set(row["changed"])]
+    assert len(rows) == 4 and sum("data_parallel_size" in row["changed"] for row in rows) == 2
+    for row in rows:
+        settings = told["base"] | row["changed"]
+        tp, dp = settings["tensor_model_parallel_size"], settings["data_parallel_size"]
+        untied, vocab_size, width = (
+            settings[key] for key in ("untie_embeddings_and_output_weights", "padded_vocab_size", "hidden_size")
+        )
+        model = {
+            "num_layers": settings["num_layers"],
+            "hidden_size": width,
+            "num_heads": settings["num_attention_heads"],
+            "num_kv_heads": settings["num_query_groups"],
+            "ffn_hidden_size": settings["ffn_hidden_size"],
+            "vocab_size": vocab_size,
+            "position": "rope",
+            "bias": False,
+            "norm": settings["normalization"].lower(),
+            "activation": "swiglu" if settings["swiglu"] else "gelu",
+            "tie_embeddings": not untied,
+        }
+        config = sound(model=model, mesh={"tp": tp, "sequence_parallel": tp > 1}, train={"micro_batch": 1})
+        config = replace(config, precision=PrecisionSection(dtype="bf16"))
+        plan = make_plan(config, tp * dp, facts=None)
+        padding = (plan.padded_vocab_size - vocab_size) * width * (2 if untied else 1) // tp
+        each = 6 + 12 / dp
+        assert state_bytes(config, plan) == row["weight_and_optimizer_bytes"] + padding * each, row["changed"]
 
 
 PHASES = {

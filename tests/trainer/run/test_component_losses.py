@@ -61,6 +61,7 @@ def _own_sum(logits_BSV, batch):
         (1, MeshSection(), 4, "token", None),
         (1, MeshSection(), 2, "megatron", None),
         (2, MeshSection(tp=2), 1, "token", None),
+        (2, MeshSection(cp=2), 2, "megatron", None),
         (4, MeshSection(tp=2, sequence_parallel=True), 1, "megatron", _own_by_token),
     ],
 )

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from tests.helpers.ranks import run_ranks
-from tests.trainer.engines import microbatch
+from tests.trainer.engines import assemble, logical, microbatch
 from tests.trainer.models import megatron
 from trainer.config.sections import (
     DataSection,
+    MeshSection,
     ModelSection,
     OptimizerSection,
     PrecisionSection,
@@ -21,30 +24,48 @@ from trainer.config.sections import (
     TrainSection,
 )
 from trainer.optim.schedules import rates
-from trainer.parallel.mesh import Mesh
+from trainer.parallel.mesh import mesh_of
+from trainer.pipeline.actions import one_stage
+from trainer.pipeline.executor import run_actions
 from trainer.plan.plan import make_plan
 from trainer.run.engine import Engine
 
+CURVES = {
+    "train_micro1": ("token", 8),
+    "train_micro4_per_token": ("token", 2),
+    "train_micro4": ("megatron", 2),
+}
+LAYOUTS = {  # ranks, mesh
+    "alone": (1, MeshSection()),
+    "dp": (2, MeshSection()),
+    "tp": (2, MeshSection(tp=2)),
+    "sp": (2, MeshSection(tp=2, sequence_parallel=True)),
+}
 
-def their_config(folder: Path, *, loss_average: str, micro_batch: int) -> RunConfig:
+
+def their_config(folder: Path, *, loss_average: str, micro_batch: int, mesh: MeshSection | None = None) -> RunConfig:
     told = json.loads((folder / "case.json").read_text())
     model, train = told["model"], told["train"]
+    llama = model["kind"] == "llama"
     return RunConfig(
         run=RunSection(folder="unused"),
         model=ModelSection(
             num_layers=model["num_layers"],
             hidden_size=model["hidden_size"],
             num_heads=model["num_attention_heads"],
+            num_kv_heads=model.get("num_query_groups") or 0,
             ffn_hidden_size=model["ffn_hidden_size"],
             vocab_size=model["vocab_size"],
             max_position=model["max_position_embeddings"],
-            position="learned",
-            norm="layernorm",
-            activation="gelu_erf",
-            bias=True,
+            position="rope" if llama else "learned",
+            norm="rmsnorm" if llama else "layernorm",
+            norm_epsilon=model.get("layernorm_epsilon", 1e-5),
+            activation="swiglu" if llama else "gelu_erf",
+            bias=not llama,
             tie_embeddings=model["tie_embeddings"],
         ),
         data=DataSection(blend="unused"),
+        mesh=mesh or MeshSection(),
         train=TrainSection(
             sequence_length=train["seq"],
             global_batch=train["global_batch"],
@@ -72,15 +93,13 @@ def with_their_weights(context, folder: Path, config: RunConfig) -> Engine:
     from safetensors.torch import load_file
 
     plan = make_plan(config, context.world, facts=None)
-    engine = Engine(config, plan, world=context.join(Mesh(context.world, 1)))
-    megatron.fill(engine.model, load_file(folder / "weights.safetensors"))
-    for start, stop, first, _ in engine.optimizer.owned.runs:
-        engine.optimizer.state["weight"][first : first + stop - start].copy_(engine.buffers.parameters[start:stop])
+    engine = Engine(config, plan, world=context.join(mesh_of(config, context.world)))
+    megatron.load_weights(engine, load_file(folder / "weights.safetensors"))
     return engine
 
 
-def trained(context, folder: Path, config: RunConfig) -> list[tuple[float, float, float]]:
-    """(loss, gradient norm, learning rate) of each step."""
+def trained(context, folder: Path, config: RunConfig) -> tuple[list[tuple[float, float, float]], Any]:
+    """((loss, gradient norm, learning rate) of each step, the weights after the last)."""
     from safetensors.torch import load_file
 
     engine = with_their_weights(context, folder, config)
@@ -93,28 +112,66 @@ def trained(context, folder: Path, config: RunConfig) -> list[tuple[float, float
         rows = [microbatch(tokens.long(), labels.long(), mask.float()) for tokens, labels, mask in mine]
         report = engine.step(rows, now.learning_rate, weight_decay=now.weight_decay).read()
         curve.append((report.loss, report.grad_norm, report.learning_rate))
-    return curve
+    return curve, logical(engine.optimizer.owned, engine.optimizer.state["weight"])
 
 
 @pytest.mark.parametrize(
-    ("curve", "loss_average", "micro_batch", "ranks"),
-    [
-        ("train_micro1", "token", 8, 1),
-        ("train_micro1", "megatron", 8, 1),
-        ("train_micro4_per_token", "token", 2, 1),
-        ("train_micro4", "megatron", 2, 1),
-        ("train_micro4", "megatron", 2, 2),
-    ],
+    ("curve", "layout"),
+    [*((curve, "alone") for curve in CURVES), ("train_micro4", "dp"), ("train_micro4", "tp"), ("train_micro4", "sp")],
 )
-def test_twenty_steps_are_megatrons(oracles, curve, loss_average, micro_batch, ranks):
-    folder = oracles / "oracle" / "model" / "case_gpt2"
+@pytest.mark.parametrize("case", ["case_gpt2", "case_llama"])
+def test_twenty_steps_are_megatrons(oracles, case, curve, layout):
+    from safetensors.torch import load_file
+
+    folder, (loss_average, micro_batch), (ranks, mesh) = oracles / "oracle" / "model" / case, *_how(curve, layout)
     expected = json.loads((folder / f"{curve}.json").read_text())["steps"]
-    config = their_config(folder, loss_average=loss_average, micro_batch=micro_batch)
-    for found in run_ranks(trained, ranks, folder, config):
+    config = their_config(folder, loss_average=loss_average, micro_batch=micro_batch, mesh=mesh)
+    results = run_ranks(trained, ranks, folder, config)
+    if curve == "train_micro1":
+        shape = make_plan(config, ranks, facts=None).shape
+        theirs = megatron.logical_tensors(load_file(folder / "train_micro1_final.safetensors"), shape)
+        for name, weight in assemble([part for _, held in results for part in held]).items():
+            if not name.endswith("attention.k.bias"):  # its gradient is zero: Adam follows the rounding
+                assert weight == pytest.approx(theirs[name].numpy(), rel=0, abs=2e-5), name
+    for found, _ in results:
         assert [rate for _, _, rate in found] == pytest.approx([step["lr_used"] for step in expected], rel=1e-12)
         assert [loss for loss, _, _ in found] == pytest.approx([s["loss_token_weighted"] for s in expected], rel=1e-4)
         # Norms of different averages differ by about 1e-2: this is what tells the two apart.
         assert [norm for _, norm, _ in found] == pytest.approx([step["grad_norm"] for step in expected], rel=1e-4)
+
+
+def _how(curve: str, layout: str) -> tuple[tuple[str, int], tuple[int, MeshSection]]:
+    (loss_average, micro_batch), (ranks, mesh) = CURVES[curve], LAYOUTS[layout]
+    return (loss_average, min(micro_batch, 8 * mesh.tp // ranks)), (ranks, mesh)
+
+
+def _gradients(context, folder: Path, config: RunConfig) -> tuple[list[float], Any]:
+    """(sum of the loss and number of tokens, gradients of the mean) of the case's batch."""
+    from safetensors.torch import load_file
+
+    engine, batch = with_their_weights(context, folder, config), load_file(folder / "batch.safetensors")
+    rows = microbatch(batch["tokens"].long(), batch["labels"].long(), batch["loss_mask"].float())
+    totals = run_actions(one_stage(1), engine.model, microbatches=[rows])
+    engine.optimizer._reduce()
+    owned, gradients = engine.optimizer.owned, engine.buffers.gradients / totals[1]
+    return totals.tolist(), logical(owned, torch.cat([gradients[run.start : run.stop] for run in owned.runs]))
+
+
+@pytest.mark.parametrize("layout", ["tp", "sp"])
+@pytest.mark.parametrize("case", ["case_gpt2", "case_llama"])
+def test_gradients_of_tensor_parallel_ranks_are_megatrons(oracles, case, layout):
+    from safetensors.torch import load_file
+
+    folder, (ranks, mesh) = oracles / "oracle" / "model" / case, LAYOUTS[layout]
+    config = their_config(folder, loss_average="token", micro_batch=4, mesh=mesh)
+    results = run_ranks(_gradients, ranks, folder, config)
+    mean = json.loads((folder / "case.json").read_text())["mean_loss"]
+    assert [loss / tokens for (loss, tokens), _ in results] == pytest.approx([mean] * ranks, rel=1e-5)
+    shape = make_plan(config, ranks, facts=None).shape
+    theirs = megatron.logical_tensors(load_file(folder / "grads.safetensors"), shape)
+    for name, got in assemble([part for _, held in results for part in held]).items():
+        expected = theirs[name].numpy()
+        assert abs(got - expected).max() <= 1e-5 * abs(expected).max() + 1e-8, name
 
 
 def _half(context, folder: Path, row: dict) -> list:
@@ -137,17 +194,23 @@ def _half(context, folder: Path, row: dict) -> list:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_follows_megatrons(oracles, precision):
-    """Theirs overflows down to 2^18: its gradients of weights are fp16 too. Ours are fp32, and fit from 2^21 on."""
+@pytest.mark.parametrize("case", ["case_gpt2", "case_llama"])
+def test_half_precision_follows_megatrons(oracles, case, precision):
+    """Their gradients of weights are fp16 too and overflow longer: with GPT-2 down to 2^18; ours, fp32, fit from 2^21.
+
+    In bf16 the losses of Llama drift apart more: a product of two rounded branches is rounded again.
+    """
     folder = oracles / "oracle" / "model"
     rows = json.loads((folder / "mixed_precision.json").read_text())
-    row = next(row for row in rows if (row["case"], row["precision"]) == ("case_gpt2", precision))
-    (reports,) = run_ranks(_half, 1, folder / "case_gpt2", row)
-    alike = row["steps"] if precision == "bf16" else row["steps"][:4]
+    row = next(row for row in rows if (row["case"], row["precision"]) == (case, precision))
+    (reports,) = run_ranks(_half, 1, folder / case, row)
+    # Steps before one that they alone skip; the first scale that fits; how far losses and norms are apart.
+    same, fits, *apart = {"case_gpt2": (4, 2.0**21, 2e-4, 3e-3), "case_llama": (9, 2.0**19, 1e-3, 1e-2)}[case]
+    alike = row["steps"] if precision == "bf16" else row["steps"][:same]
     for report, step in zip(reports, alike, strict=False):
-        assert report.loss == pytest.approx(step["loss"], rel=2e-4)
+        assert report.loss == pytest.approx(step["loss"], rel=apart[0])
         assert (report.applied, report.loss_scale) == (step["updated"], step["loss_scale_used"])
         if step["updated"]:
-            assert report.grad_norm == pytest.approx(step["grad_norm"], rel=3e-3)
+            assert report.grad_norm == pytest.approx(step["grad_norm"], rel=apart[1])
     if precision == "fp16":
-        assert [report.loss_scale for report in reports[4:8]] == [2.0**21] * 4, "the scale after the last overflow"
+        assert next(report.loss_scale for report in reports if report.applied) == fits
