@@ -13,7 +13,7 @@ import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -66,6 +66,21 @@ class _HeldSource:
 
     def read(self, name: str, box: Rectangle) -> Tensor:
         return self._held[name][tuple(slice(a, a + n) for a, n in zip(*box, strict=True))]
+
+
+class _Appended:
+    """A file that torch.save writes to; nothing is held."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def write(self, data: bytes) -> int:
+        """All of it."""
+        atomic_io.write_all(self._fd, data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing waits here."""
 
 
 def is_mp_rank(path: Path) -> bool:
@@ -147,8 +162,8 @@ def write_mp_rank(target: Path, model: ModelFolder, *, dtype: torch.dtype, tp: i
                 "args": argparse.Namespace(**arguments, consumed_train_samples=model.run.consumed_samples),
                 "checkpoint_version": 3.0, "iteration": iteration, "model": state,
             }  # fmt: skip
-            with atomic_io.atomic_file(folder / FILE) as fd, open(fd, "wb", closefd=False) as file:
-                torch.save(whole, file)
+            with atomic_io.atomic_file(folder / FILE) as fd:
+                torch.save(whole, cast(Any, _Appended(fd)))
     atomic_io.atomic_write(target / LATEST, str(iteration).encode())
 
 
