@@ -27,13 +27,14 @@ def to_train_on(path: str, corpora: Sequence[Corpus]) -> tuple[list[Corpus], dic
         UsageError: all of them are held-out parts.
     """
     lineages = [lineage_of(corpus.manifest) for corpus in corpora]
-    wholes = {one.run: corpus for one, corpus in zip(lineages, corpora, strict=True) if one and one.role == "whole"}
+    named = [(one, corpus) for one, corpus in zip(lineages, corpora, strict=True) if one and one.role == "whole"]
+    wholes = {known: corpus for one, corpus in named for known in (one.run, one.job)}
     taken, left_out = [], {}
     for corpus, one in zip(corpora, lineages, strict=True):
         if one and one.role == "holdout":
             left_out[str(corpus.path)] = f"{one.what} of {one.key}"
-        elif one and one.role == "partition" and one.run in wholes:
-            left_out[str(corpus.path)] = f"{one.what} of {wholes[one.run].path.name}, which is included"
+        elif one and (whole := wholes.get({"partition": one.run, "shard": one.job}.get(one.role, ()))):
+            left_out[str(corpus.path)] = f"{one.what} of {whole.path.name}, which is included"
         else:
             taken.append(corpus)
     if corpora and not taken:

@@ -42,7 +42,7 @@ class Documents:
     def __init__(self, corpus: Corpus) -> None:
         self.corpus = corpus
         provenance = corpus.manifest.provenance
-        self._inputs = [file.path for file in provenance.inputs] if provenance else []
+        self._inputs = [file.name for file in provenance.inputs] if provenance else []
         self.origins: Origins | None = None
         self.missing: Path | None = None
         if provenance is not None and provenance.origins is not None:

@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
+from blake3 import blake3
+
 from mdata.manifest.types import CorpusManifest
+
+# Recorded of a part, and of parts that were merged by reference; the documents of all together are those of the whole.
+_OF_SHARDS = ("shard", "shard_inputs", "parts")
 
 
 @dataclass(frozen=True)
@@ -22,20 +27,23 @@ class Lineage:
     """What a corpus holds of its input.
 
     Attributes:
-        role: all documents that are not held out, one part of them, or those that are.
+        role: all documents that are not held out, one part of them (by rows, or by --shard), or those that are.
         key: under which they stood in their records.
         result: what the run called it.
         run: what made it and the other results of its run, as plain values: inputs, options and tokenizer.
-        inputs: hash and path of each input that has rows.
+        job: what one --shard has in common with the others of its job and with their whole.
+        inputs: hash and path of each input that has rows; an input is known by its path, size and time too, because
+            the hash of a section is not that of its file.
         hashed: what the hash of a text covered, which decides what is held out.
         held: the interval of those hashes, as shares.
         part: its number, how many there are, and whether they are runs of rows; None: it is no part.
     """
 
-    role: Literal["whole", "partition", "holdout"]
+    role: Literal["whole", "partition", "shard", "holdout"]
     key: str
     result: str
     run: tuple[object, ...]
+    job: tuple[object, ...]
     inputs: dict[str, str]
     hashed: tuple[object, ...]
     held: tuple[Fraction, Fraction]
@@ -46,6 +54,8 @@ class Lineage:
         """In words, for a person."""
         if self.role == "holdout":
             return f"the held-out part (--holdout {float(self.held[1]):g})"
+        if self.part is not None and self.role == "shard":
+            return f"part {self.part[0]} of {self.part[1]} (--shard)"
         if self.part is not None:
             return f"part {self.part[0]} of {self.part[1]} (--partitions)"
         return "the whole"
@@ -69,18 +79,31 @@ def _lineage(manifest: CorpusManifest, result: str, options: dict[str, Any]) -> 
     key, _, kind = result.partition("/")
     share, count = Fraction(options.get("holdout", "0")), int(options.get("partitions", 1))
     is_part, held_out = kind.startswith("part"), kind == "holdout"
-    others = sorted((name, repr(value)) for name, value in options.items() if name != "result")
+    others = sorted((name, repr(value)) for name, value in options.items() if name not in ("result", *_OF_SHARDS))
     fingerprint = manifest.tokenizer.fingerprint if manifest.tokenizer else None
+    shard = options.get("shard")
+    of_job = options.get("shard_inputs") or inputs_digest([(i.path, i.bytes) for i in manifest.provenance.inputs])
+    part = (int(kind.removeprefix("part")), count, bool(options.get("keep_sequential_samples"))) if is_part else None
+    if shard is not None and not held_out:
+        number, of = map(int, shard.split("/"))
+        part = (number, of, True)
     return Lineage(
-        role="holdout" if held_out else "partition" if is_part else "whole",
+        role="holdout" if held_out else "partition" if is_part else "shard" if shard else "whole",
         key=key,
         result=result,
         run=(key, fingerprint, tuple(others), tuple(one.hash for one in inputs)),
-        inputs={one.hash: one.path for one in inputs},
+        job=(key, fingerprint, tuple(others), of_job),
+        inputs={one.hash: one.path for one in inputs}
+        | {f"{one.path}\0{one.bytes}\0{one.modified_ns}": one.path for one in inputs},
         hashed=(tuple(options.get("json_keys", ())), options.get("chat", False)),
         held=(Fraction(0), share) if held_out else (share, Fraction(1)),
-        part=(int(kind.removeprefix("part")), count, bool(options.get("keep_sequential_samples"))) if is_part else None,
+        part=part,
     )
+
+
+def inputs_digest(files: Iterable[tuple[str, int]]) -> str:
+    """Of the (path, size in bytes) of all inputs of a job, in order: 16 hex digits."""
+    return blake3("".join(f"{size} {path}\0" for path, size in files).encode()).hexdigest(length=8)
 
 
 def shared_input(one: Lineage, other: Lineage) -> str | None:
@@ -90,7 +113,8 @@ def shared_input(one: Lineage, other: Lineage) -> str | None:
         return None
     if one.hashed == other.hashed and (one.held[1] <= other.held[0] or other.held[1] <= one.held[0]):
         return None
-    if one.part and other.part and one.part[1:] == other.part[1:] and list(one.inputs) == list(other.inputs):
+    alike = one.job == other.job if one.role == other.role == "shard" else list(one.inputs) == list(other.inputs)
+    if one.part and other.part and one.part[1:] == other.part[1:] and alike:
         return None if one.part[0] != other.part[0] else one.inputs[next(iter(common))]
     return one.inputs[min(common)]
 

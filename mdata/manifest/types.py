@@ -10,7 +10,7 @@ keep their checksums and ids.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
@@ -28,6 +28,23 @@ ShareText = Annotated[
 ]
 TokenDtype = Literal["uint8", "int8", "uint16", "int16", "int32", "int64"]
 Level = Literal["document", "sentence", "chat"]
+
+
+class HasBounds(Protocol):
+    """A section of a file, however it is described."""
+
+    @property
+    def start(self) -> int:
+        """Its first byte or row group."""
+
+    @property
+    def stop(self) -> int:
+        """The one after its last."""
+
+
+def section_name(path: str, section: HasBounds | None) -> str:
+    """How messages and origins name what is read of a file."""
+    return f"{path} [{section.start}:{section.stop}]" if section else path
 
 
 class TokenizerFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,11 +80,24 @@ class Shard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     blocks: BlockHashes | None
 
 
+class InputSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a part of a job read of a file: bytes [start, stop) of its text, or row groups, of `total`.
+
+    `pieces`: the hashes of its pieces one after another, in hex, from which those of the whole file can be made.
+    """
+
+    start: Count
+    stop: Count
+    total: Count
+    pieces: Annotated[str, Meta(pattern="^([0-9a-f]{64})*$")]
+
+
 class InputFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One file that was read, by the path that was given, as it was then.
 
     `hash` is that of its text, unpacked: BLAKE3 over the BLAKE3s of its pieces, a piece being the records that
-    begin within a block of `block_bytes`. `rows` counts lines or rows, those that were skipped included.
+    begin within a block of `block_bytes`. `rows` counts lines or rows, those that were skipped included. Where a part
+    of a job read a `section` of the file, hash and rows are those of the section.
     """
 
     path: str
@@ -76,6 +106,12 @@ class InputFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hash: Hash
     block_bytes: Count
     rows: Count
+    section: InputSection | UnsetType = UNSET
+
+    @property
+    def name(self) -> str:
+        """The path, with the section if only one was read."""
+        return section_name(self.path, self.section or None)
 
 
 class Origins(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

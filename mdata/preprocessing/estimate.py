@@ -69,6 +69,12 @@ def estimate(options: PreprocessOptions, progress: Progress = SILENT) -> Estimat
         UsageError: unusable options, input or tokenizer, or standard input, which cannot be sampled.
     """
     check_options(options)
+    if options.shard is not None:
+        raise UsageError(
+            f"--dry-run cannot be combined with --shard {options.shard}",
+            expected="the whole job, which is what is sampled",
+            fix="leave --shard out; each of N parts takes about an N-th of the time",
+        )
     chosen = PathFilter(options.include, options.exclude)
     inputs = find_inputs(options.input, format=options.input_format, filter=chosen, progress=progress)
     files = inputs.files

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from blake3 import blake3
+from msgspec import UNSET
 
 from mdata.corpus.corpus import open_corpus
 from mdata.errors import os_errors_named
@@ -24,6 +25,7 @@ from mdata.manifest.types import (
     BlockHashes,
     CorpusManifest,
     InputFile,
+    InputSection,
     Origins,
     Provenance,
     Shard,
@@ -35,9 +37,10 @@ from mdata.preprocessing.corpus_writer import CorpusWriter, origins_path
 from mdata.preprocessing.finished import is_finished
 from mdata.preprocessing.journal import Journal
 from mdata.preprocessing.partitions import add_statistics, merge_partitions
-from mdata.preprocessing.plan import Job
+from mdata.preprocessing.plan import Job, printable_path
 from mdata.preprocessing.resume import commit_record, remove_partials
 from mdata.preprocessing.run_state import InputState, RunState
+from mdata.sources.input_files import SourceFile
 from mdata.tokenizers.base.tokenizer_folder import folder_name, write_folder
 from mdata.util import atomic_io
 from mdata.version import __version__
@@ -145,7 +148,7 @@ def _provenance(job: Job, state: RunState, *, name: str, records: int, origins: 
     return Provenance(
         program=f"mdata {__version__}",
         options=job.recorded_options(name),
-        inputs=[_input_file(job, file) for file in state.inputs],
+        inputs=[_input_file(job, file, source) for file, source in zip(state.inputs, job.files, strict=True)],
         records=records,
         skipped=dict(sorted(state.skipped.items())),
         special_in_text=state.special[job.options.json_keys.index(name.partition("/")[0])],
@@ -153,13 +156,16 @@ def _provenance(job: Job, state: RunState, *, name: str, records: int, origins: 
     )
 
 
-def _input_file(job: Job, file: InputState) -> InputFile:
+def _input_file(job: Job, file: InputState, source: SourceFile) -> InputFile:
     assert file.hash is not None, f"{file.path} was not read to its end"
+    part = source.section
+    pieces = b"".join(file.digests).hex()
     return InputFile(
-        path=file.path,
+        path=printable_path(source.path),
         bytes=file.size_bytes,
         modified_ns=file.modified_ns,
         hash=file.hash,
         block_bytes=job.options.chunk_bytes,
         rows=file.rows,
+        section=InputSection(start=part.start, stop=part.stop, total=part.total, pieces=pieces) if part else UNSET,
     )

@@ -15,7 +15,6 @@ from mdata.corpus.verify import verify
 from mdata.errors import MdataError, UsageError
 from mdata.indexed.pair_format import bin_path
 from mdata.manifest.io import load_manifest
-from mdata.manifest.lineage import lineage_of
 from mdata.manifest.sidecars import manifest_path
 from mdata.manifest.types import CorpusManifest
 from mdata.preprocessing.bad_rows import check_manifest
@@ -126,6 +125,8 @@ def stale_partitions(job: Job) -> list[str]:
     for path in sorted(folder.iterdir()):
         if pattern.fullmatch(path.name) is None or path.stem in names:
             continue
+        from mdata.manifest.lineage import lineage_of
+
         try:
             found = lineage_of(_corpus_manifest(path))
         except MdataError:
@@ -181,7 +182,7 @@ def _other_job(job: Job, name: str, found: CorpusManifest) -> str | None:
             return "standard input cannot be compared with the earlier input"
         known_as = number, input.path, input.hash
         if known_as not in job.compared:
-            state = InputState(input.path, input.bytes, input.modified_ns, hash=input.hash)
+            state = InputState(input.name, input.bytes, input.modified_ns, hash=input.hash)
             job.compared[known_as] = input_changed(job, file, known=state)
         if reason := job.compared[known_as]:
             return reason

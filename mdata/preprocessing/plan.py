@@ -19,9 +19,11 @@ import numpy as np
 
 from mdata.errors import UsageError
 from mdata.indexed.pair_format import smallest_dtype
+from mdata.manifest.types import section_name
 from mdata.preprocessing.encode import HOLDOUT_BITS, EncodeSpec
 from mdata.preprocessing.partitions import Partitions
-from mdata.preprocessing.preprocess_options import PreprocessOptions, content_options, unused_options
+from mdata.preprocessing.preprocess_options import PreprocessOptions, content_options
+from mdata.preprocessing.unused_options import unused_options
 from mdata.progress import Progress
 from mdata.sources.chunk import chunks, read_chunk
 from mdata.sources.input_files import STDIN, SourceFile
@@ -60,7 +62,7 @@ class Job:
     @property
     def input_bytes(self) -> int:
         """Size of all inputs on disk."""
-        return sum(file.size_bytes for file in self.files)
+        return sum(file.disk_bytes for file in self.files)
 
     def prefixes(self) -> dict[str, Path]:
         """The name of each result -> the path of its files without endings; merged corpora come last."""
@@ -106,7 +108,7 @@ def useful_workers(options: PreprocessOptions, files: Sequence[SourceFile]) -> i
     """Number of workers, at most one per chunk where chunks can be counted."""
     if any(file.streamed for file in files):
         return options.workers
-    return min(options.workers, -(-sum(file.size_bytes for file in files) // options.chunk_bytes))
+    return min(options.workers, -(-sum(file.disk_bytes for file in files) // options.chunk_bytes))
 
 
 def plan_job(
@@ -215,6 +217,11 @@ def _tokenizer_spec(options: PreprocessOptions) -> TokenizerSpec:
 def printable_path(path: Path) -> str:
     """A path as text; bytes that are not UTF-8 become \\x.."""
     return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def input_name(file: SourceFile) -> str:
+    """An input as text, with the section that is read of it."""
+    return section_name(printable_path(file.path), file.section)
 
 
 def _check_names(job: Job) -> None:

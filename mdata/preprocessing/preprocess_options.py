@@ -1,26 +1,22 @@
 """The options of a preprocess run, by the names of Megatron's tool.
 
-Nothing here reads a file. `check_options` refuses values that are wrong by themselves, `content_options` selects those
-that decide what is written (the others, such as workers, may change when a run is continued), and `unused_options`
-lists those that are given and have no effect, because what they need is not asked for. Options of Megatron that mdata
-never uses are in cli/preprocess_options.py.
+Nothing here reads a file. `check_options` refuses values that are wrong by themselves, and `content_options` selects
+those that decide what is written (the others, such as workers, may change when a run is continued). Options without
+effect are in mdata/preprocessing/unused_options.py, those of Megatron that mdata never uses in
+cli/preprocess_options.py.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from mdata.errors import UsageError
 from mdata.indexed.pair_format import BLOCK_BYTES
 from mdata.sources.conversation import TRAIN_ON
-from mdata.sources.input_files import SourceFile
-from mdata.tokenizers.registry import FILES_OF, WITHOUT_FILES
 from mdata.util.machine_limits import usable_cores
 
 _DECIMAL = re.compile(r"[0-9]*\.?[0-9]+")
@@ -54,6 +50,8 @@ class PreprocessOptions:
         nltk_data: a folder with NLTK's data, searched before NLTK_DATA and NLTK's default folders.
         partitions: also write P partitions, `{output_prefix}_{i}_{key}_{level}.*`; the result is all of them merged.
         keep_sequential_samples: partitions are runs of rows instead of every P-th row.
+        shard: "3/64": make the third of 64 parts of the job, `{output_prefix}-00003-of-00064_{key}_{level}.*`.
+        shard_inputs: set by `preprocess` itself: which inputs the job has that the part belongs to.
         holdout: this share of the documents, chosen by a hash of their text, goes to
             `{output_prefix}_holdout_{key}_{level}.*` instead; a decimal number of at most 1.
         on_error: stop at the first bad row, skip bad rows, or skip them and write them to a file.
@@ -90,6 +88,8 @@ class PreprocessOptions:
     nltk_data: str | None = None
     partitions: int = 1
     keep_sequential_samples: bool = False
+    shard: str | None = None
+    shard_inputs: str | None = None
     holdout: str = "0"
     on_error: Literal["stop", "skip", "quarantine"] = "stop"
     quarantine: str | None = None
@@ -186,6 +186,8 @@ def content_options(options: PreprocessOptions) -> dict[str, Any]:
         names += ("split_sentences", "lang", "keep_newlines")
     if options.chat:
         names += ("chat", "chat_train_on")
+    if options.shard:
+        names += ("shard", "shard_inputs")
     recorded = {name: getattr(options, name) for name in names}
     return {
         **recorded,
@@ -193,48 +195,3 @@ def content_options(options: PreprocessOptions) -> dict[str, Any]:
         "tokenizer_type": options.tokenizer_type,
         "piece_bytes": options.chunk_bytes,  # the name that manifests of version 1 have
     }
-
-
-@dataclass(frozen=True)
-class Need:
-    """What an option needs to have an effect: as text, and as a test."""
-
-    text: str
-    is_met: Callable[[PreprocessOptions, Sequence[SourceFile]], bool]
-
-
-def _tokenizer_file(field: str) -> Need:
-    def is_met(options: PreprocessOptions, files: Sequence[SourceFile]) -> bool:
-        # Nothing is known of an unknown type; the loader refuses it by name.
-        return field in FILES_OF.get(options.tokenizer_type, (field,))
-
-    return Need(f"a tokenizer type that reads it: {', '.join(t for t in FILES_OF if field in FILES_OF[t])}", is_met)
-
-
-_SENTENCES = Need("--split-sentences", lambda options, files: options.split_sentences)
-_CHAT = Need("--chat", lambda options, files: options.chat)
-_TEXT = Need("plain text in the input", lambda options, files: any(file.format == "text" for file in files))
-_FILES = Need("a tokenizer read from files", lambda options, files: options.tokenizer_type not in WITHOUT_FILES)
-NEEDS: Mapping[str, Need] = MappingProxyType(
-    {
-        "lang": _SENTENCES,
-        "keep_newlines": _SENTENCES,
-        "nltk_data": _SENTENCES,
-        "chat_template": _CHAT,
-        "chat_train_on": _CHAT,
-        "keep_sequential_samples": Need("--partitions above 1", lambda options, files: options.partitions > 1),
-        "text_documents": _TEXT,
-        "engine": _FILES,
-        **{field: _tokenizer_file(field) for field in ("tokenizer_model", "vocab_file", "merge_file")},
-    }
-)
-
-
-def unused_options(options: PreprocessOptions, files: Sequence[SourceFile]) -> list[str]:
-    """The options that differ from their defaults and have no effect on this input, with what they need."""
-    defaults = {field.name: field.default for field in fields(options)}
-    return [
-        f"--{name.replace('_', '-')} (needs {need.text})"
-        for name, need in NEEDS.items()
-        if getattr(options, name) != defaults[name] and not need.is_met(options, files)
-    ]

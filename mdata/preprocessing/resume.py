@@ -25,7 +25,7 @@ from mdata.indexed.pair_format import bin_path, idx_path
 from mdata.manifest.sidecars import hashes_path, manifest_path
 from mdata.preprocessing.corpus_writer import origins_path
 from mdata.preprocessing.journal import Journal, first_record
-from mdata.preprocessing.plan import Job, printable_path
+from mdata.preprocessing.plan import Job, input_name
 from mdata.preprocessing.run_state import InputState, RunState
 from mdata.sources.chunk import chunk_digest, chunks, read_chunk
 from mdata.sources.input_files import SourceFile
@@ -271,7 +271,7 @@ def _short(value: object) -> str:
 
 def input_changed(job: Job, file: SourceFile, *, known: InputState) -> str | None:
     """How the part of a file that was read has changed; None if it has not."""
-    name = printable_path(file.path)
+    name = input_name(file)
     if name != known.path:
         return f"the input was {known.path}, is {name}"
     same = (file.size_bytes, file.modified_ns) == (known.size_bytes, known.modified_ns)
@@ -305,5 +305,5 @@ def _progress_so_far(job: Job, state: RunState) -> str:
     file, chunk = state.next_chunk
     line = f"continuing an earlier run: {state.rows:,} rows of {file} whole inputs and {chunk} chunks are done"
     if chunk and job.files[file].streamed:
-        line += f"; {printable_path(job.files[file].path)} is read again from its start"
+        line += f"; {input_name(job.files[file])} is read again from its start"
     return line

@@ -43,6 +43,10 @@ def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> Prepr
     check_options(options)
     chosen = PathFilter(options.include, options.exclude)
     files = find_inputs(options.input, format=options.input_format, filter=chosen, progress=progress).files
+    if options.shard is not None:
+        from mdata.preprocessing.parts import part_of_job
+
+        options, files = part_of_job(options, files)
     with os_errors_named("making the output folder"):
         Path(options.output_prefix).parent.mkdir(parents=True, exist_ok=True)
     with os_errors_named(f"writing {options.output_prefix}"), ExitStack() as stack:

@@ -23,6 +23,8 @@ class InputState:
     rows: int = 0
     hash: str | None = None
     digests: list[bytes] = field(default_factory=list)
+    # Of a section the digests are kept: who joins the parts makes the hash of the file from them.
+    is_section: bool = False
 
 
 @dataclass
@@ -59,17 +61,18 @@ class RunState:
             return len(self.inputs), 0
         return len(self.inputs) - 1, len(self.inputs[-1].digests)
 
-    def open_input(self, path: str, size_bytes: int, *, modified_ns: int) -> None:
+    def open_input(self, path: str, size_bytes: int, *, modified_ns: int, is_section: bool = False) -> None:
         """The next file begins."""
         self.close_input()
-        self.inputs.append(InputState(path, size_bytes, modified_ns))
+        self.inputs.append(InputState(path, size_bytes, modified_ns, is_section=is_section))
         self._recorded_digests = 0
 
     def close_input(self) -> None:
         """All chunks of the last file are done."""
         if self.inputs and (last := self.inputs[-1]).hash is None:
             last.hash = blake3(b"".join(last.digests)).hexdigest()
-            last.digests.clear()
+            if not last.is_section:
+                last.digests.clear()
 
     def count_chunk(self, rows: int, digest: bytes, *, records: int, special: list[int]) -> None:
         """A chunk of the file that was opened last is done."""
@@ -89,6 +92,7 @@ class RunState:
         first = self._recorded_inputs
         inputs = [
             {"path": s.path, "size_bytes": s.size_bytes, "modified_ns": s.modified_ns, "rows": s.rows, "hash": s.hash}
+            | ({"is_section": True, "digests": b"".join(s.digests).hex() if s.hash else ""} if s.is_section else {})
             for s in self.inputs[first:]
         ]
         digests = self.inputs[-1].digests[self._recorded_digests :] if self.inputs else []
@@ -111,15 +115,21 @@ class RunState:
         """Apply a record of the journal; records must come in their order."""
         first = record["first_input"]
         begun = self.inputs[first].digests if first < len(self.inputs) else []
-        self.inputs[first:] = [InputState(**known) for known in record["inputs"]]
-        new = bytes.fromhex(record["digests"])
+        self.inputs[first:] = [
+            InputState(**{**known, "digests": _split(known.get("digests", ""))}) for known in record["inputs"]
+        ]
         if self.inputs and self.inputs[-1].hash is None:
             # Digests of earlier records count if they are of this same file.
             earlier = begun if first == len(self.inputs) - 1 else []
-            self.inputs[-1].digests = earlier + [new[i : i + 32] for i in range(0, len(new), 32)]
+            self.inputs[-1].digests = earlier + _split(record["digests"])
         self.rows = record["rows"]
         self.records = record["records"]
         self.skipped = Counter(record["skipped"])
         self.bad = self.skipped.total()
         self.special = record["special"]
         self.mark_recorded()
+
+
+def _split(digests: str) -> list[bytes]:
+    joined = bytes.fromhex(digests)
+    return [joined[i : i + 32] for i in range(0, len(joined), 32)]

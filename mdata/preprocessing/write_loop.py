@@ -21,7 +21,7 @@ from mdata.preprocessing.corpus_writer import CorpusWriter
 from mdata.preprocessing.encode import EncodedChunk, select
 from mdata.preprocessing.finished import is_finished
 from mdata.preprocessing.journal import Journal
-from mdata.preprocessing.plan import Job, printable_path
+from mdata.preprocessing.plan import Job, input_name, printable_path
 from mdata.preprocessing.resume import StartPoint, remove_partials
 from mdata.preprocessing.worker_pool import Pool, Result
 from mdata.sources.chunk import Chunk, chunk_digest, chunks
@@ -83,7 +83,7 @@ class WriteLoop:
             UsageError: an input that changed. ResourceError: disk, memory or a worker was lost.
         """
         job = self.job
-        done = sum(state.size_bytes for state in self.state.inputs if state.hash)
+        done = sum(file.disk_bytes for file in job.files[: self.state.next_chunk[0]])
         # Standard input has no size.
         total = None if any(file.path == STDIN for file in job.files) else job.input_bytes
         job.progress.begin("tokenizing", total, unit="B", done=done)
@@ -93,7 +93,8 @@ class WriteLoop:
             for result in pool.encode(self._remaining_chunks(), job.tokenizer, spec=job.spec):
                 writer.put(result)
         self._open_inputs(len(job.files))
-        check_unchanged(job.files[-1])
+        if job.files:
+            check_unchanged(job.files[-1])
         self.state.close_input()
         self.policy.check_share(self.state.bad, self.state.rows)
         self._checkpoint()
@@ -210,7 +211,9 @@ class WriteLoop:
             if self.state.inputs:
                 check_unchanged(self.job.files[len(self.state.inputs) - 1])
             file = self.job.files[len(self.state.inputs)]
-            self.state.open_input(printable_path(file.path), file.size_bytes, modified_ns=file.modified_ns)
+            section = file.section is not None
+            facts = input_name(file), file.size_bytes
+            self.state.open_input(*facts, modified_ns=file.modified_ns, is_section=section)
 
     def _checkpoint(self) -> None:
         if self._all_written or any(writer is None for writer in self.writers.values()):

@@ -37,7 +37,7 @@ class Chunk:
 
     Args:
         file_number: of the file in the list.
-        number: of the chunk in its file, from 0.
+        number: of the chunk in its file, or in the section that is read, from 0.
         source: the file.
         start, stop: its bytes in the decompressed text; for parquet its rows.
         data: its records; None: `read_chunk` reads them.
@@ -151,10 +151,11 @@ def _is_one_chunk(file: SourceFile, spec: ReadSpec) -> bool:
 def _divide(file_number: int, file: SourceFile, chunk_bytes: int, *, spec: ReadSpec, first: int) -> Iterator[Chunk]:
     """The chunks of a plain file, without reading it."""
     whole = _is_one_chunk(file, spec)
-    step = max(file.size_bytes, 1) if whole else chunk_bytes
-    last = 1 if whole else -(-file.size_bytes // step)
+    begin, end = file.section[:2] if file.section else (0, file.size_bytes)
+    step = max(end, 1) if whole else chunk_bytes
+    last = 1 if whole else -(-(end - begin) // step)
     for number in range(first, last):
-        start, stop = number * step, min((number + 1) * step, file.size_bytes)
+        start, stop = begin + number * step, min(begin + (number + 1) * step, end)
         yield Chunk(file_number, number, file, start, stop, None, stop - start)
 
 

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from mdata.errors import UsageError, explain_os_error, few
 from mdata.progress import SILENT, Progress
@@ -65,6 +65,15 @@ ENDINGS: dict[Format, tuple[str, ...]] = {
 }
 
 
+class Section(NamedTuple):
+    """What a part of a job reads of a file: bytes [start, stop) of `total`, or row groups; `disk_bytes` of the file."""
+
+    start: int
+    stop: int
+    total: int
+    disk_bytes: int
+
+
 @dataclass(frozen=True)
 class SourceFile:
     """One input file as it was when the work was planned; standard input is the path "-" without size and time."""
@@ -74,6 +83,12 @@ class SourceFile:
     modified_ns: int
     format: Format = "jsonl"
     compression: Compression = "none"
+    section: Section | None = None
+
+    @property
+    def disk_bytes(self) -> int:
+        """How much of the file is read."""
+        return self.section.disk_bytes if self.section else self.size_bytes
 
     @property
     def streamed(self) -> bool:

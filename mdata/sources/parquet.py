@@ -62,10 +62,10 @@ def parquet_chunks(file: SourceFile, chunk_bytes: int, *, spec: ReadSpec) -> Ite
     rows = 0
     try:
         with _reader(file) as opened:
-            total, reported = max(opened.metadata.num_rows, 1), 0
+            total, reported = max(sum(opened.metadata.row_group(g).num_rows for g in _groups(file, opened)), 1), 0
             for batch in _regroup(_batches(file, opened, spec, chunk_bytes=chunk_bytes), chunk_bytes):
                 start, rows = rows, rows + len(batch)
-                reached = file.size_bytes * rows // total
+                reached = file.disk_bytes * rows // total
                 yield ChunkContent(start, rows, _to_bytes(_truncate(batch, spec)), reached - reported)
                 reported = reached
     except MdataError:
@@ -125,7 +125,7 @@ def _batches(file: SourceFile, opened: pq.ParquetFile, spec: ReadSpec, *, chunk_
     leaves = [path for path in _leaves(opened) if any(path == name or path.startswith(f"{name}.") for name in names)]
     has_lists = any(_item_type(_at(opened.schema_arrow.empty_table(), path).type) for path in paths)
     with _reader(file, read_dictionary=leaves) as encoded:
-        for number in range(opened.metadata.num_row_groups):
+        for number in _groups(file, opened):
             group = opened.metadata.row_group(number)
             row_bytes = max(1, group.total_byte_size // max(group.num_rows, 1))
             most = min(max(chunk_bytes // row_bytes, 1), _MOST_ROWS)
@@ -137,6 +137,10 @@ def _batches(file: SourceFile, opened: pq.ParquetFile, spec: ReadSpec, *, chunk_
                 arrays = [_at(batch, path) for path in paths]
                 for columns in _small_batches([_without_long_lists(array, spec) for array in arrays]):
                     yield pa.RecordBatch.from_arrays(list(map(_as_bytes, columns)), list(map(str, range(len(columns)))))
+
+
+def _groups(file: SourceFile, opened: pq.ParquetFile) -> range:
+    return range(*file.section[:2]) if file.section else range(opened.metadata.num_row_groups)
 
 
 @contextmanager

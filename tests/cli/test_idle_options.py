@@ -12,7 +12,7 @@ import mdata
 from cli import preprocess_options
 from cli.console import Parser
 from cli.mdata import COMMANDS, main
-from mdata.preprocessing.preprocess_options import NEEDS
+from mdata.preprocessing.unused_options import NEEDS
 from tests.helpers.corpora import write_pair
 from tests.helpers.notes import Notes
 
@@ -20,7 +20,7 @@ from tests.helpers.notes import Notes
 ALWAYS = {
     "preprocess": {
         "--input", "--output-prefix", "--json-keys", "--tokenizer-type", "--split-sentences", "--append-eod", "--chat",
-        "--workers", "--partitions", "--input-format", "--holdout", "--on-error", "--max-record-bytes", "--dry-run",
+        "--workers", "--partitions", "--shard", "--input-format", "--holdout", "--on-error", "--max-record-bytes", "--dry-run",
         "--overwrite", "--dataset-impl",  # one value, which is what is written
     },
     "train-tokenizer": {

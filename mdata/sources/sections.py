@@ -1,0 +1,96 @@
+"""The inputs of a job divided into parts: which files, and which sections of files, each part reads.
+
+Every input is a row of units: the chunks of plain text, the row groups of parquet, or the whole file where reading
+must begin at its start (packed text, one document per file). A unit begins at a byte of all inputs laid one after
+another, and part k of N takes the units that begin in its N-th of these bytes. So the parts in their order are the
+inputs in theirs, whatever N is; nothing is left out and nothing comes twice. Of parquet only the footers of the files
+at the two ends of a part are read.
+
+Slow twin: mdata/reference/sections.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mdata.errors import BadInputError
+from mdata.sources.input_files import Section, SourceFile
+
+
+@dataclass(frozen=True)
+class PartNumber:
+    """Part `number`, from 1, of `count`."""
+
+    number: int
+    count: int
+
+
+def files_of_part(
+    files: Sequence[SourceFile], part: PartNumber, *, chunk_bytes: int, text_is_whole: bool
+) -> tuple[SourceFile, ...]:
+    """What one part of a job reads, in the order of the job.
+
+    Args:
+        files: all inputs of the job, which have sizes.
+        part: which part.
+        chunk_bytes: the size of the chunks of plain text.
+        text_is_whole: a file of plain text is one document, which is not cut.
+
+    Raises:
+        BadInputError: the footer of a parquet file cannot be read.
+    """
+    total = sum(file.size_bytes for file in files)
+    start = total * (part.number - 1) // part.count
+    # A file without bytes may begin where all bytes end.
+    stop = total * part.number // part.count if part.number < part.count else total + 1
+    found: list[SourceFile] = []
+    begins = 0
+    for file in files:
+        ends = begins + file.size_bytes
+        if start <= begins < stop and ends <= stop:
+            found.append(file)
+        elif begins < stop and (start < ends or begins == ends == start):
+            whole = file.compression != "none" or (file.format == "text" and text_is_whole)
+            section = _section(file, start - begins, stop - begins, chunk_bytes=0 if whole else chunk_bytes)
+            found += [replace(file, section=section if section[:2] != (0, section.total) else None)] if section else []
+        begins = ends
+    return tuple(found)
+
+
+def _section(file: SourceFile, start: int, stop: int, *, chunk_bytes: int) -> Section | None:
+    """The units of a file that begin in its bytes [start, stop), which may lie outside it; None: there are none."""
+    if file.format == "parquet":
+        starts = _row_groups(file)
+    elif chunk_bytes:
+        first, last = max(0, -(-start // chunk_bytes)), min(-(-stop // chunk_bytes), -(-file.size_bytes // chunk_bytes))
+        begin, end = first * chunk_bytes, min(last * chunk_bytes, file.size_bytes)
+        return Section(begin, end, file.size_bytes, end - begin) if first < last else None
+    else:
+        starts = [0]
+    inside = [number for number, begins in enumerate(starts) if start <= begins < stop]
+    if not inside:
+        return None
+    bounds = [*starts, file.size_bytes]
+    return Section(inside[0], inside[-1] + 1, len(starts), disk_bytes=bounds[inside[-1] + 1] - bounds[inside[0]])
+
+
+def _row_groups(file: SourceFile) -> list[int]:
+    """Where each row group begins if the bytes of the file are given to them by their sizes."""
+    try:
+        footer = pq.read_metadata(file.path)
+        sizes = [footer.row_group(number).total_byte_size for number in range(footer.num_row_groups)]
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise BadInputError(
+            f"{file.path}: the end of this parquet file cannot be read, so it cannot be divided",
+            found=str(error).splitlines()[0],
+            fix="download or write the file again",
+        ) from error
+    whole, starts, before = max(sum(sizes), 1), [0], 0
+    for size in sizes[:-1]:
+        before += size
+        starts.append(file.size_bytes * before // whole)
+    return starts
