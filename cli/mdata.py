@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 COMMANDS = (
     Command("train-tokenizer", "train a tokenizer on text", module="cli.train_tokenizer"),
     Command("preprocess", "turn text into token files and their manifest", module="cli.preprocess"),
+    Command("merge", "join the parts that preprocess --shard made", module="cli.merge"),
     Command("blend", "mix corpora by shares into one blend manifest", module="cli.blend"),
     Command("build", "build offline the arrays that a run would build at its start", module="cli.build"),
     Command("report", "write an HTML report of a blend: shares, epochs, lengths, vocabulary", module="cli.report"),

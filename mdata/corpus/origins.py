@@ -83,12 +83,16 @@ class OriginsWriter:
         self._file, self._next_row = file, int(rows[-1]) + self._step
 
     def append_runs(self, runs: NDArray[np.int64], documents: int) -> None:
-        """Add all `documents` of another sidecar with the same step: int64[n, 3], its runs."""
+        """Add all `documents` of another sidecar with the same step: int64[n, 3], its runs; its first may go on."""
+        if not len(runs):
+            return
         further_on = np.array([self._documents, 0, 0])
-        for first in range(0, len(runs), _RUNS_AT_ONCE):
+        goes_on = (self._file, self._next_row) == (int(runs[0, 1]), int(runs[0, 2]))
+        for first in range(int(goes_on), len(runs), _RUNS_AT_ONCE):
             self._sidecar.append((runs[first : first + _RUNS_AT_ONCE] + further_on).astype("<i8"))
+        first_of_last, self._file, row = (int(value) for value in runs[-1])
+        self._next_row = row + (documents - first_of_last) * self._step
         self._documents += documents
-        self._file = -1
 
     def checkpoint(self) -> OriginsState:
         """Sync everything appended; a writer made with this state as `resume` continues from here."""

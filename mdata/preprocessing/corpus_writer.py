@@ -1,20 +1,61 @@
-"""The writer of one result: a pair, its origins, and counts.
+"""The writer of one corpus: a pair, its origins, counts, and at the end the manifest.
 
-The tokens are in files; the rest is a small state that a journal can record.
+The tokens are in files; the rest is a small state that a journal can record. `finish` gives everything its final name
+in the order that finalize.py describes, the manifest last.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from blake3 import blake3
 
 from mdata.corpus.origins import OriginsState, OriginsWriter
-from mdata.indexed.writer import IndexedWriter, WriterState
-from mdata.manifest.types import Statistics
+from mdata.errors import os_errors_named
+from mdata.indexed.append_file import remove_synced
+from mdata.indexed.writer import IndexedWriter, ShardFacts, WriterState
+from mdata.manifest.io import save_manifest
+from mdata.manifest.sidecars import hashes_path, manifest_path
+from mdata.manifest.types import (
+    FORMAT,
+    VERSION,
+    BlockHashes,
+    CorpusManifest,
+    Level,
+    Origins,
+    Provenance,
+    Shard,
+    Statistics,
+    TokenDtype,
+    TokenizerFacts,
+)
 from mdata.preprocessing.encode import Encoded
+from mdata.tokenizers.base.tokenizer_folder import folder_name, write_folder
+from mdata.util import atomic_io
+
+
+@dataclass(frozen=True)
+class CorpusContent:
+    """What a manifest says besides the files that were written.
+
+    Attributes:
+        level: what a sequence is.
+        tokenizer, tokenizer_files: which made the ids; None and no files if it is not known.
+        provenance: how the corpus came to be; `records` and `origins` are filled in; None: not known.
+        statistics: None: not known.
+    """
+
+    level: Level
+    tokenizer: TokenizerFacts | None
+    tokenizer_files: Mapping[str, bytes]
+    provenance: Provenance | None
+    statistics: Statistics | None
 
 
 def origins_path(prefix: Path) -> Path:
@@ -75,6 +116,32 @@ class CorpusWriter:
         bins = np.trim_zeros(self._document_lengths, "b").tolist()
         return Statistics(document_lengths=bins, text_bytes=self._text_bytes)
 
+    def finish(self, content: CorpusContent) -> CorpusManifest:
+        """Give everything its final name and write the manifest.
+
+        Raises:
+            ResourceError, UsageError: the file system refused; nothing that looks finished is left.
+        """
+        prefix = self.prefix
+        with os_errors_named(f"finishing {prefix}"):
+            remove_synced(manifest_path(prefix))
+            facts = self.pair.commit()
+            try:
+                known = content.provenance
+                if known is not None:
+                    origins = Origins(path=origins_path(prefix).name, hash=self.origins.commit())
+                    known = msgspec.structs.replace(known, records=facts.documents, origins=origins)
+                atomic_io.atomic_write(hashes_path(prefix), b"".join(facts.block_hashes))
+                if files := content.tokenizer_files:
+                    write_folder(prefix.parent / folder_name(files), files)
+                return save_manifest(_manifest(prefix, facts, content, known), manifest_path(prefix))
+            except BaseException:
+                remove_synced(manifest_path(prefix))
+                self.pair.roll_back()
+                self.origins.roll_back()
+                hashes_path(prefix).unlink(missing_ok=True)
+                raise
+
     def close(self, *, keep: bool) -> None:
         """Stop writing; uncommitted files are kept for a run that continues, or removed."""
         for writer in (self.pair, self.origins):
@@ -82,6 +149,33 @@ class CorpusWriter:
                 writer.close()
             else:
                 writer.discard()
+
+
+def _manifest(prefix: Path, facts: ShardFacts, content: CorpusContent, provenance: Provenance | None) -> CorpusManifest:
+    shard = Shard(
+        path=prefix.name,
+        documents=facts.documents,
+        sequences=facts.sequences,
+        tokens=facts.tokens,
+        bytes=facts.bin_bytes,
+        contiguous=True,
+        largest_id=facts.largest_id,
+        idx_hash=facts.idx_hash,
+        blocks=BlockHashes(path=hashes_path(prefix).name, hash=blake3(b"".join(facts.block_hashes)).hexdigest()),
+    )
+    return CorpusManifest(
+        format=FORMAT,
+        version=VERSION,
+        id="",
+        checksum="",
+        dtype=cast(TokenDtype, facts.dtype),
+        level=content.level,
+        verified=True,
+        tokenizer=content.tokenizer,
+        shards=[shard],
+        provenance=provenance,
+        statistics=content.statistics,
+    )
 
 
 def length_histogram(encoded: Encoded) -> npt.NDArray[np.int64]:

@@ -9,40 +9,21 @@ that are finished by then are recognized and not made again; a merge that was in
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 
-from blake3 import blake3
 from msgspec import UNSET
 
 from mdata.corpus.corpus import open_corpus
-from mdata.errors import os_errors_named
 from mdata.indexed.append_file import remove_synced
-from mdata.manifest.io import save_manifest
-from mdata.manifest.sidecars import hashes_path, manifest_path, tokenizer_facts
-from mdata.manifest.types import (
-    FORMAT,
-    VERSION,
-    BlockHashes,
-    CorpusManifest,
-    InputFile,
-    InputSection,
-    Origins,
-    Provenance,
-    Shard,
-    Statistics,
-    TokenDtype,
-)
+from mdata.manifest.sidecars import manifest_path, tokenizer_facts
+from mdata.manifest.types import CorpusManifest, InputFile, InputSection, Provenance, Statistics
 from mdata.preprocessing.bad_rows import BadRowPolicy
-from mdata.preprocessing.corpus_writer import CorpusWriter, origins_path
+from mdata.preprocessing.corpus_writer import CorpusContent, CorpusWriter
 from mdata.preprocessing.finished import is_finished
 from mdata.preprocessing.journal import Journal
-from mdata.preprocessing.partitions import add_statistics, merge_partitions
 from mdata.preprocessing.plan import Job, printable_path
 from mdata.preprocessing.resume import commit_record, remove_partials
 from mdata.preprocessing.run_state import InputState, RunState
 from mdata.sources.input_files import SourceFile
-from mdata.tokenizers.base.tokenizer_folder import folder_name, write_folder
-from mdata.util import atomic_io
 from mdata.version import __version__
 
 
@@ -71,7 +52,7 @@ def finalize_all(
             remove_partials(prefixes[name])
             made[name] = open_corpus(manifest_path(prefixes[name])).manifest
         elif writer := writers.get(name):
-            made[name] = write_corpus(job, state, writer=writer, name=name, statistics=writer.statistics())
+            made[name] = writer.finish(_content(job, state, name, writer.statistics()))
             writer.close(keep=False)
             writers[name] = None
         else:
@@ -80,6 +61,8 @@ def finalize_all(
 
 
 def _merge(job: Job, state: RunState, key: str, *, made: Mapping[str, CorpusManifest]) -> CorpusManifest:
+    from mdata.preprocessing.joining import add_statistics, merge_partitions
+
     prefixes = job.prefixes()
     names = [job.partitions.name(key, number) for number in range(job.partitions.count)]
     writer = CorpusWriter(prefixes[key], job.spec.dtype, step=job.partitions.step)
@@ -87,72 +70,27 @@ def _merge(job: Job, state: RunState, key: str, *, made: Mapping[str, CorpusMani
         merge_partitions([prefixes[name] for name in names], writer)
         known = [made[name].statistics for name in names]
         statistics = add_statistics([one for one in known if one is not None])
-        return write_corpus(job, state, writer=writer, name=key, statistics=statistics)
+        return writer.finish(_content(job, state, key, statistics))
     finally:
         writer.close(keep=False)
 
 
-def write_corpus(
-    job: Job, state: RunState, *, writer: CorpusWriter, name: str, statistics: Statistics
-) -> CorpusManifest:
-    """Finish one pair and everything beside it; returns its manifest.
-
-    Raises:
-        ResourceError, UsageError: the file system refused; nothing that looks finished is left.
-    """
-    prefix, tokenizer = writer.prefix, job.tokenizer
-    with os_errors_named(f"finishing {prefix}"):
-        remove_synced(manifest_path(prefix))
-        facts = writer.pair.commit()
-        try:
-            origins = Origins(path=origins_path(prefix).name, hash=writer.origins.commit())
-            hashes = b"".join(facts.block_hashes)
-            atomic_io.atomic_write(hashes_path(prefix), hashes)
-            if tokenizer.files:
-                write_folder(prefix.parent / folder_name(tokenizer.files), tokenizer.files)
-            shard = Shard(
-                path=prefix.name,
-                documents=facts.documents,
-                sequences=facts.sequences,
-                tokens=facts.tokens,
-                bytes=facts.bin_bytes,
-                contiguous=True,
-                largest_id=facts.largest_id,
-                idx_hash=facts.idx_hash,
-                blocks=BlockHashes(path=hashes_path(prefix).name, hash=blake3(hashes).hexdigest()),
-            )
-            manifest = CorpusManifest(
-                format=FORMAT,
-                version=VERSION,
-                id="",
-                checksum="",
-                dtype=cast(TokenDtype, facts.dtype),
-                level=job.options.level,
-                verified=True,
-                tokenizer=tokenizer_facts(tokenizer),
-                shards=[shard],
-                provenance=_provenance(job, state, name=name, records=facts.documents, origins=origins),
-                statistics=statistics,
-            )
-            return save_manifest(manifest, manifest_path(prefix))
-        except BaseException:
-            remove_synced(manifest_path(prefix))
-            writer.pair.roll_back()
-            writer.origins.roll_back()
-            hashes_path(prefix).unlink(missing_ok=True)
-            raise
+def _content(job: Job, state: RunState, name: str, statistics: Statistics) -> CorpusContent:
+    tokenizer = job.tokenizer
+    facts = tokenizer_facts(tokenizer)
+    return CorpusContent(job.options.level, facts, tokenizer.files, _provenance(job, state, name=name), statistics)
 
 
-def _provenance(job: Job, state: RunState, *, name: str, records: int, origins: Origins) -> Provenance:
+def _provenance(job: Job, state: RunState, *, name: str) -> Provenance:
     """What decided the content of a result; the number of workers did not."""
     return Provenance(
         program=f"mdata {__version__}",
         options=job.recorded_options(name),
         inputs=[_input_file(job, file, source) for file, source in zip(state.inputs, job.files, strict=True)],
-        records=records,
+        records=0,
         skipped=dict(sorted(state.skipped.items())),
         special_in_text=state.special[job.options.json_keys.index(name.partition("/")[0])],
-        origins=origins,
+        origins=None,
     )
 
 

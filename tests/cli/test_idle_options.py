@@ -20,7 +20,8 @@ from tests.helpers.notes import Notes
 ALWAYS = {
     "preprocess": {
         "--input", "--output-prefix", "--json-keys", "--tokenizer-type", "--split-sentences", "--append-eod", "--chat",
-        "--workers", "--partitions", "--shard", "--input-format", "--holdout", "--on-error", "--max-record-bytes", "--dry-run",
+        "--workers", "--partitions", "--shard",
+        "--input-format", "--holdout", "--on-error", "--max-record-bytes", "--dry-run",
         "--overwrite", "--dataset-impl",  # one value, which is what is written
     },
     "train-tokenizer": {

@@ -221,7 +221,7 @@ def test_each_index_is_hashed_once_an_opening(tmp_path, monkeypatch):
 
 
 def test_a_merge_of_parts_does_not_take_a_damaged_one(tmp_path):
-    from mdata.preprocessing.partitions import merge_partitions
+    from mdata.preprocessing.joining import merge_partitions
 
     write_corpus(tmp_path)
     flip(tmp_path / "c.idx", TABLES["boundaries"].start + 8, 0)

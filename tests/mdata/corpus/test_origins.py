@@ -97,6 +97,7 @@ def test_joined_sidecars_say_what_each_said(tmp_path_factory, parts, step):
     joined.discard()
     found = open_origins(folder / "all")
     assert [found.of_document(number) for number in range(len(expected) + 1)] == [*expected, (9, 5)]
+    assert [tuple(run) for run in found.runs.tolist()] == runs_of([*expected, (9, 5)], step)
 
 
 def test_many_runs_are_joined_and_checked_block_by_block(tmp_path, monkeypatch):

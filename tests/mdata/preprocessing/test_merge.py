@@ -12,9 +12,9 @@ from mdata.errors import DamageError, UsageError
 from mdata.indexed.reader import IndexedReader
 from mdata.indexed.writer import IndexedWriter
 from mdata.manifest.types import Statistics
-from mdata.preprocessing import partitions
+from mdata.preprocessing import joining
 from mdata.preprocessing.corpus_writer import CorpusWriter, origins_path
-from mdata.preprocessing.partitions import add_statistics, document_runs, merge_partitions
+from mdata.preprocessing.joining import add_statistics, document_runs, merge_partitions
 from mdata.reference.indexed import read_pair
 from tests.helpers.examples import examples
 
@@ -50,8 +50,8 @@ def test_the_merged_pair_is_the_documents_of_all_parts(tmp_path_factory, parts, 
     for number, documents in enumerate(parts):
         write_part(prefixes[number], documents, file=number)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(partitions, "_DOCUMENTS_AT_ONCE", documents_at_once)
-        patch.setattr(partitions, "_TOKENS_AT_ONCE", tokens_at_once)
+        patch.setattr(joining, "_DOCUMENTS_AT_ONCE", documents_at_once)
+        patch.setattr(joining, "_TOKENS_AT_ONCE", tokens_at_once)
         writer = CorpusWriter(folder / "all", "uint16", step=1)
         merge_partitions(prefixes, writer)
         writer.pair.commit()
@@ -70,10 +70,10 @@ def test_the_merged_pair_is_the_documents_of_all_parts(tmp_path_factory, parts, 
 def test_runs_are_bounded_and_a_document_is_never_cut(tmp_path, monkeypatch):
     write_part(tmp_path / "x", [[3], [4], [20], [], [2, 2], [1]])
     reader = IndexedReader(tmp_path / "x")
-    monkeypatch.setattr(partitions, "_TOKENS_AT_ONCE", 7)
+    monkeypatch.setattr(joining, "_TOKENS_AT_ONCE", 7)
     runs = [(len(tokens), ends.tolist()) for tokens, _, ends in document_runs(tmp_path / "x", reader)]
     assert runs == [(7, [1, 2]), (20, [1]), (5, [0, 2, 3])]
-    monkeypatch.setattr(partitions, "_DOCUMENTS_AT_ONCE", 1)
+    monkeypatch.setattr(joining, "_DOCUMENTS_AT_ONCE", 1)
     assert [len(tokens) for tokens, _, _ in document_runs(tmp_path / "x", reader)] == [3, 4, 20, 0, 4, 1]
 
 

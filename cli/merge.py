@@ -1,0 +1,52 @@
+"""Join the parts of a job that mdata preprocess --shard made.
+
+PREFIX is the --output-prefix of the job. By default the manifest PREFIX_KEY_document.json names the pairs of the parts,
+which stay where they are. With --copy one pair is written: the very files of one run of the whole job.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from cli.console import Console, Parser
+from cli.text import table
+from mdata.rewriting.merge import merge
+
+
+def add_arguments(parser: Parser) -> None:
+    """The prefix and few flags."""
+    add = parser.add_argument
+    add("prefix", metavar="PREFIX", help="as given to mdata preprocess --output-prefix")
+    add("--copy", action="store_true", help="write one pair; the parts are no longer needed then")
+    add("--parts", type=int, metavar="N", help="which parts, if the job was divided in several ways")
+    add("--max-errors", metavar="LIMIT", help="refuse more bad rows in all parts than this: 100, or 0.5%%")
+    add("--overwrite", action="store_true", help="replace another corpus of this name")
+
+
+def main(arguments: argparse.Namespace, console: Console) -> None:
+    """Run `merge` and say what was written."""
+    with console.progress() as progress:
+        merged = merge(
+            arguments.prefix,
+            copy=arguments.copy,
+            overwrite=arguments.overwrite,
+            parts=arguments.parts,
+            max_errors=arguments.max_errors,
+            progress=progress,
+        )
+    rows = [
+        {
+            "manifest": str(one.path),
+            "parts": one.num_parts,
+            "documents": sum(shard.documents for shard in one.manifest.shards),
+            "tokens": sum(shard.tokens for shard in one.manifest.shards),
+            "id": one.manifest.id,
+            "there_before": one.there_before,
+        }
+        for one in merged
+    ]
+    for one in merged:
+        if one.there_before:
+            console.note(f"mdata: {one.path} is there already and made of these parts; nothing was done")
+    names = ("manifest", "parts", "documents", "tokens")
+    console.result(table(names, [tuple(row[name] for name in names) for row in rows]), {"corpora": rows})

@@ -1,0 +1,221 @@
+"""Parts of a job joined into the corpus of the whole job: by reference, or as a copy.
+
+By reference the manifest names the pairs of the parts, and no token is read. A copy is one pair: its files, its
+manifest and its id are those of one run of the whole job. Either way rows of sections become rows of their files, and
+the manifest is written last; a merge that was interrupted starts over, and nothing of the parts is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from mdata.corpus.corpus import Corpus, open_corpus
+from mdata.corpus.origins import OriginsWriter, open_origins
+from mdata.errors import MdataError, UsageError, os_errors_named
+from mdata.indexed.append_file import remove_synced
+from mdata.indexed.pair_format import bin_path, idx_path
+from mdata.manifest.io import load_manifest, save_manifest
+from mdata.manifest.sidecars import hashes_path, manifest_path
+from mdata.manifest.types import CorpusManifest, Origins, Provenance, Statistics
+from mdata.preprocessing.bad_rows import check_manifest
+from mdata.preprocessing.corpus_writer import CorpusContent, CorpusWriter, origins_path
+from mdata.preprocessing.joining import add_statistics, document_runs
+from mdata.progress import SILENT, Progress
+from mdata.rewriting.found_parts import FoundPart, FoundResult, find_parts, max_errors_of
+from mdata.rewriting.joined_inputs import JoinedInputs, Placed, join_inputs
+from mdata.rewriting.reread import with_times_now
+from mdata.util import file_lock
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A merged corpus: its manifest, where it lies, how many parts it has, and whether it was there before."""
+
+    manifest: CorpusManifest
+    path: Path
+    num_parts: int
+    there_before: bool
+
+
+def merge(
+    output_prefix: str,
+    *,
+    copy: bool = False,
+    overwrite: bool = False,
+    parts: int | None = None,
+    max_errors: str | None = None,
+    progress: Progress = SILENT,
+) -> list[Merged]:
+    """Join the parts that `mdata preprocess --shard` made under this prefix; every result of the job.
+
+    Args:
+        output_prefix: as it was given to preprocess.
+        copy: write one pair instead of naming the pairs of the parts.
+        overwrite: replace another corpus that has the name of a result.
+        parts: which division of the job, where there are several.
+        max_errors: refuse more bad rows in all parts: "100" or "0.5%"; None: the limit of the parts.
+        progress: receives the tokens copied.
+
+    Raises:
+        UsageError: a part is missing, or they are not parts of one job; nothing was changed.
+        BadInputError: too many bad rows. DamageError: a part is damaged. ResourceError: the file system refused.
+    """
+    found = find_parts(output_prefix, count=parts)
+    planned = [(result, *_planned(result, copy, progress)) for result in found]
+    for result, content, _ in planned:
+        limit = max_errors or max_errors_of(result)
+        check_manifest(limit, msgspec.structs.replace(result.parts[0].manifest, provenance=content.provenance))
+    merged = []
+    for result, content, inputs in planned:
+        path = manifest_path(result.prefix)
+        with ExitStack() as stack, os_errors_named(f"writing {path}"):
+            stack.enter_context(file_lock.hold(path.with_name(f".{path.name}.lock"), remove=True))
+            there = _is_there(result, content, copy=copy, overwrite=overwrite)
+            if there is None:
+                manifest = _copy(result, content, inputs, progress) if copy else _refer(result, content, inputs)
+            else:
+                manifest = there
+        merged.append(Merged(manifest, path, len(result.parts), there is not None))
+    return merged
+
+
+def _planned(result: FoundResult, copy: bool, progress: Progress) -> tuple[CorpusContent, JoinedInputs]:
+    """What the manifest will say, but for what is counted while files are written."""
+    read = with_times_now([part.made_by.inputs for part in result.parts], result.options, progress=progress)
+    inputs = join_inputs(read)
+    first, made_by = result.parts[0].manifest, [part.made_by for part in result.parts]
+    kinds = sorted({kind for one in made_by for kind in one.skipped})
+    special = [one.special_in_text for one in made_by if one.special_in_text is not None]
+    provenance = Provenance(
+        program=made_by[0].program,
+        options=result.options if copy else {**result.options, "parts": len(result.parts)},
+        inputs=inputs.files,
+        records=sum(one.records for one in made_by),
+        skipped={kind: sum(one.skipped.get(kind, 0) for one in made_by) for kind in kinds},
+        special_in_text=sum(special) if special else None,
+        origins=None,
+    )
+    files = open_corpus(manifest_path(result.parts[0].prefix), checked=False).tokenizer_files()
+    return CorpusContent(first.level, first.tokenizer, files, provenance, _statistics(result.parts)), inputs
+
+
+def _statistics(parts: Sequence[FoundPart]) -> Statistics | None:
+    known = [part.manifest.statistics for part in parts]
+    return add_statistics([one for one in known if one is not None]) if all(known) else None
+
+
+def _is_there(result: FoundResult, content: CorpusContent, *, copy: bool, overwrite: bool) -> CorpusManifest | None:
+    """The merged corpus if it was made before; otherwise the place is free, or is made so with `overwrite`.
+
+    Raises:
+        UsageError: something else is there.
+    """
+    path = manifest_path(result.prefix)
+    pair = [file for file in (idx_path(result.prefix), bin_path(result.prefix)) if file.exists()]
+    if path.exists():
+        try:
+            known = load_manifest(path)
+        except MdataError:
+            known = None
+        if isinstance(known, CorpusManifest) and _is_same(known, result, content, copy=copy):
+            return known
+    elif not pair:
+        return None
+    if not overwrite:
+        raise UsageError(
+            f"{path if path.exists() else pair[0]} is there already and is not the merged corpus of these parts",
+            fix="--overwrite (overwrite=True) to replace it, or move it away",
+        )
+    if not copy:
+        remove_synced(path)
+        for file in (*pair, hashes_path(result.prefix)):
+            file.unlink(missing_ok=True)
+    return None
+
+
+def _is_same(known: CorpusManifest, result: FoundResult, content: CorpusContent, *, copy: bool) -> bool:
+    made_by = known.provenance
+    if made_by is None or content.provenance is None or made_by.origins is None:
+        return False
+    shards = [part.manifest.shards[0] for part in result.parts if part.manifest.shards[0].documents]
+    totals = [sum(getattr(shard, name) for shard in shards) for name in ("documents", "tokens")]
+    same_pairs = (
+        len(known.shards) == 1 and [known.shards[0].documents, known.shards[0].tokens] == totals
+        if copy
+        else [(shard.path, shard.idx_hash) for shard in known.shards]
+        == [(shard.path, shard.idx_hash) for shard in shards or [result.parts[0].manifest.shards[0]]]
+    )
+    expected = msgspec.structs.replace(content.provenance, program=made_by.program, origins=made_by.origins)
+    return same_pairs and made_by == expected and known.tokenizer == content.tokenizer
+
+
+def _refer(result: FoundResult, content: CorpusContent, inputs: JoinedInputs) -> CorpusManifest:
+    """Write origins and a manifest that names the pairs of the parts; parts without documents are left out."""
+    prefix, assumed = result.prefix, content.provenance
+    assert assumed is not None, "parts have a provenance"
+    origins = OriginsWriter(origins_path(prefix), step=1)
+    try:
+        for part, placed in zip(result.parts, inputs.placed, strict=True):
+            _append_origins(origins, part, placed)
+        sidecar = Origins(path=origins_path(prefix).name, hash=origins.commit())
+    finally:
+        origins.discard()
+    shards = [shard for part in result.parts for shard in part.manifest.shards]
+    manifest = msgspec.structs.replace(
+        result.parts[0].manifest,
+        shards=[shard for shard in shards if shard.documents] or shards[:1],
+        provenance=msgspec.structs.replace(assumed, origins=sidecar),
+        statistics=content.statistics,
+    )
+    return save_manifest(manifest, manifest_path(prefix))
+
+
+def _copy(result: FoundResult, content: CorpusContent, inputs: JoinedInputs, progress: Progress) -> CorpusManifest:
+    """Write one pair with the documents of all parts."""
+    parts = result.parts
+    progress.begin(f"merging {result.prefix.name}", sum(p.manifest.shards[0].bytes for p in parts), unit="B")
+    writer = CorpusWriter(result.prefix, parts[0].manifest.dtype, step=1)
+    try:
+        for part, placed in zip(parts, inputs.placed, strict=True):
+            (reader,) = _opened(part).readers
+            for tokens, lengths, document_ends in document_runs(part.prefix, reader):
+                writer.pair.append(tokens, lengths, document_ends=document_ends)
+                progress.advance(tokens.nbytes)
+            _append_origins(writer.origins, part, placed)
+        manifest = writer.finish(content)
+    finally:
+        writer.close(keep=False)
+    progress.end()
+    return manifest
+
+
+def _opened(part: FoundPart) -> Corpus:
+    return open_corpus(manifest_path(part.prefix))
+
+
+def _append_origins(writer: OriginsWriter, part: FoundPart, placed: Placed) -> None:
+    """The origins of a part, with files and rows as the whole job counts them."""
+    documents = part.manifest.shards[0].documents
+    for runs, count in _blocks(open_origins(origins_path(part.prefix)).runs, documents):
+        numbers = np.array(placed.numbers, np.int64)[runs[:, 1]]
+        rows = runs[:, 2] + np.array(placed.rows_before, np.int64)[runs[:, 1]]
+        writer.append_runs(np.column_stack((runs[:, 0] - runs[0, 0], numbers, rows)), count)
+
+
+def _blocks(runs: npt.NDArray[np.int64], documents: int) -> Iterator[tuple[npt.NDArray[np.int64], int]]:
+    """Bounded blocks of runs, and the documents of each."""
+    for first in range(0, len(runs), _RUNS_AT_ONCE):
+        block = np.array(runs[first : first + _RUNS_AT_ONCE])
+        after = first + len(block)
+        end = int(runs[after, 0]) if after < len(runs) else documents
+        yield block, end - int(block[0, 0])
+
+
+_RUNS_AT_ONCE = 1 << 16
