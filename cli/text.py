@@ -6,8 +6,13 @@ Numbers stand to the right, with thousands parted by commas; None is a dash.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mdata.manifest.types import CorpusManifest
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -66,3 +71,17 @@ def add_training(parser: argparse.ArgumentParser, title: str) -> None:
     add("--samples", type=count, metavar="N", help="or in samples; needs --sequence-length")
     add("--sequence-length", "--seq-length", type=count, metavar="S", help="tokens per sample")
     add("--split", default="100,0,0", metavar="A,B,C", help="Megatron's split string; default 100,0,0")
+
+
+def written_corpora(made: Mapping[Path, CorpusManifest]) -> tuple[str, dict[str, Any]]:
+    """What a command wrote, as a table and as facts: prefix -> manifest, of one pair each."""
+    rows = [
+        {
+            "manifest": f"{prefix}.json",
+            "documents": manifest.shards[0].documents,
+            "tokens": manifest.shards[0].tokens,
+            "id": manifest.id,
+        }
+        for prefix, manifest in made.items()
+    ]
+    return table(("manifest", "documents", "tokens"), [tuple(row.values())[:-1] for row in rows]), {"corpora": rows}

@@ -69,18 +69,19 @@ class OriginsWriter:
         """The position of this writer."""
         return OriginsState(self._sidecar.size, self._documents, self._file, self._next_row)
 
-    def append(self, file: int, rows: NDArray[np.int64]) -> None:
-        """Add documents of one file: int64[n], their rows, rising."""
+    def append(self, file: int | NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+        """Add documents: int64[n], their rows, and the file of all or of each."""
         if not len(rows):
             return
-        expected = np.concatenate(([self._next_row if file == self._file else -1], rows[:-1] + self._step))
-        starts = np.flatnonzero(rows != expected)
+        files = np.broadcast_to(np.asarray(file, np.int64), rows.shape)
+        expected = np.concatenate(([self._next_row], rows[:-1] + self._step))
+        before = np.concatenate(([self._file], files[:-1]))
+        starts = np.flatnonzero((rows != expected) | (files != before))
         if len(starts):
             documents = self._documents + starts
-            runs = np.column_stack((documents, np.full(len(starts), file), rows[starts])).astype("<i8")
-            self._sidecar.append(runs)
+            self._sidecar.append(np.column_stack((documents, files[starts], rows[starts])).astype("<i8"))
         self._documents += len(rows)
-        self._file, self._next_row = file, int(rows[-1]) + self._step
+        self._file, self._next_row = int(files[-1]), int(rows[-1]) + self._step
 
     def append_runs(self, runs: NDArray[np.int64], documents: int) -> None:
         """Add all `documents` of another sidecar with the same step: int64[n, 3], its runs; its first may go on."""
@@ -145,6 +146,17 @@ class Origins:
             raise DamageError(f"{self.path} is truncated: it has no origin for document {number}")
         first, file, row = (int(value) for value in self.runs[run])
         return file, row + (number - first) * self.step
+
+    def of_documents(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """`of_document` of many: int64[n] files and rows.
+
+        Raises:
+            DamageError: the sidecar has no document.
+        """
+        if not len(self.runs) and len(numbers):
+            raise DamageError(f"{self.path} is truncated: it has no origin for document {numbers[0]}")
+        runs = np.array(self.runs[np.searchsorted(self.runs[:, 0], numbers, side="right") - 1])
+        return runs[:, 1], runs[:, 2] + (numbers - runs[:, 0]) * self.step
 
     def documents_of(self, file: int, row: int) -> list[int]:
         """The documents that a row gave: none or one, unless a file was read in several passes."""

@@ -19,7 +19,7 @@ from blake3 import blake3
 from mdata.manifest.types import CorpusManifest
 
 # Recorded of a part, and of parts that were merged by reference; the documents of all together are those of the whole.
-_OF_SHARDS = ("shard", "shard_inputs", "parts")
+_OF_SHARDS = ("shard", "shard_inputs", "parts", "split")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Lineage:
     """What a corpus holds of its input.
 
     Attributes:
-        role: all documents that are not held out, one part of them (by rows, or by --shard), or those that are.
+        role: all documents that are not held out, a part of them (by rows, --shard or mdata split), or those that are.
         key: under which they stood in their records.
         result: what the run called it.
         run: what made it and the other results of its run, as plain values: inputs, options and tokenizer.
@@ -55,7 +55,7 @@ class Lineage:
         if self.role == "holdout":
             return f"the held-out part (--holdout {float(self.held[1]):g})"
         if self.part is not None and self.role == "shard":
-            return f"part {self.part[0]} of {self.part[1]} (--shard)"
+            return f"part {self.part[0]} of {self.part[1]} of its job"
         if self.part is not None:
             return f"part {self.part[0]} of {self.part[1]} (--partitions)"
         return "the whole"
@@ -84,11 +84,12 @@ def _lineage(manifest: CorpusManifest, result: str, options: dict[str, Any]) -> 
     shard = options.get("shard")
     of_job = options.get("shard_inputs") or inputs_digest([(i.path, i.bytes) for i in manifest.provenance.inputs])
     part = (int(kind.removeprefix("part")), count, bool(options.get("keep_sequential_samples"))) if is_part else None
-    if shard is not None and not held_out:
-        number, of = map(int, shard.split("/"))
+    divided = options.get("split") or (None if held_out else shard)
+    if divided is not None:
+        number, of = map(int, divided.split("/"))
         part = (number, of, True)
     return Lineage(
-        role="holdout" if held_out else "partition" if is_part else "shard" if shard else "whole",
+        role="holdout" if held_out else "partition" if is_part else "shard" if divided else "whole",
         key=key,
         result=result,
         run=(key, fingerprint, tuple(others), tuple(one.hash for one in inputs)),

@@ -99,7 +99,7 @@ class CorpusWriter:
         self.pair.append(encoded.tokens, encoded.lengths, document_ends=encoded.document_ends)
         self.origins.append(file, rows)
         self.num_tokens += len(encoded.tokens)
-        self._document_lengths += length_histogram(encoded)
+        self._document_lengths += length_histogram(encoded.lengths, encoded.document_ends)
         self._text_bytes += int(encoded.text_bytes.sum())
 
     def checkpoint(self) -> dict[str, Any]:
@@ -178,9 +178,14 @@ def _manifest(prefix: Path, facts: ShardFacts, content: CorpusContent, provenanc
     )
 
 
-def length_histogram(encoded: Encoded) -> npt.NDArray[np.int64]:
-    """Documents by length: int64[65], [0] without tokens, [k] with 2^(k-1) to 2^k - 1 tokens."""
-    token_ends = np.concatenate(([0], np.cumsum(encoded.lengths)))
-    lengths = np.diff(token_ends[encoded.document_ends], prepend=0)
+def length_histogram(lengths: npt.NDArray[Any], document_ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Documents by length: int64[65], [0] without tokens, [k] with 2^(k-1) to 2^k - 1 tokens.
+
+    Args:
+        lengths: of sequences.
+        document_ends: running count of sequences by document.
+    """
+    token_ends = np.concatenate(([0], np.cumsum(lengths)))
+    of_documents = np.diff(token_ends[document_ends], prepend=0)
     # frexp's exponent is the number of binary digits, exact below 2^53.
-    return np.bincount(np.frexp(lengths.astype(np.float64))[1], minlength=65).astype(np.int64)
+    return np.bincount(np.frexp(of_documents.astype(np.float64))[1], minlength=65).astype(np.int64)

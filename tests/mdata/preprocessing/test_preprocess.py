@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import mdata
 from mdata import BadInputError, ResourceError, UsageError
 from mdata.preprocessing.corpus_writer import length_histogram
-from mdata.preprocessing.encode import Encoded, EncodeSpec, encode_documents
+from mdata.preprocessing.encode import EncodeSpec, encode_documents
 from mdata.preprocessing.partitions import Partitions
 from mdata.progress import Silent
 from mdata.sources.record_batch import Column, ReadSpec
@@ -179,7 +179,7 @@ def test_manifest_says_what_was_made(tmp_path):
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=20))
 def test_length_histogram_is_by_binary_digits(lengths):
     arrays = (np.array(lengths, np.int64), np.arange(1, len(lengths) + 1, dtype=np.int64))
-    found = length_histogram(Encoded(np.empty(0, np.int32), *arrays, np.zeros(len(lengths), np.int64), 0))
+    found = length_histogram(*arrays)
     expected = [0] * 65
     for length in lengths:
         expected[length.bit_length()] += 1

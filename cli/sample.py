@@ -1,0 +1,35 @@
+"""Draw documents of a corpus at random until they have N tokens, and write them as a corpus, in their order.
+
+The result is PREFIX_document.*. A larger sample of the same seed contains the smaller one; every document keeps its
+file and row.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from cli.console import Console, Parser
+from cli.text import count, written_corpora
+from mdata.rewriting.subsets import sample
+
+
+def add_arguments(parser: Parser) -> None:
+    """The corpus, how much of it, and where the result goes."""
+    add = parser.add_argument
+    add("corpus", metavar="CORPUS", help="its manifest or prefix")
+    add("--output-prefix", required=True, metavar="PREFIX", help="the result is PREFIX_document.*")
+    add("--tokens", type=count, required=True, metavar="N", help="at least so many; the last document makes them full")
+    add("--seed", type=int, default=0, metavar="S", help="another seed draws other documents; default 0")
+
+
+def main(arguments: argparse.Namespace, console: Console) -> None:
+    """Run `sample` and say what was written."""
+    with console.progress() as progress:
+        prefix, made = sample(
+            arguments.corpus,
+            arguments.output_prefix,
+            tokens=arguments.tokens,
+            seed=arguments.seed,
+            progress=progress,
+        )
+    console.result(*written_corpora({prefix: made}))

@@ -1,0 +1,28 @@
+"""Write all documents of a corpus in random order, in bounded memory and two passes.
+
+The result is PREFIX_document.*; every document keeps its file and row. The disk must have room for the corpus twice:
+for the result, and for hidden files that go away with the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from cli.console import Console, Parser
+from cli.text import written_corpora
+from mdata.rewriting.shuffle import shuffle
+
+
+def add_arguments(parser: Parser) -> None:
+    """The corpus, the seed and where the result goes."""
+    add = parser.add_argument
+    add("corpus", metavar="CORPUS", help="its manifest or prefix")
+    add("--output-prefix", required=True, metavar="PREFIX", help="the result is PREFIX_document.*")
+    add("--seed", type=int, default=0, metavar="S", help="another seed gives another order; default 0")
+
+
+def main(arguments: argparse.Namespace, console: Console) -> None:
+    """Run `shuffle` and say what was written."""
+    with console.progress() as progress:
+        prefix, made = shuffle(arguments.corpus, arguments.output_prefix, seed=arguments.seed, progress=progress)
+    console.result(*written_corpora({prefix: made}))

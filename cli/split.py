@@ -1,0 +1,34 @@
+"""Divide the documents of a corpus, in their order, into several corpora by shares of the tokens.
+
+The results are PREFIX_NAME_document.*; every document keeps its file and row.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from cli.console import Console, Parser
+from cli.text import written_corpora
+from mdata.rewriting.subsets import split
+
+
+def add_arguments(parser: Parser) -> None:
+    """The corpus, the shares and where the results go."""
+    add = parser.add_argument
+    add("corpus", metavar="CORPUS", help="its manifest or prefix")
+    add("--output-prefix", required=True, metavar="PREFIX", help="results are PREFIX_NAME_document.*")
+    add("--shares", nargs="+", required=True, metavar="N", help="of the tokens, such as 98 1 1; their sum is the whole")
+    add("--names", nargs="+", metavar="NAME", help="one for each share, such as train valid test; default 1 2 ...")
+
+
+def main(arguments: argparse.Namespace, console: Console) -> None:
+    """Run `split` and say what was written."""
+    with console.progress() as progress:
+        made = split(
+            arguments.corpus,
+            arguments.output_prefix,
+            shares=arguments.shares,
+            names=arguments.names,
+            progress=progress,
+        )
+    console.result(*written_corpora(made))

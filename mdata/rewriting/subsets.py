@@ -1,0 +1,149 @@
+"""`split` and `sample`: some of a corpus' documents as corpora of their own, in its order.
+
+A split gives each part a run of documents: those whose first token lies in the part's share of all tokens. A sample
+takes the documents that come first in a seeded permutation until it has enough tokens, so a larger sample of the same
+seed contains the smaller one. Neither holds more than a block of document numbers.
+
+Slow twin: mdata/reference/subsets.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+
+from mdata.corpus.corpus import Corpus, open_corpus
+from mdata.errors import UsageError
+from mdata.manifest.types import CorpusManifest
+from mdata.order.permutation import Permutation
+from mdata.progress import SILENT, Progress
+from mdata.rewriting.taken_documents import DocumentSource, new_corpus
+from mdata.util.arrays import Int64s
+from mdata.util.random_keys import derive_key
+
+_BLOCK = 1 << 20
+
+
+def split(
+    path: str | Path,
+    output_prefix: str,
+    *,
+    shares: Sequence[str],
+    names: Sequence[str] | None = None,
+    progress: Progress = SILENT,
+) -> dict[Path, CorpusManifest]:
+    """Write runs of a corpus' documents as `{output_prefix}_{name}_{level}`.
+
+    Args:
+        path: the corpus.
+        output_prefix: begins the names of the results.
+        shares: of the tokens, as numbers in text, such as ["98", "1", "1"]; their sum is the whole.
+        names: one for each; None: "1", "2" ...
+        progress: receives the tokens written.
+
+    Raises:
+        UsageError: shares or names that cannot be, or results that are there. DamageError: the corpus is damaged.
+    """
+    source = DocumentSource(open_corpus(path))
+    weights = _weights(shares)
+    called = list(names) if names is not None else [str(number) for number in range(1, len(weights) + 1)]
+    if len(called) != len(weights) or len(set(called)) < len(called) or any("/" in name or not name for name in called):
+        raise UsageError(f"names {' '.join(called)}", expected=f"{len(weights)} different names, one for each share")
+    bounds = _bounds(source, weights)
+    made = {}
+    progress.begin(f"splitting {source.corpus.name}", source.corpus.num_tokens, unit="tokens")
+    of = f"{source.corpus.id[:16]} by {','.join(shares)}"
+    for number, name in enumerate(called):
+        prefix = Path(f"{output_prefix}_{name}_{source.corpus.manifest.level}")
+        with new_corpus(source, prefix) as writer:
+            for block in _blocks(bounds[number], bounds[number + 1]):
+                for batch in source.batches(block):
+                    before = writer.num_tokens
+                    writer.append_numbers(batch)
+                    progress.advance(writer.num_tokens - before)
+            made[prefix] = writer.finish({"split": f"{number + 1}/{len(weights)}", "split_of": of})
+    progress.end()
+    return made
+
+
+def sample(
+    path: str | Path, output_prefix: str, *, tokens: int, seed: int = 0, progress: Progress = SILENT
+) -> tuple[Path, CorpusManifest]:
+    """Write a random sample of a corpus' documents, in their order, as `{output_prefix}_{level}`.
+
+    Args:
+        path: the corpus.
+        output_prefix: begins the name of the result.
+        tokens: at least so many; the last document drawn makes them full.
+        seed: another one draws others.
+        progress: receives the tokens written.
+
+    Raises:
+        UsageError: the corpus has fewer tokens, or the result is there. DamageError: the corpus is damaged.
+    """
+    source = DocumentSource(open_corpus(path))
+    corpus = source.corpus
+    if not 1 <= tokens <= corpus.num_tokens:
+        raise UsageError(f"tokens={tokens}", expected=f"1 to {corpus.num_tokens}, the tokens of {corpus.path}")
+    permutation = Permutation(corpus.num_documents, derive_key("sample-documents", seed, corpus.id))
+    drawn = _drawn(source, permutation, tokens)
+    prefix = Path(f"{output_prefix}_{corpus.manifest.level}")
+    progress.begin(f"sampling {corpus.name}", tokens, unit="tokens")
+    with new_corpus(source, prefix) as writer:
+        for block in _blocks(0, corpus.num_documents):
+            for batch in source.batches(block[permutation.inverse(block) < drawn]):
+                before = writer.num_tokens
+                writer.append_numbers(batch)
+                progress.advance(writer.num_tokens - before)
+        made = writer.finish({"sample_of": corpus.id[:16], "sample_tokens": tokens, "sample_seed": seed})
+    progress.end()
+    return prefix, made
+
+
+def _weights(shares: Sequence[str]) -> list[Fraction]:
+    try:
+        weights = [Fraction(share) for share in shares]
+    except (ValueError, ZeroDivisionError):
+        weights = []
+    if not weights or min(weights) < 0 or sum(weights) <= 0:
+        raise UsageError(f"shares {' '.join(shares)}", expected="numbers such as 98 1 1, not all zero")
+    return weights
+
+
+def _bounds(source: DocumentSource, weights: Sequence[Fraction]) -> list[int]:
+    """The first document of each part, and past the last: where running shares of the tokens are reached."""
+    corpus, before = source.corpus, Fraction(0)
+    bounds = [0]
+    for weight in weights[:-1]:
+        before += weight
+        bounds.append(max(bounds[-1], _first_document_from(corpus, -(-corpus.num_tokens * before // sum(weights)))))
+    return [*bounds, corpus.num_documents]
+
+
+def _first_document_from(corpus: Corpus, token: int) -> int:
+    """The first document that begins at this token or later."""
+    low, high = 0, corpus.num_documents
+    while low < high:
+        middle = (low + high) // 2
+        begins = int(corpus.gatherer.documents(np.array([middle]))[0][0])
+        low, high = (middle + 1, high) if begins < token else (low, middle)
+    return low
+
+
+def _drawn(source: DocumentSource, permutation: Permutation, tokens: int) -> int:
+    """How many documents of the permuted order have so many tokens together."""
+    missing = tokens
+    for places in _blocks(0, permutation.n):
+        running = np.cumsum(source.num_tokens(permutation.forward(places)))
+        if running[-1] >= missing:
+            return int(places[0]) + int(np.searchsorted(running, missing)) + 1
+        missing -= int(running[-1])
+    return permutation.n
+
+
+def _blocks(first: int, stop: int) -> Iterator[Int64s]:
+    for begin in range(first, stop, _BLOCK):
+        yield np.arange(begin, min(begin + _BLOCK, stop))

@@ -1,0 +1,157 @@
+"""Documents of a corpus, taken by number in any order and written to a new one with their origins.
+
+What they are written to is an ordinary corpus: a pair, its origins, and a manifest that says of which corpus it was
+made. Tokens are gathered by C++ in batches of bounded size; only a document larger than a batch is held whole. The
+inputs in the manifest are those of the source, and each document keeps its file and row. The size of the texts is
+not known of a part of the documents, so it is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from mdata.corpus.corpus import Corpus
+from mdata.corpus.documents import Documents
+from mdata.errors import UsageError, os_errors_named
+from mdata.indexed.pair_format import bin_path, idx_path
+from mdata.manifest.sidecars import manifest_path
+from mdata.manifest.types import CorpusManifest, Statistics
+from mdata.preprocessing.corpus_writer import CorpusContent, CorpusWriter, length_histogram
+from mdata.util import file_lock
+from mdata.util.arrays import Int64s, locate_all
+
+_DOCUMENTS_AT_ONCE = 1 << 16
+_TOKENS_AT_ONCE = 1 << 22
+
+
+class Taken(NamedTuple):
+    """Whole documents: tokens [t], int64[n] lengths of sequences, int64[d] running count of sequences."""
+
+    tokens: npt.NDArray[Any]
+    lengths: Int64s
+    document_ends: Int64s
+
+
+class DocumentSource:
+    """The documents of a corpus.
+
+    Args:
+        corpus: what they are taken from.
+
+    Raises:
+        UsageError: its sequences are not contiguous on disk. DamageError: its origins are damaged.
+    """
+
+    def __init__(self, corpus: Corpus) -> None:
+        if not corpus.contiguous:
+            corpus.token_bounds(0, 0)
+        self.corpus = corpus
+        self.origins = Documents(corpus).origins
+
+    def num_tokens(self, numbers: Int64s) -> Int64s:
+        """int64[d], tokens of each document."""
+        return self.corpus.gatherer.documents(numbers)[1]
+
+    def take(self, numbers: Int64s) -> Taken:
+        """These documents, in this order."""
+        corpus = self.corpus
+        first, count = corpus.gatherer.documents(numbers)
+        out = np.empty((1, int(count.sum())), np.int64)
+        if out.size:
+            corpus.gatherer.gather(first, count, out=out, ends=np.array([len(numbers)]))
+        of_each, lengths = self._sequences(numbers)
+        return Taken(out[0].astype(corpus.dtype), lengths, np.cumsum(of_each))
+
+    def _sequences(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
+        """Sequences of each document, and the lengths of all."""
+        corpus = self.corpus
+        shards, inside = locate_all(corpus.document_offsets, numbers)
+        begins, ends = np.empty_like(numbers), np.empty_like(numbers)
+        for shard in np.unique(shards).tolist():
+            mine = shards == shard
+            boundaries = corpus.readers[shard].boundaries
+            begins[mine], ends[mine] = boundaries[inside[mine]], boundaries[inside[mine] + 1]
+        of_each = ends - begins
+        sequences = np.repeat(begins - np.concatenate(([0], np.cumsum(of_each)[:-1])), of_each)
+        sequences += np.arange(len(sequences))
+        lengths, shard_of = np.empty(len(sequences), np.int64), np.repeat(shards, of_each)
+        for shard in np.unique(shards).tolist():
+            mine = shard_of == shard
+            lengths[mine] = corpus.readers[shard].lengths[sequences[mine]]
+        return of_each, lengths
+
+    def batches(self, numbers: Int64s) -> Iterator[Int64s]:
+        """The numbers in runs of bounded size, at least one document each."""
+        for first in range(0, len(numbers), _DOCUMENTS_AT_ONCE):
+            block = numbers[first : first + _DOCUMENTS_AT_ONCE]
+            ends = np.cumsum(self.num_tokens(block))
+            begin = before = 0
+            while begin < len(block):
+                stop = max(begin + 1, int(np.searchsorted(ends, before + _TOKENS_AT_ONCE, side="right")))
+                yield block[begin:stop]
+                begin, before = stop, int(ends[stop - 1])
+
+
+class DocumentWriter:
+    """Writes documents of a source to a new corpus; see `new_corpus`.
+
+    Attributes:
+        num_tokens: written so far.
+    """
+
+    def __init__(self, source: DocumentSource, prefix: Path) -> None:
+        self.source = source
+        self.writer = CorpusWriter(prefix, source.corpus.dtype.name, step=1)
+        self.num_tokens = 0
+        self._histogram = np.zeros(65, np.int64)
+
+    def append(self, taken: Taken, places: tuple[Int64s, Int64s] | None) -> None:
+        """Add documents; `places` are the file and row of each, if those are known."""
+        self.writer.pair.append(taken.tokens, taken.lengths, document_ends=taken.document_ends)
+        if places is not None:
+            self.writer.origins.append(*places)
+        self.num_tokens += len(taken.tokens)
+        self._histogram += length_histogram(taken.lengths, taken.document_ends)
+
+    def append_numbers(self, numbers: Int64s) -> None:
+        """Add a batch of documents of the source."""
+        origins = self.source.origins
+        self.append(self.source.take(numbers), origins.of_documents(numbers) if origins else None)
+
+    def finish(self, made_by: Mapping[str, Any]) -> CorpusManifest:
+        """Give the corpus its name; `made_by` is added to the options that the source records."""
+        manifest = self.source.corpus.manifest
+        known = manifest.provenance if self.source.origins else None
+        if known is not None:
+            known = msgspec.structs.replace(known, options={**known.options, **made_by}, special_in_text=None)
+        files = self.source.corpus.tokenizer_files()
+        histogram = np.trim_zeros(self._histogram, "b").tolist()
+        statistics = Statistics(document_lengths=histogram, text_bytes=None)
+        return self.writer.finish(CorpusContent(manifest.level, manifest.tokenizer, files, known, statistics))
+
+
+@contextmanager
+def new_corpus(source: DocumentSource, prefix: Path) -> Iterator[DocumentWriter]:
+    """A writer for this prefix; what is not finished when the block ends is removed.
+
+    Raises:
+        UsageError: something of this name is there, or another process is writing it.
+    """
+    for path in (manifest_path(prefix), idx_path(prefix), bin_path(prefix)):
+        if path.exists():
+            raise UsageError(f"{path} is there already", fix="another output prefix, or remove it")
+    with os_errors_named(f"writing {prefix}"):
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        with file_lock.hold(prefix.with_name(f".{prefix.name}.lock"), remove=True):
+            made = DocumentWriter(source, prefix)
+            try:
+                yield made
+            finally:
+                made.writer.close(keep=False)

@@ -1,0 +1,197 @@
+"""Split, sample and shuffle: the documents of the twin, each with its origin, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mdata
+from cli.mdata import main
+from mdata.corpus.documents import Documents
+from mdata.errors import UsageError
+from mdata.order.permutation import Permutation
+from mdata.preprocessing.preprocess_options import PreprocessOptions
+from mdata.reference.subsets import sample_of, split_of
+from mdata.rewriting import subsets, taken_documents
+from mdata.rewriting.merge import merge
+from mdata.rewriting.shuffle import shuffle
+from mdata.rewriting.subsets import sample, split
+from mdata.util.random_keys import derive_key
+from tests.helpers.corpora import write_pair
+from tests.helpers.examples import examples
+from tests.helpers.failures import durable_calls
+
+
+def bare(folder, documents):
+    """A pair of another program; tokens say their place."""
+    lengths = [length for document in documents for length in document]
+    write_pair(folder / "x", documents, tokens=np.arange(sum(lengths)))
+    return folder / "x"
+
+
+def contents(path):
+    """Each document as its sequences, with its origin."""
+    corpus = mdata.open_corpus(path)
+    documents = Documents(corpus)
+    return [
+        ([ids.tolist() for ids in corpus.document_sequences(n)], documents.origin(n))
+        for n in range(corpus.num_documents)
+    ]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A corpus of three shards, by reference, with origins of two files and rows left out."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for name, seed in (("a", 1), ("b", 2)):
+        lines = [json.dumps({"text": f"{name}{n} " * (n * seed % 9)}) if n % 5 else "{}" for n in range(90)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    for number in (1, 2, 3):
+        mdata.preprocess(
+            PreprocessOptions(
+                input=(str(folder / "a.jsonl"), str(folder / "b.jsonl")),
+                output_prefix=str(folder / "c"),
+                tokenizer_type="ByteTokenizer",
+                shard=f"{number}/3",
+                chunk_bytes=300,
+                on_error="skip",
+                workers=1,
+            )
+        )
+    return merge(str(folder / "c"))[0].path
+
+
+DOCUMENTS = st.lists(st.lists(st.integers(1, 9), max_size=3), min_size=1, max_size=20).filter(any)
+SHARES = st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(sum)
+
+
+@examples(40)
+@given(documents=DOCUMENTS, shares=SHARES, batch=st.integers(1, 9))
+def test_a_split_has_the_documents_of_the_twin(tmp_path_factory, documents, shares, batch):
+    folder = tmp_path_factory.mktemp("s")
+    whole = contents(bare(folder, documents))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(taken_documents, "_TOKENS_AT_ONCE", batch)
+        patch.setattr(taken_documents, "_DOCUMENTS_AT_ONCE", batch)
+        patch.setattr(subsets, "_BLOCK", batch)
+        parts = split(folder / "x", str(folder / "y"), shares=[str(share) for share in shares])
+    expected = split_of([sum(document) for document in documents], [Fraction(share) for share in shares])
+    found = [contents(prefix) for prefix in parts]
+    assert found == [[whole[number] for number in part] for part in expected]
+
+
+@examples(40)
+@given(documents=DOCUMENTS, seed=st.integers(0, 9), share=st.floats(0, 1), batch=st.integers(1, 9))
+def test_a_sample_has_the_documents_of_the_twin(tmp_path_factory, documents, seed, share, batch):
+    folder = tmp_path_factory.mktemp("s")
+    path = bare(folder, documents)
+    whole, sizes = contents(path), [sum(document) for document in documents]
+    tokens = max(1, round(share * sum(sizes)))
+    key = derive_key("sample-documents", seed, mdata.open_corpus(path).id)
+    order = Permutation(len(sizes), key).forward(np.arange(len(sizes))).tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(taken_documents, "_TOKENS_AT_ONCE", batch)
+        patch.setattr(subsets, "_BLOCK", batch)
+        prefix, _ = sample(path, str(folder / "y"), tokens=tokens, seed=seed)
+    assert contents(prefix) == [whole[number] for number in sample_of(sizes, order, tokens)]
+
+
+@examples(40)
+@given(documents=DOCUMENTS, seed=st.integers(0, 9), bucket=st.integers(1, 300), batch=st.integers(1, 9))
+def test_a_shuffle_is_the_permutation_whatever_the_buckets(tmp_path_factory, documents, seed, bucket, batch):
+    folder = tmp_path_factory.mktemp("s")
+    path = bare(folder, documents)
+    whole = contents(path)
+    key = derive_key("shuffle-documents", seed, mdata.open_corpus(path).id)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(taken_documents, "_TOKENS_AT_ONCE", batch)
+        prefix, _ = shuffle(path, str(folder / "y"), seed=seed, bucket_bytes=bucket)
+    order = Permutation(len(whole), key).forward(np.arange(len(whole))).tolist()
+    assert contents(prefix) == [whole[number] for number in order]
+    assert not list(folder.glob(".*"))
+
+
+def test_origins_are_kept_over_shards(made, tmp_path):
+    whole = contents(made)
+    assert len({origin.path for _, origin in whole}) == 2
+    parts = split(made, str(tmp_path / "c"), shares=["2", "1", "0.5"], names=["train", "valid", "test"])
+    assert [prefix.name for prefix in parts] == ["c_train_document", "c_valid_document", "c_test_document"]
+    assert [one for prefix in parts for one in contents(prefix)] == whole
+    drawn, _ = sample(made, str(tmp_path / "few"), tokens=500)
+    more, _ = sample(made, str(tmp_path / "more"), tokens=900)
+    shuffled, manifest = shuffle(made, str(tmp_path / "mixed"), bucket_bytes=400)
+    key = [json.dumps(one) for one in whole]
+    assert sorted(json.dumps(one) for one in contents(shuffled)) == sorted(key) and contents(shuffled) != whole
+    few = [json.dumps(one) for one in contents(drawn)]
+    assert set(few) < {json.dumps(one) for one in contents(more)} < set(key) and few == [
+        one for one in key if one in few
+    ]
+    for prefix in (*parts, drawn, shuffled):
+        assert not mdata.verify(prefix, full=True).problems
+    assert manifest.provenance.options["shuffle_seed"] == 0
+    assert sum(manifest.statistics.document_lengths) == len(whole)
+
+
+def test_the_order_does_not_depend_on_anything_but_corpus_and_seed(made, tmp_path):
+    bins = []
+    for number, seed in enumerate((3, 3, 4)):
+        prefix, _ = shuffle(made, str(tmp_path / str(number)), seed=seed, bucket_bytes=100 + 900 * number)
+        bins.append(prefix.with_suffix(".bin").read_bytes())
+    assert bins[0] == bins[1] != bins[2]
+
+
+def test_parts_of_a_split_may_train_and_evaluate_but_not_beside_their_whole(made, tmp_path):
+    train, valid = split(made, str(tmp_path / "c"), shares=["9", "1"], names=["train", "valid"])
+    mdata.make_blend([str(train), str(valid)], tmp_path / "both.json")
+    with pytest.raises(UsageError, match="both contain documents of"):
+        mdata.make_blend([str(made), str(valid)], tmp_path / "wrong.json")
+
+
+@pytest.mark.parametrize("command", [lambda p, o: shuffle(p, o), lambda p, o: split(p, o, shares=["1"], names=["s"])])
+def test_one_that_fails_anywhere_leaves_nothing(made, tmp_path, monkeypatch, command):
+    with durable_calls(monkeypatch) as calls:
+        command(made, str(tmp_path / "whole"))
+    for number in range(len(calls.seen)):
+        folder = tmp_path / str(number)
+        with durable_calls(monkeypatch, number), pytest.raises(mdata.MdataError):
+            command(made, str(folder / "x"))
+        # After its manifest only the folder's sync is left, and the corpus is whole.
+        for path in folder.glob("*.json"):
+            assert not mdata.verify(path, full=True).problems
+        assert list(folder.glob("*.json")) or not [one for one in folder.iterdir() if one.suffix in (".bin", ".idx")]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda p, o: split(p, o, shares=["0", "0"]), "not all zero"),
+        (lambda p, o: split(p, o, shares=["x"]), "numbers such as"),
+        (lambda p, o: split(p, o, shares=["1", "1"], names=["a"]), "2 different names"),
+        (lambda p, o: split(p, o, shares=["1", "1"], names=["a", "a"]), "2 different names"),
+        (lambda p, o: sample(p, o, tokens=10**9), "tokens=1000000000"),
+        (lambda p, o: shuffle(p.with_name("nothing"), o), "neither a manifest nor"),
+    ],
+)
+def test_what_cannot_be_done_is_named(made, tmp_path, call, message):
+    with pytest.raises(UsageError, match=message):
+        call(made, str(tmp_path / "x"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_overwritten(made, tmp_path):
+    shuffle(made, str(tmp_path / "x"))
+    with pytest.raises(UsageError, match="is there already"):
+        shuffle(made, str(tmp_path / "x"))
+
+
+def test_the_command_line(made, tmp_path, capsys):
+    assert main(["split", str(made), "--output-prefix", str(tmp_path / "s"), "--shares", "3", "1", "--json"]) == 0
+    assert [row["documents"] > 0 for row in json.loads(capsys.readouterr().out)["corpora"]] == [True, True]
+    assert main(["sample", str(made), "--output-prefix", str(tmp_path / "d"), "--tokens", "1e2"]) == 0
+    assert main(["shuffle", str(made), "--output-prefix", str(tmp_path / "m"), "--seed", "5"]) == 0
+    assert "m_document.json" in capsys.readouterr().out
