@@ -52,7 +52,7 @@ def everything(path):
     return [(corpus.document(n).tolist(), documents.origin(n)) for n in range(corpus.num_documents)]
 
 
-@pytest.mark.parametrize("count", [1, 4, 60])
+@pytest.mark.parametrize("count", [1, 4, 20])
 def test_a_copy_is_the_files_of_one_run(tmp_path, count):
     write_mix(tmp_path / "in")
     more = {"holdout": "0.2", "on_error": "skip"}
