@@ -12,7 +12,7 @@ SOURCES = mdata trainer cli tests benchmarks scripts fuzz
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check soak fuzz wheel clean install lint types cpp cpp-plain cpp-sanitized core-sanitized
+.PHONY: help quickstart test check soak fuzz wheel clean install lint types cluster-test cpp cpp-plain cpp-sanitized core-sanitized
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,11 @@ SOAK ?= 20
 soak: install ## the property and kill tests with SOAK times as many cases, then the fuzzers
 	$(IN_VENV) MDATA_SOAK=$(SOAK) python -m pytest -m "hypothesis or slow or soak" --timeout 7200
 	@$(MAKE) fuzz
+
+cluster-test: install ## real Slurm and Ray on this machine: install them (as root, Debian) and run their tests
+	@command -v slurmctld >/dev/null || apt-get install -y --no-install-recommends slurmctld slurmd slurm-client munge
+	$(IN_VENV) pip install --quiet -c constraints.txt ray
+	$(IN_VENV) python -m pytest tests/cluster tests/mdata/launching --timeout 900 -rs
 
 SECONDS ?= 600
 fuzz: install ## fuzz each reader of foreign bytes for SECONDS

@@ -33,7 +33,7 @@ from mdata.version import __version__
 
 __all__ = ["Command", "Console", "Parser", "run"]
 
-_EXTRAS = MappingProxyType({"torch": "train", "safetensors": "train", "tomli_w": "train"})
+_EXTRAS = MappingProxyType({"torch": "train", "safetensors": "train", "tomli_w": "train", "ray": "ray"})
 
 
 class _ReaderGone(Exception):
@@ -200,25 +200,33 @@ def _dispatch(console: Console, description: str, commands: Sequence[Command], w
     if words[0] == "--version":
         console.result(f"{console.program} {__version__}", {})
         return 0
-    command = next((command for command in commands if command.name == words[0]), None)
-    if command is None:
+    chosen = next((command for command in commands if command.name == words[0]), None)
+    if chosen is None:
         close = nearest(words[0], [command.name for command in commands])
         hint = f"{console.program} --help"
         raise UsageError(f"no command {words[0]!r}", fix=f"{close}? See {hint}" if close else hint)
     with InterruptsEndAtOnce(console.program):
-        module = import_module(command.module)
-    parser = Parser(prog=f"{console.program} {command.name}", description=module.__doc__ or command.summary)
+        module = import_module(chosen.module)
+    parser = Parser(prog=f"{console.program} {chosen.name}", description=module.__doc__ or chosen.summary)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.add_argument("--json", action="store_true", help="results as JSON on stdout")
     module.add_arguments(parser)
-    parser.words = words[1:]
+    own, command = _parted(words[1:]) if getattr(module, "TAKES_COMMAND", False) else (words[1:], [])
+    parser.words = own
+    parser.set_defaults(command=command)
     try:
-        arguments = parser.parse_intermixed_args(words[1:])
+        arguments = parser.parse_intermixed_args(own)
     except SystemExit:  # --help has printed; argparse's errors never come here, see Parser.error
         return 0
     console.json = arguments.json
     return int(module.main(arguments, console) or 0)
+
+
+def _parted(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words before "--", which are a command's own, and those after it, which are another's."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
 
 
 def _overview(program: str, description: str, commands: Sequence[Command]) -> str:

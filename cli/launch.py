@@ -1,0 +1,91 @@
+"""Run a command of mdata in parts: on this machine, as Slurm array jobs, or on a Ray cluster.
+
+    mdata launch slurm --parts 64 --cpus 8 -- preprocess --input text --output-prefix out/corpus ...
+
+The same command again starts what is missing. State and logs are in PREFIX.job: mdata status, mdata tail.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import mdata
+from cli.console import Console, Parser
+from cli.preprocess import add_arguments as add_preprocess
+from cli.preprocess import options_of
+from mdata.launching.job_folder import MERGE, Job, save_job
+from mdata.launching.plan_launch import plan_launch
+from mdata.progress import Progress
+from mdata.util.machine_limits import usable_cores
+
+TAKES_COMMAND = True
+
+
+def add_arguments(parser: Parser) -> None:
+    """The engine and how much of it; the command follows after --."""
+    add = parser.add_argument
+    parser.usage = f"{parser.prog} local|slurm|ray --parts N [options] -- preprocess --input PATH ..."
+    add("engine", choices=("local", "slurm", "ray"), help="what runs the parts")
+    add("--parts", type=int, required=True, metavar="N", help="number of parts")
+    add("--cpus", type=int, metavar="N", help="of each part; default: all of this machine / --at-once, else 4")
+    add("--at-once", type=int, metavar="N", help="the most parts that run together; local: default 1")
+    add(
+        "--merge", choices=("reference", "copy", "none"), default="reference", help="see mdata merge; default reference"
+    )
+    add("--sbatch", action="append", default=[], metavar="OPTION", help="slurm: of the site, --sbatch=--partition=long")
+    add("--address", default="auto", metavar="A", help="ray: of the cluster; default: the one of this node")
+
+
+def main(arguments: argparse.Namespace, console: Console) -> None:
+    """Plan the job, start what is missing, and say where it is."""
+    for name in ("parts", "cpus", "at_once"):
+        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
+            raise mdata.UsageError(f"--{name.replace('_', '-')} {getattr(arguments, name)}", expected="at least 1")
+    with console.progress() as progress:
+        words, options = _command(arguments.command)
+        job = plan_launch(words, options, num_parts=arguments.parts, merge=arguments.merge, progress=progress)
+        save_job(job)
+        missing = job.missing()
+        if not missing and job.is_merged():
+            console.result(f"{job.folder}: all {job.num_parts} parts are done; nothing is left to do", _facts(job, []))
+            return
+        said = _start(arguments, job, missing, progress=progress)
+    console.result(f"{job.folder}: {said}", _facts(job, missing))
+
+
+def _command(words: list[str]) -> tuple[list[str], mdata.PreprocessOptions]:
+    if words[:1] != ["preprocess"]:
+        raise mdata.UsageError(
+            f"{' '.join(words[:1]) or 'no command'} cannot be launched", expected="-- preprocess and its options"
+        )
+    parser = Parser(prog="mdata preprocess")
+    add_preprocess(parser)
+    parser.words = words[1:]
+    given = parser.parse_intermixed_args(words[1:])
+    if given.dry_run:
+        raise mdata.UsageError("--dry-run writes nothing, so there are no parts to launch", fix="run it by itself")
+    return words, options_of(given)[0]
+
+
+def _start(arguments: argparse.Namespace, job: Job, missing: list[int], *, progress: Progress) -> str:
+    if arguments.engine == "slurm":
+        from mdata.launching.on_slurm import submit
+
+        made = submit(job, missing, cpus=arguments.cpus or 4, at_once=arguments.at_once, options=arguments.sbatch)
+        ids = ", ".join([*made.arrays, *([made.merge] if made.merge else [])])
+        return f"{len(missing)} of {job.num_parts} parts are queued; Slurm's jobs: {ids}"
+    if arguments.engine == "ray":
+        from mdata.launching.on_ray import run_on_ray
+
+        run_on_ray(job, missing, address=arguments.address, cpus=arguments.cpus or 4, progress=progress)
+    else:
+        from mdata.launching.on_processes import run_here
+
+        at_once = arguments.at_once or 1
+        cpus = arguments.cpus or max(1, usable_cores() // at_once)
+        run_here(job, missing, at_once=at_once, cpus=cpus, progress=progress)
+    return f"{len(missing)} of {job.num_parts} parts were run; all are done"
+
+
+def _facts(job: Job, started: list[int]) -> dict[str, object]:
+    return {"job": str(job.folder), "parts": job.num_parts, "started": started, "merge_log": str(job.log(MERGE))}

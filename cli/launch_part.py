@@ -1,0 +1,85 @@
+"""One part of a job, as the launchers start it; not a command for people.
+
+It gets the job's folder and the number of the part (0: the merge), says in the part's state file that it runs, and runs
+the command with its output in the part's log. Slurm sends SIGUSR1 before a time limit: the part stops, records how far
+it is, and asks to be queued again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mdata.launching.job_folder import MERGE, Job, load_job, write_ended, write_started
+from mdata.util import atomic_io
+
+_STOPPED = 75
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a part and return the exit code."""
+    parser = argparse.ArgumentParser(prog="cli.launch_part", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("number", type=int)
+    parser.add_argument("--cpus", type=int, required=True)
+    parser.add_argument("--dies-with-parent", action="store_true")
+    arguments = parser.parse_args(argv)
+    if arguments.dies_with_parent:
+        _die_with_parent()
+    job, number = load_job(arguments.folder), arguments.number
+    log = atomic_io.open_no_link(job.log(number), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for standard in (1, 2):
+        os.dup2(log, standard)
+    os.chdir(job.cwd)
+    near_limit = _stop_on_usr1()
+    started = write_started(job, number)
+    from cli.mdata import main as mdata
+
+    code = mdata(_words(job, number, arguments.cpus))
+    write_ended(job, number, started=started, code=code)
+    if code == _STOPPED and near_limit:
+        subprocess.run(["scontrol", "requeue", _task_of_slurm()], check=False)
+    return code
+
+
+def _words(job: Job, number: int, cpus: int) -> list[str]:
+    """The command line; as many workers as the part has cpus, unless the user said how many."""
+    words = job.words_of(number)
+    given = number == MERGE or any(word.split("=")[0] == "--workers" for word in words)
+    return words if given else [*words, "--workers", str(cpus)]
+
+
+def _die_with_parent() -> None:
+    """Whoever started this process may be killed without a chance to end it."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop_on_usr1() -> list[int]:
+    """SIGUSR1 becomes SIGTERM; the list, empty until then, says that it came."""
+    came: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        came.append(number)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGUSR1, stop)
+    return came
+
+
+def _task_of_slurm() -> str:
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID", "")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

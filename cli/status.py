@@ -1,0 +1,59 @@
+"""Show how far a job is, from its files alone: parts done, running and failed, rate and time left.
+
+JOB is the folder PREFIX.job that mdata launch made, or PREFIX.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+from cli.console import Console, Parser
+from cli.text import table
+from mdata.launching.job_folder import load_job
+from mdata.launching.job_status import JobStatus, job_status
+
+
+def add_arguments(parser: Parser) -> None:
+    """The job, and whether each part is listed."""
+    parser.add_argument("job", metavar="JOB", help="PREFIX.job, or PREFIX")
+    parser.add_argument("--all", action="store_true", help="list every part, not only those that run or failed")
+
+
+def main(arguments: argparse.Namespace, console: Console) -> None:
+    """Look and tell."""
+    job = load_job(Path(arguments.job))
+    status = job_status(job)
+    shown = [p for p in status.parts if arguments.all or p.condition not in ("done", "waiting")]
+    rows = [
+        (
+            p.number,
+            p.condition,
+            f"{p.done_bytes / 1e6:.1f}",
+            f"{p.bytes_per_s / 1e6:.1f}",
+            p.host or None,
+            p.attempt,
+            p.code,
+        )
+        for p in shown
+    ]
+    head = ("part", "is", "MB done", "MB/s", "host", "attempts", "exit code")
+    text = f"{_summary(status)}\n{table(head, rows) if rows else ''}"
+    console.result(text, {"job": str(job.folder), **asdict(status)})
+
+
+def _summary(status: JobStatus) -> str:
+    counts = ", ".join(f"{count:,} {condition}" for condition, count in status.counts.items())
+    merged = {None: "", True: "; merged", False: "; not merged yet"}[status.merged]
+    lines = [f"{len(status.parts):,} parts: {counts}{merged}"]
+    rate = f"{status.bytes_per_s / 1e6:,.1f} MB/s"
+    left = "unknown" if status.seconds_left is None else _duration(status.seconds_left)
+    lines.append(f"{status.done_bytes / 1e6:,.1f} of {status.input_bytes / 1e6:,.1f} MB, {rate}, time left: {left}")
+    return "\n".join(lines)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

@@ -1,0 +1,182 @@
+"""A job in parts: its folder, `PREFIX.job`, and what is in it.
+
+`job.json` is the job: the words of the command, the folder in which they were given, and the number of parts. Each part
+has a state file, written whole whenever it starts or ends, and a log. A part is done when the manifests of its results
+exist, whatever the state file says; so the folder may be lost, and nothing but logs is lost with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from mdata.errors import DamageError, UsageError, os_errors_named
+from mdata.preprocessing.parts import part_name, part_prefix
+from mdata.sources.sections import PartNumber
+from mdata.util import atomic_io
+
+MERGE = 0
+"""The number under which the merge has a state and a log, beside the parts from 1."""
+MergeHow = Literal["reference", "copy", "none"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command divided into parts.
+
+    Attributes:
+        words: of the command line, from "preprocess" on, without --shard.
+        cwd: where they were given; paths in them start there.
+        num_parts: how many parts.
+        merge: how the parts are joined.
+        output_prefix: of the whole job.
+        results: what follows a part's name in the names of its manifests, "text_document".
+        input_bytes: of all inputs on disk, when the job was launched.
+    """
+
+    words: tuple[str, ...]
+    cwd: str
+    num_parts: int
+    merge: MergeHow
+    output_prefix: str
+    results: tuple[str, ...]
+    input_bytes: int
+
+    @property
+    def folder(self) -> Path:
+        """Where state and logs are."""
+        return Path(self.cwd, f"{self.output_prefix}.job")
+
+    def words_of(self, number: int) -> list[str]:
+        """The command line of a part, or of the merge."""
+        if number == MERGE:
+            return ["merge", self.output_prefix, "--parts", str(self.num_parts), *["--copy"] * (self.merge == "copy")]
+        return [*self.words, "--shard", f"{number}/{self.num_parts}"]
+
+    def log(self, number: int) -> Path:
+        """What a part says."""
+        return self.folder / "logs" / f"{_called(number)}.log"
+
+    def state_path(self, number: int) -> Path:
+        """The state file of a part."""
+        return self.folder / "state" / f"{_called(number)}.json"
+
+    def is_done(self, number: int) -> bool:
+        """Whether all results of a part are finished."""
+        prefix = part_prefix(self.output_prefix, PartNumber(number, self.num_parts))
+        return all(Path(self.cwd, f"{prefix}_{result}.json").is_file() for result in self.results)
+
+    def is_merged(self) -> bool:
+        """Whether the merge ended well after the last part did; without one: whether nothing is to be merged."""
+        return self.merge == "none" or (read_state(self, MERGE) or PartState("waiting")).code == 0
+
+    def missing(self) -> list[int]:
+        """The parts that are not done."""
+        return [number for number in range(1, self.num_parts + 1) if not self.is_done(number)]
+
+
+@dataclass(frozen=True)
+class PartState:
+    """What the process of a part wrote when it started or ended: where and when, and with which exit code."""
+
+    event: Literal["waiting", "started", "ended"]
+    host: str = ""
+    pid: int = 0
+    at_s: float = 0.0
+    attempt: int = 0
+    code: int | None = None
+
+
+def _called(number: int) -> str:
+    return "merge" if number == MERGE else f"part-{number:05}"
+
+
+def save_job(job: Job) -> None:
+    """Write `job.json` and make the folder; the same job may be there already.
+
+    Raises:
+        UsageError: another job is there; names what differs.
+    """
+    path = job.folder / "job.json"
+    with os_errors_named("making the job's folder"):
+        for name in ("logs", "state"):
+            (job.folder / name).mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            _compare(path, load_job(job.folder), job)
+        atomic_io.atomic_write(path, json.dumps(asdict(job), indent=1).encode() + b"\n")
+
+
+def _compare(path: Path, known: Job, job: Job) -> None:
+    for name in ("words", "cwd", "num_parts"):
+        was, now = getattr(known, name), getattr(job, name)
+        if was != now:
+            shown = [" ".join(value) if isinstance(value, tuple) else str(value) for value in (was, now)]
+            raise UsageError(
+                f"{path.parent} is the folder of another job",
+                found=f"{name}: {shown[1]}",
+                expected=f"{name}: {shown[0]}",
+                fix="give the same command as before, another --output-prefix, or remove that folder",
+            )
+
+
+def load_job(path: Path) -> Job:
+    """The job of a folder, or of the output prefix beside which it lies.
+
+    Raises:
+        UsageError: there is none. DamageError: its description is damaged.
+    """
+    folders = [path, path.with_name(f"{path.name}.job")]
+    found = next((folder / "job.json" for folder in folders if (folder / "job.json").is_file()), None)
+    if found is None:
+        raise UsageError(f"{path} is not a job", expected="the folder PREFIX.job that mdata launch made, or PREFIX")
+    try:
+        value = json.loads(found.read_bytes())
+        return Job(**{**value, "words": tuple(value["words"]), "results": tuple(value["results"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise DamageError(f"{found} is damaged", found=str(error), fix="remove it and launch again") from error
+
+
+def read_state(job: Job, number: int) -> PartState | None:
+    """What a part's process wrote last; None: it never started, or the file cannot be read."""
+    try:
+        return PartState(**json.loads(job.state_path(number).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def write_started(job: Job, number: int) -> PartState:
+    """Say that the part's process, this one, has begun."""
+    before = read_state(job, number)
+    state = PartState("started", os.uname().nodename, os.getpid(), time.time(), (before.attempt if before else 0) + 1)
+    return _write(job, number, state)
+
+
+def write_ended(job: Job, number: int, *, started: PartState, code: int) -> None:
+    """Say that the part's process ends."""
+    state = PartState("ended", started.host, started.pid, time.time(), started.attempt, code)
+    _write(job, number, state)
+
+
+def _write(job: Job, number: int, state: PartState) -> PartState:
+    with os_errors_named("writing the state of a part"):
+        atomic_io.atomic_write(job.state_path(number), json.dumps(asdict(state)).encode())
+    return state
+
+
+def part_command(job: Job, *, cpus: int, dies_with_parent: bool) -> list[str]:
+    """The process that runs a part (cli/launch_part.py), but for the part's number, which comes last."""
+    # -P: a folder called cli where the user stands is none of ours.
+    words = [sys.executable, "-P", "-m", "cli.launch_part", "--cpus", str(cpus)]
+    return [*words, *["--dies-with-parent"] * dies_with_parent, str(job.folder)]
+
+
+def describe(numbers: Sequence[int], job: Job) -> str:
+    """The first of these parts by the name of their files, for messages."""
+    named = [part_name(PartNumber(number, job.num_parts)) for number in numbers[:3]]
+    return ", ".join(named) + (f" and {len(numbers) - 3} more" if len(numbers) > 3 else "")

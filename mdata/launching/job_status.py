@@ -1,0 +1,134 @@
+"""How far a job is, from its files alone: results, state files, and the last lines of logs.
+
+A process that was killed, or whose node died, could not say so: its state file says that it runs. On this host it is
+looked up; elsewhere it counts as silent when neither log nor state moved for a minute, since a part reports every 10 s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mdata.launching.job_folder import Job, PartState, read_state
+
+Condition = Literal["done", "running", "silent", "stopped", "failed", "waiting"]
+CONDITIONS: tuple[Condition, ...] = ("done", "running", "silent", "stopped", "failed", "waiting")
+_SILENT_AFTER_S = 60.0
+_TAIL_BYTES = 1 << 14
+# Stopped on request (75), by Ctrl-C (130): the same command continues.
+_STOPPED = (75, 130)
+
+
+@dataclass(frozen=True)
+class PartStatus:
+    """One part: its condition, bytes of input done, bytes a second, where it runs, and its last exit code."""
+
+    number: int
+    condition: Condition
+    done_bytes: int
+    bytes_per_s: float
+    host: str
+    attempt: int
+    code: int | None
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """All parts.
+
+    Attributes:
+        parts: in order.
+        counts: how many are in each condition.
+        done_bytes: of the input, of `input_bytes`.
+        bytes_per_s: of all parts that run, together.
+        seconds_left: until the parts are done at this rate; None: nothing runs.
+        merged: whether the merge has ended well; None: none was asked for.
+    """
+
+    parts: tuple[PartStatus, ...]
+    counts: dict[str, int]
+    done_bytes: int
+    input_bytes: int
+    bytes_per_s: float
+    seconds_left: float | None
+    merged: bool | None
+
+
+def job_status(job: Job, *, now_s: float | None = None) -> JobStatus:
+    """Look at every part; `now_s`: the time, if it is not now."""
+    now = time.time() if now_s is None else now_s
+    parts = tuple(_part(job, number, now) for number in range(1, job.num_parts + 1))
+    counts = Counter(part.condition for part in parts)
+    rate = sum(part.bytes_per_s for part in parts if part.condition == "running")
+    done = sum(part.done_bytes for part in parts)
+    left = max(0, job.input_bytes - done)
+    return JobStatus(
+        parts=parts,
+        counts={condition: counts[condition] for condition in CONDITIONS if counts[condition]},
+        done_bytes=done,
+        input_bytes=job.input_bytes,
+        bytes_per_s=rate,
+        seconds_left=0.0 if counts["done"] == len(parts) else left / rate if rate else None,
+        merged=None if job.merge == "none" else job.is_merged(),
+    )
+
+
+def _part(job: Job, number: int, now: float) -> PartStatus:
+    state = read_state(job, number) or PartState("waiting")
+    share = job.input_bytes * number // job.num_parts - job.input_bytes * (number - 1) // job.num_parts
+    if job.is_done(number):
+        return PartStatus(number, "done", share, 0.0, state.host, state.attempt, state.code)
+    said = last_progress(job.log(number)) if state.attempt else {}
+    rate = float(said.get("mb_per_s") or 0) * 1e6
+    done = min(int(said.get("done") or 0), share)
+    condition = _condition(job, number, state, now=now)
+    return PartStatus(number, condition, done, rate, state.host, state.attempt, state.code)
+
+
+def _condition(job: Job, number: int, state: PartState, *, now: float) -> Condition:
+    if state.event == "waiting":
+        return "waiting"
+    if state.event == "ended":
+        return "stopped" if state.code in _STOPPED else "failed"
+    if state.host == os.uname().nodename and not Path(f"/proc/{state.pid}").exists():
+        return "stopped"
+    moved = max(map(_moved_at, (job.log(number), job.state_path(number))))
+    return "running" if now - moved < _SILENT_AFTER_S else "silent"
+
+
+def _moved_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def last_progress(log: Path) -> dict[str, Any]:
+    """The last line of progress in a log; empty: there is none."""
+    for line in reversed(last_lines(log, _TAIL_BYTES)):
+        if line.startswith('{"doing"'):
+            try:
+                said = json.loads(line)
+            except ValueError:
+                continue
+            if said.get("unit") == "B" and isinstance(said, dict):
+                return said
+    return {}
+
+
+def last_lines(log: Path, num_bytes: int) -> list[str]:
+    """The whole lines in the last bytes of a log; none: it is not there."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - num_bytes))
+            text = file.read(num_bytes).decode(errors="replace")
+    except OSError:
+        return []
+    lines = text.splitlines()
+    return lines[1:] if size > num_bytes else lines

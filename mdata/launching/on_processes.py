@@ -1,0 +1,108 @@
+"""Parts as processes of this machine: so many at a time, each a process that dies with the launcher.
+
+A part that was killed, or lost its resources, is started again a few times; it continues from its journal. One that
+failed for another reason is left for the user, and the others go on.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+
+from mdata.errors import BadInputError, DamageError, MdataError, ResourceError, UsageError, os_errors_named
+from mdata.launching.job_folder import MERGE, Job, describe, part_command
+from mdata.progress import Progress
+
+MOST_ATTEMPTS = 3
+_KINDS: Mapping[int, type[MdataError]] = {2: UsageError, 3: BadInputError, 4: DamageError}
+_RESOURCES = 5
+
+
+def worth_another(code: int) -> bool:
+    """Whether a process that ended so may be lucky the next time: it was killed, or out of a resource."""
+    return code < 0 or code == _RESOURCES
+
+
+def run_here(job: Job, numbers: Sequence[int], *, at_once: int, cpus: int, progress: Progress) -> None:
+    """Run these parts, then the merge.
+
+    Raises:
+        MdataError: parts failed; of the kind of the first.
+    """
+    progress.begin("running parts", len(numbers), unit="parts")
+    failed: dict[int, int] = {}
+    processes = _Processes(job, cpus)
+    with ExitStack() as stack:
+        threads = stack.enter_context(ThreadPoolExecutor(at_once))
+        stack.callback(processes.stop)
+        waiting = {threads.submit(processes.run, number): number for number in numbers}
+        stack.callback(lambda: [future.cancel() for future in waiting])
+        for future in as_completed(waiting):
+            if code := future.result():
+                failed[waiting[future]] = code
+            progress.advance(1)
+    progress.end()
+    check_failed(job, failed)
+    if job.merge != "none":
+        check_failed(job, {MERGE: code} if (code := _Processes(job, cpus).run(MERGE)) else {})
+
+
+def check_failed(job: Job, failed: Mapping[int, int]) -> None:
+    """Say which parts failed, and where their logs are.
+
+    Args:
+        job: of the parts.
+        failed: exit code by part; negative: the signal that killed it.
+
+    Raises:
+        MdataError: there are some; of the kind of the first.
+    """
+    if not failed:
+        return
+    numbers = sorted(failed)
+    what = "the merge" if numbers == [MERGE] else f"{len(numbers)} of {job.num_parts} parts ({describe(numbers, job)})"
+    said = [line for line in _last_words(job, numbers[0]) if line.startswith("mdata: error:")]
+    raise _KINDS.get(failed[numbers[0]], ResourceError)(
+        f"{what} failed",
+        found=said[-1].removeprefix("mdata: error: ") if said else f"exit code {failed[numbers[0]]}",
+        fix=f"see {job.log(numbers[0])}; the same command starts what is missing",
+    )
+
+
+def _last_words(job: Job, number: int) -> list[str]:
+    from mdata.launching.job_status import last_lines
+
+    return last_lines(job.log(number), 1 << 14)
+
+
+class _Processes:
+    """The processes of parts that run now."""
+
+    def __init__(self, job: Job, cpus: int) -> None:
+        self._job, self._cpus = job, cpus
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._stopped = False
+
+    def run(self, number: int) -> int:
+        """Run a part to its end; its exit code."""
+        command = [*part_command(self._job, cpus=self._cpus, dies_with_parent=True), str(number)]
+        code = 0
+        for _ in range(MOST_ATTEMPTS):
+            with os_errors_named("starting a part"):
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+            self._running[number] = process
+            if self._stopped:
+                process.terminate()
+            code = process.wait()
+            del self._running[number]
+            if self._stopped or not worth_another(code):
+                break
+        return code
+
+    def stop(self) -> None:
+        """Ask all that run to stop; they record how far they are."""
+        self._stopped = True
+        for process in list(self._running.values()):
+            process.terminate()

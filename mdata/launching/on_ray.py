@@ -1,0 +1,81 @@
+"""Parts as tasks of a Ray cluster that exists: placed by their cpus, tried again when a worker or a node dies.
+
+A task only starts the process of a part and waits for it; documents stay on the file system that all nodes see. The
+process dies with its worker, so that no two of one part run. When the launcher dies Ray ends its tasks, and the same
+command continues. mdata must be installed on every node under the same path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mdata.errors import ResourceError
+from mdata.launching.job_folder import MERGE, Job, part_command
+from mdata.launching.on_processes import MOST_ATTEMPTS, check_failed, worth_another
+from mdata.progress import Progress
+
+
+def run_on_ray(job: Job, numbers: Sequence[int], *, address: str, cpus: int, progress: Progress) -> None:
+    """Run these parts, then the merge.
+
+    Args:
+        job: its folder exists.
+        numbers: parts that are not done.
+        address: of the cluster; "auto": the one of this node.
+        cpus: of each part.
+        progress: receives the parts that ended.
+
+    Raises:
+        ResourceError: no cluster answers. MdataError: parts failed; of the kind of the first.
+    """
+    import ray
+
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="error")
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ResourceError(
+            f"no Ray cluster at {address}", found=str(error).splitlines()[0], fix="ray start --head, or --address"
+        ) from error
+    try:
+        command = part_command(job, cpus=cpus, dies_with_parent=True)
+        progress.begin("running parts", len(numbers), unit="parts")
+        failed = _run_all(ray, [(number, [*command, str(number)]) for number in numbers], cpus, progress=progress)
+        progress.end()
+        check_failed(job, failed)
+        if job.merge != "none":
+            check_failed(job, _run_all(ray, [(MERGE, [*command, str(MERGE)])], 1, progress=progress))
+    finally:
+        ray.shutdown()
+
+
+def _run_all(ray: Any, commands: Sequence[tuple[int, list[str]]], cpus: int, *, progress: Progress) -> dict[int, int]:
+    """Run all; the exit codes, by part, of those that failed."""
+    task = ray.remote(num_cpus=cpus, max_retries=-1, scheduling_strategy="SPREAD")(_process_of())
+    by_number = dict(commands)
+    attempts = dict.fromkeys(by_number, 1)
+    waiting = {task.remote(command): number for number, command in commands}
+    failed = {}
+    while waiting:
+        (ended,), _ = ray.wait(list(waiting), num_returns=1)
+        number = waiting.pop(ended)
+        code = ray.get(ended)
+        if worth_another(code) and attempts[number] < MOST_ATTEMPTS:
+            attempts[number] += 1
+            waiting[task.remote(by_number[number])] = number
+            continue
+        if code:
+            failed[number] = code
+        progress.advance(1)
+    return failed
+
+
+def _process_of() -> Any:
+    """The task. Ray sends a function made here by its code, so that a worker need not import this module."""
+
+    def run(command: list[str]) -> int:
+        import subprocess
+
+        return subprocess.run(command, stdin=subprocess.DEVNULL).returncode
+
+    return run

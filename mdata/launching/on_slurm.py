@@ -1,0 +1,183 @@
+"""Parts as the tasks of Slurm's array jobs, and the merge as a job that depends on them.
+
+One array has at most as many tasks as the site allows (MaxArraySize), so a job may need several. What is queued or
+running already is not submitted again: the same command submits what is missing. Scripts, ids of jobs and what Slurm
+itself says are in the folders `slurm` and `logs` of the job. A task that is preempted, or whose node fails, is queued
+again by Slurm; one that nears its time limit stops and asks for it (cli/launch_part.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mdata.errors import ResourceError, UsageError, os_errors_named
+from mdata.launching.job_folder import MERGE, Job, part_command
+from mdata.rewriting.found_parts import as_ranges
+from mdata.util import atomic_io
+
+_BEFORE_LIMIT_S = 120
+_DEFAULT_ARRAY = 1001
+
+
+@dataclass(frozen=True)
+class Array:
+    """One array job: its tasks are the parts `offset` + task."""
+
+    offset: int
+    tasks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """What was submitted.
+
+    Attributes:
+        arrays: offset by id of each array job.
+        merge: id of the job that merges.
+    """
+
+    arrays: dict[str, int] = field(default_factory=dict)
+    merge: str | None = None
+
+
+def arrays_of(parts: Sequence[int], max_array: int) -> list[Array]:
+    """Parts, rising, as arrays whose task ids are 1 to `max_array` - 1, which is what Slurm allows."""
+    each = max(1, max_array - 1)
+    found: dict[int, list[int]] = {}
+    for part in parts:
+        found.setdefault((part - 1) // each * each, []).append(part - (part - 1) // each * each)
+    return [Array(offset, tuple(tasks)) for offset, tasks in found.items()]
+
+
+def submit(
+    job: Job, numbers: Sequence[int], *, cpus: int, at_once: int | None, options: Sequence[str] = ()
+) -> Submitted:
+    """Submit the parts that are not queued yet, and a merge that depends on all of the job's tasks.
+
+    Args:
+        job: its folder exists.
+        numbers: parts that are not done.
+        cpus: of each task.
+        at_once: the most tasks of an array that run together; None: as many as Slurm starts.
+        options: of the site, for sbatch: ["--partition=long"].
+
+    Raises:
+        UsageError: Slurm is not here, or refuses the options. ResourceError: Slurm does not answer.
+    """
+    before = _read(job)
+    queued = _queued(before)
+    alive = {one: offset for one, offset in before.arrays.items() if one in {name for name, _ in queued}}
+    there = {alive[name] + task for name, task in queued if name in alive and task is not None}
+    made = dict(alive)
+    new = arrays_of([number for number in numbers if number not in there], _max_array_size())
+    for array in new:
+        script = job.folder / "slurm" / f"parts-{array.offset + 1}.sh"
+        _write(script, array_script(job, array, cpus=cpus, at_once=at_once))
+        made[_sbatch([*options, str(script)])] = array.offset
+        # After each: what is submitted must not be forgotten.
+        _save(job, Submitted(made, before.merge))
+    merge = before.merge if any(name == before.merge for name, _ in queued) else None
+    if job.merge == "none" or (job.is_merged() and not made):
+        return Submitted(made, None)
+    if merge is not None and new:
+        _run(["scancel", merge])
+        merge = None
+    if merge is None:
+        script = job.folder / "slurm" / "merge.sh"
+        _write(script, merge_script(job, list(made)))
+        merge = _sbatch([*options, str(script)])
+    submitted = Submitted(made, merge)
+    _save(job, submitted)
+    return submitted
+
+
+def array_script(job: Job, array: Array, *, cpus: int, at_once: int | None) -> str:
+    """The batch script of an array job."""
+    command = shlex.join(part_command(job, cpus=cpus, dies_with_parent=False))
+    return _script(
+        job,
+        f"{Path(job.output_prefix).name}-parts",
+        [
+            f"--array={as_ranges(array.tasks)}{f'%{at_once}' if at_once else ''}",
+            f"--cpus-per-task={cpus}",
+            f"--output={job.folder}/logs/slurm-%A_%a.log",
+            f"--signal=B:USR1@{_BEFORE_LIMIT_S}",
+        ],
+        f"exec {command} $(({array.offset} + SLURM_ARRAY_TASK_ID))",
+    )
+
+
+def merge_script(job: Job, after: Sequence[str]) -> str:
+    """The batch script of the merge, which waits until these jobs have ended well."""
+    command = shlex.join([*part_command(job, cpus=1, dies_with_parent=False), str(MERGE)])
+    waits = [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"] if after else []
+    name = f"{Path(job.output_prefix).name}-merge"
+    return _script(job, name, [*waits, f"--output={job.folder}/logs/slurm-%j.log"], f"exec {command}")
+
+
+def _script(job: Job, name: str, options: Sequence[str], command: str) -> str:
+    head = [f"--job-name={name}", f"--chdir={job.cwd}", "--requeue", "--open-mode=append", "--ntasks=1"]
+    lines = ["#!/bin/bash", *(f"#SBATCH {shlex.quote(one)}" for one in (*head, *options)), command]
+    return "\n".join(lines) + "\n"
+
+
+def _queued(submitted: Submitted) -> list[tuple[str, int | None]]:
+    """(id of the job, task or None) of what Slurm still has of these jobs."""
+    wanted = {*submitted.arrays, *([submitted.merge] if submitted.merge else [])}
+    if not wanted:
+        return []
+    rows = [line.split() for line in _run(["squeue", "--noheader", "--array", "--format=%F %K"]).splitlines()]
+    return [(row[0], int(row[1]) if row[1].isdigit() else None) for row in rows if len(row) == 2 and row[0] in wanted]
+
+
+def _max_array_size() -> int:
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", _run(["scontrol", "show", "config"]), re.MULTILINE)
+    return int(found[1]) if found else _DEFAULT_ARRAY
+
+
+def _sbatch(words: Sequence[str]) -> str:
+    """Submit a script; the id of its job."""
+    return _run(["sbatch", "--parsable", *words]).strip().split(";")[0]
+
+
+def _run(words: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{words[0]} is not here",
+            expected="a machine from which jobs are submitted to Slurm",
+            fix="mdata launch local",
+        ) from error
+    except subprocess.CalledProcessError as error:
+        said = " ".join(str(error.stderr).split())
+        if words[0] == "sbatch":
+            raise UsageError(
+                "Slurm does not take the job", found=said, fix="change the options after --sbatch"
+            ) from error
+        raise ResourceError(f"{words[0]} failed", found=said, fix="run again when Slurm answers") from error
+    return done.stdout
+
+
+def _write(path: Path, text: str) -> None:
+    with os_errors_named("writing a batch script"):
+        path.parent.mkdir(exist_ok=True)
+        atomic_io.atomic_write(path, text.encode())
+
+
+def _read(job: Job) -> Submitted:
+    try:
+        return Submitted(**json.loads((job.folder / "slurm" / "submitted.json").read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return Submitted()
+
+
+def _save(job: Job, submitted: Submitted) -> None:
+    text = json.dumps({"arrays": submitted.arrays, "merge": submitted.merge}, indent=1)
+    _write(job.folder / "slurm" / "submitted.json", text + "\n")

@@ -1,0 +1,58 @@
+"""From the words of a command to a job in parts: everything that would fail in every part fails here, once.
+
+Inputs, options and tokenizer are looked at as a part would, before anything is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+from mdata.errors import UsageError
+from mdata.launching.job_folder import Job, MergeHow
+from mdata.preprocessing.partitions import Partitions
+from mdata.preprocessing.parts import MOST_PARTS, check_divisible
+from mdata.preprocessing.plan import plan_job
+from mdata.preprocessing.preprocess_options import PreprocessOptions, check_options
+from mdata.progress import SILENT, Progress
+from mdata.sources.folder_files import PathFilter
+from mdata.sources.input_files import find_inputs
+
+
+def plan_launch(
+    words: Sequence[str], options: PreprocessOptions, *, num_parts: int, merge: MergeHow, progress: Progress = SILENT
+) -> Job:
+    """The job that a command makes in so many parts.
+
+    Args:
+        words: of the command line, "preprocess" first.
+        options: what they mean.
+        num_parts: how many parts.
+        merge: how they are joined.
+        progress: receives notes on inputs and tokenizer.
+
+    Raises:
+        UsageError: options, inputs or a tokenizer that a part could not use.
+    """
+    if not 1 <= num_parts <= MOST_PARTS:
+        raise UsageError(f"parts={num_parts}", expected=f"1 to {MOST_PARTS}")
+    if options.shard is not None:
+        raise UsageError(f"--shard {options.shard}: the launcher gives each part its number", fix="leave it out")
+    check_options(options)
+    chosen = PathFilter(options.include, options.exclude)
+    files = find_inputs(options.input, format=options.input_format, filter=chosen, progress=progress).files
+    check_divisible(replace(options, shard=f"1/{num_parts}"), files)
+    plan_job(replace(options, workers=1), files, progress=progress)
+    held_out = Fraction(options.holdout) > 0
+    prefixes = Partitions(1, None, held_out).prefixes(replace(options, output_prefix="x"))
+    return Job(
+        words=tuple(words),
+        cwd=str(Path.cwd()),
+        num_parts=num_parts,
+        merge=merge,
+        output_prefix=options.output_prefix,
+        results=tuple(prefix.name.removeprefix("x_") for prefix in prefixes.values()),
+        input_bytes=sum(file.size_bytes for file in files),
+    )

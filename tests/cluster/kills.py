@@ -1,0 +1,228 @@
+"""Jobs in parts on real engines, with seeded kills of tasks, workers and the launcher; as tests and as a program:
+
+    python -m tests.cluster.kills --engine slurm --mb 2000 --parts 64 --kills 20 [--seed 1] [--folder /dev/shm]
+
+A job is launched again and again until it is merged, while processes of it are killed at random moments. Then the
+corpus by reference must have the documents of one run in their order, and the copy its very files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import mdata
+from mdata.launching.job_folder import Job, load_job, read_state
+from tests.helpers.house_rules import ROOT
+from tests.helpers.ray_cluster import ray_cluster
+from tests.helpers.slurm import slurm
+
+RESULTS = (".bin", ".idx", ".json", ".origins", ".bin.blake3")
+MOST_LAUNCHES = 60
+
+
+@dataclass
+class Engine:
+    """How jobs are launched.
+
+    Attributes:
+        words: of `mdata launch`, the engine first.
+        environment: of the launcher.
+        is_idle: whether nothing of a job that was launched runs any more, besides the launcher.
+    """
+
+    words: list[str]
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    is_idle: Callable[[], bool] = lambda: True
+
+
+def engine(name: str, folder: Path, stack: ExitStack) -> Engine:
+    """An engine with what it needs: a cluster of this machine that ends with the stack."""
+    if name == "slurm":
+        cluster = stack.enter_context(slurm(folder / "slurm", nodes=2, cpus=2, max_array=41))
+        return Engine(
+            ["slurm", "--cpus", "1"], cluster.environment, lambda: not cluster.run("squeue", "-h", "-t", "R,PD,CG")
+        )
+    if name == "ray":
+        address = stack.enter_context(ray_cluster(nodes=2, cpus=1))
+        return Engine(["ray", "--cpus", "1", "--address", address])
+    return Engine(["local", "--at-once", "2", "--cpus", "1"])
+
+
+def write_mix(folder: Path, num_bytes: int) -> None:
+    """Plain, packed and parquet text of about so many bytes."""
+    import gzip
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir(parents=True)
+    draw = random.Random(7)
+    words = ["time", "year", "people", "way", "day", "thing", "world", "school", "state", "child"]
+    block = [" ".join(draw.choice(words) for _ in range(draw.randint(0, 400))) for _ in range(400)]
+    size = sum(map(len, block))
+
+    def lines(number: int) -> bytes:
+        return "".join(json.dumps({"text": f"{number} {text}"}) + "\n" for text in block).encode()
+
+    with (folder / "a.jsonl").open("wb") as plain:
+        for number in range(max(1, num_bytes * 6 // 10 // size)):
+            plain.write(lines(number))
+    for name in "bcde":
+        with gzip.open(folder / f"{name}.jsonl.gz", "wb", compresslevel=1) as packed:
+            for number in range(max(1, num_bytes * 2 // 10 // 4 // size)):
+                packed.write(lines(number))
+    with pq.ParquetWriter(folder / "f.parquet", pa.schema([("text", pa.string())])) as writer:
+        for number in range(max(1, num_bytes * 2 // 10 // size)):
+            writer.write_table(pa.table({"text": [f"{number} {text}" for text in block]}))
+
+
+def survive(
+    one: Engine, folder: Path, *, parts: int, kills: int, draw: random.Random, within_s: float, out: str
+) -> tuple[int, int]:
+    """Launch until the job is merged, and kill on the way; returns how many launches and kills it took."""
+    environment = {**one.environment, "PYTHONPATH": _path()}
+    command = [sys.executable, "-m", "mdata", "launch", *one.words, "--parts", str(parts), "--", *preprocess(out)]
+    launches = killed = 0
+    while launches < MOST_LAUNCHES:
+        launches += 1
+        with (folder / "launch.log").open("ab") as log:
+            launcher = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+        due = time.monotonic() + draw.uniform(0.3, within_s)
+        while launcher.poll() is None or not one.is_idle():
+            time.sleep(0.05)
+            if killed < kills and time.monotonic() > due:
+                killed += _kill(launcher, folder / out, draw)
+                due = time.monotonic() + draw.uniform(0.1, within_s)
+        if (folder / f"{out}.job").exists() and load_job(folder / out).is_merged():
+            return launches, killed
+    raise AssertionError(f"not merged after {launches} launches; see {folder}")
+
+
+def _path() -> str:
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def preprocess(out: str) -> list[str]:
+    """The command, with a journal record every tenth of a second that passes."""
+    return ["preprocess", "--input", "in", "--output-prefix", out, "--tokenizer-type", "ByteTokenizer", "--append-eod"]
+
+
+def _kill(launcher: subprocess.Popen[bytes], prefix: Path, draw: random.Random) -> int:
+    """Kill the launcher, the process of a part, or its parent, such as a worker of Ray; 0: nothing runs."""
+    with suppress(mdata.MdataError):
+        job = load_job(prefix)
+        running = [pid for number in range(job.num_parts + 1) if (pid := _pid(job, number))]
+        targets = [launcher.pid] * (launcher.poll() is None) + 2 * running
+        targets += [parent for pid in running if "ray::" in _name(parent := _parent(pid))]
+        if targets:
+            with suppress(ProcessLookupError):
+                os.kill(draw.choice(targets), signal.SIGKILL)
+                return 1
+    return 0
+
+
+def _pid(job: Job, number: int) -> int | None:
+    state = read_state(job, number)
+    ours = state is not None and state.event == "started" and "launch_part" in _name(state.pid)
+    return state.pid if state and ours else None
+
+
+def _name(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    return ""
+
+
+def _parent(pid: int) -> int:
+    with suppress(OSError, ValueError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def check(folder: Path, out: str) -> None:
+    """By reference the documents of one run, and as a copy its very files but for the hash of parquet that was cut."""
+    whole, merged = (mdata.open_corpus(folder / f"{name}_text_document.json") for name in ("one", out))
+    assert len(merged.readers) > 1 and merged.num_tokens == whole.num_tokens
+    assert (merged.lengths == whole.lengths).all()
+    step = 1 << 22
+    for start in range(0, whole.num_tokens, step):
+        count = min(step, whole.num_tokens - start)
+        assert (merged.read(start, count) == whole.read(start, count)).all(), start
+    origins = [(folder / f"{name}_text_document.origins").read_bytes() for name in ("one", out)]
+    assert origins[0] == origins[1]
+    _mdata(["merge", out, "--copy", "--overwrite"], folder)
+    for ending in RESULTS:
+        one, copy = (folder / f"{name}_text_document{ending}" for name in ("one", out))
+        if ending != ".json":
+            assert one.read_bytes() == copy.read_bytes(), ending
+    assert whole.id == mdata.open_corpus(folder / f"{out}_text_document.json").id
+
+
+def _mdata(words: list[str], folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mdata", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": _path()},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def run(name: str, folder: Path, *, num_bytes: int, parts: int, kills: int, seed: int, within_s: float) -> str:
+    """One job on one engine from beginning to end; what happened, as text."""
+    write_mix(folder / "in", num_bytes)
+    begun = time.monotonic()
+    _mdata(preprocess("one"), folder)
+    alone_s, begun = time.monotonic() - begun, time.monotonic()
+    with ExitStack() as stack:
+        one = engine(name, folder, stack)
+        draw = random.Random(f"{seed} {name}")
+        launches, killed = survive(one, folder, parts=parts, kills=kills, draw=draw, within_s=within_s, out=name)
+    took_s = time.monotonic() - begun
+    check(folder, name)
+    return f"{name}: {parts} parts, {killed} kills, {launches} launches, {took_s:.0f} s (one run alone {alone_s:.0f} s)"
+
+
+def main() -> int:
+    """Run as a program."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=("local", "slurm", "ray"), required=True)
+    parser.add_argument("--mb", type=int, default=2000)
+    parser.add_argument("--parts", type=int, default=64)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--folder", type=Path, help="where the files go; default: the system's")
+    arguments = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(dir=arguments.folder))
+    size, kills = arguments.mb * 10**6, arguments.kills
+    print(
+        run(
+            arguments.engine,
+            folder,
+            num_bytes=size,
+            parts=arguments.parts,
+            kills=kills,
+            seed=arguments.seed,
+            within_s=8,
+        )
+    )
+    shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""A Slurm of this machine alone: munged, slurmctld and some slurmd on loopback, as Debian packages them.
+
+Several nodes are several slurmd of one host (its build has --enable-multiple-slurmd). Needs root, because slurmd does;
+where a program is missing, whoever asks for a cluster is told so and skips.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
+
+
+def missing() -> str | None:
+    """Why there can be no cluster here; None: there can."""
+    absent = [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
+    if absent:
+        return f"Slurm is not installed: no {', '.join(absent)} (make cluster-test installs it)"
+    return "slurmd needs root" if os.getuid() else None
+
+
+def _path() -> str:
+    return f"{os.environ['PATH']}:/usr/sbin:/sbin"
+
+
+class Slurm:
+    """A running cluster.
+
+    Args:
+        folder: its state and logs.
+        nodes: how many slurmd.
+        cpus: of each.
+        max_array: the site's MaxArraySize.
+    """
+
+    def __init__(self, folder: Path, *, nodes: int, cpus: int, max_array: int) -> None:
+        self.folder, self.nodes = folder, nodes
+        self.environment = {**os.environ, "PATH": _path(), "SLURM_CONF": str(folder / "slurm.conf")}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        for name in ("state", *(f"spool-n{number}" for number in range(1, nodes + 1))):
+            (folder / name).mkdir(parents=True)
+        key = folder / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o600)
+        folder.chmod(0o755)
+        (folder / "slurm.conf").write_text(self._conf(cpus, max_array))
+
+    def _conf(self, cpus: int, max_array: int) -> str:
+        host = socket.gethostname().split(".")[0]
+        ports = [_free_port() for _ in range(self.nodes + 1)]
+        lines = [
+            "ClusterName=test", f"SlurmctldHost={host}(127.0.0.1)", f"SlurmctldPort={ports[0]}",
+            "AuthType=auth/munge", f"AuthInfo=socket={self.folder}/munge.socket", "SlurmUser=root", "SlurmdUser=root",
+            f"StateSaveLocation={self.folder}/state", f"SlurmdSpoolDir={self.folder}/spool-%n",
+            f"SlurmctldPidFile={self.folder}/slurmctld.pid", f"SlurmdPidFile={self.folder}/slurmd-%n.pid",
+            f"SlurmctldLogFile={self.folder}/slurmctld.log", f"SlurmdLogFile={self.folder}/slurmd-%n.log",
+            "ProctrackType=proctrack/linuxproc", "TaskPlugin=task/none", "SwitchType=switch/none",
+            "MpiDefault=none", "ReturnToService=2", "SelectType=select/cons_tres", "SelectTypeParameters=CR_CPU",
+            f"MaxArraySize={max_array}", "SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1",
+            "JobRequeue=1", "KillWait=2", "MinJobAge=600", "SlurmctldTimeout=30", "SlurmdTimeout=30", "InactiveLimit=0",
+            *(
+                f"NodeName=n{n} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[n]} CPUs={cpus} State=UNKNOWN"
+                for n in range(1, self.nodes + 1)
+            ),
+            f"PartitionName=all Nodes=n[1-{self.nodes}] Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO",
+        ]  # fmt: skip
+        return "\n".join(lines) + "\n"
+
+    def start(self) -> None:
+        """Start all daemons, and wait until the nodes are idle."""
+        munge = ["--socket", str(self.folder / "munge.socket"), "--key-file", str(self.folder / "munge.key")]
+        munge += ["--pid-file", str(self.folder / "munge.pid"), "--log-file", str(self.folder / "munge.log")]
+        self._spawn("munged", ["munged", "--foreground", "--force", *munge, f"--seed-file={self.folder}/munge.seed"])
+        _wait(lambda: (self.folder / "munge.socket").exists(), "munged does not start")
+        self._spawn("slurmctld", ["slurmctld", "-D", "-i"])
+        for number in range(1, self.nodes + 1):
+            self._spawn(f"n{number}", ["slurmd", "-D", "-N", f"n{number}"])
+        _wait(lambda: self.run("sinfo", "-h", "-o", "%t %D").split() == ["idle", str(self.nodes)], "no idle nodes")
+
+    def run(self, *words: str) -> str:
+        """One of Slurm's commands; empty where it fails."""
+        done = subprocess.run(words, env=self.environment, capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    def stop(self) -> None:
+        """End all daemons and what they run."""
+        self.run("scancel", "--user=root")
+        for process in reversed(self._processes.values()):
+            process.terminate()
+        for process in self._processes.values():
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _spawn(self, name: str, words: list[str]) -> None:
+        log = (self.folder / f"{name}.out").open("wb")
+        self._processes[name] = subprocess.Popen(
+            [str(shutil.which(words[0], path=_path())), *words[1:]], env=self.environment, stdout=log, stderr=log
+        )
+        log.close()
+
+
+@contextmanager
+def slurm(folder: Path, *, nodes: int = 2, cpus: int = 2, max_array: int = 1001) -> Iterator[Slurm]:
+    """A cluster while the block runs."""
+    made = Slurm(folder, nodes=nodes, cpus=cpus, max_array=max_array)
+    with ExitStack() as stack:
+        stack.callback(made.stop)
+        made.start()
+        yield made
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _wait(ready: object, what: str, seconds: float = 40) -> None:
+    end = time.monotonic() + seconds
+    while not ready():  # type: ignore[operator]
+        assert time.monotonic() < end, what
+        time.sleep(0.2)

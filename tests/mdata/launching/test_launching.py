@@ -1,0 +1,181 @@
+"""Jobs in parts on this machine: what is launched, told, started again, and refused before anything starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mdata
+from cli.mdata import main
+from mdata.errors import DamageError, UsageError
+from mdata.launching import job_status as status_module
+from mdata.launching.job_folder import MERGE, Job, PartState, load_job, read_state, save_job, write_started
+from mdata.launching.job_status import job_status, last_progress
+from mdata.launching.on_slurm import Array, array_script, arrays_of, merge_script
+from tests.helpers.examples import examples
+from tests.mdata.preprocessing.test_parts import write_mix
+
+BYTE = ["--tokenizer-type", "ByteTokenizer"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    write_mix(tmp_path / "in")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def launch(*words, parts=3, command=()):
+    given = ["preprocess", "--input", "in", "--output-prefix", "out/c", *BYTE, *command]
+    return main(["launch", *(words or ("local",)), "--parts", str(parts), "--", *given])
+
+
+def a_job(folder, **more):
+    known = Job(("preprocess",), str(folder), 4, "reference", "out/c", ("text_document",), 4000)
+    return replace(known, **more)
+
+
+def test_parts_are_run_merged_told_and_not_run_twice(here, capsys):
+    assert launch("local", "--at-once", "2") == 0
+    assert "3 of 3 parts were run" in capsys.readouterr().out
+    assert main(["preprocess", "--input", "in", "--output-prefix", "one/c", *BYTE]) == 0
+    one, merged = (mdata.open_corpus(here / f"{name}/c_text_document.json") for name in ("one", "out"))
+    assert one.num_tokens == merged.num_tokens and (one.lengths == merged.lengths).all()
+    assert main(["status", "out/c"]) == 0
+    told = capsys.readouterr().out
+    assert "3 parts: 3 done; merged" in told and "time left: 0:00:00" in told
+    assert main(["tail", "out/c"]) == 0
+    assert "merge.log" in capsys.readouterr().out
+    assert launch("local") == 0
+    assert "nothing is left to do" in capsys.readouterr().out
+
+
+def test_only_what_is_missing_is_started(here, capsys):
+    assert launch("local", "--merge", "none") == 0
+    for path in (here / "out").glob("c-00002-of-00003_*"):
+        path.unlink()
+    before = [read_state(load_job(here / "out/c"), number).at_s for number in (1, 2, 3)]
+    assert launch("local", "--merge", "none") == 0
+    after = [read_state(load_job(here / "out/c"), number).at_s for number in (1, 2, 3)]
+    assert [old == new for old, new in zip(before, after, strict=True)] == [True, False, True]
+
+
+def test_a_part_that_fails_is_named_with_its_reason_and_the_others_go_on(here, capsys):
+    text = (here / "in/e.jsonl").read_text()
+    (here / "in/e.jsonl").write_text(text + '{"no": 1}\n')
+    assert launch("local") == 3
+    told = capsys.readouterr().err
+    assert "1 of 3 parts (00003-of-00003) failed" in told and "e.jsonl" in told and "part-00003.log" in told
+    assert main(["status", "out/c", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["counts"] == {"done": 2, "failed": 1} and facts["parts"][2]["code"] == 3
+    assert main(["tail", "out/c"]) == 0
+    assert "mdata: error:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "command", "message"),
+    [
+        ((), ["--shard", "1/2"], "the launcher gives each part its number"),
+        ((), ["--partitions", "2"], "--shard cannot be combined with --partitions"),
+        ((), ["--dry-run"], "--dry-run writes nothing"),
+        ((), ["--json-keys", "a/b"], "cannot be part of a file name"),
+        (("local", "--at-once", "0"), [], "--at-once 0"),
+        (("local", "--cpus", "0"), [], "--cpus 0"),
+    ],
+)
+def test_what_would_fail_in_every_part_fails_once(here, capsys, words, command, message):
+    assert launch(*words, command=command) == 2
+    assert message in capsys.readouterr().err and not (here / "out").exists()
+
+
+def test_only_preprocess_can_be_launched(here, capsys):
+    assert main(["launch", "local", "--parts", "2", "--", "verify", "x"]) == 2
+    assert "verify cannot be launched" in capsys.readouterr().err
+    assert main(["launch", "local", "--parts", "2"]) == 2
+    assert "no command cannot be launched" in capsys.readouterr().err
+
+
+def test_slurm_that_is_not_here_is_said(here, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", str(here))
+    assert launch("slurm") == 2
+    assert "scontrol is not here" in capsys.readouterr().err
+
+
+def test_another_job_in_the_folder_is_refused(tmp_path):
+    save_job(a_job(tmp_path))
+    save_job(a_job(tmp_path, merge="copy"))
+    for more, found in (({"num_parts": 5}, "num_parts: 5"), ({"words": ("preprocess", "--x")}, "preprocess --x")):
+        with pytest.raises(UsageError, match=f"(?s)is the folder of another job.*{found}"):
+            save_job(a_job(tmp_path, **more))
+
+
+def test_a_job_that_is_not_there_or_damaged_is_said(tmp_path):
+    with pytest.raises(UsageError, match="is not a job"):
+        load_job(tmp_path / "x")
+    save_job(a_job(tmp_path))
+    (tmp_path / "out/c.job/job.json").write_text("{")
+    with pytest.raises(DamageError, match=r"job\.json is damaged"):
+        load_job(tmp_path / "out/c")
+
+
+def test_the_condition_of_a_part_is_told_from_its_files(tmp_path, monkeypatch):
+    job = a_job(tmp_path)
+    save_job(job)
+    assert job_status(job).counts == {"waiting": 4}
+    write_started(job, 1)
+    job.log(1).write_text('{"doing": "tokenizing", "unit": "B", "done": 300, "mb_per_s": 0.0001}\nmdata: a note\n{"doi')
+    found = job_status(job)
+    assert found.counts == {"running": 1, "waiting": 3} and found.done_bytes == 300
+    assert found.seconds_left == pytest.approx(37)
+    assert job_status(job, now_s=time.time() + 100).counts == {"silent": 1, "waiting": 3}
+    for number, event in ((2, ("ended", 75)), (3, ("ended", 3))):
+        job.state_path(number).write_text(json.dumps({"event": event[0], "code": event[1], "attempt": 1}))
+    dead = {"event": "started", "host": os.uname().nodename, "pid": 1 << 30, "attempt": 1}
+    job.state_path(4).write_text(json.dumps(dead))
+    assert job_status(job).counts == {"running": 1, "stopped": 2, "failed": 1}
+    (tmp_path / "out/c-00003-of-00004_text_document.json").write_text("{}")
+    assert job_status(job).counts["done"] == 1
+
+
+def test_progress_is_the_last_whole_line_of_it(tmp_path):
+    assert last_progress(tmp_path / "none") == {}
+    lines = [json.dumps({"doing": "tokenizing", "unit": "B", "done": n, "more": "x" * 100}) for n in range(400)]
+    (tmp_path / "log").write_text("\n".join(lines) + '\n{"doing": "merging", "unit": "B"\n')
+    assert last_progress(tmp_path / "log")["done"] == 399
+    assert len(status_module.last_lines(tmp_path / "log", 500)) < 10
+
+
+@examples(200)
+@given(parts=st.sets(st.integers(1, 300)), max_array=st.integers(2, 100))
+def test_arrays_have_every_part_once_and_no_task_beyond_the_sites_limit(parts, max_array):
+    arrays = arrays_of(sorted(parts), max_array)
+    assert sorted(one.offset + task for one in arrays for task in one.tasks) == sorted(parts)
+    assert all(1 <= task < max_array for one in arrays for task in one.tasks)
+    assert len({one.offset for one in arrays}) == len(arrays)
+
+
+def test_scripts_say_what_slurm_needs(tmp_path):
+    job = a_job(tmp_path)
+    script = array_script(job, Array(1000, (1, 2, 5)), cpus=8, at_once=16)
+    assert script.startswith("#!/bin/bash\n")
+    for line in ("--array=1-2,5%16", "--cpus-per-task=8", "--requeue", "--signal=B:USR1@120", "--open-mode=append"):
+        assert f"#SBATCH {line}\n" in script
+    assert script.endswith(f"--cpus 8 {job.folder} $((1000 + SLURM_ARRAY_TASK_ID))\n")
+    merge = merge_script(job, ["7", "9"])
+    assert "#SBATCH --dependency=afterok:7:9\n" in merge and "--kill-on-invalid-dep=yes" in merge
+    assert merge.endswith(f" {MERGE}\n") and "--dependency" not in merge_script(job, [])
+
+
+def test_a_state_that_cannot_be_read_is_none(tmp_path):
+    job = a_job(tmp_path)
+    save_job(job)
+    job.state_path(1).write_text("[]")
+    assert read_state(job, 1) is None and read_state(job, 2) is None
+    assert PartState("waiting").code is None
