@@ -57,7 +57,8 @@ class Slurm:
         ports = [_free_port() for _ in range(self.nodes + 1)]
         lines = [
             "ClusterName=test", f"SlurmctldHost={host}(127.0.0.1)", f"SlurmctldPort={ports[0]}",
-            "AuthType=auth/munge", f"AuthInfo=socket={self.folder}/munge.socket,cred_expire=5", "SlurmUser=root", "SlurmdUser=root",
+            "AuthType=auth/munge", f"AuthInfo=socket={self.folder}/munge.socket,cred_expire=5",
+            "SlurmUser=root", "SlurmdUser=root",
             f"StateSaveLocation={self.folder}/state", f"SlurmdSpoolDir={self.folder}/spool-%n",
             f"SlurmctldPidFile={self.folder}/slurmctld.pid", f"SlurmdPidFile={self.folder}/slurmd-%n.pid",
             f"SlurmctldLogFile={self.folder}/slurmctld.log", f"SlurmdLogFile={self.folder}/slurmd-%n.log",
