@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +22,13 @@ from pathlib import Path
 from mdata import DamageError, MdataError, UsageError
 from mdata.errors import os_errors_named
 from mdata.util import atomic_io
-from trainer.checkpoint.format import Index, IndexFault, RunState, parse_index
+from trainer.checkpoint.format import Index, RunState, parse_index
+from trainer.checkpoint.index_fields import IndexFault
 
 INDEX, LATEST = "index.json", "latest"
 _NAME = re.compile(r"step-([1-9][0-9]{0,17})")
-_LEFTOVER = re.compile(r"\.step-[0-9]+\.(partial|removed)")
+_LEFTOVER = re.compile(r"\.step-[0-9]+\.([0-9a-z-]+\.)?(partial|removed)")
+_OURS = re.compile(r"rank-.*|tokenizer/.*|index.*")  # names in a checkpoint that nobody else should give
 
 
 class _Misnamed(IndexFault):
@@ -61,7 +63,7 @@ def find_checkpoint(root: Path) -> Found:
     if named is not None and _NAME.fullmatch(named) and (root / named).is_dir():
         return Found(root / named)
     problem = f"{pointer} is missing" if named is None else f"{pointer} names no checkpoint in its folder ({named!r})"
-    whole = next(_whole(root), None)
+    whole = next(whole_checkpoints(root), None)
     if whole is not None:
         return Found(whole, f"{problem}; using the newest whole checkpoint, {whole.name}")
     damaged = [folder.name for folder in _checkpoints(root)]
@@ -91,7 +93,9 @@ def read_index(folder: Path) -> Index:
     try:
         index = _read_index(folder)
     except IndexFault as error:
-        what = f"{folder / INDEX} is damaged" + (f" at {error.place}" if error.place else "")
+        part, _, inside = error.place.partition("/")
+        name, place = (part, inside) if part.endswith(".json") else (INDEX, error.place)
+        what = f"{folder / name} is damaged" + (f" at {place}" if place else "")
         raise DamageError(what, found=error.shown, expected=error.expected, fix=instead(folder)) from error
     if problem := _file_problem(folder, index):
         name, found, expected = problem
@@ -106,29 +110,61 @@ def run_state(folder: Path) -> RunState:
 
 def instead(folder: Path) -> str:
     """What to do without a checkpoint that was there."""
-    others = [path for path in _whole(folder.parent) if path != folder]
+    others = [path for path in whole_checkpoints(folder.parent) if path != folder]
     if not others:
         return "restore it from a copy; there is no other whole checkpoint in its folder"
     # A later one may be of a curve that this run has left.
-    earlier = (path for path in others if _NAME.fullmatch(folder.name) and _step(path) < _step(folder))
+    earlier = (path for path in others if _NAME.fullmatch(folder.name) and step_of(path) < step_of(folder))
     other = next(earlier, others[0])
     return f"restore it from a copy, or write {other.name} into {folder.parent / LATEST} to continue from that one"
 
 
-def remove_old(root: Path, keep: int) -> None:
+def check_partial(partial: Path) -> None:
+    """Verify what is about to get a checkpoint's name: the index, coverage, and the sizes of all files.
+
+    Raises:
+        DamageError: it is not what was written.
+    """
+    try:
+        problem = _file_problem(partial, _read_index(partial))
+    except IndexFault as error:
+        problem = (error.place or INDEX, error.shown, error.expected)
+    if problem:
+        name, found, expected = problem
+        fix = "look at the system's log: the file system did not keep what was written"
+        raise DamageError(f"a checkpoint was not written: {partial / name}", found=found, expected=expected, fix=fix)
+
+
+def partial_folder(root: Path, step: int, *, attempt: str) -> Path:
+    """Where the ranks write a checkpoint before it has its name; `attempt` is that of no other save."""
+    return root / f".{folder_name(step)}.{attempt}.partial"
+
+
+def remove_leftovers(root: Path) -> None:
+    """Delete temporary folders of crashed saves; no save may be in flight."""
+    for leftover in root.iterdir() if root.is_dir() else ():
+        if _LEFTOVER.fullmatch(leftover.name):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def remove_old(root: Path, keep: int, *, every: int = 0, best: Collection[int] = ()) -> None:
     """Delete whole checkpoints but the newest `keep`, and temporary folders of crashed saves.
 
     What `latest` names always stays, and so do later ones: those that a run left when it went back to an older one take
     no place of those that it writes. A damaged one stays too.
+
+    Args:
+        every: steps that are multiples of it stay; 0: none. best: further steps that stay.
     """
-    for leftover in root.iterdir() if root.is_dir() else ():
-        if _LEFTOVER.fullmatch(leftover.name):
-            shutil.rmtree(leftover, ignore_errors=True)
+    remove_leftovers(root)
     if len(_checkpoints(root)) <= keep:
         return
     current = _first_bytes(root / LATEST) or ""
-    last = _step(root / current) if _NAME.fullmatch(current) else math.inf
-    for folder in [folder for folder in _whole(root) if _step(folder) <= last][keep:]:
+    last = step_of(root / current) if _NAME.fullmatch(current) else math.inf
+    for folder in [folder for folder in whole_checkpoints(root) if step_of(folder) <= last][keep:]:
+        step = step_of(folder)
+        if (every and step % every == 0) or step in best:
+            continue
         if folder.name != current and not folder.is_symlink():
             with suppress(OSError):
                 _remove(folder)
@@ -168,10 +204,10 @@ def _checkpoints(root: Path) -> list[Path]:
     """The folders that are checkpoints by name and have an index, newest first."""
     found = [path for path in root.iterdir() if _NAME.fullmatch(path.name)] if root.is_dir() else []
     found = [path for path in found if os.path.lexists(path / INDEX)]
-    return sorted(found, key=_step, reverse=True)
+    return sorted(found, key=step_of, reverse=True)
 
 
-def _step(folder: Path) -> int:
+def step_of(folder: Path) -> int:
     """The step in a checkpoint's name."""
     return int(folder.name.removeprefix("step-"))
 
@@ -187,7 +223,7 @@ def _is_misnamed(folder: Path) -> bool:
     return False
 
 
-def _whole(root: Path) -> Iterator[Path]:
+def whole_checkpoints(root: Path) -> Iterator[Path]:
     """Those whose index and whose files' sizes are right, newest first."""
     for folder in _checkpoints(root):
         try:
@@ -199,24 +235,32 @@ def _whole(root: Path) -> Iterator[Path]:
 
 
 def _read_index(folder: Path) -> Index:
-    path = folder / INDEX
-    with os_errors_named("reading a checkpoint"):
-        kind = _kind(path)
-        if kind != "file":
-            raise IndexFault("", kind, "a file")
-        index = parse_index(path.read_bytes())
-    if _NAME.fullmatch(folder.name) and index.run.step != _step(folder):
-        raise _Misnamed("run/step", index.run.step, f"{_step(folder)}, the step in its folder's name")
+    index = parse_index(_content(folder, INDEX), lambda name: _content(folder, name))
+    if _NAME.fullmatch(folder.name) and index.run.step != step_of(folder):
+        raise _Misnamed("run/step", index.run.step, f"{step_of(folder)}, the step in its folder's name")
     return index
+
+
+def _content(folder: Path, name: str) -> bytes:
+    with os_errors_named("reading a checkpoint"):
+        if (kind := _kind(folder / name)) != "file":
+            raise IndexFault("" if name == INDEX else name, kind, "a file")
+        return (folder / name).read_bytes()
 
 
 def _file_problem(folder: Path, index: Index) -> tuple[str, str, str] | None:
     """(name, found, expected) of the first file that is not what the index says; None: all are."""
-    for name, file in index.files.items():
+    sizes = {name: file.bytes for files in (index.files, index.extras) for name, file in files.items()}
+    for name, size in sizes.items():
         kind = _kind(folder / name)
         found = f"{(folder / name).stat().st_size} bytes" if kind == "file" else kind
-        if found != (expected := f"{file.bytes} bytes"):
+        if found != (expected := f"{size} bytes"):
             return name, found, expected
+    known = {INDEX, *sizes, *index.parts}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if name not in known and _OURS.fullmatch(name):
+            return name, "a file that the index does not list", "no such file: it belongs to another checkpoint"
     return None
 
 

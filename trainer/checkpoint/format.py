@@ -1,9 +1,11 @@
-"""The index of a checkpoint: which slices of which tensors lie in which file, and where the run was.
+"""The two kinds of index of a checkpoint: which slices of which tensors lie in which file, and where the run was.
 
-`parse_index` is pure and trusts nothing: every type, size and name is checked, file names are those that we give, and
-the slices of every tensor cover it exactly once, so that whoever reads by an index needs no check of its own.
-`dump_index` writes it. What is unusual: the checksum covers the bytes of the file, so that no flipped byte is taken for
-white space; a file without a checksum was written by an older version, which knew no hashes, and is read without them.
+Each rank writes a side index of its own file (`Part`); index.json names the side indexes with their hashes and says
+where the run was. `parse_index` puts them together. It is pure and trusts nothing: every type, size and name is
+checked, file names are those that we give, and the slices of every tensor cover it exactly once, so that whoever reads
+by an index needs no check of its own. What is unusual: the checksum of index.json covers the bytes of the file, so that
+no flipped byte is taken for white space. Version 1 had one index for all ranks; before it had checksums it knew no
+hashes, and is read without them.
 """
 
 from __future__ import annotations
@@ -12,21 +14,36 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from blake3 import blake3
 
-FORMAT, VERSION = "mtrain-checkpoint", 1
-Rectangle = tuple[tuple[int, ...], tuple[int, ...]]  # start, size
+from trainer.checkpoint.index_fields import (
+    IndexFault,
+    check_keys,
+    is_of_type,
+    list_of,
+    object_of,
+    sizes_of,
+    text_of,
+    whole_number,
+)
+from trainer.checkpoint.tiling import tiles_exactly
 
-_KEYS = {"format", "version", "run", "files", "tensors"}
-_HASHED = {"checksum", "headers"}  # what the indexes of older versions lack
+FORMAT, VERSION = "mtrain-checkpoint", 2
+PART_FORMAT = "mtrain-checkpoint-part"
+DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "U8": 1}  # bytes
+
+_KEYS = {"format", "version", "run", "parts", "extras", "checksum"}
+_PART_KEYS = {"format", "version", "bytes", "header", "tensors"}
+_KEYS_1 = {"format", "version", "run", "files", "tensors"}
+_HASHED_1 = {"checksum", "headers"}  # what the oldest indexes lack
 _FILE = re.compile(r"rank-[0-9]{5,9}\.safetensors")
+_PART = re.compile(r"rank-[0-9]{5,9}\.json")
+_EXTRA = re.compile(r"(tokenizer/)?[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _HASH = re.compile(r"[0-9a-f]{64}")
-_MOST = (1 << 63) - 1
-_MOST_DIMS = 8
 _SCALER = {"scale", "good_steps", "hysteresis"}  # see optim/scaler.py
 _EMPTY_CHECKSUM = b'"checksum": ""'
 
@@ -44,10 +61,15 @@ class SavedSlice:
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """A logical tensor; its slices cover it exactly once."""
+    """A logical tensor; its slices cover it exactly once, those of a `Part` a part of it.
+
+    Attributes:
+        dtype: of all its slices, as safetensors writes it ("F32"); version 1 does not say.
+    """
 
     shape: tuple[int, ...]
     slices: tuple[SavedSlice, ...]
+    dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +78,22 @@ class SavedFile:
 
     bytes: int
     header: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HashedFile:
+    """A small file that is read as a whole: a side index, or one of the tokenizer's."""
+
+    bytes: int
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one rank wrote: its file, and its slices by state and logical name."""
+
+    file: SavedFile
+    tensors: Mapping[str, SavedTensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +107,7 @@ class RunState:
         config: the resolved configuration as TOML.
         measured: what metrics.jsonl says of this step; a run that ended before it was written writes it on resuming.
         scaler: the state of the loss scale (optim/scaler.py); empty in checkpoints of older versions.
+        versions: of the programs that wrote it, and the layout: for people.
     """
 
     step: int
@@ -79,6 +118,7 @@ class RunState:
     config: str
     measured: dict[str, Any] = field(default_factory=dict)
     scaler: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,46 +127,27 @@ class Index:
 
     Attributes:
         files: by name. tensors: by state and logical name, "exp_avg/embedding.weight".
-        hashed: whether damage of the files' content will be seen; not in checkpoints of older versions.
+        hashed: whether damage of the files' content will be seen; not in the oldest checkpoints.
+        parts: the side indexes by name; none in version 1. extras: the tokenizer's files. version: of the format.
     """
 
     run: RunState
     files: Mapping[str, SavedFile]
     tensors: Mapping[str, SavedTensor]
     hashed: bool
+    parts: Mapping[str, HashedFile] = field(default_factory=dict)
+    extras: Mapping[str, HashedFile] = field(default_factory=dict)
+    version: int = VERSION
 
 
-@dataclass
-class IndexFault(ValueError):
-    """Something that no writer of ours puts into an index.
-
-    Args:
-        place: where it stands, such as "run/step"; "": the file as a whole. found, expected: there.
-    """
-
-    place: str
-    found: object
-    expected: str
-
-    @property
-    def shown(self) -> str:
-        """What was found, for the user: in a damaged file it may be long, or no text that a terminal takes."""
-        return ascii(self.found)[1:-1][:120] if isinstance(self.found, str) else ascii(self.found)[:120]
-
-
-def dump_index(index: Index) -> bytes:
+def dump_index(run: RunState, parts: Mapping[str, HashedFile], *, extras: Mapping[str, HashedFile]) -> bytes:
     """The bytes of index.json."""
-    tensors = {
-        name: {"shape": tensor.shape, "slices": [asdict(piece) for piece in tensor.slices]}
-        for name, tensor in index.tensors.items()
-    }
     value = {
         "format": FORMAT,
         "version": VERSION,
-        "run": asdict(index.run),
-        "files": {name: file.bytes for name, file in index.files.items()},
-        "headers": {name: file.header for name, file in index.files.items()},
-        "tensors": tensors,
+        "run": asdict(run),
+        "parts": {name: asdict(file) for name, file in parts.items()},
+        "extras": {name: asdict(file) for name, file in extras.items()},
         "checksum": "",
     }
     # Sorted, so that the first word of the file is the checksum's.
@@ -134,119 +155,204 @@ def dump_index(index: Index) -> bytes:
     return text.replace(_EMPTY_CHECKSUM, f'"checksum": "{blake3(text).hexdigest()}"'.encode(), 1)
 
 
-def parse_index(raw: bytes) -> Index:
+def dump_part(part: Part) -> bytes:
+    """The bytes of a side index; the names of its file and of the slices' keys follow from its own and theirs."""
+    tensors = {
+        name: {
+            "shape": tensor.shape,
+            "dtype": tensor.dtype,
+            "slices": [{"start": piece.start, "size": piece.size, "hash": piece.hash} for piece in tensor.slices],
+        }
+        for name, tensor in part.tensors.items()
+    }
+    value = {"format": PART_FORMAT, "version": VERSION, **asdict(part.file), "tensors": tensors}
+    return json.dumps(value, sort_keys=True).encode()
+
+
+def file_of_part(name: str) -> str:
+    """The file of slices that a side index describes."""
+    return f"{name.removesuffix('.json')}.safetensors"
+
+
+def parse_index(raw: bytes, read_part: Callable[[str], bytes]) -> Index:
     """What `dump_index` or an older version wrote.
+
+    Args:
+        read_part: the content of a side index by its name; its hash is compared here.
 
     Raises:
         IndexFault: anything that they could not have written.
     """
-    try:
-        return _index(raw, json.loads(raw))
-    except IndexFault:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise IndexFault("", str(error), "JSON") from error
+    table = object_of(_json(raw), "")
+    version = table.get("version")
+    if table.get("format") != FORMAT or type(version) is not int or version not in (1, VERSION):
+        raise IndexFault("", f"{table.get('format')} version {version}", f"{FORMAT} version {VERSION} or 1")
+    return _index_1(raw, table) if version == 1 else _index(raw, table, read_part)
 
 
-def tiles_exactly(shape: Sequence[int], boxes: Sequence[Rectangle]) -> bool:
-    """Whether rectangles cover every element of a tensor exactly once.
+def parse_part(raw: bytes, name: str) -> Part:
+    """What `dump_part` wrote.
 
     Args:
-        shape: of the tensor, every size at least 1. boxes: each inside it and not empty.
+        name: of the side index.
+
+    Raises:
+        IndexFault: anything that it could not have written.
     """
-    if not shape:
-        return len(boxes) == 1
-    if sum(math.prod(size) for _, size in boxes) != math.prod(shape):
-        return False
-    # Between two neighbouring edges along dim 0 the same boxes lie side by side: they tile the other dims.
-    waiting = sorted(boxes, key=lambda box: -box[0][0])
-    edges = sorted({0, *(start[0] for start, _ in boxes), *(start[0] + size[0] for start, size in boxes)})
-    across: list[Rectangle] = []
-    for edge in edges:
-        before = len(across)
-        across = [(start, size) for start, size in across if start[0] + size[0] > edge]
-        changed = len(across) != before
-        while waiting and waiting[-1][0][0] == edge:
-            across.append(waiting.pop())
-            changed = True
-        if (
-            changed
-            and edge != shape[0]
-            and not tiles_exactly(shape[1:], [(start[1:], size[1:]) for start, size in across])
-        ):
-            return False
-    return True
+    table = object_of(_json(raw, name), name)
+    check_keys(table, _PART_KEYS, place=f"{name}/its keys")
+    if (table["format"], table["version"]) != (PART_FORMAT, VERSION) or type(table["version"]) is not int:
+        raise IndexFault(name, f"{table['format']} version {table['version']}", f"{PART_FORMAT} version {VERSION}")
+    file = file_of_part(name)
+    saved = SavedFile(
+        whole_number(table["bytes"], f"{name}/bytes", low=8), text_of(table["header"], f"{name}/header", form=_HASH)
+    )
+    tensors = {
+        key: _part_tensor(key, entry, place=f"{name}/{key}", file=file)
+        for key, entry in object_of(table["tensors"], f"{name}/tensors").items()
+    }
+    return Part(saved, tensors)
 
 
-def _index(raw: bytes, value: Any) -> Index:
-    table = _table(value, "", "a JSON object")
-    if (table.get("format"), table.get("version")) != (FORMAT, VERSION) or type(table["version"]) is not int:
-        found = f"{table.get('format')} version {table.get('version')}"
-        raise IndexFault("", found, f"{FORMAT} version {VERSION}")
-    hashed = bool(_HASHED & table.keys())
-    _check_keys(table, _KEYS | _HASHED if hashed else _KEYS, place="its keys")
+def _json(raw: bytes, place: str = "") -> Any:
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise IndexFault(place, str(error), "JSON") from error
+
+
+def _index(raw: bytes, table: Mapping[str, Any], read_part: Callable[[str], bytes]) -> Index:
+    check_keys(table, _KEYS, place="its keys")
+    _check_checksum(raw, table["checksum"])
+    parts = _hashed_files(table["parts"], "parts", _PART)
+    files: dict[str, SavedFile] = {}
+    merged: dict[str, list[SavedTensor]] = {}
+    for name, file in parts.items():
+        content = read_part(name)
+        if (found := blake3(content).hexdigest()) != file.hash:
+            raise IndexFault(name, f"hash {found}", f"{file.hash}, as index.json says")
+        part = parse_part(content, name)
+        files[file_of_part(name)] = part.file
+        for key, tensor in part.tensors.items():
+            merged.setdefault(key, []).append(tensor)
+    tensors = {name: _joined(name, pieces) for name, pieces in merged.items()}
+    extras = _hashed_files(table["extras"], "extras", _EXTRA)
+    return Index(_run(table["run"]), files, tensors, hashed=True, parts=parts, extras=extras)
+
+
+def _joined(name: str, parts: Sequence[SavedTensor]) -> SavedTensor:
+    """One tensor of what several ranks stored of it."""
+    first = parts[0]
+    for other in parts:
+        if (other.shape, other.dtype) != (first.shape, first.dtype):
+            found = f"shape {list(other.shape)}, {other.dtype}"
+            raise IndexFault(f"tensors/{name}", found, f"shape {list(first.shape)}, {first.dtype} as in another part")
+    slices = tuple(piece for part in parts for piece in part.slices)
+    _check_tiles(f"tensors/{name}", first.shape, slices)
+    return SavedTensor(first.shape, slices, first.dtype)
+
+
+def _check_tiles(place: str, shape: tuple[int, ...], slices: Sequence[SavedSlice]) -> None:
+    if not tiles_exactly(shape, [(piece.start, piece.size) for piece in slices]):
+        covered = sum(math.prod(piece.size) for piece in slices)
+        found = f"{len(slices)} slices with {covered} elements in total"
+        raise IndexFault(place, found, f"slices that cover each of the {math.prod(shape)} elements exactly once")
+
+
+def _part_tensor(name: str, value: Any, *, place: str, file: str) -> SavedTensor:
+    table = object_of(value, place)
+    check_keys(table, {"shape", "dtype", "slices"}, place=place)
+    shape = sizes_of(table["shape"], f"{place}/shape", low=1)
+    if type(table["dtype"]) is not str or table["dtype"] not in DTYPES:
+        raise IndexFault(f"{place}/dtype", table["dtype"], f"one of {', '.join(DTYPES)}")
+    slices = []
+    for number, item in enumerate(list_of(table["slices"], f"{place}/slices")):
+        start, size = _rectangle(item, f"{place}/{number}", shape=shape, keys={"start", "size", "hash"})
+        hashed = text_of(item["hash"], f"{place}/{number}/hash", form=_HASH)
+        slices.append(SavedSlice(file, slice_key(name, start), start, size, hashed))
+    return SavedTensor(shape, tuple(slices), table["dtype"])
+
+
+def _hashed_files(value: Any, place: str, pattern: re.Pattern[str]) -> dict[str, HashedFile]:
+    files = {}
+    for name, entry in object_of(value, place).items():
+        text_of(name, place, form=pattern)
+        table = object_of(entry, f"{place}/{name}")
+        check_keys(table, {"bytes", "hash"}, place=f"{place}/{name}")
+        size = whole_number(table["bytes"], f"{place}/{name}/bytes", low=0)
+        files[name] = HashedFile(size, text_of(table["hash"], f"{place}/{name}/hash", form=_HASH))
+    return files
+
+
+def _index_1(raw: bytes, table: Mapping[str, Any]) -> Index:
+    hashed = bool(_HASHED_1 & table.keys())
+    check_keys(table, _KEYS_1 | _HASHED_1 if hashed else _KEYS_1, place="its keys")
     if hashed:
         _check_checksum(raw, table["checksum"])
-    files = _files(table["files"], table["headers"] if hashed else None)
+    files = _files_1(table["files"], table["headers"] if hashed else None)
     tensors = {
-        name: _tensor(name, entry, files=files, hashed=hashed)
-        for name, entry in _table(table["tensors"], "tensors", "an object").items()
+        name: _tensor_1(name, entry, files=files, hashed=hashed)
+        for name, entry in object_of(table["tensors"], "tensors").items()
     }
-    return Index(_run(table["run"]), files, tensors, hashed)
+    return Index(_run(table["run"]), files, tensors, hashed, version=1)
 
 
 def _check_checksum(raw: bytes, claimed: Any) -> None:
-    _text(claimed, "checksum", _HASH)
+    text_of(claimed, "checksum", form=_HASH)
     whole = raw.replace(f'"checksum": "{claimed}"'.encode(), _EMPTY_CHECKSUM, 1)
     if blake3(whole).hexdigest() != claimed:
         raise IndexFault("checksum", claimed, f"{blake3(whole).hexdigest()}, the hash of the file's content")
 
 
-def _files(sizes: Any, headers: Any) -> dict[str, SavedFile]:
-    table = _table(sizes, "files", "an object")
-    hashes = {} if headers is None else _table(headers, "headers", "an object")
+def _files_1(sizes: Any, headers: Any) -> dict[str, SavedFile]:
+    table = object_of(sizes, "files")
+    hashes = {} if headers is None else object_of(headers, "headers")
     if headers is not None:
-        _check_keys(hashes, set(table), place="headers")
+        check_keys(hashes, set(table), place="headers")
     files = {}
     for name, size in table.items():
-        _text(name, "files", _FILE)
-        header = None if headers is None else _text(hashes[name], f"headers/{name}", _HASH)
-        files[name] = SavedFile(_whole(size, f"files/{name}", low=8), header)
+        text_of(name, "files", form=_FILE)
+        header = None if headers is None else text_of(hashes[name], f"headers/{name}", form=_HASH)
+        files[name] = SavedFile(whole_number(size, f"files/{name}", low=8), header)
     return files
 
 
-def _tensor(name: str, value: Any, *, files: Mapping[str, SavedFile], hashed: bool) -> SavedTensor:
+def _tensor_1(name: str, value: Any, *, files: Mapping[str, SavedFile], hashed: bool) -> SavedTensor:
     place = f"tensors/{name}"
-    table = _table(value, place, "an object")
-    _check_keys(table, {"shape", "slices"}, place=place)
-    shape = _sizes(table["shape"], f"{place}/shape", low=1)
-    if type(table["slices"]) is not list:
-        raise IndexFault(f"{place}/slices", table["slices"], "a list")
+    table = object_of(value, place)
+    check_keys(table, {"shape", "slices"}, place=place)
+    shape = sizes_of(table["shape"], f"{place}/shape", low=1)
     slices = tuple(
-        _slice(name, item, place=f"{place}/slices/{number}", shape=shape, hashed=hashed)
-        for number, item in enumerate(table["slices"])
+        _slice_1(name, item, place=f"{place}/slices/{number}", shape=shape, hashed=hashed)
+        for number, item in enumerate(list_of(table["slices"], f"{place}/slices"))
     )
     for piece in slices:
         if piece.file not in files:
             raise IndexFault(place, piece.file, "one of the files that the index lists")
-    if not tiles_exactly(shape, [(piece.start, piece.size) for piece in slices]):
-        covered = sum(math.prod(piece.size) for piece in slices)
-        found = f"{len(slices)} slices with {covered} elements in total"
-        raise IndexFault(place, found, f"slices that cover each of the {math.prod(shape)} elements exactly once")
+    _check_tiles(place, shape, slices)
     return SavedTensor(shape, slices)
 
 
-def _slice(name: str, value: Any, *, place: str, shape: tuple[int, ...], hashed: bool) -> SavedSlice:
-    table = _table(value, place, "an object")
-    _check_keys(table, {"file", "key", "start", "size"} | ({"hash"} if hashed else set()), place=place)
-    start, size = _sizes(table["start"], f"{place}/start", low=0), _sizes(table["size"], f"{place}/size", low=1)
+def _slice_1(name: str, value: Any, *, place: str, shape: tuple[int, ...], hashed: bool) -> SavedSlice:
+    keys = {"file", "key", "start", "size"} | ({"hash"} if hashed else set())
+    start, size = _rectangle(value, place, shape=shape, keys=keys)
+    if value["key"] != (key := slice_key(name, start)):
+        raise IndexFault(f"{place}/key", value["key"], key)
+    file = text_of(value["file"], f"{place}/file", form=_FILE)
+    return SavedSlice(file, key, start, size, text_of(value["hash"], f"{place}/hash", form=_HASH) if hashed else None)
+
+
+def _rectangle(
+    value: Any, place: str, *, shape: tuple[int, ...], keys: set[str]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(start, size) of a slice that lies inside its tensor."""
+    table = object_of(value, place)
+    check_keys(table, keys, place=place)
+    start, size = sizes_of(table["start"], f"{place}/start", low=0), sizes_of(table["size"], f"{place}/size", low=1)
     inside = len(start) == len(size) == len(shape)
     if not inside or any(a + n > whole for a, n, whole in zip(start, size, shape, strict=True)):
         raise IndexFault(place, f"start {list(start)}, size {list(size)}", f"a part of shape {list(shape)}")
-    if table["key"] != (key := slice_key(name, start)):
-        raise IndexFault(f"{place}/key", table["key"], key)
-    file = _text(table["file"], f"{place}/file", _FILE)
-    return SavedSlice(file, key, start, size, _text(table["hash"], f"{place}/hash", _HASH) if hashed else None)
+    return start, size
 
 
 def slice_key(name: str, start: Sequence[int]) -> str:
@@ -255,17 +361,17 @@ def slice_key(name: str, start: Sequence[int]) -> str:
 
 
 def _run(value: Any) -> RunState:
-    table = _table(value, "run", "an object")
+    table = object_of(value, "run")
     hints = get_type_hints(RunState)
     optional = {f.name for f in fields(RunState) if f.default is not MISSING or f.default_factory is not MISSING}
-    _check_keys({**dict.fromkeys(optional), **table}, set(hints), place="run")
+    check_keys({**dict.fromkeys(optional), **table}, set(hints), place="run")
     for name, item in table.items():
-        if not _is(item, hints[name]):
+        if not is_of_type(item, hints[name]):
             raise IndexFault(f"run/{name}", item, str(getattr(hints[name], "__name__", hints[name])))
     run = RunState(**table)
-    _whole(run.step, "run/step", low=1)
-    _whole(run.consumed_samples, "run/consumed_samples", low=run.step)
-    if _whole(run.optimizer_steps, "run/optimizer_steps", low=0) > run.step:
+    whole_number(run.step, "run/step", low=1)
+    whole_number(run.consumed_samples, "run/consumed_samples", low=run.step)
+    if whole_number(run.optimizer_steps, "run/optimizer_steps", low=0) > run.step:
         raise IndexFault("run/optimizer_steps", run.optimizer_steps, f"at most run/step, {run.step}")
     if run.scaler and not (run.scaler.keys() == _SCALER and all(type(x) is float for x in run.scaler.values())):
         raise IndexFault("run/scaler", run.scaler, f"numbers {', '.join(sorted(_SCALER))}")
@@ -274,37 +380,3 @@ def _run(value: Any) -> RunState:
     except (ValueError, RecursionError) as error:  # not TOML, a number of 5,000 digits, nested too deep
         raise IndexFault("run/config", str(error), "TOML") from error
     return run
-
-
-def _is(value: Any, hint: Any) -> bool:
-    kinds = get_args(hint) if get_origin(hint) not in (None, dict, list, tuple) else (hint,)
-    return any(type(value) is (get_origin(kind) or kind) for kind in kinds)
-
-
-def _table(value: Any, place: str, expected: str) -> dict[str, Any]:
-    if type(value) is not dict:
-        raise IndexFault(place, value, expected)
-    return value
-
-
-def _check_keys(table: Mapping[str, Any], keys: set[str], *, place: str) -> None:
-    if table.keys() != keys:
-        raise IndexFault(place, ", ".join(sorted(table)) or "nothing", ", ".join(sorted(keys)) or "nothing")
-
-
-def _text(value: Any, place: str, pattern: re.Pattern[str]) -> str:
-    if type(value) is not str or not pattern.fullmatch(value):
-        raise IndexFault(place, value, f"text of the form {pattern.pattern}")
-    return value
-
-
-def _whole(value: Any, place: str, *, low: int) -> int:
-    if type(value) is not int or not low <= value <= _MOST:
-        raise IndexFault(place, value, f"a whole number of at least {low}")
-    return value
-
-
-def _sizes(value: Any, place: str, *, low: int) -> tuple[int, ...]:
-    if type(value) is not list or not 1 <= len(value) <= _MOST_DIMS:
-        raise IndexFault(place, value, f"a list of 1 to {_MOST_DIMS} whole numbers")
-    return tuple(_whole(item, place, low=low) for item in value)

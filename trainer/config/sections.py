@@ -242,6 +242,13 @@ class CheckpointSection:
     minutes: Amount = 10.0  # minutes of wall-clock time between checkpoints; 0: off
     keep: Positive = 2  # number of newest checkpoints to keep
     init_from: str = ""  # folder with the first weights of a new run: a run's, Hugging Face's or Megatron-LM's
+    keep_every: Count = 0  # checkpoints of steps that are multiples of it are kept as well; 0: off
+    keep_best: Count = 0  # this many with the lowest validation losses are kept as well
+    background: bool = True  # written while training goes on, from a copy of the state in the host's memory
+    on_failure: Literal["stop", "continue"] = "stop"  # what a run does when one could not be written in mid-run
+    load: Literal["latest", "latest-valid"] = (
+        "latest"  # which one a run continues from; latest-valid: every byte is compared, damaged ones are passed over
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

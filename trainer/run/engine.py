@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.checkpoint.background import HostCopies
 from trainer.checkpoint.folder import run_state
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.load import load_state
-from trainer.checkpoint.save import Shard, save_checkpoint, together
+from trainer.checkpoint.save import Shard, Target, save_checkpoint, together
 from trainer.config.sections import RunConfig
 from trainer.convert.first_weights import owned_weights
 from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
@@ -29,7 +31,7 @@ from trainer.models.stage import Microbatch
 from trainer.optim.layout import BufferLayout, make_layout
 from trainer.optim.optimizer import Buffers, Optimizer
 from trainer.optim.scaler import LossScaler, ScaleRule
-from trainer.parallel.collectives import all_reduce_
+from trainer.parallel.collectives import all_reduce_, gather_objects
 from trainer.parallel.init import Run, initialize_
 from trainer.parallel.params import Place
 from trainer.parallel.world import World
@@ -121,6 +123,7 @@ class Engine:
         self.model = family.build(plan.shape, place, groups=world.groups, dtype=dtype, device=world.device, **options)
         self.buffers = Buffers(self.model, self.layout)
         self.optimizer = Optimizer(self.buffers, config.optimizer, groups=world.groups, kernels=self.model.kernels)
+        self.copies = HostCopies()
         # A scale that is 1 has no place in the arithmetic of other precisions.
         self.scaler = LossScaler(scale_rule(config), world.device) if dtype == torch.float16 else None
         if fresh and config.checkpoint.init_from:
@@ -166,6 +169,7 @@ class Engine:
         sums[0] *= float(not own_means or self.cp.rank == 0)
         totals = torch.cat((sums, _to_device(votes(), sums)))
         decay = self.optimizer.settings.weight_decay if weight_decay is None else weight_decay
+        self.copies.before_update()
         result = self.optimizer.step(learning_rate, totals, weight_decay=decay, scale=gradient_scale)
         if self.scaler is not None:  # without loss tokens there was nothing that could overflow
             self.scaler.update_(~result.applied, counts=result.totals[2] > 0)
@@ -204,12 +208,19 @@ class Engine:
 
     @out_of_memory_in("writing a checkpoint", fix=MORE_RANKS)
     def save(self, root: Path, run: RunState) -> Path:
-        """Write a checkpoint; see save_checkpoint. The loss scale of the run is added."""
-        if self.scaler is not None:
-            run = replace(run, scaler=self.scaler.to_numbers())
-        index = {axis: group.rank for axis, group in self.world.groups.items()}
-        shard = Shard(self.optimizer.owned, index)
-        return save_checkpoint(root, run, shard=shard, state=self.optimizer.state, world=self.everyone)
+        """Write a checkpoint and wait until it exists; see save_checkpoint. The loss scale of the run is added."""
+        attempt = gather_objects(secrets.token_hex(4), self.everyone)[0]
+        target = Target(root, self.with_scale(run), attempt)
+        return save_checkpoint(target, self.shard, state=self.optimizer.state, world=self.everyone)
+
+    @property
+    def shard(self) -> Shard:
+        """The part of the optimizer's state that this rank stores."""
+        return Shard(self.optimizer.owned, {axis: group.rank for axis, group in self.world.groups.items()})
+
+    def with_scale(self, run: RunState) -> RunState:
+        """The run's state with the loss scale of this engine."""
+        return run if self.scaler is None else replace(run, scaler=self.scaler.to_numbers())
 
     @out_of_memory_in("reading a checkpoint", fix=MORE_RANKS)
     def load(self, folder: Path) -> RunState:

@@ -19,11 +19,15 @@ from mdata import UsageError
 from mdata.loader.resume_check import resumes
 from trainer.checkpoint.folder import LATEST, Found, find_checkpoint, read_index, run_state
 from trainer.checkpoint.format import RunState
+from trainer.checkpoint.load import find_valid
+from trainer.checkpoint.save import together
 from trainer.config.parse import parse_config
 from trainer.config.sections import RunConfig
 from trainer.convert.first_weights import start_notes
 from trainer.models.family import family_of
 from trainer.optim.schedules import Rates, rates
+from trainer.parallel.collectives import gather_objects
+from trainer.parallel.world import World
 from trainer.plan.lengths import batch_sizes, given_lengths, horizon, schedule_lengths
 from trainer.run.data import RunData
 
@@ -70,31 +74,34 @@ def checkpoints_folder(config: RunConfig) -> Path:
     return Path(config.run.folder) / "checkpoints"
 
 
-def find_start(config: RunConfig, data: RunData) -> Start:
+def find_start(config: RunConfig, data: RunData, *, found: Found | None = None) -> Start:
     """Where and how the run goes on, if it may.
+
+    Args:
+        found: the checkpoint; None: that of `find_checkpoint`.
 
     Raises:
         UsageError: the model, the update rule or the order of the data is not the checkpoint's; names the settings that
             differ.
         DamageError: the checkpoint is not whole.
     """
-    seen = find_checkpoint(checkpoints_folder(config))
+    seen = found or find_checkpoint(checkpoints_folder(config))
     folder = seen.folder
     if folder is None:
         first = start_notes(config, config.model.vocab_size or data.facts.vocab_size or 0)
         return Start(done=Done(0, 0), folder=None, config=with_horizon(config, None), changes={}, notes=first)
     run = run_state(folder)
     stored, _ = parse_config(tomllib.loads(run.config))
-    found = [
+    conflicts = [
         *_model_conflict(config, stored, data=data, folder=folder),
         *_data_conflict(data, run, folder),
         *_optimizer_conflict(config, stored, folder),
     ]
-    if found and seen.warning:
+    if conflicts and seen.warning:
         fix = f"write the name of another one into {folder.parent / LATEST}"
-        found.append(UsageError(seen.warning, fix=fix))
-    if found:
-        raise found[0] if len(found) == 1 else UsageError("\n".join(map(str, found)))
+        conflicts.append(UsageError(seen.warning, fix=fix))
+    if conflicts:
+        raise conflicts[0] if len(conflicts) == 1 else UsageError("\n".join(map(str, conflicts)))
     done = Done(run.step, run.consumed_samples)
     told = tuple(_seen_notes(seen))
     if stored is None:
@@ -105,6 +112,33 @@ def find_start(config: RunConfig, data: RunData) -> Start:
     changes = changed_settings(before, now)
     notes = tuple(_notes(changes, before=before, now=now, asked=config, folder=folder, done=done))
     return Start(done=done, folder=folder, config=now, changes=changes, notes=(*told, *notes))
+
+
+def found_by_all(config: RunConfig, world: World) -> Found:
+    """The checkpoint to go on from; where every byte of it has to be compared, rank 0 does that for all."""
+    root = checkpoints_folder(config)
+    if config.checkpoint.load == "latest":
+        return find_checkpoint(root)
+    found = together(
+        world.groups["world"], lambda: find_valid(root) if world.is_main else None, doing="comparing a checkpoint"
+    )[0]
+    assert found is not None, "rank 0 looks"
+    return found
+
+
+def check_agreed(done: Done, config: RunConfig, *, world: World) -> None:
+    """Refuse to start where ranks found different checkpoints: their collectives would not fit.
+
+    Raises:
+        UsageError: run.folder is not the same folder for all of them.
+    """
+    everyone = gather_objects(done, world.groups["world"])
+    if set(everyone) != {done}:
+        raise UsageError(
+            f"the ranks do not see the same checkpoints in {config.run.folder}",
+            found="steps " + ", ".join(str(other.steps) for other in everyone),
+            expected="one folder that all machines share",
+        )
 
 
 def with_horizon(config: RunConfig, before: RunConfig | None) -> RunConfig:

@@ -1,6 +1,6 @@
-"""The files of a run folder that are written before the first step, and the lock that keeps other runs out of it.
+"""The files of a run folder, and of each of its checkpoints, that do not change during a run; and the folder's lock.
 
-What a run writes as it goes is metrics.py's; its checkpoints are those of the room checkpoint.
+config.toml, plan.json, the tokenizer's files and its facts. What a run writes as it goes is metrics.py's.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from mdata import __version__
 from mdata.errors import os_errors_named
 from mdata.util import atomic_io, file_lock
 from trainer.config.parse import dump_config
@@ -38,16 +41,31 @@ def write_run_files(config: RunConfig, plan: Plan, *, data: RunData) -> Path:
     """Write what does not change during a run: config.toml, plan.json, tokenizer."""
     folder = Path(config.run.folder)
     (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
-    atomic_io.atomic_write(folder / "config.toml", dump_config(config).encode())
-    _write_json(folder / "plan.json", {**plan_facts(config, plan), "data_id": data.train.data_id})
-    for name, content in data.train.tokenizer_files.items():
-        atomic_io.atomic_write(folder / "tokenizer" / name, content)
-    if known := data.train.tokenizer:
-        # With the files above all that decides ids, so that `generate` needs no corpus.
-        facts = {"type": known.type, "options": known.options, "fingerprint": known.fingerprint}
-        _write_json(folder / "tokenizer_facts.json", facts)
+    files = {
+        "config.toml": dump_config(config).encode(),
+        "plan.json": _json({**plan_facts(config, plan), "data_id": data.train.data_id}),
+        **tokenizer_files(data),
+    }
+    for name, content in files.items():
+        atomic_io.atomic_write(folder / name, content)
     return folder
 
 
-def _write_json(path: Path, value: Any) -> None:
-    atomic_io.atomic_write(path, (json.dumps(value, indent=1) + "\n").encode())
+def tokenizer_files(data: RunData) -> dict[str, bytes]:
+    """All that decides ids, by name in the folder, so that `generate` needs no corpus."""
+    files = {f"tokenizer/{name}": content for name, content in data.train.tokenizer_files.items()}
+    if known := data.train.tokenizer:
+        facts = {"type": known.type, "options": known.options, "fingerprint": known.fingerprint}
+        files["tokenizer_facts.json"] = _json(facts)
+    return files
+
+
+def versions(world: World) -> dict[str, Any]:
+    """Which programs write a checkpoint, and in which layout: for people who look at it."""
+    mesh = world.mesh
+    layout = {axis: mesh.size(axis) for axis in ("tp", "cp", "pp", "dp")}
+    return {"mtrain": __version__, "torch": torch.__version__, "ranks": world.world_size, **layout}
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=1) + "\n").encode()

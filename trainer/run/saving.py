@@ -1,16 +1,38 @@
-"""When a checkpoint is due: at the end, every so many steps, every so many minutes, and when a run is asked to stop.
+"""When a checkpoint is due, and saving it while training goes on.
 
-One that could not be written, because the state of that step was not sound, stays due until it is. Time is kept by
-one rank, whose vote all ranks hear with the sums of the step (`Engine.step`), so that they decide alike and no
+`SaveSchedule`: at the end, every so many steps, every so many minutes, and when a run is asked to stop. A checkpoint
+that could not be written, because the state of that step was not sound, stays due until it is. Time is kept by one
+rank, whose vote all ranks hear with the sums of the step (`Engine.step`), so that they decide alike and no
 communication is added.
+
+`Saver`: one save in flight at most. What each rank finds out for itself, that its part could not be written, it says
+by a vote, too; then all ranks settle it together at the same step. "saved" is told when the checkpoint exists.
 """
 
 from __future__ import annotations
 
+import math
+import secrets
+import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
 
-from trainer.config.sections import CheckpointSection
+from mdata import MdataError
+from trainer.checkpoint.background import BackgroundSave
+from trainer.checkpoint.folder import folder_name, remove_leftovers, remove_old
+from trainer.checkpoint.format import RunState
+from trainer.checkpoint.save import Target
+from trainer.config.sections import CheckpointSection, RunConfig
+from trainer.kernels.updates import state_names
+from trainer.parallel.collectives import gather_objects
+from trainer.plan.plan import Plan
+from trainer.run.engine import Engine
+from trainer.run.metrics import read_metrics
+
+PATIENCE_S = 10.0  # for the files of other ranks, when the run ends with an error while a save is in flight
 
 
 class SaveSchedule:
@@ -65,3 +87,152 @@ class SaveSchedule:
         """A checkpoint was written."""
         self._last = self._clock()
         self._pending = self._refused = False
+
+
+class Saver:
+    """Writes a run's checkpoints, on one rank; every rank has one and calls it at the same steps.
+
+    Args:
+        config: of the run. engine: whose state is saved.
+        extras: files that go into each checkpoint, by name.
+        tell: (kind, facts, text) on rank 0: an event of the run, and what people are told; "" for nothing.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        engine: Engine,
+        *,
+        extras: Mapping[str, bytes],
+        tell: Callable[[str, dict[str, Any], str], None],
+    ) -> None:
+        self._settings, self._engine, self._extras, self._tell = config.checkpoint, engine, extras, tell
+        self._root = Path(config.run.folder) / "checkpoints"
+        self._total_bytes = checkpoint_bytes(config, engine.plan)
+        self._losses: dict[int, float] = {}
+        self._attempt: str = gather_objects(secrets.token_hex(4), engine.everyone)[0]
+        self._in_flight: BackgroundSave | None = None
+        self._told = False
+        if engine.world.is_main:
+            remove_leftovers(self._root)
+            for line in read_metrics(Path(config.run.folder)) if self._settings.keep_best else ():
+                self.evaluated(line["step"], line.get("valid") or {})
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Let a save in flight end: on an error without the other ranks' consent, who may be gone."""
+        save, self._in_flight = self._in_flight, None
+        if save is None:
+            return
+        save.hurry(PATIENCE_S)
+        try:
+            save.join()
+        finally:
+            save.cancel()
+            self._report(save)
+            if self._engine.world.is_main and not save.committed:
+                shutil.rmtree(save.target.partial, ignore_errors=True)
+
+    def vote(self) -> float:
+        """1.0 where this rank could not write its part of the save in flight, else 0.0."""
+        return float(self._in_flight is not None and self._in_flight.error is not None)
+
+    def poll(self) -> None:
+        """Tell of a save that has ended in the meantime."""
+        if self._in_flight is not None and self._in_flight.committed:
+            self._report(self._in_flight)
+
+    def evaluated(self, step: int, losses: Mapping[str, float | None]) -> None:
+        """Remember what a step's validation gave."""
+        finite = [loss for loss in losses.values() if loss is not None and math.isfinite(loss)]
+        if finite:
+            self._losses[step] = sum(finite) / len(finite)
+
+    def begin(self, run: RunState) -> None:
+        """Take a copy of the state and write it in the background; a save that is still in flight is waited for.
+
+        Raises:
+            MdataError: that one failed, and checkpoint.on_failure is "stop".
+        """
+        if self._in_flight is not None:
+            before, began = self._in_flight, time.perf_counter()
+            waits = not before.ended
+            self.finish()
+            if waits:
+                facts = {
+                    "step": run.step,
+                    "for": before.target.run.step,
+                    "seconds": round(time.perf_counter() - began, 3),
+                }
+                self._tell("save waited", facts, "")
+        engine, world = self._engine, self._engine.everyone
+        attempt = f"{self._attempt}-{run.step}"
+        target = Target(self._root, engine.with_scale(run), attempt, self._extras, self._total_bytes)
+        settings, best = self._settings, self._best()
+        self._told = False
+        self._in_flight = BackgroundSave(
+            target,
+            (world.rank, world.size),
+            shard=engine.shard,
+            state=engine.copies.take(engine.optimizer.state),
+            ready=engine.copies.wait,
+            after=lambda: remove_old(self._root, settings.keep, every=settings.keep_every, best=best),
+        )
+        if not self._settings.background:
+            self.finish()
+
+    def finish(self, *, needed: bool = False) -> bool:
+        """Wait for the save in flight, on all ranks together; whether there is a checkpoint.
+
+        Args:
+            needed: the run ends with it, so that a failure is an error whatever checkpoint.on_failure says.
+
+        Raises:
+            MdataError: a rank could not write.
+        """
+        save = self._in_flight
+        if save is None:
+            return True
+        save.written.wait()
+        failed = self._first_error(save)
+        if failed is not None:
+            save.cancel()
+        save.join()
+        failed = failed or self._first_error(save)
+        self._in_flight = None
+        if failed is None:
+            self._report(save)
+            return True
+        if self._engine.world.is_main:
+            shutil.rmtree(save.target.partial, ignore_errors=True)
+        step = save.target.run.step
+        text = f"the checkpoint of step {step} was not written; the older ones are whole: {failed}"
+        self._tell("save failed", {"step": step, "error": str(failed)}, text)
+        if needed or self._settings.on_failure == "stop":
+            raise failed
+        return False
+
+    def _first_error(self, save: BackgroundSave) -> MdataError | None:
+        errors = gather_objects(save.error, self._engine.everyone)
+        return next((error for error in errors if error is not None), None)
+
+    def _report(self, save: BackgroundSave) -> None:
+        """Say once that a checkpoint exists."""
+        if save.committed and not self._told:
+            self._told = True
+            step = save.target.run.step
+            facts = {"step": step, "checkpoint": folder_name(step), "seconds": round(save.seconds, 3)}
+            self._tell("saved", facts, "")
+
+    def _best(self) -> frozenset[int]:
+        """The steps with the lowest validation losses, of which checkpoints are kept."""
+        ordered = sorted(self._losses, key=lambda step: (self._losses[step], step))
+        return frozenset(ordered[: self._settings.keep_best])
+
+
+def checkpoint_bytes(config: RunConfig, plan: Plan) -> int:
+    """How much disk a checkpoint takes: weights and moments in the optimizer's precision."""
+    item_bytes = 8 if config.precision.dtype == "fp64" else 4
+    return plan.num_parameters * len(state_names(config.optimizer.name)) * item_bytes

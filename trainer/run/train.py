@@ -20,8 +20,9 @@ from typing import Any, NoReturn
 
 from mdata import Batch, UsageError
 from mdata.progress import SILENT, Progress
-from trainer.checkpoint.folder import folder_name, remove_old, run_state
+from trainer.checkpoint.folder import folder_name, run_state
 from trainer.checkpoint.format import RunState
+from trainer.checkpoint.save import check_room, together
 from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig
 from trainer.models.stage import Microbatch
@@ -37,9 +38,9 @@ from trainer.run.evaluating import evaluate_sets
 from trainer.run.log_text import device_text, header
 from trainer.run.measuring import Measuring
 from trainer.run.metrics import MetricsWriter, read_metrics, write_ranks
-from trainer.run.resume import Done, Start, checkpoints_folder, find_start
-from trainer.run.run_folder import locked_folder, write_run_files
-from trainer.run.saving import SaveSchedule
+from trainer.run.resume import Done, Start, check_agreed, checkpoints_folder, find_start, found_by_all
+from trainer.run.run_folder import locked_folder, tokenizer_files, versions, write_run_files
+from trainer.run.saving import Saver, SaveSchedule, checkpoint_bytes
 from trainer.run.signals import StopRequests, stop
 
 MAX_SKIPPED = 10  # steps without a finite gradient norm, or without a token that has loss, one after another
@@ -77,13 +78,17 @@ def train(config: RunConfig, world: World, *, progress: Progress = SILENT) -> Tr
 
 def _train(config: RunConfig, world: World, progress: Progress) -> TrainResult:
     data = open_data(config, progress=progress)
-    start = find_start(config, data)
+    start = find_start(config, data, found=found_by_all(config, world))
     config, done, newest = start.config, start.done, start.folder
     plan = make_plan(config, world.world_size, facts=data.facts, done_steps=done.steps, done_samples=done.samples)
-    _check_agreed(done, config, world)
+    check_agreed(done, config, world=world)
     owed = _owed(config, plan, newest, world) if newest else None
     if newest and (done.steps > plan.steps or (done.steps == plan.steps and owed is None)):
         return TrainResult(done.steps, None, {}, {}, newest)
+    together(
+        world.groups["world"],
+        lambda: check_room(checkpoints_folder(config), checkpoint_bytes(config, plan)) if world.is_main else None,
+    )
     with explained(config, plan, rank=world.rank):
         return _go_on(start, owed, plan, data=data, world=world, progress=progress)
 
@@ -141,10 +146,11 @@ class _Loop:
         total, loss, losses = self.plan.steps, None, dict[str, dict[str, float]]()
         progress.begin("train", total, unit="steps", done=done.steps)
         first = done.samples
+        self.saver = self._saver(progress)
         if owed is not None:
             loss, losses = owed.measured.get("loss"), self._evaluate(owed.step, progress)
             self._record(owed.step, owed.measured, losses)
-        with StopRequests() as stops:
+        with StopRequests() as stops, self.saver:
             for now, report, settled in self._reports(done, stops, progress):
                 loss, losses = report.loss, self._after(now, report, stops, progress, settled=settled)
                 shown = self.measuring.shown(now.steps, report)
@@ -152,6 +158,15 @@ class _Loop:
         progress.end()
         newest = checkpoints_folder(self.config) / folder_name(total)
         return TrainResult(total, loss, losses.get("valid", {}), losses.get("test", {}), newest)
+
+    def _saver(self, progress: Progress) -> Saver:
+        def tell(kind: str, facts: dict[str, Any], text: str) -> None:
+            if self.log is not None:
+                self.log.event(kind, facts)
+                if text:
+                    progress.note(text)
+
+        return Saver(self.config, self.engine, extras=tokenizer_files(self.data), tell=tell)
 
     def _after(
         self, now: Done, report: StepReport, stops: StopRequests, progress: Progress, *, settled: bool
@@ -168,9 +183,14 @@ class _Loop:
         measured = self.measuring.line(now.samples, report) if records else {}
         if records and not evaluates:
             self._record(step, measured, {})
-        self.schedule.hear(report.votes)
+        self.schedule.hear(report.votes[:3])
+        self.saver.poll()
+        if report.votes[3]:
+            self.saver.finish()
         self.asked = (self.asked[0] + report.votes[1], self.asked[1] + report.votes[2])
         saved = settled and self._save_if_due(now, report, measured, progress)
+        if saved and (any(self.asked) or step == self.plan.steps):
+            self.saver.finish(needed=True)
         if settled and any(self.asked):
             self._stop(step, saved)
         if not evaluates:
@@ -207,7 +227,7 @@ class _Loop:
                         microbatches,
                         lr,
                         weight_decay=decay,
-                        votes=lambda: (self.schedule.vote(), *stops.votes()),
+                        votes=lambda: (self.schedule.vote(), *stops.votes(), self.saver.vote()),
                         num_components=len(self.measuring.components),
                     )
                     rate.tokens += size * plan.sequence_length
@@ -242,6 +262,8 @@ class _Loop:
         return evaluate_sets(self.engine, sets, limit=self.config.train.eval_samples, progress=progress)
 
     def _record(self, step: int, measured: Mapping[str, Any], losses: Mapping[str, dict[str, float]]) -> None:
+        if losses.get("valid"):
+            self.saver.evaluated(step, losses["valid"])
         if self.log is not None:
             self.log.step(step, {**measured, **{split: found for split, found in losses.items() if found}})
 
@@ -270,15 +292,11 @@ class _Loop:
             optimizer_steps=self.engine.optimizer.steps,
             config=dump_config(self.config),
             measured=measured,
+            versions=versions(self.engine.world),
         )
         if self.log is not None:
             self.log.sync()  # a curve never ends before the checkpoint that continues it
-        began = time.perf_counter()
-        folder = self.engine.save(checkpoints_folder(self.config), run)
-        if self.log is not None:
-            remove_old(checkpoints_folder(self.config), self.config.checkpoint.keep)
-            seconds = round(time.perf_counter() - began, 3)
-            self.log.event("saved", {"step": now.steps, "checkpoint": folder.name, "seconds": seconds})
+        self.saver.begin(run)
 
     def _stop(self, step: int, saved: bool) -> NoReturn:
         """End the run on every rank as it was asked to."""
@@ -329,18 +347,3 @@ def _start_facts(start: Start, world: World) -> dict[str, Any]:
         "checkpoint": start.folder.name if start.folder else None,
         "changed": {name: {"before": before, "now": now} for name, (before, now) in start.changes.items()},
     }
-
-
-def _check_agreed(done: Done, config: RunConfig, world: World) -> None:
-    """Refuse to start where ranks found different checkpoints: their collectives would not fit.
-
-    Raises:
-        UsageError: run.folder is not the same folder for all of them.
-    """
-    everyone = gather_objects(done, world.groups["world"])
-    if set(everyone) != {done}:
-        raise UsageError(
-            f"the ranks do not see the same checkpoints in {config.run.folder}",
-            found="steps " + ", ".join(str(other.steps) for other in everyone),
-            expected="one folder that all machines share",
-        )

@@ -6,10 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from mdata import DamageError
 from trainer.checkpoint.folder import find_checkpoint, latest_checkpoint, make_room, point_to, read_index, remove_old
-from trainer.checkpoint.format import Index, RunState, SavedFile, dump_index
+from trainer.checkpoint.format import HashedFile, Part, RunState, SavedFile, dump_index, dump_part
 
 FOREIGN = ["step-old", "step-4 (copy)", "step-", "step-04", "step-0", "step--1", "step-4.bak", "notes"]
 
@@ -19,10 +20,12 @@ def write(root: Path, *steps: int) -> None:
     for step in steps:
         folder = root / f"step-{step}"
         folder.mkdir()
-        file = "rank-00000.safetensors"
         run = RunState(step, step, "id", {}, step, "")
-        (folder / file).write_bytes(b"12345678")
-        (folder / "index.json").write_bytes(dump_index(Index(run, {file: SavedFile(8, "0" * 64)}, {}, hashed=True)))
+        part = dump_part(Part(SavedFile(8, "0" * 64), {}))
+        (folder / "rank-00000.safetensors").write_bytes(b"12345678")
+        (folder / "rank-00000.json").write_bytes(part)
+        parts = {"rank-00000.json": HashedFile(len(part), blake3(part).hexdigest())}
+        (folder / "index.json").write_bytes(dump_index(run, parts, extras={}))
 
 
 def damage(root: Path, step: int) -> None:

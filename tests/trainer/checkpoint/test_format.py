@@ -6,24 +6,31 @@ import itertools
 import json
 import math
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.trainer.checkpoint.version_1 import dump_1, parse_1, unhashed_1
 from trainer.checkpoint.format import (
+    HashedFile,
     Index,
-    IndexFault,
+    Part,
     RunState,
     SavedFile,
     SavedSlice,
     SavedTensor,
     dump_index,
+    dump_part,
     parse_index,
+    parse_part,
     slice_key,
-    tiles_exactly,
 )
+from trainer.checkpoint.index_fields import IndexFault
+from trainer.checkpoint.tiling import cut, tiles_exactly
 
 HASH = "0" * 64
 FILES = {f"rank-0000{rank}.safetensors": SavedFile(1000, HASH) for rank in (0, 1)}
@@ -41,25 +48,15 @@ def small_index() -> Index:
     vector = SavedSlice(first, "weight/norm@0", (0,), (4,), HASH)
     run = RunState(7, 28, "id", {"seed": 1}, 6, "x = 1\n", {"loss": 2.5})
     tensors = {name: SavedTensor((5, 4), tuple(slices)), "weight/norm": SavedTensor((4,), (vector,))}
-    return Index(run, FILES, tensors, hashed=True)
-
-
-def unhashed(index: bytes) -> dict[str, Any]:
-    """The same as an older version wrote it: no checksum, no hashes, no measured values."""
-    value = json.loads(index)
-    del value["checksum"], value["headers"], value["run"]["measured"], value["run"]["scaler"]
-    for tensor in value["tensors"].values():
-        for piece in tensor["slices"]:
-            del piece["hash"]
-    return value
+    return Index(run, FILES, tensors, hashed=True, version=1)
 
 
 def test_what_is_written_is_read() -> None:
-    assert parse_index(dump_index(small_index())) == small_index()
+    assert parse_1(dump_1(small_index())) == small_index()
 
 
 def test_an_index_of_an_older_version_is_read_without_hashes() -> None:
-    found = parse_index(json.dumps(unhashed(dump_index(small_index()))).encode())
+    found = parse_1(json.dumps(unhashed_1(dump_1(small_index()))).encode())
     assert not found.hashed and found.run.measured == {}
     assert found.files == {name: SavedFile(1000) for name in FILES}
     assert [piece.hash for tensor in found.tensors.values() for piece in tensor.slices] == [None] * 5
@@ -67,12 +64,12 @@ def test_an_index_of_an_older_version_is_read_without_hashes() -> None:
 
 def test_every_byte_counts() -> None:
     """One flipped bit anywhere, white space included; and every shorter file."""
-    whole = dump_index(small_index())
+    whole = dump_1(small_index())
     for place in range(len(whole)):
         with pytest.raises(IndexFault):
-            parse_index(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+            parse_1(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
         with pytest.raises(IndexFault):
-            parse_index(whole[:place])
+            parse_1(whole[:place])
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -83,7 +80,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(place for key, item in below for place in places(item, (*path, key)))]
 
 
-OLD = unhashed(dump_index(small_index()))
+OLD = unhashed_1(dump_1(small_index()))
 OTHERS = [
     None,
     True,
@@ -135,7 +132,7 @@ def test_whatever_is_changed_is_refused_or_means_something(path: tuple[Any, ...]
     for other in others:
         value = changed(path, other)
         try:
-            index = parse_index(json.dumps(value).encode())
+            index = parse_1(json.dumps(value).encode())
         except IndexFault as fault:
             assert fault.shown.isascii() and len(fault.shown) <= 120
             continue
@@ -157,7 +154,7 @@ def test_a_file_has_a_name_of_ours(name: str) -> None:
     value = deepcopy(OLD)
     value["files"][name] = 1000
     with pytest.raises(IndexFault, match="files"):
-        parse_index(json.dumps(value).encode())
+        parse_1(json.dumps(value).encode())
 
 
 def test_a_slice_in_a_file_that_the_index_does_not_list_is_refused() -> None:
@@ -165,7 +162,7 @@ def test_a_slice_in_a_file_that_the_index_does_not_list_is_refused() -> None:
     value = deepcopy(OLD)
     value["tensors"]["weight/norm"]["slices"][0]["file"] = "rank-00002.safetensors"
     with pytest.raises(IndexFault) as caught:
-        parse_index(json.dumps(value).encode())
+        parse_1(json.dumps(value).encode())
     assert caught.value.expected == "one of the files that the index lists"
 
 
@@ -175,7 +172,7 @@ def test_a_slice_beyond_its_tensor_is_refused(start: int) -> None:
     value = deepcopy(OLD)
     value["tensors"]["weight/norm"]["slices"][0] |= {"start": [start], "key": f"weight/norm@{start}"}
     with pytest.raises(IndexFault) as caught:
-        parse_index(json.dumps(value).encode())
+        parse_1(json.dumps(value).encode())
     assert caught.value.expected == "a part of shape [4]"
 
 
@@ -184,7 +181,7 @@ def test_a_run_without_a_step_has_no_checkpoint(step: int) -> None:
     value = deepcopy(OLD)
     value["run"] |= {"step": step, "consumed_samples": 0, "optimizer_steps": 0}
     with pytest.raises(IndexFault) as caught:
-        parse_index(json.dumps(value).encode())
+        parse_1(json.dumps(value).encode())
     assert caught.value.place == "run/step"
 
 
@@ -194,7 +191,7 @@ def test_a_slice_that_stands_in_two_places_is_refused() -> None:
     slices = value["tensors"]["weight/a.weight"]["slices"]
     slices[3] |= {"start": [2, 0], "key": "weight/a.weight@2,0"}
     with pytest.raises(IndexFault, match="exactly once"):
-        parse_index(json.dumps(value).encode())
+        parse_1(json.dumps(value).encode())
 
 
 @pytest.mark.parametrize(
@@ -202,14 +199,14 @@ def test_a_slice_that_stands_in_two_places_is_refused() -> None:
 )
 def test_a_configuration_that_is_none_is_named(text: str) -> None:
     with pytest.raises(IndexFault) as caught:
-        parse_index(json.dumps(changed(("run", "config"), text)).encode())
+        parse_1(json.dumps(changed(("run", "config"), text)).encode())
     assert (caught.value.place, caught.value.expected) == ("run/config", "TOML")
 
 
 @pytest.mark.parametrize("raw", [b"[" * 100_000, b"{}", b"[]", b"\xff\xfe", b"", b"1" * 5000, b'{"format": "other"}'])
 def test_what_is_no_index_at_all_is_refused(raw: bytes) -> None:
-    with pytest.raises(IndexFault, match=r"JSON|mtrain-checkpoint version 1"):
-        parse_index(raw)
+    with pytest.raises(IndexFault, match=r"JSON|mtrain-checkpoint version 2"):
+        parse_1(raw)
 
 
 @st.composite
@@ -253,6 +250,117 @@ def test_a_loss_scale_has_all_its_numbers(scaler: dict[str, Any]) -> None:
     value = deepcopy(OLD)
     value["run"]["scaler"] = scaler
     with pytest.raises(IndexFault, match="run/scaler"):
-        parse_index(json.dumps(value).encode())
+        parse_1(json.dumps(value).encode())
     value["run"]["scaler"] = {"scale": 8.0, "good_steps": 3.0, "hysteresis": 1.0}
-    assert parse_index(json.dumps(value).encode()).run.scaler["scale"] == 8.0
+    assert parse_1(json.dumps(value).encode()).run.scaler["scale"] == 8.0
+
+
+def small_parts() -> dict[str, Part]:
+    """The same two tensors as two ranks store them in version 2."""
+    tensors: dict[str, dict[str, SavedTensor]] = {name: {} for name in FILES}
+    for name, tensor in small_index().tensors.items():
+        for piece in tensor.slices:
+            before = tensors[piece.file].get(name, SavedTensor(tensor.shape, (), "F32"))
+            tensors[piece.file][name] = SavedTensor(tensor.shape, (*before.slices, piece), "F32")
+    return {file.replace(".safetensors", ".json"): Part(SavedFile(1000, HASH), part) for file, part in tensors.items()}
+
+
+def written(parts: dict[str, bytes]) -> bytes:
+    files = {name: HashedFile(len(content), blake3(content).hexdigest()) for name, content in parts.items()}
+    return dump_index(small_index().run, files, extras={"tokenizer/vocab.json": HashedFile(3, HASH)})
+
+
+def test_an_index_and_its_parts_are_read() -> None:
+    parts = {name: dump_part(part) for name, part in small_parts().items()}
+    index = parse_index(written(parts), parts.__getitem__)
+    assert index.run == small_index().run and index.files == FILES and index.version == 2
+    assert list(index.parts) == list(parts) and list(index.extras) == ["tokenizer/vocab.json"]
+    for name, tensor in small_index().tensors.items():
+        assert index.tensors[name] == SavedTensor(tensor.shape, tensor.slices, "F32")
+
+
+def test_every_byte_of_an_index_and_of_its_parts_counts() -> None:
+    parts = {name: dump_part(part) for name, part in small_parts().items()}
+    whole = written(parts)
+    for place in range(len(whole)):
+        for other in (whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :], whole[:place]):
+            with pytest.raises(IndexFault):
+                parse_index(other, parts.__getitem__)
+    for name, content in parts.items():
+        for place in range(len(content)):
+            flipped = content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :]
+            with pytest.raises(IndexFault) as caught:
+                parse_index(whole, {**parts, name: flipped}.__getitem__)
+            assert caught.value.place == name
+
+
+PART = "rank-00000.json"
+
+
+@pytest.mark.parametrize("path", places(json.loads(dump_part(small_parts()[PART]))), ids=str)
+def test_whatever_is_changed_in_a_part_is_refused_or_means_something(path: tuple[Any, ...]) -> None:
+    """As if its hash had been made to fit: the rules alone decide."""
+    for other in [*OTHERS, DELETED]:
+        if other is DELETED and not path:
+            continue
+        value = json.loads(dump_part(small_parts()[PART]))
+        inside: Any = {"": value}
+        *way, last = ("", *path)
+        for key in way:
+            inside = inside[key]
+        if other is DELETED:
+            del inside[last]
+        else:
+            inside[last] = other
+        if path == ():
+            value = other
+        if isinstance(value, dict) and value == json.loads(dump_part(small_parts()[PART])):
+            continue
+        parts = {name: dump_part(part) for name, part in small_parts().items()} | {PART: json.dumps(value).encode()}
+        try:
+            index = parse_index(written(parts), parts.__getitem__)
+        except IndexFault as fault:
+            assert fault.shown.isascii()
+            continue
+        assert path[0] == "bytes" or path[0] == "tensors", path
+        assert all(8 <= file.bytes < 1 << 63 for file in index.files.values())
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "tokenizer/../x", "tokenizer/.x", ".hidden", "tokenizer/a/b", ""])
+def test_names_stay_inside_the_folder(name: str) -> None:
+    for parts, extras in (({name: HashedFile(1, HASH)}, {}), ({}, {name: HashedFile(1, HASH)})):
+        with pytest.raises(IndexFault, match=r"parts|extras"):
+            parse_index(dump_index(small_index().run, parts, extras=extras), lambda name: b"")
+
+
+def test_parts_of_another_shape_or_type_do_not_go_together() -> None:
+    for other in ({"shape": (6, 4)}, {"dtype": "F16"}):
+        parts = small_parts()
+        name = "weight/a.weight"
+        second = parts["rank-00001.json"]
+        changed_tensor = replace(second.tensors[name], **other)
+        parts["rank-00001.json"] = replace(second, tensors={name: changed_tensor})
+        raw = {key: dump_part(part) for key, part in parts.items()}
+        with pytest.raises(IndexFault) as caught:
+            parse_index(written(raw), raw.__getitem__)
+        assert "as in another part" in caught.value.expected
+
+
+def test_a_part_says_what_it_is() -> None:
+    with pytest.raises(IndexFault, match="its keys"):
+        parse_part(b"{}", PART)
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=3), st.integers(1, 40))
+def test_a_cut_rectangle_is_covered_in_order(size: list[int], most: int) -> None:
+    """Each part is contiguous in memory behind the one before it."""
+    start = tuple(range(len(size)))
+    boxes = list(cut((start, tuple(size)), most))
+    places_of = [
+        place
+        for low, extent in boxes
+        for place in itertools.product(*(range(a, a + n) for a, n in zip(low, extent, strict=True)))
+    ]
+    assert places_of == list(itertools.product(*(range(a, a + n) for a, n in zip(start, size, strict=True))))
+    row = math.prod(next((tuple(size[d + 1 :]) for d, n in enumerate(size) if n > 1), ()))
+    assert all(math.prod(extent) <= max(most, row) for _, extent in boxes)

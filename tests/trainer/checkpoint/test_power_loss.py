@@ -19,7 +19,7 @@ from tests.trainer.shapes import LLAMA
 from trainer.checkpoint.folder import latest_checkpoint, remove_old, run_state
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.load import load_state
-from trainer.checkpoint.save import Shard, save_checkpoint
+from trainer.checkpoint.save import Shard, Target, save_checkpoint
 from trainer.models.gpt_params import parameter_table
 from trainer.optim.layout import make_layout
 from trainer.parallel.collectives import Group
@@ -40,7 +40,7 @@ def save(root: Path, step: int, *, value: float, keep: int = 2) -> None:
     run = RunState(step=step, consumed_samples=step, data_id="", data={}, optimizer_steps=step, config="")
     part = shard()
     state = {"weight": torch.full((part.owned.size,), value)}
-    save_checkpoint(root, run, shard=part, state=state, world=Group.single("world"))
+    save_checkpoint(Target(root, run, "x"), part, state=state, world=Group.single("world"))
     remove_old(root, keep)
 
 

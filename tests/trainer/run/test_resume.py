@@ -144,7 +144,7 @@ def test_a_run_that_goes_on_as_it_was_has_nothing_to_tell(corpus, tmp_path):
 def _rewrite(folder: Path, text: str) -> None:
     """Give a checkpoint another configuration, as an older or a newer version would have written it."""
     index = read_index(folder)
-    (folder / "index.json").write_bytes(dump_index(replace(index, run=replace(index.run, config=text))))
+    (folder / "index.json").write_bytes(dump_index(replace(index.run, config=text), index.parts, extras=index.extras))
 
 
 def test_a_checkpoint_of_an_older_version_keeps_its_horizon(corpus, tmp_path):

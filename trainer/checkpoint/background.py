@@ -1,0 +1,150 @@
+"""A save in the background: a copy of the state on the host, and the thread that writes it while training goes on.
+
+`HostCopies` takes the copy; on a GPU into pinned memory on a stream of its own, and `before_update` lets the next
+update wait for it, so that the forward and backward passes in between run beside it. `BackgroundSave` is one save of
+one rank. It calls no collective: rank 0 waits for the files of the others. Whoever owns it asks `error` and
+`committed`; what is done about them is decided in run/saving.py.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import torch
+from torch import Tensor
+
+from mdata import MdataError, ResourceError
+from mdata.errors import explain_os_error
+from trainer.checkpoint.save import Shard, Target, commit, missing_parts, write_part
+
+LONGEST_PAUSE_S = 0.5  # between looks for files; on a shared file system each costs a message
+
+
+class HostCopies:
+    """A copy of a rank's state in the host's memory, which the next one uses again."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Tensor] = {}
+        self._stream: torch.cuda.Stream | None = None
+        self._copied: torch.cuda.Event | None = None
+
+    def take(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Begin to copy; the result may be read after `wait`."""
+        pinned = any(tensor.is_cuda for tensor in state.values())
+        for name, tensor in state.items():
+            held = self._held.get(name)
+            if held is None or (held.shape, held.dtype) != (tensor.shape, tensor.dtype):
+                self._held[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+        if not pinned:
+            for name, tensor in state.items():
+                self._held[name].copy_(tensor)
+            return dict(self._held)
+        self._stream = self._stream or torch.cuda.Stream()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for name, tensor in state.items():
+                self._held[name].copy_(tensor, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+        return dict(self._held)
+
+    def wait(self) -> None:
+        """Wait on the host until the copy is complete."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def before_update(self) -> None:
+        """Let what is launched next on the current stream wait for the copy; the host does not wait."""
+        if self._copied is not None:
+            torch.cuda.current_stream().wait_event(self._copied)
+
+
+class BackgroundSave:
+    """One rank's part of one save, in a thread; on rank 0 also the commit.
+
+    Args:
+        target: where it goes. rank, num_ranks: this one's number, and how many write.
+        shard, state: what this rank stores, on the host; nobody else may write to it. ready: waits until it is there.
+        after: called on rank 0 once the checkpoint exists.
+
+    Attributes:
+        written: set when this rank's files are there, or it has failed. committed: on rank 0, whether the checkpoint
+            exists. seconds: from the beginning to the end.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        place: tuple[int, int],
+        *,
+        shard: Shard,
+        state: Mapping[str, Tensor],
+        ready: Callable[[], None],
+        after: Callable[[], None],
+    ) -> None:
+        self.target, self._place = target, place
+        self._shard, self._state, self._ready, self._after = shard, state, ready, after
+        self.written = threading.Event()
+        self.committed = False
+        self.seconds = 0.0
+        self._began = time.perf_counter()
+        self._cancelled = threading.Event()
+        self._patience_until: float | None = None
+        threads = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._work = threads.submit(self._run)
+        self._work.add_done_callback(lambda work: self.written.set())
+        threads.shutdown(wait=False)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen."""
+        return self._work.done()
+
+    @property
+    def error(self) -> MdataError | None:
+        """Why this rank failed; None: it has not, so far."""
+        error = self._work.exception() if self._work.done() else None
+        rank = self._place[0]
+        if error is None or isinstance(error, MdataError):
+            return error
+        if isinstance(error, OSError):
+            return explain_os_error(error, f"rank {rank} writing a checkpoint")
+        # A bug, or no memory; in a thread it would be lost.
+        return ResourceError(f"rank {rank} could not write a checkpoint", found=repr(error)[:200])
+
+    def join(self) -> None:
+        """Wait for the end; a signal's handler may interrupt."""
+        wait([self._work])
+
+    def cancel(self) -> None:
+        """Wait for no other rank's files; what this rank is writing it finishes."""
+        self._cancelled.set()
+
+    def hurry(self, patience_s: float) -> None:
+        """Give other ranks only so many seconds more for their files."""
+        self._patience_until = time.monotonic() + patience_s
+
+    def _run(self) -> None:
+        rank, num_ranks = self._place
+        self._ready()
+        write_part(self.target, rank, shard=self._shard, state=self._state)
+        self.written.set()
+        if rank == 0 and self._wait_for_parts(num_ranks):
+            commit(self.target, num_ranks)
+            self.committed = True
+            self.seconds = time.perf_counter() - self._began
+            self._after()
+
+    def _wait_for_parts(self, num_ranks: int) -> bool:
+        """Whether all ranks have written; False: it is no longer wanted."""
+        pause = 0.005
+        while missing_parts(self.target, num_ranks):
+            if self._patience_until is not None and time.monotonic() > self._patience_until:
+                return False
+            if self._cancelled.wait(pause):
+                return False
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+        return True
