@@ -18,6 +18,7 @@ COMMANDS = (
     Command("generate", "continue prompts with a trained model", module="cli.mtrain_generate"),
     Command("convert", "convert models from and to Hugging Face, merge or reshard", module="cli.mtrain_convert"),
     Command("report", "write report.html of a run", module="cli.mtrain_report"),
+    Command("inspect", "show what a checkpoint holds", module="cli.mtrain_inspect"),
 )
 
 

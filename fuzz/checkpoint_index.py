@@ -4,6 +4,7 @@ The first byte chooses: the text as it comes, or a sound index of version 1 (1: 
 side index of version 2 (3) with the fields of a JSON object put over its own, and the hashes made to fit. What is read
 can be written and read again, its files are names inside the folder, and its slices cover each tensor exactly once,
 element by element.
+"""
 
 from __future__ import annotations
 

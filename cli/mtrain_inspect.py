@@ -1,0 +1,104 @@
+"""Show what a checkpoint holds: where its run was, the format, the tensors of each state, files and their sizes.
+
+Takes a checkpoint, or a run folder for the checkpoint that it would continue from. Reads indexes only; with --verify
+every byte is compared with its hash. Exit code 4 if it is damaged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cli.console import Console
+from cli.text import table
+from mdata.errors import UsageError
+
+if TYPE_CHECKING:
+    from trainer.checkpoint.format import Index
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `mtrain inspect --help`."""
+    parser.add_argument("checkpoint", type=Path, help="a checkpoint (a folder step-N), or a run folder")
+    parser.add_argument("--verify", action="store_true", help="compare every byte with its hash")
+
+
+def main(arguments: argparse.Namespace, console: Console) -> None:
+    """Say what the indexes say."""
+    from trainer.checkpoint.folder import INDEX, find_checkpoint, read_index
+    from trainer.checkpoint.load import verify_checkpoint
+
+    folder: Path = arguments.checkpoint
+    if folder.is_dir() and not (folder / INDEX).is_file():
+        inside = folder / "checkpoints"
+        found = find_checkpoint(inside if inside.is_dir() else folder)
+        if found.folder is None:
+            fix = "give a folder step-N, or a run folder with checkpoints"
+            raise UsageError(f"there is no checkpoint in {folder}", fix=fix)
+        if found.warning:
+            console.note(found.warning)
+        folder = found.folder
+    index = verify_checkpoint(folder) if arguments.verify else read_index(folder)
+    facts = checkpoint_facts(folder, index, verified=arguments.verify and index.hashed)
+    console.result(checkpoint_text(facts), facts)
+
+
+def checkpoint_facts(folder: Path, index: Index, *, verified: bool) -> dict[str, Any]:
+    """What is known of a checkpoint, as JSON types; states and tensors with element counts."""
+    run = index.run
+    states: dict[str, list[int]] = {}
+    for name, tensor in index.tensors.items():
+        states.setdefault(name.partition("/")[0], []).append(math.prod(tensor.shape))
+    prefix = "weight/"
+    return {
+        "path": str(folder),
+        "version": index.version,
+        "hashed": index.hashed,
+        "verified": verified,
+        "step": run.step,
+        "consumed_samples": run.consumed_samples,
+        "optimizer_steps": run.optimizer_steps,
+        "data_id": run.data_id,
+        "data": run.data,
+        "measured": run.measured,
+        "scaler": run.scaler,
+        "written_by": run.versions,
+        "states": {name: {"tensors": len(sizes), "elements": sum(sizes)} for name, sizes in states.items()},
+        "files": {name: file.bytes for name, file in index.files.items()},
+        "extras": {name: file.bytes for name, file in index.extras.items()},
+        "tensors": {
+            name.removeprefix(prefix): {"shape": list(t.shape), "dtype": t.dtype, "slices": len(t.slices)}
+            for name, t in index.tensors.items()
+            if name.startswith(prefix)
+        },
+        "config": run.config,
+    }
+
+
+def checkpoint_text(facts: dict[str, Any]) -> str:
+    """The same for people."""
+    loss = facts["measured"].get("loss")
+    lines = [
+        f"{facts['path']}: step {facts['step']:,}, {facts['consumed_samples']:,} samples consumed, "
+        f"{facts['optimizer_steps']:,} updates applied" + (f", loss {loss:.4f}" if loss is not None else ""),
+        f"format version {facts['version']}, "
+        + ("every byte verified" if facts["verified"] else "with hashes" if facts["hashed"] else "without hashes"),
+        f"data {facts['data_id']}",
+    ]
+    if facts["written_by"]:
+        lines.append("written by " + ", ".join(f"{name} {value}" for name, value in facts["written_by"].items()))
+    total = sum(facts["files"].values())
+    lines.append(f"{len(facts['files']):,} files with {total:,} bytes; beside them {_names(facts['extras'])}")
+    rows = [[name, state["tensors"], state["elements"]] for name, state in facts["states"].items()]
+    lines += ["", table(["state", "tensors", "elements"], rows)]
+    shown = [
+        [name, " x ".join(map(str, tensor["shape"])), tensor["dtype"], tensor["slices"]]
+        for name, tensor in facts["tensors"].items()
+    ]
+    return "\n".join([*lines, "", table(["weight", "shape", "dtype", "slices"], shown)])
+
+
+def _names(extras: dict[str, int]) -> str:
+    return ", ".join(extras) or "no tokenizer"
