@@ -26,6 +26,7 @@ from trainer.checkpoint.folder import folder_name, remove_leftovers, remove_old
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.save import Target
 from trainer.config.sections import CheckpointSection, RunConfig
+from trainer.errors import out_of_memory_in
 from trainer.kernels.updates import state_names
 from trainer.parallel.collectives import gather_objects
 from trainer.plan.plan import Plan
@@ -150,8 +151,11 @@ class Saver:
         if finite:
             self._losses[step] = sum(finite) / len(finite)
 
+    @out_of_memory_in("copying the state for a checkpoint", fix="checkpoint.background = false, or more ranks")
     def begin(self, run: RunState) -> None:
         """Take a copy of the state and write it in the background; a save that is still in flight is waited for.
+
+        Without checkpoint.background there is no copy: `finish` has to come before the next step.
 
         Raises:
             MdataError: that one failed, and checkpoint.on_failure is "stop".
@@ -168,20 +172,21 @@ class Saver:
                 }
                 self._tell("save waited", facts, "")
         engine, world = self._engine, self._engine.everyone
+        settings, best = self._settings, self._best()
+        state, copies = engine.optimizer.state, engine.copies
+        if settings.background:
+            state = copies.take(state)
         attempt = f"{self._attempt}-{run.step}"
         target = Target(self._root, engine.with_scale(run), attempt, self._extras, self._total_bytes)
-        settings, best = self._settings, self._best()
         self._told = False
         self._in_flight = BackgroundSave(
             target,
             (world.rank, world.size),
             shard=engine.shard,
-            state=engine.copies.take(engine.optimizer.state),
-            ready=engine.copies.wait,
+            state=state,
+            ready=copies.wait,
             after=lambda: remove_old(self._root, settings.keep, every=settings.keep_every, best=best),
         )
-        if not self._settings.background:
-            self.finish()
 
     def finish(self, *, needed: bool = False) -> bool:
         """Wait for the save in flight, on all ranks together; whether there is a checkpoint.

@@ -189,8 +189,9 @@ class _Loop:
             self.saver.finish()
         self.asked = (self.asked[0] + report.votes[1], self.asked[1] + report.votes[2])
         saved = settled and self._save_if_due(now, report, measured, progress)
-        if saved and (any(self.asked) or step == self.plan.steps):
-            self.saver.finish(needed=True)
+        ends = any(self.asked) or step == self.plan.steps
+        if saved and (ends or not self.config.checkpoint.background):
+            self.saver.finish(needed=ends)
         if settled and any(self.asked):
             self._stop(step, saved)
         if not evaluates:

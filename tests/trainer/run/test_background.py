@@ -178,10 +178,12 @@ def test_a_failure_is_told_and_training_goes_on_if_it_may(config_of, tmp_path, m
         notes = alone(config)
     assert steps_saved(config) == [2, 6]
     assert any("the checkpoint of step 4 was not written; the older ones are whole" in line for line in notes.lines)
-    with monkeypatch.context() as patch:
-        failing_write(patch, 3)
-        with pytest.raises(mdata.ResourceError, match="No space left"):  # the last one is needed
-            alone(config_of(tmp_path / "second", on_failure="continue"))
+    for background_too in (True, False):
+        with monkeypatch.context() as patch:
+            failing_write(patch, 3)
+            other = config_of(tmp_path / f"{background_too}", on_failure="continue", background=background_too)
+            with pytest.raises(mdata.ResourceError, match="No space left"):  # the last one is needed
+                alone(other)
 
 
 def test_too_little_disk_is_said_before_training_and_before_a_save(config_of, tmp_path, monkeypatch) -> None:
