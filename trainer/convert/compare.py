@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mdata import DamageError
-from trainer.checkpoint.format import Rectangle
+from trainer.checkpoint.tiling import Rectangle
 from trainer.convert.links import Source, TensorInfo
 from trainer.convert.model_folder import ModelFolder, num_bytes
 from trainer.errors import size_text

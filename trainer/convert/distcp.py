@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from mdata import DamageError, UsageError
 from mdata.errors import os_errors_named
-from trainer.checkpoint.format import Rectangle
+from trainer.checkpoint.tiling import Rectangle
 from trainer.convert.links import Source, TensorInfo
 from trainer.convert.pickles import load_item, load_metadata
 

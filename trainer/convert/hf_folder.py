@@ -22,7 +22,7 @@ from mdata.errors import few, wanted_by
 from mdata.tokenizers.base.tokenizer import TokenizerConfig, TokenizerSpec
 from mdata.tokenizers.registry import build_tokenizer, config_of, load_tokenizer
 from mdata.util import atomic_io
-from trainer.checkpoint.format import Rectangle
+from trainer.checkpoint.tiling import Rectangle
 from trainer.convert.hf_config import from_hf, to_hf
 from trainer.convert.hf_names import IGNORED, hf_links
 from trainer.convert.links import Linked, TensorInfo

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.format import Rectangle
+from trainer.checkpoint.tiling import Rectangle
 from trainer.parallel.params import rectangles
 
 Ranges = Mapping[str, tuple[int, int]]  # axis -> (first, count)

@@ -21,7 +21,8 @@ import torch
 from mdata import DamageError, ResourceError, UsageError
 from mdata.errors import few, os_errors_named
 from mdata.tokenizers.base.tokenizer import TokenizerConfig
-from trainer.checkpoint.format import Rectangle, RunState
+from trainer.checkpoint.format import RunState
+from trainer.checkpoint.tiling import Rectangle
 from trainer.config.parse import dump_config
 from trainer.config.sections import RunConfig
 from trainer.convert.hf_names import logical_shapes

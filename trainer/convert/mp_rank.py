@@ -21,7 +21,7 @@ from torch import Tensor
 from mdata import DamageError, UsageError
 from mdata.errors import few
 from mdata.util import atomic_io
-from trainer.checkpoint.format import Rectangle
+from trainer.checkpoint.tiling import Rectangle
 from trainer.convert.links import Linked, TensorInfo
 from trainer.convert.megatron_args import from_arguments, to_arguments
 from trainer.convert.megatron_folder import LATEST, Training, check_rows, iteration_folder, training_of

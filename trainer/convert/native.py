@@ -28,16 +28,20 @@ from mdata.tokenizers.registry import build_tokenizer
 from mdata.util import atomic_io
 from trainer.checkpoint.folder import INDEX, find_checkpoint, folder_name, instead, point_to, read_index
 from trainer.checkpoint.format import (
-    Index,
-    Rectangle,
+    HashedFile,
+    Part,
     RunState,
     SavedFile,
     SavedSlice,
     SavedTensor,
     dump_index,
+    dump_part,
+    file_of_part,
     slice_key,
 )
 from trainer.checkpoint.load import overlaps
+from trainer.checkpoint.save import DTYPE_NAMES, part_name
+from trainer.checkpoint.tiling import Rectangle
 from trainer.config.parse import dump_config, parse_config, problems_error
 from trainer.convert.links import TensorInfo
 from trainer.convert.model_folder import ModelFolder, Report, boxes, check_tensors, expected_tensors, read_json
@@ -177,22 +181,33 @@ def write_native(
         name: TensorInfo(info.shape, torch.promote_types(info.dtype, torch.float32))
         for name, info in ((name, model.source.tensors[name]) for name in names)
     }
-    files: dict[str, SavedFile] = {}
-    tensors: dict[str, SavedTensor] = {}
-    for number, part in enumerate(split_by_size(entries, max_shard_bytes)):
-        file = f"rank-{number:05d}.safetensors"
-        keyed = {slice_key(name, [0] * len(info.shape)): info for name, info in part.items()}
-        written = write_safetensors(folder / file, keyed, pieces=_pieces(model, part, report))
-        files[file] = SavedFile(written.size, written.header)
-        for (name, info), key in zip(part.items(), keyed, strict=True):
-            whole = SavedSlice(file, key, tuple(0 for _ in info.shape), info.shape, written.tensors[key])
-            tensors[name] = SavedTensor(info.shape, (whole,))
+    parts: dict[str, HashedFile] = {}
+    for number, some in enumerate(split_by_size(entries, max_shard_bytes)):
+        name = part_name(number)
+        content = dump_part(_write_part(folder / file_of_part(name), model, some, report=report))
+        atomic_io.atomic_write(folder / name, content)
+        parts[name] = HashedFile(len(content), blake3(content).hexdigest())
     run = dataclasses.replace(model.run, config=dump_config(model.config))
-    atomic_io.atomic_write(folder / INDEX, dump_index(Index(run, files, tensors, hashed=True)))
+    atomic_io.atomic_write(folder / INDEX, dump_index(run, parts, extras={}))
     point_to(folder)
     atomic_io.atomic_write(target / "config.toml", dump_config(model.config).encode())
     if model.tokenizer is not None:
         _write_tokenizer(target, model.tokenizer)
+
+
+def _write_part(path: Path, model: ModelFolder, entries: dict[str, TensorInfo], *, report: Report) -> Part:
+    """Write whole tensors into one file; what its side index says of them."""
+    keyed = {slice_key(name, [0] * len(info.shape)): info for name, info in entries.items()}
+    written = write_safetensors(path, keyed, pieces=_pieces(model, entries, report))
+    tensors = {
+        name: SavedTensor(
+            info.shape,
+            (SavedSlice(path.name, key, tuple(0 for _ in info.shape), info.shape, written.tensors[key]),),
+            DTYPE_NAMES[info.dtype],
+        )
+        for (name, info), key in zip(entries.items(), keyed, strict=True)
+    }
+    return Part(SavedFile(written.size, written.header), tensors)
 
 
 def _pieces(model: ModelFolder, entries: dict[str, TensorInfo], report: Report) -> Iterator[Tensor]:

@@ -6,7 +6,7 @@ config.toml, plan.json, the tokenizer's files and its facts. What a run writes a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any

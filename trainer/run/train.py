@@ -10,7 +10,6 @@ loss changes nothing either, but there is nothing wrong with the state then.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
