@@ -40,21 +40,23 @@ class _Copy(NamedTuple):
     origin: tuple[int, ...]
 
 
-def load_state(folder: Path, owned: Owned, *, names: Sequence[str], dtype: torch.dtype) -> dict[str, Tensor]:
+def load_state(folder: Path, owned: Mapping[str, Owned], *, dtype: torch.dtype) -> dict[str, Tensor]:
     """Read what a rank of any layout owns: name -> flat tensor of its runs, one after the other, padding 0.
+
+    Args:
+        owned: the runs that each tensor of the state is made of, by its name.
 
     Raises:
         DamageError: the checkpoint is not whole, or a slice is not what was written.
         UsageError: the model's tensors are not those of the checkpoint; names them.
     """
     index = read_index(folder)
-    check_fits(folder, index, owned=owned, names=names)
-    out = {name: torch.zeros(owned.size, dtype=dtype) for name in names}
+    check_fits(folder, index, owned=owned)
+    out = {name: torch.zeros(runs.size, dtype=dtype) for name, runs in owned.items()}
     plan: dict[str, dict[SavedSlice, list[_Copy]]] = {}
-    for _, wanted, first in owned.slices():
-        where = slice(first, first + math.prod(wanted.size))
-        for name in names:
-            target = out[name][where].view(wanted.size)
+    for name, runs in owned.items():
+        for _, wanted, first in runs.slices():
+            target = out[name][first : first + math.prod(wanted.size)].view(wanted.size)
             for piece, part in overlaps((wanted.start, wanted.size), index.tensors[f"{name}/{wanted.name}"].slices):
                 plan.setdefault(piece.file, {}).setdefault(piece, []).append(_Copy(part, target, wanted.start))
     reader = _Reader(folder, index)
@@ -64,7 +66,7 @@ def load_state(folder: Path, owned: Owned, *, names: Sequence[str], dtype: torch
     return out
 
 
-def check_fits(folder: Path, index: Index, *, owned: Owned, names: Sequence[str]) -> None:
+def check_fits(folder: Path, index: Index, *, owned: Mapping[str, Owned]) -> None:
     """See that every tensor that is wanted is there in its shape.
 
     Raises:
@@ -72,8 +74,8 @@ def check_fits(folder: Path, index: Index, *, owned: Owned, names: Sequence[str]
     """
     wrong: dict[str, str] = {}
     expected: dict[str, str] = {}
-    for _, wanted, _ in owned.slices():
-        for name in names:
+    for name, runs in owned.items():
+        for _, wanted, _ in runs.slices():
             key = f"{name}/{wanted.name}"
             saved = index.tensors.get(key)
             if saved is None or saved.shape != tuple(wanted.shape):

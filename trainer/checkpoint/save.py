@@ -83,11 +83,11 @@ class Shard:
     """The part of the training state that a rank owns.
 
     Args:
-        owned: runs of the buffers, one after the other in each tensor of the state.
+        owned: for each tensor of the state the runs of the buffers that lie in it, one after the other.
         index: axis -> this rank's place on it, for the axes along which there are copies; the first stores them.
     """
 
-    owned: Owned
+    owned: Mapping[str, Owned]
     index: Mapping[str, int]
 
 
@@ -123,7 +123,7 @@ def save_checkpoint(target: Target, shard: Shard, *, state: Mapping[str, Tensor]
     """Write one checkpoint; it exists under its name when this returns, on every rank.
 
     Args:
-        state: name -> flat tensor of the owned runs.
+        state: name -> flat tensor of its owned runs.
         world: the axis of all ranks.
 
     Raises:
@@ -232,10 +232,10 @@ class _Piece(NamedTuple):
 
 def _pieces(shard: Shard, state: Mapping[str, Tensor]) -> Iterator[_Piece]:
     """The slices that this rank stores, in the order of its file."""
-    for spec, part, first in shard.owned.slices():
-        if not is_first_copy(spec.copies, shard.index.__getitem__):
-            continue
-        for name, flat in state.items():
+    for name, flat in state.items():
+        for spec, part, first in shard.owned[name].slices():
+            if not is_first_copy(spec.copies, shard.index.__getitem__):
+                continue
             at = first
             for start, size in cut((tuple(part.start), tuple(part.size)), MAX_SLICE_BYTES // flat.element_size()):
                 count = math.prod(size)

@@ -188,7 +188,9 @@ class TrainSection:
 class OptimizerSection:
     """The update rule, and how learning rate and weight decay change over the run."""
 
-    name: Literal["adamw", "sgd"] = "adamw"  # update rule; sgd: gradient descent with momentum
+    name: Literal["adamw", "sgd", "muon"] = (
+        "adamw"  # update rule; sgd: with momentum; muon: Muon for the matrices of the layers, adamw for the rest
+    )
     lr: Amount  # largest learning rate
     schedule: Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"] = (
         "cosine"  # learning rate after the warmup; wsd: constant, then a decay at the end
@@ -209,7 +211,7 @@ class OptimizerSection:
     wsd_decay_steps: Count = 0  # length of the decay of wsd, which ends where decay_* says, in steps
     wsd_decay_samples: Count = 0  # the same in samples
     wsd_decay_tokens: Count = 0  # the same in tokens
-    weight_decay: Amount = 0.1  # times the learning rate, matrices only; adamw: decoupled; sgd: added to the gradient
+    weight_decay: Amount = 0.1  # times the learning rate, matrices only; decoupled, but sgd: added to the gradient
     weight_decay_schedule: Literal["constant", "linear", "cosine"] = "constant"  # from weight_decay to weight_decay_end
     weight_decay_end: Amount = 0.0  # weight decay at the end of a linear or cosine schedule
     weight_decay_steps: Count = 0  # step at which it is reached; none is set: the run's length when it first started
@@ -219,6 +221,16 @@ class OptimizerSection:
     beta2: Fraction = 0.95  # decay of the mean of squared gradients
     epsilon: Small = 1e-8  # added to the root of the second moment
     momentum: Fraction = 0.9  # sgd: decay of the sum of gradients
+    muon_momentum: Fraction = 0.95  # muon: decay of the mean of gradients
+    muon_nesterov: bool = True  # muon: the mean looks one gradient ahead
+    muon_ns_steps: Annotated[int, Range(1, 100)] = 5  # muon: Newton-Schulz iterations
+    muon_coefficient_type: Literal["simple", "quintic"] = (
+        "simple"  # muon: polynomials of the iterations; simple: Jordan et al.; quintic: Megatron's, five in turn
+    )
+    muon_scale_mode: Literal["spectral", "shape_scaling", "unit_rms_norm"] = (
+        "spectral"  # muon: update times sqrt(max(out, in)); sqrt(max(1, out / in)); sqrt(out / in)
+    )
+    muon_extra_scale_factor: Amount = 0.2  # muon: the update times this; 0.2 with spectral: adamw's lr serves
     clip_norm: Amount = 1.0  # largest norm of the whole gradient; 0: off
 
 

@@ -11,7 +11,7 @@ any kind, H query heads, G key-value heads, K head width.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -21,6 +21,8 @@ from torch.nn.attention.bias import causal_lower_right
 
 from trainer.kernels.philox import keep
 from trainer.kernels.scores import ScoreShape
+
+MUON_EPSILON = 1e-7  # least norm by which a matrix is divided before Newton-Schulz
 
 
 def rms_norm(
@@ -371,6 +373,52 @@ def sgd_(
     first.copy_(torch.where(applied, new_first, first))
     weight.copy_(new_weight)
     parameter.copy_(new_weight)
+
+
+def muon_momentum_(
+    first: Tensor, gradient: Tensor, factor: Tensor, applied: Tensor, constants: tuple[float, bool]
+) -> Tensor:
+    """Count a gradient into its running mean, and give the direction that is to be made orthogonal; flat tensors.
+
+    Args:
+        first: the mean of gradients. gradient: undivided. factor: what the gradient is multiplied by, a scalar.
+        applied: bool scalar; where it is False the mean stays as it is.
+        constants: decay of the mean; whether the direction looks ahead (Nesterov's) or is the mean.
+    """
+    momentum, nesterov = constants
+    scaled = gradient * factor.to(first.dtype)
+    mean = momentum * first + (1 - momentum) * scaled
+    first.copy_(torch.where(applied, mean, first))
+    return momentum * mean + (1 - momentum) * scaled if nesterov else mean.clone()
+
+
+def muon_apply_(
+    state: tuple[Tensor, Tensor], update: Tensor, rate: Tensor, applied: Tensor, decay: float | Tensor
+) -> None:
+    """Move (main weight, rounded parameter) by rate times (decay * weight + update) where `applied`; flat tensors."""
+    weight, parameter = state
+    moved = weight - rate.to(weight.dtype) * (decay * weight + update)
+    weight.copy_(torch.where(applied, moved, weight))
+    parameter.copy_(weight)
+
+
+def orthogonalize(matrix: Tensor, dtype: torch.dtype, coefficients: Sequence[tuple[float, float, float]]) -> Tensor:
+    """A matrix with the singular vectors of this one and singular values near 1: [rows, columns].
+
+    Newton-Schulz iterations x <- a x + (b x x^T + c (x x^T)^2) x, with polynomials whose slope at 0 is steep (Jordan
+    et al. 2024), and products in `dtype`. A matrix of zeros stays one.
+
+    Args:
+        coefficients: (a, b, c) of each iteration.
+    """
+    wide = len(matrix) <= matrix.shape[1]
+    norm = torch.linalg.matrix_norm(_widen(matrix)).clamp(min=MUON_EPSILON)
+    x = (matrix / norm).to(dtype)
+    x = x if wide else x.t()
+    for a, b, c in coefficients:
+        square = x @ x.t()
+        x = a * x + (b * square + c * square @ square) @ x
+    return (x if wide else x.t()).to(matrix.dtype)
 
 
 def _widen(x: Tensor) -> Tensor:

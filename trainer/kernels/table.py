@@ -43,6 +43,9 @@ class Kernels:
     logits_to_gradient_: Kernel = plain.logits_to_gradient_
     adamw_: Kernel = plain.adamw_
     sgd_: Kernel = plain.sgd_
+    muon_momentum_: Kernel = plain.muon_momentum_
+    muon_apply_: Kernel = plain.muon_apply_
+    orthogonalize: Kernel = plain.orthogonalize
 
 
 PLAIN = Kernels()
@@ -55,7 +58,7 @@ LIBRARY = Kernels(
     sgd_=library.sgd_,
 )
 # Calls into a library, or with a file of their own for GPUs.
-NOT_COMPILED = ("attention", "document_attention", "scored_attention")
+NOT_COMPILED = ("attention", "document_attention", "scored_attention", "orthogonalize")
 # Recomputed from the stored sum; without this the first pass would normalize the sum before it was rounded.
 ROUNDED = ("rms_norm", "layer_norm")
 

@@ -1,4 +1,4 @@
-"""The update rules by name, and the tensors that each keeps beside the main weight.
+"""The update rules by name, which parameters each is for, and the tensors that each keeps beside the main weight.
 
 They are the names in a checkpoint ("exp_avg/blocks.0..."), and how many there are decides the memory of a run, so this
 imports no torch. The functions are in plain.py under the rule's name with an underscore.
@@ -13,10 +13,20 @@ MOMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "adamw": ("exp_avg", "exp_avg_sq"),
         "sgd": ("momentum_buffer",),
+        "muon": ("momentum_buffer",),
     }
 )
 
 
-def state_names(rule: str) -> tuple[str, ...]:
-    """Every tensor of the optimizer's state: the main weight first, then the rule's own."""
-    return ("weight", *MOMENTS[rule])
+def rule_of(name: str, *, matrix: bool) -> str:
+    """The rule by which a parameter is updated: under "muon" only matrices of blocks are, all others by AdamW.
+
+    Args:
+        name: optimizer.name. matrix: whether the parameter is a matrix of a block.
+    """
+    return "adamw" if name == "muon" and not matrix else name
+
+
+def state_names(name: str, *, matrix: bool) -> tuple[str, ...]:
+    """Every tensor of a parameter's state: the main weight first, then the rule's own."""
+    return ("weight", *MOMENTS[rule_of(name, matrix=matrix)])

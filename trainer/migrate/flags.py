@@ -85,7 +85,7 @@ _TABLE = """
 --eval-iters | int | 100 | train.eval_samples | x global batch
 --full-validation | switch | | train.eval_samples | 0
 --log-interval | int | 100 | = train.log_interval |
---optimizer | text | adam | optimizer.name | adam: adamw
+--optimizer | text | adam | optimizer.name | adam: adamw; sgd; muon, dist_muon: muon
 --lr | float | | = optimizer.lr |
 --min-lr | float | 0.0 | = optimizer.min_lr |
 --lr-decay-style | text | linear | optimizer.schedule |
@@ -106,6 +106,14 @@ _TABLE = """
 --adam-beta2 | float | 0.999 | = optimizer.beta2 |
 --adam-eps | float | 1e-08 | = optimizer.epsilon |
 --sgd-momentum | float | 0.9 | optimizer.momentum | with --optimizer sgd
+--muon-momentum | float | 0.9 | optimizer.muon_momentum | with --optimizer muon, as all that follow
+--muon-nesterov | switch | | optimizer.muon_nesterov |
+--muon-use-nesterov | same as --muon-nesterov
+--muon-num-ns-steps | int | 5 | optimizer.muon_ns_steps |
+--muon-coefficient-type | text | quintic | optimizer.muon_coefficient_type | quintic, simple
+--muon-scale-mode | text | spectral | optimizer.muon_scale_mode |
+--muon-extra-scale-factor | float | 1.0 | optimizer.muon_extra_scale_factor |
+--muon-tp-mode | text | blockwise | optimizer.name | always as duplicated: blockwise only without tensor parallelism
 --clip-grad | float | 1.0 | = optimizer.clip_norm |
 --fp16 | switch | | precision.dtype | fp16
 --bf16 | switch | | precision.dtype | bf16

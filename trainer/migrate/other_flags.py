@@ -16,7 +16,7 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         --use-fused-weighted-squared-relu --cuda-graph-impl=none --use-kitchen-attention
         --kitchen-attention-backend=sdpa --disable-jit-fuser --flash-attention-version= --fused-residual-rmsnorm
         --use-transformer-engine-op-fuser --batch-invariant-backend=te_native --optimizer-cuda-graph
-        --cuda-graph-modules=*""",
+        --cuda-graph-modules=* --muon-fp32-matmul-prec=medium --muon-use-syrk""",
     ),
     (
         "always so here: fp32 in softmax and loss, sums of products in fp32, a NaN skips the step, a sharded optimizer",
@@ -315,11 +315,11 @@ REFUSED: tuple[tuple[str, str], ...] = (
         "the optimizer has no such option; `mtrain config --key optimizer` lists what it has",
         """--use-checkpoint-opt_param-scheduler --decoupled-lr= --decoupled-min-lr=
         --use-checkpoint-opt-param-scheduler --qk-clip --qk-clip-alpha=0.5 --qk-clip-threshold=100
-        --apply-wd-to-qk-layernorm --muon-momentum=0.9 --muon-no-split-qkv --muon-use-nesterov
-        --muon-scale-mode=spectral --muon-fp32-matmul-prec=medium --muon-num-ns-steps=5
-        --muon-tp-mode=blockwise --muon-extra-scale-factor=1.0 --no-weight-decay-cond-type= --muon-nesterov
-        --muon-coefficient-type=quintic --muon-use-syrk --muon-scalar-optimizer=adam --lion-beta1=0.95
-        --lion-beta2=0.98""",
+        --apply-wd-to-qk-layernorm --no-weight-decay-cond-type= --lion-beta1=0.95 --lion-beta2=0.98""",
+    ),
+    (
+        "beside Muon q, k and v are matrices of their own, and AdamW updates all that is no matrix of a layer",
+        "--muon-no-split-qkv --muon-scalar-optimizer=adam",
     ),
     (
         "only weights are taken from a checkpoint of Megatron, with --finetune; mtrain convert reads the rest of it",

@@ -138,10 +138,25 @@ def _optimizer(a: Given) -> Iterator[Setting | Refusal]:
     elif a["--optimizer"] == "sgd":
         yield Setting("optimizer.name", "sgd", ("--optimizer",))
         yield Setting("optimizer.momentum", a["--sgd-momentum"], ("--sgd-momentum",))
+    elif a["--optimizer"] in ("muon", "dist_muon"):
+        yield from _muon(a)
     else:
         yield Refusal("--optimizer", f"{a['--optimizer']} is not supported; adam is the nearest")
     yield from _learning_rate(a)
     yield from _weight_decay(a)
+
+
+def _muon(a: Given) -> Iterator[Setting | Refusal]:
+    note = "gate and up are matrices of their own; Megatron-LM joins them" if a["--swiglu"] else ""
+    yield Setting("optimizer.name", "muon", ("--optimizer",), note=note)
+    yield Setting("optimizer.muon_nesterov", a["--muon-nesterov"], ("--muon-nesterov",))
+    yield Setting("optimizer.muon_ns_steps", a["--muon-num-ns-steps"], ("--muon-num-ns-steps",))
+    for part in ("momentum", "coefficient-type", "scale-mode", "extra-scale-factor"):
+        flag = f"--muon-{part}"
+        yield Setting(f"optimizer.muon_{part.replace('-', '_')}", a[flag], (flag,))
+    if a["--muon-tp-mode"] == "blockwise" and a["--tensor-model-parallel-size"] > 1:
+        reason = "with it updates depend on the tensor-parallel size; matrices are made orthogonal as a whole here"
+        yield Refusal("--muon-tp-mode", f"blockwise is not supported: {reason}; choose duplicated")
 
 
 def _learning_rate(a: Given) -> Iterator[Setting | Refusal]:

@@ -179,7 +179,8 @@ class _Table:
                     )
                 )
                 row += part
-            rules = {"std": spread, "decay": bool(rest), "copies": shared, "partial": shared}
+            matrix = bool(rest)
+            rules = {"std": spread, "decay": matrix, "matrix": matrix, "copies": shared, "partial": shared}
             self._add(f"{name}{kind}", (row, *rest), pieces, **rules)
 
     def rows(self, name: str, rows: int, inputs: int, *, std: float, bias: bool) -> None:
@@ -191,7 +192,7 @@ class _Table:
             start=(0, self.tp_rank * part),
             size=(rows, part),
         )
-        self._add(f"{name}.weight", (rows, part), [piece], std=std, decay=True)
+        self._add(f"{name}.weight", (rows, part), [piece], std=std, decay=True, matrix=True)
         if bias:
             self.whole(f"{name}.bias", (rows,), std=0.0, decay=False)
 

@@ -10,6 +10,7 @@ moments all share this one layout.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class Rules(NamedTuple):
     decay: bool
     copies: tuple[str, ...]
     partial: tuple[str, ...]
+    matrix: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +120,29 @@ class OwnedSlice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """The runs of the buffers that one rank owns, one in each bucket, in the order of its optimizer's state."""
+    """The runs of the buffers that one rank owns, or those of some of its parameters, in the order of a state."""
 
     runs: tuple[OwnedRun, ...]
 
     @property
     def size(self) -> int:
         """Elements."""
-        last = self.runs[-1]
-        return last.first + last.stop - last.start
+        return sum(run.stop - run.start for run in self.runs)
+
+    def only(self, *, matrix: bool) -> Ownership:
+        """What of it are matrices of blocks, or what is not, as a state of its own."""
+        runs, first = [], 0
+        for run, segment in self.segments():
+            if segment.rules.matrix == matrix:
+                runs.append(OwnedRun(segment.start, segment.stop, first, run.bucket))
+                first += segment.stop - segment.start
+        return Ownership(tuple(runs))
+
+    def place(self, element: int) -> int:
+        """Where an owned element of the buffer lies in the state."""
+        run = self.runs[bisect.bisect_right(self.runs, element, key=lambda run: run.start) - 1]
+        assert run.start <= element < run.stop, f"element {element} is not owned"
+        return run.first + element - run.start
 
     def segments(self) -> Iterator[tuple[OwnedRun, Segment]]:
         """The segments cut to each run, empty ones left out."""
@@ -198,7 +214,7 @@ def _bucket(start: int, specs: Sequence[ParamSpec], shard: ShardAxis, shard_size
 
 
 def _rules(spec: ParamSpec) -> Rules:
-    return Rules(spec.decay, spec.copies, spec.partial)
+    return Rules(spec.decay, spec.copies, spec.partial, spec.matrix)
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -4,8 +4,8 @@
 flat tensor of at least fp32, to which backward adds. `Optimizer.step` then
 1. reduces: sums each bucket over its data-parallel ranks, in place, into the run that this rank owns; then what copies
    along other axes hold partial gradients of;
-2. updates: the owned runs of the main weights by the rule of the settings. Division by the number of loss tokens,
-   which no rank had to know before backward, and clipping by the global norm are one factor;
+2. updates: the owned runs of the main weights by the rule of the settings (matrices under Muon by muon.py). Division by
+   the number of loss tokens, which no rank had to know before backward, and clipping by the global norm are one factor;
 3. gathers: the new parameters of each bucket, in place.
 A step is a transaction: when the norm is not finite nothing changes. All of it is decided on the device: nothing here
 waits for the host.
@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from trainer.config.sections import OptimizerSection
 from trainer.errors import MORE_RANKS, out_of_memory_in
 from trainer.kernels.table import Kernels
-from trainer.kernels.updates import MOMENTS
+from trainer.kernels.updates import MOMENTS, rule_of
 from trainer.layers.base import Layer
 from trainer.optim.layout import BufferLayout, Ownership
-from trainer.parallel.collectives import Group, all_gather_, all_reduce_, reduce_scatter_
+from trainer.optim.muon import Part, Round, exchanged, iterations, make_rounds, parts_of, update_scale
+from trainer.parallel.collectives import Group, all_gather_, all_reduce_, gather_objects, reduce_scatter_
 from trainer.parallel.params import is_first_copy
 
 NORM_BLOCK = 1024  # elements whose squares are summed in the gradient's own precision; the blocks are summed in fp64
@@ -105,6 +106,7 @@ class Optimizer:
 
     Attributes:
         owned: the runs of the buffers that are this rank's.
+        owns: name -> those of them that a tensor of the state is for: all, or under Muon matrices, or the rest.
         state: name -> flat tensor of those runs, one after the other (fp32, or fp64 for an fp64 model): "weight" are
             the main weights, the others those of the rule (kernels/updates.py).
     """
@@ -117,7 +119,17 @@ class Optimizer:
         weight = torch.empty(self.owned.size, dtype=buffers.gradients.dtype, device=buffers.gradients.device)
         for run in self.owned.runs:
             weight[run.first : run.first + run.stop - run.start].copy_(buffers.parameters[run.start : run.stop])
-        self.state = {"weight": weight} | {name: torch.zeros_like(weight) for name in MOMENTS[settings.name]}
+        rest = self.owned
+        self.owns = {"weight": self.owned}
+        self._rounds: tuple[Round, ...] = ()
+        if settings.name == "muon":
+            matrices, rest = self.owned.only(matrix=True), self.owned.only(matrix=False)
+            self.owns |= dict.fromkeys(MOMENTS["muon"], matrices)
+            self._rounds = stage_rounds(matrices, groups)
+        self._rest, self._rule = rest, rule_of(settings.name, matrix=False)
+        self.owns |= dict.fromkeys(MOMENTS[self._rule], rest)
+        moments = {name: weight.new_zeros(runs.size) for name, runs in self.owns.items() if name != "weight"}
+        self.state = {"weight": weight} | moments
         self._steps = torch.zeros((), dtype=torch.float64, device=weight.device)
 
     @property
@@ -196,7 +208,7 @@ class Optimizer:
         # A number that changes from step to step has to be a tensor, or torch.compile would compile it in.
         scheduled = settings.weight_decay_schedule != "constant"
         decay = torch.full_like(rate, weight_decay) if scheduled else weight_decay
-        if settings.name == "adamw":
+        if self._rule == "adamw":
             corrections = (1 - beta**self._steps for beta in (settings.beta1, settings.beta2))
             numbers = torch.stack((factor, rate, *corrections, self._steps)).to(dtype)
             update_ = self.kernels.adamw_
@@ -204,17 +216,52 @@ class Optimizer:
         else:
             numbers = torch.stack((factor, rate)).to(dtype)
             update_, constants = self.kernels.sgd_, (settings.momentum,)
-        for run, segment in self.owned.segments():
-            first = run.first + segment.start - run.start
-            stop = first + segment.stop - segment.start
-            held = (flat[first:stop] for flat in self.state.values())
+        names = ("weight", *MOMENTS[self._rule])
+        for _, segment in self._rest.segments():
+            start, stop = segment.start, segment.stop
+            held = (self._view(name, start, stop) for name in names)
             update_(
-                (*held, self.buffers.parameters[segment.start : segment.stop]),
-                self.buffers.gradients[segment.start : segment.stop],
+                (*held, self.buffers.parameters[start:stop]),
+                self.buffers.gradients[start:stop],
                 numbers,
                 applied,
                 (*constants, decay if segment.rules.decay else 0.0),
             )
+        if self._rounds:
+            self._update_matrices(factor, (rate, decay), applied)
+
+    def _update_matrices(self, factor: Tensor, rates: tuple[Tensor, float | Tensor], applied: Tensor) -> None:
+        """Muon's part of an update."""
+        settings, buffers, (rate, decay) = self.settings, self.buffers, rates
+        dtype = torch.bfloat16 if buffers.parameters.itemsize == 2 else buffers.parameters.dtype
+        constants = (settings.muon_momentum, settings.muon_nesterov)
+
+        def direction(part: Part) -> Tensor:
+            where = part.element, part.element + part.numel
+            mean, gradient = self._view("momentum_buffer", *where), buffers.gradients[slice(*where)]
+            return self.kernels.muon_momentum_(mean, gradient, factor, applied, constants)
+
+        def orthogonal(whole: Tensor) -> Tensor:
+            found = self.kernels.orthogonalize(whole, dtype, iterations(settings))
+            return found * update_scale(settings, (whole.shape[0], whole.shape[1]))
+
+        for one in self._rounds:
+            like, group = self.state["weight"], self.groups["stage"]
+            for part, update in exchanged(one, direction, update=orthogonal, like=like, group=group):
+                where = part.element, part.element + part.numel
+                held = self._view("weight", *where), buffers.parameters[slice(*where)]
+                self.kernels.muon_apply_(held, update, rate, applied, decay)
+
+    def _view(self, name: str, start: int, stop: int) -> Tensor:
+        """A tensor of the state for owned elements [start, stop) of the buffers."""
+        first = self.owns[name].place(start)
+        return self.state[name][first : first + stop - start]
+
+
+def stage_rounds(matrices: Ownership, groups: Mapping[str, Group]) -> tuple[Round, ...]:
+    """Muon's exchanges, from what every rank of the pipeline stage says that it holds."""
+    mine = parts_of(matrices, lambda axis: groups[axis].rank)
+    return make_rounds(gather_objects(mine, groups["stage"]), groups["stage"].rank)
 
 
 def owned_runs(layout: BufferLayout, groups: Mapping[str, Group]) -> Ownership:

@@ -9,7 +9,7 @@ return new tensors; those that write into their argument end in `_`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -92,6 +92,19 @@ def reduce_scatter_(buffer: Tensor, group: Group) -> Tensor:
         return own.copy_(reduce_scatter(buffer, group))
     _renamed("reduce_scatter_single", "reduce_scatter_tensor")(own, buffer, group=group.group)
     return own
+
+
+def all_to_all(x: Tensor, *, send: Sequence[int], receive: Sequence[int], group: Group) -> Tensor:
+    """Send elements of a flat tensor to each rank, and receive some of each: [sum of send] -> [sum of receive].
+
+    Args:
+        send, receive: elements for, and of, each rank, in rank order; what one sends the other has to expect.
+    """
+    if group.size == 1:
+        return x
+    out = x.new_empty(sum(receive))
+    dist.all_to_all_single(out, x.contiguous(), list(receive), list(send), group=group.group)
+    return out
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ tuple of factors (size, stride) of the rank's number; besides the four there are
     kv     the fastest part of tp: ranks with copies of one key-value head, where there are fewer heads than tp ranks
     data   cp x dp: gradients are summed over it, and the optimizer's state is divided over it
     ep     the fastest part of data: expert parallelism; edp is the rest of data
+    stage  all ranks of one pipeline stage: tp x cp x dp
     ends   the first and the last pipeline stage, which share a tied embedding; other stages are not on it
     world  all ranks
 
@@ -21,7 +22,7 @@ from typing import NamedTuple
 from mdata import UsageError
 from trainer.config.sections import RunConfig
 
-AXES = ("tp", "kv", "cp", "dp", "pp", "data", "ep", "edp", "ends", "world")
+AXES = ("tp", "kv", "cp", "dp", "pp", "data", "ep", "edp", "stage", "ends", "world")
 
 
 class Coordinates(NamedTuple):
@@ -91,6 +92,7 @@ class Mesh:
             "data": (cp, dp),
             "ep": (Factor(self.ep, self.tp),),
             "edp": (Factor(self.cp * self.dp // self.ep, self.tp * self.ep),),
+            "stage": (Factor(stage, 1),),
             "ends": (Factor(min(self.pp, 2), stage * max(1, self.pp - 1)),),
             "world": (Factor(self.world_size, 1),),
         }

@@ -84,6 +84,7 @@ class ParamSpec:
         std: standard deviation of its first values; 0 with fill.
         fill: the constant it starts as where std is 0.
         decay: whether weight decay applies.
+        matrix: whether its pieces are matrices of a block, which Muon makes orthogonal.
         block: when it is used in the forward pass: 0 before the first block, n in the n-th block, and so on. Buffers
             are cut between blocks.
         copies: the axes along which ranks hold copies of it ("tp"; "ends" where the first and the last pipeline stage
@@ -100,6 +101,7 @@ class ParamSpec:
     std: float
     fill: float = 0.0
     decay: bool
+    matrix: bool = False
     block: int
     copies: tuple[str, ...] = ()
     partial: tuple[str, ...] = ()

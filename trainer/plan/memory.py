@@ -40,11 +40,12 @@ def explained(config: RunConfig, plan: Plan, *, rank: int) -> Iterator[None]:
 
 def state_bytes(config: RunConfig, plan: Plan) -> int:
     """Bytes of a rank's weights, main gradients, main weights and moments: what it needs before any activation."""
-    held = plan.parameters_per_rank
     weight = BYTES[config.precision.dtype]
-    main = max(weight, 4)
-    states = len(state_names(config.optimizer.name))
-    return held * (weight + main) + states * main * -(-held // (plan.cp * plan.dp))
+    main, total = max(weight, 4), 0
+    for spec in family_of(config).parameters(plan.shape, Place(tp_size=plan.tp)):
+        states = len(state_names(config.optimizer.name, matrix=spec.matrix))
+        total += spec.numel * (weight + main) + states * main * -(-spec.numel // (plan.cp * plan.dp))
+    return total
 
 
 def activation_bytes(config: RunConfig, plan: Plan) -> int:

@@ -216,7 +216,7 @@ class Engine:
     @property
     def shard(self) -> Shard:
         """The part of the optimizer's state that this rank stores."""
-        return Shard(self.optimizer.owned, {axis: group.rank for axis, group in self.world.groups.items()})
+        return Shard(self.optimizer.owns, {axis: group.rank for axis, group in self.world.groups.items()})
 
     def with_scale(self, run: RunState) -> RunState:
         """The run's state with the loss scale of this engine."""
@@ -230,7 +230,7 @@ class Engine:
         state: dict[str, Tensor] = {}
 
         def read() -> None:
-            state.update(load_state(folder, self.optimizer.owned, names=tuple(self.optimizer.state), dtype=dtype))
+            state.update(load_state(folder, self.optimizer.owns, dtype=dtype))
 
         together(self.everyone, read, doing="reading a checkpoint")
         self.optimizer.load(state, run.optimizer_steps)
@@ -302,7 +302,7 @@ def load_model(folder: Path, config: RunConfig, *, plan: Plan, world: World) -> 
     layout = make_layout(family.parameters(plan.shape, place), {"data": 1, "edp": 1})
     dtype = DTYPES[config.precision.dtype]
     main = torch.promote_types(dtype, torch.float32)
-    weights = load_state(folder, layout.everything(), names=["weight"], dtype=main)["weight"]
+    weights = load_state(folder, {"weight": layout.everything()}, dtype=main)["weight"]
     model = family.build(plan.shape, place, groups={"tp": tp}, dtype=dtype, device=world.device)
     named = dict(model.named_parameters())
     for slot in layout.slots:

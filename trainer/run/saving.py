@@ -28,7 +28,9 @@ from trainer.checkpoint.save import Target
 from trainer.config.sections import CheckpointSection, RunConfig
 from trainer.errors import out_of_memory_in
 from trainer.kernels.updates import state_names
+from trainer.models.family import family_of
 from trainer.parallel.collectives import gather_objects
+from trainer.parallel.params import Place, num_elements
 from trainer.plan.plan import Plan
 from trainer.run.engine import Engine
 from trainer.run.metrics import read_metrics
@@ -239,5 +241,6 @@ class Saver:
 
 def checkpoint_bytes(config: RunConfig, plan: Plan) -> int:
     """How much disk a checkpoint takes: weights and moments in the optimizer's precision."""
-    item_bytes = 8 if config.precision.dtype == "fp64" else 4
-    return plan.num_parameters * len(state_names(config.optimizer.name)) * item_bytes
+    item_bytes, name = 8 if config.precision.dtype == "fp64" else 4, config.optimizer.name
+    table = family_of(config).parameters(plan.shape, Place())
+    return sum(num_elements([spec]) * len(state_names(name, matrix=spec.matrix)) * item_bytes for spec in table)

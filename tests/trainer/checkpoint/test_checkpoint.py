@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,15 +49,17 @@ def _state(step):
 
 def _state_parts(engine):
     o = engine.optimizer
-    return [[(f"{n}/{a}", b, c) for a, b, c in logical(o.owned, o.state[n])] for n in o.state]
+    return [[(f"{n}/{a}", b, c) for a, b, c in logical(o.owns[n], o.state[n])] for n in o.state]
 
 
-@pytest.mark.parametrize("rule", ["sgd"])
+@pytest.mark.parametrize("rule", ["sgd", "muon"])
 def test_the_state_of_another_update_rule_is_saved_under_its_own_names(rule, tmp_path):
     ranks, config = _config("tp2dp2", "wide")
     config = replace(config, optimizer=replace(config.optimizer, name=rule))
     saved = _whole(run_ranks(_train_and_save, ranks, config, tmp_path))
-    assert {name.partition("/")[0] for name in saved} == set(state_names(rule))
+    assert {name.partition("/")[0] for name in saved} == {
+        name for matrix in (False, True) for name in state_names(rule, matrix=matrix)
+    }
     ranks, other = _config("tp2", "wide")
     other = replace(other, optimizer=config.optimizer)
     loaded = run_ranks(_load, ranks, other, tmp_path / "step-2")
@@ -98,6 +101,28 @@ def test_any_layout_reads_any_other(writer, reader, shape, tmp_path):
     assert got.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_array_equal(got[name], values, err_msg=name)
+
+
+def _went_on(context, config, root):
+    """Weights after four steps, and after two that go on from the checkpoint of the first two."""
+    engine = layouts(context, config)
+    for step in range(4):
+        if step == 2:
+            engine.save(root, _state(2))
+        engine.step(microbatches(engine, step), 1e-2)
+    again = Engine(config, engine.plan, world=engine.world, fresh=False)
+    again.load(root / "step-2")
+    for step in (2, 3):
+        again.step(microbatches(again, step), 1e-2)
+    return all(torch.equal(again.optimizer.state[name], x) for name, x in engine.optimizer.state.items())
+
+
+@pytest.mark.parametrize(("layout", "dtype"), [("tp2dp2", "fp32"), ("dp2", "bf16")])
+def test_muon_continues_bit_for_bit(layout, dtype, tmp_path):
+    ranks, config = _config(layout, "gpt2")
+    config = replace(config, optimizer=replace(config.optimizer, name="muon"))
+    config = replace(config, precision=replace(config.precision, dtype=dtype))
+    assert all(run_ranks(_went_on, ranks, config, tmp_path))
 
 
 def test_padding_and_copies_are_not_stored(tmp_path):

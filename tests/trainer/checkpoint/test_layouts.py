@@ -43,7 +43,7 @@ def shards(tp: int, pp: int, dp: int) -> list[Shard]:
             index[axis] = ranks.index(rank) if ranks else 0
         place = Place(tp_rank=index["tp"], tp_size=tp, stage=index["pp"], num_stages=pp)
         layout = make_layout(parameter_table(SHAPE, place), {axis: mesh.size(axis) for axis in ("data", "edp")})
-        made.append(Shard(layout.owned(index), index))
+        made.append(Shard(dict.fromkeys(NAMES, layout.owned(index)), index))
     return made
 
 
@@ -56,8 +56,8 @@ def value(name: str, key: str, *, shape: tuple[int, ...]) -> torch.Tensor:
 
 def state_of(shard: Shard) -> dict[str, torch.Tensor]:
     """What a rank holds of the seeded tensors; padding 0."""
-    state = {name: torch.zeros(shard.owned.size) for name in NAMES}
-    for _, part, first in shard.owned.slices():
+    state = {name: torch.zeros(shard.owned[name].size) for name in NAMES}
+    for _, part, first in shard.owned["weight"].slices():
         box = tuple(slice(a, a + n) for a, n in zip(part.start, part.size, strict=True))
         for name in NAMES:
             values = value(name, part.name, shape=tuple(part.shape))[box].reshape(-1)
@@ -92,7 +92,7 @@ def test_every_layout_reads_every_other(source: tuple[int, int, int], tmp_path: 
     folder = save(tmp_path, source)
     for target in LAYOUTS:
         for number, shard in enumerate(shards(*target)):
-            found = load_state(folder, shard.owned, names=NAMES, dtype=torch.float32)
+            found = load_state(folder, shard.owned, dtype=torch.float32)
             for name, expected in expected_states(target)[number].items():
                 assert torch.equal(found[name], expected), (target, name)
 
@@ -108,7 +108,7 @@ def test_every_flipped_byte_of_every_file_is_found_and_named(tmp_path: Path) -> 
         for place in (*places, len(whole) - 1):
             path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
             with pytest.raises(mdata.DamageError, match=rf"{path.name} is damaged"):
-                load_state(folder, shard.owned, names=NAMES, dtype=torch.float32)
+                load_state(folder, shard.owned, dtype=torch.float32)
             with pytest.raises(mdata.DamageError, match=rf"{path.name} is damaged"):
                 verify_checkpoint(folder)
         for other in (whole[:-1], whole + b"x"):
@@ -154,11 +154,11 @@ def test_a_model_of_another_shape_is_told_with_its_tensors(tmp_path: Path) -> No
     folder = save(tmp_path, (1, 1, 1))
     wide = make_layout(parameter_table(replace(SHAPE, ffn_hidden_size=12), Place()), {"data": 1, "edp": 1})
     with pytest.raises(mdata.UsageError) as caught:
-        load_state(folder, wide.everything(), names=NAMES, dtype=torch.float32)
+        load_state(folder, dict.fromkeys(NAMES, wide.everything()), dtype=torch.float32)
     message = str(caught.value)
     assert "does not fit this model at blocks." in message and "shape [" in message
     with pytest.raises(mdata.UsageError, match="momentum"):
-        load_state(folder, shards(1, 1, 1)[0].owned, names=["momentum"], dtype=torch.float32)
+        load_state(folder, {"momentum": shards(1, 1, 1)[0].owned["weight"]}, dtype=torch.float32)
 
 
 BIG = """
@@ -174,7 +174,7 @@ def peak():
 if sys.argv[2] == "save":
     (shard,) = t.shards(1, 1, 1)
     run = t.RunState(step=2, consumed_samples=2, data_id="", data={}, optimizer_steps=2, config="")
-    state = {"weight": torch.ones(shard.owned.size)}
+    state = {"weight": torch.ones(shard.owned["weight"].size)}
     before = peak()
     target = t.Target(folder, run, "x")
     t.write_part(target, 0, shard=shard, state=state)
@@ -183,8 +183,8 @@ if sys.argv[2] == "save":
 else:
     shard = t.shards(4, 1, 2)[3]
     before = peak()
-    state = t.load_state(folder / "step-2", shard.owned, names=["weight"], dtype=torch.float32)
-    print(shard.owned.size * 4, peak() - before)
+    state = t.load_state(folder / "step-2", {"weight": shard.owned["weight"]}, dtype=torch.float32)
+    print(shard.owned["weight"].size * 4, peak() - before)
 """
 
 

@@ -33,13 +33,13 @@ SMALL = replace(
 
 def shard() -> Shard:
     layout = make_layout(parameter_table(SMALL, Place()), {"data": 1, "edp": 1})
-    return Shard(layout.everything(), {"tp": 0})
+    return Shard({"weight": layout.everything()}, {"tp": 0})
 
 
 def save(root: Path, step: int, *, value: float, keep: int = 2) -> None:
     run = RunState(step=step, consumed_samples=step, data_id="", data={}, optimizer_steps=step, config="")
     part = shard()
-    state = {"weight": torch.full((part.owned.size,), value)}
+    state = {"weight": torch.full((part.owned["weight"].size,), value)}
     save_checkpoint(Target(root, run, "x"), part, state=state, world=Group.single("world"))
     remove_old(root, keep)
 
@@ -49,7 +49,7 @@ def resumed(root: Path) -> tuple[int, float] | None:
     folder = latest_checkpoint(root)
     if folder is None:
         return None
-    state = load_state(folder, shard().owned, names=["weight"], dtype=torch.float32)["weight"]
+    state = load_state(folder, shard().owned, dtype=torch.float32)["weight"]
     values = set(state[state != 0].tolist())  # padding is 0
     assert len(values) == 1, "a mixture of two checkpoints"
     return run_state(folder).step, values.pop()

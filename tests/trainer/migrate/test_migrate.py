@@ -146,6 +146,21 @@ def test_what_megatron_does_otherwise_is_chosen(every_key: None) -> None:
         ("--eval-iters 5 --full-validation", {"train.eval_samples": 0}),
         ("--split=9,1", {"data.split": "9,1,0"}),
         ("--data-path 0.5 a 0.5 b", {"data.blend": "0.5 a 0.5 b"}),
+        (
+            "--optimizer muon --muon-momentum 0.95",
+            {
+                "optimizer.name": "muon",
+                "optimizer.muon_momentum": 0.95,
+                "optimizer.muon_nesterov": False,
+                "optimizer.muon_coefficient_type": "quintic",
+                "optimizer.muon_extra_scale_factor": 1.0,
+            },
+        ),
+        ("--optimizer dist_muon --muon-use-nesterov", {"optimizer.name": "muon", "optimizer.muon_nesterov": True}),
+        (
+            "--optimizer muon --muon-scale-mode shape_scaling --tensor-model-parallel-size 2 --muon-tp-mode duplicated",
+            {"optimizer.muon_scale_mode": "shape_scaling", "mesh.tp": 2},
+        ),
     ],
 )
 def test_rules(words: str, expected: dict[str, Any], every_key: None) -> None:
@@ -153,6 +168,13 @@ def test_rules(words: str, expected: dict[str, Any], every_key: None) -> None:
     assert not found.refused
     values = {one.key: one.value for one in found.settings}
     assert {key: values[key] for key in expected} == expected
+
+
+def test_muon_on_shards_of_matrices_is_refused() -> None:
+    (line,) = migrate([*BASE, *shlex.split("--optimizer muon --tensor-model-parallel-size 2")], 2).refused
+    assert line.startswith("--muon-tp-mode: blockwise is not supported") and line.endswith("choose duplicated")
+    (line,) = migrate([*BASE, *shlex.split("--optimizer muon --muon-coefficient-type polar_express")], 1).refused
+    assert "simple" in line and "quintic" in line
 
 
 def test_corpora_of_each_part(every_key: None) -> None:

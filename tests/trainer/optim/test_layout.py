@@ -41,7 +41,7 @@ def test_buckets_slots_and_segments_fit_together(name, data):
             end = slot.start + slot.spec.numel
             (segment,) = (s for s in bucket.segments if s.start <= slot.start < s.stop)
             assert end <= segment.stop
-            assert segment.rules == (slot.spec.decay, slot.spec.copies, slot.spec.partial)
+            assert segment.rules == (slot.spec.decay, slot.spec.copies, slot.spec.partial, slot.spec.matrix)
         end = bucket.stop
         runs = [bucket.run(rank) for rank in range(data)]
         assert [a for a, _ in runs] + [bucket.stop] == [bucket.start] + [b for _, b in runs]

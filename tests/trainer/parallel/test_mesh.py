@@ -33,6 +33,7 @@ def by_hand(mesh: Mesh, axis: str, place: Coordinates) -> object:
         "data": (tp, pp),
         "ep": (tp, pp, data // mesh.ep),
         "edp": (tp, pp, data % mesh.ep),
+        "stage": (pp,),
         "ends": (tp, cp, dp),
         "world": (),
     }

@@ -303,6 +303,18 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
             'optimizer.weight_decay_end=0.2 needs optimizer.weight_decay_schedule="linear" or "cosine"; '
             "set one, or leave it out",
         ),
+        (
+            {"optimizer": {"muon_ns_steps": 3}},
+            2,
+            'optimizer.muon_ns_steps=3 applies only to optimizer.name="muon"; set that, or leave '
+            "optimizer.muon_ns_steps out",
+        ),
+        (
+            {"optimizer": {"name": "muon", "muon_coefficient_type": "quintic", "muon_ns_steps": 6}},
+            2,
+            "optimizer.muon_ns_steps=6 is not a multiple of the five polynomials of "
+            'optimizer.muon_coefficient_type="quintic"; choose 5 or 10, or "simple"',
+        ),
     ],
 )
 def test_each_rule_names_its_values_and_a_remedy(changes: dict[str, dict[str, Any]], world: int, text: str) -> None:

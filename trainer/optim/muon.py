@@ -1,0 +1,188 @@
+"""Muon (Jordan et al. 2024): a matrix is updated by its momentum made orthogonal, which needs the whole matrix.
+
+A rank holds parts of matrices: rectangles that lie somewhere in its runs of the buffers. Momentum and weights are
+updated where they are. In between each matrix is sent to one rank of its pipeline stage, which makes it orthogonal and
+sends every part back: about twice a rank's own share of the matrices travels, whatever the number of ranks. This goes
+in rounds of one matrix a rank, the most expensive first, so that what is held besides is a matrix or two, and the
+ranks of a round have about equally much to do. A matrix is always computed by itself, as a whole and in one piece,
+so its bits do not depend on the layout. The plan of the rounds is pure; docs/design/muon.md has the reasons.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trainer.config.sections import OptimizerSection
+from trainer.optim.layout import Ownership
+from trainer.parallel.collectives import Group, all_to_all
+from trainer.parallel.params import is_first_copy, slices
+
+# (a, b, c) of successive Newton-Schulz iterations, repeated: that of Jordan et al., and that of NVIDIA's
+# emerging_optimizers, which Megatron-LM takes unless it is told otherwise.
+COEFFICIENTS: Mapping[str, tuple[tuple[float, float, float], ...]] = {
+    "simple": ((3.4445, -4.7750, 2.0315),),
+    "quintic": (
+        (4.0848, -6.8946, 2.9270),
+        (3.9505, -6.3029, 2.6377),
+        (3.7418, -5.5913, 2.3037),
+        (2.8769, -3.1427, 1.2046),
+        (2.8366, -3.0525, 1.2012),
+    ),
+}
+
+
+class Part(NamedTuple):
+    """A rectangle of a logical matrix that a rank holds.
+
+    Args:
+        name: of the matrix; q, k, v, gate and up are matrices of their own. shape: of the whole matrix.
+        start, size: rows and columns of the rectangle.
+        counts: whether it is the first of its copies: the one that is sent.
+        element: number of the buffer's element at which it begins, row-major.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    start: tuple[int, int]
+    size: tuple[int, int]
+    counts: bool
+    element: int
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return self.size[0] * self.size[1]
+
+    def of(self, whole: Tensor) -> Tensor:
+        """This part of a whole matrix: a view."""
+        (row, column), (rows, columns) = self.start, self.size
+        return whole[row : row + rows, column : column + columns]
+
+
+Parts = tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One exchange, as one rank sees it: rank i makes the i-th matrix of the round orthogonal.
+
+    Args:
+        mine: by rank, this rank's parts of that rank's matrix.
+        theirs: by rank, its parts of this rank's matrix; all empty where there are fewer matrices than ranks.
+    """
+
+    mine: tuple[Parts, ...]
+    theirs: tuple[Parts, ...]
+
+
+def parts_of(owned: Ownership, index: Callable[[str], int]) -> Parts:
+    """What a rank holds of matrices.
+
+    Args:
+        owned: its runs of matrices. index: axis -> its place on it.
+    """
+    found = []
+    for slot, low, high, _ in owned.parameters():
+        counts = is_first_copy(slot.spec.copies, index)
+        for part in slices(slot.spec, first=low, stop=high):
+            (rows, columns), (row, column), (height, width) = part.shape, part.start, part.size
+            where = slot.start + part.flat
+            found.append(Part(part.name, (rows, columns), (row, column), (height, width), counts, where))
+    return tuple(found)
+
+
+def make_rounds(parts: Sequence[Parts], rank: int) -> tuple[Round, ...]:
+    """The exchanges of a step, the same list on every rank but for whose eyes it is seen through.
+
+    Args:
+        parts: of each rank.
+    """
+    shapes: dict[str, tuple[int, int]] = {}
+    held: list[dict[str, list[Part]]] = []
+    for of_rank in parts:
+        by_name: dict[str, list[Part]] = defaultdict(list)
+        for part in of_rank:
+            shapes[part.name] = part.shape
+            by_name[part.name].append(part)
+        held.append(by_name)
+    order, ranks, rounds = sorted(shapes, key=lambda name: (-_cost(shapes[name]), name)), len(parts), []
+    for begin in range(0, len(order), ranks):
+        names = order[begin : begin + ranks]
+        mine = tuple(tuple(held[rank].get(name, ())) for name in names)
+        theirs = tuple(tuple(of_rank.get(names[rank], ())) if rank < len(names) else () for of_rank in held)
+        rounds.append(Round(mine + ((),) * (ranks - len(names)), theirs))
+    return tuple(rounds)
+
+
+def _cost(shape: tuple[int, int]) -> int:
+    """Multiplications of one Newton-Schulz iteration."""
+    short, long = sorted(shape)
+    return short * short * (2 * long + short)
+
+
+def update_scale(settings: OptimizerSection, shape: tuple[int, int]) -> float:
+    """What the orthogonal matrix of a shape [outputs, inputs] is multiplied by."""
+    outputs, inputs = shape
+    scale = {
+        "spectral": max(outputs, inputs),  # Liu et al. 2025, "Muon is scalable", section 2.2, with a factor of 0.2
+        "shape_scaling": max(1.0, outputs / inputs),  # Jordan et al. 2024
+        "unit_rms_norm": outputs / inputs,  # Bernstein et al. 2024
+    }
+    return settings.muon_extra_scale_factor * math.sqrt(scale[settings.muon_scale_mode])
+
+
+def iterations(settings: OptimizerSection) -> tuple[tuple[float, float, float], ...]:
+    """The coefficients of each Newton-Schulz iteration."""
+    given = COEFFICIENTS[settings.muon_coefficient_type]
+    return tuple(given[i % len(given)] for i in range(settings.muon_ns_steps))
+
+
+def exchanged(
+    one: Round, direction: Callable[[Part], Tensor], *, update: Callable[[Tensor], Tensor], like: Tensor, group: Group
+) -> Iterator[tuple[Part, Tensor]]:
+    """Do a round: each part of this rank's, and its part of the update as a flat tensor.
+
+    Args:
+        direction: a part's flat tensor, asked for once for every part. update: of a whole matrix.
+        like: a tensor of their dtype and device.
+    """
+    asked = [[(part, direction(part)) for part in parts] for parts in one.mine]
+    sent = [[tensor for part, tensor in of_rank if part.counts] for of_rank in asked]
+    counted = [[part for part in parts if part.counts] for parts in one.theirs]
+    arrived = all_to_all(
+        _flat(sent, like), send=[_total(p) for p in sent], receive=[_numel(p) for p in counted], group=group
+    )
+    back = [like.new_empty(0)]
+    if any(one.theirs):
+        whole = like.new_zeros(next(parts[0].shape for parts in one.theirs if parts))
+        _fill(whole, arrived, [part for parts in counted for part in parts])
+        whole = update(whole)
+        back = [part.of(whole).flatten() for parts in one.theirs for part in parts]
+    receive = [_numel(parts) for parts in one.mine]
+    flat = all_to_all(torch.cat(back), send=[_numel(parts) for parts in one.theirs], receive=receive, group=group)
+    own = [part for parts in one.mine for part in parts]
+    yield from zip(own, flat.split([part.numel for part in own]), strict=True)
+
+
+def _fill(whole: Tensor, flat: Tensor, parts: Sequence[Part]) -> None:
+    for part, values in zip(parts, flat.split([part.numel for part in parts]), strict=True):
+        part.of(whole).copy_(values.view(part.size))
+
+
+def _numel(parts: Sequence[Part]) -> int:
+    return sum(part.numel for part in parts)
+
+
+def _total(tensors: Sequence[Tensor]) -> int:
+    return sum(len(tensor) for tensor in tensors)
+
+
+def _flat(tensors: Sequence[Sequence[Tensor]], like: Tensor) -> Tensor:
+    return torch.cat([like.new_empty(0), *(tensor for some in tensors for tensor in some)])

@@ -1,0 +1,28 @@
+"""The rules between the keys of the update rule.
+
+Each problem is one line with the values that clash and a remedy. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from trainer.config.sections import RunConfig
+
+
+def optimizer_problems(config: RunConfig) -> Iterator[str]:
+    """Every problem of the update rule's settings."""
+    optimizer = config.optimizer
+    for field in dataclasses.fields(optimizer):
+        value = getattr(optimizer, field.name)
+        if field.name.startswith("muon_") and optimizer.name != "muon" and value != field.default:
+            yield (
+                f'optimizer.{field.name}={value!r} applies only to optimizer.name="muon"; '
+                f"set that, or leave optimizer.{field.name} out"
+            )
+    if optimizer.name == "muon" and optimizer.muon_coefficient_type == "quintic" and optimizer.muon_ns_steps % 5:
+        yield (
+            f"optimizer.muon_ns_steps={optimizer.muon_ns_steps} is not a multiple of the five polynomials of "
+            'optimizer.muon_coefficient_type="quintic"; choose 5 or 10, or "simple"'
+        )
