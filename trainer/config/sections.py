@@ -236,9 +236,12 @@ class OptimizerSection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PrecisionSection:
-    """The number format of weights and activations; main weights and moments are fp32 (fp64 under fp64)."""
+    """Number formats of weights, activations and gradients; main weights and moments are fp32 (fp64 under fp64)."""
 
     dtype: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"  # fp64 is for checking layouts on a CPU
+    gradients: Literal["main", "params"] = (
+        "main"  # dtype in which gradients are summed over microbatches and ranks: fp32; params: precision.dtype
+    )
     loss_scale: Amount = 0.0  # fp16: a constant loss scale; 0: dynamic
     initial_loss_scale: Annotated[float, Range(1)] = 4294967296.0  # fp16: first value of a dynamic loss scale
     min_loss_scale: Annotated[float, Range(1)] = 1.0  # fp16: below which a dynamic loss scale never falls

@@ -336,7 +336,7 @@ def adamw_(
     weight, first, second, parameter = state
     factor, rate, correction1, correction2, _ = numbers.unbind(0)
     beta1, beta2, epsilon, decay = constants
-    scaled = gradient * factor
+    scaled = gradient.to(weight.dtype) * factor
     new_first = beta1 * first + (1 - beta1) * scaled
     new_second = beta2 * second + (1 - beta2) * scaled * scaled
     direction = (new_first / correction1) / ((new_second / correction2).sqrt() + epsilon)
@@ -368,7 +368,7 @@ def sgd_(
     weight, first, parameter = state
     factor, rate = numbers.unbind(0)
     momentum, decay = constants
-    new_first = momentum * first + (gradient * factor + decay * weight)
+    new_first = momentum * first + (gradient.to(weight.dtype) * factor + decay * weight)
     new_weight = torch.where(applied, weight - rate * new_first, weight)
     first.copy_(torch.where(applied, new_first, first))
     weight.copy_(new_weight)
@@ -386,7 +386,7 @@ def muon_momentum_(
         constants: decay of the mean; whether the direction looks ahead (Nesterov's) or is the mean.
     """
     momentum, nesterov = constants
-    scaled = gradient * factor.to(first.dtype)
+    scaled = gradient.to(first.dtype) * factor.to(first.dtype)
     mean = momentum * first + (1 - momentum) * scaled
     first.copy_(torch.where(applied, mean, first))
     return momentum * mean + (1 - momentum) * scaled if nesterov else mean.clone()

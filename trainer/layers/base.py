@@ -1,6 +1,6 @@
 """What the layers share: main gradients, and how activations enter and leave a tensor-parallel region.
 
-A `Layer` may have a main gradient (at least fp32) beside each parameter. Its backward then adds into it and tells
+A `Layer` may have a main gradient (at least fp32, unless it is told otherwise) beside each parameter. Its backward then adds into it and tells
 autograd that there is no gradient, so that nothing is rounded to the parameter's dtype on the way and no hook runs.
 Without one (a model that is only evaluated, or used with another optimizer) autograd gets ordinary gradients.
 """
@@ -25,7 +25,7 @@ from trainer.parallel.collectives import (
 
 
 class MainGradients:
-    """A layer's main gradients, by the names of its parameters: tensors of their shapes, fp32 or wider.
+    """A layer's main gradients, by the names of its parameters: tensors of their shapes.
 
     After an update they are stale: what they hold counts as zero. The first product of a step overwrites them, which
     saves a pass that clears and another that reads; who can only add is given zeros.

@@ -1,7 +1,7 @@
 """The distributed optimizer: flat buffers and three phases, reduce, update, gather.
 
 `Buffers` lays a model's parameters into one flat tensor of their dtype, and gives its layers main gradients: views of a
-flat tensor of at least fp32, to which backward adds. `Optimizer.step` then
+flat tensor, of at least fp32 unless it is told otherwise, to which backward adds. `Optimizer.step` then
 1. reduces: sums each bucket over its data-parallel ranks, in place, into the run that this rank owns; then what copies
    along other axes hold partial gradients of;
 2. updates: the owned runs of the main weights by the rule of the settings (matrices under Muon by muon.py). Division by
@@ -38,23 +38,25 @@ class Buffers:
     Args:
         model: its parameters become views of `parameters`; their old storage is dropped, values are kept.
         layout: where each goes.
+        in_params_dtype: whether gradients have the parameters' dtype.
 
     Attributes:
+        main_dtype: of main weights and moments: fp32, or fp64 for an fp64 model.
         parameters: [layout.size] in the model's dtype.
-        gradients: [layout.size], fp32, or fp64 for an fp64 model.
+        gradients: [layout.size] in the main dtype, or in the model's.
     """
 
-    def __init__(self, model: nn.Module, layout: BufferLayout) -> None:
+    def __init__(self, model: nn.Module, layout: BufferLayout, *, in_params_dtype: bool = False) -> None:
         named = dict(model.named_parameters())
         planned = {slot.spec.name: slot.spec.shape for slot in layout.slots}
         actual = {name: tuple(p.shape) for name, p in named.items()}
         assert actual == planned, f"model and table differ: {set(actual.items()) ^ set(planned.items())}"
         first = next(iter(named.values()))
-        main_dtype = torch.promote_types(first.dtype, torch.float32)
-        self.layout = layout
+        self.layout, self.main_dtype = layout, torch.promote_types(first.dtype, torch.float32)
+        dtype = first.dtype if in_params_dtype else self.main_dtype
         self._layers: dict[str, Layer] = {}
         self.parameters = torch.zeros(layout.size, dtype=first.dtype, device=first.device)
-        self.gradients = torch.zeros(layout.size, dtype=main_dtype, device=first.device)
+        self.gradients = torch.zeros(layout.size, dtype=dtype, device=first.device)
         for slot in layout.slots:
             where = slice(slot.start, slot.start + slot.spec.numel)
             self._adopt(named[slot.spec.name], where)
@@ -116,7 +118,7 @@ class Optimizer:
     ) -> None:
         self.buffers, self.settings, self.groups, self.kernels = buffers, settings, groups, kernels
         self.owned = owned_runs(buffers.layout, groups)
-        weight = torch.empty(self.owned.size, dtype=buffers.gradients.dtype, device=buffers.gradients.device)
+        weight = torch.empty(self.owned.size, dtype=buffers.main_dtype, device=buffers.gradients.device)
         for run in self.owned.runs:
             weight[run.first : run.first + run.stop - run.start].copy_(buffers.parameters[run.start : run.stop])
         rest = self.owned
@@ -130,6 +132,8 @@ class Optimizer:
         self.owns |= dict.fromkeys(MOMENTS[self._rule], rest)
         moments = {name: weight.new_zeros(runs.size) for name, runs in self.owns.items() if name != "weight"}
         self.state = {"weight": weight} | moments
+        # A sum over many ranks may be too large for fp16, as in Megatron the ranks' mean is taken instead.
+        self._shrunk = groups["data"].size if buffers.gradients.dtype == torch.float16 else 1
         self._steps = torch.zeros((), dtype=torch.float64, device=weight.device)
 
     @property
@@ -152,7 +156,7 @@ class Optimizer:
         """
         self._reduce()
         sums = all_reduce_(torch.cat((self._square().view(1), totals)), self.groups["world"])
-        divisor = sums[1] if scale is None else sums[1] * scale
+        divisor = (sums[1] if scale is None else sums[1] * scale) / self._shrunk
         norm = sums[0].sqrt() / divisor
         applied = norm.isfinite()
         clip = self.settings.clip_norm
@@ -184,6 +188,8 @@ class Optimizer:
         gradients = self.buffers.gradients
         self.buffers.settle()
         for bucket in self.buffers.layout.buckets:
+            if self._shrunk > 1:
+                gradients[bucket.start : bucket.stop] /= self._shrunk
             reduce_scatter_(gradients[bucket.start : bucket.stop], self.groups[bucket.shard])
         for axis in ("tp", "kv", "ends"):
             parts = [gradients[s.start : s.stop] for _, s in self.owned.segments() if axis in s.rules.partial]
@@ -203,7 +209,7 @@ class Optimizer:
         return square
 
     def _update(self, factor: Tensor, rates: tuple[float, float], applied: Tensor) -> None:
-        settings, dtype, (learning_rate, weight_decay) = self.settings, self.buffers.gradients.dtype, rates
+        settings, dtype, (learning_rate, weight_decay) = self.settings, self.buffers.main_dtype, rates
         rate = torch.full_like(factor, learning_rate)
         # A number that changes from step to step has to be a tensor, or torch.compile would compile it in.
         scheduled = settings.weight_decay_schedule != "constant"
@@ -286,5 +292,6 @@ def sum_of_squares(flat: Tensor) -> Tensor:
     A block is too short for that: the relative error is at most 1e-7, wherever a layout cuts.
     """
     blocks = len(flat) // NORM_BLOCK * NORM_BLOCK
-    norms = torch.linalg.vector_norm(flat[:blocks].view(-1, NORM_BLOCK), dim=1)
+    wide = torch.promote_types(flat.dtype, torch.float32)  # the norm of a block may be too large for fp16
+    norms = torch.linalg.vector_norm(flat[:blocks].view(-1, NORM_BLOCK), dim=1, dtype=wide)
     return norms.double().square().sum() + flat[blocks:].double().square().sum()

@@ -1,4 +1,4 @@
-"""The rules between the keys of the update rule.
+"""The rules between the keys of the update rule, and of the gradients that it is given.
 
 Each problem is one line with the values that clash and a remedy. Pure.
 """
@@ -13,7 +13,12 @@ from trainer.config.sections import RunConfig
 
 def optimizer_problems(config: RunConfig) -> Iterator[str]:
     """Every problem of the update rule's settings."""
-    optimizer = config.optimizer
+    optimizer, precision = config.optimizer, config.precision
+    if precision.gradients == "params" and precision.dtype not in ("bf16", "fp16"):
+        yield (
+            f'precision.gradients="params" changes nothing with precision.dtype="{precision.dtype}"; '
+            'choose "bf16" or "fp16", or leave precision.gradients out'
+        )
     for field in dataclasses.fields(optimizer):
         value = getattr(optimizer, field.name)
         if field.name.startswith("muon_") and optimizer.name != "muon" and value != field.default:

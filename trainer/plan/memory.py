@@ -42,9 +42,10 @@ def state_bytes(config: RunConfig, plan: Plan) -> int:
     """Bytes of a rank's weights, main gradients, main weights and moments: what it needs before any activation."""
     weight = BYTES[config.precision.dtype]
     main, total = max(weight, 4), 0
+    gradient = weight if config.precision.gradients == "params" else main
     for spec in family_of(config).parameters(plan.shape, Place(tp_size=plan.tp)):
         states = len(state_names(config.optimizer.name, matrix=spec.matrix))
-        total += spec.numel * (weight + main) + states * main * -(-spec.numel // (plan.cp * plan.dp))
+        total += spec.numel * (weight + gradient) + states * main * -(-spec.numel // (plan.cp * plan.dp))
     return total
 
 

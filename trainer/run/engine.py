@@ -121,7 +121,8 @@ class Engine:
         dtype = DTYPES[config.precision.dtype]
         options = {"recompute": config.recompute, "seed": config.run.seed}
         self.model = family.build(plan.shape, place, groups=world.groups, dtype=dtype, device=world.device, **options)
-        self.buffers = Buffers(self.model, self.layout)
+        half = config.precision.gradients == "params"
+        self.buffers = Buffers(self.model, self.layout, in_params_dtype=half)
         self.optimizer = Optimizer(self.buffers, config.optimizer, groups=world.groups, kernels=self.model.kernels)
         self.copies = HostCopies()
         # A scale that is 1 has no place in the arithmetic of other precisions.
@@ -154,7 +155,7 @@ class Engine:
                 loss of each.
         """
         actions, own_means = one_stage(len(microbatches)), self.loss_average == "megatron"
-        scale, gradient_scale = self._scales(own_means=own_means)
+        scale, gradient_scale = self._scales(len(microbatches), own_means=own_means)
         found = run_actions(
             actions,
             self.model,
@@ -177,16 +178,17 @@ class Engine:
         numbers = torch.cat((done, result.totals[1:]))
         return PendingReport(numbers, (learning_rate, decay), num_components=num_components)
 
-    def _scales(self, *, own_means: bool) -> tuple[Tensor, Tensor | None]:
+    def _scales(self, num_microbatches: int, *, own_means: bool) -> tuple[Tensor, Tensor | None]:
         """(loss scale of this step, what gradients are multiplied by).
 
-        The gradient of a sum over thousands of tokens is divided by their number before it is scaled, so that a scale
-        means what it means elsewhere, where the loss is a mean.
+        The gradient of a sum over thousands of tokens is divided by their number, and by that of the microbatches,
+        before it is scaled, so that a scale means what it means elsewhere, where the loss is a mean.
         """
         if self.scaler is None:
             return torch.ones((), dtype=torch.float64, device=self.world.device), None
         scale = self.scaler.scale.clone()
-        return scale, scale if own_means else scale / (self.plan.micro_batch * self.plan.sequence_length)
+        tokens = 1 if own_means else self.plan.micro_batch * self.plan.sequence_length
+        return scale, scale / (tokens * num_microbatches)
 
     def is_finite(self, loss: float) -> bool:
         """Whether every rank's loss, weights and moments are finite; the same answer on all ranks."""

@@ -145,6 +145,36 @@ def test_a_weight_decay_may_change_from_step_to_step():
         np.testing.assert_allclose(values, 2.0 * (0.95 * 0.975 if values.ndim == 2 else 1.0), rtol=1e-12, err_msg=name)
 
 
+def _half_sums(context, dtype, gradients):
+    config = small_config("llama", dtype=dtype)
+    precision = replace(config.precision, gradients=gradients, initial_loss_scale=2.0**16)
+    engine = layouts(context, replace(config, precision=precision, mesh=MeshSection(tp=min(2, context.world))))
+    report = engine.step(microbatches(engine, 0), 1e-2).read()
+    held = engine.buffers.gradients.dtype, engine.optimizer.state["exp_avg"].dtype
+    return report.applied, report.grad_norm, held, logical(engine.optimizer.owned, engine.optimizer.state["exp_avg"])
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_gradients_in_half_precision_are_those_of_fp32_rounded(dtype):
+    """On one rank and on tp 2 x dp 2; moments stay fp32, and a loss scale does not show in them."""
+    ((applied, norm, held, parts),) = run_ranks(_half_sums, 1, dtype, "main")
+    assert applied and held == (torch.float32, torch.float32)
+    expected, bound = assemble(parts), 0.03 if dtype == "bf16" else 4e-3
+    for ranks in (1, 4):
+        results = run_ranks(_half_sums, ranks, dtype, "params")
+        for applied, got, held, _ in results:
+            assert applied and got == pytest.approx(norm, rel=bound)
+            assert held == ({"bf16": torch.bfloat16, "fp16": torch.float16}[dtype], torch.float32)
+        for name, values in assemble([part for *_, parts in results for part in parts]).items():
+            reference = expected[name]
+            assert np.linalg.norm(values - reference) <= 2 * bound * max(np.linalg.norm(reference), 1e-3), name
+
+
+def test_the_norm_of_a_block_may_exceed_what_fp16_holds():
+    flat = torch.full((4 * NORM_BLOCK + 3,), 6e4, dtype=torch.float16)
+    assert sum_of_squares(flat).item() == pytest.approx(flat.double().square().sum().item(), rel=1e-6)
+
+
 def _norm_and_reference(context, loss_average):
     """The step's norm, and that of autograd's own gradient of its mean, of a model without main gradients."""
     config = small_config("llama")

@@ -120,25 +120,30 @@ def _held(context, config):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "tp", "dtype", "rule"),
+    ("ranks", "tp", "dtype", "rule", "gradients", "bytes_each"),
     [
-        (1, 1, "fp32", "adamw"),
-        (2, 2, "bf16", "adamw"),
-        (2, 1, "bf16", "adamw"),
-        (2, 1, "fp64", "adamw"),
-        (1, 1, "bf16", "muon"),
-        (2, 1, "fp32", "muon"),
+        (1, 1, "fp32", "adamw", "main", 8 + 12),
+        (2, 2, "bf16", "adamw", "main", 6 + 12),
+        (2, 1, "bf16", "adamw", "main", 6 + 12 / 2),
+        (4, 1, "bf16", "adamw", "params", 4 + 12 / 4),
+        (2, 1, "fp16", "adamw", "params", 4 + 12 / 2),
+        (2, 1, "fp64", "adamw", "main", 16 + 24 / 2),
+        (1, 1, "bf16", "muon", "main", None),
+        (2, 1, "fp32", "muon", "main", None),
     ],
 )
-def test_the_state_is_what_an_engine_holds(ranks, tp, dtype, rule):
+def test_the_state_is_what_an_engine_holds(ranks, tp, dtype, rule, gradients, bytes_each):
     """But for the padding of its buffers; under Muon of the ranks' mean, as moments of a matrix are half as many."""
     config = replace(small_config("llama", dtype=dtype), mesh=MeshSection(tp=tp))
     config = replace(config, optimizer=replace(config.optimizer, name=rule))
+    config = replace(config, precision=PrecisionSection(dtype=dtype, gradients=gradients))
     results = run_ranks(_held, ranks, config)
     if rule == "muon":
         results = [(sum(held for held, _ in results) / ranks, results[0][1])]
     for held, said in results:
         assert said <= held <= 1.05 * said
+        if bytes_each is not None:
+            assert said == pytest.approx(bytes_each * make_plan(config, ranks, facts=None).parameters_per_rank)
 
 
 # GiB that one microbatch added at most, on an H200 in bf16: rows of benchmarks/one_gpu_options.py.

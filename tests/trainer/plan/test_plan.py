@@ -15,6 +15,7 @@ from trainer.config.sections import (
     MeshSection,
     ModelSection,
     OptimizerSection,
+    PrecisionSection,
     RecomputeSection,
     RunConfig,
     RunSection,
@@ -38,6 +39,7 @@ def config(**changes: dict[str, Any]) -> RunConfig:
         "mesh": MeshSection(tp=2),
         "train": TrainSection(sequence_length=32, global_batch=8, micro_batch=2, steps=100),
         "optimizer": OptimizerSection(lr=1e-3, warmup_steps=10),
+        "precision": PrecisionSection(),
         "recompute": RecomputeSection(),
     }
     for name, keys in changes.items():
@@ -302,6 +304,12 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
             2,
             'optimizer.weight_decay_end=0.2 needs optimizer.weight_decay_schedule="linear" or "cosine"; '
             "set one, or leave it out",
+        ),
+        (
+            {"precision": {"gradients": "params"}},
+            2,
+            'precision.gradients="params" changes nothing with precision.dtype="fp32"; choose "bf16" or "fp16", '
+            "or leave precision.gradients out",
         ),
         (
             {"optimizer": {"muon_ns_steps": 3}},
