@@ -108,6 +108,7 @@ class RunState:
         measured: what metrics.jsonl says of this step; a run that ended before it was written writes it on resuming.
         scaler: the state of the loss scale (optim/scaler.py); empty in checkpoints of older versions.
         versions: of the programs that wrote it, and the layout: for people.
+        skipped_samples: samples of the steps that were not applied.
     """
 
     step: int
@@ -119,6 +120,7 @@ class RunState:
     measured: dict[str, Any] = field(default_factory=dict)
     scaler: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)
+    skipped_samples: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +375,8 @@ def _run(value: Any) -> RunState:
     whole_number(run.consumed_samples, "run/consumed_samples", low=run.step)
     if whole_number(run.optimizer_steps, "run/optimizer_steps", low=0) > run.step:
         raise IndexFault("run/optimizer_steps", run.optimizer_steps, f"at most run/step, {run.step}")
+    if _whole(run.skipped_samples, "run/skipped_samples", low=0) > run.consumed_samples:
+        raise IndexFault("run/skipped_samples", run.skipped_samples, "at most run/consumed_samples")
     if run.scaler and not (run.scaler.keys() == _SCALER and all(type(x) is float for x in run.scaler.values())):
         raise IndexFault("run/scaler", run.scaler, f"numbers {', '.join(sorted(_SCALER))}")
     try:

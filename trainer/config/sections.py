@@ -204,6 +204,7 @@ class OptimizerSection:
     warmup_count: Literal["after", "before"] = (
         "after"  # after: the first step has lr / warmup_steps; before: it has init_lr, as in Megatron
     )
+    count_skipped: bool = True  # steps that are skipped count in the schedules; false: they do not, as in Megatron
     decay_steps: Count = 0  # step at which lr reaches min_lr; no decay_* is set: the run's length when it first started
     decay_samples: Count = 0  # the same in samples
     decay_tokens: Count = 0  # the same in tokens

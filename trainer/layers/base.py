@@ -1,7 +1,8 @@
 """What the layers share: main gradients, and how activations enter and leave a tensor-parallel region.
 
-A `Layer` may have a main gradient (at least fp32, unless it is told otherwise) beside each parameter. Its backward then adds into it and tells
-autograd that there is no gradient, so that nothing is rounded to the parameter's dtype on the way and no hook runs.
+A `Layer` may have a main gradient beside each parameter, of at least fp32 unless precision.gradients says otherwise.
+Its backward then adds into it and tells autograd that there is no gradient, so that nothing else is rounded on the way
+and no hook runs.
 Without one (a model that is only evaluated, or used with another optimizer) autograd gets ordinary gradients.
 """
 

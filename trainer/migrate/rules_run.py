@@ -217,6 +217,8 @@ def _precision(a: Given) -> Iterator[Setting | Refusal]:
     flag = "--accumulate-allreduce-grads-in-fp32" if kind == "fp16" else "--grad-reduce-in-bf16"
     kept = "params" if half and kind != "fp32" else "main"
     yield Setting("precision.gradients", kept, (flag,) if kind != "fp32" else (), "main")
+    if kind == "fp16":
+        yield Setting("optimizer.count_skipped", False, (), True)
     if kind == "fp16" and a["--loss-scale"]:
         yield Setting("precision.loss_scale", a["--loss-scale"], ("--loss-scale",))
     elif kind == "fp16":

@@ -22,7 +22,7 @@ from trainer.checkpoint.format import RunState
 from trainer.checkpoint.load import find_valid
 from trainer.checkpoint.save import together
 from trainer.config.parse import parse_config
-from trainer.config.sections import RunConfig
+from trainer.config.sections import OptimizerSection, RunConfig
 from trainer.convert.first_weights import start_notes
 from trainer.models.family import family_of
 from trainer.optim.schedules import Rates, rates
@@ -44,10 +44,30 @@ NOT_FUNCTION = ("padded_vocab_size", "max_position", "init_std", "scores_alibi")
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Where training is: finished steps, and the one counter of the data stream."""
+    """Where training is: finished steps, and the one counter of the data stream.
+
+    Args:
+        skipped_steps, skipped_samples: how many of them changed nothing, because the gradient was not finite.
+    """
 
     steps: int
     samples: int
+    skipped_steps: int = 0
+    skipped_samples: int = 0
+
+    def after(self, samples: int) -> Done:
+        """One more step, of so many samples."""
+        return dataclasses.replace(self, steps=self.steps + 1, samples=self.samples + samples)
+
+    def skipping(self, samples: int) -> Done:
+        """The same, when one of the steps, of so many samples, turns out to have been skipped."""
+        return Done(self.steps, self.samples, self.skipped_steps + 1, self.skipped_samples + samples)
+
+    def scheduled(self, optimizer: OptimizerSection) -> dict[str, int]:
+        """The steps and samples that the schedules count."""
+        if optimizer.count_skipped:
+            return {"steps": self.steps, "samples": self.samples}
+        return {"steps": self.steps - self.skipped_steps, "samples": self.samples - self.skipped_samples}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +87,14 @@ class Start:
     config: RunConfig
     changes: Mapping[str, tuple[Any, Any]]
     notes: tuple[str, ...]
+
+    def facts(self) -> dict[str, Any]:
+        """What events.jsonl says of it: where, and which settings are no longer those of the checkpoint."""
+        return {
+            "step": self.done.steps,
+            "checkpoint": self.folder.name if self.folder else None,
+            "changed": {name: {"before": before, "now": now} for name, (before, now) in self.changes.items()},
+        }
 
 
 def checkpoints_folder(config: RunConfig) -> Path:
@@ -102,7 +130,7 @@ def find_start(config: RunConfig, data: RunData, *, found: Found | None = None) 
         conflicts.append(UsageError(seen.warning, fix=fix))
     if conflicts:
         raise conflicts[0] if len(conflicts) == 1 else UsageError("\n".join(map(str, conflicts)))
-    done = Done(run.step, run.consumed_samples)
+    done = Done(run.step, run.consumed_samples, run.step - run.optimizer_steps, run.skipped_samples)
     told = tuple(_seen_notes(seen))
     if stored is None:
         note = f"{folder.name} has settings that this version does not know, so changed settings are not reported"
@@ -201,7 +229,7 @@ def _notes(
 
 
 def _rates(config: RunConfig, done: Done, *, batch: int) -> Rates:
-    return rates(config.optimizer, schedule_lengths(config), steps=done.steps, samples=done.samples, batch=batch)
+    return rates(config.optimizer, schedule_lengths(config), **done.scheduled(config.optimizer), batch=batch)
 
 
 def _place(unit: str, amount: int) -> str:

@@ -108,7 +108,7 @@ def _go_on(
     for line in header(config, plan, start=start, device=device_text(world.device)):
         progress.note(line)
     with MetricsWriter(folder, resumed_step=done.steps if newest else None, tell=progress.note) as log:
-        log.event("start", _start_facts(start, world))
+        log.event("start", {**start.facts(), "world_size": world.world_size, "device": str(world.device)})
         for text in start.notes:
             log.event("note", {"text": text})
         if log.put_aside:
@@ -135,7 +135,8 @@ class _Loop:
         self.config, self.plan, self.data, self.engine, self.log = config, plan, data, engine, log
         self.skipped = self.without_loss = 0
         self.asked = (0.0, 0.0)  # requests to stop that no step was ended for yet
-        self.behind = reports_behind(engine.world.device)
+        # Whether the last step counts decides the learning rate of the next.
+        self.behind = reports_behind(engine.world.device) if config.optimizer.count_skipped else 0
         names = [component.name for component in data.train.components]
         self.measuring = Measuring(plan, engine, dtype=config.precision.dtype, components=names)
         self.schedule = SaveSchedule(config.checkpoint, keeps_time=engine.world.is_main)
@@ -214,15 +215,15 @@ class _Loop:
         batches = iter(
             training_batches(self.data, self.config, plan=plan, dp=engine.dp, consumed=done.samples, progress=progress)
         )
-        running: deque[tuple[Done, PendingReport]] = deque()
+        running: deque[tuple[Done, int, PendingReport]] = deque()
         while done.steps < plan.steps or running:
             with rate:
                 if done.steps < plan.steps and not self._something_is_due(running):
                     read = rate.wait_for(batches)
                     microbatches = [self._moved(batch) for batch in read]
                     size = sizes.at(done.samples)
-                    at = {"steps": done.steps, "samples": done.samples, "batch": size}
-                    lr, decay = rates(optimizer, plan.schedule, **at).as_pair()
+                    at = done.scheduled(optimizer)
+                    lr, decay = rates(optimizer, plan.schedule, **at, batch=size).as_pair()
                     pending = engine.step(
                         microbatches,
                         lr,
@@ -231,12 +232,15 @@ class _Loop:
                         num_components=len(self.measuring.components),
                     )
                     rate.tokens += size * plan.sequence_length
-                    done = Done(done.steps + 1, done.samples + size)
-                    running.append((done, pending))
+                    done = done.after(size)
+                    running.append((done, size, pending))
                     if len(running) <= self.behind and not self._something_is_due(running):
                         continue
-                now, pending = running.popleft()
+                now, size, pending = running.popleft()
                 report = pending.read()
+                if not report.applied:
+                    now, done = now.skipping(size), done.skipping(size)
+                    running = deque((later.skipping(size), n, of_it) for later, n, of_it in running)
             yield now, report, not running
 
     def _moved(self, batch: Batch) -> Microbatch:
@@ -247,11 +251,11 @@ class _Loop:
         device, cp = engine.world.device, engine.cp
         return to_device(batch, device, vocab_size=vocab_size, numbered=numbered, cp=cp, components=found)
 
-    def _something_is_due(self, running: Sequence[tuple[Done, Any]]) -> bool:
+    def _something_is_due(self, running: Sequence[tuple[Done, *tuple[Any, ...]]]) -> bool:
         """Whether the steps that were started have to end before the next begins."""
         if any(self.asked) or self.schedule.pending:
             return bool(running)
-        steps = [now.steps for now, _ in running]
+        steps = [now.steps for now, *_ in running]
         return any(self.schedule.is_step(step) or _evaluates(step, self.config, self.plan) for step in steps)
 
     def _evaluate(self, step: int, progress: Progress) -> dict[str, dict[str, float]]:
@@ -293,6 +297,7 @@ class _Loop:
             config=dump_config(self.config),
             measured=measured,
             versions=versions(self.engine.world),
+            skipped_samples=now.skipped_samples,
         )
         if self.log is not None:
             self.log.sync()  # a curve never ends before the checkpoint that continues it
@@ -336,14 +341,3 @@ def _due(step: int, interval: int) -> bool:
 
 def _evaluates(step: int, config: RunConfig, plan: Plan) -> bool:
     return step == plan.steps or _due(step, config.train.eval_interval)
-
-
-def _start_facts(start: Start, world: World) -> dict[str, Any]:
-    """What events.jsonl says of a start: where, and which settings are no longer those of the checkpoint."""
-    return {
-        "step": start.done.steps,
-        "world_size": world.world_size,
-        "device": str(world.device),
-        "checkpoint": start.folder.name if start.folder else None,
-        "changed": {name: {"before": before, "now": now} for name, (before, now) in start.changes.items()},
-    }

@@ -122,7 +122,8 @@ def changed(path: tuple[Any, ...], other: Any) -> Any:
     return value
 
 
-MAY_VARY = {("run", key) for key in ("step", "consumed_samples", "optimizer_steps", "data_id", "config", "data")}
+COUNTERS = ("step", "consumed_samples", "skipped_samples", "optimizer_steps")
+MAY_VARY = {("run", key) for key in (*COUNTERS, "data_id", "config", "data")}
 
 
 @pytest.mark.parametrize("path", places(OLD), ids=lambda path: "/".join(map(str, path)) or "all")
@@ -144,6 +145,7 @@ def test_whatever_is_changed_is_refused_or_means_something(path: tuple[Any, ...]
         assert free, path
         run = index.run
         assert 1 <= run.step <= run.consumed_samples < 1 << 63 and 0 <= run.optimizer_steps <= run.step
+        assert 0 <= run.skipped_samples <= run.consumed_samples
         assert all(8 <= file.bytes < 1 << 63 for file in index.files.values())
 
 

@@ -29,6 +29,7 @@ from trainer.pipeline.actions import one_stage
 from trainer.pipeline.executor import run_actions
 from trainer.plan.plan import make_plan
 from trainer.run.engine import Engine
+from trainer.run.resume import Done
 
 CURVES = {
     "train_micro1": ("token", 8),
@@ -184,12 +185,15 @@ def _half(context, folder: Path, row: dict, gradients: str) -> list:
         values = {ours: row[theirs] for ours, theirs in names.items()}
         precision = replace(precision, loss_scale_hysteresis=row["hysteresis"], **values)
     config = replace(their_config(folder, loss_average="megatron", micro_batch=8), precision=precision)
+    optimizer = replace(config.optimizer, count_skipped=False)
     engine, data = with_their_weights(context, folder, config), load_file(folder / "train_data.safetensors")
-    reports = []
-    for number, step in enumerate(row["steps"]):
+    reports, done = [], Done(0, 0)
+    for number in range(len(row["steps"])):
+        now = rates(optimizer, engine.plan.schedule, **done.scheduled(optimizer), batch=8)
         tokens, labels, mask = (data[name][number % 4] for name in ("tokens", "labels", "loss_mask"))
         batch = microbatch(tokens.long(), labels.long(), mask.float())
-        reports.append(engine.step([batch], step["lr_used"]).read())
+        reports.append(engine.step([batch], now.learning_rate).read())
+        done = done.after(8) if reports[-1].applied else done.after(8).skipping(8)
     return reports
 
 
@@ -219,6 +223,7 @@ def test_half_precision_follows_megatrons(oracles, case, precision, gradients):
     for report, step in zip(reports, alike, strict=False):
         assert report.loss == pytest.approx(step["loss"], rel=apart[0])
         assert (report.applied, report.loss_scale) == (step["updated"], step["loss_scale_used"])
+        assert report.learning_rate == step["lr_used"]
         if step["updated"]:
             assert report.grad_norm == pytest.approx(step["grad_norm"], rel=apart[1])
     if overflows_longer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,9 @@ from trainer.config.sections import (
     RunSection,
     TrainSection,
 )
+from trainer.optim.optimizer import Buffers
 from trainer.parallel.mesh import Mesh
+from trainer.parallel.world import join_world
 from trainer.plan.check import check
 from trainer.report.data import read_corpora, read_run
 from trainer.run.data import open_data
@@ -70,6 +73,35 @@ def test_a_run_continues_bitwise(tmp_path):
     with pytest.raises(RankError, match="seed 8"):
         other = config_of(tmp_path / "parts", steps=7)
         run_ranks(_train, 1, replace(other, run=replace(other.run, seed=8)))
+
+
+@pytest.mark.parametrize(("count_skipped", "behind"), [(True, 1), (False, 1), (False, 0)])
+def test_schedules_count_skipped_steps_or_stand_still(count_skipped, behind, tmp_path, monkeypatch):
+    """A run of one rank in this process; `behind`: as on a GPU the report of a step is read during the next."""
+    monkeypatch.setattr("trainer.run.train.reports_behind", lambda device: behind)
+    overflowing, settle, steps = (1, 2, 5), Buffers.settle, itertools.count(1)
+
+    def settled(buffers):
+        settle(buffers)
+        if next(steps) in overflowing:
+            buffers.gradients[0] = math.inf
+
+    monkeypatch.setattr(Buffers, "settle", settled)
+    optimizer = OptimizerSection(lr=1e-3, schedule="linear", decay_samples=48, count_skipped=count_skipped)
+
+    def lines(folder, *lengths):
+        nonlocal steps
+        steps = itertools.count(1)
+        for length in lengths:
+            train(replace(config_of(folder, steps=length), optimizer=optimizer), join_world(Mesh(1)))
+        return read_metrics(folder)
+
+    whole, counted = lines(tmp_path / "whole", 8), 0
+    for line in whole:
+        assert line["lr"] == pytest.approx(1e-3 * (1 - counted / 12))
+        counted += line["step"] not in overflowing or count_skipped
+    parts = lines(tmp_path / "parts", 6, 8)
+    assert [(line["loss"], line["lr"]) for line in parts] == [(line["loss"], line["lr"]) for line in whole]
 
 
 def test_it_needs_a_vocabulary_and_nothing_of_files(tmp_path):
