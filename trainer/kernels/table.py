@@ -1,9 +1,9 @@
 """Which implementation of each small operation a run uses.
 
-`plain.py` says what each operation computes. On a GPU the pointwise ones are the same functions compiled by
-torch.compile, each for itself: fused into one or two passes over memory, with the plain function as twin. On a CPU they
-are PyTorch's own kernels where it has some (library.py). A model is given one `Kernels`; it never asks what device it
-is on.
+`plain.py` and `plain_updates.py` say what each operation computes. On a GPU the pointwise ones are the same functions
+compiled by torch.compile, each for itself: fused into one or two passes over memory, with the plain function as twin.
+On a CPU they are PyTorch's own kernels where it has some (library.py). A model is given one `Kernels`; it never asks
+what device it is on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from trainer.kernels import gpu, library, plain
+from trainer.kernels import gpu, library, plain, plain_updates
 
 Kernel = Callable[..., Any]
 
@@ -41,11 +41,11 @@ class Kernels:
     dropout: Kernel = plain.dropout
     logit_statistics: Kernel = plain.logit_statistics
     logits_to_gradient_: Kernel = plain.logits_to_gradient_
-    adamw_: Kernel = plain.adamw_
-    sgd_: Kernel = plain.sgd_
-    muon_momentum_: Kernel = plain.muon_momentum_
-    muon_apply_: Kernel = plain.muon_apply_
-    orthogonalize: Kernel = plain.orthogonalize
+    adamw_: Kernel = plain_updates.adamw_
+    sgd_: Kernel = plain_updates.sgd_
+    muon_momentum_: Kernel = plain_updates.muon_momentum_
+    muon_apply_: Kernel = plain_updates.muon_apply_
+    orthogonalize: Kernel = plain_updates.orthogonalize
 
 
 PLAIN = Kernels()
@@ -66,9 +66,9 @@ ROUNDED = ("rms_norm", "layer_norm")
 @functools.cache
 def compiled() -> Kernels:
     """The pointwise operations compiled, at their first call for the shapes of that call."""
-    names = (field.name for field in dataclasses.fields(Kernels) if field.name not in NOT_COMPILED)
+    names = [field.name for field in dataclasses.fields(Kernels) if field.name not in NOT_COMPILED]
     options: dict[str, dict[str, Any]] = {name: {"emulate_precision_casts": True} for name in ROUNDED}
-    made = {name: torch.compile(getattr(plain, name), options=options.get(name)) for name in names}
+    made = {name: torch.compile(getattr(PLAIN, name), options=options.get(name)) for name in names}
     return Kernels(document_attention=gpu.document_attention, scored_attention=gpu.scored_attention, **made)
 
 

@@ -1,7 +1,7 @@
 """The update rules by name, which parameters each is for, and the tensors that each keeps beside the main weight.
 
 They are the names in a checkpoint ("exp_avg/blocks.0..."), and how many there are decides the memory of a run, so this
-imports no torch. The functions are in plain.py under the rule's name with an underscore.
+imports no torch. The functions are in plain_updates.py under the rule's name with an underscore.
 """
 
 from __future__ import annotations
