@@ -375,7 +375,7 @@ def _run(value: Any) -> RunState:
     whole_number(run.consumed_samples, "run/consumed_samples", low=run.step)
     if whole_number(run.optimizer_steps, "run/optimizer_steps", low=0) > run.step:
         raise IndexFault("run/optimizer_steps", run.optimizer_steps, f"at most run/step, {run.step}")
-    if _whole(run.skipped_samples, "run/skipped_samples", low=0) > run.consumed_samples:
+    if whole_number(run.skipped_samples, "run/skipped_samples", low=0) > run.consumed_samples:
         raise IndexFault("run/skipped_samples", run.skipped_samples, "at most run/consumed_samples")
     if run.scaler and not (run.scaler.keys() == _SCALER and all(type(x) is float for x in run.scaler.values())):
         raise IndexFault("run/scaler", run.scaler, f"numbers {', '.join(sorted(_SCALER))}")
