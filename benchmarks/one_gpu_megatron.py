@@ -53,7 +53,7 @@ def megatron_step(row: str, shape: GPTShape, batches: list[tuple[Tensor, Tensor]
     parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
     tensor_parallel.model_parallel_cuda_manual_seed(1)
     config = _transformer_config(shape, ROWS[row].get("fp8"))
-    rope = {"position_embedding_type": "rope", "rotary_base": int(shape.rope_theta)}
+    rope = {"position_embedding_type": "rope", "rotary_base": int(shape.rope.theta)}
     inner = GPTModel(
         config,
         get_gpt_layer_with_transformer_engine_spec(),
@@ -115,7 +115,7 @@ def _transformer_config(shape: GPTShape, fp8: str | None) -> Any:
         layernorm_epsilon=shape.norm_epsilon,
         gated_linear_unit=gated,
         activation_func=F.silu if gated else F.gelu,
-        add_bias_linear=shape.bias,
+        add_bias_linear=bool(shape.bias),
         init_method_std=shape.init_std,
         attention_dropout=0.0,
         hidden_dropout=0.0,
