@@ -109,6 +109,7 @@ class RunState:
         scaler: the state of the loss scale (optim/scaler.py); empty in checkpoints of older versions.
         versions: of the programs that wrote it, and the layout: for people.
         skipped_samples: samples of the steps that were not applied.
+        float8: the largest values of each FP8 layer (layers/float8_scaling.py); empty without delayed scaling.
     """
 
     step: int
@@ -121,6 +122,7 @@ class RunState:
     scaler: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)
     skipped_samples: int = 0
+    float8: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,8 +381,16 @@ def _run(value: Any) -> RunState:
         raise IndexFault("run/skipped_samples", run.skipped_samples, "at most run/consumed_samples")
     if run.scaler and not (run.scaler.keys() == _SCALER and all(type(x) is float for x in run.scaler.values())):
         raise IndexFault("run/scaler", run.scaler, f"numbers {', '.join(sorted(_SCALER))}")
+    if wrong := [name for name, rows in run.float8.items() if not _is_history(rows)]:
+        raise IndexFault(f"run/float8/{wrong[0]}", run.float8[wrong[0]], "rows of 3 numbers from 0 on")
     try:
         tomllib.loads(run.config)
     except (ValueError, RecursionError) as error:  # not TOML, a number of 5,000 digits, nested too deep
         raise IndexFault("run/config", str(error), "TOML") from error
     return run
+
+
+def _is_history(rows: Any) -> bool:
+    return type(rows) is list and all(
+        type(row) is list and len(row) == 3 and all(type(x) is float and 0 <= x < math.inf for x in row) for row in rows
+    )

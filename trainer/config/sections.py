@@ -131,6 +131,21 @@ class RecomputeSection:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class KernelsSection:
+    """Which implementation computes an operation; auto is the fastest that was measured. `mtrain plan` shows them."""
+
+    norm: Literal["auto", "plain", "library", "compiled", "transformer_engine", "apex"] = (
+        "auto"  # RMSNorm and LayerNorm with the addition before them
+    )
+    activation: Literal["auto", "plain", "library", "compiled"] = "auto"  # SwiGLU and the other gates
+    rope: Literal["auto", "plain", "compiled"] = "auto"  # rotary positions, and splitting heads into q, k and v
+    attention: Literal["auto", "transformer_engine"] = "auto"  # causal attention over whole rows; auto: PyTorch's own
+    loss: Literal["auto", "plain", "library", "compiled"] = "auto"  # softmax of the logits, and its gradient
+    optimizer: Literal["auto", "plain", "library", "compiled", "apex"] = "auto"  # the update; apex: of AdamW
+    weight_gradient: Literal["auto", "apex"] = "auto"  # products that are added to the main gradients
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DataSection:
     """What to read; the manifest holds everything else about the data."""
 
@@ -248,6 +263,11 @@ class PrecisionSection:
     min_loss_scale: Annotated[float, Range(1)] = 1.0  # fp16: below which a dynamic loss scale never falls
     loss_scale_window: Positive = 1000  # fp16: good steps in a row after which the loss scale doubles
     loss_scale_hysteresis: Positive = 2  # fp16: overflows until the loss scale halves
+    fp8: Literal["none", "delayed", "current"] = "none"  # products of linear layers in FP8, and where scales come from
+    fp8_format: Literal["hybrid", "e4m3"] = "hybrid"  # gradients in E5M2, all else in E4M3; or all in E4M3
+    fp8_amax_history_len: Positive = 16  # delayed: steps of whose largest values the largest makes the scale
+    fp8_margin: Count = 0  # delayed: powers of two by which scales are lowered
+    fp8_first_last_bf16: Count = 0  # this many first blocks, and as many last ones, are computed without FP8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -279,4 +299,5 @@ class RunConfig:
     optimizer: OptimizerSection
     precision: PrecisionSection = dataclasses.field(default_factory=PrecisionSection)
     recompute: RecomputeSection = dataclasses.field(default_factory=RecomputeSection)
+    kernels: KernelsSection = dataclasses.field(default_factory=KernelsSection)
     checkpoint: CheckpointSection = dataclasses.field(default_factory=CheckpointSection)

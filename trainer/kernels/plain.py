@@ -4,15 +4,15 @@ Each is a pure function of tensors, but for those whose name ends in `_`. Arithm
 the dtype of the activations, gradients of weights stay wide. Backward functions are written out, because the layers
 own their backward passes.
 
-Shapes: N tokens, D hidden, F feed-forward, V local vocabulary rows, B batch, S sequence, E heads of
-any kind, H query heads, G key-value heads, K head width.
+Shapes: N tokens, D hidden, F feed-forward, I inputs, O outputs, V local vocabulary rows, B batch, S sequence, E heads
+of any kind, H query heads, G key-value heads, K head width.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -278,6 +278,22 @@ def scored_attention(
         weight = torch.where(tensors.keep_BHST, weight / (1 - scores.dropout), 0.0)
     y = torch.einsum("bgrst,btgk->bsgrk", weight.unflatten(1, (groups, heads // groups)), v)
     return y.flatten(2, 3).to(q_BSHK.dtype)
+
+
+def add_product(target: Tensor, dy_NO: Tensor, *, x_NI: Tensor, overwrite: bool = False) -> None:
+    """dy^T x, [O, I], added to `target` or written over it.
+
+    On CUDA one matrix product accumulates in the wider dtype; elsewhere the factors are widened first.
+    """
+    left, right = dy_NO.t(), x_NI
+    wider = target.dtype != dy_NO.dtype
+    if wider and not target.is_cuda:
+        left, right, wider = left.to(target.dtype), right.to(target.dtype), False
+    options: dict[str, Any] = {"out_dtype": target.dtype} if wider else {}
+    if overwrite:
+        torch.mm(left, right, out=target, **options)
+    else:
+        torch.addmm(target, left, right, out=target, **options)
 
 
 def dropout(x_NF: Tensor, sample_N: Tensor, position_N: Tensor, key_2: Tensor, probability: float) -> Tensor:

@@ -2,20 +2,26 @@
 
 `plain.py` and `plain_updates.py` say what each operation computes. On a GPU the pointwise ones are the same functions
 compiled by torch.compile, each for itself: fused into one or two passes over memory, with the plain function as twin.
-On a CPU they are PyTorch's own kernels where it has some (library.py). A model is given one `Kernels`; it never asks
-what device it is on.
+On a CPU they are PyTorch's own kernels where it has some (library.py). The section [kernels] may name another
+implementation for a group of operations; one of another library (transformer_engine.py, apex.py) is compared with the
+plain one first (self_test.py), and refused where it differs. A model is given one `Kernels`; it never asks what device
+it is on.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from trainer.kernels import gpu, library, plain, plain_updates
+from mdata import UsageError
+from trainer.config.sections import KernelsSection
+from trainer.kernels import apex, float8, gpu, library, plain, plain_updates, transformer_engine
+from trainer.kernels.self_test import differences, float8_differences
 
 Kernel = Callable[..., Any]
 
@@ -46,6 +52,7 @@ class Kernels:
     muon_momentum_: Kernel = plain_updates.muon_momentum_
     muon_apply_: Kernel = plain_updates.muon_apply_
     orthogonalize: Kernel = plain_updates.orthogonalize
+    add_product: Kernel = plain.add_product
 
 
 PLAIN = Kernels()
@@ -57,8 +64,36 @@ LIBRARY = Kernels(
     adamw_=library.adamw_,
     sgd_=library.sgd_,
 )
+TRANSFORMER_ENGINE = Kernels(
+    rms_norm=transformer_engine.rms_norm,
+    rms_norm_backward=transformer_engine.rms_norm_backward,
+    layer_norm=transformer_engine.layer_norm,
+    layer_norm_backward=transformer_engine.layer_norm_backward,
+    attention=transformer_engine.attention,
+)
+APEX = Kernels(
+    rms_norm=apex.rms_norm,
+    rms_norm_backward=apex.rms_norm_backward,
+    layer_norm=apex.layer_norm,
+    layer_norm_backward=apex.layer_norm_backward,
+    adamw_=apex.adamw_,
+    add_product=apex.add_product,
+)
+# Key of the section [kernels] -> the operations that it decides. Documents and options of scores are not among them:
+# for those gpu.py is all there is.
+GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "norm": ("rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward"),
+        "activation": ("swiglu", "swiglu_backward_", "gated", "gated_backward_"),
+        "rope": ("split_heads", "join_heads_", "rotate"),
+        "attention": ("attention",),
+        "loss": ("logit_statistics", "logits_to_gradient_"),
+        "optimizer": ("adamw_", "sgd_"),
+        "weight_gradient": ("add_product",),
+    }
+)
 # Calls into a library, or with a file of their own for GPUs.
-NOT_COMPILED = ("attention", "document_attention", "scored_attention", "orthogonalize")
+NOT_COMPILED = ("attention", "document_attention", "scored_attention", "orthogonalize", "add_product")
 # Recomputed from the stored sum; without this the first pass would normalize the sum before it was rounded.
 ROUNDED = ("rms_norm", "layer_norm")
 
@@ -72,8 +107,59 @@ def compiled() -> Kernels:
     return Kernels(document_attention=gpu.document_attention, scored_attention=gpu.scored_attention, **made)
 
 
-def choose_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
-    """Compiled on a GPU; on a CPU PyTorch's own where it has them, but the plain ones for activations of 16 bits."""
+def choose_kernels(device: torch.device, dtype: torch.dtype, wanted: KernelsSection | None = None) -> Kernels:
+    """What `wanted` names, tested; else the fastest ones.
+
+    That is compiled ones on a GPU; on a CPU PyTorch's own where it has them, but the plain ones for activations of 16
+    bits.
+
+    Raises:
+        UsageError: a kernel that is named is not there, or computes something else.
+    """
     if device.type == "cuda":
+        chosen = compiled()
+    else:
+        chosen = LIBRARY if dtype in (torch.float32, torch.float64) else PLAIN
+    for group, name in dataclasses.asdict(wanted or KernelsSection()).items():
+        if name != "auto":
+            named = _implementation(group, name, device=device, dtype=dtype)
+            chosen = dataclasses.replace(chosen, **{each: getattr(named, each) for each in GROUPS[group]})
+    return chosen
+
+
+def _implementation(group: str, name: str, *, device: torch.device, dtype: torch.dtype) -> Kernels:
+    if name == "compiled":
+        if device.type != "cuda":
+            raise _refused(group, name, "it is used on GPUs only")
         return compiled()
-    return LIBRARY if dtype in (torch.float32, torch.float64) else PLAIN
+    if name in ("plain", "library"):
+        return PLAIN if name == "plain" else LIBRARY
+    found, reason = TRANSFORMER_ENGINE, transformer_engine.missing(device)
+    if name == "apex":
+        found, reason = APEX, apex.missing(group, device)
+    if dtype == torch.float64:
+        reason = reason or "it has no fp64"
+    if reason := reason or differences(group, found, device=device, dtype=dtype):
+        raise _refused(group, name, reason)
+    return found
+
+
+def _refused(group: str, name: str, reason: str) -> UsageError:
+    return UsageError(f'kernels.{group}="{name}" cannot be used: {reason}; set kernels.{group}="auto"')
+
+
+def float8_kernels(device: torch.device) -> tuple[Kernel, Kernel]:
+    """Rounding to FP8, and products of what it gives: Transformer Engine's on a GPU, on a CPU the plain ones.
+
+    Raises:
+        UsageError: the GPU has no FP8, or the library is missing or computes something else.
+    """
+    if device.type == "cpu":
+        return float8.float8_quantize, float8.float8_product
+    found = transformer_engine.float8_quantize, transformer_engine.float8_product
+    if reason := transformer_engine.float8_missing(device) or float8_differences(*found, device=device):
+        raise UsageError(
+            f"precision.fp8 needs {transformer_engine.NAME} and a GPU with FP8, but {reason}; "
+            'install it (pip install "mdata[gpu]"), or set precision.fp8="none"'
+        )
+    return found

@@ -8,11 +8,13 @@ Without one (a model that is only evaluated, or used with another optimizer) aut
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trainer.kernels.plain import add_product
 from trainer.parallel.collectives import (
     Group,
     Pending,
@@ -30,10 +32,14 @@ class MainGradients:
 
     After an update they are stale: what they hold counts as zero. The first product of a step overwrites them, which
     saves a pass that clears and another that reads; who can only add is given zeros.
+
+    Attributes:
+        add_product: the implementation of kernels.plain.add_product for weights.
     """
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
+        self.add_product: Callable[..., None] = add_product
         self._stale: set[str] = set()
 
     def forget(self) -> None:
@@ -105,24 +111,20 @@ def add_weight_gradient(main: MainGradients, name: str, *, dy_NO: Tensor, x_NI: 
     """A weight's gradient dy^T x: [O, I], added to its main gradient, or returned where there is none."""
     if name not in main.tensors:
         return dy_NO.t() @ x_NI
-    add_product(main.tensors[name], dy_NO, x_NI=x_NI, overwrite=main.take_stale(name))
+    main.add_product(main.tensors[name], dy_NO, x_NI=x_NI, overwrite=main.take_stale(name))
     return None
 
 
-def add_product(target: Tensor, dy_NO: Tensor, *, x_NI: Tensor, overwrite: bool = False) -> None:
-    """dy^T x, [O, I], added to `target` or written over it.
+def add_bias_gradient(main: MainGradients, dy_NO: Tensor) -> Tensor | None:
+    """The sum of dy over tokens, added to the bias's main gradient, or returned where there is none.
 
-    On CUDA one matrix product accumulates in the wider dtype; elsewhere the factors are widened first.
+    A bias is a weight whose input is 1; as a product it takes one pass, where a sum in fp32 takes two.
     """
-    left, right = dy_NO.t(), x_NI
-    wider = target.dtype != dy_NO.dtype
-    if wider and not target.is_cuda:
-        left, right, wider = left.to(target.dtype), right.to(target.dtype), False
-    options: dict[str, Any] = {"out_dtype": target.dtype} if wider else {}
-    if overwrite:
-        torch.mm(left, right, out=target, **options)
-    else:
-        torch.addmm(target, left, right, out=target, **options)
+    ones_N1 = dy_NO.new_ones(len(dy_NO), 1)
+    if "bias" not in main.tensors:
+        return (dy_NO.t() @ ones_N1).squeeze(1)
+    add_product(main.tensors["bias"].unsqueeze(1), dy_NO, x_NI=ones_N1, overwrite=main.take_stale("bias"))
+    return None
 
 
 def add_vector(main: Tensor | None, gradient: Tensor, *, dtype: torch.dtype) -> Tensor | None:

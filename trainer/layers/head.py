@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.kernels.plain import add_product
 from trainer.kernels.table import Kernels
-from trainer.layers.base import Parallel, add_product, add_weight_gradient
+from trainer.layers.base import Parallel, add_weight_gradient
 from trainer.layers.embedding import VocabularyEmbedding
 from trainer.parallel.collectives import all_gather, all_reduce_
 

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainer.layers.base import Layer, MainGradients, Parallel, add_product, add_weight_gradient
+from trainer.layers.base import Layer, MainGradients, Parallel, add_bias_gradient, add_weight_gradient
+from trainer.layers.float8_scaling import LayerScaling
+from trainer.layers.linear_float8 import float8_linear
 
 
 class Linear(Layer):
@@ -26,6 +28,9 @@ class Linear(Layer):
         inputs, outputs: local widths.
         parallel: the tensor-parallel axis. bias: whether there is one.
         column: whether the outputs are cut over tp (or the inputs).
+
+    Attributes:
+        float8: how its products are computed in FP8; None: in the dtype of the weight.
     """
 
     def __init__(self, inputs: int, outputs: int, *, parallel: Parallel, bias: bool, column: bool) -> None:
@@ -33,8 +38,19 @@ class Linear(Layer):
         self.parallel, self.column = parallel, column
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+        self.float8: LayerScaling | None = None
 
     def forward(self, x_NI: Tensor) -> Tensor:
+        if self.float8 is not None:
+            return float8_linear(
+                x_NI,
+                self.weight,
+                bias_O=self.bias,
+                main=self.main_gradients,
+                parallel=self.parallel,
+                column=self.column,
+                scaling=self.float8,
+            )
         apply = _Column.apply if self.column else _Row.apply
         return apply(x_NI, self.weight, self.bias, self.parallel, self.main_gradients)
 
@@ -61,7 +77,7 @@ class _Column(torch.autograd.Function):
         whole = ctx.parallel.start_gather(x_NI)
         dx = ctx.parallel.start_reduce(dy_NO @ weight_OI)
         dweight = add_weight_gradient(ctx.main, "weight", dy_NO=dy_NO, x_NI=whole.wait())
-        dbias = _bias_gradient(ctx.main, dy_NO) if ctx.bias else None
+        dbias = add_bias_gradient(ctx.main, dy_NO) if ctx.bias else None
         return dx.wait(), dweight, dbias, None, None
 
 
@@ -83,16 +99,7 @@ class _Row(torch.autograd.Function):
     def backward(ctx: Any, dy_NO: Tensor) -> tuple[Tensor | None, ...]:
         x_NI, weight_OI = ctx.saved_tensors
         whole = ctx.parallel.start_gather(dy_NO)
-        dbias = _bias_gradient(ctx.main, dy_NO) if ctx.bias else None
+        dbias = add_bias_gradient(ctx.main, dy_NO) if ctx.bias else None
         whole_NO = whole.wait()
         dx_NI = whole_NO @ weight_OI
         return dx_NI, add_weight_gradient(ctx.main, "weight", dy_NO=whole_NO, x_NI=x_NI), dbias, None, None
-
-
-def _bias_gradient(main: MainGradients, dy_NO: Tensor) -> Tensor | None:
-    """A bias is a weight whose input is 1; as a product it takes one pass, where a sum in fp32 takes two."""
-    ones_N1 = dy_NO.new_ones(len(dy_NO), 1)
-    if "bias" not in main.tensors:
-        return (dy_NO.t() @ ones_N1).squeeze(1)
-    add_product(main.tensors["bias"].unsqueeze(1), dy_NO, x_NI=ones_N1, overwrite=main.take_stale("bias"))
-    return None

@@ -124,7 +124,7 @@ _TABLE = """
 --min-loss-scale | float | 1.0 | precision.min_loss_scale |
 --loss-scale-window | float | 1000 | precision.loss_scale_window |
 --hysteresis | int | 2 | precision.loss_scale_hysteresis |
---fp8-format | text | | precision.fp8 | hybrid
+--fp8-format | text | | precision.fp8_format | hybrid or e4m3
 --fp8-recipe | text | delayed | precision.fp8 | delayed, or tensorwise: current
 --first-last-layers-bf16 | switch | | precision.fp8_first_last_bf16 |
 --num-layers-at-start-in-bf16 | int | 1 | precision.fp8_first_last_bf16 |

@@ -233,12 +233,13 @@ def _fp8(a: Given) -> Iterator[Setting | Refusal]:
     if a["--fp8-format"] is None:
         return
     recipes = {"delayed": "delayed", "tensorwise": "current"}
-    if a["--fp8-format"] != "hybrid":
-        yield Refusal("--fp8-format", "hybrid is supported")
+    if a["--fp8-format"] not in ("hybrid", "e4m3"):
+        yield Refusal("--fp8-format", "hybrid and e4m3 are supported")
     elif a["--fp8-recipe"] not in recipes:
         yield Refusal("--fp8-recipe", "delayed and tensorwise are supported")
     else:
         yield Setting("precision.fp8", recipes[a["--fp8-recipe"]], ("--fp8-format", "--fp8-recipe"))
+        yield Setting("precision.fp8_format", a["--fp8-format"], ("--fp8-format",), "hybrid")
     ends = ("--num-layers-at-start-in-bf16", "--num-layers-at-end-in-bf16")
     if a["--first-last-layers-bf16"] and a[ends[0]] != a[ends[1]]:
         yield Refusal(ends[0], f"the same number as {ends[1]} is supported")

@@ -39,7 +39,7 @@ class Family:
         shape: (configuration, entries of the vocabulary) to all numbers that define the function.
         parameters: (shape, place) to the parameters of the rank there, in the order of the module tree.
         flops_per_token: (shape, sequence length) to operations of forward and backward.
-        activation_bytes: (shape, place, tokens, element, recompute) to the most that a microbatch holds for backward.
+        activation_bytes: (shape, place, tokens, element, recompute, float8) to the most that a microbatch holds.
         stage_cost: (shape, place, **microbatch) to what its forward and backward pass cost a rank.
         block_scores: (shape, number of a block) to what its attention does to scores.
         build: (shape, place, **how) to a stage with uninitialized weights.

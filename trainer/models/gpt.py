@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from mdata import UsageError
-from trainer.config.sections import RecomputeSection
+from trainer.config.sections import RecomputeSection, RunConfig
 from trainer.kernels.table import Kernels, choose_kernels
 from trainer.layers.attention import Attention, Documents, Sequences
-from trainer.layers.base import Parallel
+from trainer.layers.base import Layer, Parallel
 from trainer.layers.context_rows import ContextRows
 from trainer.layers.dropout import Dropout, TokenPlaces, token_places
 from trainer.layers.embedding import PositionEmbedding, VocabularyEmbedding
@@ -292,17 +292,20 @@ def build_gpt(
     groups: Mapping[str, Group],
     dtype: torch.dtype,
     device: torch.device,
-    recompute: RecomputeSection | None = None,
-    seed: int = 0,
+    config: RunConfig | None = None,
 ) -> GPT:
     """Allocate a stage with uninitialized weights directly in its dtype on its device.
 
     Args:
         groups: axis -> ranks along it: "tp", and "cp" where rows are divided.
-        recompute: what backward computes again; None: nothing. seed: of the run, for dropout.
+        config: whose kernels, recomputation and seed apply; None: the fastest kernels, and nothing is recomputed.
     """
-    kernels, recompute = choose_kernels(device, dtype), recompute or RecomputeSection()
+    kernels = choose_kernels(device, dtype, config.kernels if config else None)
+    recompute, seed = (config.recompute, config.run.seed) if config else (RecomputeSection(), 0)
     with torch.device("meta"):
         model = GPT(shape, place, groups=groups, kernels=kernels, recompute=recompute, seed=seed)
+    for layer in model.modules():
+        if isinstance(layer, Layer):
+            layer.main_gradients.add_product = kernels.add_product
     # Not to_empty: for tensors without data that imports sympy, 0.4 s in each process.
     return model.to(dtype)._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))

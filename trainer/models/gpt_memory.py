@@ -17,21 +17,31 @@ HEAD_CHUNK_TOKENS = 2048  # tokens whose logits exist at a time, as in layers/he
 
 
 def activation_bytes(
-    shape: GPTShape, place: Place, *, tokens: int, element: int, recompute: RecomputeSection, cp: int = 1
+    shape: GPTShape,
+    place: Place,
+    *,
+    tokens: int,
+    element: int,
+    recompute: RecomputeSection,
+    cp: int = 1,
+    float8: bool = False,
 ) -> int:
     """Most bytes that one microbatch of a stage holds for backward on one rank.
 
     Args:
         tokens: of a microbatch on this rank. element: bytes of an activation. cp: ranks that share its rows.
+        float8: whether all blocks are computed in FP8.
     """
     blocks, whole = place.blocks(shape.num_layers), tokens * shape.hidden_size * element
     stream = whole // (place.tp_size if place.sequence_parallel else 1)
-    block = block_bytes(shape, place, tokens=tokens, element=element, recompute=recompute, cp=cp)
+    block = block_bytes(shape, place, tokens=tokens, element=element, recompute=recompute, cp=cp, float8=float8)
     parts = [Chunk(blocks, False)]
     if recompute.mode == "full":
         parts = chunks(blocks, method=recompute.method, layers=recompute.layers)
     inner = tokens * (shape.ffn_hidden_size // place.tp_size) * element
     inner *= (2 if shape.gated else 1) + (recompute.mode == "selective")  # of a nonlinearity's backward pass
+    if float8:  # the gradient of the first projection, rounded, with its transpose
+        inner += 2 * tokens * (shape.ffn_hidden_size // place.tp_size) * (2 if shape.gated else 1)
     kept = peak = 0
     for part in parts:
         kept += 2 * stream if part.again else len(part.blocks) * block
@@ -44,7 +54,14 @@ def activation_bytes(
 
 
 def block_bytes(
-    shape: GPTShape, place: Place, *, tokens: int, element: int, recompute: RecomputeSection, cp: int = 1
+    shape: GPTShape,
+    place: Place,
+    *,
+    tokens: int,
+    element: int,
+    recompute: RecomputeSection,
+    cp: int = 1,
+    float8: bool = False,
 ) -> int:
     """Bytes that one block keeps when it is not recomputed as a whole; keys and values are those of whole rows."""
     tp, wide = place.tp_size, max(element, 4)
@@ -55,4 +72,9 @@ def block_bytes(
     inside = tokens * (2 * heads + 2 * groups * cp) * shape.head_dim + tokens * inner * (2 if shape.gated else 1)
     cheap = 2 * mine * shape.hidden_size + tokens * inner
     statistics = 2 * mine * (1 if shape.norm == "rmsnorm" else 2) + tokens * heads
-    return (sums + inside + (0 if recompute.mode == "selective" else cheap)) * element + statistics * wide
+    kept = 0 if recompute.mode == "selective" else cheap * element
+    if float8 and recompute.mode != "selective":
+        # Inputs of linear layers rounded to one byte, that of attention's projection beside attention's own copy.
+        first = 2 * mine * shape.hidden_size * (element if place.sequence_parallel else 1)
+        kept = first + tokens * (inner + heads * shape.head_dim)
+    return (sums + inside) * element + kept + statistics * wide

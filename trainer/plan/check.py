@@ -17,6 +17,7 @@ from trainer.config.sections import ModelSection, RecomputeSection, RunConfig
 from trainer.layers.shapes import GATED
 from trainer.models.gpt_params import ffn_hidden_size, head_dim, round_up
 from trainer.plan.check_optimizer import optimizer_problems
+from trainer.plan.check_precision import kernel_problems, precision_problems
 from trainer.plan.check_schedule import schedule_problems
 from trainer.plan.lengths import batch_sizes, training_samples
 
@@ -57,7 +58,8 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
     if not config.run.folder.strip():
         problems.append("run.folder is empty; set it to a folder for the run, such as runs/first")
     problems += [*_layout_problems(config, world_size), *_size_problems(config), *_option_problems(config)]
-    problems += [*schedule_problems(config), *optimizer_problems(config)]
+    problems += [*schedule_problems(config), *optimizer_problems(config), *precision_problems(config)]
+    problems += [] if problems else kernel_problems(config)
     if config.data.blend == MOCK:
         return problems + list(_mock_problems(config))
     problems += _order_problems(config)

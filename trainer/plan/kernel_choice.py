@@ -1,15 +1,17 @@
 """Which kernels a run uses on a CPU and on a GPU, with the reason for each, and for each that is not used.
 
 The choices themselves are made in kernels/table.py, kernels/gpu.py and `ScoreShape.operation`; this module describes
-them, and tests/trainer/plan/test_kernel_choice.py compares the two. Pure, no torch.
+them, and tests/trainer/plan/test_kernel_choice.py compares the two. It looks which libraries are installed, and imports
+neither them nor torch: whether one loads and passes its self-test is seen when a run starts.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from typing import Literal
 
-from trainer.config.sections import RunConfig
+from trainer.config.sections import KernelsSection, RunConfig
 from trainer.kernels.scores import ScoreShape
 from trainer.models.family import family_of
 from trainer.plan.plan import Plan
@@ -23,6 +25,31 @@ PLAIN = "plain PyTorch"
 LIBRARY = "PyTorch's own kernels"
 COMPILED = "torch.compile"
 ALL_SCORES = "it holds all attention scores in memory"
+PRODUCT = "PyTorch's matrix product"
+TRANSFORMER_ENGINE = "Transformer Engine"
+APEX = "NVIDIA apex"
+NAMES = {
+    "plain": PLAIN,
+    "library": LIBRARY,
+    "compiled": COMPILED,
+    "transformer_engine": TRANSFORMER_ENGINE,
+    "apex": APEX,
+}
+POINTWISE = {
+    "norm": "norms",
+    "activation": "activations",
+    "rope": "rotary positions",
+    "loss": "loss",
+    "optimizer": "optimizer",
+}
+ATTENTION, WEIGHT_GRADIENT, LINEAR = "attention", "weight gradients", "products of linear layers"
+GPU_LIBRARIES = ("transformer_engine", "apex")
+# Modules that are there where an operation's library is, and the key of [kernels] that selects it.
+LIBRARIES = {
+    "pointwise": ((TRANSFORMER_ENGINE, "transformer_engine", "norm"), (APEX, "fused_layer_norm_cuda", "norm")),
+    ATTENTION: ((TRANSFORMER_ENGINE, "transformer_engine", "attention"),),
+    WEIGHT_GRADIENT: ((APEX, "fused_weight_gradient_mlp_cuda", "weight_gradient"),),
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,7 +57,7 @@ class Choice:
     """The kernel of one operation.
 
     Args:
-        operation: "attention", with the layers that it serves where these differ.
+        operation: such as "attention", with the layers that it serves where these differ.
         kernel: what runs. reason: why.
         others: (kernel, why it is not used).
     """
@@ -42,7 +69,7 @@ class Choice:
 
 
 def kernel_choices(config: RunConfig, plan: Plan, *, device: Device) -> tuple[Choice, ...]:
-    """The kernels of attention, in all its forms in the model, and of the pointwise operations."""
+    """The kernels of attention, in all its forms in the model, of linear layers, and of the pointwise operations."""
     dtype, family = config.precision.dtype, family_of(config)
     forms: dict[ScoreShape, list[int]] = {}
     for block in range(plan.shape.num_layers):
@@ -54,7 +81,49 @@ def kernel_choices(config: RunConfig, plan: Plan, *, device: Device) -> tuple[Ch
             dataclasses.replace(choice, operation=f"attention in {len(blocks)} of {plan.shape.num_layers} layers")
             for choice, blocks in zip(attention, forms.values(), strict=True)
         ]
-    return (*attention, pointwise_choice(device, dtype=dtype))
+    attention = [_named_attention(choice, config.kernels, device) for choice in attention]
+    return (*attention, *linear_choices(config, device), *pointwise_choices(config.kernels, device, dtype=dtype))
+
+
+def _named_attention(choice: Choice, kernels: KernelsSection, device: Device) -> Choice:
+    if choice.kernel != SDPA:
+        return choice
+    if kernels.attention == "auto":
+        others = library_reasons(ATTENTION, "no faster") if device == "gpu" else ()
+        return dataclasses.replace(choice, others=(*choice.others, *others))
+    named = _named(choice.operation, "attention", kernels.attention, device)
+    return dataclasses.replace(named, others=((SDPA, "another one is named"), *choice.others))
+
+
+def linear_choices(config: RunConfig, device: Device) -> tuple[Choice, ...]:
+    """Products of linear layers, and what adds a weight's gradient to its sum."""
+    precision, kernels, not_gpu = config.precision, config.kernels, device == "cpu"
+    products = Choice(LINEAR, PRODUCT, f"in {precision.dtype}", ((TRANSFORMER_ENGINE, 'precision.fp8="none"'),))
+    if precision.fp8 != "none":
+        kernel = f"{PLAIN}, FP8 emulated" if not_gpu else f"{TRANSFORMER_ENGINE} in FP8"
+        slow = "; slow, for trying a configuration" if not_gpu else ""
+        if not not_gpu and importlib.util.find_spec("transformer_engine") is None:
+            slow = "; it is not installed, so a run is refused"
+        products = Choice(LINEAR, kernel, f'precision.fp8="{precision.fp8}"{slow}', ((PRODUCT, "it is not in FP8"),))
+    if kernels.weight_gradient != "auto":
+        return products, _named(WEIGHT_GRADIENT, "weight_gradient", kernels.weight_gradient, device)
+    others = () if not_gpu else library_reasons(WEIGHT_GRADIENT, "no faster")
+    return products, Choice(WEIGHT_GRADIENT, PRODUCT, "it adds to fp32 by itself on a GPU", others)
+
+
+def library_reasons(operation: str, why: str) -> tuple[tuple[str, str], ...]:
+    """Why libraries that serve an operation are not used."""
+    return tuple(
+        (name, f"{why}; kernels.{key} can name it" if importlib.util.find_spec(module) else "it is not installed")
+        for name, module, key in LIBRARIES[operation]
+    )
+
+
+def _named(operation: str, key: str, name: str, device: Device) -> Choice:
+    reason = f'kernels.{key}="{name}"'
+    if name in GPU_LIBRARIES:
+        reason += "; refused on a CPU" if device == "cpu" else "; compared with the plain one when a run starts"
+    return Choice(operation, NAMES[name], reason)
 
 
 def attention_choice(scores: ScoreShape, device: Device, *, dtype: str, documents: bool = False) -> Choice:
@@ -95,11 +164,21 @@ def option_names(scores: ScoreShape) -> list[str]:
     return [name for name, is_set in named.items() if is_set]
 
 
+def pointwise_choices(kernels: KernelsSection, device: Device, *, dtype: str) -> tuple[Choice, ...]:
+    """What the section names, each for itself, and the rest together."""
+    named = {key: getattr(kernels, key) for key in POINTWISE if getattr(kernels, key) != "auto"}
+    choices = [_named(POINTWISE[key], key, name, device) for key, name in named.items()]
+    if rest := [name for key, name in POINTWISE.items() if key not in named]:
+        choices.append(dataclasses.replace(pointwise_choice(device, dtype=dtype), operation=", ".join(rest)))
+    return tuple(choices)
+
+
 def pointwise_choice(device: Device, *, dtype: str) -> Choice:
     """Norms, activations, rotary positions, the loss and the optimizer's update."""
-    operation, slow = "norms, activations, rotary positions, loss, optimizer", "more passes over memory"
+    operation, slow = ", ".join(POINTWISE.values()), "more passes over memory"
     if device == "gpu":
-        return Choice(operation, COMPILED, "one or two passes over memory each", ((LIBRARY, slow), (PLAIN, slow)))
+        others = ((LIBRARY, slow), (PLAIN, slow), *library_reasons("pointwise", slow))
+        return Choice(operation, COMPILED, "one or two passes over memory each", others)
     compiled = (COMPILED, "used on GPUs only")
     if dtype in ("fp32", "fp64"):
         reason = f"where PyTorch has one, else {PLAIN}"

@@ -46,7 +46,17 @@ def state_bytes(config: RunConfig, plan: Plan) -> int:
     for spec in family_of(config).parameters(plan.shape, Place(tp_size=plan.tp)):
         states = len(state_names(config.optimizer.name, matrix=spec.matrix))
         total += spec.numel * (weight + gradient) + states * main * -(-spec.numel // (plan.cp * plan.dp))
-    return total
+    return total + float8_bytes(config, plan)
+
+
+def float8_bytes(config: RunConfig, plan: Plan) -> int:
+    """Bytes of the weights in FP8 that a rank keeps through a step: each, and its transpose."""
+    precision, num_layers = config.precision, plan.shape.num_layers
+    if precision.fp8 == "none":
+        return 0
+    table = family_of(config).parameters(plan.shape, Place(tp_size=plan.tp))
+    matrices = sum(spec.numel for spec in table if spec.name.startswith("blocks.") and len(spec.shape) == 2)
+    return 2 * matrices * (num_layers - 2 * precision.fp8_first_last_bf16) // num_layers
 
 
 def activation_bytes(config: RunConfig, plan: Plan) -> int:
@@ -58,4 +68,5 @@ def activation_bytes(config: RunConfig, plan: Plan) -> int:
         cp=plan.cp,
         element=BYTES[config.precision.dtype],
         recompute=config.recompute,
+        float8=config.precision.fp8 != "none",
     )

@@ -27,6 +27,7 @@ from trainer.config.sections import RunConfig
 from trainer.convert.first_weights import owned_weights
 from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
 from trainer.models.family import family_of
+from trainer.models.float8_layers import use_float8
 from trainer.models.stage import Microbatch
 from trainer.optim.layout import BufferLayout, make_layout
 from trainer.optim.optimizer import Buffers, Optimizer
@@ -119,8 +120,10 @@ class Engine:
             family.parameters(plan.shape, place), {axis: world.mesh.size(axis) for axis in ("data", "edp")}
         )
         dtype = DTYPES[config.precision.dtype]
-        options = {"recompute": config.recompute, "seed": config.run.seed}
-        self.model = family.build(plan.shape, place, groups=world.groups, dtype=dtype, device=world.device, **options)
+        self.model = family.build(
+            plan.shape, place, groups=world.groups, dtype=dtype, device=world.device, config=config
+        )
+        self.float8 = use_float8(self.model, config, num_layers=plan.shape.num_layers, device=world.device)
         half = config.precision.gradients == "params"
         self.buffers = Buffers(self.model, self.layout, in_params_dtype=half)
         self.optimizer = Optimizer(self.buffers, config.optimizer, groups=world.groups, kernels=self.model.kernels)
@@ -172,6 +175,8 @@ class Engine:
         decay = self.optimizer.settings.weight_decay if weight_decay is None else weight_decay
         self.copies.before_update()
         result = self.optimizer.step(learning_rate, totals, weight_decay=decay, scale=gradient_scale)
+        if self.float8 is not None:
+            self.float8.update(result.applied, self.everyone)
         if self.scaler is not None:  # without loss tokens there was nothing that could overflow
             self.scaler.update_(~result.applied, counts=result.totals[2] > 0)
         done = torch.stack((result.grad_norm, result.applied.double(), scale))
@@ -210,7 +215,7 @@ class Engine:
 
     @out_of_memory_in("writing a checkpoint", fix=MORE_RANKS)
     def save(self, root: Path, run: RunState) -> Path:
-        """Write a checkpoint and wait until it exists; see save_checkpoint. The loss scale of the run is added."""
+        """Write a checkpoint and wait until it exists, with the loss scale and what FP8 remembers; see save_checkpoint."""
         attempt = gather_objects(secrets.token_hex(4), self.everyone)[0]
         target = Target(root, self.with_scale(run), attempt)
         return save_checkpoint(target, self.shard, state=self.optimizer.state, world=self.everyone)
@@ -221,8 +226,10 @@ class Engine:
         return Shard(self.optimizer.owns, {axis: group.rank for axis, group in self.world.groups.items()})
 
     def with_scale(self, run: RunState) -> RunState:
-        """The run's state with the loss scale of this engine."""
-        return run if self.scaler is None else replace(run, scaler=self.scaler.to_numbers())
+        """The run's state with the loss scale of this engine, and what FP8 remembers."""
+        if self.scaler is not None:
+            run = replace(run, scaler=self.scaler.to_numbers())
+        return run if self.float8 is None else replace(run, float8=self.float8.to_numbers())
 
     @out_of_memory_in("reading a checkpoint", fix=MORE_RANKS)
     def load(self, folder: Path) -> RunState:
@@ -238,6 +245,8 @@ class Engine:
         self.optimizer.load(state, run.optimizer_steps)
         if self.scaler is not None and run.scaler:
             self.scaler.load(run.scaler)
+        if self.float8 is not None:
+            self.float8.load(run.float8)
         return run
 
     def _read_weights(self, folder: Path) -> None:

@@ -366,3 +366,13 @@ def test_a_cut_rectangle_is_covered_in_order(size: list[int], most: int) -> None
     assert places_of == list(itertools.product(*(range(a, a + n) for a, n in zip(start, size, strict=True))))
     row = math.prod(next((tuple(size[d + 1 :]) for d, n in enumerate(size) if n > 1), ()))
     assert all(math.prod(extent) <= max(most, row) for _, extent in boxes)
+
+
+@pytest.mark.parametrize("rows", [1.0, [1.0], [[1.0, 2.0]], [[1.0, 2.0, 3]], [[1.0, 2.0, -1.0]], {"a": []}])
+def test_the_history_of_fp8_has_three_numbers_a_step(rows: Any) -> None:
+    value = json.loads(json.dumps(OLD))
+    value["run"]["float8"] = {"0.mlp.up": [[1.0, 0.0, 2.0]], "0.mlp.down": rows}
+    with pytest.raises(IndexFault, match=r"run/float8/0\.mlp\.down"):
+        parse_1(json.dumps(value).encode())
+    value["run"]["float8"]["0.mlp.down"] = []
+    assert parse_1(json.dumps(value).encode()).run.float8["0.mlp.up"] == [[1.0, 0.0, 2.0]]

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from tests.trainer.plan.test_plan import FACTS, config
+from trainer.config.sections import KernelsSection
 from trainer.kernels import gpu, plain
 from trainer.kernels.plain import ScoreTensors
 from trainer.kernels.scores import ScoreShape
-from trainer.kernels.table import LIBRARY, PLAIN, Kernels, choose_kernels
+from trainer.kernels.table import GROUPS, LIBRARY, PLAIN, Kernels, choose_kernels
 from trainer.layers.attention import Attention, Documents, Sequences
 from trainer.layers.base import Parallel
 from trainer.layers.shapes import AttentionShape
@@ -94,7 +95,7 @@ def test_layers_of_different_forms_are_listed_apart():
     model = {"num_layers": 4, "window": 8, "window_interval": 4}
     windowed = config(model=model)
     plan = make_plan(windowed, 2, facts=FACTS)
-    some, rest, _ = kernel_choices(windowed, plan, device="gpu")
+    some, rest, *_ = kernel_choices(windowed, plan, device="gpu")
     assert (some.operation, some.kernel) == ("attention in 3 of 4 layers", kernel_choice.FLEX)
     assert (rest.operation, rest.kernel) == ("attention in 1 of 4 layers", kernel_choice.SDPA)
 
@@ -103,6 +104,47 @@ def test_document_masks_choose_the_kernel_too():
     masked = config(data={"document_masks": True})
     first, *_ = kernel_choices(masked, make_plan(masked, 2, facts=FACTS), device="gpu")
     assert (first.kernel, first.reason) == (kernel_choice.FLEX, "documents within rows")  # fp32
+
+
+FP8 = {"dtype": "bf16", "fp8": "delayed"}
+
+
+def _choices(device, **sections):
+    run = config(**sections)
+    return {each.operation: each for each in kernel_choices(run, make_plan(run, 2, facts=FACTS), device=device)}
+
+
+def test_kernels_that_the_section_names_are_listed_apart():
+    found = _choices("gpu", kernels={"norm": "apex", "attention": "transformer_engine", "weight_gradient": "apex"})
+    assert found["norms"].kernel == found["weight gradients"].kernel == kernel_choice.APEX
+    assert found["norms"].reason == 'kernels.norm="apex"; compared with the plain one when a run starts'
+    assert found["attention"].kernel == kernel_choice.TRANSFORMER_ENGINE
+    assert dict(found["attention"].others)[kernel_choice.SDPA] == "another one is named"
+    assert found["activations, rotary positions, loss, optimizer"].kernel == kernel_choice.COMPILED
+    named = dict.fromkeys(kernel_choice.POINTWISE, "plain")
+    assert list(_choices("cpu", kernels=named))[3:] == list(kernel_choice.POINTWISE.values())
+    assert _choices("cpu", kernels={"norm": "apex"})["norms"].reason == 'kernels.norm="apex"; refused on a CPU'
+
+
+def test_every_key_of_the_section_is_described():
+    described = {*kernel_choice.POINTWISE, "attention", "weight_gradient"}
+    assert described == {field.name for field in dataclasses.fields(KernelsSection)} == set(GROUPS)
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_library_that_is_not_used_says_why(installed, monkeypatch):
+    monkeypatch.setattr(kernel_choice.importlib.util, "find_spec", lambda _: object() if installed else None)
+    reason = "it is not installed"
+    found = _choices("gpu", precision=FP8)
+    others = dict(found["norms, activations, rotary positions, loss, optimizer"].others)
+    assert others[kernel_choice.APEX] == ("more passes over memory; kernels.norm can name it" if installed else reason)
+    assert dict(found["weight gradients"].others)[kernel_choice.APEX] == (
+        "no faster; kernels.weight_gradient can name it" if installed else reason
+    )
+    linear = found["products of linear layers"]
+    assert linear.kernel == f"{kernel_choice.TRANSFORMER_ENGINE} in FP8"
+    assert linear.reason == 'precision.fp8="delayed"' + ("" if installed else f"; {reason}, so a run is refused")
+    assert "emulated" in _choices("cpu", precision=FP8)["products of linear layers"].kernel
 
 
 def test_the_facts_of_a_plan_are_json():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mdata import UsageError
 from trainer.config.sections import (
     DataSection,
+    KernelsSection,
     MeshSection,
     ModelSection,
     OptimizerSection,
@@ -41,6 +42,7 @@ def config(**changes: dict[str, Any]) -> RunConfig:
         "optimizer": OptimizerSection(lr=1e-3, warmup_steps=10),
         "precision": PrecisionSection(),
         "recompute": RecomputeSection(),
+        "kernels": KernelsSection(),
     }
     for name, keys in changes.items():
         sections[name] = dataclasses.replace(sections[name], **keys)
@@ -298,6 +300,60 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
             {"optimizer": {"wsd_decay_steps": 7}},
             2,
             'optimizer.wsd_decay_steps=7 applies only to optimizer.schedule="wsd"; leave it out',
+        ),
+        (
+            {"precision": {"fp8": "current"}},
+            2,
+            'precision.fp8="current" with precision.dtype="fp32"; '
+            'everything but products of linear layers is then in bf16: set precision.dtype="bf16"',
+        ),
+        (
+            {"precision": {"fp8_format": "e4m3"}},
+            2,
+            "precision.fp8_format='e4m3' has no effect with precision.fp8=\"none\"; "
+            'leave it out, or set precision.fp8="delayed"',
+        ),
+        (
+            {"precision": {"dtype": "bf16", "fp8": "current", "fp8_margin": 1}},
+            2,
+            'precision.fp8_margin=1 has no effect with precision.fp8="current"; '
+            'leave it out, or set precision.fp8="delayed"',
+        ),
+        (
+            {"precision": {"dtype": "bf16", "fp8": "delayed", "fp8_first_last_bf16": 1}},
+            2,
+            "precision.fp8_first_last_bf16=1 at both ends leaves none of model.num_layers=2 in FP8; "
+            'lower it, or set precision.fp8="none"',
+        ),
+        (
+            {"precision": {"dtype": "bf16", "fp8": "delayed"}, "model": {"ffn_hidden_size": 80}},
+            2,
+            "model.ffn_hidden_size / mesh.tp is 40, but FP8 matrices have multiples of 16 rows and columns; "
+            'choose 48, or set precision.fp8="none"',
+        ),
+        (
+            {"kernels": {"optimizer": "apex"}, "optimizer": {"name": "sgd"}},
+            2,
+            'kernels.optimizer="apex" serves optimizer.name="adamw" only, and it is "sgd"; '
+            'set kernels.optimizer="auto"',
+        ),
+        (
+            {"kernels": {"attention": "transformer_engine"}, "model": {"window": 4}},
+            2,
+            'kernels.attention="transformer_engine" serves causal attention over whole rows, '
+            'which options of the model leave no layer with; set kernels.attention="auto"',
+        ),
+        (
+            {"kernels": {"attention": "transformer_engine"}, "mesh": {"cp": 2}},
+            4,
+            'kernels.attention="transformer_engine" with mesh.cp=2; it knows no rows that ranks share: '
+            'set kernels.attention="auto", or mesh.cp=1',
+        ),
+        (
+            {"kernels": {"attention": "transformer_engine"}, "data": {"document_masks": True}},
+            2,
+            'kernels.attention="transformer_engine" serves causal attention over whole rows, '
+            'which data.document_masks leave no layer with; set kernels.attention="auto"',
         ),
         (
             {"optimizer": {"weight_decay_end": 0.2}},

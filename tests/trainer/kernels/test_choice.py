@@ -1,0 +1,139 @@
+"""The section [kernels]: what it names is used where it is there and right, and refused in one line where not."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import types
+
+import pytest
+import torch
+
+from mdata import UsageError
+from trainer.config.sections import KernelsSection
+from trainer.kernels import apex, plain, self_test, table, transformer_engine
+from trainer.kernels.float8 import float8_product, float8_quantize
+from trainer.kernels.self_test import EXAMPLES, TOLERANCES, differences, float8_differences
+from trainer.kernels.table import GROUPS, LIBRARY, PLAIN, choose_kernels, float8_kernels
+
+CPU = torch.device("cpu")
+
+
+def test_every_key_of_the_section_decides_operations_and_none_is_decided_twice():
+    assert list(GROUPS) == [field.name for field in dataclasses.fields(KernelsSection)]
+    decided = [operation for operations in GROUPS.values() for operation in operations]
+    assert len(decided) == len(set(decided)) and set(decided) <= {f.name for f in dataclasses.fields(PLAIN)}
+
+
+def test_named_kernels_take_the_place_of_the_fastest():
+    chosen = choose_kernels(CPU, torch.float32, KernelsSection(norm="plain", optimizer="plain"))
+    assert chosen.layer_norm is plain.layer_norm and chosen.adamw_ is plain.adamw_
+    assert chosen.swiglu_backward_ is LIBRARY.swiglu_backward_
+    assert choose_kernels(CPU, torch.bfloat16, KernelsSection(loss="library")).logits_to_gradient_ is not (
+        plain.logits_to_gradient_
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        ({"norm": "compiled"}, 'kernels.norm="compiled" cannot be used: it is used on GPUs only'),
+        ({"norm": "apex"}, "its extension fused_layer_norm_cuda is not installed"),
+        ({"attention": "transformer_engine"}, "it is not installed; set kernels.attention="),
+    ],
+)
+def test_a_kernel_that_is_not_there_is_refused(wanted, text):
+    with pytest.raises(UsageError) as error:
+        choose_kernels(CPU, torch.float32, KernelsSection(**wanted))
+    assert text in str(error.value) and len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("group", EXAMPLES)
+def test_the_plain_kernels_pass_their_own_test(group, dtype):
+    assert differences(group, plain, device=CPU, dtype=dtype) == ""
+
+
+WRONG = {
+    "norm": ("rms_norm_backward", lambda right, *given: (right(*given)[0], right(*given)[1] * 1.05, None)),
+    "attention": ("attention", lambda right, q, k, v, scale: right(q, k, v)),  # forgets the scale
+    "optimizer": ("adamw_", lambda right, state, g, n, applied, c: right(state, g, n, torch.tensor(True), c)),
+    "weight_gradient": ("add_product", lambda right, target, dy, x_NI, overwrite=False: right(target, dy, x_NI=x_NI)),
+}
+
+
+@pytest.mark.parametrize("group", WRONG)
+def test_a_kernel_that_computes_something_else_is_refused_by_name(group, monkeypatch):
+    name, wrong = WRONG[group]
+    right = getattr(plain, name)
+    broken = types.SimpleNamespace(**{each: getattr(plain, each) for each in GROUPS[group]})
+    setattr(broken, name, lambda *given, **named: wrong(right, *given, **named))
+    assert "its self-test failed: " in differences(group, broken, device=CPU, dtype=torch.bfloat16)
+    monkeypatch.setattr(table, "APEX", broken)
+    monkeypatch.setattr(apex, "missing", lambda *_: "")
+    monkeypatch.setattr(table, "TRANSFORMER_ENGINE", broken)
+    monkeypatch.setattr(transformer_engine, "missing", lambda *_: "")
+    library = "transformer_engine" if group == "attention" else "apex"
+    with pytest.raises(UsageError, match=f'kernels.{group}="{library}" cannot be used: its self-test failed: .*; set'):
+        choose_kernels(CPU, torch.float32, KernelsSection(**{group: library}))
+
+
+def test_a_kernel_that_fails_outright_says_what_failed():
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("undefined symbol: x\nmore")
+
+    reason = differences("weight_gradient", types.SimpleNamespace(add_product=broken), device=CPU, dtype=torch.float32)
+    assert reason == "its self-test failed: RuntimeError: undefined symbol: x"
+
+
+def test_fp8_kernels_are_compared_as_well():
+    assert float8_differences(float8_quantize, float8_product, device=CPU) == ""
+
+    def overwrites(left, right, **how):  # what is added to is lost
+        return float8_product(left, right, **{**how, "add": False})
+
+    assert "the weight's gradient differs" in float8_differences(float8_quantize, overwrites, device=CPU)
+
+    def forgets(x, dtype, *, scaling, columns):  # the largest value is not raised
+        return float8_quantize(x, dtype, scaling=scaling._replace(largest_1=None), columns=columns)
+
+    assert "a largest value differs" in float8_differences(forgets, float8_product, device=CPU)
+
+
+def test_fp8_on_a_gpu_needs_the_library():
+    assert float8_kernels(CPU) == (float8_quantize, float8_product)
+    with pytest.raises(
+        UsageError, match=r"precision\.fp8 needs Transformer Engine .*, but it is not installed; install"
+    ):
+        float8_kernels(torch.device("cuda"))
+
+
+def test_fp8_on_a_gpu_without_it_is_refused(monkeypatch):
+    monkeypatch.setattr(transformer_engine, "missing", lambda _: "")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100")
+    with pytest.raises(UsageError, match=r"but NVIDIA A100 has no FP8; it needs compute capability 8\.9"):
+        float8_kernels(torch.device("cuda"))
+
+
+def test_every_example_belongs_to_a_key():
+    assert set(self_test.EXAMPLES) <= set(GROUPS)
+
+
+MAPS = "7f00-7f01 r-xp 00000000 08:01 42    /torch/nvidia/cudnn/lib/libcudnn.so.9\n7f02 r--p 0 0:0 0\n"
+
+
+@pytest.mark.parametrize(
+    ("maps", "given", "expected"),
+    [(MAPS, None, "/torch/nvidia/cudnn/lib"), (MAPS, "/other", "/other"), ("7f02 r--p 0 0:0 0 \n", None, None)],
+)
+def test_the_library_takes_the_cudnn_that_is_loaded(maps, given, expected, monkeypatch):
+    """Two versions of cuDNN in a process either fail to load or lose its attention."""
+    monkeypatch.delenv("CUDNN_HOME", raising=False)
+    monkeypatch.setenv("CUDNN_PATH", given or "")
+    if given is None:
+        monkeypatch.delenv("CUDNN_PATH")
+    monkeypatch.setattr(transformer_engine.Path, "read_text", lambda *_, **__: maps)
+    transformer_engine._share_cudnn()
+    assert os.environ.get("CUDNN_PATH") == expected
+    monkeypatch.delenv("CUDNN_PATH", raising=False)

@@ -1,0 +1,94 @@
+"""FP8 in plain PyTorch: what a scale does, what a value becomes, and what a product of such matrices is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.kernels.float8 import (
+    E4M3,
+    E5M2,
+    LARGEST,
+    Factor,
+    Scaling,
+    float8_product,
+    float8_quantize,
+    scale_for,
+)
+
+FORMATS = st.sampled_from((E4M3, E5M2))
+MANTISSA = {E4M3: 3, E5M2: 2}
+SMALLEST_NORMAL = {E4M3: 2.0**-6, E5M2: 2.0**-14}
+NONE = Scaling(None, None)
+
+
+def _draw(seed: int, *size: int) -> torch.Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
+
+
+def _rounded(x: float, dtype: torch.dtype) -> float:
+    """The nearest number of the format, the even one of two, by its definition; the largest where x is beyond it."""
+    if abs(x) >= LARGEST[dtype]:
+        return LARGEST[dtype] if x > 0 else -LARGEST[dtype]
+    if x == 0:
+        return 0.0
+    exponent = max(torch.tensor(abs(x)).log2().floor().item(), torch.tensor(SMALLEST_NORMAL[dtype]).log2().item())
+    step = 2.0 ** (exponent - MANTISSA[dtype])
+    return round(x / step) * step  # Python rounds halves to even
+
+
+@given(st.lists(st.floats(-1e5, 1e5, width=32), min_size=1, max_size=8), FORMATS, st.integers(-8, 8))
+def test_a_value_becomes_the_nearest_one_of_its_format(values, dtype, power):
+    scale = torch.tensor([2.0**power])
+    x = torch.tensor([values])
+    got = float8_quantize(x, dtype, scaling=Scaling(scale, None), columns=True)
+    assert got.rows_RC.float().tolist()[0] == [_rounded(v * 2.0**power, dtype) for v in x.tolist()[0]]
+    assert got.inverse_1.item() == 2.0**-power
+    assert got.columns_CR is not None and torch.equal(got.columns_CR.float(), got.rows_RC.float().t())
+
+
+@given(st.integers(0, 1000), FORMATS, st.floats(1e-6, 1e6))
+def test_a_matrix_scaled_by_its_own_largest_value_fills_the_format(seed, dtype, size):
+    x = _draw(seed, 8, 16) * size
+    got = float8_quantize(x, dtype, scaling=NONE, columns=False)
+    assert got.columns_CR is None
+    assert got.rows_RC.float().abs().max() == LARGEST[dtype]
+    error = (got.rows_RC.float() * got.inverse_1 - x).norm() / x.norm()
+    assert error < 2.0 ** -(MANTISSA[dtype] + 1)
+
+
+def test_the_largest_value_is_raised_and_never_lowered():
+    largest, one = torch.tensor([2.0]), torch.ones(1)
+    for x, expected in ((1.0, 2.0), (-3.0, 3.0), (2.5, 3.0)):
+        float8_quantize(torch.tensor([[0.5, x]]), E4M3, scaling=Scaling(one, largest), columns=False)
+        assert largest.item() == expected
+    float8_quantize(torch.tensor([[9.0]]), E4M3, scaling=Scaling(None, largest), columns=False)
+    assert largest.item() == 9.0
+
+
+@pytest.mark.parametrize("largest", [0.0, float("inf"), float("nan"), 1e-44])
+def test_a_scale_without_a_usable_largest_value_is_one(largest):
+    assert scale_for(torch.tensor([largest]), dtype=E4M3).item() == 1.0
+
+
+def test_a_margin_leaves_room():
+    assert scale_for(torch.tensor([7.0]), dtype=E5M2, margin=3).item() == 57344 / 7 / 8
+
+
+@given(st.integers(0, 1000))
+def test_a_product_is_that_of_what_was_rounded(seed):
+    a, b = (float8_quantize(_draw(seed + i, n, 32), E4M3, scaling=NONE, columns=False) for i, n in ((0, 16), (1, 48)))
+    bias, out = _draw(seed + 2, 48), _draw(seed + 3, 16, 48)
+    left, right = (Factor(m.rows_RC, m.inverse_1) for m in (a, b))
+    exact = (a.rows_RC.double() * a.inverse_1) @ (b.rows_RC.double() * b.inverse_1).t()
+    torch.testing.assert_close(float8_product(left, right, dtype=torch.float64), exact, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        float8_product(left, right, dtype=torch.float32, bias_N=bias), (exact + bias).float(), rtol=1e-5, atol=1e-5
+    )
+    before = out.double()
+    assert float8_product(left, right, dtype=torch.float32, out=out, add=True) is out
+    torch.testing.assert_close(out.double(), before + exact, rtol=1e-5, atol=1e-5)
+    float8_product(left, right, dtype=torch.float32, out=out.fill_(torch.nan))
+    torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,215 @@
+"""Linear layers in FP8: their numbers, where scales come from, and that nothing but training moves them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.ranks import run_ranks
+from tests.trainer.engines import GLOBAL_BATCH, SEQUENCE, layouts, microbatches, small_config
+from trainer.config.sections import MeshSection, PrecisionSection, RecomputeSection, TrainSection
+from trainer.kernels.float8 import E4M3, E5M2, LARGEST, float8_product, float8_quantize
+from trainer.layers.base import Parallel
+from trainer.layers.float8_scaling import Float8Kernels, Float8Recipe, Float8Scaling
+from trainer.layers.linear import Linear
+from trainer.parallel.collectives import Group
+
+TOKENS, WIDTH, MICROBATCHES = 32, 16, 8
+ALONE = Parallel(Group.single("tp"), sequence_parallel=False)
+EVERYONE = Group.single("world")
+KERNELS = Float8Kernels(float8_quantize, float8_product)
+YES, NO, CPU = torch.tensor(True), torch.tensor(False), torch.device("cpu")
+
+
+def _draw(seed: int, *size: int) -> torch.Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def _scaling(kernels: Float8Kernels = KERNELS, **recipe: Any) -> Float8Scaling:
+    return Float8Scaling(("a", "b"), Float8Recipe(**({"delayed": True} | recipe)), kernels=kernels, device=CPU)
+
+
+def _layer(scaling: Float8Scaling, *, column: bool = True) -> Linear:
+    layer = Linear(WIDTH, 3 * WIDTH, parallel=ALONE, bias=True, column=column).bfloat16()
+    layer.weight.data.copy_(_draw(1000, *layer.weight.shape))
+    layer.bias.data.copy_(_draw(1001, *layer.bias.shape))
+    layer.main_gradients.tensors |= {name: torch.zeros(p.shape) for name, p in layer.named_parameters()}
+    layer.float8 = scaling.of("b")
+    return layer
+
+
+def _rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What a matrix is after rounding with a scale of its own, in fp64."""
+    scale = LARGEST[dtype] / x.float().abs().max()
+    return (x.float() * scale).to(dtype).double() / scale.double()
+
+
+@pytest.mark.parametrize("column", [True, False])
+@pytest.mark.parametrize("again", [True, False])
+@pytest.mark.parametrize("gradients", [E4M3, E5M2])
+def test_a_layer_computes_with_the_rounded_matrices_and_adds_in_fp32(column, again, gradients):
+    layer = _layer(_scaling(delayed=False, input_again=again, gradients=gradients), column=column)
+    weight, expected = _rounded(layer.weight, E4M3), torch.zeros(layer.weight.shape, dtype=torch.float64)
+    for i in range(MICROBATCHES):
+        x, dy = _draw(2 * i, TOKENS, WIDTH).requires_grad_(), _draw(2 * i + 1, TOKENS, 3 * WIDTH)
+        y = layer(x)
+        y.backward(dy)
+        rounded_x, rounded_dy = _rounded(x.detach(), E4M3), _rounded(dy, gradients)
+        torch.testing.assert_close(y.double(), rounded_x @ weight.t() + layer.bias.double(), rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(x.grad.double(), rounded_dy @ weight, rtol=1e-2, atol=1e-2)
+        expected += rounded_dy.t() @ rounded_x
+    got = layer.main_gradients.tensors["weight"]
+    assert layer.weight.grad is None
+    assert (got - expected).abs().max() / expected.abs().max() < 1e-6
+
+
+def test_a_layer_without_main_gradients_gives_ordinary_ones():
+    layer = _layer(_scaling(delayed=False))
+    layer.main_gradients.tensors.clear()
+    x, dy = _draw(0, TOKENS, WIDTH), _draw(1, TOKENS, 3 * WIDTH)
+    layer(x).backward(dy)
+    expected = _rounded(dy, E5M2).t() @ _rounded(x, E4M3)
+    torch.testing.assert_close(layer.weight.grad.double(), expected, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(layer.bias.grad, dy.sum(0), rtol=1e-2, atol=1e-1)
+
+
+def test_a_weight_is_rounded_once_for_all_microbatches_of_a_step():
+    rounded = []
+
+    def counted(x, dtype, **how):
+        rounded.append(tuple(x.shape))
+        return float8_quantize(x, dtype, **how)
+
+    scaling = _scaling(Float8Kernels(counted, float8_product))
+    layer = _layer(scaling)
+    for _ in range(2):
+        for i in range(3):
+            layer(_draw(i, TOKENS, WIDTH)).sum().backward()
+        scaling.update(YES, EVERYONE)
+    assert rounded.count(tuple(layer.weight.shape)) == 2 and len(rounded) == 2 + 2 * 2 * 3
+
+
+def test_scales_are_those_of_the_largest_values_of_the_last_steps():
+    scaling = _scaling(history=3, margin=1, gradients=E4M3)
+    layer = _layer(scaling)
+    sizes = [1.0, 8.0, 2.0, 1.0, 0.5]
+    for step, size in enumerate(sizes):
+        for i in range(2):
+            layer(_draw(i, TOKENS, WIDTH) * size).backward(_draw(2, TOKENS, 3 * WIDTH) * size)
+        scaling.update(NO if step == 1 else YES, EVERYONE)
+        largest = max(float(_draw(i, TOKENS, WIDTH).abs().max()) for i in range(2))
+        seen = [s for j, s in enumerate(sizes[: step + 1]) if j != 1][-3:]  # a skipped step leaves nothing
+        assert scaling.scaling(1, "input", record=False).scale_1.item() == pytest.approx(
+            448 / (largest * max(seen)) / 2
+        )
+        gradient = float(_draw(2, TOKENS, 3 * WIDTH).abs().max()) * max(seen)
+        assert scaling.scaling(1, "gradient", record=False).scale_1.item() == pytest.approx(448 / gradient / 2)
+    assert scaling.scaling(0, "input", record=False).scale_1.item() == 1.0  # a layer that nobody used
+
+
+def test_values_that_are_not_finite_are_not_remembered():
+    scaling = _scaling()
+    layer = _layer(scaling)
+    for factor, expected in ((float("inf"), 1.0), (1.0, 448 / float(_draw(0, TOKENS, WIDTH).abs().max()))):
+        layer(_draw(0, TOKENS, WIDTH) * factor)
+        scaling.update(YES, EVERYONE)
+        assert scaling.scaling(1, "input", record=False).scale_1.item() == pytest.approx(expected)
+
+
+def test_a_history_is_cut_filled_up_and_begun_anew():
+    scaling = _scaling(history=2)
+    rows = [[float(i), 1.0, 1.0] for i in (5, 7, 9)]
+    scaling.load({"b": rows})
+    assert scaling.history_HL3[:, 1, 0].tolist() == [5.0, 7.0] and not scaling.history_HL3[:, 0].any()
+    assert scaling.to_numbers() == {"a": [[0.0] * 3] * 2, "b": rows[:2]}
+    longer = _scaling(history=4)
+    longer.load(scaling.to_numbers())
+    assert longer.history_HL3[:, 1, 0].tolist() == [5.0, 7.0, 0.0, 0.0]
+    longer.load({})
+    assert longer.scaling(1, "input", record=False).scale_1 is None
+
+
+def _config(fp8: str = "delayed", *, tp: int = 1, sequence_parallel: bool = False, **recompute: Any) -> Any:
+    return small_config(
+        "llama",
+        precision=PrecisionSection(dtype="bf16", fp8=fp8),  # type: ignore[arg-type]
+        mesh=MeshSection(tp=tp, sequence_parallel=sequence_parallel),
+        train=TrainSection(sequence_length=SEQUENCE, global_batch=GLOBAL_BATCH, micro_batch=1, steps=20),
+        recompute=RecomputeSection(**recompute),
+    )
+
+
+def _trained(context: Any, config: Any, steps: int, evaluations: bool = False) -> tuple[list[float], list[float], Any]:
+    """(losses, weights, history) of some steps, with evaluations between them or not."""
+    engine, losses = layouts(context, config), []
+    for step in range(steps):
+        losses.append(engine.step(microbatches(engine, step), 1e-2).read().loss)
+        if evaluations:  # of other texts, before and after the weights are rounded anew
+            engine.evaluate(microbatches(engine, 100 + step))
+    return losses, engine.optimizer.state["weight"].tolist(), engine.float8 and engine.float8.to_numbers()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"evaluations": True},
+        {"mode": "selective"},
+        {"mode": "full", "layers": 1},
+        {"mode": "full", "layers": 2},
+    ],
+    ids=["evaluation", "selective", "full of 1", "full of 2"],
+)
+def test_recomputing_and_evaluating_change_no_bit(change):
+    """Trap 13: both pass through the layers once more; neither may move what the scales are made of."""
+    recompute = {key: value for key, value in change.items() if key != "evaluations"}
+    expected = run_ranks(_trained, 1, _config(), 3)[0]
+    got = run_ranks(_trained, 1, _config(**recompute), 3, bool(change.get("evaluations")))[0]
+    assert got == expected
+
+
+def test_training_in_fp8_follows_training_in_bf16():
+    exact = np.array(run_ranks(_trained, 1, _config("none"), 6)[0][0])
+    for fp8 in ("delayed", "current"):
+        losses, _, history = run_ranks(_trained, 1, _config(fp8), 6)[0]
+        assert np.abs(losses - exact).max() < 0.05
+        assert bool(history) == (fp8 == "delayed")
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_ranks_that_share_a_layer_see_one_scale(sequence_parallel):
+    """The largest values are those of all ranks; the losses those of one rank up to roundings."""
+    alone = run_ranks(_trained, 1, _config(), 4)[0]
+    both = run_ranks(_trained, 2, _config(tp=2, sequence_parallel=sequence_parallel), 4)
+    assert both[0][2] == both[1][2]
+    assert np.abs(np.array(both[0][0]) - alone[0]).max() < 0.05
+    for name, rows in alone[2].items():  # of the first step, which begins with the same weights
+        (x, weight, _), (expected_x, expected_weight, _) = both[0][2][name][3], rows[3]
+        assert weight == expected_weight and x == pytest.approx(expected_x, rel=0.05), name
+
+
+def _continued(context: Any, folder: str) -> tuple[Any, Any]:
+    from pathlib import Path
+
+    from trainer.checkpoint.format import RunState
+
+    config = _config()
+    first = layouts(context, config)
+    for step in range(2):
+        first.step(microbatches(first, step), 1e-2)
+    state = RunState(step=2, consumed_samples=8, data_id="0" * 64, data={}, optimizer_steps=2, config="")
+    saved = first.save(Path(folder), state)
+    second = layouts(context, config, fresh=False)
+    second.load(saved)
+    return tuple(
+        (engine.step(microbatches(engine, 2), 1e-2).read().loss, engine.optimizer.state["weight"].tolist())
+        for engine in (first, second)
+    )
+
+
+def test_a_checkpoint_keeps_the_history(tmp_path):
+    first, second = run_ranks(functools.partial(_continued, folder=str(tmp_path)), 1)[0]
+    assert first == second

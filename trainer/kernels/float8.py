@@ -1,0 +1,104 @@
+"""Matrices in FP8 with one scale each, in plain PyTorch: the twin of Transformer Engine's kernels.
+
+Values are multiplied by a scale, rounded to 8 bits, and kept with the inverse of the scale. The scale is given (delayed
+scaling, from what was seen in earlier steps) or made from the largest value (current scaling). A product multiplies the
+8-bit numbers, adds in fp32 and takes the inverses out (Micikevicius et al. 2022, "FP8 Formats for Deep Learning"). Both
+factors lie with the dimension that is summed over last, as the matrix units of GPUs want it: whoever needs the other
+order keeps the transpose as well. What runs here is slow; a CPU run with FP8 uses it.
+
+Shapes: R rows, C columns; M, N rows of the factors, K the dimension that is summed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+LARGEST: Mapping[torch.dtype, float] = MappingProxyType({E4M3: 448.0, E5M2: 57344.0})
+MULTIPLE = 16  # of every dimension of a product of FP8 matrices on a GPU
+
+
+class Float8(NamedTuple):
+    """A matrix in FP8.
+
+    Args:
+        rows_RC: its values. columns_CR: their transpose, contiguous; None where nobody asked for it.
+        inverse_1: fp32[1], what the values are multiplied by to get the matrix.
+    """
+
+    rows_RC: Tensor
+    columns_CR: Tensor | None
+    inverse_1: Tensor
+
+
+class Scaling(NamedTuple):
+    """How a matrix is scaled.
+
+    Args:
+        scale_1: fp32[1]; None: the largest value of the matrix becomes the largest of the format.
+        largest_1: fp32[1], raised to the largest absolute value of the matrix; None: not recorded.
+    """
+
+    scale_1: Tensor | None
+    largest_1: Tensor | None
+
+
+class Factor(NamedTuple):
+    """One side of a product: values with the dimension that is summed over last, and their inverse scale."""
+
+    values_RK: Tensor
+    inverse_1: Tensor
+
+
+def scale_for(largest: Tensor, *, dtype: torch.dtype, margin: int = 0) -> Tensor:
+    """What values up to `largest` are multiplied by, 2^margin below the limit; 1 where that is 0 or not finite."""
+    scale = LARGEST[dtype] / largest / 2**margin
+    usable = (largest > 0) & largest.isfinite() & scale.isfinite()
+    return torch.where(usable, scale, 1.0)
+
+
+def float8_quantize(x_RC: Tensor, dtype: torch.dtype, *, scaling: Scaling, columns: bool) -> Float8:
+    """x in FP8; what does not fit becomes the largest value.
+
+    Args:
+        dtype: E4M3 or E5M2. columns: whether the transpose is needed as well.
+    """
+    wide_RC, limit, scale_1 = x_RC.float(), LARGEST[dtype], scaling.scale_1
+    if scale_1 is None or scaling.largest_1 is not None:
+        largest_1 = wide_RC.abs().amax().view(1)
+        if scaling.largest_1 is not None:
+            torch.maximum(scaling.largest_1, largest_1, out=scaling.largest_1)
+        if scale_1 is None:
+            scale_1 = scale_for(largest_1, dtype=dtype)
+    rows_RC = (wide_RC * scale_1).clamp(-limit, limit).to(dtype)
+    return Float8(rows_RC, rows_RC.t().contiguous() if columns else None, scale_1.reciprocal())
+
+
+def float8_product(
+    left: Factor,
+    right: Factor,
+    *,
+    dtype: torch.dtype,
+    bias_N: Tensor | None = None,
+    out: Tensor | None = None,
+    add: bool = False,
+    fast: bool = False,
+) -> Tensor:
+    """left right^T: [M, K] x [N, K] -> [M, N].
+
+    Args:
+        dtype: of the result. bias_N: added to each row.
+        out: where the result goes; add: it is added to what is there.
+        fast: whether a GPU may add in less than fp32 (which the forward pass bears); no difference here.
+    """
+    product_MN = (left.values_RK.float() * left.inverse_1) @ (right.values_RK.float() * right.inverse_1).t()
+    if bias_N is not None:
+        product_MN += bias_N
+    if out is None:
+        return product_MN.to(dtype)
+    return out.add_(product_MN) if add else out.copy_(product_MN)

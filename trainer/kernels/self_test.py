@@ -1,0 +1,144 @@
+"""Kernels of other libraries compared with the plain ones on small inputs, forward and backward, when a run starts.
+
+A library may be built for another version of PyTorch, of CUDA or of itself, and then gives numbers that are wrong
+rather than none. A result passes if ||found - plain|| <= tolerance ||plain||, with the plain one computed in fp32. What
+torch.compile makes is not tested here: it is compiled for the shapes of its first call, and small ones would make it
+slower for those of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.kernels import plain
+from trainer.kernels.float8 import E4M3, E5M2, Factor, Scaling, float8_product, float8_quantize
+
+# Of a result in that dtype; a few roundings to 8, 11 or 24 bits.
+TOLERANCES = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
+TOKENS, WIDTH, HEADS, GROUPS, HEAD, LENGTH = 64, 256, 4, 2, 64, 129
+Results = Iterator[tuple[str, Tensor]]
+
+
+def differences(group: str, kernels: Any, *, device: torch.device, dtype: torch.dtype) -> str:
+    """How the operations of one key of [kernels] differ from the plain ones; empty: within the tolerance."""
+    try:
+        found = list(EXAMPLES[group](kernels, _draws(device), dtype))
+    except (RuntimeError, TypeError, AttributeError, ImportError, AssertionError) as error:
+        return f"its self-test failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    expected = EXAMPLES[group](plain, _draws(device), torch.float32)
+    for (name, got), (_, right) in zip(found, expected, strict=True):
+        if problem := _difference(name, got, right, tolerance=TOLERANCES[dtype]):
+            return problem
+    return ""
+
+
+def _difference(name: str, found: Tensor, expected: Tensor, *, tolerance: float) -> str:
+    error = float((found.double() - expected.double()).norm() / expected.double().norm())
+    if error <= tolerance:  # not so for NaN
+        return ""
+    return f"its self-test failed: {name} differs from the plain kernel's by {error:.2g}, and {tolerance:g} is allowed"
+
+
+def _draws(device: torch.device) -> Callable[..., Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    # Values that bf16 can hold, so that all dtypes start from the same ones.
+    return lambda *size: torch.randn(*size, generator=generator).bfloat16().to(device)
+
+
+def _norm(kernels: Any, draw: Callable[..., Tensor], dtype: torch.dtype) -> Results:
+    x, branch, dsum, dy = (draw(TOKENS, WIDTH).to(dtype) for _ in range(4))
+    weight, bias = draw(WIDTH).to(dtype), draw(WIDTH).to(dtype)
+    total, y, scale = kernels.rms_norm(x, branch, weight, None, 1e-5)
+    yield from (("the sum", total), ("RMSNorm", y), ("its scale", scale))
+    for given in (dsum.clone(), None):
+        dx, dweight, _ = kernels.rms_norm_backward(given, dy, total, weight, scale)
+        yield from (("RMSNorm's gradient", dx), ("the gradient of RMSNorm's weight", dweight))
+    total, y, mean, scale = kernels.layer_norm(x, None, weight, bias, 1e-5)
+    yield from (("LayerNorm", y), ("its mean", mean), ("its scale", scale))
+    dx, dweight, dbias = kernels.layer_norm_backward(dsum.clone(), dy, total, weight, mean, scale)
+    yield from (("LayerNorm's gradient", dx), ("that of its weight", dweight), ("that of its bias", dbias))
+
+
+def _attention(kernels: Any, draw: Callable[..., Tensor], dtype: torch.dtype) -> Results:
+    q = draw(2, LENGTH, HEADS, HEAD).to(dtype).requires_grad_()
+    k, v = (draw(2, LENGTH, GROUPS, HEAD).to(dtype).requires_grad_() for _ in range(2))
+    dy = draw(2, LENGTH, HEADS, HEAD).to(dtype)
+    for scale in (None, 0.2):
+        y = kernels.attention(q, k, v, scale)
+        yield "attention", y.detach()
+        gradients = torch.autograd.grad(y, (q, k, v), dy)
+        yield from zip(("the gradient of q", "the gradient of k", "the gradient of v"), gradients, strict=True)
+
+
+def _optimizer(kernels: Any, draw: Callable[..., Tensor], dtype: torch.dtype) -> Results:
+    weight, first, gradient = (draw(1000).float() for _ in range(3))
+    second, before = draw(1000).float().square(), weight.clone()
+    parameter = weight.to(dtype)
+    numbers = torch.tensor([0.5, 1e-2, 1 - 0.9**3, 1 - 0.95**3, 3.0], device=weight.device)
+    for applied in (False, True):
+        kernels.adamw_(
+            (weight, first, second, parameter),
+            gradient.clone(),
+            numbers,
+            torch.tensor(applied, device=weight.device),
+            (0.9, 0.95, 1e-8, 0.1),
+        )
+        yield "the parameter", parameter.clone()
+        yield "AdamW's change of the weight", 1e-9 + (weight - before).double()
+        yield from (("the first moment", first.clone()), ("the second moment", second.clone()))
+
+
+def _weight_gradient(kernels: Any, draw: Callable[..., Tensor], dtype: torch.dtype) -> Results:
+    target, dy, x = draw(48, 32).float(), draw(TOKENS, 48).to(dtype), draw(TOKENS, 32).to(dtype)
+    kernels.add_product(target, dy, x_NI=x)
+    yield "a sum of products", target.clone()
+    kernels.add_product(target.fill_(torch.nan), dy, x_NI=x, overwrite=True)
+    yield "a product over stale numbers", target
+
+
+EXAMPLES: dict[str, Callable[[Any, Callable[..., Tensor], torch.dtype], Results]] = {
+    "norm": _norm,
+    "attention": _attention,
+    "optimizer": _optimizer,
+    "weight_gradient": _weight_gradient,
+}
+
+
+def float8_differences(quantize: Callable[..., Any], product: Callable[..., Tensor], *, device: torch.device) -> str:
+    """How rounding to FP8 and products of it differ from the plain ones; empty: not at all."""
+    try:
+        found = list(_float8(quantize, product, _draws(device)))
+    except (RuntimeError, TypeError, AttributeError, ImportError, AssertionError) as error:
+        return f"its self-test failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    expected = _float8(float8_quantize, float8_product, _draws(device))
+    for (name, got), (_, right) in zip(found, expected, strict=True):
+        # Results are rounded to bf16. Values are the same but where a scale that differs in its last bit moved one.
+        if problem := _difference(name, got, right, tolerance=2e-3 if "value" in name else 1e-2):
+            return problem
+    return ""
+
+
+def _float8(quantize: Callable[..., Any], product: Callable[..., Tensor], draw: Callable[..., Tensor]) -> Results:
+    x, dy, weight = draw(TOKENS, 128), draw(TOKENS, 96), draw(96, 128)
+    largest = torch.full((1,), 1.5, device=x.device)
+    scale = torch.full((1,), 100.0, device=x.device)  # too large for some values
+    x8 = quantize(x, E4M3, scaling=Scaling(scale, largest), columns=True)
+    w8 = quantize(weight, E4M3, scaling=Scaling(None, largest), columns=True)
+    g8 = quantize(dy, E5M2, scaling=Scaling(None, None), columns=True)
+    yield "a largest value", largest
+    for rounded in (x8, w8, g8):
+        yield "a rounded value", rounded.rows_RC.float()
+        yield "a transposed value", rounded.columns_CR.float()
+        yield "a scale", rounded.inverse_1
+    rows = [Factor(r.rows_RC, r.inverse_1) for r in (x8, w8, g8)]
+    columns = [Factor(r.columns_CR, r.inverse_1) for r in (x8, w8, g8)]
+    yield "the product", product(rows[0], rows[1], dtype=torch.bfloat16, bias_N=draw(96), fast=True)
+    yield "the input's gradient", product(rows[2], columns[1], dtype=torch.bfloat16)
+    main = draw(96, 128).float()
+    yield "the weight's gradient", product(columns[2], columns[0], dtype=torch.float32, out=main, add=True).clone()
+    main.fill_(torch.nan)
+    yield "the weight's first gradient", product(columns[2], columns[0], dtype=torch.float32, out=main).clone()

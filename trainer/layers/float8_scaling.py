@@ -1,0 +1,153 @@
+"""The scales of a model's FP8 matrix products: one for the input, the weight and the gradient of each linear layer.
+
+Delayed scaling takes them from the largest values of the last steps. Within a step they are fixed and largest values
+are only raised: layers that are computed again get the same bits and change nothing, and an evaluation, which raises
+nothing but those of weights, leaves no trace. `update` ends a step; a step that was skipped leaves the history as it
+was. All ranks keep the history of the whole model, so that a checkpoint of it fits every layout. While there is no
+history, and with current scaling always, each matrix is scaled by its own largest value.
+
+Shapes: H steps of history, L linear layers of the whole model, 3 roles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trainer.kernels.float8 import E4M3, E5M2, Float8, Scaling, scale_for
+from trainer.parallel.collectives import Group, all_reduce_
+
+ROLES = ("input", "weight", "gradient")
+Role = Literal["input", "weight", "gradient"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Float8Recipe:
+    """How a model is computed in FP8; the words are those of Transformer Engine.
+
+    Args:
+        delayed: whether scales come from earlier steps.
+        gradients: the format of gradients, E5M2 ("hybrid") or E4M3. history: steps. margin: powers of two below it.
+        input_again: backward rounds a layer's input again, which some other layer keeps or computes again.
+    """
+
+    delayed: bool
+    gradients: torch.dtype = E5M2
+    history: int = 16
+    margin: int = 0
+    input_again: bool = False
+
+
+class Float8Kernels(NamedTuple):
+    """The two operations of kernels/float8.py, or of a library."""
+
+    quantize: Callable[..., Float8]
+    product: Callable[..., Tensor]
+
+
+class Float8Scaling:
+    """The scales of all linear layers of a model.
+
+    Args:
+        names: of the layers of the whole model, in an order that all ranks know.
+
+    Attributes:
+        history_HL3: fp32, the largest values of the last steps, newest first; 0: none.
+    """
+
+    def __init__(
+        self, names: tuple[str, ...], recipe: Float8Recipe, *, kernels: Float8Kernels, device: torch.device
+    ) -> None:
+        self.names, self.recipe, self.kernels = names, recipe, kernels
+        size = (len(names), len(ROLES))
+        self.history_HL3 = torch.zeros(recipe.history, *size, device=device)
+        self._scale_L3 = torch.ones(size, device=device)
+        self._largest_L3 = torch.zeros(size, device=device)
+        self._has_history = False
+        self.weights_version = 0
+
+    def of(self, name: str) -> LayerScaling:
+        """What one layer uses."""
+        return LayerScaling(self, self.names.index(name))
+
+    def scaling(self, row: int, role: Role, *, record: bool) -> Scaling:
+        """Of one matrix; `record`: raise the largest value of this step."""
+        if not self.recipe.delayed:
+            return Scaling(None, None)
+        at = (row, slice(ROLES.index(role), ROLES.index(role) + 1))
+        return Scaling(self._scale_L3[at] if self._has_history else None, self._largest_L3[at] if record else None)
+
+    @torch.no_grad()
+    def update(self, applied: Tensor, everyone: Group) -> None:
+        """End a step whose update changed the weights where `applied`; the same on all ranks. Does not wait."""
+        self.forget_weights()
+        if not self.recipe.delayed:
+            return
+        newest_L3 = all_reduce_(self._largest_L3, everyone, op="max")
+        newest_L3 = torch.where(newest_L3.isfinite(), newest_L3, 0.0)
+        newer_HL3 = torch.cat((newest_L3.unsqueeze(0), self.history_HL3[:-1]))
+        self._set(torch.where(applied, newer_HL3, self.history_HL3))
+        self._largest_L3.zero_()
+
+    def forget_weights(self) -> None:
+        """The weights changed: layers round them anew."""
+        self.weights_version += 1
+
+    def to_numbers(self) -> dict[str, Any]:
+        """What a checkpoint keeps: layer -> [H][3]; nothing for current scaling. Waits for the device."""
+        if not self.recipe.delayed:
+            return {}
+        return dict(zip(self.names, self.history_HL3.transpose(0, 1).tolist(), strict=True))
+
+    def load(self, numbers: dict[str, Any]) -> None:
+        """Continue; a history that is longer or shorter is cut or filled up, layers without one begin anew."""
+        self.forget_weights()
+        history_HL3 = torch.zeros_like(self.history_HL3)
+        for row, name in enumerate(self.names):
+            kept = torch.tensor(numbers.get(name, [])[: self.recipe.history]).view(-1, len(ROLES))
+            history_HL3[: len(kept), row] = kept.to(history_HL3)
+        self._largest_L3.zero_()
+        self._set(history_HL3)
+        self._has_history = bool(numbers) and self.recipe.delayed
+
+    def _set(self, history_HL3: Tensor) -> None:
+        """The scales are a function of the history alone."""
+        self.history_HL3.copy_(history_HL3)
+        largest_L3, margin = self.history_HL3.amax(dim=0), self.recipe.margin
+        forward_L2 = scale_for(largest_L3[:, :2], dtype=E4M3, margin=margin)
+        gradient_L1 = scale_for(largest_L3[:, 2:], dtype=self.recipe.gradients, margin=margin)
+        self._scale_L3.copy_(torch.cat((forward_L2, gradient_L1), dim=1))
+        self._has_history = True
+
+
+class LayerScaling:
+    """The matrices of one linear layer in FP8. The weight is rounded once after each update, and kept."""
+
+    def __init__(self, model: Float8Scaling, row: int) -> None:
+        self.model, self._row = model, row
+        self._weight: tuple[int, Float8] | None = None
+
+    def input(self, x_NI: Tensor, *, record: bool, columns: bool) -> Float8:
+        """The input, or gathered inputs, of the layer; `columns`: with the transpose."""
+        return self._quantize(x_NI, "input", record=record, columns=columns)
+
+    def gradient(self, dy_NO: Tensor) -> Float8:
+        """The gradient of the output."""
+        return self._quantize(dy_NO, "gradient", record=True, columns=True)
+
+    def weight(self, weight_OI: Tensor) -> Float8:
+        """The weight; its largest value counts in an evaluation, too, since it is the same one."""
+        version = self.model.weights_version
+        if self._weight is None or self._weight[0] != version:
+            self._weight = None  # its memory serves for the new one
+            self._weight = version, self._quantize(weight_OI, "weight", record=True, columns=True)
+        return self._weight[1]
+
+    def _quantize(self, x: Tensor, role: Role, *, record: bool, columns: bool) -> Float8:
+        dtype = self.model.recipe.gradients if role == "gradient" else E4M3
+        scaling = self.model.scaling(self._row, role, record=record)
+        return self.model.kernels.quantize(x, dtype, scaling=scaling, columns=columns)

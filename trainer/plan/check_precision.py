@@ -1,0 +1,88 @@
+"""The rules of [precision] and [kernels]: what FP8 needs, and which kernels serve the run.
+
+Whether the machine has the libraries is not asked here: a run that names one finds out when it starts. Pure, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainer.config.sections import PrecisionSection, RunConfig
+from trainer.models.family import family_of
+from trainer.models.gpt_params import ffn_hidden_size, head_dim, round_up
+
+MULTIPLE = 16  # of every dimension of a product of FP8 matrices: cuBLAS asks for it
+DELAYED_KEYS = ("fp8_amax_history_len", "fp8_margin")
+FP8_KEYS = ("fp8_format", "fp8_first_last_bf16", *DELAYED_KEYS)
+
+
+def precision_problems(config: RunConfig) -> Iterator[str]:
+    """One line for each setting of [precision] that does not fit the others, the model or the batch."""
+    precision, default = config.precision, PrecisionSection()
+    idle = FP8_KEYS if precision.fp8 == "none" else DELAYED_KEYS if precision.fp8 == "current" else ()
+    for key in idle:
+        if (value := getattr(precision, key)) != getattr(default, key):
+            yield (
+                f'precision.{key}={value!r} has no effect with precision.fp8="{precision.fp8}"; '
+                'leave it out, or set precision.fp8="delayed"'
+            )
+    if precision.fp8 == "none":
+        return
+    if precision.dtype != "bf16":
+        yield (
+            f'precision.fp8="{precision.fp8}" with precision.dtype="{precision.dtype}"; '
+            'everything but products of linear layers is then in bf16: set precision.dtype="bf16"'
+        )
+    bf16 = 2 * precision.fp8_first_last_bf16
+    if bf16 >= config.model.num_layers:
+        yield (
+            f"precision.fp8_first_last_bf16={precision.fp8_first_last_bf16} at both ends leaves none of "
+            f'model.num_layers={config.model.num_layers} in FP8; lower it, or set precision.fp8="none"'
+        )
+    yield from _size_problems(config)
+
+
+def kernel_problems(config: RunConfig) -> Iterator[str]:
+    """One line for each kernel that is named for something that it does not serve."""
+    kernels, family = config.kernels, family_of(config)
+    if kernels.optimizer == "apex" and config.optimizer.name != "adamw":
+        yield (
+            f'kernels.optimizer="apex" serves optimizer.name="adamw" only, and it is "{config.optimizer.name}"; '
+            'set kernels.optimizer="auto"'
+        )
+    if kernels.attention == "auto":
+        return
+    if config.mesh.cp > 1:
+        yield (
+            f'kernels.attention="{kernels.attention}" with mesh.cp={config.mesh.cp}; it knows no rows that ranks '
+            'share: set kernels.attention="auto", or mesh.cp=1'
+        )
+    shape = family.shape(config, config.model.vocab_size or 1)
+    ordinary = any(family.block_scores(shape, block).is_ordinary for block in range(config.model.num_layers))
+    if config.data.document_masks or not ordinary:
+        what = "data.document_masks" if config.data.document_masks else "options of the model"
+        yield (
+            f'kernels.attention="{kernels.attention}" serves causal attention over whole rows, '
+            f'which {what} leave no layer with; set kernels.attention="auto"'
+        )
+
+
+def _size_problems(config: RunConfig) -> Iterator[str]:
+    model, train, tp = config.model, config.train, config.mesh.tp
+    kv_heads = model.num_kv_heads or model.num_heads
+    sizes = {
+        "train.micro_batch x train.sequence_length / mesh.cp": train.micro_batch
+        * train.sequence_length
+        // config.mesh.cp,
+        "model.hidden_size": model.hidden_size,
+        "model.ffn_hidden_size / mesh.tp": ffn_hidden_size(config) // tp,
+        "heads x head size / mesh.tp": model.num_heads * head_dim(config) // tp,
+        "heads of q, k and v x head size / mesh.tp": (model.num_heads // tp + 2 * max(1, kv_heads // tp))
+        * head_dim(config),
+    }
+    for what, size in sizes.items():
+        if size % MULTIPLE:
+            yield (
+                f"{what} is {size}, but FP8 matrices have multiples of {MULTIPLE} rows and columns; "
+                f'choose {round_up(size, MULTIPLE)}, or set precision.fp8="none"'
+            )
