@@ -3,12 +3,13 @@
     python benchmarks/one_gpu.py [--shapes llama1b gpt1.3b llama3b] [--rows ours torch] [--rounds 2] [--out FILE.json]
     python benchmarks/one_gpu.py --row ours --shapes llama1b --profile kernels.txt
 
-Rows: `ours`; `torch`, plain PyTorch under torch.compile; `megatron` and its variants, where megatron-core and
-Transformer Engine are installed. Each run of a row is a process of its own; a table of medians and of our speed over
-each peer's comes last. Our step is the trainer's own (`Engine.step`: forward, backward, norm, clipping, update); only
-the data is left out, seeded random tokens that lie on the device. Time is that of four steps at once, with one wait for
-the device after them: losses are tensors until then, ours are read a step later, as the trainer does it. The first step
-counts from the start of its process: cold in the first round, with the compilers' caches filled after it.
+Rows: `ours`, and with `-fp8` delayed and with `-fp8-current` current scaling; `torch`, plain PyTorch under
+torch.compile; `megatron` and its variants, where megatron-core and Transformer Engine are installed. Each run of a row
+is a process of its own; a table of medians and of our speed over each peer's comes last. Our step is the trainer's own
+(`Engine.step`: forward, backward, norm, clipping, update); only the data is left out, seeded random tokens that lie on
+the device. Time is that of four steps at once, with one wait for the device after them: losses are tensors until then,
+ours are read a step later, as the trainer does it. The first step counts from the start of its process: cold in the
+first round, with the compilers' caches filled after it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -59,13 +60,19 @@ SHAPES: dict[str, tuple[int, int, int, dict[str, Any]]] = {
     "llama3b": (4096, 1, 8, LLAMA3B),
 }
 CHUNKS, CHUNK_STEPS, WARMUP_CHUNKS = 7, 4, 1
-ROWS = ("ours", "torch", *MEGATRON_ROWS)
+# row of ours -> precision.fp8
+OUR_ROWS: dict[str, Literal["none", "delayed", "current"]] = {
+    "ours": "none",
+    "ours-fp8": "delayed",
+    "ours-fp8-current": "current",
+}
+ROWS = (*OUR_ROWS, "torch", *MEGATRON_ROWS)
 FAILED_LINES = 30  # of a failed process, shown
 RUN_LIMIT_S = "300"  # of one process
 
 
-def run_config(shape: str) -> RunConfig:
-    """A run of the shape in bf16, its embedding tied to its head."""
+def run_config(shape: str, row: str = "ours") -> RunConfig:
+    """A run of the shape in bf16, its embedding tied to its head; with FP8 where the row of ours has it."""
     length, micro_batch, microbatches, model = SHAPES[shape]
     batch = micro_batch * microbatches
     return RunConfig(
@@ -74,7 +81,7 @@ def run_config(shape: str) -> RunConfig:
         data=DataSection(blend="unused"),
         train=TrainSection(sequence_length=length, global_batch=batch, micro_batch=micro_batch, steps=1000),
         optimizer=OptimizerSection(lr=1e-4),
-        precision=PrecisionSection(dtype="bf16"),
+        precision=PrecisionSection(dtype="bf16", fp8=OUR_ROWS.get(row, "none")),
     )
 
 
@@ -102,10 +109,10 @@ def random_batches(plan: Plan, device: torch.device) -> list[Microbatch]:
 
 def measure_row(name: str, shape: str, profile: str | None) -> dict[str, Any]:
     """Steps of ours or of a peer."""
-    config = run_config(shape)
+    config = run_config(shape, name)
     plan, world = make_plan(config, 1, facts=None), join_world(Mesh(1))
     batches = random_batches(plan, world.device)
-    if name == "ours":
+    if name in OUR_ROWS:
         engine = random_engine(config, plan, world)
         step: Callable[[], Any] = our_step(engine, batches)
     else:
@@ -190,7 +197,7 @@ def measure_in_turns(shapes: list[str], names: list[str], rounds: int) -> Iterat
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Medians over the rounds, and ours divided by each."""
+    """Medians over the rounds, and ours divided by each, a row in FP8 into ours in FP8."""
     lines = [
         "| shape | row | tokens/s | runs | GiB | first step, s: cold | later | ours / row |",
         "|---|---|---|---|---|---|---|---|",
@@ -206,7 +213,8 @@ def table(rows: list[dict[str, Any]]) -> str:
             memory = max(run["peak_gib"] for run in runs)
             cold, *later = (run["first_step_s"] for run in runs)
             warm = statistics.median(later) if later else ""
-            ratio = f"{speeds['ours'] / speeds[name]:.3f}" if "ours" in speeds else ""
+            ours = "ours-fp8" if "fp8" in name else "ours"
+            ratio = f"{speeds[ours] / speeds[name]:.3f}" if ours in speeds else ""
             lines.append(f"| {shape} | {name} | {speeds[name]:,.0f} | {each} | {memory} | {cold} | {warm} | {ratio} |")
     return "\n".join(lines)
 

@@ -1,0 +1,161 @@
+"""Times of the implementations of each operation beside each other, on one GPU, in bf16.
+
+    python benchmarks/kernel_times.py
+
+For each key of the section [kernels] the implementations that this machine has, at the sizes of a Llama with 2,048
+features and 8,192 tokens; then a linear layer's products in bf16 and in FP8. A time is the median of 20 readings
+by events, after warm-up, over inputs that are larger than the GPU's cache; the first column is what importing and
+testing the library took.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from mdata import UsageError
+from trainer.config.sections import KernelsSection
+from trainer.kernels.float8 import E4M3, E5M2, Factor, Scaling
+from trainer.kernels.plain import add_product
+from trainer.kernels.table import Kernels, choose_kernels, float8_kernels
+
+TOKENS, WIDTH, INNER = 8192, 2048, 8192
+BATCH, LENGTH, HEADS, GROUPS, HEAD = 2, 4096, 32, 8, 64
+UPDATED = 50_000_000  # elements
+READINGS = 20
+HOST_CYCLES = 20_000_000  # about 10 ms, in which the host starts all readings
+NAMES = {
+    "norm": ("compiled", "library", "transformer_engine", "apex"),
+    "attention": ("auto", "transformer_engine"),
+    "optimizer": ("compiled", "apex"),
+    "weight_gradient": ("auto", "apex"),
+}
+LINEARS = {"qkv": (WIDTH, 3072), "out": (WIDTH, WIDTH), "up": (WIDTH, 2 * INNER), "down": (INNER, WIDTH)}
+
+
+def median_us(run: Callable[[], Any]) -> float:
+    """Time on the device of one call; the device is kept busy first, so that it never waits for the host."""
+    for _ in range(3):
+        run()
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(READINGS)]
+    torch.cuda._sleep(HOST_CYCLES)
+    for start, end in events:
+        start.record()
+        run()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in events) * 1e3
+
+
+def draw(*size: int) -> Tensor:
+    """Random bf16."""
+    return torch.randn(*size, device="cuda", dtype=torch.bfloat16)
+
+
+def norm_runs(kernels: Kernels) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Both norms, forward with the addition and backward with the gradient of the sum."""
+    x, branch, dsum, dy, (weight, bias) = *(draw(TOKENS, WIDTH) for _ in range(4)), draw(2, WIDTH)
+    total, _, *kept = kernels.rms_norm(x, branch, weight, None, 1e-5)
+    yield "RMSNorm forward", lambda: kernels.rms_norm(x, branch, weight, None, 1e-5)
+    yield "RMSNorm backward", lambda: kernels.rms_norm_backward(dsum, dy, total, weight, *kept)
+    total, _, *kept = kernels.layer_norm(x, branch, weight, bias, 1e-5)
+    yield "LayerNorm forward", lambda: kernels.layer_norm(x, branch, weight, bias, 1e-5)
+    yield "LayerNorm backward", lambda: kernels.layer_norm_backward(dsum, dy, total, weight, *kept)
+
+
+def attention_runs(kernels: Kernels) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Causal attention with fewer key-value heads."""
+    q, dy = (draw(BATCH, LENGTH, HEADS, HEAD) for _ in range(2))
+    k, v = (draw(BATCH, LENGTH, GROUPS, HEAD) for _ in range(2))
+    for x in (q, k, v):
+        x.requires_grad_()
+    y = kernels.attention(q, k, v, None)
+    yield "attention forward", lambda: kernels.attention(q, k, v, None)
+    yield "attention backward", lambda: torch.autograd.grad(y, (q, k, v), dy, retain_graph=True)
+
+
+def optimizer_runs(kernels: Kernels) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """AdamW over 50 million elements."""
+    weight, first, gradient = (torch.randn(UPDATED, device="cuda") for _ in range(3))
+    state = (weight, first, torch.rand_like(weight), weight.bfloat16())
+    numbers = torch.tensor([1.0, 1e-4, 0.1, 0.05, 1.0], device="cuda")
+    applied = torch.tensor(True, device="cuda")
+    yield "AdamW", lambda: kernels.adamw_(state, gradient, numbers, applied, (0.9, 0.95, 1e-8, 0.1))
+
+
+def weight_gradient_runs(kernels: Kernels) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The weight's gradient of each linear layer, added to fp32."""
+    for name, (inputs, outputs) in LINEARS.items():
+        target, dy, x = torch.zeros(outputs, inputs, device="cuda"), draw(TOKENS, outputs), draw(TOKENS, inputs)
+        yield f"weight's gradient of {name}", lambda t=target, dy=dy, x=x: kernels.add_product(t, dy, x_NI=x)
+
+
+RUNS = {
+    "norm": norm_runs,
+    "attention": attention_runs,
+    "optimizer": optimizer_runs,
+    "weight_gradient": weight_gradient_runs,
+}
+
+
+def float8_lines() -> Iterator[str]:
+    """A linear layer's parts in FP8 beside its products in bf16."""
+    start = time.perf_counter()
+    quantize, product = float8_kernels(torch.device("cuda"))
+    yield f"FP8: import and self-test {time.perf_counter() - start:.1f} s"
+    for name, (inputs, outputs) in LINEARS.items():
+        x, dy, weight = draw(TOKENS, inputs), draw(TOKENS, outputs), draw(outputs, inputs)
+        main, one = torch.zeros(outputs, inputs, device="cuda"), torch.ones(1, device="cuda")
+        x8, w8 = (quantize(m, E4M3, scaling=Scaling(one, one), columns=True) for m in (x, weight))
+        g8 = quantize(dy, E5M2, scaling=Scaling(one, one), columns=True)
+        rows = [Factor(m.rows_RC, m.inverse_1) for m in (x8, w8, g8)]
+        columns = [Factor(m.columns_CR, m.inverse_1) for m in (x8, w8, g8)]
+        runs: dict[str, Callable[[], Any]] = {
+            "bf16 forward": lambda x=x, w=weight: x @ w.t(),
+            "bf16 input": lambda dy=dy, w=weight: dy @ w,
+            "bf16 weight": lambda main=main, dy=dy, x=x: add_product(main, dy, x_NI=x),
+            "FP8 forward": lambda r=rows: product(r[0], r[1], dtype=torch.bfloat16, fast=True),
+            "FP8 input": lambda r=rows, c=columns: product(r[2], c[1], dtype=torch.bfloat16),
+            "input, fast": lambda r=rows, c=columns: product(r[2], c[1], dtype=torch.bfloat16, fast=True),
+            "FP8 weight": lambda c=columns, m=main: product(c[2], c[0], dtype=torch.float32, out=m, add=True),
+            "weight, fast": lambda c=columns, m=main: product(
+                c[2], c[0], dtype=torch.float32, out=m, add=True, fast=True
+            ),
+            "round x": lambda x=x, one=one: quantize(x, E4M3, scaling=Scaling(one, one), columns=True),
+            "round dy": lambda dy=dy, one=one: quantize(dy, E5M2, scaling=Scaling(one, one), columns=True),
+            "by its own scale": lambda x=x: quantize(x, E4M3, scaling=Scaling(None, None), columns=True),
+        }
+        yield f"{name} us: " + ", ".join(f"{what} {median_us(run):.0f}" for what, run in runs.items())
+
+
+def main() -> None:
+    """Print a line for each operation and implementation."""
+    device = torch.device("cuda")
+    for group, names in NAMES.items():
+        for name in names:
+            start = time.perf_counter()
+            try:
+                kernels = choose_kernels(device, torch.bfloat16, KernelsSection(**{group: name}))
+            except UsageError as error:
+                print(error, flush=True)
+                continue
+            ready = time.perf_counter() - start
+            with torch.no_grad() if group != "attention" else torch.enable_grad():
+                times = ", ".join(f"{what} {median_us(run):.0f}" for what, run in RUNS[group](kernels))
+            print(f"{group} {name} ({ready:.1f} s) us: {times}", flush=True)
+    with torch.no_grad():
+        for line in float8_lines():
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
