@@ -215,7 +215,7 @@ class Engine:
 
     @out_of_memory_in("writing a checkpoint", fix=MORE_RANKS)
     def save(self, root: Path, run: RunState) -> Path:
-        """Write a checkpoint and wait until it exists, with the loss scale and what FP8 remembers; see save_checkpoint."""
+        """Write a checkpoint and wait for it, with the loss scale and what FP8 remembers; see save_checkpoint."""
         attempt = gather_objects(secrets.token_hex(4), self.everyone)[0]
         target = Target(root, self.with_scale(run), attempt)
         return save_checkpoint(target, self.shard, state=self.optimizer.state, world=self.everyone)
