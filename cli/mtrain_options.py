@@ -26,7 +26,7 @@ def add_run_arguments(parser: Parser) -> None:
         "--nproc",
         type=int,
         metavar="N",
-        help="ranks on this machine (default: the visible GPUs; without any, mesh.tp x mesh.cp)",
+        help="ranks on this machine (default: the visible GPUs; without any, mesh.tp x mesh.cp x mesh.pp)",
     )
 
 

@@ -37,6 +37,11 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--network", type=float, metavar="GBIT", help="with --gpus: Gbit/s of a GPU to other machines (default: 400)"
     )
+    parser.add_argument(
+        "--schedule",
+        action="store_true",
+        help="draw what each pipeline rank does in a step, with its bubble and memory",
+    )
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
@@ -54,7 +59,8 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     rows = [(name, f"{value:,}") for name, value in plan_rows(plan)] + _memory_rows(config, plan)
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {value:>15}" for name, value in rows]
-    console.result("\n".join(lines + _kernel_lines(config, plan)), plan_facts(config, plan))
+    more = _schedule_lines(config, plan) if arguments.schedule else _kernel_lines(config, plan)
+    console.result("\n".join(lines + more), plan_facts(config, plan))
     return 0
 
 
@@ -64,6 +70,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, int]]:
         ("ranks", plan.world_size),
         ("tensor-parallel ranks (tp)", plan.tp),
         ("context-parallel ranks (cp)", plan.cp),
+        *([("pipeline ranks (pp)", plan.pp), ("  stages", len(plan.pipeline.stage_ranks))] if plan.pp > 1 else []),
         ("data-parallel ranks (dp)", plan.dp),
         ("steps", plan.steps),
         *_schedule_rows(plan),
@@ -104,6 +111,30 @@ def _memory_rows(config: RunConfig, plan: Plan) -> list[tuple[str, str]]:
         ("  activations of a microbatch", size_text(activation_bytes(config, plan))),
         ("  recomputation", config.recompute.mode),
     ]
+
+
+def _schedule_lines(config: RunConfig, plan: Plan) -> list[str]:
+    """The grid of a step's first microbatches, the bubble of the whole step, and what each pipeline rank holds."""
+    from trainer.errors import size_text
+    from trainer.pipeline.actions import stages_of
+    from trainer.pipeline.render import render_text
+    from trainer.plan.memory import activation_bytes_per_stage, state_bytes_per_stage
+
+    layout, count = plan.pipeline, plan.num_microbatches
+    shown = min(count, 2 * plan.pp)
+    whole, grid = layout.timeline(count), layout.timeline(shown)
+    each = f"{count} microbatches" + (f", the grid shows a step of {shown}" if shown < count else "")
+    lines = ["", f"schedule {layout.schedule}, {each}", render_text(grid, num_stages=len(layout.stage_ranks))]
+    lines.append(f"bubble: {whole.bubble:.1%} of the busiest rank's work, counted in operations, without communication")
+    activations, states = activation_bytes_per_stage(config, plan), state_bytes_per_stage(config, plan)
+    for rank, held in enumerate(plan.parameters_per_stage):
+        layers = [layout.layers_per_stage[stage] for stage in stages_of(layout.stage_ranks, rank)]
+        lines.append(
+            f"rank {rank}: {' + '.join(map(str, layers))} layers, {held:,} parameters, "
+            f"state {size_text(states[rank])}, activations {size_text(activations[rank])}, "
+            f"idle {whole.idle[rank] / whole.step:.1%}"
+        )
+    return lines
 
 
 def _kernel_lines(config: RunConfig, plan: Plan) -> list[str]:

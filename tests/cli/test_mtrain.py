@@ -363,3 +363,16 @@ def test_a_damaged_checkpoint_is_exit_4(real_run: Path, tmp_path: Path, capsys: 
     assert f"mtrain: error: {path} is damaged" in error and "write step-1 into" in error
     (folder / "checkpoints" / "latest").write_text("step-1")
     assert main([*words, "train.steps=3"]) == 0
+
+
+def test_a_plan_draws_its_schedule(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", run_file, "--nproc", "2", "mesh.pp=2", "--schedule"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    lines = out.split("\n\n")[1].splitlines()
+    assert lines[0] == "schedule 1f1b, 4 microbatches"
+    assert lines[1].startswith("rank 0 | F0 F1 ") and lines[2].startswith("rank 1 | .  F0 ")
+    assert lines[3].startswith("bubble: ") and lines[4].startswith("rank 0: 1 layers, ")
+    assert main([*words[:-1], "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert len(facts["parameters_per_stage"]) == 2 and facts["bubble"] > 0

@@ -232,7 +232,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is Union:
         return any(_fits(value, one) for one in get_args(hint))
     if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(item, str) for item in value)
+        return isinstance(value, tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
     if type(value) is not hint:
         return False
     if hint is str:  # what cannot be written down: bytes of the command line that are not UTF-8
@@ -251,7 +251,11 @@ def _expectation(hint: Any) -> str:
     if origin is Union:
         return " or ".join(_expectation(one) for one in get_args(hint))
     if origin is tuple:
-        return 'a list of strings, such as ["a", "b"]'
+        return (
+            'a list of strings, such as ["a", "b"]'
+            if get_args(hint)[0] is str
+            else "a list of whole numbers, as [2, 1]"
+        )
     words: Mapping[type, str] = types.MappingProxyType(
         {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
     )

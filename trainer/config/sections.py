@@ -173,10 +173,19 @@ class DataSection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class MeshSection:
-    """The parallel layout; ranks beyond tp x cp are data parallel."""
+    """The parallel layout; ranks beyond tp x cp x pp are data parallel."""
 
-    tp: Positive = 1  # ranks that share one copy of the model
+    tp: Positive = 1  # ranks that share each layer
     cp: Positive = 1  # ranks that share each sample: context parallelism, for long sequences
+    pp: Positive = 1  # ranks that share the layers: pipeline stages follow each other on them
+    schedule: Literal["1f1b", "gpipe", "interleaved", "zb_h1", "zb_v"] = (
+        "1f1b"  # order of forward and backward passes in a pipeline; zb: backward in two halves, for a smaller bubble
+    )
+    virtual_pipeline: Count = 0  # stages of each pipeline rank; 0: 1, or 2 for interleaved and zb_v
+    stage_balance: Literal["layers", "flops"] = (
+        "layers"  # what stages have equal shares of; flops: the head counts, so that the last stage has fewer layers
+    )
+    layers_per_stage: tuple[int, ...] = ()  # layers of each stage by hand, in the order of the model
     sequence_parallel: bool = False  # norms and residuals split over tp along the sequence
 
 

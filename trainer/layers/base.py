@@ -8,7 +8,8 @@ Without one (a model that is only evaluated, or used with another optimizer) aut
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,11 +36,14 @@ class MainGradients:
 
     Attributes:
         add_product: the implementation of kernels.plain.add_product for weights.
+        later: where products of weights' gradients are put off to, for a backward pass that is split in two; None: they
+            are computed at once.
     """
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
         self.add_product: Callable[..., None] = add_product
+        self.later: list[Callable[[], None]] | None = None
         self._stale: set[str] = set()
 
     def forget(self) -> None:
@@ -70,6 +74,19 @@ class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.main_gradients = MainGradients()
+
+
+@contextmanager
+def weights_later(layers: Sequence[Layer]) -> Iterator[list[Callable[[], None]]]:
+    """What backward in this block puts off: the products of the layers' weights, in the order in which to call them."""
+    later: list[Callable[[], None]] = []
+    for layer in layers:
+        layer.main_gradients.later = later
+    try:
+        yield later
+    finally:
+        for layer in layers:
+            layer.main_gradients.later = None
 
 
 class Parallel:
@@ -111,7 +128,14 @@ def add_weight_gradient(main: MainGradients, name: str, *, dy_NO: Tensor, x_NI: 
     """A weight's gradient dy^T x: [O, I], added to its main gradient, or returned where there is none."""
     if name not in main.tensors:
         return dy_NO.t() @ x_NI
-    main.add_product(main.tensors[name], dy_NO, x_NI=x_NI, overwrite=main.take_stale(name))
+
+    def add() -> None:
+        main.add_product(main.tensors[name], dy_NO, x_NI=x_NI, overwrite=main.take_stale(name))
+
+    if main.later is None:
+        add()
+    else:
+        main.later.append(add)
     return None
 
 

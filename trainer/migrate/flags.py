@@ -136,6 +136,12 @@ _TABLE = """
 --tensor-model-parallel-size | int | 1 | = mesh.tp |
 --sequence-parallel | switch | | mesh.sequence_parallel | with tensor parallelism only
 --pipeline-model-parallel-size | int | 1 | mesh.pp |
+--num-layers-per-virtual-pipeline-stage | int | | mesh.virtual_pipeline | interleaved
+--num-virtual-stages-per-pipeline-rank | int | | mesh.virtual_pipeline | interleaved
+--decoder-first-pipeline-num-layers | int | | mesh.layers_per_stage |
+--decoder-last-pipeline-num-layers | int | | mesh.layers_per_stage |
+--account-for-embedding-in-pipeline-split | switch | | mesh.layers_per_stage | counts as a layer
+--account-for-loss-in-pipeline-split | switch | | mesh.layers_per_stage | counts as a layer
 --context-parallel-size | int | 1 | mesh.cp |
 """
 

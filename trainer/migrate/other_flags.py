@@ -280,11 +280,8 @@ REFUSED: tuple[tuple[str, str], ...] = (
         --megatron-fsdp-max-pool-double-buffer --fsdp-db-use-persist-buf-on-alloc-fail""",
     ),
     (
-        "this split of layers over stages is not supported; leave it out",
-        """--decoder-first-pipeline-num-layers= --decoder-last-pipeline-num-layers=
-        --num-layers-per-virtual-pipeline-stage= --num-virtual-stages-per-pipeline-rank=
-        --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split
-        --pipeline-model-parallel-layout=""",
+        "set mesh.layers_per_stage to the number of layers of each stage, and leave it out",
+        "--pipeline-model-parallel-layout=",
     ),
     (
         "no model here has it; `mtrain config --key model` lists what models have",

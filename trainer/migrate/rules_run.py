@@ -99,6 +99,47 @@ def _mesh(a: Given) -> Iterator[Setting | Refusal]:
     yield Setting("mesh.sequence_parallel", both, ("--sequence-parallel",))
     yield Setting("mesh.pp", a["--pipeline-model-parallel-size"], ("--pipeline-model-parallel-size",), 1)
     yield Setting("mesh.cp", a["--context-parallel-size"], ("--context-parallel-size",), 1)
+    yield from _stages(a)
+
+
+def _stages(a: Given) -> Iterator[Setting | Refusal]:
+    """How layers are spread over pipeline stages; ranks of Megatron's layouts hold equal numbers where none are set."""
+    pp, layers = a["--pipeline-model-parallel-size"], a["--num-layers"] or 0
+    per_stage, per_rank = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"
+    chunks = a[per_rank] or (layers // (pp * a[per_stage]) if a[per_stage] else 1)
+    if pp > 1 and chunks > 1:
+        flag = per_rank if a[per_rank] else per_stage
+        yield Setting("mesh.schedule", "interleaved", (flag,))
+        yield Setting("mesh.virtual_pipeline", chunks, (flag,))
+    ends = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
+    counted = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
+    given = tuple(flag for flag in (*ends, *counted) if a[flag])
+    if pp == 1 or not given:
+        return
+    if chunks > 1:
+        reason = "with virtual pipeline stages, set mesh.layers_per_stage by hand and leave it out"
+        yield from (Refusal(flag, reason) for flag in given)
+        return
+    split = _layers_per_stage(layers, pp, ends=(a[ends[0]], a[ends[1]]), counted=(a[counted[0]], a[counted[1]]))
+    if sum(split) == layers and min(split) > 0:
+        yield Setting("mesh.layers_per_stage", split, given)
+    else:
+        yield Refusal(given[0], f"{layers} layers cannot be cut so into {pp} stages, and Megatron-LM refuses it, too")
+
+
+def _layers_per_stage(
+    layers: int, pp: int, *, ends: tuple[int | None, int | None], counted: tuple[bool, bool]
+) -> tuple[int, ...]:
+    """Layers of each stage: those of the ends where they are given, and equal numbers in all others."""
+    if any(counted):
+        each = (layers + sum(map(bool, counted))) // pp
+        split = [each] * pp
+        split[0] -= bool(counted[0])
+        split[-1] -= bool(counted[1])
+        return tuple(split)
+    rest = layers - sum(end or 0 for end in ends)
+    each = rest // max(1, pp - sum(end is not None for end in ends))
+    return (each if ends[0] is None else ends[0], *[each] * (pp - 2), each if ends[1] is None else ends[1])
 
 
 def _train(a: Given, world_size: int | None) -> Iterator[Setting | Refusal]:

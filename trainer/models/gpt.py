@@ -136,14 +136,14 @@ class GPT(nn.Module):
         self._rotation = functools.lru_cache(maxsize=8)(self._make_rotation)
 
     def forward(self, received: Tensors, batch: Microbatch) -> Tensors:
-        """(residual stream, what the last block adds to it) from stage to stage, each [N or N / tp, D].
+        """The residual stream from stage to stage, [N or N / tp, D], what the last block adds to it included.
 
         The first stage receives nothing; the last gives -log p(label) of the unmasked tokens, in nats: (sum, [N]).
         """
         x_ND, branch_ND = self._through_blocks(received, batch)
         if not self.place.is_last:
             assert branch_ND is not None, "a stage without blocks"
-            return x_ND, branch_ND
+            return (x_ND + branch_ND,)
         if self.loss_function is not None:
             return summed(self.loss_function(self._whole_logits(x_ND, branch_ND, batch), batch), batch)
         _, y_ND = self.final_norm(x_ND, branch_ND)
@@ -155,6 +155,19 @@ class GPT(nn.Module):
             kernels=self.kernels,
             softcap=self.shape.logit_softcap,
         )
+
+    def received(self, batch: Microbatch) -> Tensors:
+        """Where the residual stream of the stage before is put."""
+        return () if self.place.is_first else self._stream(batch)
+
+    def given(self, batch: Microbatch) -> Tensors:
+        """Where the gradient of the residual stream for the next stage is put."""
+        return () if self.place.is_last else self._stream(batch)
+
+    def _stream(self, batch: Microbatch) -> Tensors:
+        tokens = self.parallel.local_tokens(batch.tokens_BS.numel())
+        like = next(self.parameters())
+        return (torch.empty(tokens.stop - tokens.start, self.shape.hidden_size, dtype=like.dtype, device=like.device),)
 
     def logits(self, tokens_BS: Tensor) -> Tensor:
         """Of a model of one stage, of this rank's vocabulary rows, padding included: int64[B, S] -> [B, S, V]."""
@@ -176,7 +189,7 @@ class GPT(nn.Module):
         logits_NV = column_product(y_ND, rows, weight=rows.weight, parallel=self.parallel)
         return capped(logits_NV, self.shape.logit_softcap)
 
-    def _enter(self, batch: Microbatch, places: TokenPlaces | None) -> tuple[Tensor, None]:
+    def _enter(self, batch: Microbatch, places: TokenPlaces | None) -> Tensor:
         """The first residual stream, to which nothing is added yet."""
         tokens_BS = batch.tokens_BS
         x_ND = self.embedding(tokens_BS.flatten())
@@ -187,11 +200,12 @@ class GPT(nn.Module):
                 where = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
             where_N = where.expand(tokens_BS.shape).flatten()[mine]
             x_ND = x_ND + self.positions(where_N)
-        return self.drop_embedding(x_ND, places), None
+        return self.drop_embedding(x_ND, places)
 
     def _through_blocks(self, received: Tensors, batch: Microbatch) -> tuple[Tensor, Tensor | None]:
         context = self._context(batch)
-        x_ND, branch_ND = received if received else self._enter(batch, context.places)
+        x_ND = received[0] if received else self._enter(batch, context.places)
+        branch_ND: Tensor | None = None
         for chunk in self.chunks:
             run = functools.partial(self._run, [cast(Block, self.blocks[str(i)]) for i in chunk.blocks], context)
             x_ND, branch_ND = keep_input(run, x_ND, branch_ND) if chunk.again else run(x_ND, branch_ND)

@@ -75,7 +75,7 @@ def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
     residual_std = std / (2 * shape.num_layers) ** 0.5
     table = _Table(place)
     if place.is_first or (place.is_last and shape.tie_embeddings):
-        ends = ("ends",) if shape.tie_embeddings and place.num_stages > 1 else ()
+        ends = ("ends",) if shape.tie_embeddings and place.num_stages > 1 and place.ends_apart else ()
         table.vocabulary("embedding.weight", shape, std, ends=ends)
     if shape.position == "learned" and place.is_first:
         table.whole("positions.weight", (shape.max_position, width), std=std, decay=True)

@@ -8,6 +8,7 @@ Shapes: B rows, S tokens of a row, N = B * S, batch-major.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -77,6 +78,38 @@ class Stage(Protocol):
         """
         ...
 
+    def received(self, batch: Microbatch) -> Tensors:
+        """Empty tensors like those that the stage before gives for a microbatch; none at the first stage."""
+        ...
+
+    def given(self, batch: Microbatch) -> Tensors:
+        """Empty tensors like those that this stage gives to the next; none at the last stage."""
+        ...
+
+    def modules(self) -> Iterator[nn.Module]: ...
+
     def named_parameters(self) -> Any: ...
 
     def get_submodule(self, target: str) -> nn.Module: ...
+
+
+def joined(stages: Sequence[nn.Module]) -> nn.Module:
+    """The parameters of a rank's stages under the names that they have in the whole model.
+
+    What two stages have under one name, such as a tied embedding, they share from here on.
+    """
+    if len(stages) == 1:
+        return stages[0]
+    whole = nn.Module()
+    for stage in stages:
+        for name, child in list(stage.named_children()):
+            known = whole._modules.get(name)
+            if known is None:
+                whole.add_module(
+                    name, nn.ModuleDict(dict(child.items())) if isinstance(child, nn.ModuleDict) else child
+                )
+            elif isinstance(known, nn.ModuleDict) and isinstance(child, nn.ModuleDict):
+                known.update(dict(child.items()))  # blocks, by their numbers
+            else:
+                stage.add_module(name, known)
+    return whole

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -120,6 +121,24 @@ class Pending:
             self.work.wait()
         return self.result
 
+    def wait_at_most(self, seconds: float) -> Tensor:
+        """`wait`, but on CPUs no longer than this.
+
+        Raises:
+            RuntimeError: the other side did not come, or is gone.
+        """
+        if self.work is not None:
+            if self.result.is_cuda:
+                self.work.wait()  # of the stream, not of the host
+            else:
+                self.work.wait(timedelta(seconds=seconds))
+        return self.result
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self.work is None or bool(self.work.is_completed())
+
 
 def start_all_reduce_(x: Tensor, group: Group) -> Pending:
     """Begin the sum over the group, written into x."""
@@ -144,6 +163,21 @@ def start_reduce_scatter(x: Tensor, group: Group) -> Pending:
     out = x.new_empty((x.shape[0] // group.size, *x.shape[1:]))
     scatter = _renamed("reduce_scatter_single", "reduce_scatter_tensor")
     return Pending(out, scatter(out, x.contiguous(), group=group.group, async_op=True))
+
+
+def start_send(x: Tensor, link: Group) -> Pending:
+    """Begin to send to the other rank of a link; x must not change until `wait`.
+
+    Messages of a link arrive in the order in which they were sent. A group of its own for each direction keeps what
+    goes there and back apart: where both neighbours are one rank, messages of equal shapes would be exchanged.
+    """
+    work = dist.isend(x, group=link.group, group_dst=1 - link.rank)
+    return Pending(x, work)
+
+
+def start_receive_(x: Tensor, link: Group) -> Pending:
+    """Begin to receive the next message of a link into x."""
+    return Pending(x, dist.irecv(x, group=link.group, group_src=1 - link.rank))
 
 
 def gather_objects(value: T, group: Group) -> list[T]:

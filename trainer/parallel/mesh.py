@@ -45,6 +45,9 @@ class Factor(NamedTuple):
 class Mesh:
     """A grid of `world_size` ranks; dp is what tp, cp and pp leave.
 
+    Args:
+        kv: ranks with copies of one key-value head. ring: the last pipeline rank has a link to the first.
+
     Raises:
         UsageError: tp x cp x pp does not divide the number of ranks, or ep does not divide cp x dp.
     """
@@ -56,6 +59,7 @@ class Mesh:
     pp: int = 1
     ep: int = 1
     kv: int = 1
+    ring: bool = False
 
     def __post_init__(self) -> None:
         model = self.tp * self.cp * self.pp
@@ -64,7 +68,7 @@ class Mesh:
             raise UsageError(
                 f"{self.world_size} ranks cannot be divided into {sizes}",
                 expected="a number of ranks that is a multiple of tp x cp x pp, all at least 1",
-                fix=f"--nproc {max(1, model)}, or a smaller mesh.tp",
+                fix=f"--nproc {max(1, model)}, or a smaller mesh.tp or mesh.pp",
             )
         if self.tp % self.kv:
             raise UsageError(f"tp={self.tp} cannot be divided into kv={self.kv}", expected="a divisor of tp")
@@ -136,6 +140,17 @@ class Mesh:
             ranks = [other - base + i * stride for other in ranks for i in range(size)]
         return tuple(ranks)
 
+    def link_rounds(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Neighbours on the pipeline, (rank, next rank), in rounds in which each rank has at most one of them.
+
+        Each pair has two directed links. With two ranks both neighbours of a rank are the same one.
+        """
+        pairs = [(rank, rank + 1) for rank in range(self.pp - 1)]
+        rounds = [tuple(pair for pair in pairs if pair[0] % 2 == color) for color in (0, 1)]
+        if self.ring and self.pp > 2:
+            rounds.append(((self.pp - 1, 0),))
+        return tuple(each for each in rounds if each)
+
     def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
         """Every group along an axis, by its first rank."""
         return tuple(sorted({ranks for rank in range(self.world_size) if (ranks := self.ranks_of(axis, rank))}))
@@ -143,5 +158,6 @@ class Mesh:
 
 def mesh_of(config: RunConfig, world_size: int) -> Mesh:
     """The mesh that a configuration asks for."""
-    tp, kv_heads = config.mesh.tp, config.model.num_kv_heads or config.model.num_heads
-    return Mesh(world_size, tp, cp=config.mesh.cp, kv=tp // kv_heads if kv_heads < tp and tp % kv_heads == 0 else 1)
+    mesh, kv_heads = config.mesh, config.model.num_kv_heads or config.model.num_heads
+    kv = mesh.tp // kv_heads if kv_heads < mesh.tp and mesh.tp % kv_heads == 0 else 1
+    return Mesh(world_size, mesh.tp, cp=mesh.cp, pp=mesh.pp, kv=kv, ring=mesh.schedule == "interleaved")

@@ -22,7 +22,9 @@ class Place:
 
     Args:
         tp_rank, tp_size: of the tensor-parallel ranks.
-        stage, num_stages: of the pipeline.
+        stage, num_stages: of the pipeline, whose ranks may have several stages each.
+        layers_per_stage: blocks of each stage; empty: as equal numbers as can be.
+        ends_apart: whether the first and the last stage are on different ranks.
         sequence_parallel: whether what all tp ranks hold sees a part of the tokens on each.
     """
 
@@ -30,6 +32,8 @@ class Place:
     tp_size: int = 1
     stage: int = 0
     num_stages: int = 1
+    layers_per_stage: tuple[int, ...] = ()
+    ends_apart: bool = True
     sequence_parallel: bool = False
 
     @property
@@ -43,15 +47,20 @@ class Place:
         return self.stage == self.num_stages - 1
 
     def blocks(self, num_layers: int) -> range:
-        """The blocks of this stage: as equal numbers as can be, the longer stages in the middle.
+        """The blocks of this stage."""
+        layers = self.layers_per_stage or equal_layers(num_layers, self.num_stages)
+        start = sum(layers[: self.stage])
+        return range(start, start + layers[self.stage])
 
-        The last stage, which holds the head as well, is never a longer one.
-        """
-        each, more = divmod(num_layers, self.num_stages)
-        first_longer = (self.num_stages - more) // 2
-        longer = range(first_longer, first_longer + more)
-        start = self.stage * each + sum(1 for stage in longer if stage < self.stage)
-        return range(start, start + each + (self.stage in longer))
+
+def equal_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """Blocks of each stage: as equal numbers as can be, the longer stages in the middle.
+
+    The last stage, which holds the head as well, is never a longer one.
+    """
+    each, more = divmod(num_layers, num_stages)
+    first_longer = (num_stages - more) // 2
+    return tuple(each + (first_longer <= stage < first_longer + more) for stage in range(num_stages))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from mdata import ResourceError, UsageError
 from trainer.errors import LostRankError
-from trainer.parallel.collectives import Group, all_reduce_
+from trainer.parallel.collectives import Group, all_reduce_, start_receive_, start_send
 from trainer.parallel.mesh import AXES, Coordinates, Mesh
 
 JOIN_TIMEOUT = timedelta(minutes=10)  # for the other ranks to come; also of a single collective
@@ -55,6 +55,7 @@ class World:
         mesh: how they are laid out; coordinates: where this one stands in it.
         device: where its tensors live.
         groups: axis -> the ranks along it, for each axis of the mesh that this rank is on.
+        links: (pipeline rank that sends, the one that receives) -> those two, for the links of this rank.
     """
 
     rank: int
@@ -65,6 +66,7 @@ class World:
     coordinates: Coordinates
     device: torch.device
     groups: Mapping[str, Group]
+    links: Mapping[tuple[int, int], Group] = field(default_factory=dict)
 
     @property
     def is_main(self) -> bool:
@@ -106,9 +108,11 @@ def join_world(mesh: Mesh, *, placement: Placement | None = None, device_type: s
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_world_size))
     if place.world_size > 1:
         _init_groups(place, device)
+    links = _links(mesh, place.rank)  # before the groups: only some ranks have one on "ends"
     groups = _groups(mesh, place.rank)
     # Nobody goes on, perhaps to leave at once, before all have come: gloo takes a rank that left for one that crashed.
     all_reduce_(torch.zeros(1, device=device), groups["world"])
+    _open_links(links, mesh.index("pp", place.rank), device=device)
     return World(
         rank=place.rank,
         world_size=place.world_size,
@@ -118,6 +122,7 @@ def join_world(mesh: Mesh, *, placement: Placement | None = None, device_type: s
         coordinates=mesh.coordinates(place.rank),
         device=device,
         groups=groups,
+        links=links,
     )
 
 
@@ -240,3 +245,28 @@ def _process_group(ranks: tuple[int, ...], mesh: Mesh) -> dist.ProcessGroup | No
     if ranks == tuple(range(mesh.world_size)):
         return dist.group.WORLD
     return dist.new_group(list(ranks), use_local_synchronization=True)
+
+
+def _links(mesh: Mesh, rank: int) -> dict[tuple[int, int], Group]:
+    """A group for each directed link of a rank, in the order in which they are made.
+
+    torch names a group of its members after how many groups they have made so far: who has no link in a round makes
+    groups of itself alone, so that all keep the same number.
+    """
+    links = {}
+    line, own = mesh.ranks_of("pp", rank), mesh.index("pp", rank)
+    for pairs in mesh.link_rounds():
+        pair = next((pair for pair in pairs if own in pair), None)
+        for way in (pair, pair and pair[::-1]):
+            members = [rank] if way is None else [line[way[0]], line[way[1]]]
+            group = dist.new_group(members, use_local_synchronization=True)
+            if way is not None:
+                links[way] = Group("pp", 2, sorted(way).index(own), group)
+    return links
+
+
+def _open_links(links: Mapping[tuple[int, int], Group], own: int, *, device: torch.device) -> None:
+    """A first message on each link, so that all connections exist before the first step."""
+    for (sender, _), link in links.items():
+        first = torch.zeros(1, device=device)
+        (start_send if sender == own else start_receive_)(first, link).wait()

@@ -1,22 +1,32 @@
-"""Pipeline schedules as data: what a rank does, in order.
+"""Pipeline schedules as data: what each rank does in a step, in order.
 
-An action is (kind, stage, microbatch) with a text form such as `0F3`: stage 0, forward, microbatch 3. A
-schedule is a tuple of actions; `executor.py` runs any of them. `validate`, `peak_live` and `render` look at
-a schedule without running it. Today there is one generator, for one stage; a pipeline will add generators,
-not executors.
+An action is (kind, stage, microbatch) with a text form such as `0F3`: stage 0, forward, microbatch 3. A schedule is
+one list of actions per pipeline rank beside the rank of each stage, so that any placement of stages fits: stages in
+turn, several of them per rank, or a V in which the first rank has the last stage as well. generators.py makes
+schedules of computation, lower.py adds sends and receives, validate.py proves that a schedule can be run, simulate.py
+times it, render.py draws it and executor.py runs it. Pure, no torch.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
 
-Kind = Literal["F", "B"]
+Kind = Literal["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
+Link = tuple[int, int]  # (pipeline rank that sends, pipeline rank that receives)
+
+_TEXT = re.compile(r"(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)", re.ASCII)
 
 
 class Action(NamedTuple):
-    """One thing that a rank does: the forward (F) or backward (B) pass of a microbatch through a stage."""
+    """One thing that a rank does for a microbatch and one of its stages.
+
+    F: forward. B: backward, which is I (the gradient of the stage's input) and then W (those of its weights).
+    SEND_F: the stage's output to the next stage. RECV_F: its input, from the stage before. SEND_B: the gradient of its
+    input to the stage before. RECV_B: the gradient of its output, from the next stage.
+    """
 
     kind: Kind
     stage: int
@@ -32,66 +42,112 @@ class Action(NamedTuple):
         Raises:
             ValueError: the text is not an action.
         """
-        match = re.fullmatch(r"(\d+)([FB])(\d+)", text, re.ASCII)
+        match = _TEXT.fullmatch(text)
         if match is None:
-            raise ValueError(f"{text!r} is not an action; expected stage, F or B, microbatch, such as 0F3")
+            raise ValueError(f"{text!r} is not an action; expected stage, kind, microbatch, such as 0F3 or 1SEND_B0")
         return cls(cast(Kind, match[2]), int(match[1]), int(match[3]))
 
+    @property
+    def is_message(self) -> bool:
+        """Whether it communicates (or computes)."""
+        return len(self.kind) > 1
 
-def one_stage(num_microbatches: int) -> tuple[Action, ...]:
-    """The schedule without a pipeline: each microbatch forward, then backward; one is live at a time."""
-    return tuple(Action(kind, 0, m) for m in range(num_microbatches) for kind in ("F", "B"))
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """What all pipeline ranks do in one step.
 
-def validate(actions: Sequence[Action], *, num_stages: int, num_microbatches: int) -> list[str]:
-    """Everything that is wrong with a schedule of all stages in one order; empty if it can be run.
-
-    Each microbatch goes once forward and once backward through each stage; forward after the forward of the
-    stage before; backward after its own forward and after the backward of the stage behind.
+    Args:
+        name: of its generator.
+        stage_ranks: the pipeline rank of each stage.
+        num_microbatches: of the step.
+        actions: of each pipeline rank, in order.
     """
-    wanted = {Action(kind, s, m) for kind in ("F", "B") for s in range(num_stages) for m in range(num_microbatches)}
-    problems = [f"{action} never happens" for action in sorted(wanted - set(actions), key=_reading_order)]
-    done: set[Action] = set()
-    for position, action in enumerate(actions):
-        where = f"{action} at position {position}"
-        if action not in wanted:
-            problems.append(f"{where} is outside {num_stages} stages x {num_microbatches} microbatches")
-        if action in done:
-            problems.append(f"{where} happens twice")
-        problems += [f"{where} comes before {need}" for need in _needs(action, num_stages) if need not in done]
-        done.add(action)
-    return problems
+
+    name: str
+    stage_ranks: tuple[int, ...]
+    num_microbatches: int
+    actions: tuple[tuple[Action, ...], ...]
+
+    @property
+    def num_stages(self) -> int:
+        """Stages over all ranks."""
+        return len(self.stage_ranks)
+
+    def link(self, action: Action) -> Link:
+        """The directed link that a message takes."""
+        own, step = self.stage_ranks[action.stage], 1 if action.kind in ("SEND_F", "RECV_B") else -1
+        other = self.stage_ranks[action.stage + step]
+        return (own, other) if action.kind.startswith("SEND") else (other, own)
+
+    def partner(self, action: Action) -> Action:
+        """The receive that takes what a send gives, or the other way round."""
+        way, direction = action.kind.split("_")
+        step = 1 if action.kind in ("SEND_F", "RECV_B") else -1
+        kind = f"{'RECV' if way == 'SEND' else 'SEND'}_{direction}"
+        return Action(cast(Kind, kind), action.stage + step, action.microbatch)
+
+    def input_message(self, action: Action) -> Action | None:
+        """The receive that brings what a computation reads; None: nothing, or another stage of the same rank."""
+        needs = {
+            "F": ("RECV_F", action.stage - 1),
+            "B": ("RECV_B", action.stage + 1),
+            "I": ("RECV_B", action.stage + 1),
+        }
+        kind, other = needs.get(action.kind, ("", -1))
+        if not 0 <= other < self.num_stages or self.stage_ranks[other] == self.stage_ranks[action.stage]:
+            return None
+        return Action(cast(Kind, kind), action.stage, action.microbatch)
+
+    def output_message(self, action: Action) -> Action | None:
+        """The send that takes away what a computation gives; None: nothing, or another stage of the same rank."""
+        gives = {
+            "F": ("SEND_F", action.stage + 1),
+            "B": ("SEND_B", action.stage - 1),
+            "I": ("SEND_B", action.stage - 1),
+        }
+        kind, other = gives.get(action.kind, ("", -1))
+        if not 0 <= other < self.num_stages or self.stage_ranks[other] == self.stage_ranks[action.stage]:
+            return None
+        return Action(cast(Kind, kind), action.stage, action.microbatch)
 
 
-def peak_live(actions: Sequence[Action]) -> int:
-    """The most passes whose activations are kept at once (forward done, backward not)."""
-    live = peak = 0
-    for action in actions:
-        live += 1 if action.kind == "F" else -1
-        peak = max(peak, live)
-    return peak
+def looped(num_ranks: int, chunks: int = 1) -> tuple[int, ...]:
+    """The rank of each stage where stages go round the ranks `chunks` times (Narayanan et al. 2021, section 2.2)."""
+    return tuple(stage % num_ranks for stage in range(num_ranks * chunks))
 
 
-def render(actions: Sequence[Action]) -> str:
-    """A text grid: one row a stage, one column an action, for people and for stored tests."""
-    num_stages = max((action.stage for action in actions), default=-1) + 1
-    width = max((len(f"{action.kind}{action.microbatch}") for action in actions), default=0)
-    rows = []
-    for stage in range(num_stages):
-        cells = (f"{a.kind}{a.microbatch}" if a.stage == stage else "." for a in actions)
-        rows.append(f"stage {stage} | " + " ".join(cell.ljust(width) for cell in cells).rstrip())
-    return "\n".join(rows)
+def v_shaped(num_ranks: int) -> tuple[int, ...]:
+    """The rank of each stage where they go through the ranks and back (Qi et al. 2024): the first has the last too."""
+    return (*range(num_ranks), *reversed(range(num_ranks)))
 
 
-def _needs(action: Action, num_stages: int) -> Iterator[Action]:
+def stages_of(stage_ranks: Sequence[int], rank: int) -> tuple[int, ...]:
+    """The stages of a rank, in their order."""
+    return tuple(stage for stage, at in enumerate(stage_ranks) if at == rank)
+
+
+def needs(action: Action, num_stages: int) -> Iterator[tuple[Action, ...]]:
+    """The computations that come before one, each as the actions that would do."""
     kind, stage, microbatch = action
     if kind == "F" and stage > 0:
-        yield Action("F", stage - 1, microbatch)
-    if kind == "B":
-        yield Action("F", stage, microbatch)
+        yield (Action("F", stage - 1, microbatch),)
+    if kind in ("B", "I"):
+        yield (Action("F", stage, microbatch),)
         if stage + 1 < num_stages:
-            yield Action("B", stage + 1, microbatch)
+            yield Action("B", stage + 1, microbatch), Action("I", stage + 1, microbatch)
+    if kind == "W":
+        yield (Action("I", stage, microbatch),)
 
 
-def _reading_order(action: Action) -> tuple[int, int, bool]:
-    return action.microbatch, action.stage, action.kind == "B"
+def peak_live(actions: Sequence[Action], sizes: Mapping[int, int] | None = None) -> int:
+    """The most that a rank keeps for backward at once, from each forward to its backward, W included.
+
+    Args:
+        sizes: what a pass through each stage keeps; None: 1, so that passes are counted.
+    """
+    live = peak = 0
+    for action in actions:
+        live += ((action.kind == "F") - (action.kind in ("B", "W"))) * (sizes[action.stage] if sizes else 1)
+        peak = max(peak, live)
+    return peak

@@ -17,6 +17,7 @@ from trainer.config.sections import ModelSection, RecomputeSection, RunConfig
 from trainer.layers.shapes import GATED
 from trainer.models.gpt_params import ffn_hidden_size, head_dim, round_up
 from trainer.plan.check_optimizer import optimizer_problems
+from trainer.plan.check_pipeline import pipeline_problems
 from trainer.plan.check_precision import kernel_problems, precision_problems
 from trainer.plan.check_schedule import schedule_problems
 from trainer.plan.lengths import batch_sizes, training_samples
@@ -58,6 +59,7 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
     if not config.run.folder.strip():
         problems.append("run.folder is empty; set it to a folder for the run, such as runs/first")
     problems += [*_layout_problems(config, world_size), *_size_problems(config), *_option_problems(config)]
+    problems += pipeline_problems(config, world_size)
     problems += [*schedule_problems(config), *optimizer_problems(config), *precision_problems(config)]
     problems += [] if problems else kernel_problems(config)
     if config.data.blend == MOCK:
@@ -77,11 +79,13 @@ def _layout_problems(config: RunConfig, world_size: int) -> Iterator[str]:
     if kv_heads % tp and tp % kv_heads and config.model.num_kv_heads:
         yield f"model.num_kv_heads={kv_heads} is neither a multiple nor a divisor of mesh.tp={tp}; {remedy}"
     yield from _context_problems(config)
-    if world_size % (tp * cp):
-        ranks = f"mesh.tp={tp}" + (f" x mesh.cp={cp}" if cp > 1 else "")
-        yield f"{world_size} ranks are not a multiple of {ranks}; start --nproc {tp * cp}, or {remedy}"
+    sizes = {"tp": tp, "cp": cp, "pp": config.mesh.pp}
+    model = math.prod(sizes.values())
+    if world_size % model:
+        ranks = " x ".join(f"mesh.{axis}={size}" for axis, size in sizes.items() if size > 1 or axis == "tp")
+        yield f"{world_size} ranks are not a multiple of {ranks}; start --nproc {model}, or {remedy}"
         return
-    dp = world_size // (tp * cp)
+    dp = world_size // model
     part = train.micro_batch * dp
     if train.global_batch % part:
         yield (

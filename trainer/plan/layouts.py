@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from trainer.config.sections import RecomputeSection, RunConfig
+from trainer.config.sections import MeshSection, RecomputeSection, RunConfig
 from trainer.plan.check import DataFacts, check
 from trainer.plan.devices import GIB, Device
 from trainer.plan.memory import activation_bytes, state_bytes
@@ -67,12 +67,12 @@ def find_layouts(config: RunConfig, hardware: Hardware, *, facts: DataFacts | No
 
 
 def _meshes(config: RunConfig, hardware: Hardware) -> Iterator[RunConfig]:
-    """The run on each mesh whose axes are powers of two; tp does not leave a machine."""
+    """The run on each mesh without a pipeline whose axes are powers of two; tp does not leave a machine."""
     tp = 1
     while tp <= hardware.gpus_per_node and hardware.gpus % tp == 0:
         cp = 1
         while tp * cp <= hardware.gpus and hardware.gpus % (tp * cp) == 0:
-            mesh = dataclasses.replace(config.mesh, tp=tp, cp=cp, sequence_parallel=tp > 1)
+            mesh = MeshSection(tp=tp, cp=cp, sequence_parallel=tp > 1)
             yield dataclasses.replace(config, mesh=mesh)
             cp *= 2
         tp *= 2

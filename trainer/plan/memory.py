@@ -6,15 +6,17 @@ shape of the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from trainer.config.sections import RunConfig
 from trainer.errors import FEWER_TOKENS, OutOfMemoryError, out_of_memory_error, out_of_memory_in, size_text
 from trainer.kernels.updates import state_names
 from trainer.models.family import family_of
-from trainer.parallel.params import Place
+from trainer.parallel.params import ParamSpec, Place
+from trainer.pipeline.actions import peak_live
 from trainer.plan.plan import Plan
+from trainer.plan.stages import rank_parameters
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}  # of an element of the model's weights
 
@@ -39,34 +41,65 @@ def explained(config: RunConfig, plan: Plan, *, rank: int) -> Iterator[None]:
 
 
 def state_bytes(config: RunConfig, plan: Plan) -> int:
-    """Bytes of a rank's weights, main gradients, main weights and moments: what it needs before any activation."""
+    """Bytes of a rank's weights, main gradients, main weights and moments: what it needs before any activation.
+
+    Of the pipeline rank that needs most.
+    """
+    return max(state_bytes_per_stage(config, plan))
+
+
+def state_bytes_per_stage(config: RunConfig, plan: Plan) -> tuple[int, ...]:
+    """The same for each pipeline rank."""
+    like, family = Place(tp_size=plan.tp, sequence_parallel=config.mesh.sequence_parallel), family_of(config)
+    tables = (rank_parameters(family, plan.shape, places=plan.pipeline.places(r, like)) for r in range(plan.pp))
+    return tuple(_state_bytes(config, plan, table) for table in tables)
+
+
+def _state_bytes(config: RunConfig, plan: Plan, table: Sequence[ParamSpec]) -> int:
     weight = BYTES[config.precision.dtype]
     main, total = max(weight, 4), 0
     gradient = weight if config.precision.gradients == "params" else main
-    for spec in family_of(config).parameters(plan.shape, Place(tp_size=plan.tp)):
+    for spec in table:
         states = len(state_names(config.optimizer.name, matrix=spec.matrix))
         total += spec.numel * (weight + gradient) + states * main * -(-spec.numel // (plan.cp * plan.dp))
-    return total + float8_bytes(config, plan)
+    return total + float8_bytes(config, plan, table)
 
 
-def float8_bytes(config: RunConfig, plan: Plan) -> int:
+def float8_bytes(config: RunConfig, plan: Plan, table: Sequence[ParamSpec]) -> int:
     """Bytes of the weights in FP8 that a rank keeps through a step: each, and its transpose."""
     precision, num_layers = config.precision, plan.shape.num_layers
     if precision.fp8 == "none":
         return 0
-    table = family_of(config).parameters(plan.shape, Place(tp_size=plan.tp))
     matrices = sum(spec.numel for spec in table if spec.name.startswith("blocks.") and len(spec.shape) == 2)
     return 2 * matrices * (num_layers - 2 * precision.fp8_first_last_bf16) // num_layers
 
 
 def activation_bytes(config: RunConfig, plan: Plan) -> int:
-    """Most bytes that a microbatch holds for backward on a rank, as the model's family counts them."""
-    return family_of(config).activation_bytes(
-        plan.shape,
-        Place(tp_size=plan.tp, sequence_parallel=config.mesh.sequence_parallel),
-        tokens=plan.micro_batch * plan.sequence_length // plan.cp,
-        cp=plan.cp,
-        element=BYTES[config.precision.dtype],
-        recompute=config.recompute,
-        float8=config.precision.fp8 != "none",
-    )
+    """Most bytes that the microbatches on their way hold for backward on a rank, as the model's family counts them."""
+    return max(activation_bytes_per_stage(config, plan))
+
+
+def activation_bytes_per_stage(config: RunConfig, plan: Plan) -> tuple[int, ...]:
+    """The same for each pipeline rank."""
+    family = family_of(config)
+    like = Place(tp_size=plan.tp, sequence_parallel=config.mesh.sequence_parallel)
+    of_stage = {
+        place.stage: family.activation_bytes(
+            plan.shape,
+            place,
+            tokens=plan.micro_batch * plan.sequence_length // plan.cp,
+            cp=plan.cp,
+            element=BYTES[config.precision.dtype],
+            recompute=config.recompute,
+            float8=config.precision.fp8 != "none",
+        )
+        for rank in range(plan.pp)
+        for place in plan.pipeline.places(rank, like)
+    }
+    schedule = plan.pipeline.lowered(min(plan.num_microbatches, _steady(plan)))
+    return tuple(peak_live(actions, of_stage) for actions in schedule.actions)
+
+
+def _steady(plan: Plan) -> int:
+    """Microbatches after which a schedule keeps no more; gpipe keeps all of them."""
+    return plan.num_microbatches if plan.pipeline.schedule == "gpipe" else 4 * plan.pp

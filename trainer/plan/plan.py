@@ -14,6 +14,7 @@ from trainer.models.family import ModelShape, family_of
 from trainer.parallel.params import Place, num_elements
 from trainer.plan.check import DataFacts, check
 from trainer.plan.lengths import ScheduleLengths, run_length, schedule_lengths
+from trainer.plan.stages import PipelineLayout, pipeline_layout, rank_parameters
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,14 +22,15 @@ class Plan:
     """All derived numbers of a run.
 
     Args:
-        world_size, tp, cp, dp: ranks, and how they are laid out.
+        world_size, tp, cp, pp, dp: ranks, and how they are laid out. pipeline: the stages.
         sequence_length: tokens of a sample; tokens_per_step: of a global batch.
         num_microbatches: forward passes of a rank in one step.
         steps, num_samples: of the whole run.
         heads_per_rank, kv_heads_per_rank: attention heads of one tp rank.
         shape: the model without any layout but the padding of its vocabulary.
         num_parameters: of the logical model, without padding.
-        parameters_per_rank: elements that the first rank of each tp group holds, padding included.
+        parameters_per_rank: most elements that the first rank of a tp group holds, padding included.
+        parameters_per_stage: the same for each pipeline rank.
         flops_per_token: floating-point operations of forward and backward, as the family counts them.
         warmup_steps, decay_steps: ends of warmup and decay, in steps.
     """
@@ -36,7 +38,9 @@ class Plan:
     world_size: int
     tp: int
     cp: int
+    pp: int
     dp: int
+    pipeline: PipelineLayout
     sequence_length: int
     global_batch: int
     micro_batch: int
@@ -48,6 +52,7 @@ class Plan:
     shape: ModelShape
     num_parameters: int
     parameters_per_rank: int
+    parameters_per_stage: tuple[int, ...]
     flops_per_token: int
     steps: int
     schedule: ScheduleLengths
@@ -91,13 +96,17 @@ def make_plan(
         raise problems_error("this configuration", problems or [unknown])
     family, train, tp = family_of(config), config.train, config.mesh.tp
     shape = family.shape(config, vocab_size)
-    cp = config.mesh.cp
-    dp, length = world_size // (tp * cp), run_length(config, steps=done_steps, samples=done_samples)
+    cp, pp, length = config.mesh.cp, config.mesh.pp, run_length(config, steps=done_steps, samples=done_samples)
+    dp, pipeline = world_size // (tp * cp * pp), pipeline_layout(config, shape)
+    held = [rank_parameters(family, shape, places=pipeline.places(rank, Place(tp_size=tp))) for rank in range(pp)]
+    counts = tuple(sum(spec.numel for spec in specs) for specs in held)
     return Plan(
         world_size=world_size,
         tp=tp,
         cp=cp,
+        pp=pp,
         dp=dp,
+        pipeline=pipeline,
         sequence_length=train.sequence_length,
         global_batch=train.global_batch,
         micro_batch=train.micro_batch,
@@ -108,7 +117,8 @@ def make_plan(
         kv_heads_per_rank=max(1, shape.num_kv_heads // tp),
         shape=shape,
         num_parameters=num_elements(family.parameters(shape, Place())),
-        parameters_per_rank=sum(spec.numel for spec in family.parameters(shape, Place(tp_size=tp))),
+        parameters_per_rank=max(counts),
+        parameters_per_stage=counts,
         flops_per_token=family.flops_per_token(shape, train.sequence_length),
         steps=length.steps,
         schedule=schedule_lengths(config),

@@ -27,6 +27,7 @@ from mdata.dataset.mock_data import MOCK
 from mdata.util import atomic_io
 from trainer.config.parse import load_config
 from trainer.config.sections import RunConfig
+from trainer.plan.stages import PipelineLayout
 from trainer.report.baselines import Baselines, count_pairs, evaluate
 from trainer.run.data import RunData, open_data
 from trainer.run.metrics import METRICS, RANKS, read_events, read_metrics
@@ -43,6 +44,9 @@ class _Plan(msgspec.Struct):
     world_size: int | str = "?"
     vocab_size: int = 0
     steps: int = 0
+    pp: int = 1
+    num_microbatches: int = 0
+    pipeline: PipelineLayout | None = None
 
 
 class _Rank(msgspec.Struct):

@@ -1,8 +1,8 @@
 """report.html of a run: one file without scripts or links, for a browser without a network.
 
 It shows the loss against the n-gram baselines in nats per token and bits per byte, throughput, learning rate, what was
-read of each corpus, document lengths, some of what the model read and wrote, what each rank holds, and the
-configuration. data.py reads the facts, plots.py draws, this file writes the page.
+read of each corpus, document lengths, some of what the model read and wrote, the schedule of a pipeline, what each
+rank holds, and the configuration. data.py reads the facts, plots.py draws, this file writes the page.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ import html
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from mdata.reporting.curves import COLOURS
 from mdata.reporting.html_tables import Cell, table
 from mdata.reporting.report_style import STYLE
 from mdata.reporting.svg import escape
 from mdata.util import atomic_io
+from trainer.pipeline.render import render_svg
+from trainer.plan.stages import PipelineLayout
 from trainer.report import plots
 from trainer.report.data import Corpora, Run, ValidCorpus, read_corpora, read_run
 
@@ -68,6 +72,7 @@ def render(run: Run, corpora: Corpora) -> str:
         _optimizer(run),
         _read(corpora),
         _texts(run, corpora),
+        _pipeline(run),
         _ranks(run),
         f"<h2>Configuration</h2><details><summary>config.toml</summary><pre>{_text(run.config_text)}</pre></details>",
     ]
@@ -103,6 +108,21 @@ def _head(run: Run) -> str:
         f"{seconds:,.0f} s from the first to the last line of metrics",
     ]
     return f'<h1>{escape(_title(run))}</h1><p class="lead">{escape("; ".join(facts))}</p>'
+
+
+def _pipeline(run: Run) -> str:
+    """What each pipeline rank does in a step; nothing where there is one."""
+    known, count = run.plan.get("pipeline"), run.plan.get("num_microbatches", 0)
+    if not known or run.plan.get("pp", 1) == 1:
+        return ""
+    layout = msgspec.convert(known, PipelineLayout)
+    shown = min(count, 2 * layout.num_ranks)
+    text = (
+        f"Schedule {layout.schedule}, {count} microbatches a step: bubble {layout.timeline(count).bubble:.1%}, "
+        f"counted in operations. The drawing has {shown} microbatches."
+    )
+    drawing = render_svg(layout.timeline(shown))
+    return f'<div><h2>Pipeline</h2><p class="lead">{escape(text)}</p>{drawing}</div>'
 
 
 def _notes(notes: Iterable[str]) -> str:

@@ -7,6 +7,8 @@ The loop around them is train.py; what is generated from the weights is tasks/ge
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import os
 import secrets
@@ -28,19 +30,20 @@ from trainer.convert.first_weights import owned_weights
 from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
 from trainer.models.family import family_of
 from trainer.models.float8_layers import use_float8
-from trainer.models.stage import Microbatch
-from trainer.optim.layout import BufferLayout, make_layout
+from trainer.models.stage import Microbatch, joined
+from trainer.optim.layout import make_layout
 from trainer.optim.optimizer import Buffers, Optimizer
 from trainer.optim.scaler import LossScaler, ScaleRule
 from trainer.parallel.collectives import all_reduce_, gather_objects
 from trainer.parallel.init import Run, initialize_
 from trainer.parallel.params import Place
 from trainer.parallel.world import World
-from trainer.pipeline.actions import one_stage
-from trainer.pipeline.executor import run_actions
+from trainer.pipeline.executor import Executor
 from trainer.plan.plan import Plan
+from trainer.plan.stages import rank_parameters
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+EVALUATED_PER_RANK = 4  # microbatches of an evaluation that go through a pipeline together, for each of its ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class PendingReport:
     """The report of a step that may still be running.
 
     Args:
-        numbers: fp64 on the device: norm, applied, loss scale, totals of run_actions, votes.
+        numbers: fp64 on the device: norm, applied, loss scale, totals of the microbatches, votes.
         rates: learning rate and weight decay of the step.
         num_components: for which the totals have losses.
     """
@@ -115,18 +118,23 @@ class Engine:
     def __init__(self, config: RunConfig, plan: Plan, *, world: World, fresh: bool = True) -> None:
         self.plan, self.world, self.loss_average = plan, world, config.train.loss_average
         self.tp, self.cp, self.dp, self.everyone = (world.groups[axis] for axis in ("tp", "cp", "dp", "world"))
-        family, place = family_of(config), place_of(config, world)
+        family, places = family_of(config), places_of(config, plan, world=world)
         self.layout = make_layout(
-            family.parameters(plan.shape, place), {axis: world.mesh.size(axis) for axis in ("data", "edp")}
+            rank_parameters(family, plan.shape, places=places),
+            {axis: world.mesh.size(axis) for axis in ("data", "edp")},
         )
         dtype = DTYPES[config.precision.dtype]
-        self.model = family.build(
-            plan.shape, place, groups=world.groups, dtype=dtype, device=world.device, config=config
-        )
+        how = {"groups": world.groups, "dtype": dtype, "device": world.device, "config": config}
+        stages = [family.build(plan.shape, place, **how) for place in places]
+        self.model = joined(stages)
+        numbered = {place.stage: stage for place, stage in zip(places, stages, strict=True)}
+        self._training = functools.lru_cache(maxsize=8)(plan.pipeline.lowered)
+        self._evaluation = functools.lru_cache(maxsize=8)(plan.pipeline.forward)
+        self.executor = Executor(numbered, world.groups["pp"].rank, links=world.links)
         self.float8 = use_float8(self.model, config, num_layers=plan.shape.num_layers, device=world.device)
         half = config.precision.gradients == "params"
         self.buffers = Buffers(self.model, self.layout, in_params_dtype=half)
-        self.optimizer = Optimizer(self.buffers, config.optimizer, groups=world.groups, kernels=self.model.kernels)
+        self.optimizer = Optimizer(self.buffers, config.optimizer, groups=world.groups, kernels=stages[0].kernels)
         self.copies = HostCopies()
         # A scale that is 1 has no place in the arithmetic of other precisions.
         self.scaler = LossScaler(scale_rule(config), world.device) if dtype == torch.float16 else None
@@ -157,17 +165,13 @@ class Engine:
             num_components: of the blend, where the microbatches say of which one each row is: the report then has the
                 loss of each.
         """
-        actions, own_means = one_stage(len(microbatches)), self.loss_average == "megatron"
+        own_means = self.loss_average == "megatron"
         scale, gradient_scale = self._scales(len(microbatches), own_means=own_means)
-        found = run_actions(
-            actions,
-            self.model,
-            microbatches=microbatches,
-            own_means=own_means,
-            scale=gradient_scale,
-            num_components=num_components,
-        )
-        divisor = torch.full_like(found[1:2], len(microbatches)) if own_means else found[1:2]
+        how = {"own_means": own_means, "scale": gradient_scale, "num_components": num_components}
+        found = self.add_gradients(microbatches, **how)
+        has_loss = self.plan.pipeline.stage_ranks[-1] == self.world.groups["pp"].rank
+        means = torch.full_like(found[1:2], len(microbatches) * has_loss)
+        divisor = means if own_means else found[1:2]
         # What all tp ranks know alike is said by the first of them; microbatches are the same on all cp ranks.
         sums = torch.cat((divisor, found)) * float(self.tp.rank == 0)
         sums[0] *= float(not own_means or self.cp.rank == 0)
@@ -182,6 +186,11 @@ class Engine:
         done = torch.stack((result.grad_norm, result.applied.double(), scale))
         numbers = torch.cat((done, result.totals[1:]))
         return PendingReport(numbers, (learning_rate, decay), num_components=num_components)
+
+    @out_of_memory_in("the forward and backward passes", fix=FEWER_TOKENS)
+    def add_gradients(self, microbatches: Sequence[Microbatch], **options: Any) -> Tensor:
+        """Forward and backward of all microbatches by the schedule; see Executor.run."""
+        return self.executor.run(self._training(len(microbatches)), microbatches, **options)
 
     def _scales(self, num_microbatches: int, *, own_means: bool) -> tuple[Tensor, Tensor | None]:
         """(loss scale of this step, what gradients are multiplied by).
@@ -207,10 +216,12 @@ class Engine:
     def evaluate(self, microbatches: Iterable[Microbatch]) -> float:
         """Mean loss over the loss tokens of all data-parallel ranks' microbatches, nats per token; NaN without any."""
         totals = torch.zeros(2, dtype=torch.float64, device=self.world.device)
-        for batch in microbatches:
-            loss, *_ = self.model((), batch)
-            totals += torch.stack((loss.double(), batch.loss_mask_BS.sum().double()))
-        loss_sum, num_tokens = all_reduce_(totals, self.world.groups["data"]).tolist()
+        together, rest = 1 if self.plan.pp == 1 else EVALUATED_PER_RANK * self.plan.pp, iter(microbatches)
+        while batches := list(itertools.islice(rest, together)):
+            totals += self.executor.run(self._evaluation(len(batches)), batches)
+        for axis in ("pp", "data"):
+            all_reduce_(totals, self.world.groups[axis])
+        loss_sum, num_tokens = totals.tolist()
         return _mean(loss_sum, num_tokens)
 
     @out_of_memory_in("writing a checkpoint", fix=MORE_RANKS)
@@ -282,16 +293,11 @@ def scale_rule(config: RunConfig) -> ScaleRule:
     )
 
 
-def place_of(config: RunConfig, world: World) -> Place:
-    """Which part of the model the rank holds."""
+def places_of(config: RunConfig, plan: Plan, *, world: World) -> tuple[Place, ...]:
+    """Which parts of the model the rank holds: one for each of its stages."""
     tp, pp = world.groups["tp"], world.groups["pp"]
-    return Place(
-        tp_rank=tp.rank,
-        tp_size=tp.size,
-        stage=pp.rank,
-        num_stages=pp.size,
-        sequence_parallel=config.mesh.sequence_parallel,
-    )
+    like = Place(tp_rank=tp.rank, tp_size=tp.size, sequence_parallel=config.mesh.sequence_parallel)
+    return plan.pipeline.places(pp.rank, like)
 
 
 def _mean(total: float, count: float) -> float:
@@ -322,10 +328,12 @@ def load_model(folder: Path, config: RunConfig, *, plan: Plan, world: World) -> 
     return model.eval()
 
 
-def held_parameters(layout: BufferLayout) -> dict[str, Any]:
-    """What one rank holds, for ranks.json: counts, and each parameter with its logical pieces."""
+def held_parameters(engine: Engine) -> dict[str, Any]:
+    """What one rank holds, for ranks.json: stages, counts, and each parameter with its logical pieces."""
+    layout = engine.layout
     real = {slot.spec: sum(math.prod(piece.size) for piece in slot.spec.pieces) for slot in layout.slots}
     return {
+        "stages": list(engine.executor.stages),
         "split_parameters": sum(count for spec, count in real.items() if "tp" not in spec.copies),
         "copied_parameters": sum(count for spec, count in real.items() if "tp" in spec.copies),
         "buffer_elements": layout.size,

@@ -67,10 +67,10 @@ class RankReport:
 
 
 def default_nproc(config: RunConfig) -> int:
-    """Ranks where the user names no number: one for each visible GPU; without any, mesh.tp x mesh.cp."""
+    """Ranks where the user names no number: one for each visible GPU; without any, mesh.tp x mesh.cp x mesh.pp."""
     import torch
 
-    return torch.cuda.device_count() or config.mesh.tp * config.mesh.cp
+    return torch.cuda.device_count() or config.mesh.tp * config.mesh.cp * config.mesh.pp
 
 
 def preflight(config: RunConfig, world_size: int, *, where: str, progress: Progress = SILENT) -> None:

@@ -25,8 +25,8 @@ def header(config: RunConfig, plan: Plan, *, start: Start, device: str) -> Itera
     Args:
         device: of this rank, see `device_text`.
     """
-    context = f"cp {plan.cp} x " if plan.cp > 1 else ""
-    layout = f"tp {plan.tp} x {context}dp {plan.dp}" + (", sequence parallel" if config.mesh.sequence_parallel else "")
+    others = "".join(f"{axis} {size} x " for axis, size in (("cp", plan.cp), ("pp", plan.pp)) if size > 1)
+    layout = f"tp {plan.tp} x {others}dp {plan.dp}" + (", sequence parallel" if config.mesh.sequence_parallel else "")
     ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks ({layout})"
     yield f"{plan.num_parameters:,} parameters in {config.precision.dtype} on {ranks}, {device}"
     tokens = f"{plan.global_batch:,} samples x {plan.sequence_length:,} tokens"

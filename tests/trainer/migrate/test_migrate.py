@@ -316,3 +316,33 @@ def test_the_file_says_everything(every_key: None) -> None:
         assert line in head
     assert "norm_epsilon = 1e-05  # (default)" in body
     assert set(tomllib.loads(text)) >= {"run", "model", "data", "train", "optimizer"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--num-layers-per-virtual-pipeline-stage 1", {"schedule": "interleaved", "virtual_pipeline": 3}),
+        ("--num-virtual-stages-per-pipeline-rank 3", {"schedule": "interleaved", "virtual_pipeline": 3}),
+        ("--decoder-last-pipeline-num-layers 3", {"layers_per_stage": (3, 3, 3, 3)}),
+        (
+            "--decoder-first-pipeline-num-layers 1 --decoder-last-pipeline-num-layers 3",
+            {"layers_per_stage": (1, 4, 4, 3)},
+        ),
+        (
+            "--num-layers 14 --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
+            {"layers_per_stage": (3, 4, 4, 3)},
+        ),
+    ],
+)
+def test_pipeline_stages_are_mapped(words: str, expected: dict[str, Any]) -> None:
+    base = [*BASE, "--num-layers", "12", "--pipeline-model-parallel-size", "4", *words.split()]
+    found = {key.removeprefix("mesh."): value for key, value in settings(base, 4).items()}
+    assert {key: found[key] for key in expected} == expected
+
+
+def test_layers_that_cannot_be_cut_are_refused() -> None:
+    words = [*BASE, "--num-layers", "12", "--pipeline-model-parallel-size", "4", "--decoder-last-pipeline-num-layers"]
+    (problem,) = migrate([*words, "2"], 4).refused
+    assert "12 layers cannot be cut so into 4 stages" in problem
+    (problem,) = migrate([*words, "3", "--num-virtual-stages-per-pipeline-rank", "3"], 4).refused
+    assert "mesh.layers_per_stage by hand" in problem

@@ -16,8 +16,6 @@ from torch.nn.functional import cross_entropy
 from tests.helpers.ranks import RankError, run_ranks
 from tests.trainer.engines import assemble, layouts, logical, microbatches
 from tests.trainer.models.test_options import _config, _same
-from trainer.pipeline.actions import one_stage
-from trainer.pipeline.executor import run_actions
 from trainer.run.engine import Engine
 
 PAGE = Path(__file__).parents[3] / "docs" / "custom_loss.md"
@@ -33,7 +31,7 @@ def _gradients(context, config, own):
     if own:
         engine.model.loss_function = _loss
     batches = microbatches(engine, 0)
-    totals = run_actions(one_stage(len(batches)), engine.model, microbatches=batches)
+    totals = engine.add_gradients(batches)
     engine.optimizer._reduce()
     owned, gradients = engine.optimizer.owned, engine.buffers.gradients
     return totals[0].item(), logical(owned, torch.cat([gradients[run.start : run.stop] for run in owned.runs]))

@@ -15,8 +15,6 @@ from trainer.config.sections import MeshSection, RecomputeSection
 from trainer.models.gpt_memory import block_bytes
 from trainer.models.gpt_params import gpt_shape
 from trainer.parallel.params import Place
-from trainer.pipeline.actions import one_stage
-from trainer.pipeline.executor import run_actions
 
 OPTIONS = {
     "qwen3": {"qk_norm": True},
@@ -58,7 +56,7 @@ def _gradients(context, config, documents):
     engine = layouts(context, config)
     batches = microbatches(engine, 0)
     batches = [_with_documents(batch) for batch in batches] if documents else batches
-    totals = run_actions(one_stage(len(batches)), engine.model, microbatches=batches)
+    totals = engine.add_gradients(batches)
     engine.optimizer._reduce()
     owned, gradients = engine.optimizer.owned, engine.buffers.gradients
     return totals.tolist(), logical(owned, torch.cat([gradients[run.start : run.stop] for run in owned.runs]))
@@ -140,9 +138,9 @@ def _kept_bytes(context, config):
     """Bytes that are held behind the blocks' forward pass and were not before it."""
     engine = layouts(context, config)
     batch = microbatches(engine, 0)[0]
-    x_ND, _ = engine.model._enter(batch, None)
+    x_ND = engine.model._enter(batch, None)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        out = engine.model._through_blocks((x_ND, torch.zeros_like(x_ND)), batch)
+        out = engine.model._through_blocks((x_ND,), batch)
     assert out[0].requires_grad
     return sum(event.self_cpu_memory_usage for event in profile.events())
 
@@ -158,7 +156,7 @@ def test_recomputation_keeps_less():
     shape = gpt_shape(_config({}), 250)
     for mode, measured in (("none", none), ("selective", selective)):
         how = {"tokens": tokens, "element": size, "recompute": RecomputeSection(mode=mode)}
-        said = blocks * block_bytes(shape, Place(), **how) + tokens * width * size  # and what the last block adds
+        said = blocks * block_bytes(shape, Place(), **how)  # the first sum is the input; the last block's is not made
         assert said + 2 * tokens * 4 * size == measured  # and the tables of rotation
 
 

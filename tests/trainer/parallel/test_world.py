@@ -12,7 +12,7 @@ import torch
 from mdata import ResourceError, UsageError
 from tests.helpers.ranks import RankContext, run_ranks
 from trainer.parallel import world as worlds
-from trainer.parallel.collectives import Group
+from trainer.parallel.collectives import Group, start_receive_, start_send
 from trainer.parallel.mesh import Coordinates, Mesh
 from trainer.parallel.world import Placement, find_placement, first_host, join_world
 
@@ -135,3 +135,29 @@ def test_each_rank_knows_its_axes() -> None:
         shared = dict.fromkeys(("dp", "data", "edp"), (2, dp))
         alone = dict.fromkeys(("kv", "cp", "pp", "ep", "ends"), (1, 0))
         assert axes == {"tp": (2, tp), **shared, **alone, "stage": (4, rank), "world": (4, rank)}
+
+
+def links_body(context: RankContext, ring: bool) -> dict[tuple[int, int], tuple[float, float]]:
+    """What this rank was sent on each link: two numbers, in their order."""
+    world = context.join(Mesh(context.world, pp=context.world, ring=ring))
+    sent, found = [], {}
+    for (sender, receiver), link in world.links.items():
+        if sender == world.rank:
+            sent += [start_send(torch.tensor([10.0 * sender + receiver + part]), link) for part in (0.0, 0.5)]
+    for (sender, receiver), link in world.links.items():
+        if receiver == world.rank:
+            coming = [start_receive_(torch.zeros(1), link) for _ in range(2)]
+            found[sender, receiver] = tuple(one.wait().item() for one in coming)
+    for one in sent:
+        one.wait()
+    return found
+
+
+@pytest.mark.parametrize(("ranks", "ring"), [(2, True), (3, True), (4, False), (5, True)])
+def test_each_directed_link_has_its_own_messages(ranks: int, ring: bool) -> None:
+    """An odd ring takes three rounds of making groups, and torch names them by how many a rank has made."""
+    found = {link: got for each in run_ranks(links_body, ranks, ring) for link, got in each.items()}
+    line = {(i, i + 1) for i in range(ranks - 1)} | ({(ranks - 1, 0)} if ring and ranks > 2 else set())
+    assert set(found) == line | {(b, a) for a, b in line}
+    for (sender, receiver), got in found.items():
+        assert got == (10.0 * sender + receiver, 10.0 * sender + receiver + 0.5)

@@ -12,8 +12,6 @@ from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import assemble, layouts, logical, microbatches, small_config
 from trainer.config.sections import MeshSection, RecomputeSection
 from trainer.parallel.collectives import all_reduce_
-from trainer.pipeline.actions import one_stage
-from trainer.pipeline.executor import run_actions
 
 # name -> (shape, changes of the model section, recomputation); the masks of microbatches: see _masked
 MODELS = {
@@ -77,7 +75,7 @@ def _gradients(context, config, masks, documents):
     if documents:
         batches = _with_documents(batches, engine)
     own_means = config.train.loss_average == "megatron"
-    totals = run_actions(one_stage(len(batches)), engine.model, microbatches=batches, own_means=own_means)
+    totals = engine.add_gradients(batches, own_means=own_means)
     totals = all_reduce_(totals, engine.world.groups["data"])
     engine.optimizer._reduce()
     owned, gradients = engine.optimizer.owned, engine.buffers.gradients

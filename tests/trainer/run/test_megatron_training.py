@@ -25,8 +25,6 @@ from trainer.config.sections import (
 )
 from trainer.optim.schedules import rates
 from trainer.parallel.mesh import mesh_of
-from trainer.pipeline.actions import one_stage
-from trainer.pipeline.executor import run_actions
 from trainer.plan.plan import make_plan
 from trainer.run.engine import Engine
 from trainer.run.resume import Done
@@ -152,7 +150,7 @@ def _gradients(context, folder: Path, config: RunConfig) -> tuple[list[float], A
 
     engine, batch = with_their_weights(context, folder, config), load_file(folder / "batch.safetensors")
     rows = microbatch(batch["tokens"].long(), batch["labels"].long(), batch["loss_mask"].float())
-    totals = run_actions(one_stage(1), engine.model, microbatches=[rows])
+    totals = engine.add_gradients([rows])
     engine.optimizer._reduce()
     owned, gradients = engine.optimizer.owned, engine.buffers.gradients / totals[1]
     return totals.tolist(), logical(owned, torch.cat([gradients[run.start : run.stop] for run in owned.runs]))

@@ -16,8 +16,6 @@ from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import assemble, layouts, logical, microbatches, small_config
 from tests.trainer.shapes import SHAPES
 from trainer.config.sections import MeshSection
-from trainer.pipeline.actions import one_stage
-from trainer.pipeline.executor import run_actions
 
 # (ranks, tp, sequence parallel, micro batch)
 LAYOUTS = [(1, 1, False, 2), (2, 2, False, 1), (2, 2, True, 2), (2, 1, False, 1), (4, 2, True, 1), (4, 2, False, 2)]
@@ -36,7 +34,7 @@ def _gradients(context, config):
     """Reduced gradients of one step as the optimizer sees them, and the loss."""
     engine = layouts(context, config)
     batches = microbatches(engine, 0)
-    totals = run_actions(one_stage(len(batches)), engine.model, microbatches=batches)
+    totals = engine.add_gradients(batches)
     from trainer.parallel.collectives import all_reduce_
 
     totals = all_reduce_(totals, engine.dp)
@@ -136,7 +134,7 @@ def _held(context, config):
 
     engine = layouts(context, config)
     real = {n: tuple(p.shape) for n, p in engine.model.named_parameters()}
-    facts = held_parameters(engine.layout)
+    facts = held_parameters(engine)
     assert {p["name"]: tuple(p["shape"]) for p in facts["parameters"]} == real
     return facts
 

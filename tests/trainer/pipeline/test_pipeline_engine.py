@@ -1,0 +1,108 @@
+"""The pipeline does not change the function: gradients and losses of every schedule against one rank.
+
+The numerics policy is that of tests/trainer/run/test_parallel.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.ranks import run_ranks
+from tests.trainer.engines import assemble, layouts, logical, microbatches, small_config
+from trainer.config.sections import MeshSection, RecomputeSection, RunConfig
+from trainer.parallel.collectives import all_reduce_
+
+LAYERS = 5
+
+
+def _config(name: str, *, micro_batch: int = 1, dtype: str = "fp64", dropout: float = 0.0, **mesh: Any) -> RunConfig:
+    recompute = RecomputeSection(mode=mesh.pop("recompute", "none"))
+    tied, layers = mesh.pop("tied", None), mesh.pop("layers", LAYERS)
+    config = small_config(name, dtype=dtype)
+    model = replace(config.model, num_layers=layers, hidden_dropout=dropout)
+    if tied is not None:
+        model = replace(model, tie_embeddings=tied)
+    train = replace(config.train, micro_batch=micro_batch)
+    return replace(config, model=model, train=train, mesh=MeshSection(**mesh), recompute=recompute)
+
+
+def _gradients(context: Any, config: RunConfig) -> Any:
+    """(loss and tokens, evaluation, gradients of one step as the optimizer sees them)."""
+    engine = layouts(context, config)
+    batches = microbatches(engine, 0)
+    evaluated = engine.evaluate(batches)
+    totals = engine.add_gradients(batches)
+    for axis in ("pp", "data"):
+        all_reduce_(totals, engine.world.groups[axis])
+    engine.optimizer._reduce()
+    owned, gradients = engine.optimizer.owned, engine.buffers.gradients / totals[1]
+    flat = torch.cat([gradients[run.start : run.stop] for run in owned.runs])
+    return totals.tolist(), evaluated, logical(owned, flat)
+
+
+def _whole(config: RunConfig, ranks: int) -> Any:
+    results = run_ranks(_gradients, ranks, config)
+    (totals,) = {tuple(totals) for totals, *_ in results}
+    (evaluated,) = {found for _, found, _ in results}
+    return totals, evaluated, assemble([part for *_, parts in results for part in parts])
+
+
+PIPELINES = {
+    "1f1b": (2, "llama", {"pp": 2}),
+    "1f1b, 4 stages, by hand, tied": (4, "gpt2", {"pp": 4, "layers_per_stage": (2, 1, 1, 1)}),
+    "gpipe, balanced, dropout": (
+        2,
+        "gpt2",
+        {"pp": 2, "schedule": "gpipe", "stage_balance": "flops", "dropout": 0.3},
+    ),
+    "gpipe, data parallel": (4, "gpt2", {"pp": 2, "schedule": "gpipe", "micro_batch": 2}),
+    "1f1b, sequence parallel": (4, "gpt2", {"pp": 2, "tp": 2, "sequence_parallel": True, "recompute": "selective"}),
+    "interleaved": (2, "llama", {"pp": 2, "schedule": "interleaved", "recompute": "full"}),
+    "interleaved, tied, dropout": (2, "gpt2", {"pp": 2, "schedule": "interleaved", "dropout": 0.3}),
+    "interleaved, 4 ranks": (4, "gpt2", {"pp": 4, "schedule": "interleaved", "layers": 8}),
+    "context parallel": (4, "llama", {"pp": 2, "cp": 2, "schedule": "zb_h1"}),
+    "zb_h1": (2, "llama", {"pp": 2, "schedule": "zb_h1", "tp": 1}),
+    "zb_h1, tied, sequence parallel": (4, "gpt2", {"pp": 2, "tp": 2, "sequence_parallel": True, "schedule": "zb_h1"}),
+    "zb_v, tied": (2, "gpt2", {"pp": 2, "schedule": "zb_v", "recompute": "full", "dropout": 0.3}),
+    "zb_v, tensor parallel": (4, "llama", {"pp": 2, "tp": 2, "schedule": "zb_v", "layers_per_stage": (1, 2, 1, 1)}),
+}
+
+
+@pytest.mark.parametrize("case", PIPELINES)
+def test_fp64_gradients_equal_those_of_one_rank(case: str) -> None:
+    ranks, name, options = PIPELINES[case]
+    alone = {key: value for key, value in options.items() if key in ("dropout", "tied", "layers")}
+    expected_totals, expected_loss, expected = _whole(_config(name, **alone), 1)
+    totals, evaluated, got = _whole(_config(name, **options), ranks)
+    np.testing.assert_allclose(totals, expected_totals, rtol=1e-12)
+    np.testing.assert_allclose(evaluated, expected_loss, rtol=1e-12)
+    largest = max(np.abs(g).max() for g in expected.values())
+    assert got.keys() == expected.keys()
+    for key, reference in expected.items():
+        bound = 1e-10 * max(np.abs(reference).max(), 1e-3 * largest)
+        assert np.abs(got[key] - reference).max() <= bound, key
+
+
+def _steps(context: Any, config: RunConfig) -> Any:
+    engine = layouts(context, config)
+    losses = [engine.step(microbatches(engine, step), 1e-2).read().loss for step in range(4)]
+    return losses, logical(engine.optimizer.owned, engine.optimizer.state["weight"])
+
+
+def test_schedules_give_equal_bits() -> None:
+    """Gradients are summed in the order of microbatches in each of them."""
+    runs = {}
+    for schedule in ("1f1b", "gpipe", "zb_h1"):
+        found = run_ranks(_steps, 2, _config("llama", pp=2, schedule=schedule, dtype="fp32"))
+        runs[schedule] = found[0][0], assemble([part for _, parts in found for part in parts])
+    losses, weights = runs["1f1b"]
+    assert len(set(losses)) == len(losses), "it trains on something"
+    for schedule, (other, others) in runs.items():
+        assert other == losses, schedule
+        for name, values in weights.items():
+            np.testing.assert_array_equal(others[name], values, err_msg=f"{schedule} {name}")

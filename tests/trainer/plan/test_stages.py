@@ -1,0 +1,135 @@
+"""Layers over stages and stages over ranks: published sizes, sums over stages, splits, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdata import UsageError
+from tests.trainer.engines import small_config
+from trainer.config.presets import PRESETS
+from trainer.config.sections import MeshSection, ModelSection, RunConfig
+from trainer.models.family import family_of
+from trainer.parallel.params import Place
+from trainer.plan.check import check
+from trainer.plan.plan import make_plan
+from trainer.plan.stages import balanced_layers, rank_parameters
+
+
+def _config(preset: str = "", *, batch: int = 8, layers: int = 8, **mesh: Any) -> RunConfig:
+    config = small_config("llama")
+    model = replace(config.model, num_layers=layers)
+    if preset:
+        model = ModelSection(**{"vocab_size": 50257, **PRESETS[preset]})
+    train = replace(config.train, global_batch=batch, micro_batch=1, sequence_length=16)
+    return replace(config, model=model, train=train, mesh=MeshSection(**mesh))
+
+
+def test_gpt2_large_at_tp_2_and_pp_2() -> None:
+    plan = make_plan(_config("gpt2-large", tp=2, pp=2), 4, facts=None)
+    assert plan.padded_vocab_size == 50432
+    assert plan.parameters_per_stage == (210_753_280, 209_445_120)
+    assert plan.parameters_per_rank == 210_753_280
+
+
+@pytest.mark.parametrize(
+    ("preset", "tp", "mesh"),
+    [
+        ("gpt2-large", 2, {"pp": 4, "schedule": "interleaved", "virtual_pipeline": 3}),
+        ("gpt2-large", 1, {"pp": 3, "schedule": "zb_v"}),
+        ("gpt2", 1, {"pp": 5, "stage_balance": "flops"}),
+        ("gpt2", 2, {"pp": 2, "layers_per_stage": (7, 5)}),
+        ("gpt3-175b", 8, {"pp": 16}),
+    ],
+)
+def test_the_pieces_of_all_ranks_are_the_model(preset: str, tp: int, mesh: dict[str, Any]) -> None:
+    """Each element once: those that several stages or tp ranks hold are counted in the first."""
+    config = _config(preset, batch=mesh["pp"] * 2, tp=tp, **mesh)
+    plan = make_plan(config, tp * mesh["pp"], facts=None)
+    total = 0
+    for rank in range(plan.pp):
+        for tp_rank in range(tp):
+            places = plan.pipeline.places(rank, Place(tp_rank=tp_rank, tp_size=tp))
+            for spec in rank_parameters(family_of(config), plan.shape, places=places):
+                first = not ("tp" in spec.copies and tp_rank) and not ("ends" in spec.copies and rank)
+                size = 0
+                for piece in spec.pieces:
+                    count = 1
+                    for extent in piece.size:
+                        count *= extent
+                    size += count
+                total += size * first
+    assert total == plan.num_parameters
+
+
+@given(st.integers(1, 60), st.integers(1, 12), st.floats(0, 20))
+def test_balanced_stages_are_as_short_as_can_be(layers: int, stages: int, head: float) -> None:
+    if stages > layers:
+        return
+    split = balanced_layers(layers, stages, head=head)
+    assert len(split) == stages and sum(split) == layers and min(split) >= 1
+    if stages == 1:
+        return
+
+    def longest(last: int) -> float:
+        return max(last + head, -(-(layers - last) // (stages - 1)))
+
+    assert max(*split[:-1], split[-1] + head) == min(longest(last) for last in range(1, layers // stages + 1))
+
+
+def test_the_head_counts_in_layers() -> None:
+    plan = make_plan(_config("gpt2-large", pp=2, stage_balance="flops"), 2, facts=None)
+    assert plan.pipeline.layers_per_stage == (20, 16), "the head is 3.2 layers"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options", "problem"),
+    [
+        (
+            16,
+            {"pp": 16},
+            "mesh.pp=16 stages are more than model.num_layers=8; choose mesh.pp=8, or a deeper model",
+        ),
+        (
+            8,
+            {"pp": 8, "schedule": "interleaved"},
+            "mesh.pp=8 x 2 stages per rank = 16 stages are more than model.num_layers=8; choose mesh.pp=4, or a deeper",
+        ),
+        (
+            4,
+            {"pp": 4, "schedule": "interleaved", "batch": 6},
+            "mesh.schedule=interleaved with a batch of 6 samples: interleaved needs a multiple of the pipeline ranks "
+            'as microbatches, and 6 mod 4 = 2; choose train.global_batch=8, or mesh.schedule="1f1b"',
+        ),
+        (2, {"pp": 2, "virtual_pipeline": 2}, "1f1b has 1 stage per rank, not 2; set mesh.virtual_pipeline to 0, or"),
+        (2, {"pp": 2, "layers_per_stage": (4, 3)}, "has 7 layers in all, and model.num_layers=8; make them equal"),
+        (2, {"pp": 2, "layers_per_stage": (8,)}, "has 1 numbers for 2 stages; give one for each"),
+        (2, {"pp": 2, "layers_per_stage": (8, 0)}, "has a stage without layers; give each at least 1"),
+        (1, {"schedule": "zb_v"}, "mesh.schedule='zb_v' applies only to mesh.pp above 1; set that, or leave"),
+        (3, {"pp": 2}, "3 ranks are not a multiple of mesh.tp=1 x mesh.pp=2; start --nproc 2, or"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_can(ranks: int, options: dict[str, Any], problem: str) -> None:
+    config = _config(**options)
+    assert any(problem in found for found in check(config, ranks, facts=None)), check(config, ranks, facts=None)
+    with pytest.raises(UsageError):
+        make_plan(config, ranks, facts=None)
+
+
+def test_all_problems_come_at_once() -> None:
+    problems = check(_config(pp=16, batch=7, schedule="interleaved", layers_per_stage=(1, 0)), 16, facts=None)
+    assert len(problems) == 5
+
+
+def test_gpipe_keeps_more_than_1f1b() -> None:
+    from trainer.plan.memory import activation_bytes_per_stage
+
+    held = {}
+    for schedule in ("gpipe", "1f1b"):
+        config = _config(pp=4, schedule=schedule, batch=16)
+        held[schedule] = activation_bytes_per_stage(config, make_plan(config, 4, facts=None))
+    assert held["gpipe"][1] == 16 * held["1f1b"][1] // 3 and held["1f1b"][0] > held["1f1b"][1] > held["1f1b"][2]

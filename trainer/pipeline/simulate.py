@@ -1,0 +1,117 @@
+"""Times a schedule from the cost of each action, without running it: the step, its bubble, each rank's idle time.
+
+Computations of a rank follow each other; a message takes its time on its directed link, one after the other, beside
+computation. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from trainer.pipeline.actions import Action, Link, Schedule, needs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Seconds (or any unit of time) of the actions of each stage.
+
+    Args:
+        forward, inputs, weights: of F, I and W; B takes I and W. transfer: of a message.
+    """
+
+    forward: Sequence[float]
+    inputs: Sequence[float]
+    weights: Sequence[float]
+    transfer: float = 0.0
+
+    @classmethod
+    def equal(cls, num_stages: int, *, transfer: float = 0.0) -> Costs:
+        """Every stage takes 1 for each of F, I and W."""
+        ones = (1.0,) * num_stages
+        return cls(forward=ones, inputs=ones, weights=ones, transfer=transfer)
+
+    def of(self, action: Action) -> float:
+        """Time of a computation."""
+        stage = action.stage
+        if action.kind == "B":
+            return self.inputs[stage] + self.weights[stage]
+        return {"F": self.forward, "I": self.inputs, "W": self.weights}[action.kind][stage]
+
+
+class Span(NamedTuple):
+    """A computation, and when it runs."""
+
+    action: Action
+    start: float
+    stop: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A step as it was timed: the computations of each rank, in order."""
+
+    spans: tuple[tuple[Span, ...], ...]
+
+    @property
+    def step(self) -> float:
+        """Time from the first action to the last."""
+        return max((span.stop for spans in self.spans for span in spans), default=0.0)
+
+    @property
+    def idle(self) -> tuple[float, ...]:
+        """Time of the step in which each rank computes nothing."""
+        return tuple(self.step - sum(span.stop - span.start for span in spans) for spans in self.spans)
+
+    @property
+    def bubble(self) -> float:
+        """Idle time over busy time, of the rank that is busiest: (p - 1) / m for 1F1B."""
+        busy = self.step - min(self.idle)
+        return min(self.idle) / busy if busy else 0.0
+
+
+def simulate(schedule: Schedule, costs: Costs) -> Timeline:
+    """Time a lowered schedule that passes `validate`."""
+    clock, position = [0.0] * len(schedule.actions), [0] * len(schedule.actions)
+    free: dict[Link, float] = defaultdict(float)
+    stops: dict[Action, float] = {}  # of computations; of sends: when the message has arrived
+    spans: list[list[Span]] = [[] for _ in schedule.actions]
+    while any(position[rank] < len(actions) for rank, actions in enumerate(schedule.actions)):
+        before = sum(position)
+        for rank, actions in enumerate(schedule.actions):
+            while position[rank] < len(actions):
+                action = actions[position[rank]]
+                start = _earliest(schedule, action, stops)
+                if start is None:
+                    break
+                position[rank] += 1
+                if action.kind.startswith("SEND"):
+                    link = schedule.link(action)
+                    free[link] = stops[action] = max(start, clock[rank], free[link]) + costs.transfer
+                elif not action.is_message:
+                    start = max(start, clock[rank])
+                    clock[rank] = stops[action] = start + costs.of(action)
+                    spans[rank].append(Span(action, start, clock[rank]))
+        assert sum(position) > before, "the schedule does not come to its end; validate it first"
+    return Timeline(tuple(map(tuple, spans)))
+
+
+def _earliest(schedule: Schedule, action: Action, stops: dict[Action, float]) -> float | None:
+    """When everything that an action needs is there; None: something was not done yet."""
+    if action.is_message:
+        return 0.0
+    times = [0.0]
+    if receive := schedule.input_message(action):
+        arrived = stops.get(schedule.partner(receive))
+        if arrived is None:
+            return None
+        times.append(arrived)
+    for either in needs(action, schedule.num_stages):
+        if schedule.stage_ranks[either[0].stage] == schedule.stage_ranks[action.stage]:
+            found = [stops[need] for need in either if need in stops]
+            if not found:
+                return None
+            times += found
+    return max(times)

@@ -1,0 +1,116 @@
+"""Proves that a lowered schedule can be run, or says everything that is wrong with it.
+
+Each computation happens once, on the rank of its stage; a backward is whole or split; each message is sent once and
+received once, in one order on each directed link; and with sends that block until their receive has begun, which is
+less than what executor.py needs, all ranks come to the end. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from trainer.pipeline.actions import Action, Kind, Link, Schedule, needs
+
+
+def validate(schedule: Schedule) -> list[str]:
+    """Every problem of a lowered schedule; empty: it runs to the end, and does each thing once.
+
+    Whether it ends is only asked of a schedule without other problems.
+    """
+    problems = [*_wrong_counts(schedule), *_wrong_links(schedule)]
+    return problems or list(_stuck(schedule))
+
+
+def _wrong_counts(schedule: Schedule) -> Iterator[str]:
+    """Computations that are missing, repeated, or at the wrong place."""
+    done: Counter[Action] = Counter()
+    for rank, actions in enumerate(schedule.actions):
+        for position, action in enumerate(actions):
+            where = f"{action} at position {position} of rank {rank}"
+            if not (0 <= action.stage < schedule.num_stages and 0 <= action.microbatch < schedule.num_microbatches):
+                yield f"{where} is outside {schedule.num_stages} stages x {schedule.num_microbatches} microbatches"
+            elif schedule.stage_ranks[action.stage] != rank:
+                yield f"{where} belongs to rank {schedule.stage_ranks[action.stage]}"
+            done[action] += 1
+    backward = schedule.name != "forward"
+    for stage in range(schedule.num_stages):
+        for m in range(schedule.num_microbatches):
+            split = done[Action("I", stage, m)] or done[Action("W", stage, m)]
+            expected = ["F", *(("I", "W") if split else ("B",))] if backward else ["F"]
+            for kind in ("F", "B", "I", "W"):
+                count = done[Action(kind, stage, m)]
+                if count != (kind in expected):
+                    yield f"{stage}{kind}{m} happens {count} times, not {int(kind in expected)}"
+
+
+def _wrong_links(schedule: Schedule) -> Iterator[str]:
+    """Messages that nobody takes or gives, and links on which both sides have another order."""
+    sent: dict[Link, list[Action]] = defaultdict(list)
+    received: dict[Link, list[Action]] = defaultdict(list)
+    wanted: Counter[Action] = Counter()
+    for actions in schedule.actions:
+        for action in actions:
+            if not 0 <= action.stage < schedule.num_stages:
+                continue  # told already
+            if not action.is_message:
+                both = (schedule.input_message(action), schedule.output_message(action))
+                wanted.update(message for message in both if message)
+                continue
+            if not 0 <= schedule.partner(action).stage < schedule.num_stages:
+                yield f"{action} has no other side"
+                continue
+            wanted[action] -= 1
+            if action.kind.startswith("SEND"):
+                sent[schedule.link(action)].append(action)
+            else:
+                received[schedule.link(action)].append(schedule.partner(action))
+    for action, count in wanted.items():
+        if count:
+            yield f"{action} happens {'too few' if count > 0 else 'too many'} times"
+    for link in sorted(sent.keys() | received.keys()):
+        for number, (given, taken) in enumerate(zip(sent[link], received[link], strict=False)):
+            if given != taken:
+                taker = schedule.partner(taken)
+                yield f"link {link[0]} -> {link[1]}: message {number} is sent by {given}, and {taker} receives it"
+                break
+
+
+def _stuck(schedule: Schedule) -> Iterator[str]:
+    """Where each rank stands when none can go on; nothing if all come to the end."""
+    position = [0] * len(schedule.actions)
+    done: set[Action] = set()
+    moved = True
+    while moved:
+        moved = False
+        for rank, actions in enumerate(schedule.actions):
+            while position[rank] < len(actions) and not _waits_for(schedule, actions[position[rank]], done):
+                done.add(actions[position[rank]])
+                position[rank] += 1
+                moved = True
+    for rank, actions in enumerate(schedule.actions):
+        if position[rank] < len(actions):
+            action = actions[position[rank]]
+            missing = _waits_for(schedule, action, done)
+            yield f"rank {rank} waits forever in {action} at position {position[rank]} for {missing}"
+
+
+def _waits_for(schedule: Schedule, action: Action, done: set[Action]) -> Action | None:
+    """What has to be done before an action, and is not; None: it can be done."""
+    if action.kind.startswith("RECV"):
+        return None
+    if action.kind.startswith("SEND"):
+        made: tuple[Kind, ...] = ("F",) if action.kind == "SEND_F" else ("B", "I")
+        if not any(Action(kind, action.stage, action.microbatch) in done for kind in made):
+            return Action(made[0], action.stage, action.microbatch)
+        receive = schedule.partner(action)
+        return None if receive in done else receive
+    if brought := schedule.input_message(action):
+        for message in (brought, schedule.partner(brought)):
+            if message not in done:
+                return message
+    for either in needs(action, schedule.num_stages):
+        local = schedule.stage_ranks[either[0].stage] == schedule.stage_ranks[action.stage]
+        if local and not any(need in done for need in either):
+            return either[0]
+    return None

@@ -1,0 +1,130 @@
+"""How the layers of a model are spread over pipeline stages, and the stages over ranks.
+
+Layers are cut into equal numbers, into stages of equal operations (the head counts, in layers; an embedding is a lookup
+and does not), or as a user says. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from trainer.config.sections import MeshSection, RunConfig
+from trainer.models.family import Family, ModelShape, family_of
+from trainer.parallel.params import ParamSpec, Place, equal_layers
+from trainer.pipeline.actions import Schedule, stages_of
+from trainer.pipeline.generators import default_chunks, forward_only, make_schedule, placement
+from trainer.pipeline.lower import lower
+from trainer.pipeline.simulate import Costs, Timeline, simulate
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PipelineLayout:
+    """The pipeline of a run.
+
+    Args:
+        schedule: name of the generator. chunks: stages of each rank.
+        stage_ranks: pipeline rank of each stage. layers_per_stage: blocks of each stage.
+        stage_costs: operations of a forward pass through each stage, in layers; the head counts.
+    """
+
+    schedule: str
+    chunks: int
+    stage_ranks: tuple[int, ...]
+    layers_per_stage: tuple[int, ...]
+    stage_costs: tuple[float, ...]
+
+    @property
+    def num_ranks(self) -> int:
+        """Pipeline ranks."""
+        return max(self.stage_ranks) + 1
+
+    def places(self, rank: int, like: Place) -> tuple[Place, ...]:
+        """A pipeline rank's stages.
+
+        Args:
+            like: the rank's place on the other axes.
+        """
+        return tuple(
+            dataclasses.replace(
+                like,
+                stage=stage,
+                num_stages=len(self.stage_ranks),
+                layers_per_stage=self.layers_per_stage,
+                ends_apart=self.stage_ranks[0] != self.stage_ranks[-1],
+            )
+            for stage in stages_of(self.stage_ranks, rank)
+        )
+
+    def lowered(self, num_microbatches: int) -> Schedule:
+        """What all ranks do in a step, communication included."""
+        schedule = make_schedule(
+            self.schedule, num_ranks=self.num_ranks, num_microbatches=num_microbatches, chunks=self.chunks
+        )
+        return lower(schedule)
+
+    def timeline(self, num_microbatches: int) -> Timeline:
+        """A step as it would go if each half of backward took as long as forward; the unit is the shortest stage's."""
+        least = min(self.stage_costs)
+        each = tuple(cost / least for cost in self.stage_costs)
+        return simulate(self.lowered(num_microbatches), Costs(forward=each, inputs=each, weights=each))
+
+    def forward(self, num_microbatches: int) -> Schedule:
+        """What all ranks do in an evaluation."""
+        return lower(forward_only(self.stage_ranks, num_microbatches))
+
+
+def num_chunks(mesh: MeshSection) -> int:
+    """Stages of each pipeline rank."""
+    return mesh.virtual_pipeline or default_chunks(mesh.schedule)
+
+
+def pipeline_layout(config: RunConfig, shape: ModelShape) -> PipelineLayout:
+    """The pipeline that a sound configuration asks for."""
+    mesh, chunks = config.mesh, num_chunks(config.mesh)
+    num_stages = mesh.pp * chunks
+    layers, head = mesh.layers_per_stage, head_layers(config, shape)
+    if not layers and mesh.stage_balance == "flops":
+        layers = balanced_layers(shape.num_layers, num_stages, head=head)
+    layers = layers or equal_layers(shape.num_layers, num_stages)
+    return PipelineLayout(
+        schedule=mesh.schedule,
+        chunks=chunks,
+        stage_ranks=placement(mesh.schedule, mesh.pp, chunks=chunks),
+        layers_per_stage=layers,
+        stage_costs=(*layers[:-1], layers[-1] + head),
+    )
+
+
+def head_layers(config: RunConfig, shape: ModelShape) -> float:
+    """How many layers have as many operations as what follows the last one."""
+    family = family_of(config)
+    one, two = (
+        family.flops_per_token(dataclasses.replace(shape, num_layers=n), config.train.sequence_length)  # type: ignore[type-var]
+        for n in (1, 2)
+    )
+    return (2 * one - two) / (two - one)
+
+
+def balanced_layers(num_layers: int, num_stages: int, *, head: float) -> tuple[int, ...]:
+    """Blocks of each stage, at least one, such that the longest stage is as short as can be.
+
+    Args:
+        head: layers that the head counts as; it is in the last stage.
+    """
+    if num_stages == 1:
+        return (num_layers,)
+
+    def longest(last: int) -> float:
+        return max(last + head, -(-(num_layers - last) // (num_stages - 1)))
+
+    most = num_layers // num_stages  # no more than without a head
+    last = min(range(most, 0, -1), key=longest)
+    return (*equal_layers(num_layers - last, num_stages - 1), last)
+
+
+def rank_parameters(family: Family, shape: ModelShape, *, places: Sequence[Place]) -> tuple[ParamSpec, ...]:
+    """The parameters of all stages of a rank; what two of them share (a tied embedding) once."""
+    found = {spec.name: spec for place in reversed(places) for spec in family.parameters(shape, place)}
+    ordered = [spec for place in places for spec in family.parameters(shape, place)]
+    return tuple({spec.name: found[spec.name] for spec in ordered}.values())
