@@ -65,9 +65,9 @@ def test_twenty_steps_are_megatrons(oracles: Path, mesh: dict[str, Any]) -> None
     folder = oracles / "oracle" / "model" / "case_gpt2"
     expected = json.loads((folder / "train_micro4.json").read_text())["steps"]
     config = their_config(folder, loss_average="megatron", micro_batch=2)
-    (alone,) = run_ranks(trained, 1, folder, config)
+    ((alone, _),) = run_ranks(trained, 1, folder, config)
     told = json.loads((folder.parent / "parallel.json").read_text())["pp2"]["case_gpt2"]
-    for found in run_ranks(trained, 2, folder, replace(config, mesh=MeshSection(**mesh))):
+    for found, _ in run_ranks(trained, 2, folder, replace(config, mesh=MeshSection(**mesh))):
         losses, norms = ([step[i] for step in found] for i in (0, 1))
         assert losses == pytest.approx([s["loss_token_weighted"] for s in expected], rel=1e-4)
         assert losses == pytest.approx([step[0] for step in alone], rel=told["train_loss_maxdiff"])
