@@ -62,10 +62,10 @@ def _state_bytes(config: RunConfig, plan: Plan, table: Sequence[ParamSpec]) -> i
     for spec in table:
         states = len(state_names(config.optimizer.name, matrix=spec.matrix))
         total += spec.numel * (weight + gradient) + states * main * -(-spec.numel // (plan.cp * plan.dp))
-    return total + float8_bytes(config, plan, table)
+    return total + float8_bytes(config, plan, table=table)
 
 
-def float8_bytes(config: RunConfig, plan: Plan, table: Sequence[ParamSpec]) -> int:
+def float8_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) -> int:
     """Bytes of the weights in FP8 that a rank keeps through a step: each, and its transpose."""
     precision, num_layers = config.precision, plan.shape.num_layers
     if precision.fp8 == "none":
