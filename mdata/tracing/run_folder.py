@@ -8,6 +8,7 @@ order. Paths in config.toml go from the folder in which the run was started.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ from mdata.util.option_synonyms import nearest
 _OTHER_DATA = ("blend", "split", "valid", "test", "allow_overlap", "prefetch")
 _STEPS = ("sequence_length", "global_batch", "batch_ramp", "micro_batch", "steps", "samples", "tokens")
 _TRAIN = (*_STEPS, "loss_average", "eval_interval", "eval_samples", "log_interval")
-_CHECKPOINT = "mtrain-checkpoint", 1
+_CHECKPOINTS = {("mtrain-checkpoint", 1), ("mtrain-checkpoint", 2)}
 _SHOWN = 4
 
 
@@ -214,7 +215,8 @@ def _identity(run: _Run) -> Mapping[str, Any]:
     if not re.fullmatch(r"step-[0-9]{1,18}", newest):  # a damaged pointer may name any file
         return {}
     index = _json(root / newest / "index.json") or {}
-    state = index.get("run") if (index.get("format"), index.get("version")) == _CHECKPOINT else None
+    known_format = (index.get("format"), index.get("version")) in _CHECKPOINTS
+    state = index.get("run") if known_format else None
     known = state.get("data") if isinstance(state, dict) else None
     return known if isinstance(known, dict) else {}
 
@@ -223,7 +225,8 @@ def _spans(run: _Run) -> list[StepSpan]:
     """What was started with which sizes: by the starts that events.jsonl tells, and the counters of metrics.jsonl."""
     sizes = _sizes(run)
     micro_batch = run.number("train", "micro_batch")
-    tp = run.config.get("mesh", {}).get("tp", 1)
+    mesh = run.config.get("mesh", {})
+    of_replica = math.prod(mesh.get(axis, 1) for axis in ("tp", "cp", "pp"))  # ranks that read the same rows
     planned = run.plan.get("dp")
     starts = _starts(run.folder) or [(0, None)]
     counters = _counters(run.folder)
@@ -236,7 +239,7 @@ def _spans(run: _Run) -> list[StepSpan]:
             steps_before=step,
             samples_before=before,
             micro_batch=micro_batch,
-            dp_size=world_size // tp if world_size else planned,
+            dp_size=world_size // of_replica if world_size else planned,
         )
         # The last start has the sizes of config.toml; an earlier one may have had others.
         seen = next((s for s in counters if s > step and end is not None and s <= end), None)

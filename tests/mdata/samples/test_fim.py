@@ -330,7 +330,7 @@ def test_the_option_is_part_of_the_data_id(folder):
     [
         ({"fim_rate": 1.5}, "fim_rate is not a share"),
         ({"fim_level": "word"}, "no fim_level 'word'"),
-        ({"fim_tokens": (1, 2)}, "fim_tokens are not"),
+        ({"fim_tokens": (1, 2)}, "fim_tokens are prefix, middle and suffix"),
         ({"fim_tokens": ("<fim_prefix>", 2, 3)}, "no token for the prefix of fim_tokens"),
         ({"fim_tokens": (2, 2, 3)}, "two tokens of fill-in-the-middle have the same id"),
         ({"fim_split_sample": 3}, "go together"),

@@ -123,7 +123,7 @@ def changed(path: tuple[Any, ...], other: Any) -> Any:
 
 
 COUNTERS = ("step", "consumed_samples", "skipped_samples", "optimizer_steps")
-MAY_VARY = {("run", key) for key in (*COUNTERS, "data_id", "config", "data")}
+MAY_VARY = {("run", key) for key in (*COUNTERS, "data_id", "config", "data", "float8")}
 
 
 @pytest.mark.parametrize("path", places(OLD), ids=lambda path: "/".join(map(str, path)) or "all")

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from tests.trainer.engines import microbatch
+from tests.trainer.engines import microbatch, small_config
 from tests.trainer.models.megatron import fill, load, ours, shape_of
 from trainer.config.sections import RecomputeSection
 from trainer.layers.rope import frequencies
@@ -161,7 +161,8 @@ def test_recomputation_has_megatrons_loss_and_no_other_gradient(oracles, case):
     mask = batch["loss_mask"].float()
 
     def gradients(recompute):
-        model = _model(shape, weights, recompute=recompute)
+        config = small_config("gpt2", **({"recompute": recompute} if recompute else {}))
+        model = _model(shape, weights, config=config)
         _, loss, _ = _run(model, batch["tokens"], batch["labels"], mask)
         return (loss / mask.sum()).item(), dict(model.named_parameters())
 
