@@ -46,7 +46,8 @@ from trainer.models.stage import Microbatch
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import World, join_world
 from trainer.plan.plan import Plan, make_plan
-from trainer.run.engine import Engine, PendingReport
+from trainer.run.engine import Engine
+from trainer.run.step_report import PendingReport
 
 LLAMA = {"norm": "rmsnorm", "activation": "swiglu", "position": "rope", "rope_theta": 500000.0, "vocab_size": 128256}
 GPT = {"norm": "layernorm", "activation": "gelu", "position": "learned", "bias": True, "vocab_size": 50432}

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from trainer.models.gpt_params import GPTShape
+from trainer.models.gpt_shape import GPTShape
 
 # row -> what differs from the plain one: megatron-core's optimizer, and its fp8 recipe.
 ROWS: dict[str, dict[str, str]] = {

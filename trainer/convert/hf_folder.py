@@ -28,7 +28,7 @@ from trainer.convert.hf_names import IGNORED, hf_links
 from trainer.convert.links import Linked, TensorInfo
 from trainer.convert.model_folder import ModelFolder, Report, boxes, check_tensors, no_run, num_bytes, read_json
 from trainer.convert.safetensors_stream import TYPES, split_by_size, write_safetensors
-from trainer.models.gpt_params import gpt_shape
+from trainer.models.gpt_shape import gpt_shape
 
 CONFIG, SINGLE, SHARDED = "config.json", "model.safetensors", "model.safetensors.index.json"
 _NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from trainer.convert.hf_names import logical_shapes
 from trainer.convert.links import Link, Ranges, link
-from trainer.models.gpt_params import GPTShape
+from trainer.models.gpt_shape import GPTShape
 
 _NAMES: Mapping[str, str] = MappingProxyType(
     {

@@ -28,7 +28,7 @@ from trainer.config.sections import RunConfig
 from trainer.convert.hf_names import logical_shapes
 from trainer.convert.links import Source, TensorInfo
 from trainer.errors import size_text
-from trainer.models.gpt_params import GPTShape, gpt_shape
+from trainer.models.gpt_shape import GPTShape, gpt_shape
 
 Format = Literal["mtrain", "hf", "torch_dist", "mp_rank"]
 Report = Callable[[int], None]  # is told how many bytes were written

@@ -27,7 +27,7 @@ from trainer.convert.megatron_folder import Training, adam_steps, check_rows, it
 from trainer.convert.megatron_names import Shard, is_ignored, megatron_links
 from trainer.convert.model_folder import ModelFolder, check_tensors
 from trainer.convert.pickles import load_torch
-from trainer.models.gpt_params import GPTShape, gpt_shape
+from trainer.models.gpt_shape import GPTShape, gpt_shape
 
 COMMON = "common.pt"
 MOMENTS = ("exp_avg", "exp_avg_sq")

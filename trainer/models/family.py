@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from trainer.config.sections import RunConfig
 from trainer.kernels.scores import ScoreShape
-from trainer.models import gpt_cost, gpt_memory, gpt_params
+from trainer.models import gpt_cost, gpt_memory, gpt_params, gpt_shape
 from trainer.parallel.params import ParamSpec, Place
 
 
@@ -68,12 +68,12 @@ def _build_gpt(*arguments: Any, **options: Any) -> Any:
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "gpt": Family(
-            shape=gpt_params.gpt_shape,
+            shape=gpt_shape.gpt_shape,
             parameters=gpt_params.parameter_table,
             flops_per_token=gpt_params.flops_per_token,
             activation_bytes=gpt_memory.activation_bytes,
             stage_cost=gpt_cost.stage_cost,
-            block_scores=gpt_params.block_scores,
+            block_scores=gpt_shape.block_scores,
             build=_build_gpt,
         )
     }

@@ -18,7 +18,6 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from mdata import UsageError
 from trainer.config.sections import RecomputeSection, RunConfig
 from trainer.kernels.table import Kernels, choose_kernels
 from trainer.layers.attention import Attention, Documents, Sequences
@@ -33,9 +32,8 @@ from trainer.layers.norm import Norm
 from trainer.layers.recompute import keep_input, recomputed
 from trainer.layers.recompute_chunks import Chunk, chunks
 from trainer.layers.rope import Rotation, rotation
-from trainer.layers.shapes import AttentionShape, MLPShape
-from trainer.models.gpt_params import GPTShape, block_scores
-from trainer.models.stage import Microbatch, Tensors
+from trainer.models.gpt_shape import GPTShape, attention_shape, mlp_shape
+from trainer.models.stage import Microbatch, Tensors, summed
 from trainer.parallel.collectives import Group
 from trainer.parallel.params import Place
 
@@ -248,50 +246,6 @@ class GPT(nn.Module):
     def _make_rotation(self, length: int, device: torch.device) -> Rotation:
         dtype = next(self.parameters()).dtype
         return rotation(length, self.shape.head_dim, rope=self.shape.rope, dtype=dtype, device=device)
-
-
-def summed(loss: Tensor, batch: Microbatch) -> Tensors:
-    """What a user's loss function gave, as the last stage gives it.
-
-    Raises:
-        UsageError: it is neither a sum nor the losses of all tokens.
-    """
-    if not loss.dim():
-        return (loss,)
-    if loss.shape != batch.tokens_BS.shape:
-        found, rows = f"shape {list(loss.shape)}", list(batch.tokens_BS.shape)
-        expected = f"a sum (no dims), or the loss of each token, {rows}"
-        raise UsageError("the loss function gave a tensor of another shape", found=found, expected=expected)
-    return loss.sum(dtype=torch.float64), loss.detach().flatten()
-
-
-def attention_shape(shape: GPTShape, number: int) -> AttentionShape:
-    """Sizes and choices of a block's attention."""
-    turns = shape.position == "rope" and not (shape.rope_interval and (number + 1) % shape.rope_interval == 0)
-    return AttentionShape(
-        width=shape.hidden_size,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        bias=bool(shape.bias),
-        out_bias=shape.bias is True,
-        rotary=shape.rope.interleaved if turns else None,
-        qk_norm=shape.norm if shape.qk_norm else "",
-        norm_epsilon=shape.norm_epsilon,
-        scores=block_scores(shape, number),
-    )
-
-
-def mlp_shape(shape: GPTShape) -> MLPShape:
-    """Sizes and choices of a block's feed-forward layer."""
-    return MLPShape(
-        width=shape.hidden_size,
-        inner=shape.ffn_hidden_size,
-        activation=shape.activation,
-        bias=shape.bias is True,
-        clamp=shape.activation_clamp,
-        offset=shape.activation_offset,
-    )
 
 
 def make_norm(shape: GPTShape, kernels: Kernels) -> Norm:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from trainer.config.sections import RecomputeSection
 from trainer.layers.recompute_chunks import chunks
-from trainer.models.gpt_params import GPTShape, block_scores
+from trainer.models.gpt_shape import GPTShape, block_scores
 from trainer.parallel.params import Place
 
 BACKWARD_PRODUCTS, BACKWARD_ATTENTION = 2.0, 2.5  # operations of a backward pass, in those of its forward pass

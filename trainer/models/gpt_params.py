@@ -10,62 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
-from trainer.config.sections import ModelSection, RunConfig
-from trainer.kernels.scores import ScoreShape
-from trainer.layers.shapes import GATED, RopeShape
+from trainer.models.gpt_shape import GPTShape
 from trainer.parallel.params import ParamSpec, Piece, Place, num_elements, vocabulary_range
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GPTShape:
-    """All numbers and choices that define the function; no layout in it.
-
-    Args:
-        vocab_size: rows of the logical embedding. padded_vocab_size: rows over all ranks with padding.
-        head_dim: elements of one head; num_heads of them may differ from hidden_size.
-        max_position: rows of learned positions; longest sequence.
-        bias: of all linear layers, or of the projections to q, k and v only.
-        rope_interval: every k-th block does not turn its heads; 0: all turn.
-        scores: what attention does to scores, in a block that window_interval does not except.
-        window_interval: every k-th block sees everything; 0: none.
-        qk_norm: whether the heads of queries and keys are normalized.
-        activation_clamp, activation_offset: see MLPShape. logit_softcap: c of c tanh(logit / c); 0: off.
-        hidden_dropout: probability in the embedding and in what each block adds.
-    """
-
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    ffn_hidden_size: int
-    vocab_size: int
-    padded_vocab_size: int
-    max_position: int
-    position: Literal["rope", "learned", "alibi", "none"]
-    rope: RopeShape = field(default_factory=RopeShape)
-    rope_interval: int = 0
-    norm: Literal["rmsnorm", "layernorm"]
-    norm_epsilon: float
-    activation: Literal["swiglu", "geglu", "geglu_tanh", "gelu", "gelu_erf", "relu", "squared_relu"]
-    activation_clamp: float = 0.0
-    activation_offset: float = 0.0
-    bias: bool | Literal["qkv"]
-    qk_norm: bool = False
-    scores: ScoreShape = field(default_factory=ScoreShape)
-    window_interval: int = 0
-    logit_softcap: float = 0.0
-    hidden_dropout: float = 0.0
-    tie_embeddings: bool
-    init_std: float
-
-    @property
-    def gated(self) -> bool:
-        """Whether the MLP has a gate beside its up projection."""
-        return self.activation in GATED
 
 
 def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
@@ -94,12 +42,6 @@ def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
         if not shape.tie_embeddings:
             table.vocabulary("head.weight", shape, std)
     return tuple(table.specs)
-
-
-def block_scores(shape: GPTShape, number: int) -> ScoreShape:
-    """What attention does to scores in one block, numbered from 0 in the whole model."""
-    sees_all = shape.window_interval and (number + 1) % shape.window_interval == 0
-    return replace(shape.scores, window=0) if sees_all else shape.scores
 
 
 def num_parameters(shape: GPTShape) -> int:
@@ -231,68 +173,6 @@ class _Table:
         self.specs.append(spec)
 
 
-VOCABULARY_MULTIPLE = 128  # rows per tp rank, as Megatron's --make-vocab-size-divisible-by
-
-
-def gpt_shape(config: RunConfig, vocab_size: int) -> GPTShape:
-    """The model with every 0 of its section derived."""
-    model = config.model
-    return GPTShape(
-        num_layers=model.num_layers,
-        hidden_size=model.hidden_size,
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads or model.num_heads,
-        head_dim=head_dim(config),
-        ffn_hidden_size=ffn_hidden_size(config),
-        vocab_size=vocab_size,
-        padded_vocab_size=padded_vocab_size(vocab_size, config.mesh.tp),
-        max_position=model.max_position or config.train.sequence_length,
-        position=model.position,
-        rope=_rope_shape(model),
-        rope_interval=model.rope_interval,
-        norm=model.norm,
-        norm_epsilon=model.norm_epsilon,
-        activation=model.activation,
-        activation_clamp=model.activation_clamp,
-        activation_offset=model.activation_offset,
-        bias=model.bias,
-        qk_norm=model.qk_norm,
-        scores=ScoreShape(
-            scale=model.attention_scale,
-            softcap=model.attention_softcap,
-            alibi=model.position == "alibi",
-            window=model.window,
-            sinks=model.attention_sinks,
-            dropout=model.attention_dropout,
-        ),
-        window_interval=model.window_interval,
-        logit_softcap=model.logit_softcap,
-        hidden_dropout=model.hidden_dropout,
-        tie_embeddings=model.tie_embeddings,
-        init_std=model.init_std,
-    )
-
-
-def _rope_shape(model: ModelSection) -> RopeShape:
-    return RopeShape(
-        theta=model.rope_theta,
-        fraction=model.rope_fraction,
-        interleaved=model.rope_interleaved,
-        scaling=model.rope_scaling,
-        factor=model.rope_factor,
-        original_length=model.rope_original_length,
-        low_freq_factor=model.rope_low_freq_factor,
-        high_freq_factor=model.rope_high_freq_factor,
-        beta_fast=model.rope_beta_fast,
-        beta_slow=model.rope_beta_slow,
-    )
-
-
-def padded_vocab_size(vocab_size: int, tp: int) -> int:
-    """The smallest multiple of 128 x tp that holds the vocabulary, as Megatron pads."""
-    return round_up(vocab_size, VOCABULARY_MULTIPLE * tp)
-
-
 def flops_per_token(shape: GPTShape, sequence_length: int) -> int:
     """Operations of forward and backward per token: 6 N + 12 L H S (Chowdhery et al. 2022, PaLM, appendix B).
 
@@ -304,21 +184,3 @@ def flops_per_token(shape: GPTShape, sequence_length: int) -> int:
     lookups += 0 if shape.tie_embeddings else shape.vocab_size * shape.hidden_size
     attention = 12 * shape.num_layers * shape.num_heads * shape.head_dim * sequence_length
     return 6 * (num_parameters(shape) - lookups) + attention
-
-
-def head_dim(config: RunConfig) -> int:
-    """Features of one attention head."""
-    return config.model.head_dim or config.model.hidden_size // config.model.num_heads
-
-
-def ffn_hidden_size(config: RunConfig) -> int:
-    """4 x hidden; for a gated MLP, which has three matrices, 2/3 of that (Shazeer 2020), rounded up to 64."""
-    model = config.model
-    if model.ffn_hidden_size:
-        return model.ffn_hidden_size
-    return round_up(-(-8 * model.hidden_size // 3), 64) if model.activation in GATED else 4 * model.hidden_size
-
-
-def round_up(value: int, multiple: int) -> int:
-    """The smallest multiple that is at least the value."""
-    return -(-value // multiple) * multiple

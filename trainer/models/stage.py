@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from mdata import UsageError
 from trainer.kernels.table import Kernels
 from trainer.parallel.collectives import Group
 from trainer.parallel.context import columns_of
@@ -91,6 +92,21 @@ class Stage(Protocol):
     def named_parameters(self) -> Any: ...
 
     def get_submodule(self, target: str) -> nn.Module: ...
+
+
+def summed(loss: Tensor, batch: Microbatch) -> Tensors:
+    """What a user's loss function gave, as the last stage gives it.
+
+    Raises:
+        UsageError: it is neither a sum nor the losses of all tokens.
+    """
+    if not loss.dim():
+        return (loss,)
+    if loss.shape != batch.tokens_BS.shape:
+        found, rows = f"shape {list(loss.shape)}", list(batch.tokens_BS.shape)
+        expected = f"a sum (no dims), or the loss of each token, {rows}"
+        raise UsageError("the loss function gave a tensor of another shape", found=found, expected=expected)
+    return loss.sum(dtype=torch.float64), loss.detach().flatten()
 
 
 def joined(stages: Sequence[nn.Module]) -> nn.Module:

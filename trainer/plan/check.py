@@ -15,7 +15,7 @@ from mdata.dataset.mock_data import MOCK
 from trainer.config.parse import value_problems
 from trainer.config.sections import ModelSection, RecomputeSection, RunConfig
 from trainer.layers.shapes import GATED
-from trainer.models.gpt_params import ffn_hidden_size, head_dim, round_up
+from trainer.models.gpt_shape import ffn_hidden_size, head_dim, round_up
 from trainer.plan.check_optimizer import optimizer_problems
 from trainer.plan.check_pipeline import pipeline_problems
 from trainer.plan.check_precision import kernel_problems, precision_problems

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from mdata import UsageError
 from trainer.config.sections import MeshSection, RunConfig
-from trainer.models.gpt_params import round_up
+from trainer.models.gpt_shape import round_up
 from trainer.pipeline.generators import impossible
 from trainer.plan.lengths import batch_sizes
 from trainer.plan.stages import num_chunks

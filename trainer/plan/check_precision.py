@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from trainer.config.sections import PrecisionSection, RunConfig
 from trainer.models.family import family_of
-from trainer.models.gpt_params import ffn_hidden_size, head_dim, round_up
+from trainer.models.gpt_shape import ffn_hidden_size, head_dim, round_up
 
 MULTIPLE = 16  # of every dimension of a product of FP8 matrices: cuBLAS asks for it
 DELAYED_KEYS = ("fp8_amax_history_len", "fp8_margin")

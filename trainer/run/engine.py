@@ -13,7 +13,7 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,68 +41,10 @@ from trainer.parallel.world import World
 from trainer.pipeline.executor import Executor
 from trainer.plan.plan import Plan
 from trainer.plan.stages import rank_parameters
+from trainer.run.step_report import PendingReport, mean
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 EVALUATED_PER_RANK = 4  # microbatches of an evaluation that go through a pipeline together, for each of its ranks
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """One step, over all ranks.
-
-    Args:
-        loss: mean over the step's loss tokens, nats per token; NaN without any. num_tokens: those tokens.
-        grad_norm: before clipping. applied: False where the step was skipped for a norm that is not finite, which it is
-            without loss tokens, too.
-        votes: the sums over all ranks of what each of them asked for.
-        component_losses: of each component of the blend, like loss; empty where they were not wanted.
-        learning_rate, weight_decay, loss_scale: with which the step was done.
-    """
-
-    loss: float
-    num_tokens: int
-    grad_norm: float
-    applied: bool
-    votes: tuple[float, ...] = ()
-    learning_rate: float = 0.0
-    weight_decay: float = 0.0
-    loss_scale: float = 1.0
-    component_losses: tuple[float, ...] = ()
-
-
-def reports_behind(device: torch.device) -> int:
-    """Steps that may be started before the report of one is read: a GPU is then never without work."""
-    return 1 if device.type == "cuda" else 0
-
-
-class PendingReport:
-    """The report of a step that may still be running.
-
-    Args:
-        numbers: fp64 on the device: norm, applied, loss scale, totals of the microbatches, votes.
-        rates: learning rate and weight decay of the step.
-        num_components: for which the totals have losses.
-    """
-
-    def __init__(self, numbers: Tensor, rates: tuple[float, float], *, num_components: int = 0) -> None:
-        self._event, self._rates, self._num_components = None, rates, num_components
-        self._numbers = numbers
-        if numbers.is_cuda:
-            # Copied and marked now: a copy that is asked for later would wait for the steps behind this one as well.
-            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            self._numbers.copy_(numbers, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
-
-    def read(self) -> StepReport:
-        """Wait for the step and say what it did."""
-        if self._event is not None:
-            self._event.synchronize()
-        grad_norm, applied, scale, loss_sum, num_tokens, *rest = self._numbers.tolist()
-        count = self._num_components
-        losses = tuple(map(_mean, rest[:count], rest[count : 2 * count]))
-        loss, votes = _mean(loss_sum, num_tokens), tuple(rest[2 * count :])
-        return StepReport(loss, int(num_tokens), grad_norm, bool(applied), votes, *self._rates, scale, losses)
 
 
 class Engine:
@@ -222,7 +164,7 @@ class Engine:
         for axis in ("pp", "data"):
             all_reduce_(totals, self.world.groups[axis])
         loss_sum, num_tokens = totals.tolist()
-        return _mean(loss_sum, num_tokens)
+        return mean(loss_sum, num_tokens)
 
     @out_of_memory_in("writing a checkpoint", fix=MORE_RANKS)
     def save(self, root: Path, run: RunState) -> Path:
@@ -300,50 +242,8 @@ def places_of(config: RunConfig, plan: Plan, *, world: World) -> tuple[Place, ..
     return plan.pipeline.places(pp.rank, like)
 
 
-def _mean(total: float, count: float) -> float:
-    return float(total / count) if count else math.nan
-
-
 def _to_device(numbers: Sequence[float], like: Tensor) -> Tensor:
     """Numbers beside a tensor, without waiting for what its device is doing."""
     if like.is_cuda:
         return torch.tensor(numbers, dtype=like.dtype, pin_memory=True).to(like.device, non_blocking=True)
     return torch.tensor(numbers, dtype=like.dtype)
-
-
-@out_of_memory_in("setting up the model", fix="more ranks: each holds a part of the model")
-def load_model(folder: Path, config: RunConfig, *, plan: Plan, world: World) -> Any:
-    """The weights alone, for generation: no optimizer, no sequence parallelism, from a checkpoint of any layout."""
-    family, tp = family_of(config), world.groups["tp"]
-    place = Place(tp_rank=tp.rank, tp_size=tp.size)
-    layout = make_layout(family.parameters(plan.shape, place), {"data": 1, "edp": 1})
-    dtype = DTYPES[config.precision.dtype]
-    main = torch.promote_types(dtype, torch.float32)
-    weights = load_state(folder, {"weight": layout.everything()}, dtype=main)["weight"]
-    model = family.build(plan.shape, place, groups={"tp": tp}, dtype=dtype, device=world.device)
-    named = dict(model.named_parameters())
-    for slot in layout.slots:
-        flat = weights[slot.start : slot.start + slot.spec.numel]
-        named[slot.spec.name].data.copy_(flat.view(slot.spec.shape))
-    return model.eval()
-
-
-def held_parameters(engine: Engine) -> dict[str, Any]:
-    """What one rank holds, for ranks.json: stages, counts, and each parameter with its logical pieces."""
-    layout = engine.layout
-    real = {slot.spec: sum(math.prod(piece.size) for piece in slot.spec.pieces) for slot in layout.slots}
-    return {
-        "stages": list(engine.executor.stages),
-        "split_parameters": sum(count for spec, count in real.items() if "tp" not in spec.copies),
-        "copied_parameters": sum(count for spec, count in real.items() if "tp" in spec.copies),
-        "buffer_elements": layout.size,
-        "parameters": [
-            {
-                "name": spec.name,
-                "shape": list(spec.shape),
-                "copies": list(spec.copies),
-                "pieces": [{"name": p.name, "start": list(p.start), "size": list(p.size)} for p in spec.pieces],
-            }
-            for spec in real
-        ],
-    }

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer.plan.plan import Plan
-from trainer.run.engine import Engine, StepReport
+from trainer.run.engine import Engine
 from trainer.run.rate import Rate
+from trainer.run.step_report import StepReport
 from trainer.run.usage import Usage
 
 

@@ -14,13 +14,14 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from mdata import DamageError
 from mdata.util import atomic_io
+from trainer.optim.layout import BufferLayout
 from trainer.run.log_text import event_text, losses_text
 
 METRICS, EVENTS, RANKS = "metrics.jsonl", "events.jsonl", "ranks.json"
@@ -177,3 +178,23 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value
+
+
+def held_parameters(layout: BufferLayout, stages: Iterable[int]) -> dict[str, Any]:
+    """What one rank holds, for ranks.json: stages, counts, and each parameter with its logical pieces."""
+    real = {slot.spec: sum(math.prod(piece.size) for piece in slot.spec.pieces) for slot in layout.slots}
+    return {
+        "stages": list(stages),
+        "split_parameters": sum(count for spec, count in real.items() if "tp" not in spec.copies),
+        "copied_parameters": sum(count for spec, count in real.items() if "tp" in spec.copies),
+        "buffer_elements": layout.size,
+        "parameters": [
+            {
+                "name": spec.name,
+                "shape": list(spec.shape),
+                "copies": list(spec.copies),
+                "pieces": [{"name": p.name, "start": list(p.start), "size": list(p.size)} for p in spec.pieces],
+            }
+            for spec in real
+        ],
+    }

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mdata import Batch, UsageError
+from mdata import Batch
 from mdata.progress import SILENT, Progress
 from trainer.checkpoint.folder import folder_name, run_state
 from trainer.checkpoint.format import RunState
@@ -32,17 +32,17 @@ from trainer.plan.lengths import batch_sizes
 from trainer.plan.memory import explained
 from trainer.plan.plan import Plan, make_plan
 from trainer.run.data import RunData, open_data, to_device, training_batches
-from trainer.run.engine import Engine, PendingReport, StepReport, held_parameters, reports_behind
+from trainer.run.engine import Engine
 from trainer.run.evaluating import evaluate_sets
 from trainer.run.log_text import device_text, header
 from trainer.run.measuring import Measuring
-from trainer.run.metrics import MetricsWriter, read_metrics, write_ranks
+from trainer.run.metrics import MetricsWriter, held_parameters, read_metrics, write_ranks
 from trainer.run.resume import Done, Start, check_agreed, checkpoints_folder, find_start, found_by_all
 from trainer.run.run_folder import locked_folder, tokenizer_files, versions, write_run_files
 from trainer.run.saving import Saver, SaveSchedule, checkpoint_bytes
 from trainer.run.signals import StopRequests, stop
-
-MAX_SKIPPED = 10  # steps without a finite gradient norm, or without a token that has loss, one after another
+from trainer.run.skipped_steps import SkippedSteps, diverged
+from trainer.run.step_report import PendingReport, StepReport, reports_behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def _go_on(
     engine = Engine(config, plan, world=world, fresh=newest is None)
     if newest:
         engine.load(newest)
-    held = {"rank": world.rank, **world.coordinates._asdict(), **held_parameters(engine)}
+    held = {"rank": world.rank, **world.coordinates._asdict(), **held_parameters(engine.layout, engine.executor.stages)}
     ranks = gather_objects(held, world.groups["world"])
     if not world.is_main:
         return _Loop(config, plan, data, engine, None).run(done, progress, owed=owed)
@@ -133,7 +133,8 @@ class _Loop:
 
     def __init__(self, config: RunConfig, plan: Plan, data: RunData, engine: Engine, log: MetricsWriter | None) -> None:
         self.config, self.plan, self.data, self.engine, self.log = config, plan, data, engine, log
-        self.skipped = self.without_loss = 0
+        batch = f"{plan.global_batch} samples a step, of data.kind={config.data.kind}"
+        self.skipped = SkippedSteps(engine.most_overflows, batch=batch)
         self.asked = (0.0, 0.0)  # requests to stop that no step was ended for yet
         # Whether the last step counts decides the learning rate of the next.
         self.behind = reports_behind(engine.world.device) if config.optimizer.count_skipped else 0
@@ -177,7 +178,10 @@ class _Loop:
             settled: the state is that of this step; else a later step has begun, which then ends what was asked for.
         """
         step = now.steps
-        self._check_skipped(step, report)
+        if self.log is not None and not report.applied:
+            numbers = {"loss": report.loss, "grad_norm": report.grad_norm, "loss_tokens": report.num_tokens}
+            self.log.event("skipped", {"step": step, **numbers})
+        self.skipped.add(step, report)
         evaluates = _evaluates(step, self.config, self.plan)
         records = evaluates or _due(step, self.config.train.log_interval)
         measured = self.measuring.line(now.samples, report) if records else {}
@@ -200,7 +204,7 @@ class _Loop:
             losses = self._evaluate(step, progress)
             self._record(step, measured, losses)
         if step == self.plan.steps and not saved:
-            raise _diverged(f"no checkpoint was written for the last step, {step}", report)
+            raise diverged(f"no checkpoint was written for the last step, {step}", report)
         return losses
 
     def _reports(self, done: Done, stops: StopRequests, progress: Progress) -> Iterator[tuple[Done, StepReport, bool]]:
@@ -275,9 +279,8 @@ class _Loop:
         """Write a checkpoint if one is due and the state is sound; the same on every rank."""
         if not self.schedule.due(now.steps, last=now.steps == self.plan.steps):
             return False
-        unchanged = report.num_tokens == 0 and self.skipped == 0  # since a state that was sound
         loss = report.loss if report.num_tokens else 0.0
-        if not ((report.applied or unchanged) and self.engine.is_finite(loss)):
+        if not (self.skipped.leaves_sound(report) and self.engine.is_finite(loss)):
             text = f"no checkpoint is written at step {now.steps}: the step was skipped, or its state is not finite"
             if self.log is not None and self.schedule.first_refusal():
                 self.log.event("not saved", {"step": now.steps, "loss": report.loss, "grad_norm": report.grad_norm})
@@ -311,28 +314,6 @@ class _Loop:
         why = "it was skipped or its state is not finite"
         done = "and its checkpoint" if saved else f"without a checkpoint, because {why}"
         stop(self.asked, where=f"after step {step} {done}")
-
-    def _check_skipped(self, step: int, report: StepReport) -> None:
-        if report.num_tokens:
-            self.skipped = 0 if report.applied else self.skipped + 1
-        self.without_loss = 0 if report.num_tokens else self.without_loss + 1
-        if self.log is not None and not report.applied:
-            numbers = {"loss": report.loss, "grad_norm": report.grad_norm, "loss_tokens": report.num_tokens}
-            self.log.event("skipped", {"step": step, **numbers})
-        if self.skipped >= MAX_SKIPPED + self.engine.most_overflows:
-            text = f"the gradient was not finite in {self.skipped} steps in a row; the last was step {step}"
-            raise _diverged(text, report)
-        if self.without_loss >= MAX_SKIPPED:
-            raise UsageError(
-                f"no token had loss in {self.without_loss} steps in a row; the last was step {step}",
-                found=f"{self.plan.global_batch} samples a step, of data.kind={self.config.data.kind}",
-                fix="look at the documents with mdata cat: a document of one token has nothing to predict",
-            )
-
-
-def _diverged(what: str, report: StepReport) -> UsageError:
-    found = f"loss {report.loss}, gradient norm {report.grad_norm}"
-    return UsageError(what, found=found, fix="lower optimizer.lr, or continue from an older checkpoint")
 
 
 def _due(step: int, interval: int) -> bool:

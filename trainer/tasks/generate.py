@@ -33,7 +33,7 @@ from trainer.parallel.collectives import all_gather
 from trainer.parallel.world import World
 from trainer.plan.check import DataFacts
 from trainer.plan.plan import make_plan
-from trainer.run.engine import load_model
+from trainer.run.load_model import load_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

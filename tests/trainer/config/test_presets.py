@@ -10,7 +10,8 @@ from mdata import UsageError
 from trainer.config.parse import dump_config, load_config, parse_config
 from trainer.config.presets import PRESETS
 from trainer.config.sections import Preset
-from trainer.models.gpt_params import gpt_shape, num_parameters
+from trainer.models.gpt_params import num_parameters
+from trainer.models.gpt_shape import gpt_shape
 from trainer.plan.check import check
 
 # Elements of the tensors that were published.

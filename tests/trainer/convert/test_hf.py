@@ -22,7 +22,7 @@ from trainer.convert.hf_config import DEFAULTS, MODEL_TYPES, from_hf, to_hf
 from trainer.convert.hf_names import hf_links
 from trainer.convert.links import covers_exactly
 from trainer.convert.model_keys import effective, model_config
-from trainer.models.gpt_params import gpt_shape
+from trainer.models.gpt_shape import gpt_shape
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import Placement, join_world
 from trainer.run.resume import find_start

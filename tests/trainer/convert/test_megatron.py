@@ -24,7 +24,7 @@ from trainer.convert.megatron_names import Shard, megatron_links
 from trainer.convert.model_keys import effective, model_config
 from trainer.convert.mp_rank import FILE
 from trainer.convert.pickles import load_torch
-from trainer.models.gpt_params import gpt_shape
+from trainer.models.gpt_shape import gpt_shape
 
 FOLDERS = [
     *(f"{kind}_tp{tp}pp{pp}_optim" for kind in ("gpt2", "llama") for tp in (1, 2) for pp in (1, 2)),

@@ -11,7 +11,8 @@ import torch
 from tests.trainer.engines import microbatch
 from tests.trainer.shapes import SHAPES
 from trainer.models.gpt import GPT, build_gpt
-from trainer.models.gpt_params import GPTShape, parameter_table
+from trainer.models.gpt_params import parameter_table
+from trainer.models.gpt_shape import GPTShape
 from trainer.parallel.collectives import Group
 from trainer.parallel.init import Run, initialize_
 from trainer.parallel.params import Place

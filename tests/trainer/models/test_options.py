@@ -13,7 +13,7 @@ from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import SEQUENCE, assemble, layouts, logical, microbatches, small_config
 from trainer.config.sections import MeshSection, RecomputeSection
 from trainer.models.gpt_memory import block_bytes
-from trainer.models.gpt_params import gpt_shape
+from trainer.models.gpt_shape import gpt_shape
 from trainer.parallel.params import Place
 
 OPTIONS = {

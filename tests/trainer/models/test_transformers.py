@@ -10,7 +10,7 @@ from tests.trainer.shapes import LLAMA
 from trainer.layers.rope import frequencies, magnitude
 from trainer.layers.shapes import RopeShape
 from trainer.models.gpt import build_gpt
-from trainer.models.gpt_params import GPTShape
+from trainer.models.gpt_shape import GPTShape
 from trainer.parallel.collectives import Group
 from trainer.parallel.params import Place
 

@@ -130,11 +130,11 @@ def test_steps_too_small_for_bf16_are_kept_in_the_main_weights():
 
 
 def _held(context, config):
-    from trainer.run.engine import held_parameters
+    from trainer.run.metrics import held_parameters
 
     engine = layouts(context, config)
     real = {n: tuple(p.shape) for n, p in engine.model.named_parameters()}
-    facts = held_parameters(engine)
+    facts = held_parameters(engine.layout, engine.executor.stages)
     assert {p["name"]: tuple(p["shape"]) for p in facts["parameters"]} == real
     return facts
 

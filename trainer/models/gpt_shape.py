@@ -1,0 +1,176 @@
+"""What function a GPT computes: all of its numbers and choices, derived from a configuration; no layout in it.
+
+Pure, no torch. How it is split over ranks is gpt_params.py, its forward pass gpt.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from trainer.config.sections import ModelSection, RunConfig
+from trainer.kernels.scores import ScoreShape
+from trainer.layers.shapes import GATED, AttentionShape, MLPShape, RopeShape
+
+VOCABULARY_MULTIPLE = 128  # rows per tp rank, as Megatron's --make-vocab-size-divisible-by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPTShape:
+    """All numbers and choices that define the function; no layout in it.
+
+    Args:
+        vocab_size: rows of the logical embedding. padded_vocab_size: rows over all ranks with padding.
+        head_dim: elements of one head; num_heads of them may differ from hidden_size.
+        max_position: rows of learned positions; longest sequence.
+        bias: of all linear layers, or of the projections to q, k and v only.
+        rope_interval: every k-th block does not turn its heads; 0: all turn.
+        scores: what attention does to scores, in a block that window_interval does not except.
+        window_interval: every k-th block sees everything; 0: none.
+        qk_norm: whether the heads of queries and keys are normalized.
+        activation_clamp, activation_offset: see MLPShape. logit_softcap: c of c tanh(logit / c); 0: off.
+        hidden_dropout: probability in the embedding and in what each block adds.
+    """
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_hidden_size: int
+    vocab_size: int
+    padded_vocab_size: int
+    max_position: int
+    position: Literal["rope", "learned", "alibi", "none"]
+    rope: RopeShape = field(default_factory=RopeShape)
+    rope_interval: int = 0
+    norm: Literal["rmsnorm", "layernorm"]
+    norm_epsilon: float
+    activation: Literal["swiglu", "geglu", "geglu_tanh", "gelu", "gelu_erf", "relu", "squared_relu"]
+    activation_clamp: float = 0.0
+    activation_offset: float = 0.0
+    bias: bool | Literal["qkv"]
+    qk_norm: bool = False
+    scores: ScoreShape = field(default_factory=ScoreShape)
+    window_interval: int = 0
+    logit_softcap: float = 0.0
+    hidden_dropout: float = 0.0
+    tie_embeddings: bool
+    init_std: float
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP has a gate beside its up projection."""
+        return self.activation in GATED
+
+
+def gpt_shape(config: RunConfig, vocab_size: int) -> GPTShape:
+    """The model with every 0 of its section derived."""
+    model = config.model
+    return GPTShape(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads or model.num_heads,
+        head_dim=head_dim(config),
+        ffn_hidden_size=ffn_hidden_size(config),
+        vocab_size=vocab_size,
+        padded_vocab_size=padded_vocab_size(vocab_size, config.mesh.tp),
+        max_position=model.max_position or config.train.sequence_length,
+        position=model.position,
+        rope=_rope_shape(model),
+        rope_interval=model.rope_interval,
+        norm=model.norm,
+        norm_epsilon=model.norm_epsilon,
+        activation=model.activation,
+        activation_clamp=model.activation_clamp,
+        activation_offset=model.activation_offset,
+        bias=model.bias,
+        qk_norm=model.qk_norm,
+        scores=ScoreShape(
+            scale=model.attention_scale,
+            softcap=model.attention_softcap,
+            alibi=model.position == "alibi",
+            window=model.window,
+            sinks=model.attention_sinks,
+            dropout=model.attention_dropout,
+        ),
+        window_interval=model.window_interval,
+        logit_softcap=model.logit_softcap,
+        hidden_dropout=model.hidden_dropout,
+        tie_embeddings=model.tie_embeddings,
+        init_std=model.init_std,
+    )
+
+
+def _rope_shape(model: ModelSection) -> RopeShape:
+    return RopeShape(
+        theta=model.rope_theta,
+        fraction=model.rope_fraction,
+        interleaved=model.rope_interleaved,
+        scaling=model.rope_scaling,
+        factor=model.rope_factor,
+        original_length=model.rope_original_length,
+        low_freq_factor=model.rope_low_freq_factor,
+        high_freq_factor=model.rope_high_freq_factor,
+        beta_fast=model.rope_beta_fast,
+        beta_slow=model.rope_beta_slow,
+    )
+
+
+def attention_shape(shape: GPTShape, number: int) -> AttentionShape:
+    """Sizes and choices of a block's attention."""
+    turns = shape.position == "rope" and not (shape.rope_interval and (number + 1) % shape.rope_interval == 0)
+    return AttentionShape(
+        width=shape.hidden_size,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        bias=bool(shape.bias),
+        out_bias=shape.bias is True,
+        rotary=shape.rope.interleaved if turns else None,
+        qk_norm=shape.norm if shape.qk_norm else "",
+        norm_epsilon=shape.norm_epsilon,
+        scores=block_scores(shape, number),
+    )
+
+
+def mlp_shape(shape: GPTShape) -> MLPShape:
+    """Sizes and choices of a block's feed-forward layer."""
+    return MLPShape(
+        width=shape.hidden_size,
+        inner=shape.ffn_hidden_size,
+        activation=shape.activation,
+        bias=shape.bias is True,
+        clamp=shape.activation_clamp,
+        offset=shape.activation_offset,
+    )
+
+
+def block_scores(shape: GPTShape, number: int) -> ScoreShape:
+    """What attention does to scores in one block, numbered from 0 in the whole model."""
+    sees_all = shape.window_interval and (number + 1) % shape.window_interval == 0
+    return replace(shape.scores, window=0) if sees_all else shape.scores
+
+
+def padded_vocab_size(vocab_size: int, tp: int) -> int:
+    """The smallest multiple of 128 x tp that holds the vocabulary, as Megatron pads."""
+    return round_up(vocab_size, VOCABULARY_MULTIPLE * tp)
+
+
+def head_dim(config: RunConfig) -> int:
+    """Features of one attention head."""
+    return config.model.head_dim or config.model.hidden_size // config.model.num_heads
+
+
+def ffn_hidden_size(config: RunConfig) -> int:
+    """4 x hidden; for a gated MLP, which has three matrices, 2/3 of that (Shazeer 2020), rounded up to 64."""
+    model = config.model
+    if model.ffn_hidden_size:
+        return model.ffn_hidden_size
+    return round_up(-(-8 * model.hidden_size // 3), 64) if model.activation in GATED else 4 * model.hidden_size
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple that is at least the value."""
+    return -(-value // multiple) * multiple

@@ -1,0 +1,44 @@
+"""The sums of a step's loss, of all tokens and of those of each component of the blend.
+
+Sums and counts are kept, never means: what a mean is divided by is known when all ranks have said theirs. All of it
+stays on the device.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from trainer.models.stage import Microbatch, Tensors
+
+
+def loss_factor(tokens: Tensor, *, own_means: bool, scale: Tensor | None) -> Tensor | None:
+    """What the loss of a microbatch is multiplied by; None: 1."""
+    if not own_means:
+        return scale
+    share = 1 / tokens.clamp(min=1).double()
+    return share if scale is None else share * scale
+
+
+def loss_sums(outputs: Tensors, batch: Microbatch, *, factor: Tensor | None, num_components: int) -> Tensor:
+    """What a microbatch adds to the totals of Executor.run, or to the first of them."""
+    (loss, *losses), mask_BS = outputs, batch.loss_mask_BS
+    pairs = [(loss.detach().double().view(1), mask_BS.sum().double().view(1))]
+    if num_components:  # a user's loss may say only its sum
+        add_up = partial(by_component, batch=batch, num_components=num_components)
+        pairs += [(add_up(losses_N), add_up(mask_BS)) for losses_N in losses]
+    scaled = ((sums if factor is None else sums / factor, tokens) for sums, tokens in pairs)
+    return torch.cat([part for pair in scaled for part in pair])
+
+
+def by_component(values: Tensor, batch: Microbatch, *, num_components: int) -> Tensor:
+    """Sums of values of tokens, [N] or [B, S], over the rows of each component: fp64[num_components].
+
+    Not index_add_: on a GPU its order of sums is another in each run, and times zero a NaN stays one.
+    """
+    assert batch.components_B is not None, "rows do not say their component"
+    rows_B = values.reshape(len(batch.components_B), -1).sum(1, dtype=torch.float64)
+    numbers_K = torch.arange(num_components, device=values.device)
+    return torch.where(batch.components_B[:, None] == numbers_K, rows_B[:, None], 0.0).sum(0)

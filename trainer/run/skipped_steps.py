@@ -1,0 +1,58 @@
+"""Steps that changed nothing, counted: too many of them in a row end a run.
+
+A step is skipped where its gradient norm is not finite, and where none of its tokens has loss. The first may mean that
+the run has diverged; after the second the state is as sound as before.
+"""
+
+from __future__ import annotations
+
+from mdata import UsageError
+from trainer.run.step_report import StepReport
+
+MAX_SKIPPED = 10  # steps without a finite gradient norm, or without a token that has loss, one after another
+
+
+class SkippedSteps:
+    """How many steps in a row were skipped, and why.
+
+    Args:
+        more: skipped steps that are allowed beyond MAX_SKIPPED while a loss scale is on its way down.
+        batch: what a step reads, for the message of a run without loss tokens.
+
+    Attributes:
+        not_finite: steps in a row whose gradient norm was not finite; those without loss tokens do not count.
+        without_loss: steps in a row without a token that has loss.
+    """
+
+    def __init__(self, more: int, *, batch: str) -> None:
+        self._more, self._batch = more, batch
+        self.not_finite = self.without_loss = 0
+
+    def add(self, step: int, report: StepReport) -> None:
+        """Count a step.
+
+        Raises:
+            UsageError: it was one too many.
+        """
+        if report.num_tokens:
+            self.not_finite = 0 if report.applied else self.not_finite + 1
+        self.without_loss = 0 if report.num_tokens else self.without_loss + 1
+        if self.not_finite >= MAX_SKIPPED + self._more:
+            text = f"the gradient was not finite in {self.not_finite} steps in a row; the last was step {step}"
+            raise diverged(text, report)
+        if self.without_loss >= MAX_SKIPPED:
+            raise UsageError(
+                f"no token had loss in {self.without_loss} steps in a row; the last was step {step}",
+                found=self._batch,
+                fix="look at the documents with mdata cat: a document of one token has nothing to predict",
+            )
+
+    def leaves_sound(self, report: StepReport) -> bool:
+        """Whether every update up to a step, the last that was counted, had finite gradients."""
+        return report.applied or (report.num_tokens == 0 and self.not_finite == 0)
+
+
+def diverged(what: str, report: StepReport) -> UsageError:
+    """The error of a run whose loss is no longer worth continuing."""
+    found = f"loss {report.loss}, gradient norm {report.grad_norm}"
+    return UsageError(what, found=found, fix="lower optimizer.lr, or continue from an older checkpoint")

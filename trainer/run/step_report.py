@@ -1,0 +1,77 @@
+"""What a step did: numbers on the device until they are read, so that a GPU need not wait for the host.
+
+`PendingReport` is made when a step was started and holds tensors; `StepReport` is made when somebody reads it and holds
+Python numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step, over all ranks.
+
+    Args:
+        loss: mean over the step's loss tokens, nats per token; NaN without any. num_tokens: those tokens.
+        grad_norm: before clipping. applied: False where the step was skipped for a norm that is not finite, which it is
+            without loss tokens, too.
+        votes: the sums over all ranks of what each of them asked for.
+        component_losses: of each component of the blend, like loss; empty where they were not wanted.
+        learning_rate, weight_decay, loss_scale: with which the step was done.
+    """
+
+    loss: float
+    num_tokens: int
+    grad_norm: float
+    applied: bool
+    votes: tuple[float, ...] = ()
+    learning_rate: float = 0.0
+    weight_decay: float = 0.0
+    loss_scale: float = 1.0
+    component_losses: tuple[float, ...] = ()
+
+
+def reports_behind(device: torch.device) -> int:
+    """Steps that may be started before the report of one is read: a GPU is then never without work."""
+    return 1 if device.type == "cuda" else 0
+
+
+class PendingReport:
+    """The report of a step that may still be running.
+
+    Args:
+        numbers: fp64 on the device: norm, applied, loss scale, totals of the microbatches, votes.
+        rates: learning rate and weight decay of the step.
+        num_components: for which the totals have losses.
+    """
+
+    def __init__(self, numbers: Tensor, rates: tuple[float, float], *, num_components: int = 0) -> None:
+        self._event, self._rates, self._num_components = None, rates, num_components
+        self._numbers = numbers
+        if numbers.is_cuda:
+            # Copied and marked now: a copy that is asked for later would wait for the steps behind this one as well.
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> StepReport:
+        """Wait for the step and say what it did."""
+        if self._event is not None:
+            self._event.synchronize()
+        grad_norm, applied, scale, loss_sum, num_tokens, *rest = self._numbers.tolist()
+        count = self._num_components
+        losses = tuple(map(mean, rest[:count], rest[count : 2 * count]))
+        loss, votes = mean(loss_sum, num_tokens), tuple(rest[2 * count :])
+        return StepReport(loss, int(num_tokens), grad_norm, bool(applied), votes, *self._rates, scale, losses)
+
+
+def mean(total: float, count: float) -> float:
+    """NaN of nothing."""
+    return float(total / count) if count else math.nan
