@@ -293,7 +293,8 @@ def test_a_run_that_is_killed_at_any_time_goes_on_bit_for_bit(config_of, tmp_pat
         while _in_child(config, chance.uniform(0.2, 1.0) * whole):
             kills += 1
         assert curve(config) == expected, f"run {run}, seed 7"
-        assert steps_saved(config) == [11, 12]
+        # A kill after the last save and before older checkpoints were removed leaves one of them.
+        assert steps_saved(config) in ([11, 12], [10, 11, 12])
 
 
 def _in_child(config: RunConfig, after_s: float | None) -> bool:
