@@ -29,8 +29,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--kib", type=int, default=512)
     arguments = parser.parse_args()
-    with tempfile.NamedTemporaryFile() as store:
-        mp.spawn(measure, args=(store.name, arguments.ranks, arguments.kib), nprocs=arguments.ranks)
+    with tempfile.TemporaryDirectory() as folder:  # the last rank to leave removes the store itself
+        mp.spawn(measure, args=(f"{folder}/store", arguments.ranks, arguments.kib), nprocs=arguments.ranks)
 
 
 def measure(rank: int, store: str, ranks: int, kib: int) -> None:

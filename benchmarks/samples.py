@@ -56,7 +56,8 @@ loaded = time.perf_counter()
 if len(sys.argv) > 1:
     import mdata
     path, split, masks = sys.argv[1:]
-    data = mdata.open(path, sequence_length=4096, split_shares=split, document_masks=masks == "masks")
+    kind = mdata.Gpt(document_masks=masks == "masks")
+    data = mdata.open(path, sequence_length=4096, split_shares=split, kind=kind)
     data[10**6]
 done = time.perf_counter()
 rollup = open("/proc/self/smaps_rollup").read()
@@ -145,7 +146,7 @@ def reading(gigabytes: float) -> list[dict[str, object]]:
         del tokens
         options = {"sequence_length": LENGTH}
         plain = mdata.open(Path(folder) / "a", **options)
-        masked = mdata.open(Path(folder) / "a", **options, document_masks=True)
+        masked = mdata.open(Path(folder) / "a", **options, kind=mdata.Gpt(document_masks=True))
         two = mdata.open(Path(folder) / "a", **options, threads=2)
         each(touch, (plain, masked, two))
         for rows in (8, 512):

@@ -1,0 +1,71 @@
+"""The benchmarks of benchmarks/ still run: small, in this process, with few rounds; no time is looked at.
+
+A benchmark that needs a GPU, or another project in an environment of its own, is not run here but its own side of the
+comparison where it can be called alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# module, constants made small, arguments, and words that its table must have
+RUNS = [
+    ("samples", {"ROUNDS": 1, "SAMPLES_A_ROUND": 8}, ["reading", "--gb", "0.002"], ("numpy loop", "document masks")),
+    ("samples", {"START_RUNS": 1}, ["start", "--documents", "1000"], ("import numpy", "document masks")),
+    ("batches", {"ROUNDS": 1, "SAMPLES_A_ROUND": 64, "SHAPES": ((2, 2),)}, ["--gb", "0.002"], ("Loader",)),
+    ("blend", {"ROUNDS": 1}, ["--samples", "200"], ("1000 zipf", "native blend")),
+    ("corpora", {}, ["--corpora", "5", "--workers", "1", "--methods", "fork"], ("5 corpora", "fork")),
+]
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """A function that runs a benchmark's `main` and returns what it printed."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+
+    def run(name: str, constants: dict[str, object], arguments: list[str]) -> str:
+        module = importlib.import_module(name)
+        for constant, value in constants.items():
+            monkeypatch.setattr(module, constant, value)
+        monkeypatch.setattr(sys, "argv", [f"benchmarks/{name}.py", *arguments])
+        assert not module.main()
+        return capsys.readouterr().out
+
+    yield run
+    for name in {name for name, *_ in RUNS} | {"samples_masked", "samples_build"}:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "constants", "arguments", "words"), RUNS, ids=[f"{name} {words[-1]}" for name, *_, words in RUNS]
+)
+def test_a_benchmark_prints_its_table(run, name, constants, arguments, words):
+    printed = run(name, constants, arguments)
+    assert all(word in printed for word in words), printed
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5"])
+def test_our_side_of_the_masked_samples(monkeypatch, tmp_path, kind):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    module = importlib.import_module("samples_masked")
+    monkeypatch.setattr(module, "DOCUMENTS", 600)
+    monkeypatch.setattr(module, "BATCH", 8)
+    module.make_corpus(tmp_path / "x_text_sentence")
+    found = module.our_side(tmp_path / "x_text_sentence", kind, 16)
+    assert {"megatron, one by one", "native, batches of 8", "digest"} <= set(found)
+
+
+@pytest.mark.parametrize("what", ["arrays", "first sample"])
+def test_our_side_of_the_sample_index(run, monkeypatch, tmp_path, what):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    module = importlib.import_module("samples_build")
+    module.make_shard(tmp_path / "a", 200)
+    arguments = ["--own", what, "--prefix", str(tmp_path / "a"), "--folder", str(tmp_path), "--epochs", "2"]
+    assert json.loads(run("samples_build", {}, arguments))["peak_mib"] > 0
