@@ -1,11 +1,12 @@
 """Do other layouts train the same model in bf16? The numerics policy's band, measured on this machine's GPUs.
 
-    python benchmarks/layout_band.py --out DIR [--config configs/gpt-small-h200.toml] [section.key=value ...]
+    python benchmarks/layout_band.py --out DIR [--rows "pp 2" ...] [--config FILE.toml] [section.key=value ...]
 
 The band is the largest difference per step of the training loss between two splits of the same batches (one microbatch
-of B rows, and B of one row) on one GPU; every other layout must lie inside three times that band. With one GPU only
-the band is measured. Text is gathered and prepared as in train_gpu.py. Prints a table, writes all curves to
-DIR/layout_band.json, and exits 1 if a layout lies outside or the band is 0 (then the measurement is wrong).
+of B rows, and B of one row) on one GPU; every other layout, and the plain kernels, must lie inside three times that
+band. Rows that want more GPUs than there are, are left out; what DIR/layout_band.json has already is not run again.
+Text is gathered and prepared as in train_gpu.py. Prints a table, keeps all curves in that file, and exits 1 if a row
+lies outside or the band is 0 (then the measurement is wrong).
 """
 
 from __future__ import annotations
@@ -21,38 +22,56 @@ import torch
 
 from benchmarks.train_gpu import ROOT, prepare
 
-BATCH, STEPS = 16, 100
-SINGLE = {"1 x B": (1, [f"train.micro_batch={BATCH}"]), "B x 1": (1, ["train.micro_batch=1"])}
-SEVERAL = {
+BATCH, STEPS = 16, 200
+BAND = ("1 x B", "B x 1")
+QUARTER = f"train.micro_batch={BATCH // 4}"  # a pipeline needs several microbatches
+ROWS: dict[str, tuple[int, list[str]]] = {
+    "1 x B": (1, [f"train.micro_batch={BATCH}"]),
+    "B x 1": (1, ["train.micro_batch=1"]),
+    "plain kernels": (
+        1,
+        [
+            f"train.micro_batch={BATCH}",
+            *(f"kernels.{one}=plain" for one in ("norm", "activation", "rope", "loss", "optimizer")),
+        ],
+    ),
     "tp 2": (2, ["mesh.tp=2", f"train.micro_batch={BATCH}"]),
     "tp 2, sequence parallel": (2, ["mesh.tp=2", "mesh.sequence_parallel=true", f"train.micro_batch={BATCH}"]),
     "dp 2": (2, [f"train.micro_batch={BATCH // 2}"]),
+    "cp 2": (2, ["mesh.cp=2", f"train.micro_batch={BATCH}"]),
+    "pp 2": (2, ["mesh.pp=2", QUARTER]),
+    "pp 2, interleaved": (2, ["mesh.pp=2", "mesh.schedule=interleaved", QUARTER]),
+    "pp 2, zb_h1": (2, ["mesh.pp=2", "mesh.schedule=zb_h1", QUARTER]),
+    "pp 2, zb_v": (2, ["mesh.pp=2", "mesh.schedule=zb_v", QUARTER]),
 }
 
 
 def main() -> int:
-    """Run every layout, compare the curves."""
+    """Run every row, compare the curves."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "gpt-small-h200.toml")
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()
     out = arguments.out.resolve()
     if not (out / "mix.json").exists():
         prepare(out)
-    layouts = SINGLE | (SEVERAL if torch.cuda.device_count() > 1 else {})
-    curves = {
-        name: curve(out, arguments.config, [*words, *arguments.overrides], ranks)
-        for name, (ranks, words) in layouts.items()
-    }
-    band = difference(curves["1 x B"], curves["B x 1"])
-    print(f"band over {STEPS} steps: {band:.4f} nats; loss {curves['1 x B'][0]:.3f} -> {curves['1 x B'][-1]:.3f}")
+    kept = out / "layout_band.json"
+    curves: dict[str, list[float]] = json.loads(kept.read_text()) if kept.exists() else {}
+    for name in dict.fromkeys((*BAND, *arguments.rows)):
+        ranks, words = ROWS[name]
+        if name not in curves and ranks <= (torch.cuda.device_count() or 2):
+            curves[name] = curve(out, arguments.config, [*words, *arguments.overrides], ranks)
+            kept.write_text(json.dumps(curves) + "\n")
+    first, second = (curves[name] for name in BAND)
+    band = difference(first, second)
+    print(f"band over {STEPS} steps: {band:.4f} nats; loss {first[0]:.3f} -> {first[-1]:.3f}")
     fits = band > 0
-    for name in curves.keys() - SINGLE.keys():
-        apart = difference(curves["1 x B"], curves[name])
+    for name in curves.keys() - set(BAND):
+        apart = difference(first, curves[name])
         fits &= apart <= 3 * band
-        print(f"{name:>24}: {apart:.4f} nats, {apart / band:.2f} bands")
-    (out / "layout_band.json").write_text(json.dumps({"band": band, "curves": curves}) + "\n")
+        print(f"{name:>24}: {apart:.4f} nats, {apart / band:.2f} bands", flush=True)
     return 0 if fits else 1
 
 
@@ -63,7 +82,9 @@ def curve(out: Path, config: Path, words: list[str], ranks: int) -> list[float]:
     fixed = [f"run.folder={folder}", f"data.blend={out / 'mix.json'}", "data.valid=[]"]
     sizes = [f"train.global_batch={BATCH}", f"train.steps={STEPS}", "optimizer.warmup_steps=50"]
     command = [sys.executable, "-m", "cli.mtrain", "train", str(config), "--nproc", str(ranks)]
-    subprocess.run([*command, *fixed, *sizes, *words], check=True, cwd=ROOT, stderr=subprocess.DEVNULL)
+    done = subprocess.run([*command, *fixed, *sizes, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(words)} ended with {done.returncode}\n{done.stderr[-3000:]}")
     return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -43,6 +43,9 @@ ROWS: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
     "llama7b-dp2": (2, 4096, 1, 8, LLAMA7B, {}),
     "llama7b-tp2": (2, 4096, 1, 16, LLAMA7B, {"tp": 2, "sequence_parallel": True}),
     "gpt1.3b-tp2": (2, 2048, 4, 4, SHAPES["gpt1.3b"][3], {"tp": 2, "sequence_parallel": True}),
+    "llama7b-pp2": (2, 4096, 1, 16, LLAMA7B, {"pp": 2}),
+    "llama7b-pp2-interleaved": (2, 4096, 1, 16, LLAMA7B, {"pp": 2, "schedule": "interleaved", "virtual_pipeline": 4}),
+    "llama7b-pp2-zb_v": (2, 4096, 1, 16, LLAMA7B, {"pp": 2, "schedule": "zb_v"}),
     "llama3b-32k-cp2": (2, 32768, 1, 2, SHAPES["llama3b"][3], {"cp": 2}),
     "llama3b-32k-tp2": (2, 32768, 1, 2, SHAPES["llama3b"][3], {"tp": 2, "sequence_parallel": True}),
 }
@@ -54,7 +57,7 @@ def row_config(name: str) -> RunConfig:
     ranks, length, micro_batch, microbatches, model, layout = ROWS[name]
     config = run_config("llama1b")
     mesh = MeshSection(**layout)
-    batch = micro_batch * microbatches * ranks // (mesh.tp * mesh.cp)
+    batch = micro_batch * microbatches * ranks // (mesh.tp * mesh.cp * mesh.pp)
     train = dataclasses.replace(config.train, sequence_length=length, micro_batch=micro_batch, global_batch=batch)
     return dataclasses.replace(config, model=type(config.model)(**model), mesh=mesh, train=train)
 
