@@ -43,8 +43,10 @@ def _explain(name: str, console: Console) -> int:
 
     keys = [key for key in describe() if name in (key.name, *key.name.split("."))]
     if not keys:
-        near = nearest(name, [key.name for key in describe()])
-        fix = f"did you mean {near}?" if near else "mtrain config lists every setting"
+        every = [key.name for key in describe()]
+        near = [known for known in every if name in known] or list(filter(None, [nearest(name, every)]))
+        near = near or [known for known in every if nearest(name, [known.partition(".")[2]])]
+        fix = f"did you mean {' or '.join(near[:3])}?" if near else "mtrain config lists every setting"
         raise UsageError(f"there is no setting {name!r}", fix=fix)
     lines = [line for key in keys for line in _lines(key.name, key.comment, key.expected, key.default)]
     console.result("\n".join(lines), {key.name: {"default": key.default, "comment": key.comment} for key in keys})

@@ -159,7 +159,7 @@ class DatasetOptions:
         if eod is None and needed:
             raise UsageError(
                 f"{needed[0]} needs the id that ends a document, which the corpus does not record",
-                fix="set eod, or `mdata adopt --tokenizer-type` gives the corpus a tokenizer",
+                fix="set eod, or record the corpus' tokenizer with mdata adopt --tokenizer-type",
             )
         megatron = isinstance(order, MegatronOrder)
         masks = kind.document_masks or isinstance(kind, Chat)

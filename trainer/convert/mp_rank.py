@@ -28,7 +28,8 @@ from trainer.convert.megatron_folder import LATEST, Training, check_rows, iterat
 from trainer.convert.megatron_names import Shard, is_ignored, megatron_links, modern_name
 from trainer.convert.model_folder import ModelFolder, Report, check_tensors
 from trainer.convert.pickles import load_torch
-from trainer.models.gpt_shape import gpt_shape, round_up
+from trainer.models.arithmetic import round_up
+from trainer.models.gpt_shape import gpt_shape
 from trainer.parallel.params import Place
 
 FILE = "model_optim_rng.pt"

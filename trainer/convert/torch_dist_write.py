@@ -37,7 +37,7 @@ from trainer.convert.megatron_folder import LATEST
 from trainer.convert.megatron_names import Shard, megatron_links
 from trainer.convert.model_folder import ModelFolder, Report, boxes
 from trainer.convert.torch_dist import COMMON
-from trainer.models.gpt_shape import round_up
+from trainer.models.arithmetic import round_up
 from trainer.plan.lengths import schedule_lengths
 
 OptimizerForm = Literal["distributed", "adam"]

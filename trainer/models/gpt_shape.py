@@ -11,6 +11,7 @@ from typing import Literal
 from trainer.config.sections import ModelSection, RunConfig
 from trainer.kernels.scores import ScoreShape
 from trainer.layers.shapes import GATED, AttentionShape, MLPShape, RopeShape
+from trainer.models.arithmetic import round_up
 
 VOCABULARY_MULTIPLE = 128  # rows per tp rank, as Megatron's --make-vocab-size-divisible-by
 
@@ -169,8 +170,3 @@ def ffn_hidden_size(config: RunConfig) -> int:
     if model.ffn_hidden_size:
         return model.ffn_hidden_size
     return round_up(-(-8 * model.hidden_size // 3), 64) if model.activation in GATED else 4 * model.hidden_size
-
-
-def round_up(value: int, multiple: int) -> int:
-    """The smallest multiple that is at least the value."""
-    return -(-value // multiple) * multiple

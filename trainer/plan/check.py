@@ -13,16 +13,14 @@ from collections.abc import Iterator
 from mdata import MegatronOrder, UsageError
 from mdata.dataset.mock_data import MOCK
 from trainer.config.parse import value_problems
-from trainer.config.sections import ModelSection, RecomputeSection, RunConfig
-from trainer.layers.shapes import GATED
-from trainer.models.gpt_shape import ffn_hidden_size, head_dim, round_up
+from trainer.config.sections import RecomputeSection, RunConfig
+from trainer.models.arithmetic import common_divisors, listed, round_up
+from trainer.models.family import family_of
 from trainer.plan.check_optimizer import optimizer_problems
 from trainer.plan.check_pipeline import pipeline_problems
 from trainer.plan.check_precision import kernel_problems, precision_problems
 from trainer.plan.check_schedule import schedule_problems
 from trainer.plan.lengths import batch_sizes, training_samples
-
-_MOST_PARTS = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +56,8 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
         return problems
     if not config.run.folder.strip():
         problems.append("run.folder is empty; set it to a folder for the run, such as runs/first")
-    problems += [*_layout_problems(config, world_size), *_size_problems(config), *_option_problems(config)]
+    problems += [*_layout_problems(config, world_size), *family_of(config).problems(config)]
+    problems += _recompute_problems(config)
     problems += pipeline_problems(config, world_size)
     problems += [*schedule_problems(config), *optimizer_problems(config), *precision_problems(config)]
     problems += [] if problems else kernel_problems(config)
@@ -70,9 +69,9 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
 
 def _layout_problems(config: RunConfig, world_size: int) -> Iterator[str]:
     tp, cp, train = config.mesh.tp, config.mesh.cp, config.train
-    cut, kv_heads = _cut_by_tp(config), config.model.num_kv_heads or config.model.num_heads
-    fit = [size for size in _common_divisors(*cut.values()) if not (kv_heads % size and size % kv_heads)]
-    remedy = f"choose mesh.tp from {_listed(fit)}"
+    cut, kv_heads = family_of(config).cut_by_tp(config), config.model.num_kv_heads or config.model.num_heads
+    fit = [size for size in common_divisors(*cut.values()) if not (kv_heads % size and size % kv_heads)]
+    remedy = f"choose mesh.tp from {listed(fit)}"
     for what, size in cut.items():
         if size % tp:
             yield f"{what}={size} is not a multiple of mesh.tp={tp}; {remedy}"
@@ -121,84 +120,6 @@ def _ramp_problems(config: RunConfig, part: int) -> Iterator[str]:
             f"multiple of train.micro_batch x data-parallel ranks = {part}; "
             f"choose multiples of {part} to start and to add"
         )
-
-
-def _size_problems(config: RunConfig) -> Iterator[str]:
-    model, length = config.model, config.train.sequence_length
-    kv_heads = model.num_kv_heads or model.num_heads
-    if not model.head_dim and model.hidden_size % model.num_heads:
-        yield (
-            f"model.hidden_size={model.hidden_size} is not a multiple of model.num_heads={model.num_heads}; "
-            f"choose a multiple, such as {round_up(model.hidden_size, model.num_heads)}, or set model.head_dim"
-        )
-    elif model.position == "rope" and model.rope_fraction == 1 and head_dim(config) % 2:
-        quotient = f"model.hidden_size={model.hidden_size} / model.num_heads={model.num_heads}"
-        yield (
-            f"{f'model.head_dim={model.head_dim}' if model.head_dim else quotient} is odd, but rope "
-            'rotates features in pairs; choose an even head size, or model.position="learned"'
-        )
-    elif model.position == "rope" and int(head_dim(config) * model.rope_fraction) % 2:
-        yield (
-            f"model.rope_fraction={model.rope_fraction:g} of {head_dim(config)} features of a head is "
-            f"{int(head_dim(config) * model.rope_fraction)}, but rope rotates features in pairs; choose an even number"
-        )
-    elif model.position == "rope" and int(head_dim(config) * model.rope_fraction) == 0:
-        yield (
-            f"model.rope_fraction={model.rope_fraction:g} of {head_dim(config)} features of a head rotates none; "
-            'raise it, or choose model.position="none"'
-        )
-    elif model.rope_scaling == "ntk" and int(head_dim(config) * model.rope_fraction) <= 2:
-        yield 'model.rope_scaling="ntk" needs more than 2 rotated features of a head; raise model.head_dim'
-    if model.num_heads % kv_heads:
-        yield (
-            f"model.num_heads={model.num_heads} is not a multiple of model.num_kv_heads={kv_heads}; "
-            f"choose model.num_kv_heads from {_listed(_common_divisors(model.num_heads))}"
-        )
-    if model.max_position and model.max_position < length:
-        yield (
-            f"train.sequence_length={length} is longer than model.max_position={model.max_position}; "
-            f"shorten the sequence, or set model.max_position to 0 or at least {length}"
-        )
-
-
-def _option_problems(config: RunConfig) -> Iterator[str]:
-    """Options of the model that mean nothing, or something impossible, beside others."""
-    model = config.model
-    needs: tuple[tuple[str, bool, str], ...] = (
-        ("rope_fraction", model.position == "rope", 'model.position="rope"'),
-        ("rope_interleaved", model.position == "rope", 'model.position="rope"'),
-        ("rope_interval", model.position == "rope", 'model.position="rope"'),
-        ("rope_scaling", model.position == "rope", 'model.position="rope"'),
-        ("rope_factor", model.rope_scaling != "none", "a model.rope_scaling"),
-        ("rope_original_length", model.rope_scaling in ("yarn", "llama3"), 'model.rope_scaling="yarn" or "llama3"'),
-        ("rope_low_freq_factor", model.rope_scaling == "llama3", 'model.rope_scaling="llama3"'),
-        ("rope_high_freq_factor", model.rope_scaling == "llama3", 'model.rope_scaling="llama3"'),
-        ("rope_beta_fast", model.rope_scaling == "yarn", 'model.rope_scaling="yarn"'),
-        ("rope_beta_slow", model.rope_scaling == "yarn", 'model.rope_scaling="yarn"'),
-        ("activation_clamp", model.activation in GATED, f"model.activation from {', '.join(GATED)}"),
-        ("activation_offset", model.activation in GATED, f"model.activation from {', '.join(GATED)}"),
-        ("window_interval", model.window > 0, "a model.window"),
-    )
-    for key, holds, what in needs:
-        value = getattr(model, key)
-        if not holds and not model.preset and value != ModelSection.__dataclass_fields__[key].default:
-            yield f"model.{key}={value!r} needs {what}; set that, or leave model.{key} out"
-    if model.rope_scaling in ("yarn", "llama3") and not model.rope_original_length:
-        yield (
-            f'model.rope_scaling="{model.rope_scaling}" needs model.rope_original_length, the tokens of a sequence '
-            "before scaling; set it, such as to 8192"
-        )
-    if model.rope_low_freq_factor >= model.rope_high_freq_factor:
-        yield (
-            f"model.rope_low_freq_factor={model.rope_low_freq_factor:g} is not below "
-            f"model.rope_high_freq_factor={model.rope_high_freq_factor:g}; choose a smaller one"
-        )
-    if model.rope_beta_slow >= model.rope_beta_fast:
-        yield (
-            f"model.rope_beta_slow={model.rope_beta_slow:g} is not below "
-            f"model.rope_beta_fast={model.rope_beta_fast:g}; choose a smaller one"
-        )
-    yield from _recompute_problems(config)
 
 
 def _recompute_problems(config: RunConfig) -> Iterator[str]:
@@ -291,26 +212,6 @@ def _too_few_samples(config: RunConfig, num_samples: int) -> str:
         f"train.{unit}={getattr(train, unit)} reads {asked} samples, and {blend} ends after {num_samples}; "
         f"choose at most train.{unit}={most}, {remedy}"
     )
-
-
-def _cut_by_tp(config: RunConfig) -> dict[str, int]:
-    """The sizes that tensor parallelism cuts, by the names that the user knows."""
-    model = config.model
-    sizes = {"model.num_heads": model.num_heads}
-    sizes["model.ffn_hidden_size" + ("" if model.ffn_hidden_size else " (derived)")] = ffn_hidden_size(config)
-    if config.mesh.sequence_parallel:
-        sizes["train.sequence_length"] = config.train.sequence_length
-    return sizes
-
-
-def _common_divisors(*values: int) -> list[int]:
-    """The small ones: nobody has more ranks or heads, and sizes may be mistyped."""
-    common = math.gcd(*values)
-    return [d for d in range(1, min(common, _MOST_PARTS) + 1) if common % d == 0]
-
-
-def _listed(values: list[int]) -> str:
-    return ", ".join(str(value) for value in values[:12])
 
 
 def _known(value: int | None) -> str:

@@ -26,6 +26,15 @@ def optimizer_problems(config: RunConfig) -> Iterator[str]:
                 f'optimizer.{field.name}={value!r} applies only to optimizer.name="muon"; '
                 f"set that, or leave optimizer.{field.name} out"
             )
+    moments = ("beta1", "beta2", "epsilon") if optimizer.name == "sgd" else ("momentum",)
+    for name in moments:
+        value = getattr(optimizer, name)
+        if value != type(optimizer).__dataclass_fields__[name].default:
+            serves = 'optimizer.name="adamw" and "muon"' if optimizer.name == "sgd" else 'optimizer.name="sgd"'
+            yield (
+                f'optimizer.{name}={value!r} applies only to {serves}, and it is "{optimizer.name}"; '
+                f"leave optimizer.{name} out"
+            )
     if optimizer.name == "muon" and optimizer.muon_coefficient_type == "quintic" and optimizer.muon_ns_steps % 5:
         yield (
             f"optimizer.muon_ns_steps={optimizer.muon_ns_steps} is not a multiple of the five polynomials of "

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from mdata import UsageError
 from trainer.config.sections import MeshSection, RunConfig
-from trainer.models.gpt_shape import round_up
+from trainer.models.arithmetic import round_up
 from trainer.pipeline.generators import impossible
 from trainer.plan.lengths import batch_sizes
 from trainer.plan.stages import num_chunks
@@ -24,11 +24,11 @@ def pipeline_problems(config: RunConfig, world_size: int) -> Iterator[str]:
         return
     chunks, num_layers = num_chunks(mesh), config.model.num_layers
     stages = mesh.pp * chunks
-    told = f"mesh.pp={mesh.pp}" + (f" x {chunks} stages per rank = {stages} stages" if chunks > 1 else " stages")
+    stages_text = f"mesh.pp={mesh.pp}" + (f" x {chunks} stages per rank = {stages} stages" if chunks > 1 else " stages")
     if stages > num_layers:
         fit = [pp for pp in range(1, num_layers // chunks + 1) if world_size % (mesh.tp * mesh.cp * pp) == 0]
         nearest = f"choose mesh.pp={max(fit)}" if fit else "choose fewer stages per rank"
-        yield f"{told} are more than model.num_layers={num_layers}; {nearest}, or a deeper model"
+        yield f"{stages_text} are more than model.num_layers={num_layers}; {nearest}, or a deeper model"
     yield from _layer_problems(config, stages)
     others = mesh.tp * mesh.cp
     part = world_size // (others * mesh.pp)
@@ -70,7 +70,7 @@ def _schedule_problems(config: RunConfig, chunks: int, part: int) -> Iterator[st
         sizes = sorted({*sizes, *batch_sizes(config).sizes})
     for size in sizes:
         if size % part:
-            continue  # told with the other layouts
+            continue  # reported with the other layouts
         count = size // part
         problem = impossible(mesh.schedule, num_ranks=mesh.pp, chunks=chunks, num_microbatches=count)
         if not problem:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainer.config.sections import PrecisionSection, RunConfig
+from trainer.models.arithmetic import round_up
 from trainer.models.family import family_of
-from trainer.models.gpt_shape import ffn_hidden_size, head_dim, round_up
 
 MULTIPLE = 16  # of every dimension of a product of FP8 matrices: cuBLAS asks for it
 DELAYED_KEYS = ("fp8_amax_history_len", "fp8_margin")
@@ -39,7 +39,12 @@ def precision_problems(config: RunConfig) -> Iterator[str]:
             f"precision.fp8_first_last_bf16={precision.fp8_first_last_bf16} at both ends leaves none of "
             f'model.num_layers={config.model.num_layers} in FP8; lower it, or set precision.fp8="none"'
         )
-    yield from _size_problems(config)
+    for what, size in family_of(config).float8_sizes(config).items():
+        if size % MULTIPLE:
+            yield (
+                f"{what} is {size}, but FP8 matrices have multiples of {MULTIPLE} rows and columns; "
+                f'choose {round_up(size, MULTIPLE)}, or set precision.fp8="none"'
+            )
 
 
 def kernel_problems(config: RunConfig) -> Iterator[str]:
@@ -65,24 +70,3 @@ def kernel_problems(config: RunConfig) -> Iterator[str]:
             f'kernels.attention="{kernels.attention}" serves causal attention over whole rows, '
             f'which {what} leave no layer with; set kernels.attention="auto"'
         )
-
-
-def _size_problems(config: RunConfig) -> Iterator[str]:
-    model, train, tp = config.model, config.train, config.mesh.tp
-    kv_heads = model.num_kv_heads or model.num_heads
-    sizes = {
-        "train.micro_batch x train.sequence_length / mesh.cp": train.micro_batch
-        * train.sequence_length
-        // config.mesh.cp,
-        "model.hidden_size": model.hidden_size,
-        "model.ffn_hidden_size / mesh.tp": ffn_hidden_size(config) // tp,
-        "heads x head size / mesh.tp": model.num_heads * head_dim(config) // tp,
-        "heads of q, k and v x head size / mesh.tp": (model.num_heads // tp + 2 * max(1, kv_heads // tp))
-        * head_dim(config),
-    }
-    for what, size in sizes.items():
-        if size % MULTIPLE:
-            yield (
-                f"{what} is {size}, but FP8 matrices have multiples of {MULTIPLE} rows and columns; "
-                f'choose {round_up(size, MULTIPLE)}, or set precision.fp8="none"'
-            )

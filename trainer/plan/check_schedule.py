@@ -28,7 +28,7 @@ def schedule_problems(config: RunConfig) -> Iterator[str]:
     if not run:
         yield "the run has no length; set one of train.steps, train.samples and train.tokens"
     if len(run) > 1:
-        yield f"{_told('train.', run)} are set; a run has one length, keep one of them"
+        yield f"{_settings('train.', run)} are set; a run has one length, keep one of them"
     yield from unclear
     if len(run) == 1 and not unclear:
         with suppress(UsageError):  # a ramp that cannot be read is a problem of its own
@@ -43,28 +43,28 @@ def _unclear(optimizer: OptimizerSection) -> Iterator[str]:
         if prefix == "warmup_" and optimizer.warmup_fraction:
             given["fraction"] = optimizer.warmup_fraction
         if len(given) > 1:
-            yield f"{_told(f'optimizer.{prefix}', given)} are set; keep one of them"
+            yield f"{_settings(f'optimizer.{prefix}', given)} are set; keep one of them"
 
 
 def _length_problems(config: RunConfig, lengths: ScheduleLengths, run: RunLength) -> Iterator[str]:
-    optimizer, whole = config.optimizer, _told("train.", given_lengths(config.train))
+    optimizer, whole = config.optimizer, _settings("train.", given_lengths(config.train))
     if run.steps < 1:
         yield _less_than_a_step(config, whole)
         return
     end = run.steps if lengths.counter == "steps" else run.samples
     if lengths.warmup > min(end, lengths.decay):
-        limit = _told("optimizer.decay_", given_lengths(optimizer, "decay_")) if lengths.decay < end else whole
+        limit = _settings("optimizer.decay_", given_lengths(optimizer, "decay_")) if lengths.decay < end else whole
         fraction = {"fraction": optimizer.warmup_fraction}
-        warmup = _told("optimizer.warmup_", given_lengths(optimizer, "warmup_") or fraction)
+        warmup = _settings("optimizer.warmup_", given_lengths(optimizer, "warmup_") or fraction)
         fewer, raised = f"fewer {lengths.counter}", limit.partition("=")[0]
         yield f"{warmup} is more than {limit}; warm up for {fewer}, or raise {raised}"
     given = given_lengths(optimizer, "wsd_decay_")
     if given and optimizer.schedule != "wsd":
-        yield f'{_told("optimizer.wsd_decay_", given)} applies only to optimizer.schedule="wsd"; leave it out'
+        yield f'{_settings("optimizer.wsd_decay_", given)} applies only to optimizer.schedule="wsd"; leave it out'
     if optimizer.schedule == "wsd" and not given:
         yield 'optimizer.schedule="wsd" needs a length of its decay; set optimizer.wsd_decay_steps, _samples or _tokens'
     elif optimizer.schedule == "wsd" and lengths.wsd_decay > lengths.decay:
-        wsd_decay, most = _told("optimizer.wsd_decay_", given), f"{lengths.decay:g} {lengths.counter}"
+        wsd_decay, most = _settings("optimizer.wsd_decay_", given), f"{lengths.decay:g} {lengths.counter}"
         yield f"{wsd_decay} is longer than the schedule, of {most}; choose at most that many"
 
 
@@ -85,13 +85,13 @@ def _value_problems(optimizer: OptimizerSection) -> Iterator[str]:
     if optimizer.weight_decay_schedule != "constant":
         return
     given = given_lengths(optimizer, "weight_decay_")
-    told = _told(
+    given_text = _settings(
         "optimizer.weight_decay_", {"end": optimizer.weight_decay_end} if optimizer.weight_decay_end else given
     )
-    if told:
-        yield f'{told} needs optimizer.weight_decay_schedule="linear" or "cosine"; set one, or leave it out'
+    if given_text:
+        yield f'{given_text} needs optimizer.weight_decay_schedule="linear" or "cosine"; set one, or leave it out'
 
 
-def _told(prefix: str, given: Mapping[str, float]) -> str:
+def _settings(prefix: str, given: Mapping[str, float]) -> str:
     """ "a=1 and b=2"."""
     return " and ".join(f"{prefix}{unit}={amount}" for unit, amount in given.items())

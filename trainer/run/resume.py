@@ -36,10 +36,9 @@ KEYS = {  # keys of [model] whose names are not those of the parts of a shape, j
     "scores_softcap": "attention_softcap",
     "scores_window": "window",
     "scores_sinks": "attention_sinks",
-    "scores_dropout": "attention_dropout",
 }
-# A learned max_position is a tensor's shape; alibi is a value of position.
-NOT_FUNCTION = ("padded_vocab_size", "max_position", "init_std", "scores_alibi")
+# A learned max_position is a tensor's shape; alibi is a value of position; dropout is often lowered on the way.
+NOT_FUNCTION = ("padded_vocab_size", "max_position", "init_std", "scores_alibi", "scores_dropout", "hidden_dropout")
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,8 @@ class SaveSchedule:
         """Whether a checkpoint is due that was not written yet."""
         return self._pending
 
-    def hear(self, votes: Sequence[float]) -> None:
-        """Take the sums over all ranks of `vote` and of requests to stop."""
+    def add_votes(self, votes: Sequence[float]) -> None:
+        """Take the sums over all ranks of `vote` and of requests to stop: any of them makes a checkpoint due."""
         self._pending |= any(votes)
 
     def is_step(self, step: int) -> bool:

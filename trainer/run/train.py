@@ -187,7 +187,7 @@ class _Loop:
         measured = self.measuring.line(now.samples, report) if records else {}
         if records and not evaluates:
             self._record(step, measured, {})
-        self.schedule.hear(report.votes[:3])
+        self.schedule.add_votes(report.votes[:3])
         self.saver.poll()
         if report.votes[3]:
             self.saver.finish()

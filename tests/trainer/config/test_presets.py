@@ -10,6 +10,7 @@ from mdata import UsageError
 from trainer.config.parse import dump_config, load_config, parse_config
 from trainer.config.presets import PRESETS
 from trainer.config.sections import Preset
+from trainer.models.family import family_of
 from trainer.models.gpt_params import num_parameters
 from trainer.models.gpt_shape import gpt_shape
 from trainer.plan.check import check
@@ -68,6 +69,15 @@ def test_a_key_wins_over_the_preset_and_is_written_down(tmp_path):
     path = tmp_path / "again.toml"
     path.write_text(dump_config(config))
     assert load_config(path) == config
+
+
+def test_only_a_key_that_was_written_is_blamed_for_what_it_needs(tmp_path):
+    """Llama 3.2's rope_factor is the preset's; without its scaling it means nothing, and nobody wrote it."""
+    config = _config(tmp_path, 'preset = "llama3.2-1b"\nrope_scaling = "none"')
+    assert list(family_of(config).problems(config)) == []
+    config = _config(tmp_path, 'preset = "llama3.2-1b"\nrope_scaling = "none"\nrope_beta_fast = 8.0')
+    (problem,) = family_of(config).problems(config)
+    assert problem.startswith("model.rope_beta_fast=8.0 needs ")
 
 
 def test_an_unknown_preset_names_the_nearest(tmp_path):

@@ -12,8 +12,8 @@ from tests.trainer.models.megatron import fill, load, ours, shape_of
 from trainer.config.sections import RecomputeSection
 from trainer.layers.rope import frequencies
 from trainer.layers.shapes import RopeShape
+from trainer.models.arithmetic import round_up
 from trainer.models.gpt import GPT, build_gpt
-from trainer.models.gpt_shape import round_up
 from trainer.parallel.collectives import Group
 from trainer.parallel.params import Place
 

@@ -131,9 +131,27 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
             "set it, such as to 8192",
         ),
         (
-            {"model": {"rope_scaling": "ntk", "head_dim": 2}},
+            {"model": {"rope_scaling": "ntk", "rope_factor": 2.0, "head_dim": 2}},
             2,
             'model.rope_scaling="ntk" needs more than 2 rotated features of a head; raise model.head_dim',
+        ),
+        (
+            {"model": {"rope_scaling": "linear"}},
+            2,
+            'model.rope_scaling="linear" changes nothing with model.rope_factor=1; set the factor by which '
+            "sequences may be longer, or leave model.rope_scaling out",
+        ),
+        (
+            {"optimizer": {"name": "sgd", "beta1": 0.8}},
+            2,
+            'optimizer.beta1=0.8 applies only to optimizer.name="adamw" and "muon", and it is "sgd"; '
+            "leave optimizer.beta1 out",
+        ),
+        (
+            {"optimizer": {"momentum": 0.8}},
+            2,
+            'optimizer.momentum=0.8 applies only to optimizer.name="sgd", and it is "adamw"; '
+            "leave optimizer.momentum out",
         ),
         (
             {"recompute": {"mode": "full", "layers": 3}},

@@ -201,6 +201,13 @@ def test_another_update_rule_is_refused(corpus, tmp_path):
         find_start(other, open_data(other))
 
 
+def test_dropout_may_change_on_the_way(corpus, tmp_path):
+    _train(_config(corpus, tmp_path, steps=1))
+    other = _config(corpus, tmp_path, steps=2, model={"hidden_dropout": 0.1, "attention_dropout": 0.2})
+    changes = find_start(other, open_data(other)).changes
+    assert changes["model.hidden_dropout"] == (0.0, 0.1) and changes["model.attention_dropout"] == (0.0, 0.2)
+
+
 def test_changed_settings_are_named_by_section_and_key():
     before, now = sound(), sound(optimizer={"lr": 0.5}, mesh={"tp": 1})
     assert changed_settings(before, now) == {"optimizer.lr": (1e-3, 0.5), "mesh.tp": (2, 1)}

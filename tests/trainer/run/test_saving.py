@@ -35,7 +35,7 @@ class Clock:
 
 
 def due(schedule, step, *, last, votes):
-    schedule.hear(votes)
+    schedule.add_votes(votes)
     return schedule.due(step, last=last)
 
 

@@ -1,0 +1,29 @@
+"""Arithmetic of sizes that are divided among ranks, for tables, plans and the remedies of messages.
+
+Whole numbers only. Pure.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+
+_MOST_PARTS = 1 << 16
+_MOST_SHOWN = 12
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple that is at least the value."""
+    return -(-value // multiple) * multiple
+
+
+def common_divisors(*values: int) -> list[int]:
+    """The small ones: nobody has more ranks or heads, and sizes may be mistyped."""
+    common = math.gcd(*values)
+    return [d for d in range(1, min(common, _MOST_PARTS) + 1) if common % d == 0]
+
+
+def listed(values: Iterable[int]) -> str:
+    """The first of them, for a message."""
+    return ", ".join(str(value) for value in itertools.islice(values, _MOST_SHOWN))

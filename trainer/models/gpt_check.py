@@ -1,0 +1,129 @@
+"""The rules between the keys of [model] of a GPT, and what a layout cuts of it.
+
+Each problem is one line with the values that clash and a remedy. Pure, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainer.config.presets import PRESETS
+from trainer.config.sections import ModelSection, RunConfig
+from trainer.layers.shapes import GATED
+from trainer.models.arithmetic import common_divisors, listed, round_up
+from trainer.models.gpt_shape import ffn_hidden_size, head_dim
+
+
+def model_problems(config: RunConfig) -> Iterator[str]:
+    """Every problem of the model's sizes and options, beside each other and the length of samples."""
+    yield from _size_problems(config)
+    yield from _option_problems(config.model)
+
+
+def cut_by_tp(config: RunConfig) -> dict[str, int]:
+    """The sizes that tensor parallelism cuts, by the names that the user knows."""
+    model = config.model
+    sizes = {"model.num_heads": model.num_heads}
+    sizes["model.ffn_hidden_size" + ("" if model.ffn_hidden_size else " (derived)")] = ffn_hidden_size(config)
+    if config.mesh.sequence_parallel:
+        sizes["train.sequence_length"] = config.train.sequence_length
+    return sizes
+
+
+def float8_sizes(config: RunConfig) -> dict[str, int]:
+    """Rows and columns of the matrices of linear layers on a rank, by what they are."""
+    model, train, tp = config.model, config.train, config.mesh.tp
+    kv_heads = model.num_kv_heads or model.num_heads
+    return {
+        "train.micro_batch x train.sequence_length / mesh.cp": train.micro_batch
+        * train.sequence_length
+        // config.mesh.cp,
+        "model.hidden_size": model.hidden_size,
+        "model.ffn_hidden_size / mesh.tp": ffn_hidden_size(config) // tp,
+        "heads x head size / mesh.tp": model.num_heads * head_dim(config) // tp,
+        "heads of q, k and v x head size / mesh.tp": (model.num_heads // tp + 2 * max(1, kv_heads // tp))
+        * head_dim(config),
+    }
+
+
+def _size_problems(config: RunConfig) -> Iterator[str]:
+    model, length = config.model, config.train.sequence_length
+    kv_heads = model.num_kv_heads or model.num_heads
+    if not model.head_dim and model.hidden_size % model.num_heads:
+        yield (
+            f"model.hidden_size={model.hidden_size} is not a multiple of model.num_heads={model.num_heads}; "
+            f"choose a multiple, such as {round_up(model.hidden_size, model.num_heads)}, or set model.head_dim"
+        )
+    elif model.position == "rope" and model.rope_fraction == 1 and head_dim(config) % 2:
+        quotient = f"model.hidden_size={model.hidden_size} / model.num_heads={model.num_heads}"
+        yield (
+            f"{f'model.head_dim={model.head_dim}' if model.head_dim else quotient} is odd, but rope "
+            'rotates features in pairs; choose an even head size, or model.position="learned"'
+        )
+    elif model.position == "rope" and int(head_dim(config) * model.rope_fraction) % 2:
+        yield (
+            f"model.rope_fraction={model.rope_fraction:g} of {head_dim(config)} features of a head is "
+            f"{int(head_dim(config) * model.rope_fraction)}, but rope rotates features in pairs; choose an even number"
+        )
+    elif model.position == "rope" and int(head_dim(config) * model.rope_fraction) == 0:
+        yield (
+            f"model.rope_fraction={model.rope_fraction:g} of {head_dim(config)} features of a head rotates none; "
+            'raise it, or choose model.position="none"'
+        )
+    elif model.rope_scaling == "ntk" and int(head_dim(config) * model.rope_fraction) <= 2:
+        yield 'model.rope_scaling="ntk" needs more than 2 rotated features of a head; raise model.head_dim'
+    if model.num_heads % kv_heads:
+        yield (
+            f"model.num_heads={model.num_heads} is not a multiple of model.num_kv_heads={kv_heads}; "
+            f"choose model.num_kv_heads from {listed(common_divisors(model.num_heads))}"
+        )
+    if model.max_position and model.max_position < length:
+        yield (
+            f"train.sequence_length={length} is longer than model.max_position={model.max_position}; "
+            f"shorten the sequence, or set model.max_position to 0 or at least {length}"
+        )
+
+
+def _option_problems(model: ModelSection) -> Iterator[str]:
+    """Options of the model that mean nothing, or something impossible, beside others."""
+    preset = PRESETS.get(model.preset, {})
+    needs: tuple[tuple[str, bool, str], ...] = (
+        ("rope_fraction", model.position == "rope", 'model.position="rope"'),
+        ("rope_interleaved", model.position == "rope", 'model.position="rope"'),
+        ("rope_interval", model.position == "rope", 'model.position="rope"'),
+        ("rope_scaling", model.position == "rope", 'model.position="rope"'),
+        ("rope_factor", model.rope_scaling != "none", "a model.rope_scaling"),
+        ("rope_original_length", model.rope_scaling in ("yarn", "llama3"), 'model.rope_scaling="yarn" or "llama3"'),
+        ("rope_low_freq_factor", model.rope_scaling == "llama3", 'model.rope_scaling="llama3"'),
+        ("rope_high_freq_factor", model.rope_scaling == "llama3", 'model.rope_scaling="llama3"'),
+        ("rope_beta_fast", model.rope_scaling == "yarn", 'model.rope_scaling="yarn"'),
+        ("rope_beta_slow", model.rope_scaling == "yarn", 'model.rope_scaling="yarn"'),
+        ("activation_clamp", model.activation in GATED, f"model.activation from {', '.join(GATED)}"),
+        ("activation_offset", model.activation in GATED, f"model.activation from {', '.join(GATED)}"),
+        ("window_interval", model.window > 0, "a model.window"),
+    )
+    for key, holds, what in needs:
+        value = getattr(model, key)
+        # What a preset has is not what a user wrote.
+        if not holds and value not in (ModelSection.__dataclass_fields__[key].default, preset.get(key)):
+            yield f"model.{key}={value!r} needs {what}; set that, or leave model.{key} out"
+    if model.rope_scaling != "none" and model.rope_factor == 1:
+        yield (
+            f'model.rope_scaling="{model.rope_scaling}" changes nothing with model.rope_factor=1; set the factor '
+            "by which sequences may be longer, or leave model.rope_scaling out"
+        )
+    if model.rope_scaling in ("yarn", "llama3") and not model.rope_original_length:
+        yield (
+            f'model.rope_scaling="{model.rope_scaling}" needs model.rope_original_length, the tokens of a sequence '
+            "before scaling; set it, such as to 8192"
+        )
+    if model.rope_low_freq_factor >= model.rope_high_freq_factor:
+        yield (
+            f"model.rope_low_freq_factor={model.rope_low_freq_factor:g} is not below "
+            f"model.rope_high_freq_factor={model.rope_high_freq_factor:g}; choose a smaller one"
+        )
+    if model.rope_beta_slow >= model.rope_beta_fast:
+        yield (
+            f"model.rope_beta_slow={model.rope_beta_slow:g} is not below "
+            f"model.rope_beta_fast={model.rope_beta_fast:g}; choose a smaller one"
+        )
