@@ -104,6 +104,9 @@ def join_world(mesh: Mesh, *, placement: Placement | None = None, device_type: s
     place = placement or find_placement(os.environ) or Placement()
     assert mesh.world_size == place.world_size, f"mesh of {mesh.world_size} in a world of {place.world_size}"
     device = _device(place, device_type or ("cuda" if torch.cuda.is_available() else "cpu"))
+    # cuBLAS may otherwise round what it adds up in parts: of long sums that is seen in the loss.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     if device.type == "cpu" and place.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_world_size))
     if place.world_size > 1:

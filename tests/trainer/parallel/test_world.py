@@ -38,6 +38,13 @@ def test_without_a_launcher_one_rank_is_all() -> None:
     assert not torch.distributed.is_initialized()
 
 
+def test_products_of_half_precision_are_summed_in_fp32() -> None:
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = True
+    join_world(Mesh(1), placement=Placement(), device_type="cpu")
+    assert matmul.allow_bf16_reduced_precision_reduction is matmul.allow_fp16_reduced_precision_reduction is False
+
+
 def test_torchrun_says_the_place_of_a_rank() -> None:
     assert find_placement(TORCHRUN) == Placement(rank=5, world_size=8, local_rank=1, local_world_size=4)
 
