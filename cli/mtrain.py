@@ -17,6 +17,7 @@ COMMANDS = (
     Command("plan", "print what follows from a configuration: sizes, memory, kernels", module="cli.mtrain_plan"),
     Command("generate", "continue prompts with a trained model", module="cli.mtrain_generate"),
     Command("convert", "convert models from and to Hugging Face, merge or reshard", module="cli.mtrain_convert"),
+    Command("prove", "train twice, once interrupted, and compare every bit", module="cli.mtrain_prove"),
     Command("report", "write report.html of a run", module="cli.mtrain_report"),
     Command("inspect", "show what a checkpoint holds", module="cli.mtrain_inspect"),
 )

@@ -75,10 +75,12 @@ def train_here(config: RunConfig, console: Console) -> None:
     from trainer.parallel.mesh import mesh_of
     from trainer.parallel.world import Placement, find_placement, join_world, leave_world
     from trainer.plan.lengths import given_lengths
+    from trainer.run.determinism import make_deterministic
     from trainer.run.metrics import plain
     from trainer.run.train import train
 
     place = find_placement(os.environ) or Placement()
+    make_deterministic(config)
     world = join_world(mesh_of(config, place.world_size), placement=place)
     with console.progress() as progress:
         result = train(config, world, progress=progress if world.is_main else RankNotes(progress, place.rank))

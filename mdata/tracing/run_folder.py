@@ -32,7 +32,7 @@ from mdata.util.option_synonyms import nearest
 # Keys that this version knows: those of [data] that are no options of a dataset, and those of [train].
 _OTHER_DATA = ("blend", "split", "valid", "test", "allow_overlap", "prefetch")
 _STEPS = ("sequence_length", "global_batch", "batch_ramp", "micro_batch", "steps", "samples", "tokens")
-_TRAIN = (*_STEPS, "loss_average", "eval_interval", "eval_samples", "log_interval")
+_TRAIN = (*_STEPS, "exit_interval", "loss_average", "eval_interval", "eval_samples", "log_interval")
 _CHECKPOINTS = {("mtrain-checkpoint", 1), ("mtrain-checkpoint", 2)}
 _SHOWN = 4
 

@@ -60,10 +60,11 @@ Small = Annotated[float, Range(1e-30, 1)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunSection:
-    """The run's folder and its random seed."""
+    """The run's folder, its random seed, and whether it gives the same bits again."""
 
     folder: str  # run folder; created if missing
     seed: Count = 1234  # seed of the initial weights and of the data order
+    deterministic: bool = False  # kernels that give the same bits again, on GPUs too, where some are slower
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,6 +204,7 @@ class TrainSection:
     steps: Count = 0  # length of the run in optimizer updates; set this, samples or tokens
     samples: Count = 0  # length of the run in samples; the last step ends at or before it
     tokens: Count = 0  # length of the run in tokens; the last step ends at or before it
+    exit_interval: Count = 0  # the run ends early, with a checkpoint, after steps that are multiples of it; 0: off
     eval_interval: Count = 0  # steps between validations; 0: only at the end
     eval_samples: Count = 1024  # validation or test samples per corpus, spread evenly; 0: all
     log_interval: Positive = 1  # steps between lines of metrics.jsonl

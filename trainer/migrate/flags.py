@@ -81,6 +81,8 @@ _TABLE = """
 --train-iters | int | | train.steps |
 --train-samples | int | | train.samples |
 --calculate-per-token-loss | switch | | train.loss_average | token; without it megatron
+--exit-interval | int | 0 | = train.exit_interval |
+--deterministic-mode | switch | | run.deterministic |
 --eval-interval | int | | train.eval_interval |
 --eval-iters | int | 100 | train.eval_samples | x global batch
 --full-validation | switch | | train.eval_samples | 0

@@ -350,12 +350,12 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ),
     (
         "reinforcement learning, test modes and this form of configuration are not supported",
-        """--deterministic-mode --data-parallel-random-init --test-mode --skip-train --yaml-cfg= --perform-rl-step
+        """--data-parallel-random-init --test-mode --skip-train --yaml-cfg= --perform-rl-step
         --batch-invariant-mode --fake-process-group --validation-set-names=* --inference-shards=""",
     ),
     (
         "there is no such option; train.steps, train.batch_ramp and train.eval_interval are the nearest",
-        """--decrease-batch-size-if-needed --iterations-to-skip=* --exit-interval= --step-batch-size-schedule=
+        """--decrease-batch-size-if-needed --iterations-to-skip=*  --step-batch-size-schedule=
         --start-eval-at-iter= --eval-global-batch-size= --eval-micro-batch-size=""",
     ),
 )

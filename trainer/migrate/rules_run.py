@@ -166,6 +166,8 @@ def _train(a: Given, world_size: int | None) -> Iterator[Setting | Refusal]:
         yield Setting("train.steps", a["--train-iters"], ("--train-iters",))
     else:
         yield Refusal("--train-iters", "missing; give it, or --train-samples")
+    if a["--deterministic-mode"]:
+        yield Setting("run.deterministic", True, ("--deterministic-mode",))
     if a["--eval-interval"]:
         yield Setting("train.eval_interval", a["--eval-interval"], ("--eval-interval",))
     # Without masked tokens both averages are the same number.

@@ -140,13 +140,14 @@ class _Loop:
         self.behind = reports_behind(engine.world.device) if config.optimizer.count_skipped else 0
         names = [component.name for component in data.train.components]
         self.measuring = Measuring(plan, engine, dtype=config.precision.dtype, components=names)
+        self.last = plan.steps
         self.schedule = SaveSchedule(config.checkpoint, keeps_time=engine.world.is_main)
 
     def run(self, done: Done, progress: Progress, *, owed: RunState | None) -> TrainResult:
         """The steps after those that are done; before them, what is owed to the last of those."""
         total, loss, losses = self.plan.steps, None, dict[str, dict[str, float]]()
         progress.begin("train", total, unit="steps", done=done.steps)
-        first = done.samples
+        first, self.last = done.samples, _last_step(done.steps, self.config, self.plan)
         self.saver = self._saver(progress)
         if owed is not None:
             loss, losses = owed.measured.get("loss"), self._evaluate(owed.step, progress)
@@ -157,8 +158,8 @@ class _Loop:
                 shown = self.measuring.shown(now.steps, report)
                 progress.advance(1, **shown, tokens=(now.samples - first) * self.plan.sequence_length)
         progress.end()
-        newest = checkpoints_folder(self.config) / folder_name(total)
-        return TrainResult(total, loss, losses.get("valid", {}), losses.get("test", {}), newest)
+        newest = checkpoints_folder(self.config) / folder_name(self.last)
+        return TrainResult(self.last, loss, losses.get("valid", {}), losses.get("test", {}), newest)
 
     def _saver(self, progress: Progress) -> Saver:
         def tell(kind: str, facts: dict[str, Any], text: str) -> None:
@@ -193,17 +194,17 @@ class _Loop:
             self.saver.finish()
         self.asked = (self.asked[0] + report.votes[1], self.asked[1] + report.votes[2])
         saved = settled and self._save_if_due(now, report, measured, progress)
-        ends = any(self.asked) or step == self.plan.steps
+        ends = any(self.asked) or step == self.last
         if saved and (ends or not self.config.checkpoint.background):
             self.saver.finish(needed=ends)
         if settled and any(self.asked):
             self._stop(step, saved)
-        if not evaluates:
-            return {}
-        with stops.at_once() if saved else nullcontext():
-            losses = self._evaluate(step, progress)
-            self._record(step, measured, losses)
-        if step == self.plan.steps and not saved:
+        losses: dict[str, dict[str, float]] = {}
+        if evaluates:
+            with stops.at_once() if saved else nullcontext():
+                losses = self._evaluate(step, progress)
+                self._record(step, measured, losses)
+        if step == self.last and not saved:
             raise diverged(f"no checkpoint was written for the last step, {step}", report)
         return losses
 
@@ -220,9 +221,9 @@ class _Loop:
             training_batches(self.data, self.config, plan=plan, dp=engine.dp, consumed=done.samples, progress=progress)
         )
         running: deque[tuple[Done, int, PendingReport]] = deque()
-        while done.steps < plan.steps or running:
+        while done.steps < self.last or running:
             with rate:
-                if done.steps < plan.steps and not self._something_is_due(running):
+                if done.steps < self.last and not self._something_is_due(running):
                     read = rate.wait_for(batches)
                     microbatches = [self._moved(batch) for batch in read]
                     size = sizes.at(done.samples)
@@ -260,6 +261,8 @@ class _Loop:
         if any(self.asked) or self.schedule.pending:
             return bool(running)
         steps = [now.steps for now, *_ in running]
+        if self.last in steps:
+            return True
         return any(self.schedule.is_step(step) or _evaluates(step, self.config, self.plan) for step in steps)
 
     def _evaluate(self, step: int, progress: Progress) -> dict[str, dict[str, float]]:
@@ -277,7 +280,7 @@ class _Loop:
 
     def _save_if_due(self, now: Done, report: StepReport, measured: dict[str, Any], progress: Progress) -> bool:
         """Write a checkpoint if one is due and the state is sound; the same on every rank."""
-        if not self.schedule.due(now.steps, last=now.steps == self.plan.steps):
+        if not self.schedule.due(now.steps, last=now.steps == self.last):
             return False
         loss = report.loss if report.num_tokens else 0.0
         if not (self.skipped.leaves_sound(report) and self.engine.is_finite(loss)):
@@ -314,6 +317,12 @@ class _Loop:
         why = "it was skipped or its state is not finite"
         done = "and its checkpoint" if saved else f"without a checkpoint, because {why}"
         stop(self.asked, where=f"after step {step} {done}")
+
+
+def _last_step(done: int, config: RunConfig, plan: Plan) -> int:
+    """After which this start of the run ends."""
+    interval = config.train.exit_interval
+    return min(plan.steps, (done // interval + 1) * interval) if interval else plan.steps
 
 
 def _due(step: int, interval: int) -> bool:

@@ -1,0 +1,94 @@
+"""Prove that a run which is interrupted ends with the same bits as one that is not.
+
+  mtrain prove runs/first                          10 steps, and 5 steps, a restart, and 5 more
+  mtrain prove run.toml --steps 40 --restart 15 mesh.tp=2
+
+Both runs are made in a folder of their own with the configuration that is given (of a run folder: its config.toml); the
+run itself is not touched. Losses, norms, counters and every slice of the last checkpoint are compared. Exit code 1 if
+anything differs. On GPUs this needs run.deterministic = true.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cli.console import Console, Parser
+from cli.mtrain_options import add_run_arguments, read_run_arguments
+from mdata.errors import UsageError
+
+if TYPE_CHECKING:
+    from trainer.config.sections import RunConfig
+    from trainer.run.prove import Proof
+
+SHOWN = 8  # differences
+STEPS, RESTART = 10, 5
+
+
+def add_arguments(parser: Parser) -> None:
+    """See `mtrain prove --help`."""
+    add_run_arguments(parser)
+    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"steps of both runs; default {STEPS}")
+    restart = f"step after which one is restarted; default {RESTART}"
+    parser.add_argument("--restart", type=int, default=RESTART, metavar="K", help=restart)
+    parser.add_argument("--folder", type=Path, help="keep both runs there; default: a temporary folder")
+
+
+def main(arguments: argparse.Namespace, console: Console) -> int:
+    """Train, interrupt, train, compare."""
+    from trainer.parallel.world import find_placement
+    from trainer.run.launch import preflight
+    from trainer.run.prove import prove
+
+    if find_placement(os.environ) is not None:
+        raise UsageError("mtrain prove starts its ranks itself", fix="run it without torchrun or srun, on one machine")
+    if Path(arguments.config).is_dir():
+        arguments.config = str(Path(arguments.config, "config.toml"))
+    config, world_size = read_run_arguments(arguments)
+    if arguments.folder is not None and arguments.folder.exists() and any(arguments.folder.iterdir()):
+        raise UsageError(f"{arguments.folder} is not empty", fix="give a new folder")
+    with tempfile.TemporaryDirectory(prefix="mtrain-prove-") as scratch:
+        folder = arguments.folder or Path(scratch)
+        first = dataclasses.replace(config, run=dataclasses.replace(config.run, folder=str(folder / "straight")))
+        with console.progress() as progress:
+            preflight(first, world_size, where=arguments.config, progress=progress)
+
+        def train(one: RunConfig) -> None:
+            where = Path(one.run.folder).name
+            console.note(f"training {where} to step {one.train.exit_interval}")
+            _train(one, world_size, Path(scratch, "run.toml"))
+
+        proof = prove(config, folder, restart=arguments.restart, steps=arguments.steps, train=train)
+    console.result(proof_text(proof), dataclasses.asdict(proof))
+    return 1 if proof.differences else 0
+
+
+def proof_text(proof: Proof) -> str:
+    """The outcome, for people."""
+    compared = f"{proof.steps} steps and {proof.slices} slices of the last checkpoint"
+    if not proof.differences:
+        return f"equal: {compared} have the same bits"
+    lines = [f"not equal: {len(proof.differences)} differences in {compared}"]
+    lines += [f"  {one.what}: {one.straight}, interrupted: {one.interrupted}" for one in proof.differences[:SHOWN]]
+    if len(proof.differences) > SHOWN:
+        lines.append(f"  and {len(proof.differences) - SHOWN} more (--json has all)")
+    return "\n".join(lines)
+
+
+def _train(config: RunConfig, world_size: int, file: Path) -> None:
+    """One run in processes of its own, so that nothing of one is left for the next."""
+    from trainer.config.parse import dump_config
+
+    file.write_text(dump_config(config), encoding="utf-8")
+    words = [sys.executable, "-P", "-m", "cli.mtrain", "train", str(file), "--nproc", str(world_size)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = [line for line in done.stderr.splitlines() if not line.startswith("{")][-4:]
+        text = f"the run in {config.run.folder} ended with exit code {done.returncode}"
+        raise UsageError(text, found="\n  ".join(last))

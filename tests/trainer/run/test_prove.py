@@ -1,0 +1,134 @@
+"""`mtrain prove`: an interrupted run against one that is not, and what it must find where they differ."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cli.mtrain import main
+from cli.mtrain_prove import proof_text
+from mdata import UsageError
+from tests.helpers.runs import make_config, make_mix
+from trainer.config.parse import dump_config
+from trainer.config.sections import CheckpointSection, MeshSection
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.world import Placement, join_world
+from trainer.run import determinism
+from trainer.run.engine import Engine
+from trainer.run.metrics import read_metrics
+from trainer.run.prove import COMPUTED, compare, prove
+from trainer.run.train import train
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prove")
+    mix = {**make_mix(folder, ["first", "second", "held"]), "mix": folder / "mix.json"}
+    made = make_config(folder / "run", blend=mix["mix"], valid=[mix["held"]], steps=8, eval_interval=2, eval_samples=5)
+    return replace(made, mesh=MeshSection(), checkpoint=CheckpointSection(interval=2, keep=9))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def alone(config):
+    return train(config, join_world(Mesh(1), placement=Placement()))
+
+
+def curve(folder):
+    return [[line.get(name) for name in COMPUTED] for line in read_metrics(Path(folder))]
+
+
+def test_a_run_that_ends_early_and_goes_on_has_the_curve_of_one_that_does_not(config, tmp_path):
+    whole, parts = (replace(config, run=replace(config.run, folder=str(tmp_path / name))) for name in ("a", "b"))
+    alone(whole)
+    parts = replace(parts, train=replace(parts.train, exit_interval=3))
+    assert [alone(parts).step for _ in range(3)] == [3, 6, 8]
+    assert curve(tmp_path / "b") == curve(tmp_path / "a")
+
+
+def test_an_interrupted_run_is_proved_equal(config, tmp_path):
+    proof = prove(config, tmp_path, restart=2, steps=5, train=alone)
+    assert not proof.differences and proof.steps == 5 and proof.slices > 20
+    assert len(read_metrics(tmp_path / "straight")) == len(read_metrics(tmp_path / "interrupted")) == 5
+    assert proof_text(proof).startswith("equal: 5 steps and ")
+
+
+def test_noise_behind_the_restart_is_found_at_its_step(config, tmp_path, monkeypatch):
+    """The last bit of one weight, after step 3 of the run that was restarted."""
+    real, starts, steps = Engine.step, [0], [0]
+
+    def step(self, *arguments, **options):
+        steps[0] += 1
+        if starts[0] == 3 and steps[0] == 2:
+            weight = self.buffers.parameters
+            weight[7] = torch.nextafter(weight[7], torch.tensor(torch.inf))
+        return real(self, *arguments, **options)
+
+    def counted(config):
+        starts[0], steps[0] = starts[0] + 1, 0
+        alone(config)
+
+    monkeypatch.setattr(Engine, "step", step)
+    proof = prove(config, tmp_path, restart=2, steps=5, train=counted)
+    named = [one.what for one in proof.differences]
+    assert named[0].endswith("of step 4") and any(name.startswith("tensor weight/") for name in named)
+    assert proof_text(proof).startswith(f"not equal: {len(named)} differences")
+
+
+def test_a_missing_step_and_another_counter_are_named(config, tmp_path):
+    prove(config, tmp_path, restart=1, steps=2, train=alone)
+    lines = (tmp_path / "straight/metrics.jsonl").read_text().splitlines()
+    (tmp_path / "straight/metrics.jsonl").write_text(lines[0] + "\n")
+    proof = compare(tmp_path / "straight", tmp_path / "interrupted", steps=2)
+    assert {one.what: one.straight for one in proof.differences}["loss of step 2"] == "missing"
+
+
+@pytest.mark.parametrize(
+    ("restart", "steps", "said"),
+    [(5, 5, "--restart 5 with --steps 5"), (0, 3, "--restart 0"), (2, 9, "more than train")],
+)
+def test_numbers_of_steps_that_do_not_fit_are_refused(config, tmp_path, restart, steps, said):
+    with pytest.raises(UsageError, match=said):
+        prove(config, tmp_path, restart=restart, steps=steps, train=alone)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_on_a_run_folder_with_deterministic_kernels(config, tmp_path, capsys):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.toml").write_text(dump_config(config))
+    words = ["run.deterministic=true", "--steps", "3", "--restart", "1", "--nproc", "1", "--json"]
+    assert main(["prove", str(folder), *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["steps"], found["differences"]) == (3, []) and [path.name for path in folder.iterdir()] == [
+        "config.toml"
+    ]
+
+
+def test_a_process_is_made_deterministic_when_the_run_says_so(config):
+    code = (
+        "import os, sys, torch\nfrom trainer.config.parse import load_config\n"
+        "from trainer.run.determinism import make_deterministic\nmake_deterministic(load_config(sys.argv[1]))\n"
+        "print(torch.are_deterministic_algorithms_enabled(), os.environ.get('CUBLAS_WORKSPACE_CONFIG'))"
+    )
+    file = Path(config.run.folder).with_suffix(".toml")
+    for asked, expected in ((False, "False None"), (True, "True :4096:8")):
+        file.write_text(dump_config(replace(config, run=replace(config.run, deterministic=asked))))
+        clean = {"PATH": "/usr/bin:/bin"}
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(file)], capture_output=True, text=True, env=clean, check=True
+        )
+        assert done.stdout.strip() == expected
+    assert set(determinism.VARIABLES) >= {"NCCL_ALGO", "NVTE_ALLOW_NONDETERMINISTIC_ALGO"}

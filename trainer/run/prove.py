@@ -1,0 +1,124 @@
+"""Whether a run that is interrupted ends with the same bits as one that is not: `mtrain prove`.
+
+Two runs of the same configuration are made in folders of their own: one trains k + n steps at once, the other stops
+after k with a checkpoint, is started again, and ends there too. Their curves are compared step by step, and their
+last checkpoints slice by slice by the hashes that their indexes hold. Nothing of the user's run is touched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mdata import UsageError
+from trainer.checkpoint.folder import folder_name
+from trainer.checkpoint.format import Index
+from trainer.checkpoint.load import verify_checkpoint
+from trainer.config.sections import RunConfig
+from trainer.plan.lengths import given_lengths
+from trainer.run.metrics import read_metrics
+
+STRAIGHT, INTERRUPTED = "straight", "interrupted"
+# Of a line of metrics.jsonl, what is computed and not measured.
+COMPUTED = ("loss", "train", "grad_norm", "lr", "weight_decay", "loss_scale", "consumed_samples")
+# Of the state of a run, what has to be the same; its configuration differs in where it stops.
+STATE = ("step", "consumed_samples", "data_id", "optimizer_steps", "skipped_samples", "scaler", "float8")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that the two runs do not have alike, such as "loss of step 7", and its values."""
+
+    what: str
+    straight: str
+    interrupted: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Proof:
+    """What was compared.
+
+    Args:
+        steps: whose curves were compared. slices: of tensors of the last checkpoint. differences: none: bitwise equal.
+    """
+
+    steps: int
+    slices: int
+    differences: tuple[Difference, ...]
+
+
+def prove(config: RunConfig, folder: Path, *, restart: int, steps: int, train: Callable[[RunConfig], None]) -> Proof:
+    """Train both runs in a folder and compare them.
+
+    Args:
+        restart: k, the step after which the second run is interrupted. steps: k + n, with which both end.
+        train: trains a configuration until it ends, in processes of its own or in this one.
+
+    Raises:
+        UsageError: the numbers of steps do not fit each other or the run.
+    """
+    (unit, length), *_ = given_lengths(config.train).items()
+    if not 0 < restart < steps:
+        raise UsageError(
+            f"--restart {restart} with --steps {steps}", expected="a restart after the first step and before the last"
+        )
+    if unit == "steps" and steps > length:
+        raise UsageError(f"--steps {steps} is more than train.steps={length}", fix="choose fewer steps")
+    straight, interrupted = (_shortened(config, folder / name, steps) for name in (STRAIGHT, INTERRUPTED))
+    train(straight)
+    train(_shortened(config, folder / INTERRUPTED, restart))
+    train(interrupted)
+    return compare(Path(straight.run.folder), Path(interrupted.run.folder), steps=steps)
+
+
+def compare(straight: Path, interrupted: Path, *, steps: int) -> Proof:
+    """Two run folders that ended after so many steps.
+
+    Raises:
+        DamageError: a checkpoint is not whole.
+    """
+    curves = [{line["step"]: line for line in read_metrics(folder)} for folder in (straight, interrupted)]
+    differences = [
+        Difference(f"{name} of step {step}", _shown(one), _shown(other))
+        for step in range(1, steps + 1)
+        for name in COMPUTED
+        if (one := curves[0].get(step, {}).get(name)) != (other := curves[1].get(step, {}).get(name))
+    ]
+    indexes = [verify_checkpoint(folder / "checkpoints" / folder_name(steps)) for folder in (straight, interrupted)]
+    differences += _state_differences(*indexes)
+    tensors = [_hashes(index) for index in indexes]
+    differences += [
+        Difference(f"tensor {name}", tensors[0].get(name, "missing"), tensors[1].get(name, "missing"))
+        for name in dict.fromkeys((*tensors[0], *tensors[1]))
+        if tensors[0].get(name) != tensors[1].get(name)
+    ]
+    return Proof(steps, sum(len(tensor.slices) for tensor in indexes[0].tensors.values()), tuple(differences))
+
+
+def _shortened(config: RunConfig, folder: Path, steps: int) -> RunConfig:
+    """The run with every step in its curve, ending after so many; its schedules are those of the whole run."""
+    train = dataclasses.replace(config.train, exit_interval=steps, log_interval=1, eval_interval=0)
+    checkpoint = dataclasses.replace(config.checkpoint, interval=0, minutes=0.0, keep_best=0, load="latest")
+    run = dataclasses.replace(config.run, folder=str(folder))
+    return dataclasses.replace(config, run=run, train=train, checkpoint=checkpoint)
+
+
+def _state_differences(one: Index, other: Index) -> Iterator[Difference]:
+    for name in STATE:
+        values = getattr(one.run, name), getattr(other.run, name)
+        if values[0] != values[1]:
+            yield Difference(f"{name} of the checkpoint", *map(_shown, values))
+
+
+def _hashes(index: Index) -> dict[str, str]:
+    """state/tensor to the hashes of its slices, by where they lie."""
+    return {
+        name: " ".join(sorted(f"{list(part.start)}:{str(part.hash)[:16]}" for part in tensor.slices))
+        for name, tensor in index.tensors.items()
+    }
+
+
+def _shown(value: Any) -> str:
+    return "missing" if value is None else repr(value)
