@@ -52,47 +52,21 @@ def all_reduce_(x: Tensor, group: Group, *, op: str = "sum") -> Tensor:
 
 def all_gather(x: Tensor, group: Group) -> Tensor:
     """Concatenate every rank's x along dim 0: [n, ...] -> [n * size, ...]."""
-    if group.size == 1:
-        return x
-    if not x.is_cuda:
-        return _exchange(x.expand(group.size, *x.shape).flatten(0, 1), group)
+    if group.size == 1 or not x.is_cuda:
+        return start_all_gather(x, group).wait()
     out = x.new_empty((x.shape[0] * group.size, *x.shape[1:]))
     _renamed("all_gather_single", "all_gather_into_tensor")(out, x.contiguous(), group=group.group)
     return out
 
 
-def all_gather_(buffer: Tensor, group: Group) -> Tensor:
-    """Every rank's own part of dim 0, [n] of [n * size], written into every rank's buffer, which is returned."""
-    own = buffer.unflatten(0, (group.size, -1))[group.rank]
-    if group.size == 1:
-        return buffer
-    if not buffer.is_cuda:
-        return buffer.copy_(all_gather(own, group))
-    _renamed("all_gather_single", "all_gather_into_tensor")(buffer, own, group=group.group)
-    return buffer
-
-
 def reduce_scatter(x: Tensor, group: Group) -> Tensor:
     """Sum over the group, then keep this rank's part of dim 0: [n * size, ...] -> [n, ...]."""
-    if group.size == 1:
-        return x
+    if group.size == 1 or not x.is_cuda:
+        return start_reduce_scatter(x, group).wait()
     assert x.shape[0] % group.size == 0, f"dim 0 is {x.shape[0]}, not a multiple of {group.name}={group.size}"
-    if not x.is_cuda:
-        return _exchange(x, group).unflatten(0, (group.size, -1)).sum(0)
     out = x.new_empty((x.shape[0] // group.size, *x.shape[1:]))
     _renamed("reduce_scatter_single", "reduce_scatter_tensor")(out, x.contiguous(), group=group.group)
     return out
-
-
-def reduce_scatter_(buffer: Tensor, group: Group) -> Tensor:
-    """Sum over the group in place: returns this rank's part of dim 0, a view; what the rest holds is undefined."""
-    own = buffer.unflatten(0, (group.size, -1))[group.rank]
-    if group.size == 1:
-        return own
-    if not buffer.is_cuda:
-        return own.copy_(reduce_scatter(buffer, group))
-    _renamed("reduce_scatter_single", "reduce_scatter_tensor")(own, buffer, group=group.group)
-    return own
 
 
 def all_to_all(x: Tensor, *, send: Sequence[int], receive: Sequence[int], group: Group) -> Tensor:
@@ -108,17 +82,25 @@ def all_to_all(x: Tensor, *, send: Sequence[int], receive: Sequence[int], group:
     return out
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pending:
-    """A result that may still be on its way; communication goes on beside what is computed until `wait`."""
+    """A result that may still be on its way; communication goes on beside what is computed until `wait`.
+
+    Args:
+        finish: what is left to do once it has arrived.
+    """
 
     result: Tensor
     work: Any = None
+    finish: Callable[[], None] | None = None
 
     def wait(self) -> Tensor:
         """The result; what is computed from here on comes after it."""
         if self.work is not None:
             self.work.wait()
+        if self.finish is not None:
+            finish, self.finish = self.finish, None
+            finish()
         return self.result
 
     def wait_at_most(self, seconds: float) -> Tensor:
@@ -142,27 +124,55 @@ class Pending:
 
 def start_all_reduce_(x: Tensor, group: Group) -> Pending:
     """Begin the sum over the group, written into x."""
-    if group.size == 1 or not x.is_cuda:
-        return Pending(all_reduce_(x, group))
+    if group.size == 1:
+        return Pending(x)
     return Pending(x, dist.all_reduce(x, group=group.group, async_op=True))
 
 
 def start_all_gather(x: Tensor, group: Group) -> Pending:
     """Begin `all_gather`."""
-    if group.size == 1 or not x.is_cuda:
-        return Pending(all_gather(x, group))
+    if group.size == 1:
+        return Pending(x)
     out = x.new_empty((x.shape[0] * group.size, *x.shape[1:]))
-    gather = _renamed("all_gather_single", "all_gather_into_tensor")
-    return Pending(out, gather(out, x.contiguous(), group=group.group, async_op=True))
+    return start_all_gather_(out, group, own=x)
 
 
 def start_reduce_scatter(x: Tensor, group: Group) -> Pending:
     """Begin `reduce_scatter`."""
-    if group.size == 1 or not x.is_cuda:
-        return Pending(reduce_scatter(x, group))
+    if group.size == 1:
+        return Pending(x)
+    assert x.shape[0] % group.size == 0, f"dim 0 is {x.shape[0]}, not a multiple of {group.name}={group.size}"
     out = x.new_empty((x.shape[0] // group.size, *x.shape[1:]))
-    scatter = _renamed("reduce_scatter_single", "reduce_scatter_tensor")
-    return Pending(out, scatter(out, x.contiguous(), group=group.group, async_op=True))
+    return _start_reduce_scatter(out, x.contiguous(), group)
+
+
+def start_all_gather_(buffer: Tensor, group: Group, *, own: Tensor) -> Pending:
+    """Begin to write every rank's part of dim 0, [n] of [n * size], into every rank's buffer.
+
+    Args:
+        own: this rank's part: of the buffer, or another tensor; it must not change until `wait`.
+    """
+    if group.size == 1:
+        return Pending(buffer if own.data_ptr() == buffer.data_ptr() else buffer.copy_(own))
+    if buffer.is_cuda:
+        gather = _renamed("all_gather_single", "all_gather_into_tensor")
+        return Pending(buffer, gather(buffer, own.contiguous(), group=group.group, async_op=True))
+    out, work = _start_exchange(own.expand(group.size, *own.shape).flatten(0, 1), group)
+    return Pending(buffer, work, lambda: _keep(buffer.copy_(out)))
+
+
+def start_reduce_scatter_(buffer: Tensor, group: Group) -> Pending:
+    """Begin to sum over the group in place; gives this rank's part of dim 0, a view. The rest is then undefined."""
+    own = buffer.unflatten(0, (group.size, -1))[group.rank]
+    return Pending(own) if group.size == 1 else _start_reduce_scatter(own, buffer, group)
+
+
+def start_sum_(buffer: Tensor, group: Group) -> Pending:
+    """Begin to sum over the group in place, to the bit what reduce-scatter and all-gather give on CPUs."""
+    if group.size == 1 or buffer.is_cuda:
+        return start_all_reduce_(buffer, group)
+    first = start_reduce_scatter_(buffer, group)
+    return Pending(buffer, None, lambda: _keep(start_all_gather_(buffer, group, own=first.wait()).wait()))
 
 
 def start_send(x: Tensor, link: Group) -> Pending:
@@ -252,15 +262,26 @@ class _ScatterSequence(torch.autograd.Function):
         return all_gather(grad, ctx.group), None
 
 
-def _exchange(x: Tensor, group: Group) -> Tensor:
-    """Part i of dim 0 goes to rank i; what came, in rank order.
+def _start_reduce_scatter(out: Tensor, x: Tensor, group: Group) -> Pending:
+    if x.is_cuda:
+        scatter = _renamed("reduce_scatter_single", "reduce_scatter_tensor")
+        return Pending(out, scatter(out, x, group=group.group, async_op=True))
+    parts, work = _start_exchange(x, group)
+    return Pending(out, work, lambda: _keep(out.copy_(parts.unflatten(0, (group.size, -1)).sum(0))))
 
-    On CPUs the two functions above are made of it: gloo's own take up to three times as long for the messages of a
-    small model, with a tail of 4 ms (benchmarks/collectives.py), and its sum has no fixed order.
+
+def _start_exchange(x: Tensor, group: Group) -> tuple[Tensor, Any]:
+    """Part i of dim 0 goes to rank i; (what comes, in rank order; when it is there).
+
+    On CPUs the functions above are made of it: gloo's own take up to three times as long for the messages of a small
+    model, with a tail of 4 ms (benchmarks/collectives.py), and its sum has no fixed order.
     """
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    dist.all_to_all_single(out, x.contiguous(), group=group.group)
-    return out
+    return out, dist.all_to_all_single(out, x.contiguous(), group=group.group, async_op=True)
+
+
+def _keep(_: Tensor) -> None:
+    """The tensor that was written to is known already."""
 
 
 def _renamed(new: str, old: str) -> Callable[..., Any]:
