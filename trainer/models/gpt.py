@@ -11,7 +11,7 @@ parallelism), D hidden, V local vocabulary rows.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, cast
 
@@ -22,6 +22,7 @@ from trainer.config.sections import RecomputeSection, RunConfig
 from trainer.kernels.table import Kernels, choose_kernels
 from trainer.layers.attention import Attention, Documents, Sequences
 from trainer.layers.base import Layer, Parallel
+from trainer.layers.block_hooks import BlockHooks, enter_block
 from trainer.layers.context_rows import ContextRows
 from trainer.layers.dropout import Dropout, TokenPlaces, token_places
 from trainer.layers.embedding import PositionEmbedding, VocabularyEmbedding
@@ -98,6 +99,7 @@ class GPT(nn.Module):
     Attributes:
         loss_function: of a user: (logits [B, S, vocab_size], batch) to the sum of the loss, or to the losses of tokens
             [B, S], whose sum it is; None: the model's own.
+        hooks: called at the borders of blocks.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class GPT(nn.Module):
         self.shape, self.place, self.kernels = shape, place, kernels
         tp, self.cp = groups["tp"], groups.get("cp", Group.single("cp"))
         self.loss_function: LossFunction | None = None
+        self.hooks = BlockHooks()
         self.parallel = Parallel(tp, sequence_parallel=place.sequence_parallel and tp.size > 1)
         if place.is_first or (place.is_last and shape.tie_embeddings):
             self.embedding = self._vocabulary()
@@ -153,6 +156,12 @@ class GPT(nn.Module):
             kernels=self.kernels,
             softcap=self.shape.logit_softcap,
         )
+
+    @property
+    def hooked(self) -> range:
+        """From 0, before the first block, to the one behind the last."""
+        blocks = self.place.blocks(self.shape.num_layers)
+        return range(0 if self.place.is_first else blocks.start + 1, blocks.stop + 1 + self.place.is_last)
 
     def received(self, batch: Microbatch) -> Tensors:
         """Where the residual stream of the stage before is put."""
@@ -201,20 +210,28 @@ class GPT(nn.Module):
         return self.drop_embedding(x_ND, places)
 
     def _through_blocks(self, received: Tensors, batch: Microbatch) -> tuple[Tensor, Tensor | None]:
+        """The residual stream behind the last block, and what that adds to it; on the last stage at its head."""
         context = self._context(batch)
-        x_ND = received[0] if received else self._enter(batch, context.places)
-        branch_ND: Tensor | None = None
+        if not received:
+            self.hooks.before_forward(0)
+        stream: tuple[Tensor, Tensor | None] = (received[0] if received else self._enter(batch, context.places), None)
         for chunk in self.chunks:
-            run = functools.partial(self._run, [cast(Block, self.blocks[str(i)]) for i in chunk.blocks], context)
-            x_ND, branch_ND = keep_input(run, x_ND, branch_ND) if chunk.again else run(x_ND, branch_ND)
-        return x_ND, branch_ND
+            run = functools.partial(self._run, chunk.blocks, context)
+            stream = keep_input(run, *stream) if chunk.again else run(*stream)
+        if self.place.is_last:
+            adds = torch.is_grad_enabled()  # the loss makes its gradient in its forward pass
+            stream = enter_block(self.hooks, self.hooked[-1], stream=stream, adds=adds)
+        return stream
 
-    @staticmethod
     def _run(
-        blocks: list[Block], context: Context, x_ND: Tensor, branch_ND: Tensor | None
+        self, blocks: Iterable[int], context: Context, x_ND: Tensor, branch_ND: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        for block in blocks:
-            x_ND, branch_ND = block(x_ND, branch_ND, context)
+        for i in blocks:
+            if i + 1 == self.hooked[0]:
+                self.hooks.before_forward(i + 1)
+            else:
+                x_ND, branch_ND = enter_block(self.hooks, i + 1, stream=(x_ND, branch_ND))
+            x_ND, branch_ND = cast(Block, self.blocks[str(i)])(x_ND, branch_ND, context)
         return x_ND, branch_ND
 
     def _context(self, batch: Microbatch) -> Context:
@@ -261,12 +278,14 @@ def build_gpt(
     dtype: torch.dtype,
     device: torch.device,
     config: RunConfig | None = None,
+    allocate: bool = True,
 ) -> GPT:
     """Allocate a stage with uninitialized weights directly in its dtype on its device.
 
     Args:
         groups: axis -> ranks along it: "tp", and "cp" where rows are divided.
         config: whose kernels, recomputation and seed apply; None: the fastest kernels, and nothing is recomputed.
+        allocate: False: its parameters stay on "meta", for others to replace.
     """
     kernels = choose_kernels(device, dtype, config.kernels if config else None)
     recompute, seed = (config.recompute, config.run.seed) if config else (RecomputeSection(), 0)
@@ -275,5 +294,7 @@ def build_gpt(
     for layer in model.modules():
         if isinstance(layer, Layer):
             layer.main_gradients.add_product = kernels.add_product
+    if not allocate:
+        return model.to(dtype)
     # Not to_empty: for tensors without data that imports sympy, 0.4 s in each process.
     return model.to(dtype)._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))

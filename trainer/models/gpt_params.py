@@ -23,8 +23,12 @@ def parameter_table(shape: GPTShape, place: Place) -> tuple[ParamSpec, ...]:
     residual_std = std / (2 * shape.num_layers) ** 0.5
     table = _Table(place)
     if place.is_first or (place.is_last and shape.tie_embeddings):
-        ends = ("ends",) if shape.tie_embeddings and place.num_stages > 1 and place.ends_apart else ()
-        table.vocabulary("embedding.weight", shape, std, ends=ends)
+        apart = place.num_stages > 1 and place.ends_apart
+        if not place.is_first:
+            table.block = shape.num_layers + 1
+        again = shape.num_layers + 1 if shape.tie_embeddings and place.is_first and not apart else None
+        ends = ("ends",) if shape.tie_embeddings and apart else ()
+        table.vocabulary("embedding.weight", shape, std, ends=ends, again=again)
     if shape.position == "learned" and place.is_first:
         table.whole("positions.weight", (shape.max_position, width), std=std, decay=True)
     for i in place.blocks(shape.num_layers):
@@ -138,12 +142,15 @@ class _Table:
         if bias:
             self.whole(f"{name}.bias", (rows,), std=0.0, decay=False)
 
-    def vocabulary(self, name: str, shape: GPTShape, std: float, *, ends: tuple[str, ...] = ()) -> None:
+    def vocabulary(
+        self, name: str, shape: GPTShape, std: float, *, ends: tuple[str, ...] = (), again: int | None = None
+    ) -> None:
         """Rows cut over tp after padding, which belongs to no logical tensor; shared along the axes of `ends`."""
         rows, width = shape.padded_vocab_size, shape.hidden_size
         first, stop = vocabulary_range(shape.vocab_size, rows, tp_size=self.tp_size, tp_rank=self.tp_rank)
         piece = Piece(name=name, shape=(shape.vocab_size, width), start=(first, 0), size=(stop - first, width))
-        self._add(name, (rows // self.tp_size, width), [piece], std=std, decay=True, copies=ends, partial=ends)
+        rules = {"std": std, "decay": True, "copies": ends, "partial": ends, "again": again}
+        self._add(name, (rows // self.tp_size, width), [piece], **rules)
 
     def norm(
         self, name: str, shape: GPTShape, *, width: int | None = None, partial: tuple[str, ...] | None = None

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mdata import UsageError
 from trainer.kernels.table import Kernels
+from trainer.layers.block_hooks import BlockHooks
 from trainer.parallel.collectives import Group
 from trainer.parallel.context import columns_of
 
@@ -71,6 +72,12 @@ class Stage(Protocol):
     """One pipeline stage of a model on one rank; an nn.Module whose parameters are those of its table."""
 
     kernels: Kernels
+    hooks: BlockHooks
+
+    @property
+    def hooked(self) -> range:
+        """The blocks of the stage, as its hooks know them."""
+        ...
 
     def __call__(self, received: Tensors, batch: Microbatch) -> Tensors:
         """Tensors of the stage before (none: the first), to those of the next.

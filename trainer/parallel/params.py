@@ -95,7 +95,7 @@ class ParamSpec:
         decay: whether weight decay applies.
         matrix: whether its pieces are matrices of a block, which Muon makes orthogonal.
         block: when it is used in the forward pass: 0 before the first block, n in the n-th block, and so on. Buffers
-            are cut between blocks.
+            are cut between blocks. again: the block in which it is used once more; None: there is none.
         copies: the axes along which ranks hold copies of it ("tp"; "ends" where the first and the last pipeline stage
             share it). Along all others they hold different parts, or other parameters.
         partial: those of `copies` along which each rank's gradient is a part of the whole and has to be summed; along
@@ -112,6 +112,7 @@ class ParamSpec:
     decay: bool
     matrix: bool = False
     block: int
+    again: int | None = None
     copies: tuple[str, ...] = ()
     partial: tuple[str, ...] = ()
     shard: ShardAxis = "data"
@@ -120,6 +121,11 @@ class ParamSpec:
     def numel(self) -> int:
         """Elements held locally, padding included."""
         return math.prod(self.shape)
+
+    @property
+    def blocks(self) -> frozenset[int]:
+        """Where it is used."""
+        return frozenset({self.block} if self.again is None else {self.block, self.again})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from trainer.layers.base import Layer, weights_later
+from trainer.layers.block_hooks import BlockHooks
 from trainer.models.stage import Microbatch, Stage, Tensors
 from trainer.parallel.collectives import Group
 from trainer.pipeline.actions import Action, Link, Schedule
@@ -112,6 +113,8 @@ class _Run:
         self.totals = torch.zeros(2 + 2 * num_components, dtype=torch.float64, device=device)
         self.kept: dict[Key, _Kept] = {}
         self.weights: dict[Key, list[Callable[[], None]]] = {}
+        ends = (action for action in schedule.actions[executor.rank] if action.kind in ("B", "W"))
+        self.last = {action.stage: action for action in ends}  # of each stage, what completes its gradients
 
     def do(self, action: Action) -> None:
         """One action of this rank."""
@@ -122,6 +125,7 @@ class _Run:
         elif action.kind == "F":
             self._forward(action)
         elif action.kind == "W":
+            self._hooks(action)
             with torch.no_grad():
                 for add in self.weights.pop((action.stage, action.microbatch)):
                     add()
@@ -166,19 +170,36 @@ class _Run:
         kept = self.kept.pop((number, microbatch))
         last = number + 1 == self.schedule.num_stages
         gradients = (None,) if last else self.messages.take(Action("RECV_B", number, microbatch))
+        hooks, blocks = self._hooks(action), self.executor.stages[number].hooked
         if kind == "I":
             with weights_later(self.executor.layers(number)) as later:
-                torch.autograd.backward(kept.outputs, gradients)
-            self.weights[number, microbatch] = later
+                hooks.later = later
+                _backward(kept.outputs, gradients, hooks=hooks, blocks=blocks)
+            self.weights[number, microbatch], hooks.later = later, None
         else:
-            torch.autograd.backward(kept.outputs, gradients)
+            _backward(kept.outputs, gradients, hooks=hooks, blocks=blocks)
         if number:
             self.messages.give(Action("SEND_B", number, microbatch), tuple(_gradient(tensor) for tensor in kept.inputs))
+
+    def _hooks(self, action: Action) -> BlockHooks:
+        """Those of an action's stage, which learn whether its gradients are complete after it."""
+        hooks = self.executor.stages[action.stage].hooks
+        hooks.last_microbatch = self.last.get(action.stage) == action
+        return hooks
 
     def _buffers(self, receive: Action) -> Tensors:
         """Where what arrives is put."""
         stage, batch = self.executor.stages[receive.stage], self.microbatches[receive.microbatch]
         return stage.received(batch) if receive.kind == "RECV_F" else stage.given(batch)
+
+
+def _backward(
+    outputs: tuple[GradientEdge, ...], gradients: Sequence[Tensor | None], *, hooks: BlockHooks, blocks: range
+) -> None:
+    """The backward pass of a stage; its borders in between are called by autograd."""
+    hooks.before_backward(blocks[-1])
+    torch.autograd.backward(outputs, gradients)
+    hooks.after_backward(blocks[0])
 
 
 def _gradient(tensor: Tensor) -> Tensor:

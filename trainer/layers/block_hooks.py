@@ -1,0 +1,84 @@
+"""What happens at the borders of a model's blocks, forward and backward.
+
+The model says at which border it is, and knows no more: whoever spreads parameters or gradients over ranks puts its
+hooks there. Blocks are numbered as in ParamSpec: 0 before the first block, n the n-th, and so on. The borders between
+blocks are nodes of autograd's graph; those at the ends of a stage are called by who runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class BlockHooks:
+    """Hooks that do nothing.
+
+    Attributes:
+        last_microbatch: whether the backward pass, or half of it, that runs is the last one of its stage in the step.
+        later: where what waits for the products of weights' gradients is put off to, for a backward pass that is split
+            in two; None: nothing is.
+    """
+
+    def __init__(self) -> None:
+        self.last_microbatch = False
+        self.later: list[Callable[[], None]] | None = None
+
+    def before_forward(self, block: int, *, adds: bool = False) -> None:
+        """The block's parameters are used next; `adds`: this forward pass adds to its main gradients."""
+
+    def before_gradients(self, block: int) -> None:
+        """The block's main gradients are added to next."""
+
+    def after_gradients(self, block: int) -> None:
+        """A microbatch has added all that it adds to the block's main gradients."""
+
+    def before_backward(self, block: int) -> None:
+        """The block's backward pass is next."""
+        self.before_gradients(block)
+        if self.later is not None:
+            self.later.append(partial(self.before_gradients, block))
+
+    def after_backward(self, block: int) -> None:
+        """The block's input has its gradient."""
+        if self.later is None:
+            self.after_gradients(block)
+        else:
+            self.later.append(partial(self.after_gradients, block))
+
+
+def enter_block(
+    hooks: BlockHooks, block: int, *, stream: tuple[Tensor, Tensor | None], adds: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Go from one block of a stage into the next: its hooks, in both directions.
+
+    Args:
+        stream: what the block before gives.
+    """
+    hooks.before_forward(block, adds=adds)
+    if not stream[0].requires_grad:
+        return stream
+    given: tuple[Tensor, Tensor | None] = _Border.apply(hooks, block, *stream)
+    return given
+
+
+class _Border(torch.autograd.Function):
+    """Forward: identity. Backward: identity, between two blocks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hooks: BlockHooks, block: int, x: Tensor, branch: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        ctx.hooks, ctx.block = hooks, block
+        ctx.set_materialize_grads(False)  # the last norm reads one of the two only
+        return x.view_as(x), None if branch is None else branch.view_as(branch)
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor | None, dbranch: Tensor | None) -> tuple[Any, ...]:
+        ctx.hooks.after_backward(ctx.block)
+        ctx.hooks.before_backward(ctx.block - 1)
+        return None, None, dx, dbranch

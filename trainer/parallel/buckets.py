@@ -1,0 +1,36 @@
+"""Which parameters are reduced, and gathered, at once: whole blocks, the last used first. Pure, no torch.
+
+A bucket's gradients are then complete while backward goes on below it, and its parameters can be gathered before
+forward needs them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from trainer.parallel.params import ParamSpec
+
+MIN_BUCKET = 1 << 14  # elements; a message below this costs what an empty one does
+MOST_BUCKETS = 64  # of a model whose blocks are small beside the rest
+
+
+def cut_buckets(specs: Sequence[ParamSpec], *, bucket_size: int = 0) -> Iterator[list[ParamSpec]]:
+    """The parameters of each bucket, all of one shard axis: the order depends on the specs alone.
+
+    What two pipeline stages share is complete last of all and stands alone.
+
+    Args:
+        bucket_size: least elements of a bucket, where there are any; 0: a 64th of all.
+    """
+    least = bucket_size or max(sum(spec.numel for spec in specs) // MOST_BUCKETS, MIN_BUCKET)
+    ordered = sorted(specs, key=lambda spec: ("ends" in spec.partial, -spec.block))
+    for _, alike in itertools.groupby(ordered, key=lambda spec: (spec.shard, "ends" in spec.partial)):
+        held: list[ParamSpec] = []
+        for _, block in itertools.groupby(alike, key=lambda spec: spec.block):
+            held += block
+            if sum(spec.numel for spec in held) >= least:
+                yield held
+                held = []
+        if held:
+            yield held
