@@ -90,7 +90,7 @@ def random_engine(config: RunConfig, plan: Plan, world: World) -> Engine:
     """An engine whose weights are drawn on the device, which takes no time."""
     engine = Engine(config, plan, world=world, fresh=False)
     generator = torch.Generator(world.device).manual_seed(1)
-    for slot, first, stop, at in engine.optimizer.owned.parameters():
+    for slot, first, stop, at in engine.optimizer.holds["weight"].parameters():
         spec, weight = slot.spec, engine.optimizer.state["weight"][at : at + stop - first]
         weight.normal_(0.0, spec.std, generator=generator) if spec.std else weight.fill_(spec.fill)
     engine.optimizer.publish()

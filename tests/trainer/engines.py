@@ -94,6 +94,14 @@ def logical(owned: Ownership, state: torch.Tensor) -> list[tuple[str, Any, np.nd
     return out
 
 
+def reduced(engine: Engine, divisor: Any = 1) -> list[tuple[str, Any, np.ndarray]]:
+    """The rank's part of the gradients as the optimizer sees them, over a divisor."""
+    engine.optimizer.reduce()
+    runs = engine.buffers.owned.runs
+    flat = torch.cat([engine.buffers.gradients.view(run.start, run.stop) for run in runs])
+    return logical(engine.buffers.owned, flat / divisor)
+
+
 def assemble(parts: list[tuple[str, Any, np.ndarray]]) -> dict[str, np.ndarray]:
     """Whole logical tensors from all ranks' parts; copies must be equal."""
     whole: dict[str, np.ndarray] = {}

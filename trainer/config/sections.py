@@ -259,6 +259,12 @@ class OptimizerSection:
     )
     muon_extra_scale_factor: Amount = 0.2  # muon: the update times this; 0.2 with spectral: adamw's lr serves
     clip_norm: Amount = 1.0  # largest norm of the whole gradient; 0: off
+    sharding: Literal["none", "state", "gradients", "parameters"] = (
+        "state"  # what data-parallel ranks hold a share of, each with those before it; state: main weights and moments
+    )
+    overlap_grad_reduce: bool = True  # gradients are summed over data-parallel ranks while backward goes on
+    overlap_param_gather: bool = True  # new parameters are gathered while the next forward goes on
+    bucket_size: Count = 0  # least parameters that are summed or gathered at once; 0: a 64th of the rank's
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,11 +1,10 @@
 """Where each parameter lies in the flat buffers, and which parts of them a rank owns.
 
-Pure: specs and axis sizes in, frozen numbers out. The buffers are cut into buckets at the borders of blocks, in reverse
-order of use, so that a bucket's gradients are complete while backward goes on below it, and its parameters can be
-gathered before forward needs them. Inside a bucket parameters with equal rules are neighbours: a rule then covers one
-range, a `Segment`, and not a list of tensors. A bucket is padded so that its shard axis divides it; rank r of n owns
-the r-th n-th of it, whatever tensors that cuts (Rajbhandari et al. 2020, "ZeRO", stage 1). Gradients, main weights and
-moments all share this one layout.
+Pure: specs and axis sizes in, frozen numbers out. The buffers are cut into buckets at the borders of blocks
+(parallel/buckets.py). Inside a bucket parameters with equal rules are neighbours: a rule then covers one range, a
+`Segment`, and not a list of tensors. A bucket is padded so that its shard axis divides it; rank r of n owns the r-th
+n-th of it, whatever tensors that cuts (Rajbhandari et al. 2020, "ZeRO"). Parameters, gradients, main weights and
+moments all share this one layout; of which of them a rank keeps its own runs only is decided in buffers.py.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from trainer.parallel.buckets import cut_buckets
 from trainer.parallel.params import ParamSpec, ShardAxis, Slice, slices
 
 ALIGNMENT = 128  # elements; matrix kernels want operands at multiples of 16 bytes, caches of 64 or 128
-MIN_BUCKET = 1 << 14  # elements; a message below this costs what an empty one does
-MOST_BUCKETS = 64  # of a model whose blocks are small beside the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +38,7 @@ class Rules(NamedTuple):
     matrix: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """Elements [start, stop) that share one set of rules."""
 
     start: int
@@ -64,6 +61,16 @@ class Bucket:
     shard_size: int
     slots: tuple[Slot, ...]
     segments: tuple[Segment, ...]
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return self.stop - self.start
+
+    @property
+    def blocks(self) -> frozenset[int]:
+        """The blocks that use its parameters."""
+        return frozenset().union(*(slot.spec.blocks for slot in self.slots))
 
     def run(self, index: int) -> tuple[int, int]:
         """The elements that rank `index` of the shard axis owns."""
@@ -138,6 +145,15 @@ class Ownership:
                 first += segment.stop - segment.start
         return Ownership(tuple(runs))
 
+    def within(self, others: Ownership) -> Ownership:
+        """What of it lies in the runs of others as well, where it is in this one's state."""
+        runs = []
+        for run, other in itertools.product(self.runs, others.runs):
+            start, stop = max(run.start, other.start), min(run.stop, other.stop)
+            if start < stop:
+                runs.append(OwnedRun(start, stop, run.first + start - run.start, run.bucket))
+        return Ownership(tuple(runs))
+
     def place(self, element: int) -> int:
         """Where an owned element of the buffer lies in the state."""
         run = self.runs[bisect.bisect_right(self.runs, element, key=lambda run: run.start) - 1]
@@ -167,35 +183,17 @@ class Ownership:
                 yield OwnedSlice(slot.spec, part, at + part.flat - first)
 
 
-def make_layout(specs: Sequence[ParamSpec], sizes: Mapping[str, int]) -> BufferLayout:
+def make_layout(specs: Sequence[ParamSpec], sizes: Mapping[str, int], *, bucket_size: int = 0) -> BufferLayout:
     """Place the parameters; the order depends on the specs alone.
 
     Args:
-        sizes: ranks along each shard axis.
+        sizes: ranks along each shard axis. bucket_size: least elements of a bucket; 0: see `cut_buckets`.
     """
-    least = max(sum(spec.numel for spec in specs) // MOST_BUCKETS, MIN_BUCKET)
     buckets: list[Bucket] = []
-    for shard, group in _groups(specs, least):
-        start = buckets[-1].stop if buckets else 0
+    for group in cut_buckets(specs, bucket_size=bucket_size):
+        start, shard = buckets[-1].stop if buckets else 0, group[0].shard
         buckets.append(_bucket(start, group, shard, sizes[shard]))
     return BufferLayout(tuple(buckets))
-
-
-def _groups(specs: Sequence[ParamSpec], least: int) -> Iterator[tuple[ShardAxis, list[ParamSpec]]]:
-    """The parameters of each bucket: whole blocks, the last used first, at least `least` elements where there are any.
-
-    What two pipeline stages share is complete last of all and stands alone.
-    """
-    ordered = sorted(specs, key=lambda spec: ("ends" in spec.partial, -spec.block))
-    for (shard, _), alike in itertools.groupby(ordered, key=lambda spec: (spec.shard, "ends" in spec.partial)):
-        held: list[ParamSpec] = []
-        for _, block in itertools.groupby(alike, key=lambda spec: spec.block):
-            held += block
-            if sum(spec.numel for spec in held) >= least:
-                yield shard, held
-                held = []
-        if held:
-            yield shard, held
 
 
 def _bucket(start: int, specs: Sequence[ParamSpec], shard: ShardAxis, shard_size: int) -> Bucket:

@@ -82,15 +82,16 @@ class Round:
     theirs: tuple[Parts, ...]
 
 
-def parts_of(owned: Ownership, index: Callable[[str], int]) -> Parts:
+def parts_of(owned: Ownership, index: Callable[[str], int], *, copies: tuple[str, ...] = ()) -> Parts:
     """What a rank holds of matrices.
 
     Args:
         owned: its runs of matrices. index: axis -> its place on it.
+        copies: axes along which ranks hold copies of everything.
     """
     found = []
     for slot, low, high, _ in owned.parameters():
-        counts = is_first_copy(slot.spec.copies, index)
+        counts = is_first_copy((*slot.spec.copies, *copies), index)
         for part in slices(slot.spec, first=low, stop=high):
             (rows, columns), (row, column), (height, width) = part.shape, part.start, part.size
             where = slot.start + part.flat

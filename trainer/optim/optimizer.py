@@ -1,85 +1,39 @@
-"""The distributed optimizer: flat buffers and three phases, reduce, update, gather.
+"""The distributed optimizer: three phases, reduce, update, gather, over the flat buffers (buffers.py).
 
-`Buffers` lays a model's parameters into one flat tensor of their dtype, and gives its layers main gradients: views of a
-flat tensor, of at least fp32 unless it is told otherwise, to which backward adds. `Optimizer.step` then
-1. reduces: sums each bucket over its data-parallel ranks, in place, into the run that this rank owns; then what copies
-   along other axes hold partial gradients of;
-2. updates: the owned runs of the main weights by the rule of the settings (matrices under Muon by muon.py). Division by
-   the number of loss tokens, which no rank had to know before backward, and clipping by the global norm are one factor;
-3. gathers: the new parameters of each bucket, in place.
-A step is a transaction: when the norm is not finite nothing changes. All of it is decided on the device: nothing here
-waits for the host.
+`Optimizer.step`
+1. reduces: waits until each bucket of gradients is summed over its data-parallel ranks (reducer.py), and sums what
+   copies along other axes hold partial gradients of;
+2. updates: the main weights by the rule of the settings (matrices under Muon by muon.py). Division by the number of
+   loss tokens, which no rank had to know before backward, and clipping by the global norm are one factor;
+3. gathers: begins to gather the new parameters of each bucket, in place (gathers.py); blocks wait for their own.
+Main weights and moments are those of the runs that a rank owns, or of all under `sharding = "none"`. A step is a
+transaction: when the norm is not finite nothing changes. All of it is decided on the device: nothing here waits for the
+host.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer.config.sections import OptimizerSection
 from trainer.errors import MORE_RANKS, out_of_memory_in
 from trainer.kernels.table import Kernels
 from trainer.kernels.updates import MOMENTS, rule_of
-from trainer.layers.base import Layer
+from trainer.optim.buffers import Buffers
+from trainer.optim.gathers import ParameterGathers
+from trainer.optim.hooks import DataParallelHooks
 from trainer.optim.layout import BufferLayout, Ownership
 from trainer.optim.muon import Part, Round, exchanged, iterations, make_rounds, parts_of, update_scale
-from trainer.parallel.collectives import Group, all_gather_, all_reduce_, gather_objects, reduce_scatter_
+from trainer.optim.reducer import GradientReducer
+from trainer.parallel.collectives import Group, all_reduce_, gather_objects
 from trainer.parallel.params import is_first_copy
 
 NORM_BLOCK = 1024  # elements whose squares are summed in the gradient's own precision; the blocks are summed in fp64
-
-
-class Buffers:
-    """A model's parameters and main gradients as two flat tensors.
-
-    Args:
-        model: its parameters become views of `parameters`; their old storage is dropped, values are kept.
-        layout: where each goes.
-        in_params_dtype: whether gradients have the parameters' dtype.
-
-    Attributes:
-        main_dtype: of main weights and moments: fp32, or fp64 for an fp64 model.
-        parameters: [layout.size] in the model's dtype.
-        gradients: [layout.size] in the main dtype, or in the model's.
-    """
-
-    def __init__(self, model: nn.Module, layout: BufferLayout, *, in_params_dtype: bool = False) -> None:
-        named = dict(model.named_parameters())
-        planned = {slot.spec.name: slot.spec.shape for slot in layout.slots}
-        actual = {name: tuple(p.shape) for name, p in named.items()}
-        assert actual == planned, f"model and table differ: {set(actual.items()) ^ set(planned.items())}"
-        first = next(iter(named.values()))
-        self.layout, self.main_dtype = layout, torch.promote_types(first.dtype, torch.float32)
-        dtype = first.dtype if in_params_dtype else self.main_dtype
-        self._layers: dict[str, Layer] = {}
-        self.parameters = torch.zeros(layout.size, dtype=first.dtype, device=first.device)
-        self.gradients = torch.zeros(layout.size, dtype=dtype, device=first.device)
-        for slot in layout.slots:
-            where = slice(slot.start, slot.start + slot.spec.numel)
-            self._adopt(named[slot.spec.name], where)
-            owner, _, name = slot.spec.name.rpartition(".")
-            layer = model.get_submodule(owner)
-            assert isinstance(layer, Layer), f"{slot.spec.name} belongs to {type(layer).__name__}, not to a Layer"
-            layer.main_gradients.tensors[name] = self.gradients[where].view(slot.spec.shape)
-            self._layers[owner] = layer
-
-    def forget(self) -> None:
-        """All gradients count as zero, whatever the buffer holds."""
-        for layer in self._layers.values():
-            layer.main_gradients.forget()
-
-    def settle(self) -> None:
-        """Make the buffer hold the gradients: what backward did not come to is zero."""
-        for layer in self._layers.values():
-            layer.main_gradients.settle()
-
-    def _adopt(self, parameter: nn.Parameter, where: slice) -> None:
-        view = self.parameters[where].view(parameter.shape)
-        view.copy_(parameter.data)
-        parameter.data = view
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,34 +61,46 @@ class Optimizer:
         kernels: the implementation of the update.
 
     Attributes:
-        owned: the runs of the buffers that are this rank's.
-        owns: name -> those of them that a tensor of the state is for: all, or under Muon matrices, or the rest.
-        state: name -> flat tensor of those runs, one after the other (fp32, or fp64 for an fp64 model): "weight" are
+        holds: name -> the runs of the buffers that a tensor of the state is for: of all parameters, or under Muon of
+            matrices, or the rest.
+        owns: name -> those of them that are this rank's; the others hold copies.
+        state: name -> flat tensor of what it holds, run after run (fp32, or fp64 for an fp64 model): "weight" are
             the main weights, the others those of the rule (kernels/updates.py).
+        hooks: of the model's blocks.
     """
 
     def __init__(
         self, buffers: Buffers, settings: OptimizerSection, *, groups: Mapping[str, Group], kernels: Kernels
     ) -> None:
         self.buffers, self.settings, self.groups, self.kernels = buffers, settings, groups, kernels
-        self.owned = owned_runs(buffers.layout, groups)
-        weight = torch.empty(self.owned.size, dtype=buffers.main_dtype, device=buffers.gradients.device)
-        for run in self.owned.runs:
-            weight[run.first : run.first + run.stop - run.start].copy_(buffers.parameters[run.start : run.stop])
-        rest = self.owned
-        self.owns = {"weight": self.owned}
+        whole = buffers.sharding == "none"
+        held = buffers.layout.everything() if whole else buffers.owned
+        rest = held
+        self.holds = {"weight": held}
         self._rounds: tuple[Round, ...] = ()
         if settings.name == "muon":
-            matrices, rest = self.owned.only(matrix=True), self.owned.only(matrix=False)
-            self.owns |= dict.fromkeys(MOMENTS["muon"], matrices)
-            self._rounds = stage_rounds(matrices, groups)
-        self._rest, self._rule = rest, rule_of(settings.name, matrix=False)
-        self.owns |= dict.fromkeys(MOMENTS[self._rule], rest)
-        moments = {name: weight.new_zeros(runs.size) for name, runs in self.owns.items() if name != "weight"}
-        self.state = {"weight": weight} | moments
+            matrices, rest = held.only(matrix=True), held.only(matrix=False)
+            self.holds |= dict.fromkeys(MOMENTS["muon"], matrices)
+            self._rounds = stage_rounds(matrices, groups, copies=("data",) if whole else ())
+        self._rule = rule_of(settings.name, matrix=False)
+        self.holds |= dict.fromkeys(MOMENTS[self._rule], rest)
+        self.owns = {name: runs.within(buffers.owned) for name, runs in self.holds.items()}
+        zeros = functools.partial(torch.zeros, dtype=buffers.main_dtype, device=buffers.parameters.values.device)
+        self.state = {name: zeros(runs.size) for name, runs in self.holds.items()}
+        self._segments = [
+            [segment for run, segment in rest.segments() if run.bucket is bucket] for bucket in buffers.layout.buckets
+        ]
         # A sum over many ranks may be too large for fp16, as in Megatron the ranks' mean is taken instead.
-        self._shrunk = groups["data"].size if buffers.gradients.dtype == torch.float16 else 1
-        self._steps = torch.zeros((), dtype=torch.float64, device=weight.device)
+        self._shrunk = groups["data"].size if buffers.gradients.values.dtype == torch.float16 else 1
+        self._steps = torch.zeros((), dtype=torch.float64, device=self.state["weight"].device)
+        self.gathers = ParameterGathers(buffers, groups, overlap=settings.overlap_param_gather)
+        self.reducer = GradientReducer(buffers, groups, overlap=settings.overlap_grad_reduce, shrink=self._shrunk)
+        self.hooks = DataParallelHooks(self.gathers, self.reducer)
+
+    @property
+    def owned(self) -> Ownership:
+        """What this rank owns of the main weights."""
+        return self.owns["weight"]
 
     @property
     def steps(self) -> int:
@@ -154,7 +120,8 @@ class Optimizer:
                 its number of loss tokens, or of microbatches for a mean of their means.
             scale: fp64 scalar by which gradients were multiplied; None: 1.
         """
-        self._reduce()
+        self.gathers.release()
+        self.reduce()
         sums = all_reduce_(torch.cat((self._square().view(1), totals)), self.groups["world"])
         divisor = (sums[1] if scale is None else sums[1] * scale) / self._shrunk
         norm = sums[0].sqrt() / divisor
@@ -164,7 +131,6 @@ class Optimizer:
         self._steps += applied
         decay = self.settings.weight_decay if weight_decay is None else weight_decay
         self._update(factor, (learning_rate, decay), applied)
-        self._gather()
         self.buffers.forget()
         return StepResult(norm, applied, sums[1:])
 
@@ -178,34 +144,31 @@ class Optimizer:
     @torch.no_grad()
     def publish(self) -> None:
         """Round the main weights and gather: the model's parameters become those of all ranks."""
-        for run in self.owned.runs:
+        self.gathers.release()
+        for run in self.holds["weight"].runs:
             weight = self.state["weight"][run.first : run.first + run.stop - run.start]
-            self.buffers.parameters[run.start : run.stop].copy_(weight)
+            self.buffers.parameters.view(run.start, run.stop).copy_(weight)
         self._gather()
 
-    def _reduce(self) -> None:
-        """The owned runs of the gradients become those of the loss's sum; what the other runs hold is undefined."""
-        gradients = self.buffers.gradients
-        self.buffers.settle()
-        for bucket in self.buffers.layout.buckets:
-            if self._shrunk > 1:
-                gradients[bucket.start : bucket.stop] /= self._shrunk
-            reduce_scatter_(gradients[bucket.start : bucket.stop], self.groups[bucket.shard])
+    def reduce(self) -> None:
+        """The kept gradients become those of the loss's sum; what of them lies outside the owned runs may not."""
+        self.reducer.finish()
+        gradients, held = self.buffers.gradients, self.holds["weight"]
         for axis in ("tp", "kv", "ends"):
-            parts = [gradients[s.start : s.stop] for _, s in self.owned.segments() if axis in s.rules.partial]
+            parts = [gradients.view(s.start, s.stop) for _, s in held.segments() if axis in s.rules.partial]
             if parts and self.groups[axis].size > 1:
                 _sum_together(parts, self.groups[axis])
 
     def _gather(self) -> None:
-        for bucket in self.buffers.layout.buckets:
-            all_gather_(self.buffers.parameters[bucket.start : bucket.stop], self.groups[bucket.shard])
+        for number in reversed(range(len(self.buffers.layout.buckets))):  # in the order of use
+            self.gathers.updated(number)
 
     def _square(self) -> Tensor:
         """This rank's share of the squared norm: of several copies one counts."""
-        square = self.buffers.gradients.new_zeros((), dtype=torch.float64)
+        square = self._steps.new_zeros(())
         for _, segment in self.owned.segments():
             if is_first_copy(segment.rules.copies, lambda axis: self.groups[axis].rank):
-                square += sum_of_squares(self.buffers.gradients[segment.start : segment.stop])
+                square += sum_of_squares(self.buffers.gradients.view(segment.start, segment.stop))
         return square
 
     def _update(self, factor: Tensor, rates: tuple[float, float], applied: Tensor) -> None:
@@ -223,28 +186,31 @@ class Optimizer:
             numbers = torch.stack((factor, rate)).to(dtype)
             update_, constants = self.kernels.sgd_, (settings.momentum,)
         names = ("weight", *MOMENTS[self._rule])
-        for _, segment in self._rest.segments():
-            start, stop = segment.start, segment.stop
-            held = (self._view(name, start, stop) for name in names)
-            update_(
-                (*held, self.buffers.parameters[start:stop]),
-                self.buffers.gradients[start:stop],
-                numbers,
-                applied,
-                (*constants, decay if segment.rules.decay else 0.0),
-            )
+        for number in reversed(range(len(self._segments))):  # in the order of use
+            for start, stop, rules in self._segments[number]:
+                held = (self._view(name, start, stop) for name in names)
+                update_(
+                    (*held, self.buffers.parameters.view(start, stop)),
+                    self.buffers.gradients.view(start, stop),
+                    numbers,
+                    applied,
+                    (*constants, decay if rules.decay else 0.0),
+                )
+            if not self._rounds:
+                self.gathers.updated(number)
         if self._rounds:
             self._update_matrices(factor, (rate, decay), applied)
+            self._gather()
 
     def _update_matrices(self, factor: Tensor, rates: tuple[Tensor, float | Tensor], applied: Tensor) -> None:
         """Muon's part of an update."""
         settings, buffers, (rate, decay) = self.settings, self.buffers, rates
-        dtype = torch.bfloat16 if buffers.parameters.itemsize == 2 else buffers.parameters.dtype
+        dtype = torch.bfloat16 if buffers.parameters.values.itemsize == 2 else buffers.parameters.values.dtype
         constants = (settings.muon_momentum, settings.muon_nesterov)
 
         def direction(part: Part) -> Tensor:
             where = part.element, part.element + part.numel
-            mean, gradient = self._view("momentum_buffer", *where), buffers.gradients[slice(*where)]
+            mean, gradient = self._view("momentum_buffer", *where), buffers.gradients.view(*where)
             return self.kernels.muon_momentum_(mean, gradient, factor, applied, constants)
 
         def orthogonal(whole: Tensor) -> Tensor:
@@ -255,18 +221,20 @@ class Optimizer:
             like, group = self.state["weight"], self.groups["stage"]
             for part, update in exchanged(one, direction, update=orthogonal, like=like, group=group):
                 where = part.element, part.element + part.numel
-                held = self._view("weight", *where), buffers.parameters[slice(*where)]
+                held = self._view("weight", *where), buffers.parameters.view(*where)
                 self.kernels.muon_apply_(held, update, rate, applied, decay)
 
     def _view(self, name: str, start: int, stop: int) -> Tensor:
         """A tensor of the state for owned elements [start, stop) of the buffers."""
-        first = self.owns[name].place(start)
+        first = self.holds[name].place(start)
         return self.state[name][first : first + stop - start]
 
 
-def stage_rounds(matrices: Ownership, groups: Mapping[str, Group]) -> tuple[Round, ...]:
+def stage_rounds(
+    matrices: Ownership, groups: Mapping[str, Group], *, copies: tuple[str, ...] = ()
+) -> tuple[Round, ...]:
     """Muon's exchanges, from what every rank of the pipeline stage says that it holds."""
-    mine = parts_of(matrices, lambda axis: groups[axis].rank)
+    mine = parts_of(matrices, lambda axis: groups[axis].rank, copies=copies)
     return make_rounds(gather_objects(mine, groups["stage"]), groups["stage"].rank)
 
 

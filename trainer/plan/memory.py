@@ -13,6 +13,7 @@ from trainer.config.sections import RunConfig
 from trainer.errors import FEWER_TOKENS, OutOfMemoryError, out_of_memory_error, out_of_memory_in, size_text
 from trainer.kernels.updates import state_names
 from trainer.models.family import family_of
+from trainer.parallel.buckets import cut_buckets
 from trainer.parallel.params import ParamSpec, Place
 from trainer.pipeline.actions import peak_live
 from trainer.plan.plan import Plan
@@ -41,7 +42,7 @@ def explained(config: RunConfig, plan: Plan, *, rank: int) -> Iterator[None]:
 
 
 def state_bytes(config: RunConfig, plan: Plan) -> int:
-    """Bytes of a rank's weights, main gradients, main weights and moments: what it needs before any activation.
+    """Bytes of a rank's weights, gradients, main weights and moments: what it needs beside activations.
 
     Of the pipeline rank that needs most.
     """
@@ -50,19 +51,48 @@ def state_bytes(config: RunConfig, plan: Plan) -> int:
 
 def state_bytes_per_stage(config: RunConfig, plan: Plan) -> tuple[int, ...]:
     """The same for each pipeline rank."""
+    return tuple(kept_bytes(config, plan, table=table) + in_use_bytes(config, table) for table in tables(config, plan))
+
+
+def tables(config: RunConfig, plan: Plan) -> tuple[tuple[ParamSpec, ...], ...]:
+    """The parameters of each pipeline rank."""
     like, family = Place(tp_size=plan.tp, sequence_parallel=config.mesh.sequence_parallel), family_of(config)
-    tables = (rank_parameters(family, plan.shape, places=plan.pipeline.places(r, like)) for r in range(plan.pp))
-    return tuple(_state_bytes(config, plan, table) for table in tables)
+    return tuple(rank_parameters(family, plan.shape, places=plan.pipeline.places(r, like)) for r in range(plan.pp))
 
 
-def _state_bytes(config: RunConfig, plan: Plan, table: Sequence[ParamSpec]) -> int:
-    weight = BYTES[config.precision.dtype]
+def kept_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) -> int:
+    """Bytes that a rank with these parameters holds from step to step."""
+    weight, gradient = _element_bytes(config)
     main, total = max(weight, 4), 0
-    gradient = weight if config.precision.gradients == "params" else main
+    sharding, data = config.optimizer.sharding, plan.cp * plan.dp
     for spec in table:
         states = len(state_names(config.optimizer.name, matrix=spec.matrix))
-        total += spec.numel * (weight + gradient) + states * main * -(-spec.numel // (plan.cp * plan.dp))
+        share = -(-spec.numel // data)
+        total += weight * (share if sharding == "parameters" else spec.numel)
+        total += gradient * (share if sharding in ("gradients", "parameters") else spec.numel)
+        total += states * main * (spec.numel if sharding == "none" else share)
     return total + float8_bytes(config, plan, table=table)
+
+
+def in_use_bytes(config: RunConfig, table: Sequence[ParamSpec]) -> int:
+    """Most bytes of whole buckets beside what is kept: the one that is computed, and one on its way.
+
+    With a backward pass in two halves gradients are in use from the first to the second: all of them.
+    """
+    sharding, optimizer = config.optimizer.sharding, config.optimizer
+    sizes = [sum(spec.numel for spec in group) for group in cut_buckets(table, bucket_size=optimizer.bucket_size)]
+    two = max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)))
+    weight, gradient = _element_bytes(config)
+    split = config.mesh.schedule.startswith("zb") and config.mesh.pp > 1
+    parameters = weight * (two if optimizer.overlap_param_gather else max(sizes)) * (sharding == "parameters")
+    gradients = gradient * (sum(sizes) if split else two if optimizer.overlap_grad_reduce else max(sizes))
+    return parameters + gradients * (sharding in ("gradients", "parameters"))
+
+
+def _element_bytes(config: RunConfig) -> tuple[int, int]:
+    """(of a weight, of its gradient)."""
+    weight = BYTES[config.precision.dtype]
+    return weight, weight if config.precision.gradients == "params" else max(weight, 4)
 
 
 def float8_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) -> int:

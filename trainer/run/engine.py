@@ -31,8 +31,9 @@ from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
 from trainer.models.family import family_of
 from trainer.models.float8_layers import use_float8
 from trainer.models.stage import Microbatch, joined
+from trainer.optim.buffers import Buffers
 from trainer.optim.layout import make_layout
-from trainer.optim.optimizer import Buffers, Optimizer
+from trainer.optim.optimizer import Optimizer, owned_runs
 from trainer.optim.scaler import LossScaler, ScaleRule
 from trainer.parallel.collectives import all_reduce_, gather_objects
 from trainer.parallel.init import Run, initialize_
@@ -64,19 +65,28 @@ class Engine:
         self.layout = make_layout(
             rank_parameters(family, plan.shape, places=places),
             {axis: world.mesh.size(axis) for axis in ("data", "edp")},
+            bucket_size=config.optimizer.bucket_size,
         )
         dtype = DTYPES[config.precision.dtype]
         how = {"groups": world.groups, "dtype": dtype, "device": world.device, "config": config}
-        stages = [family.build(plan.shape, place, **how) for place in places]
+        stages = [family.build(plan.shape, place, **how, allocate=False) for place in places]
         self.model = joined(stages)
         numbered = {place.stage: stage for place, stage in zip(places, stages, strict=True)}
         self._training = functools.lru_cache(maxsize=8)(plan.pipeline.lowered)
         self._evaluation = functools.lru_cache(maxsize=8)(plan.pipeline.forward)
         self.executor = Executor(numbered, world.groups["pp"].rank, links=world.links)
         self.float8 = use_float8(self.model, config, num_layers=plan.shape.num_layers, device=world.device)
-        half = config.precision.gradients == "params"
-        self.buffers = Buffers(self.model, self.layout, in_params_dtype=half)
+        self.buffers = Buffers(
+            self.model,
+            self.layout,
+            owned=owned_runs(self.layout, world.groups),
+            device=world.device,
+            sharding=config.optimizer.sharding,
+            in_params_dtype=config.precision.gradients == "params",
+        )
         self.optimizer = Optimizer(self.buffers, config.optimizer, groups=world.groups, kernels=stages[0].kernels)
+        for stage in stages:
+            stage.hooks = self.optimizer.hooks
         self.copies = HostCopies()
         # A scale that is 1 has no place in the arithmetic of other precisions.
         self.scaler = LossScaler(scale_rule(config), world.device) if dtype == torch.float16 else None
@@ -192,7 +202,7 @@ class Engine:
         state: dict[str, Tensor] = {}
 
         def read() -> None:
-            state.update(load_state(folder, self.optimizer.owns, dtype=dtype))
+            state.update(load_state(folder, self.optimizer.holds, dtype=dtype))
 
         together(self.everyone, read, doing="reading a checkpoint")
         self.optimizer.load(state, run.optimizer_steps)
@@ -207,17 +217,17 @@ class Engine:
         weight = self.optimizer.state["weight"]
 
         def read() -> None:
-            weight.copy_(owned_weights(folder, self.optimizer.owned, dtype=weight.dtype))
+            weight.copy_(owned_weights(folder, self.optimizer.holds["weight"], dtype=weight.dtype))
 
         together(self.everyone, read, doing="reading the first weights")
         self.optimizer.publish()
 
     def _draw_weights(self, seed: int) -> None:
-        """Initialize the owned runs of the main weights, unrounded, and from them the model."""
+        """Initialize the main weights that this rank holds, unrounded, and from them the model."""
         weight = self.optimizer.state["weight"]
         runs = (
             Run(slot.spec, low, high, weight[first : first + high - low])
-            for slot, low, high, first in self.optimizer.owned.parameters()
+            for slot, low, high, first in self.optimizer.holds["weight"].parameters()
         )
         initialize_(runs, seed=seed, threads=max(1, len(os.sched_getaffinity(0)) // self.world.local_world_size))
         self.optimizer.publish()

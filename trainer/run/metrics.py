@@ -21,7 +21,7 @@ from typing import Any
 
 from mdata import DamageError
 from mdata.util import atomic_io
-from trainer.optim.layout import BufferLayout
+from trainer.optim.optimizer import Optimizer
 from trainer.run.log_text import event_text, losses_text
 
 METRICS, EVENTS, RANKS = "metrics.jsonl", "events.jsonl", "ranks.json"
@@ -180,14 +180,21 @@ def plain(value: Any) -> Any:
     return value
 
 
-def held_parameters(layout: BufferLayout, stages: Iterable[int]) -> dict[str, Any]:
-    """What one rank holds, for ranks.json: stages, counts, and each parameter with its logical pieces."""
+def held_parameters(optimizer: Optimizer, stages: Iterable[int]) -> dict[str, Any]:
+    """What one rank holds, for ranks.json: stages, counts, bytes, and each parameter with its logical pieces."""
+    layout, buffers = optimizer.buffers.layout, optimizer.buffers
     real = {slot.spec: sum(math.prod(piece.size) for piece in slot.spec.pieces) for slot in layout.slots}
     return {
         "stages": list(stages),
         "split_parameters": sum(count for spec, count in real.items() if "tp" not in spec.copies),
         "copied_parameters": sum(count for spec, count in real.items() if "tp" in spec.copies),
         "buffer_elements": layout.size,
+        "owned_elements": buffers.owned.size,
+        "kept_bytes": {
+            "parameters": buffers.parameters.values.nbytes,
+            "gradients": buffers.gradients.values.nbytes,
+            "optimizer": sum(values.nbytes for values in optimizer.state.values()),
+        },
         "parameters": [
             {
                 "name": spec.name,

@@ -99,7 +99,11 @@ def _go_on(
     engine = Engine(config, plan, world=world, fresh=newest is None)
     if newest:
         engine.load(newest)
-    held = {"rank": world.rank, **world.coordinates._asdict(), **held_parameters(engine.layout, engine.executor.stages)}
+    held = {
+        "rank": world.rank,
+        **world.coordinates._asdict(),
+        **held_parameters(engine.optimizer, engine.executor.stages),
+    }
     ranks = gather_objects(held, world.groups["world"])
     if not world.is_main:
         return _Loop(config, plan, data, engine, None).run(done, progress, owed=owed)

@@ -138,7 +138,9 @@ def load_weights(engine: Engine, weights: dict[str, Tensor]) -> None:
     whole, held = logical_tensors(weights, engine.plan.shape), engine.optimizer.state["weight"]
     for _, part, first in engine.optimizer.owned.slices():
         box = tuple(slice(a, a + n) for a, n in zip(part.start, part.size, strict=True))
-        rounded = whole[part.name][box].flatten().to(engine.buffers.parameters.dtype)  # main weights are copies of it
+        rounded = (
+            whole[part.name][box].flatten().to(engine.buffers.parameters.values.dtype)
+        )  # main weights are copies of it
         held[first : first + math.prod(part.size)] = rounded
     engine.optimizer.publish()
 

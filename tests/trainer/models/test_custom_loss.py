@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tests.helpers.ranks import RankError, run_ranks
-from tests.trainer.engines import assemble, layouts, logical, microbatches
+from tests.trainer.engines import assemble, layouts, logical, microbatches, reduced
 from tests.trainer.models.test_options import _config, _same
 from trainer.run.engine import Engine
 
@@ -32,9 +32,7 @@ def _gradients(context, config, own):
         engine.model.loss_function = _loss
     batches = microbatches(engine, 0)
     totals = engine.add_gradients(batches)
-    engine.optimizer._reduce()
-    owned, gradients = engine.optimizer.owned, engine.buffers.gradients
-    return totals[0].item(), logical(owned, torch.cat([gradients[run.start : run.stop] for run in owned.runs]))
+    return totals[0].item(), reduced(engine)
 
 
 @pytest.mark.parametrize(("tp", "sequence_parallel"), [(1, False), (2, False), (4, True)])

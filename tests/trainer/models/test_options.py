@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.helpers.ranks import run_ranks
-from tests.trainer.engines import SEQUENCE, assemble, layouts, logical, microbatches, small_config
+from tests.trainer.engines import SEQUENCE, assemble, layouts, logical, microbatches, reduced, small_config
 from trainer.config.sections import MeshSection, RecomputeSection
 from trainer.models.gpt_memory import block_bytes
 from trainer.models.gpt_shape import gpt_shape
@@ -57,9 +57,7 @@ def _gradients(context, config, documents):
     batches = microbatches(engine, 0)
     batches = [_with_documents(batch) for batch in batches] if documents else batches
     totals = engine.add_gradients(batches)
-    engine.optimizer._reduce()
-    owned, gradients = engine.optimizer.owned, engine.buffers.gradients
-    return totals.tolist(), logical(owned, torch.cat([gradients[run.start : run.stop] for run in owned.runs]))
+    return totals.tolist(), reduced(engine)
 
 
 def _whole(config, ranks, documents=False):
@@ -110,7 +108,7 @@ def _documents_alone(context, config):
             loss, _ = engine.model((), type(batch)(tokens_BS=cut[0], labels_BS=cut[1], loss_mask_BS=cut[2]))
             loss.backward()
             total += loss.item()
-    return total, logical(engine.optimizer.owned, engine.buffers.gradients)
+    return total, logical(engine.optimizer.owned, engine.buffers.gradients.values)
 
 
 RECOMPUTES = [

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from tests.trainer.shapes import SHAPES
 from trainer.models.gpt_params import parameter_table
-from trainer.optim import layout as layouts
 from trainer.optim.layout import ALIGNMENT, make_layout
+from trainer.parallel import buckets
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.params import ParamSpec, Piece, Place, is_first_copy
 
 
 @pytest.fixture(autouse=True)
 def small_buckets(monkeypatch):
-    monkeypatch.setattr(layouts, "MIN_BUCKET", 4096)
+    monkeypatch.setattr(buckets, "MIN_BUCKET", 4096)
 
 
 @pytest.mark.parametrize("data", [1, 2, 3, 5])
@@ -62,7 +62,7 @@ def test_what_the_ends_of_a_pipeline_share_stands_alone():
 
 
 def test_small_blocks_share_a_bucket(monkeypatch):
-    monkeypatch.setattr(layouts, "MIN_BUCKET", 1 << 30)
+    monkeypatch.setattr(buckets, "MIN_BUCKET", 1 << 30)
     assert len(make_layout(parameter_table(SHAPES["gpt2"], Place()), {"data": 1, "edp": 1}).buckets) == 1
 
 

@@ -206,17 +206,17 @@ def _skipped(context, config):
     engine: Engine = layouts(context, config)
     engine.step(microbatches(engine, 0), 1e-2)
     before = {name: x.clone() for name, x in engine.optimizer.state.items()}
-    settle = engine.buffers.settle
+    reduce = engine.optimizer.reduce
 
     def poisoned():
-        settle()
+        reduce()
         if context.rank == 0:
             split = next(slot for slot in engine.layout.slots if slot.spec.matrix)
-            engine.buffers.gradients[split.start] = float("inf")
+            engine.buffers.gradients.values[split.start] = float("inf")
 
-    engine.buffers.settle = poisoned
+    engine.optimizer.reduce = poisoned
     report = engine.step(microbatches(engine, 1), 1e-2).read()
-    engine.buffers.settle = settle
+    engine.optimizer.reduce = reduce
     same = all(torch.equal(before[name], x) for name, x in engine.optimizer.state.items())
     return report.applied, same, engine.step(microbatches(engine, 2), 1e-2).read().applied
 

@@ -74,7 +74,8 @@ def _weights_after(context, config, num_steps):
     optimizer = engine.optimizer
     weight, parameters = optimizer.state["weight"], engine.buffers.parameters
     for start, stop, first, _ in optimizer.owned.runs:
-        assert torch.equal(parameters[start:stop], weight[first : first + stop - start].to(parameters.dtype))
+        held = parameters.view(start, stop)
+        assert torch.equal(held, weight[first : first + stop - start].to(held.dtype))
     return norms, logical(optimizer.owned, weight)
 
 
@@ -150,7 +151,7 @@ def _half_sums(context, dtype, gradients):
     precision = replace(config.precision, gradients=gradients, initial_loss_scale=2.0**16)
     engine = layouts(context, replace(config, precision=precision, mesh=MeshSection(tp=min(2, context.world))))
     report = engine.step(microbatches(engine, 0), 1e-2).read()
-    held = engine.buffers.gradients.dtype, engine.optimizer.state["exp_avg"].dtype
+    held = engine.buffers.gradients.values.dtype, engine.optimizer.state["exp_avg"].dtype
     return report.applied, report.grad_norm, held, logical(engine.optimizer.owned, engine.optimizer.state["exp_avg"])
 
 
@@ -183,6 +184,7 @@ def _norm_and_reference(context, loss_average):
     batches[1].loss_mask_BS[:, 3:] = 0
     batches[2].loss_mask_BS.zero_()
     model = build_gpt(engine.plan.shape, Place(), groups={"tp": engine.tp}, dtype=torch.float64, device=CPU)
+    engine.optimizer.gathers.whole()
     model.load_state_dict(engine.model.state_dict())
     losses = [model((), batch)[0] for batch in batches]
     counts = [b.loss_mask_BS.sum().item() for b in batches]
@@ -232,13 +234,15 @@ def _skip(context, poison):
     engine = layouts(context, replace(small_config("llama"), mesh=MeshSection(tp=2)))
     before = {name: x.clone() for name, x in engine.optimizer.state.items()}
     split = next(slot for slot in engine.layout.slots if not slot.spec.copies)
+    reduce = engine.optimizer.reduce
 
     def poisoned():
-        engine.buffers.gradients[split.start] = float("nan")
+        reduce()
+        engine.buffers.gradients.values[split.start] = float("nan")
 
     with pytest.MonkeyPatch.context() as patch:
         if context.rank == poison:
-            patch.setattr(engine.buffers, "settle", poisoned)
+            patch.setattr(engine.optimizer, "reduce", poisoned)
         report = engine.step(microbatches(engine, 0), 1e-2).read()
     unchanged = all(torch.equal(before[name], x) for name, x in engine.optimizer.state.items())
     after = engine.step(microbatches(engine, 0), 1e-2).read()
@@ -256,7 +260,7 @@ def _weights_over(context, name, stale):
         if step:
             slots = engine.layout.slots
             for slot in slots:  # padding is nobody's and stays zero
-                engine.buffers.gradients[slot.start : slot.start + slot.spec.numel] = stale
+                engine.buffers.gradients.values[slot.start : slot.start + slot.spec.numel] = stale
         engine.step(microbatches(engine, step), 1e-2)
     return engine.optimizer.state["weight"].clone()
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.helpers.ranks import run_ranks
-from tests.trainer.engines import assemble, layouts, logical, microbatches, small_config
+from tests.trainer.engines import assemble, layouts, logical, microbatches, reduced, small_config
 from trainer.config.sections import MeshSection, RecomputeSection, RunConfig
 from trainer.parallel.collectives import all_reduce_
 
@@ -39,10 +38,7 @@ def _gradients(context: Any, config: RunConfig) -> Any:
     totals = engine.add_gradients(batches)
     for axis in ("pp", "data"):
         all_reduce_(totals, engine.world.groups[axis])
-    engine.optimizer._reduce()
-    owned, gradients = engine.optimizer.owned, engine.buffers.gradients / totals[1]
-    flat = torch.cat([gradients[run.start : run.stop] for run in owned.runs])
-    return totals.tolist(), evaluated, logical(owned, flat)
+    return totals.tolist(), evaluated, reduced(engine, totals[1])
 
 
 def _whole(config: RunConfig, ranks: int) -> Any:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.helpers.ranks import run_ranks
-from tests.trainer.engines import assemble, layouts, logical, microbatches, small_config
+from tests.trainer.engines import assemble, layouts, microbatches, reduced, small_config
 from trainer.config.sections import MeshSection, RecomputeSection
 from trainer.parallel.collectives import all_reduce_
 
@@ -77,9 +77,7 @@ def _gradients(context, config, masks, documents):
     own_means = config.train.loss_average == "megatron"
     totals = engine.add_gradients(batches, own_means=own_means)
     totals = all_reduce_(totals, engine.world.groups["data"])
-    engine.optimizer._reduce()
-    owned, gradients = engine.optimizer.owned, engine.buffers.gradients
-    return totals.tolist(), logical(owned, torch.cat([gradients[run.start : run.stop] for run in owned.runs]))
+    return totals.tolist(), reduced(engine)
 
 
 def _whole(config, ranks, masks="", documents=False):

@@ -84,7 +84,7 @@ def test_the_log_of_a_run_without_a_terminal(run_file, monkeypatch, capsys):
     real = Engine.step
 
     def first(self, *arguments, **options):
-        self.buffers.gradients[0] = float("nan")
+        self.buffers.gradients.values[0] = float("nan")
         monkeypatch.setattr(Engine, "step", real)
         return real(self, *arguments, **options)
 

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.helpers.ranks import run_ranks
-from tests.trainer.engines import assemble, logical, microbatch
+from tests.trainer.engines import assemble, logical, microbatch, reduced
 from tests.trainer.models import megatron
 from trainer.config.sections import (
     DataSection,
@@ -151,9 +150,7 @@ def _gradients(context, folder: Path, config: RunConfig) -> tuple[list[float], A
     engine, batch = with_their_weights(context, folder, config), load_file(folder / "batch.safetensors")
     rows = microbatch(batch["tokens"].long(), batch["labels"].long(), batch["loss_mask"].float())
     totals = engine.add_gradients([rows])
-    engine.optimizer._reduce()
-    owned, gradients = engine.optimizer.owned, engine.buffers.gradients / totals[1]
-    return totals.tolist(), logical(owned, torch.cat([gradients[run.start : run.stop] for run in owned.runs]))
+    return totals.tolist(), reduced(engine, totals[1])
 
 
 @pytest.mark.parametrize("layout", ["tp", "sp"])

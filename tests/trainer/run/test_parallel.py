@@ -10,10 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from tests.helpers.ranks import run_ranks
-from tests.trainer.engines import assemble, layouts, logical, microbatches, small_config
+from tests.trainer.engines import assemble, layouts, logical, microbatches, reduced, small_config
 from tests.trainer.shapes import SHAPES
 from trainer.config.sections import MeshSection
 
@@ -38,9 +37,7 @@ def _gradients(context, config):
     from trainer.parallel.collectives import all_reduce_
 
     totals = all_reduce_(totals, engine.dp)
-    engine.optimizer._reduce()
-    owned, gradients = engine.optimizer.owned, engine.buffers.gradients / totals[1]
-    return totals.tolist(), logical(owned, torch.cat([gradients[run.start : run.stop] for run in owned.runs]))
+    return totals.tolist(), reduced(engine, totals[1])
 
 
 def _whole_gradients(config, ranks):
@@ -114,10 +111,10 @@ def test_bf16_trains_with_fp32_main_weights():
 def _small_step(context, dtype):
     """Dtypes of the main tensors, and the shares of weights that a tiny step moved: main ones, and the model's."""
     engine = layouts(context, _config("llama", 1, False, 1, dtype=dtype))
-    main, model = engine.optimizer.state["weight"], engine.buffers.parameters
+    main, model = engine.optimizer.state["weight"], engine.buffers.parameters.values
     before, rounded = main.clone(), model.clone()
     engine.step(microbatches(engine, 0), 1e-6)
-    dtypes = {str(x.dtype) for x in (*engine.optimizer.state.values(), engine.buffers.gradients)}
+    dtypes = {str(x.dtype) for x in (*engine.optimizer.state.values(), engine.buffers.gradients.values)}
     return dtypes, (main != before).double().mean().item(), (model != rounded).double().mean().item()
 
 
@@ -134,7 +131,7 @@ def _held(context, config):
 
     engine = layouts(context, config)
     real = {n: tuple(p.shape) for n, p in engine.model.named_parameters()}
-    facts = held_parameters(engine.layout, engine.executor.stages)
+    facts = held_parameters(engine.optimizer, engine.executor.stages)
     assert {p["name"]: tuple(p["shape"]) for p in facts["parameters"]} == real
     return facts
 

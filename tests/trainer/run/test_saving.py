@@ -215,14 +215,14 @@ def test_rank_0_says_when_it_is_time(config: RunConfig) -> None:
 
 def poison(engine: Engine) -> None:
     """Make a gradient of this step NaN, once backward has written them."""
-    buffers = engine.buffers
+    optimizer = engine.optimizer
 
     def poisoned() -> None:
-        del buffers.settle
-        buffers.settle()
-        buffers.gradients[0] = float("nan")
+        del optimizer.reduce
+        optimizer.reduce()
+        engine.buffers.gradients.values[0] = float("nan")
 
-    buffers.settle = poisoned
+    optimizer.reduce = poisoned
 
 
 def test_no_checkpoint_is_written_behind_a_skipped_step_until_one_was_sound(config: RunConfig, monkeypatch) -> None:

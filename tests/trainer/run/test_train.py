@@ -187,7 +187,7 @@ def _poisoned(monkeypatch, bad_steps):
         calls[0] += 1
         with monkeypatch.context() as patch:
             if calls[0] in bad_steps:
-                patch.setattr(self.buffers, "settle", lambda: self.buffers.gradients[:1].fill_(float("nan")))
+                patch.setattr(self.optimizer, "reduce", lambda: self.buffers.gradients.values[:1].fill_(float("nan")))
             return real(self, microbatches, rate, **votes)
 
     monkeypatch.setattr(Engine, "step", step)

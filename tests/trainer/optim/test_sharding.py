@@ -1,0 +1,322 @@
+"""What data-parallel ranks share, and when they communicate, does not change the function.
+
+Gradients of every `optimizer.sharding` on every kind of layout against one rank (the numerics policy of
+tests/trainer/run/test_parallel.py), with a bucket a block; bits of weights with communication overlapped or not, late
+or early; memory that holds NaN wherever nothing was written yet; what a rank keeps between steps.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.helpers.ranks import run_ranks
+from tests.trainer.engines import assemble, layouts, logical, microbatches, reduced, small_config
+from trainer.checkpoint.folder import read_index
+from trainer.checkpoint.format import RunState
+from trainer.config.sections import PrecisionSection, RunConfig
+from trainer.optim import buffers, gathers, reducer
+from trainer.parallel import collectives
+from trainer.parallel.collectives import all_reduce_
+from trainer.plan.memory import kept_bytes, tables
+from trainer.plan.plan import make_plan
+from trainer.run.engine import Engine
+from trainer.run.metrics import held_parameters
+
+SHARDINGS = ("none", "state", "gradients", "parameters")
+
+
+def _config(shape: str, /, *, dtype: str = "fp64", **options: Any) -> RunConfig:
+    """A run whose buckets are blocks; options are those of mesh, recompute, optimizer, model and train."""
+    config = small_config(shape, dtype=dtype)
+    sections: dict[str, dict[str, Any]] = {"optimizer": {"bucket_size": 1}}
+    homes = {"recompute": "mode", "layers": "num_layers", "tied": "tie_embeddings", "dropout": "hidden_dropout"}
+    for key, value in options.items():
+        field = homes.get(key, key)
+        for section in ("mesh", "optimizer", "model", "train", "recompute"):
+            if field in type(getattr(config, section)).__dataclass_fields__ and (section, key) != (
+                "recompute",
+                "layers",
+            ):
+                sections.setdefault(section, {})[field] = value
+                break
+    changed = {section: replace(getattr(config, section), **fields) for section, fields in sections.items()}
+    return replace(config, **changed)
+
+
+def _gradients(context: Any, config: RunConfig) -> Any:
+    engine = layouts(context, config)
+    batches = microbatches(engine, 0)
+    evaluated = engine.evaluate(batches)
+    totals = engine.add_gradients(batches)
+    for axis in ("pp", "data"):
+        all_reduce_(totals, engine.world.groups[axis])
+    return totals.tolist(), evaluated, reduced(engine, totals[1])
+
+
+def _whole(config: RunConfig, ranks: int) -> Any:
+    results = run_ranks(_gradients, ranks, config)
+    (totals,) = {tuple(totals) for totals, *_ in results}
+    (evaluated,) = {found for _, found, _ in results}
+    return totals, evaluated, assemble([part for *_, parts in results for part in parts])
+
+
+# name -> (ranks, shape, options)
+LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "dp 4": (4, "gpt2", {}),
+    "dp 2, two microbatches, recomputed by twos": (2, "gpt2", {"recompute": "full", "layers": 4, "chunk": 2}),
+    "tp 2 sp, dp 2, norms recomputed": (4, "gpt2", {"tp": 2, "sequence_parallel": True, "recompute": "selective"}),
+    "cp 2, dp 2": (4, "llama", {"cp": 2, "recompute": "full"}),
+    "tied, dropout, dp 2": (2, "llama", {"tied": True, "dropout": 0.2}),
+    "1f1b, tied": (4, "gpt2", {"pp": 2, "layers": 3}),
+    "gpipe": (4, "llama", {"pp": 2, "schedule": "gpipe"}),
+    "interleaved": (4, "llama", {"pp": 2, "schedule": "interleaved", "layers": 4}),
+    "zb_h1, tied": (4, "gpt2", {"pp": 2, "schedule": "zb_h1"}),
+    "zb_v, tied, recomputed": (4, "gpt2", {"pp": 2, "schedule": "zb_v", "layers": 5, "recompute": "full"}),
+}
+
+
+def _layout(case: str, sharding: str, **options: Any) -> tuple[int, RunConfig]:
+    ranks, name, given = LAYOUTS[case]
+    given = dict(given)
+    chunk = given.pop("chunk", 1)
+    config = _config(name, sharding=sharding, **given, **options)
+    return ranks, replace(config, recompute=replace(config.recompute, layers=chunk))
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_gradients_equal_those_of_one_rank(case: str, sharding: str) -> None:
+    ranks, config = _layout(case, sharding)
+    expected_totals, expected_loss, expected = _whole(_alone(case), 1)
+    totals, evaluated, got = _whole(config, ranks)
+    np.testing.assert_allclose(totals, expected_totals, rtol=1e-12)
+    np.testing.assert_allclose(evaluated, expected_loss, rtol=1e-12)
+    largest = max(np.abs(g).max() for g in expected.values())
+    assert got.keys() == expected.keys()
+    for key, reference in expected.items():
+        bound = 1e-10 * max(np.abs(reference).max(), 1e-3 * largest)
+        assert np.abs(got[key] - reference).max() <= bound, key
+
+
+def _alone(case: str) -> RunConfig:
+    """The same model on one rank."""
+    _, name, given = LAYOUTS[case]
+    return _config(name, **{key: given[key] for key in ("layers", "tied", "dropout") if key in given})
+
+
+def _late(patch: pytest.MonkeyPatch, seed: int) -> None:
+    """From here on, this rank comes late to some collectives and messages, and learns late of their end."""
+    chance = random.Random(seed)
+
+    def pause() -> None:
+        if chance.random() < 0.3:
+            time.sleep(chance.random() * 0.004)
+
+    def late(real: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            pause()
+            return real(*args, **options)
+
+        return call
+
+    for name in ("all_to_all_single", "all_reduce", "isend", "irecv", "all_gather_object"):
+        patch.setattr(dist, name, late(getattr(dist, name)))
+    patch.setattr(collectives.Pending, "wait", late(collectives.Pending.wait))
+
+
+def _train(context: Any, config: RunConfig, seed: int | None) -> Any:
+    """(losses, evaluations with gathers on their way, weights after three steps, the model's parameters)."""
+    with pytest.MonkeyPatch.context() as patch:
+        if seed is not None:
+            _late(patch, seed + context.rank)
+        engine = layouts(context, config)
+        losses, evaluated = [], []
+        for step in range(3):
+            losses.append(engine.step(microbatches(engine, step), 1e-2).read().loss)
+            evaluated.append(engine.evaluate(microbatches(engine, step)))
+        engine.optimizer.gathers.whole()
+        parameters = {name: parameter.detach().double().numpy() for name, parameter in engine.model.named_parameters()}
+        return losses, evaluated, logical(engine.optimizer.owned, engine.optimizer.state["weight"]), parameters
+
+
+def _same_bits(results: Any, others: Any) -> None:
+    for (losses, evaluated, parts, parameters), found in zip(results, others, strict=True):
+        assert (losses, evaluated) == found[:2] and len(set(losses)) == 3
+        for (name, where, values), (_, at, other) in zip(parts, found[2], strict=True):
+            assert where == at
+            np.testing.assert_array_equal(values, other, err_msg=name)
+        for name, values in parameters.items():
+            np.testing.assert_array_equal(values, found[3][name], err_msg=name)
+
+
+BITS = {
+    "dp 2": (2, "gpt2", {"tied": True, "recompute": "full"}),
+    "tp 2, dp 2": (4, "llama", {"tp": 2, "sequence_parallel": True, "micro_batch": 2, "name": "muon"}),
+    "1f1b": (4, "gpt2", {"pp": 2}),
+    "zb_h1": (4, "llama", {"pp": 2, "schedule": "zb_h1", "recompute": "selective"}),
+}
+OFF = {"overlap_grad_reduce": False, "overlap_param_gather": False}
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("case", BITS)
+def test_overlap_and_delays_change_no_bit(case: str, sharding: str) -> None:
+    """Communication waited for where it begins; then beside computation, with every rank late at random."""
+    ranks, name, options = BITS[case]
+    in_turn = run_ranks(_train, ranks, _config(name, dtype="fp32", sharding=sharding, **options, **OFF), None)
+    overlapped = _config(name, dtype="fp32", sharding=sharding, **options)
+    _same_bits(in_turn, run_ranks(_train, ranks, overlapped, 7))
+
+
+def test_forms_of_sharding_give_equal_bits_where_sums_have_one_order() -> None:
+    """With one microbatch; with several, sums over ranks and over microbatches change places."""
+    runs = {
+        sharding: run_ranks(_train, 4, _config("gpt2", dtype="bf16", sharding=sharding, micro_batch=1), None)
+        for sharding in SHARDINGS
+    }
+    wholes = {
+        sharding: assemble([part for *_, parts, _ in found for part in parts]) for sharding, found in runs.items()
+    }
+    for sharding, whole in wholes.items():
+        assert runs[sharding][0][0] == runs["state"][0][0], sharding
+        for name, values in whole.items():
+            np.testing.assert_array_equal(values, wholes["state"][name], err_msg=f"{sharding} {name}")
+
+
+def _over_stale_memory(context: Any, config: RunConfig, stale: float) -> Any:
+    """`_train` where memory that a bucket gets, and gradients after an update, hold anything."""
+
+    def given(flat: torch.Tensor) -> None:
+        buffers.give_memory(flat)
+        flat.fill_(stale)
+
+    def taken(flat: torch.Tensor) -> None:
+        flat.fill_(stale)
+        buffers.take_memory(flat)
+
+    def forget(self: buffers.Buffers, number: int | None = None) -> None:
+        kept = self.gradients.values
+        padding = [kept[start:stop] for bucket in self.layout.buckets for start, stop in buffers.gaps(bucket)]
+        if number is None and not self.shards_gradients:
+            kept.fill_(stale)
+            for gap in padding:
+                gap.zero_()
+        real(self, number)
+
+    real = buffers.Buffers.forget
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (gathers, reducer):
+            patch.setattr(module, "give_memory", given)
+            patch.setattr(module, "take_memory", taken)
+        patch.setattr(buffers.Buffers, "forget", forget)
+        return _train(context, config, None)
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize(
+    "options", [{"recompute": "full"}, {"pp": 2, "schedule": "zb_v", "layers": 4}], ids=["full", "zb_v"]
+)
+def test_what_memory_held_before_does_not_count(options: dict[str, Any], sharding: str) -> None:
+    ranks, config = 2 * options.get("pp", 1), _config("gpt2", dtype="fp32", sharding=sharding, **options)
+    zeros, other = (run_ranks(_over_stale_memory, ranks, config, stale) for stale in (0.0, float("nan")))
+    _same_bits(zeros, other)
+    assert all(np.isfinite(losses).all() for losses, *_ in other)
+
+
+# dtype, gradients, sharding -> bytes of a parameter that are whole on a rank, and those that are divided
+BYTES = {
+    ("fp32", "main", "none"): (20, 0),
+    ("bf16", "main", "none"): (18, 0),
+    ("fp16", "params", "none"): (16, 0),
+    ("fp32", "main", "state"): (8, 12),
+    ("bf16", "main", "state"): (6, 12),
+    ("fp16", "params", "state"): (4, 12),
+    ("bf16", "main", "gradients"): (2, 16),
+    ("bf16", "params", "gradients"): (2, 14),
+    ("bf16", "main", "parameters"): (0, 18),
+    ("fp32", "main", "parameters"): (0, 20),
+}
+
+
+def _kept(context: Any, config: RunConfig) -> tuple[int, dict[str, Any], int]:
+    """(bytes of the storages that exist after two steps, what ranks.json says, the estimate)."""
+    engine = layouts(context, config)
+    for step in range(2):
+        engine.step(microbatches(engine, step), 1e-2)
+    engine.optimizer.gathers.release()
+    kept, optimizer = engine.buffers, engine.optimizer
+    tensors = [kept.parameters.values, kept.gradients.values, *optimizer.state.values()]
+    tensors += [*kept.bucket_parameters, *kept.bucket_gradients, *engine.model.parameters()]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    (table,) = tables(config, engine.plan)
+    return sum(storages.values()), held_parameters(optimizer, [0]), kept_bytes(config, engine.plan, table=table)
+
+
+@pytest.mark.parametrize("case", BYTES, ids=" ".join)
+def test_the_bytes_that_a_rank_keeps_are_those_of_the_table(case: tuple[str, str, str]) -> None:
+    dtype, gradients, sharding = case
+    whole, divided = BYTES[case]
+    ranks = 4
+    config = _config("llama", dtype=dtype, sharding=sharding, bucket_size=0)
+    config = replace(config, precision=PrecisionSection(dtype=dtype, gradients=gradients))
+    count = make_plan(config, ranks, facts=None).parameters_per_rank
+    for held, said, estimate in run_ranks(_kept, ranks, config):
+        assert estimate == count * (whole + divided / ranks)
+        assert estimate <= held <= 1.03 * estimate, "but for the padding of buckets"
+        assert sum(said["kept_bytes"].values()) == held
+        assert said["owned_elements"] == said["buffer_elements"] / ranks
+
+
+def _saved(context: Any, config: RunConfig, root: Path) -> Any:
+    """The state after two steps, in a checkpoint written while gathers are on their way, and after two steps more."""
+    engine = layouts(context, config)
+    for step in range(4):
+        if step == 2:
+            run = {
+                "step": 2,
+                "consumed_samples": 8,
+                "data_id": "",
+                "data": {},
+                "optimizer_steps": 2,
+                "config": "x = 1\n",
+            }
+            engine.save(root, RunState(**run))
+        engine.step(microbatches(engine, step), 1e-2)
+    return _state(engine)
+
+
+def _continued(context: Any, config: RunConfig, folder: Path) -> Any:
+    engine = layouts(context, config, fresh=False)
+    engine.load(folder)
+    for step in (2, 3):
+        engine.step(microbatches(engine, step), 1e-2)
+    return _state(engine)
+
+
+def _state(engine: Engine) -> list[Any]:
+    owns, state = engine.optimizer.owns, engine.optimizer.state
+    return [(f"{n}/{a}", b, c) for n in state for a, b, c in logical(owns[n], state[n])]
+
+
+def test_each_form_of_sharding_continues_from_a_checkpoint_of_each_other(tmp_path: Path) -> None:
+    """Of the same bits after two steps more, as each has one microbatch; under Muon."""
+    config = {s: _config("gpt2", dtype="fp32", sharding=s, name="muon") for s in SHARDINGS}
+    saved = {s: run_ranks(_saved, 4, config[s], tmp_path / s) for s in SHARDINGS}
+    expected = assemble([part for parts in saved["none"] for part in parts])
+    for writer, reader in zip(SHARDINGS, [*SHARDINGS[1:], SHARDINGS[0]], strict=True):
+        index = [read_index(tmp_path / each / "step-2") for each in ("none", writer)]
+        assert len({sum(file.bytes for file in one.files.values()) for one in index}) == 1, "each tensor once"
+        found = run_ranks(_continued, 4, config[reader], tmp_path / writer / "step-2")
+        got = assemble([part for parts in found for part in parts])
+        assert got.keys() == expected.keys()
+        for name, values in expected.items():
+            np.testing.assert_array_equal(got[name], values, err_msg=f"{writer} to {reader}: {name}")

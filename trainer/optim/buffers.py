@@ -1,0 +1,172 @@
+"""Memory of a rank's parameters and main gradients: flat tensors, whole or of the runs that the rank owns.
+
+A model's parameters are views of one flat tensor a bucket, in their dtype, and its layers' main gradients of another,
+of at least fp32 unless it is told otherwise, to which backward adds. Where a rank keeps its own runs only (see
+`optimizer.sharding`), a bucket's tensor has memory while it is in use: its storage is resized, so that the views, those
+that autograd keeps included, stay what they are (as in PyTorch's FSDP).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from trainer.layers.base import Layer, MainGradients
+from trainer.optim.layout import Bucket, BufferLayout, Ownership
+
+
+class Flat(NamedTuple):
+    """Runs of the buffers, one after the other in a flat tensor."""
+
+    runs: Ownership
+    values: Tensor
+
+    def view(self, start: int, stop: int) -> Tensor:
+        """Elements [start, stop) of the buffers, which lie in one run."""
+        first = self.runs.place(start)
+        return self.values[first : first + stop - start]
+
+
+class Buffers:
+    """A model's parameters and main gradients.
+
+    Args:
+        model: its parameters are replaced by views; what they were is dropped, so they may be on "meta".
+        layout: where each goes. owned: this rank's runs of it.
+        device: of the buffers. sharding: as in the configuration; what is not sharded is whole on each rank.
+        in_params_dtype: whether gradients have the parameters' dtype.
+
+    Attributes:
+        main_dtype: of main weights and moments: fp32, or fp64 for an fp64 model.
+        sharding: "none" where no axis divides anything.
+        parameters, gradients: what the rank keeps from step to step.
+        bucket_parameters, bucket_gradients: [size] of each bucket, by its number; see `has_memory`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: BufferLayout,
+        *,
+        owned: Ownership,
+        device: torch.device,
+        sharding: str = "state",
+        in_params_dtype: bool = False,
+    ) -> None:
+        named = dict(model.named_parameters())
+        planned = {slot.spec.name: slot.spec.shape for slot in layout.slots}
+        actual = {name: tuple(p.shape) for name, p in named.items()}
+        assert actual == planned, f"model and table differ: {set(actual.items()) ^ set(planned.items())}"
+        dtype = next(iter(named.values())).dtype
+        self.layout, self.owned = layout, owned
+        self.main_dtype = torch.promote_types(dtype, torch.float32)
+        self.sharding = sharding if any(bucket.shard_size > 1 for bucket in layout.buckets) else "none"
+        self._main_gradients: list[list[MainGradients]] = [[] for _ in layout.buckets]
+        keeps = [self.shards_parameters, self.shards_gradients]
+        dtypes = [dtype, dtype if in_params_dtype else self.main_dtype]
+        (self.parameters, self.bucket_parameters), (self.gradients, self.bucket_gradients) = (
+            self._allocate(own, dtype, device) for own, dtype in zip(keeps, dtypes, strict=True)
+        )
+        for number in range(len(layout.buckets)):
+            of_bucket = [tensors[number] for tensors in (self.bucket_parameters, self.bucket_gradients)]
+            sharded = [flat for flat in of_bucket if not has_memory(flat)]
+            for flat in sharded:
+                give_memory(flat)  # there is no view of a tensor without
+            self._adopt(model, number)
+            for flat in sharded:
+                take_memory(flat)
+
+    @property
+    def shards_parameters(self) -> bool:
+        """Whether the rank keeps its own runs of the parameters only."""
+        return self.sharding == "parameters"
+
+    @property
+    def shards_gradients(self) -> bool:
+        """Whether the rank keeps its own runs of the gradients only."""
+        return self.sharding in ("gradients", "parameters")
+
+    def forget(self, number: int | None = None) -> None:
+        """All gradients of a bucket, or of all of them, count as zero, whatever the buffers hold."""
+        for main in self._of(number):
+            main.forget()
+
+    def settle(self, number: int | None = None) -> None:
+        """Make the buffers hold the gradients of a bucket, or of all: what backward did not come to is zero."""
+        for main in self._of(number):
+            main.settle()
+
+    def clear_gaps(self, number: int) -> None:
+        """What lies between and behind the gradients of a bucket is zero."""
+        bucket, gradients = self.layout.buckets[number], self.bucket_gradients[number]
+        for start, stop in gaps(bucket):
+            gradients[start - bucket.start : stop - bucket.start].zero_()
+
+    def _of(self, number: int | None) -> Iterator[MainGradients]:
+        for mains in self._main_gradients if number is None else [self._main_gradients[number]]:
+            yield from mains
+
+    def _allocate(self, own: bool, dtype: torch.dtype, device: torch.device) -> tuple[Flat, list[Tensor]]:
+        """What is kept, and the tensor of each bucket."""
+        buckets = self.layout.buckets
+        if own:
+            kept = Flat(self.owned, torch.zeros(self.owned.size, dtype=dtype, device=device))
+            return kept, [_without_memory(bucket.size, dtype, device) for bucket in buckets]
+        whole = torch.zeros(self.layout.size, dtype=dtype, device=device)
+        return Flat(self.layout.everything(), whole), [whole[bucket.start : bucket.stop] for bucket in buckets]
+
+    def _adopt(self, model: nn.Module, number: int) -> None:
+        """Put a bucket's parameters and their main gradients into its tensors."""
+        bucket = self.layout.buckets[number]
+        mains: dict[str, MainGradients] = {}
+        for slot in bucket.slots:
+            where = slice(slot.start - bucket.start, slot.start - bucket.start + slot.spec.numel)
+            owner, _, name = slot.spec.name.rpartition(".")
+            layer = model.get_submodule(owner)
+            assert isinstance(layer, Layer), f"{slot.spec.name} belongs to {type(layer).__name__}, not to a Layer"
+            flat, shape = self.bucket_parameters[number], slot.spec.shape
+            # Of its own version, which autograd compares: gathers write to what forward passes have kept.
+            setattr(layer, name, nn.Parameter(_view(flat, where, shape).data))
+            layer.main_gradients.tensors[name] = _view(self.bucket_gradients[number], where, shape)
+            mains[owner] = layer.main_gradients
+        self._main_gradients[number] = list(mains.values())
+
+
+def gaps(bucket: Bucket) -> Iterator[tuple[int, int]]:
+    """Elements [start, stop) of the buffers that no parameter of the bucket has."""
+    at = bucket.start
+    for slot in bucket.slots:
+        if at < slot.start:
+            yield at, slot.start
+        at = slot.start + slot.spec.numel
+    if at < bucket.stop:
+        yield at, bucket.stop
+
+
+def has_memory(flat: Tensor) -> bool:
+    """Whether the tensor of a bucket can be read and written."""
+    return flat.untyped_storage().nbytes() > 0
+
+
+def give_memory(flat: Tensor) -> None:
+    """Memory, with whatever it holds, for the tensor of a bucket that has none."""
+    assert not has_memory(flat), "a bucket that is in use"
+    flat.untyped_storage().resize_(flat.nbytes)
+
+
+def take_memory(flat: Tensor) -> None:
+    """The memory of a bucket's tensor is free for others. On a GPU, for what is launched later on this stream."""
+    flat.untyped_storage().resize_(0)
+
+
+def _view(flat: Tensor, where: slice, shape: tuple[int, ...]) -> Tensor:
+    return flat[where].view(shape)
+
+
+def _without_memory(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    flat = torch.empty(size, dtype=dtype, device=device)
+    flat.untyped_storage().resize_(0)
+    return flat

@@ -1,0 +1,115 @@
+"""Sums of gradients over data-parallel ranks, a bucket at a time, while backward goes on.
+
+Where a rank keeps whole gradients they are summed once, in the last backward pass of a stage, each bucket when the last
+of its blocks is complete. Where it keeps its own runs (`optimizer.sharding`), each microbatch is: a bucket's gradients
+have memory from the first block of it that backward comes to until they were reduced and added to the own run; at most
+one bucket is on its way while the next is filled (Rajbhandari et al. 2020, "ZeRO", stage 2). What was not begun by then
+is done in `finish`, so that a step without a backward pass is one whose gradient is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from trainer.optim.buffers import Buffers, give_memory, has_memory, take_memory
+from trainer.parallel.collectives import Group, Pending, start_reduce_scatter_, start_sum_
+
+
+class GradientReducer:
+    """The sums of one step after another.
+
+    Args:
+        overlap: whether sums go on beside backward, or are waited for where they begin.
+        shrink: what gradients are divided by first, so that sums of half precision stay finite.
+    """
+
+    def __init__(self, buffers: Buffers, groups: Mapping[str, Group], *, overlap: bool, shrink: int = 1) -> None:
+        self.buffers, self.groups, self.overlap, self.shrink = buffers, groups, overlap, shrink
+        self._buckets = buffers.layout.buckets
+        self._of_block: dict[int, list[int]] = {}
+        for number, bucket in enumerate(self._buckets):
+            for block in bucket.blocks:
+                self._of_block.setdefault(block, []).append(number)
+        self._missing = [set(bucket.blocks) for bucket in self._buckets]  # blocks, by bucket
+        self._pending: dict[int, Pending] = {}
+        self._reduced: set[int] = set()  # buckets of which the own run has a part of this step's gradient
+
+    @torch.no_grad()
+    def before_gradients(self, block: int) -> None:
+        """The block's gradients are added to next."""
+        if not self.buffers.shards_gradients:
+            return
+        for number in self._of_block.get(block, ()):
+            self._wait(number)
+            if has_memory(self.buffers.bucket_gradients[number]):
+                self._missing[number].add(block)
+                continue
+            give_memory(self.buffers.bucket_gradients[number])
+            self._missing[number] = set(self._buckets[number].blocks)
+            self.buffers.forget(number)
+            self.buffers.clear_gaps(number)
+
+    @torch.no_grad()
+    def after_gradients(self, block: int, *, last: bool) -> None:
+        """A microbatch has added to the block's gradients, for this step the last one of its stage or not."""
+        if not (last or self.buffers.shards_gradients):
+            return
+        for number in self._of_block.get(block, ()):
+            self._missing[number].discard(block)
+            if not self._missing[number] and (self.overlap or self.buffers.shards_gradients):
+                self._start(number)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """The kept gradients become those of the step, but for what copies along other axes hold parts of."""
+        for number in range(len(self._buckets)):
+            if number not in self._pending and self._is_left(number):
+                self._start(number)
+        for number in tuple(self._pending):
+            self._wait(number)
+        for number, bucket in enumerate(self._buckets):
+            if self.buffers.shards_gradients and number not in self._reduced:
+                self._own(number).zero_()
+            self._missing[number] = set(bucket.blocks)
+        self._reduced.clear()
+
+    def _is_left(self, number: int) -> bool:
+        """Whether a bucket holds gradients that were not summed."""
+        if self.buffers.shards_gradients:
+            return has_memory(self.buffers.bucket_gradients[number])
+        return number not in self._reduced
+
+    def _start(self, number: int) -> None:
+        """Begin to sum a bucket; with sharded gradients the one before is waited for."""
+        buffers, group = self.buffers, self.groups[self._buckets[number].shard]
+        flat = buffers.bucket_gradients[number]
+        if buffers.shards_gradients:
+            for other in tuple(self._pending):
+                self._wait(other)
+        buffers.settle(number)
+        if self.shrink > 1:
+            flat /= self.shrink
+        start = start_sum_ if buffers.sharding == "none" else start_reduce_scatter_
+        self._pending[number] = start(flat, group)
+        if not self.overlap:
+            self._wait(number)
+
+    def _wait(self, number: int) -> None:
+        pending = self._pending.pop(number, None)
+        if pending is None:
+            return
+        own = pending.wait()
+        if self.buffers.shards_gradients:
+            if number in self._reduced:
+                self._own(number).add_(own)
+            else:
+                self._own(number).copy_(own)
+            take_memory(self.buffers.bucket_gradients[number])
+        self._reduced.add(number)
+
+    def _own(self, number: int) -> Tensor:
+        bucket = self._buckets[number]
+        return self.buffers.gradients.view(*bucket.run(self.groups[bucket.shard].rank))
