@@ -86,6 +86,8 @@ class GradientReducer:
         """Begin to sum a bucket; with sharded gradients the one before is waited for."""
         buffers, group = self.buffers, self.groups[self._buckets[number].shard]
         flat = buffers.bucket_gradients[number]
+        assert number not in self._pending, "a bucket that is being summed"
+        assert buffers.shards_gradients or number not in self._reduced, "a bucket that was summed in this step"
         if buffers.shards_gradients:
             for other in tuple(self._pending):
                 self._wait(other)

@@ -177,10 +177,20 @@ def test_overlap_and_delays_change_no_bit(case: str, sharding: str) -> None:
     _same_bits(in_turn, run_ranks(_train, ranks, overlapped, 7))
 
 
-def test_forms_of_sharding_give_equal_bits_where_sums_have_one_order() -> None:
+PRECISIONS = {
+    "bf16": PrecisionSection(dtype="bf16"),
+    "fp16": PrecisionSection(dtype="fp16", gradients="params", initial_loss_scale=2.0**16),
+    "fp8": PrecisionSection(dtype="bf16", fp8="delayed"),
+}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_forms_of_sharding_give_equal_bits_where_sums_have_one_order(precision: str) -> None:
     """With one microbatch; with several, sums over ranks and over microbatches change places."""
     runs = {
-        sharding: run_ranks(_train, 4, _config("gpt2", dtype="bf16", sharding=sharding, micro_batch=1), None)
+        sharding: run_ranks(
+            _train, 4, replace(_config("gpt2", sharding=sharding), precision=PRECISIONS[precision]), None
+        )
         for sharding in SHARDINGS
     }
     wholes = {
@@ -320,3 +330,73 @@ def test_each_form_of_sharding_continues_from_a_checkpoint_of_each_other(tmp_pat
         assert got.keys() == expected.keys()
         for name, values in expected.items():
             np.testing.assert_array_equal(got[name], values, err_msg=f"{writer} to {reader}: {name}")
+
+
+def _events(context: Any, config: RunConfig) -> list[str]:
+    """What the second of two steps begins, in order: passes through blocks (f0, b0), sums (s0) and gathers (g0)."""
+    engine = layouts(context, config)
+    engine.step(microbatches(engine, 0), 1e-2)
+    events: list[str] = []
+
+    def noted(name: str, real: Any) -> Any:
+        def call(first: Any, *rest: Any, **options: Any) -> Any:
+            if isinstance(first, torch.Tensor):
+                tensors = engine.buffers.bucket_gradients if name == "s" else engine.buffers.bucket_parameters
+                number = next(i for i, flat in enumerate(tensors) if flat is first)
+                events.append(f"{name}{max(engine.layout.buckets[number].blocks)}")
+            else:
+                events.append(f"{name}{first}")
+            return real(first, *rest, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        hooks = engine.optimizer.hooks
+        patch.setattr(reducer, "start_reduce_scatter_", noted("s", reducer.start_reduce_scatter_))
+        patch.setattr(reducer, "start_sum_", noted("s", reducer.start_sum_))
+        patch.setattr(gathers, "start_all_gather_", noted("g", gathers.start_all_gather_))
+        patch.setattr(engine.optimizer, "reduce", lambda real=engine.optimizer.reduce: (events.append("end"), real()))
+        patch.setattr(hooks, "before_forward", noted("f", hooks.before_forward))
+        patch.setattr(hooks, "before_backward", noted("b", hooks.before_backward))
+        engine.step(microbatches(engine, 1), 1e-2)
+    return events
+
+
+# name -> (options, what happens); "end" is where the optimizer asks for the gradients
+TWICE = "f0 f1 f2 f3 b3 b2 b1 b0 f0 f1 f2 f3 b3"
+AHEAD = "g1 f1 g2 f2 g3 f3 b3 g2 s3 b2 g1 s2 b1 g0 s1 b0 s0"
+ORDERS: dict[str, tuple[dict[str, Any], str]] = {
+    "none": ({"sharding": "none"}, f"{TWICE} s3 b2 s2 b1 s1 b0 s0 end"),
+    "state": ({}, f"{TWICE} s3 b2 s2 b1 s1 b0 s0 end g0 g1 g2 g3"),
+    "state, in turn": ({"overlap_grad_reduce": False}, f"{TWICE} b2 b1 b0 end s3 s2 s1 s0 g0 g1 g2 g3"),
+    "gradients": (
+        {"sharding": "gradients"},
+        "f0 f1 f2 f3 b3 s3 b2 s2 b1 s1 b0 s0 f0 f1 f2 f3 b3 s3 b2 s2 b1 s1 b0 s0 end g0 g1 g2 g3",
+    ),
+    "parameters": ({"sharding": "parameters"}, f"f0 g0 {AHEAD} f0 {AHEAD} end"),
+    "parameters, in turn": (
+        {"sharding": "parameters", "overlap_param_gather": False, "micro_batch": 2},
+        "f0 g0 f1 g1 f2 g2 f3 g3 b3 s3 b2 g2 s2 b1 g1 s1 b0 g0 s0 end",
+    ),
+    "parameters, recomputed": (
+        {"sharding": "parameters", "recompute": "full", "micro_batch": 2},
+        "f0 g0 g1 f1 g2 f2 g3 f3 b3 g2 s3 b2 g1 f2 s2 b1 g0 f1 s1 b0 s0 end",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ORDERS)
+def test_communication_begins_at_the_borders_of_blocks(case: str) -> None:
+    """Whole gradients are summed in the last backward pass, as blocks are complete, and sharded ones in each; whole
+    parameters gathered after the update, in the order of use, and sharded ones a block ahead."""
+    options, expected = ORDERS[case]
+    for events in run_ranks(_events, 2, _config("llama", **options)):
+        assert " ".join(events) == expected
+
+
+@pytest.mark.parametrize("sharding", ["state", "parameters"])
+def test_split_backward_passes_sum_in_their_second_half(sharding: str) -> None:
+    config = _config("llama", sharding=sharding, pp=2, schedule="zb_h1")
+    for events in run_ranks(_events, 4, config):
+        sums = [number for number, event in enumerate(events) if event[0] == "s"]
+        assert len(sums) == 2 * (1 if sharding == "state" else 2) and max(sums) < events.index("end"), events
