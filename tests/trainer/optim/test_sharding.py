@@ -92,8 +92,12 @@ def _layout(case: str, sharding: str, **options: Any) -> tuple[int, RunConfig]:
     return ranks, replace(config, recompute=replace(config.recompute, layers=chunk))
 
 
-@pytest.mark.parametrize("sharding", SHARDINGS)
-@pytest.mark.parametrize("case", LAYOUTS)
+# Those of "state" are what most other tests have.
+FORMS = [(case, sharding) for case in LAYOUTS for sharding in ("gradients", "parameters")]
+FORMS += [(case, "none") for case in ("cp 2, dp 2", "1f1b, tied", "zb_v, tied, recomputed")]
+
+
+@pytest.mark.parametrize(("case", "sharding"), FORMS)
 def test_gradients_equal_those_of_one_rank(case: str, sharding: str) -> None:
     ranks, config = _layout(case, sharding)
     expected_totals, expected_loss, expected = _whole(_alone(case), 1)
@@ -134,14 +138,15 @@ def _late(patch: pytest.MonkeyPatch, seed: int) -> None:
 
 
 def _train(context: Any, config: RunConfig, seed: int | None) -> Any:
-    """(losses, evaluations with gathers on their way, weights after three steps, the model's parameters)."""
+    """(losses and norms, evaluations with gathers on their way, weights after three steps, the model's parameters)."""
     with pytest.MonkeyPatch.context() as patch:
         if seed is not None:
             _late(patch, seed + context.rank)
         engine = layouts(context, config)
         losses, evaluated = [], []
         for step in range(3):
-            losses.append(engine.step(microbatches(engine, step), 1e-2).read().loss)
+            report = engine.step(microbatches(engine, step), 1e-2).read()
+            losses.append((report.loss, report.grad_norm, report.applied))
             evaluated.append(engine.evaluate(microbatches(engine, step)))
         engine.optimizer.gathers.whole()
         parameters = {name: parameter.detach().double().numpy() for name, parameter in engine.model.named_parameters()}
@@ -400,3 +405,28 @@ def test_split_backward_passes_sum_in_their_second_half(sharding: str) -> None:
     for events in run_ranks(_events, 4, config):
         sums = [number for number, event in enumerate(events) if event[0] == "s"]
         assert len(sums) == 2 * (1 if sharding == "state" else 2) and max(sums) < events.index("end"), events
+
+
+def _poisoned(context: Any, config: RunConfig) -> tuple[bool, bool, bool]:
+    """(whether a step with an infinite gradient in one rank's runs counted, the state was kept, the next counted)."""
+    engine = layouts(context, config)
+    engine.step(microbatches(engine, 0), 1e-2)
+    before = {name: values.clone() for name, values in engine.optimizer.state.items()}
+    real = engine.optimizer.reduce
+
+    def poisoned() -> None:
+        real()
+        if context.rank == 1:
+            start = next(s.start for _, s in engine.buffers.owned.segments() if not s.rules.copies)
+            engine.buffers.gradients.view(start, start + 1).fill_(float("inf"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.optimizer, "reduce", poisoned)
+        skipped = engine.step(microbatches(engine, 1), 1e-2).read()
+    kept = all(torch.equal(before[name], values) for name, values in engine.optimizer.state.items())
+    return skipped.applied, kept, engine.step(microbatches(engine, 1), 1e-2).read().applied
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_what_is_infinite_in_one_ranks_runs_is_skipped_by_all(sharding: str) -> None:
+    assert run_ranks(_poisoned, 4, _config("gpt2", sharding=sharding, tp=2)) == [(False, True, True)] * 4
