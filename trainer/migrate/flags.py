@@ -117,6 +117,11 @@ _TABLE = """
 --muon-extra-scale-factor | float | 1.0 | optimizer.muon_extra_scale_factor |
 --muon-tp-mode | text | blockwise | optimizer.name | always as duplicated: blockwise only without tensor parallelism
 --clip-grad | float | 1.0 | = optimizer.clip_norm |
+--use-megatron-fsdp | switch | | optimizer.sharding | with --data-parallel-sharding-strategy
+--use-custom-fsdp | same as --use-megatron-fsdp
+--data-parallel-sharding-strategy | text | no_shard | optimizer.sharding | none, state, gradients or parameters, in the order of theirs
+--use-torch-fsdp2 | switch | | optimizer.sharding | parameters
+--ddp-bucket-size | int | | optimizer.bucket_size | a bucket is made of whole blocks
 --fp16 | switch | | precision.dtype | fp16
 --bf16 | switch | | precision.dtype | bf16
 --grad-reduce-in-bf16 | switch | | precision.gradients | params

@@ -37,7 +37,7 @@ NOT_NEEDED: tuple[tuple[str, str], ...] = (
         --microbatch-group-size-per-virtual-pipeline-stage= --no-overlap-p2p-communication
         --overlap-p2p-communication-warmup-flush --distributed-backend=nccl --distributed-timeout-minutes=10
         --overlap-grad-reduce --defer-embedding-wgrad-compute --wgrad-deferral-limit=0 --no-align-grad-reduce
-        --ddp-num-buckets= --ddp-bucket-size= --ddp-pad-buckets-for-high-nccl-busbw --ddp-average-in-collective
+        --ddp-num-buckets= --ddp-pad-buckets-for-high-nccl-busbw --ddp-average-in-collective
         --overlap-param-gather --overlap-param-gather-with-optimizer-step --no-align-param-gather
         --no-scatter-gather-tensors-in-pipeline --use-ring-exchange-p2p --local-rank=0 --lazy-mpu-init=
         --no-gradient-reduce-div-fusion --suggested-communication-unit-size=
@@ -271,9 +271,8 @@ REFUSED: tuple[tuple[str, str], ...] = (
         --exp-avg-dtype=fp32 --exp-avg-sq-dtype=fp32 --output-logit-dtype=""",
     ),
     (
-        "FSDP is not supported; the sharded optimizer, which is always on, is the nearest",
-        """--use-custom-fsdp --data-parallel-sharding-strategy=no_shard --use-torch-fsdp2 --fsdp-double-buffer
-        --torch-fsdp2-no-reshard-after-forward --use-megatron-fsdp --enable-full-sharding-in-hsdp
+        'optimizer.sharding = "parameters" divides parameters over all data-parallel ranks, without further options',
+        """--fsdp-double-buffer --torch-fsdp2-no-reshard-after-forward --enable-full-sharding-in-hsdp
         --fsdp-manual-registration --outer-dp-sharding-strategy=no_shard --tensor-parallel-num-weight-shards=
         --megatron-fsdp-version=1 --megatron-fsdp-main-params-dtype=fp32 --megatron-fsdp-main-grads-dtype=auto
         --megatron-fsdp-grad-comm-dtype=auto --megatron-fsdp-enable-fine-grained-param-gather

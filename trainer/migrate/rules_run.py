@@ -19,6 +19,12 @@ _SCHEDULES = {
     "inverse-square-root": "inverse_sqrt",
     "WSD": "wsd",
 }
+_SHARDINGS = {
+    "no_shard": "none",
+    "optim": "state",
+    "optim_grads": "gradients",
+    "optim_grads_params": "parameters",
+}
 
 
 def run_rules(a: Given, world_size: int | None) -> Iterator[Setting | Refusal]:
@@ -28,6 +34,7 @@ def run_rules(a: Given, world_size: int | None) -> Iterator[Setting | Refusal]:
     yield from _mesh(a)
     yield from _train(a, world_size)
     yield from _optimizer(a)
+    yield from _sharding(a)
     yield from _precision(a)
     yield from _recompute(a)
 
@@ -187,6 +194,19 @@ def _optimizer(a: Given) -> Iterator[Setting | Refusal]:
         yield Refusal("--optimizer", f"{a['--optimizer']} is not supported; adam is the nearest")
     yield from _learning_rate(a)
     yield from _weight_decay(a)
+
+
+def _sharding(a: Given) -> Iterator[Setting | Refusal]:
+    """The numbers are the same with each; what is always sharded here needs no argument."""
+    strategy = "--data-parallel-sharding-strategy"
+    if a["--use-torch-fsdp2"]:
+        yield Setting("optimizer.sharding", "parameters", ("--use-torch-fsdp2",))
+    elif a["--use-megatron-fsdp"] and a[strategy] not in _SHARDINGS:
+        yield Refusal(strategy, f"{a[strategy]} is not one of {', '.join(_SHARDINGS)}")
+    elif a["--use-megatron-fsdp"]:
+        yield Setting("optimizer.sharding", _SHARDINGS[a[strategy]], ("--use-megatron-fsdp", strategy))
+    if a["--ddp-bucket-size"]:
+        yield Setting("optimizer.bucket_size", a["--ddp-bucket-size"], ("--ddp-bucket-size",))
 
 
 def _muon(a: Given) -> Iterator[Setting | Refusal]:

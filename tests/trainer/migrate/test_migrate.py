@@ -177,6 +177,26 @@ def test_muon_on_shards_of_matrices_is_refused() -> None:
     assert "simple" in line and "quintic" in line
 
 
+def test_what_data_parallel_ranks_share() -> None:
+    def sharding(line: str) -> object:
+        return settings([*BASE, *shlex.split(line)]).get("optimizer.sharding")
+
+    fsdp = "--use-megatron-fsdp --data-parallel-sharding-strategy"
+    assert [sharding(f"{fsdp} {name}") for name in ("no_shard", "optim", "optim_grads", "optim_grads_params")] == [
+        "none",
+        "state",
+        "gradients",
+        "parameters",
+    ]
+    assert sharding("--use-torch-fsdp2 --ddp-bucket-size 1000") == "parameters"
+    assert sharding("--use-distributed-optimizer --data-parallel-sharding-strategy optim") is None
+    assert settings([*BASE, "--ddp-bucket-size", "1000"])["optimizer.bucket_size"] == 1000
+    (line,) = migrate([*BASE, *shlex.split(f"{fsdp} optm")], 2).refused
+    assert line == (
+        "--data-parallel-sharding-strategy optm: optm is not one of no_shard, optim, optim_grads, optim_grads_params"
+    )
+
+
 def test_corpora_of_each_part(every_key: None) -> None:
     words = [word for word in BASE if word not in ("--data-path", "corpus")]
     more = shlex.split("--train-data-path 1 a 2 b --valid-data-path 0.5 v 0.5 w --test-data-path t")
