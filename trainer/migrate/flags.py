@@ -119,7 +119,7 @@ _TABLE = """
 --clip-grad | float | 1.0 | = optimizer.clip_norm |
 --use-megatron-fsdp | switch | | optimizer.sharding | with --data-parallel-sharding-strategy
 --use-custom-fsdp | same as --use-megatron-fsdp
---data-parallel-sharding-strategy | text | no_shard | optimizer.sharding | none, state, gradients or parameters, in the order of theirs
+--data-parallel-sharding-strategy | text | no_shard | optimizer.sharding | none to parameters, in their order
 --use-torch-fsdp2 | switch | | optimizer.sharding | parameters
 --ddp-bucket-size | int | | optimizer.bucket_size | a bucket is made of whole blocks
 --fp16 | switch | | precision.dtype | fp16

@@ -62,7 +62,7 @@ def tables(config: RunConfig, plan: Plan) -> tuple[tuple[ParamSpec, ...], ...]:
 
 def kept_bytes(config: RunConfig, plan: Plan, *, table: Sequence[ParamSpec]) -> int:
     """Bytes that a rank with these parameters holds from step to step."""
-    weight, gradient = _element_bytes(config)
+    weight, gradient = element_bytes(config)
     main, total = max(weight, 4), 0
     sharding, data = config.optimizer.sharding, plan.cp * plan.dp
     for spec in table:
@@ -82,15 +82,15 @@ def in_use_bytes(config: RunConfig, table: Sequence[ParamSpec]) -> int:
     sharding, optimizer = config.optimizer.sharding, config.optimizer
     sizes = [sum(spec.numel for spec in group) for group in cut_buckets(table, bucket_size=optimizer.bucket_size)]
     two = max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)))
-    weight, gradient = _element_bytes(config)
+    weight, gradient = element_bytes(config)
     split = config.mesh.schedule.startswith("zb") and config.mesh.pp > 1
     parameters = weight * (two if optimizer.overlap_param_gather else max(sizes)) * (sharding == "parameters")
     gradients = gradient * (sum(sizes) if split else two if optimizer.overlap_grad_reduce else max(sizes))
     return parameters + gradients * (sharding in ("gradients", "parameters"))
 
 
-def _element_bytes(config: RunConfig) -> tuple[int, int]:
-    """(of a weight, of its gradient)."""
+def element_bytes(config: RunConfig) -> tuple[int, int]:
+    """Bytes of a weight, and of its gradient."""
     weight = BYTES[config.precision.dtype]
     return weight, weight if config.precision.gradients == "params" else max(weight, 4)
 

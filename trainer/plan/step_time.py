@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from trainer.config.sections import RunConfig
 from trainer.models.family import family_of
+from trainer.parallel.buckets import cut_buckets
 from trainer.parallel.params import Place
 from trainer.plan import devices
 from trainer.plan.devices import Device
-from trainer.plan.memory import BYTES
+from trainer.plan.memory import BYTES, element_bytes, tables
 from trainer.plan.plan import Plan
 
 NETWORK = 50e9  # bytes a second of one GPU to other machines: a port of 400 Gbit/s
@@ -25,7 +26,8 @@ class StepTime:
 
     Args:
         products, attention, memory: kernels, by what bounds them. idle: nothing runs, for the host's sake.
-        tensor_parallel, data_parallel, context_parallel: collectives that nothing hides. update: of the optimizer.
+        tensor_parallel, data_parallel, context_parallel: collectives, as far as nothing hides them.
+        update: of the optimizer.
     """
 
     products: float
@@ -69,17 +71,46 @@ def step_time(
 
     times = plan.num_microbatches
     share = devices.attention_share(plan.head_dim) * (devices.CHUNKED_ATTENTION if plan.cp > 1 else 1)
-    data, held = plan.cp * plan.dp, plan.parameters_per_rank
+    data = plan.cp * plan.dp
+    updated = plan.parameters_per_rank // (1 if config.optimizer.sharding == "none" else data)
     keys = 2 * plan.shape.num_kv_heads * plan.head_dim // plan.tp * plan.shape.num_layers * element
     gathered = keys * plan.micro_batch * plan.sequence_length * (plan.cp - 1) / plan.cp
     bandwidth = devices.MEMORY * device.bandwidth
+    products = times * cost.product_flops / (devices.PRODUCTS * device.flops)
+    attention, memory = times * cost.attention_flops / (share * device.flops), times * cost.moved_bytes / bandwidth
     return StepTime(
-        products=times * cost.product_flops / (devices.PRODUCTS * device.flops),
-        attention=times * cost.attention_flops / (share * device.flops),
-        memory=times * cost.moved_bytes / bandwidth,
+        products=products,
+        attention=attention,
+        memory=memory,
         idle=times * cost.passes * devices.PASS_S + devices.STEP_S,
         tensor_parallel=times * cost.sent_bytes / link(plan.tp),
         context_parallel=times * 2 * gathered / link(plan.tp * plan.cp),
-        data_parallel=held * (max(element, 4) + element) * (data - 1) / data / link(plan.tp * data),
-        update=held * UPDATE_BYTES / data / bandwidth,
+        data_parallel=exposed_data_parallel(config, plan, link(plan.tp * data), computed=products + attention + memory),
+        update=updated * UPDATE_BYTES / bandwidth,
     )
+
+
+def exposed_data_parallel(config: RunConfig, plan: Plan, rate: float, *, computed: float) -> float:
+    """Seconds of sums of gradients and gathers of parameters that computation does not hide.
+
+    Each is hidden by the pass beside which it goes on, a third or two of what is computed, but for one bucket.
+
+    Args:
+        rate: bytes a second. computed: seconds of all forward and backward passes of a step.
+    """
+    optimizer, data, times = config.optimizer, plan.cp * plan.dp, plan.num_microbatches
+    weight, gradient = element_bytes(config)
+    sharded = optimizer.sharding in ("gradients", "parameters")
+    sums = gradient * (times if sharded else 2 if optimizer.sharding == "none" else 1)
+    gathers = weight * {"none": 0, "parameters": 2 * times}.get(optimizer.sharding, 1)
+    beside_sums = computed * 2 / 3 / (1 if sharded else times)
+    beside_gathers = computed if optimizer.sharding == "parameters" else computed / 3 / times
+    second = plan.parameters_per_rank * (data - 1) / data / rate  # for a byte of each parameter
+    buckets = min(len(list(cut_buckets(table, bucket_size=optimizer.bucket_size))) for table in tables(config, plan))
+    exposed = 0.0
+    for seconds, beside, overlaps in (
+        (sums * second, beside_sums, optimizer.overlap_grad_reduce),
+        (gathers * second, beside_gathers, optimizer.overlap_param_gather),
+    ):
+        exposed += max(seconds - beside, seconds / buckets) if overlaps else seconds
+    return exposed

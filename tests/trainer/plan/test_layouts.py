@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ from trainer.plan.devices import GIB, device_named
 from trainer.plan.layouts import USABLE, Hardware, find_layouts
 from trainer.plan.memory import activation_bytes, state_bytes
 from trainer.plan.plan import make_plan
-from trainer.plan.step_time import step_time
+from trainer.plan.step_time import exposed_data_parallel, step_time
 
 H200 = device_named("NVIDIA H200")
 # (shape, row) -> tokens/s of one H200 in bf16, benchmarks/one_gpu_options.py and one_gpu.py; GiB at most
@@ -109,3 +111,20 @@ def test_a_run_that_needs_recomputation_gets_it():
 def test_tp_does_not_leave_a_machine():
     found = find_layouts(_config(), _hardware(8, nodes=4), facts=None)
     assert {layout.config.mesh.tp for layout in found} == {1, 2}
+
+
+def test_what_is_hidden_of_data_parallel_communication():
+    """In turn all of it counts; beside computation a bucket, or what takes longer than the pass beside it."""
+    config = several_row("llama7b-dp2")
+
+    def seconds(computed=3.0, **options):
+        changed = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, **options))
+        return exposed_data_parallel(changed, make_plan(changed, 2, facts=None), 1e11, computed=computed)
+
+    second = make_plan(config, 2, facts=None).parameters_per_rank / 2 / 1e11  # a byte of each parameter
+    in_turn = {"overlap_grad_reduce": False, "overlap_param_gather": False}
+    assert seconds(**in_turn) == pytest.approx(6 * second)
+    assert seconds(sharding="none", **in_turn) == pytest.approx(8 * second)
+    assert seconds(sharding="parameters", **in_turn) == pytest.approx(8 * (4 + 2 * 2) * second)
+    assert seconds() == pytest.approx(6 * second / 34), "blocks, embedding and head"
+    assert seconds(computed=0.0) == pytest.approx(6 * second)
