@@ -91,12 +91,13 @@ class Buffers:
 
     def forget(self, number: int | None = None) -> None:
         """All gradients of a bucket, or of all of them, count as zero, whatever the buffers hold."""
-        for main in self._of(number):
-            main.forget()
+        for mains in self._main_gradients if number is None else [self._main_gradients[number]]:
+            for main in mains:
+                main.forget()
 
-    def settle(self, number: int | None = None) -> None:
-        """Make the buffers hold the gradients of a bucket, or of all: what backward did not come to is zero."""
-        for main in self._of(number):
+    def settle(self, number: int) -> None:
+        """Make the tensor of a bucket hold its gradients: what backward did not come to is zero."""
+        for main in self._main_gradients[number]:
             main.settle()
 
     def clear_gaps(self, number: int) -> None:
@@ -104,10 +105,6 @@ class Buffers:
         bucket, gradients = self.layout.buckets[number], self.bucket_gradients[number]
         for start, stop in gaps(bucket):
             gradients[start - bucket.start : stop - bucket.start].zero_()
-
-    def _of(self, number: int | None) -> Iterator[MainGradients]:
-        for mains in self._main_gradients if number is None else [self._main_gradients[number]]:
-            yield from mains
 
     def _allocate(self, own: bool, dtype: torch.dtype, device: torch.device) -> tuple[Flat, list[Tensor]]:
         """What is kept, and the tensor of each bucket."""

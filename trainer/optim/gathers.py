@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from trainer.optim.buffers import Buffers, give_memory, has_memory, take_memory
+from trainer.optim.buffers import Buffers, give_memory, take_memory
 from trainer.parallel.collectives import Group, Pending, start_all_gather_
 
 
@@ -31,6 +31,7 @@ class ParameterGathers:
             for block in bucket.blocks:
                 self._of_block.setdefault(block, []).append(number)
         self._pending: dict[int, Pending] = {}
+        self._in_memory: set[int] = set()  # sharded buckets that were gathered, or are on their way
         self._backward: int | None = None  # the block whose backward pass is running
 
     @torch.no_grad()
@@ -81,7 +82,7 @@ class ParameterGathers:
             coming = self._numbers(next_blocks) if self.overlap else []
             self._release_but({*needed, *coming})
             for number in [*needed, *coming]:
-                if not has_memory(self.buffers.bucket_parameters[number]):
+                if number not in self._in_memory:
                     self._start(number)
         for number in needed:
             self._wait(number)
@@ -91,18 +92,17 @@ class ParameterGathers:
         return sorted({number for block in blocks for number in self._of_block.get(block, ())})
 
     def _release_but(self, kept: Iterable[int]) -> None:
-        if not self.buffers.shards_parameters:
-            return
-        for number, flat in enumerate(self.buffers.bucket_parameters):
-            if number not in kept and has_memory(flat):
-                self._wait(number)
-                take_memory(flat)
+        for number in sorted(self._in_memory.difference(kept)):
+            self._wait(number)
+            take_memory(self.buffers.bucket_parameters[number])
+            self._in_memory.discard(number)
 
     def _start(self, number: int) -> None:
         bucket, flat = self._buckets[number], self.buffers.bucket_parameters[number]
         group = self.groups[bucket.shard]
         if self.buffers.shards_parameters:
             give_memory(flat)
+            self._in_memory.add(number)
         own = self.buffers.parameters.view(*bucket.run(group.rank))
         self._pending[number] = start_all_gather_(flat, group, own=own)
         if not self.overlap:

@@ -85,12 +85,14 @@ def step_time(
         idle=times * cost.passes * devices.PASS_S + devices.STEP_S,
         tensor_parallel=times * cost.sent_bytes / link(plan.tp),
         context_parallel=times * 2 * gathered / link(plan.tp * plan.cp),
-        data_parallel=exposed_data_parallel(config, plan, link(plan.tp * data), computed=products + attention + memory),
+        data_parallel=exposed_data_parallel(
+            config, plan, rate=link(plan.tp * data), computed=products + attention + memory
+        ),
         update=updated * UPDATE_BYTES / bandwidth,
     )
 
 
-def exposed_data_parallel(config: RunConfig, plan: Plan, rate: float, *, computed: float) -> float:
+def exposed_data_parallel(config: RunConfig, plan: Plan, *, rate: float, computed: float) -> float:
     """Seconds of sums of gradients and gathers of parameters that computation does not hide.
 
     Each is hidden by the pass beside which it goes on, a third or two of what is computed, but for one bucket.

@@ -26,7 +26,7 @@ from trainer.config.sections import PrecisionSection, RunConfig
 from trainer.optim import buffers, gathers, reducer
 from trainer.parallel import collectives
 from trainer.parallel.collectives import all_reduce_
-from trainer.plan.memory import kept_bytes, tables
+from trainer.plan.memory import in_use_bytes, kept_bytes, tables
 from trainer.plan.plan import make_plan
 from trainer.run.engine import Engine
 from trainer.run.metrics import held_parameters
@@ -172,8 +172,11 @@ BITS = {
 OFF = {"overlap_grad_reduce": False, "overlap_param_gather": False}
 
 
-@pytest.mark.parametrize("sharding", SHARDINGS)
-@pytest.mark.parametrize("case", BITS)
+LATE = [(case, sharding) for case in BITS for sharding in ("state", "parameters")]
+LATE += [("dp 2", "gradients"), ("tp 2, dp 2", "none"), ("zb_h1", "gradients")]
+
+
+@pytest.mark.parametrize(("case", "sharding"), LATE)
 def test_overlap_and_delays_change_no_bit(case: str, sharding: str) -> None:
     """Communication waited for where it begins; then beside computation, with every rank late at random."""
     ranks, name, options = BITS[case]
@@ -430,3 +433,43 @@ def _poisoned(context: Any, config: RunConfig) -> tuple[bool, bool, bool]:
 @pytest.mark.parametrize("sharding", SHARDINGS)
 def test_what_is_infinite_in_one_ranks_runs_is_skipped_by_all(sharding: str) -> None:
     assert run_ranks(_poisoned, 4, _config("gpt2", sharding=sharding, tp=2)) == [(False, True, True)] * 4
+
+
+def _peak(context: Any, config: RunConfig) -> tuple[int, int]:
+    """(most bytes of buckets in use at a time in a step, the estimate)."""
+    engine = layouts(context, config)
+    used = [0, 0]
+
+    def counted(real: Any, sign: int) -> Any:
+        def call(flat: torch.Tensor) -> None:
+            used[0] += sign * flat.nbytes
+            used[1] = max(used)
+            real(flat)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (gathers, reducer):
+            patch.setattr(module, "give_memory", counted(buffers.give_memory, 1))
+            patch.setattr(module, "take_memory", counted(buffers.take_memory, -1))
+        engine.step(microbatches(engine, 0), 1e-2)
+        engine.optimizer.gathers.release()
+    assert used[0] == 0
+    table = tables(config, engine.plan)[engine.world.groups["pp"].rank]
+    return used[1], in_use_bytes(config, table)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (2, {"sharding": "gradients"}),
+        (2, {"sharding": "parameters", "recompute": "full"}),
+        (2, {"sharding": "parameters", **OFF}),
+        (4, {"sharding": "gradients", "pp": 2}),
+        (4, {"sharding": "parameters", "pp": 2, "schedule": "zb_h1"}),
+    ],
+    ids=str,
+)
+def test_the_estimate_of_whole_buckets_is_what_a_step_uses(ranks: int, options: dict[str, Any]) -> None:
+    for used, estimate in run_ranks(_peak, ranks, _config("llama", dtype="bf16", layers=4, **options)):
+        assert 0.7 * estimate <= used <= 1.2 * estimate, "but for padding: buckets are small here"

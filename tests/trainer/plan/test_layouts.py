@@ -119,7 +119,7 @@ def test_what_is_hidden_of_data_parallel_communication():
 
     def seconds(computed=3.0, **options):
         changed = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, **options))
-        return exposed_data_parallel(changed, make_plan(changed, 2, facts=None), 1e11, computed=computed)
+        return exposed_data_parallel(changed, make_plan(changed, 2, facts=None), rate=1e11, computed=computed)
 
     second = make_plan(config, 2, facts=None).parameters_per_rank / 2 / 1e11  # a byte of each parameter
     in_turn = {"overlap_grad_reduce": False, "overlap_param_gather": False}
