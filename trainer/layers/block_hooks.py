@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -64,6 +64,14 @@ def enter_block(
         return stream
     given: tuple[Tensor, Tensor | None] = _Border.apply(hooks, block, *stream)
     return given
+
+
+def leave_block(hooks: BlockHooks, block: int, x: Tensor) -> Tensor:
+    """What a stage gives to somebody who runs its backward pass without telling: its hooks begin there."""
+    if not x.requires_grad:
+        return x
+    given, _ = _Border.apply(hooks, block + 1, x, None)
+    return cast(Tensor, given)
 
 
 class _Border(torch.autograd.Function):

@@ -22,7 +22,7 @@ from trainer.config.sections import RecomputeSection, RunConfig
 from trainer.kernels.table import Kernels, choose_kernels
 from trainer.layers.attention import Attention, Documents, Sequences
 from trainer.layers.base import Layer, Parallel
-from trainer.layers.block_hooks import BlockHooks, enter_block
+from trainer.layers.block_hooks import BlockHooks, enter_block, leave_block
 from trainer.layers.context_rows import ContextRows
 from trainer.layers.dropout import Dropout, TokenPlaces, token_places
 from trainer.layers.embedding import PositionEmbedding, VocabularyEmbedding
@@ -184,7 +184,7 @@ class GPT(nn.Module):
 
     def whole_logits(self, batch: Microbatch) -> Tensor:
         """Of a model of one stage, gathered over tp and without padding; differentiable: [B, S, vocab_size]."""
-        return self._whole_logits(*self._through_blocks((), batch), batch)
+        return leave_block(self.hooks, self.hooked[-1], self._whole_logits(*self._through_blocks((), batch), batch))
 
     def _whole_logits(self, x_ND: Tensor, branch_ND: Tensor | None, batch: Microbatch) -> Tensor:
         logits_NV = gather_logits(self._local_logits(x_ND, branch_ND), self.parallel)

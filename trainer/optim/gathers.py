@@ -37,6 +37,8 @@ class ParameterGathers:
     @torch.no_grad()
     def before_forward(self, block: int) -> None:
         """The block's parameters are used next. In a backward pass they are those of what is computed again."""
+        if block == 0:  # never computed again; who runs backward by himself does not say where it ends
+            self._backward = None
         if self._backward is None:
             self._use({block}, {block + 1})
         else:

@@ -135,6 +135,8 @@ class _Run:
     def finish(self) -> None:
         """Wait until everything that was sent has left."""
         self.messages.finish()
+        for stage in self.executor.stages.values():
+            stage.hooks.last_microbatch = False  # a backward pass of somebody else does not end a step
         left = [*self.kept, *self.weights]
         assert not left, f"the schedule left {left[:4]} without what follows"
 

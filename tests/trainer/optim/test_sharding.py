@@ -473,3 +473,31 @@ def _peak(context: Any, config: RunConfig) -> tuple[int, int]:
 def test_the_estimate_of_whole_buckets_is_what_a_step_uses(ranks: int, options: dict[str, Any]) -> None:
     for used, estimate in run_ranks(_peak, ranks, _config("llama", dtype="bf16", layers=4, **options)):
         assert 0.7 * estimate <= used <= 1.2 * estimate, "but for padding: buckets are small here"
+
+
+def _own_step(context: Any, config: RunConfig) -> Any:
+    """The main weights after a step, and one of a user: all forward passes, then all backward passes."""
+    engine = layouts(context, config)
+    engine.step(microbatches(engine, 0), 1e-2)
+    losses = []
+    for batch in microbatches(engine, 1):
+        logits_NV = engine.model.whole_logits(batch).flatten(0, 1)
+        losses_N = torch.nn.functional.cross_entropy(logits_NV, batch.labels_BS.flatten(), reduction="none")
+        losses.append((losses_N * batch.loss_mask_BS.flatten()).sum())
+    for loss in losses:
+        loss.backward()
+    tokens = sum(batch.loss_mask_BS.sum().double() for batch in microbatches(engine, 1))
+    engine.optimizer.step(1e-2, torch.stack((tokens, torch.zeros(()).double())))
+    engine.step(microbatches(engine, 2), 1e-2)
+    return logical(engine.optimizer.owned, engine.optimizer.state["weight"])
+
+
+def test_a_step_of_a_users_own_is_the_same_under_each_form() -> None:
+    wholes = {
+        sharding: assemble([p for parts in run_ranks(_own_step, 2, _config("gpt2", sharding=sharding)) for p in parts])
+        for sharding in SHARDINGS
+    }
+    (alone,) = run_ranks(_own_step, 1, _config("gpt2"))
+    for sharding, whole in wholes.items():
+        for name, values in assemble(alone).items():
+            np.testing.assert_allclose(whole[name], values, rtol=0, atol=1e-8, err_msg=f"{sharding} {name}")
