@@ -66,7 +66,7 @@ def enter_block(
     return given
 
 
-def leave_block(hooks: BlockHooks, block: int, x: Tensor) -> Tensor:
+def leave_block(hooks: BlockHooks, block: int, *, x: Tensor) -> Tensor:
     """What a stage gives to somebody who runs its backward pass without telling: its hooks begin there."""
     if not x.requires_grad:
         return x

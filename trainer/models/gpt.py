@@ -184,7 +184,8 @@ class GPT(nn.Module):
 
     def whole_logits(self, batch: Microbatch) -> Tensor:
         """Of a model of one stage, gathered over tp and without padding; differentiable: [B, S, vocab_size]."""
-        return leave_block(self.hooks, self.hooked[-1], self._whole_logits(*self._through_blocks((), batch), batch))
+        logits_BSV = self._whole_logits(*self._through_blocks((), batch), batch)
+        return leave_block(self.hooks, self.hooked[-1], x=logits_BSV)
 
     def _whole_logits(self, x_ND: Tensor, branch_ND: Tensor | None, batch: Microbatch) -> Tensor:
         logits_NV = gather_logits(self._local_logits(x_ND, branch_ND), self.parallel)

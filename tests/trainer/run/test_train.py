@@ -187,7 +187,13 @@ def _poisoned(monkeypatch, bad_steps):
         calls[0] += 1
         with monkeypatch.context() as patch:
             if calls[0] in bad_steps:
-                patch.setattr(self.optimizer, "reduce", lambda: self.buffers.gradients.values[:1].fill_(float("nan")))
+                reduce = self.optimizer.reduce
+
+                def poisoned():
+                    reduce()
+                    self.buffers.gradients.values[:1].fill_(float("nan"))
+
+                patch.setattr(self.optimizer, "reduce", poisoned)
             return real(self, microbatches, rate, **votes)
 
     monkeypatch.setattr(Engine, "step", step)
