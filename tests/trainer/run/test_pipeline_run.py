@@ -13,7 +13,6 @@ import pytest
 
 from tests.helpers.ranks import RankError, run_ranks
 from tests.trainer.engines import layouts, microbatches, small_config
-from tests.trainer.run.test_megatron_training import their_config, trained
 from tests.trainer.run.test_mock_run import config_of
 from trainer.config.sections import MeshSection, RunConfig
 from trainer.parallel.mesh import mesh_of
@@ -58,20 +57,6 @@ def test_a_run_goes_on_in_every_layout(tmp_path: Path) -> None:
     names = [{p["name"] for p in rank["parameters"]} for rank in ranks]
     assert "blocks.2.mlp.up.weight" in names[0] and "blocks.3.mlp.up.weight" in names[1]
     assert names[0] & names[1] == {"embedding.weight"}
-
-
-@pytest.mark.parametrize("mesh", [{"pp": 2}, {"pp": 2, "schedule": "zb_h1"}], ids=str)
-def test_twenty_steps_are_megatrons(oracles: Path, mesh: dict[str, Any]) -> None:
-    folder = oracles / "oracle" / "model" / "case_gpt2"
-    expected = json.loads((folder / "train_micro4.json").read_text())["steps"]
-    config = their_config(folder, loss_average="megatron", micro_batch=2)
-    ((alone, _),) = run_ranks(trained, 1, folder, config)
-    told = json.loads((folder.parent / "parallel.json").read_text())["pp2"]["case_gpt2"]
-    for found, _ in run_ranks(trained, 2, folder, replace(config, mesh=MeshSection(**mesh))):
-        losses, norms = ([step[i] for step in found] for i in (0, 1))
-        assert losses == pytest.approx([s["loss_token_weighted"] for s in expected], rel=1e-4)
-        assert losses == pytest.approx([step[0] for step in alone], rel=told["train_loss_maxdiff"])
-        assert norms == pytest.approx([step[1] for step in alone], rel=10 * told["train_grad_norm_maxdiff"])
 
 
 def _lost(context: Any, how: str) -> str:
