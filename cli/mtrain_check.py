@@ -2,24 +2,37 @@
 
 Nothing is started or written. Exit code 0: the run can start; where it goes on from a checkpoint, that and the
 settings that are no longer the checkpoint's are named. 2: it cannot; each problem says which values clash and what
-to change. 4: the data or the checkpoint is damaged.
+to change. 4: the data or the checkpoint is damaged. With --ranks N a step of N ranks is rehearsed, which need not be
+here: every shape, message and collective, the memory of each rank and the room for a checkpoint. 5: a GPU's memory or
+the disk does not suffice.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from cli.console import Console, Parser
 from cli.mtrain_options import add_run_arguments, read_run_arguments
+from mdata import ResourceError, UsageError
+from trainer.config.parse import load_config
+from trainer.errors import size_text
 
 if TYPE_CHECKING:
+    from trainer.config.sections import RunConfig
+    from trainer.plan.plan import Plan
+    from trainer.run.launch import Survey
+    from trainer.run.rehearsal import Rehearsal
     from trainer.run.resume import Start
 
 
 def add_arguments(parser: Parser) -> None:
     """See `mtrain check --help`."""
     add_run_arguments(parser)
+    parser.add_argument("--ranks", type=int, metavar="N", help="rehearse a step of N ranks, on any number of machines")
+    parser.add_argument("--memory", type=float, metavar="GIB", help="with --ranks: GiB of a GPU that have to suffice")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
@@ -27,17 +40,93 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     from trainer.config.parse import problems_error
     from trainer.run.launch import survey
 
-    config, world_size = read_run_arguments(arguments)
+    config, world_size = _read(arguments)
     found = survey(config, world_size)
     if found.problems and not console.json:
         raise problems_error(arguments.config, found.problems)
     facts = {"config": arguments.config, "world_size": world_size, "problems": found.problems}
-    lines = [f"{arguments.config}: no problems with --nproc {world_size}"]
+    ranks = "--nproc" if arguments.ranks is None else "--ranks"
+    lines = [f"{arguments.config}: no problems with {ranks} {world_size}"]
     if found.start:
         facts |= start_facts(found.start)
         lines += start_lines(found.start)
+    lacks: list[str] = []
+    if arguments.ranks is not None and found.start and not found.problems:
+        rows, more = _rehearsed(found.start, found, world_size)
+        lacks = list(_lacks(found.start.config, more, arguments.memory))
+        lines, facts = [*lines, *rows, *lacks], facts | more | {"lacks": lacks}
     console.result("\n".join(lines), facts)
-    return 2 if found.problems else 0
+    return 2 if found.problems else ResourceError.exit_code if lacks else 0
+
+
+def _read(arguments: argparse.Namespace) -> tuple[RunConfig, int]:
+    if arguments.ranks is None:
+        if arguments.memory is not None:
+            raise UsageError("--memory needs --ranks N", fix="add --ranks, or leave --memory out")
+        return read_run_arguments(arguments)
+    if arguments.nproc is not None or arguments.ranks < 1:
+        raise UsageError(
+            "--ranks is the number of ranks of the whole run, on all machines",
+            found=f"--ranks {arguments.ranks}" + (f", --nproc {arguments.nproc}" if arguments.nproc else ""),
+            expected="1 or more, and no --nproc",
+        )
+    return load_config(arguments.config, arguments.overrides), arguments.ranks
+
+
+def _rehearsed(start: Start, found: Survey, world_size: int) -> tuple[list[str], dict[str, Any]]:
+    """The rehearsal for people and as JSON types."""
+    from trainer.plan.memory import activation_bytes_per_stage
+    from trainer.plan.plan import make_plan
+    from trainer.run.rehearsal import rehearse
+    from trainer.run.saving import checkpoint_bytes
+
+    config = start.config
+    done = {"done_steps": start.done.steps, "done_samples": start.done.samples}
+    plan = make_plan(config, world_size, facts=found.facts, **done)
+    result = rehearse(config, plan)
+    kept = activation_bytes_per_stage(config, plan)
+    totals = [state + more for state, more in zip(result.state_bytes, kept, strict=True)]
+    needed = checkpoint_bytes(config, plan)
+    facts = {
+        "rehearsal": dataclasses.asdict(result),
+        "bytes_per_pipeline_rank": totals,
+        "checkpoint_bytes": needed,
+    }
+    return [*_rehearsal_lines(plan, result, found, totals), f"save      {size_text(needed)} a checkpoint"], facts
+
+
+def _lacks(config: RunConfig, facts: dict[str, Any], memory: float | None) -> Iterator[str]:
+    """What the machines do not have enough of."""
+    from trainer.checkpoint.save import check_room
+    from trainer.run.resume import checkpoints_folder
+
+    totals = facts["bytes_per_pipeline_rank"]
+    if memory is not None and max(totals) > memory * 2**30:
+        yield (
+            f"problem: pipeline rank {totals.index(max(totals))} needs {max(totals) / 2**30:.1f} GiB, more than "
+            f"--memory {memory:g}; mtrain plan with --gpus and --memory {memory:g} lists the layouts that fit"
+        )
+    try:
+        check_room(checkpoints_folder(config), facts["checkpoint_bytes"])
+    except ResourceError as error:
+        yield f"problem: {error}"
+
+
+def _rehearsal_lines(plan: Plan, result: Rehearsal, found: Survey, totals: list[int]) -> list[str]:
+    facts, matched, least, most = found.facts, result.matched, min(totals), max(totals)
+    tokens = f"{facts.num_tokens:,} tokens" if facts is not None and facts.num_tokens else "tokens without end"
+    bubble = f", bubble {plan.pipeline.timeline(plan.num_microbatches).bubble:.1%}" if plan.pp > 1 else ""
+    name = f"{plan.pipeline.schedule}, " if plan.pp > 1 else ""
+    return [
+        f"data      {tokens} for training, {plan.num_samples * plan.sequence_length:,} of them are read",
+        f"shapes    tp {plan.tp} x cp {plan.cp} x dp {plan.dp} x pp {plan.pp} hold the {plan.num_parameters:,} "
+        f"parameters, {min(result.parameters):,} to {max(result.parameters):,} on a rank",
+        f"schedule  {name}{plan.num_microbatches} microbatches{bubble}; {matched.messages:,} messages on "
+        f"{matched.links:,} links and {matched.collectives:,} collectives of {matched.groups:,} groups match",
+        f"memory    {size_text(most)} on pipeline rank {totals.index(most)}"
+        + (f", {size_text(least)} on pipeline rank {totals.index(least)}" if plan.pp > 1 else "")
+        + ", activations estimated",
+    ]
 
 
 def start_lines(start: Start) -> list[str]:

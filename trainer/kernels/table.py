@@ -119,7 +119,7 @@ def choose_kernels(device: torch.device, dtype: torch.dtype, wanted: KernelsSect
     if device.type == "cuda":
         chosen = compiled()
     else:
-        chosen = LIBRARY if dtype in (torch.float32, torch.float64) else PLAIN
+        chosen = LIBRARY if device.type == "cpu" and dtype in (torch.float32, torch.float64) else PLAIN
     for group, name in dataclasses.asdict(wanted or KernelsSection()).items():
         if name != "auto":
             named = _implementation(group, name, device=device, dtype=dtype)

@@ -44,6 +44,9 @@ class Executor:
         stages: by their numbers. rank: on the pipeline.
         links: as in World.
         wait_s: on CPUs, the longest wait for a message but in the first run.
+
+    Attributes:
+        watch: is called with each action before it is done, and with None when the last one is.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Executor:
     ) -> None:
         self.stages, self.rank, self.links, self.wait_s = dict(stages), rank, links, wait_s
         self._layers = {number: _layers(stage) for number, stage in self.stages.items()}
+        self.watch: Callable[[Action | None], None] = lambda action: None
         self._runs = 0
 
     def run(
@@ -82,8 +86,10 @@ class Executor:
         run = _Run(self, schedule, microbatches, num_components=num_components, wait_s=wait_s)
         run.own_means, run.scale = own_means, scale
         for action in schedule.actions[self.rank]:
+            self.watch(action)
             run.do(action)
         run.finish()
+        self.watch(None)
         self._runs += 1
         return run.totals
 

@@ -47,7 +47,7 @@ class Messages:
             return self._ready.pop(receive)
         head, *parts = self._coming.pop(receive)
         said = self._wait(receive, head)
-        assert said.is_cuda or said.tolist() == _header(self.schedule.partner(receive)), (
+        assert said.device.type != "cpu" or said.tolist() == _header(self.schedule.partner(receive)), (
             f"rank {self.rank} waited for {receive}, and was sent the message {said.tolist()}"
         )
         return tuple(self._wait(receive, part) for part in parts)
@@ -59,7 +59,7 @@ class Messages:
             self._wait(*self._leaving.popleft())
         tensors = self._ready.pop(send)
         with _named(self, send):
-            if not tensors[0].is_cuda:
+            if tensors[0].device.type == "cpu":
                 self._leaving.append((send, start_send(torch.tensor(_header(send)), link)))
             self._leaving += [(send, start_send(tensor.contiguous(), link)) for tensor in tensors]
 
@@ -67,8 +67,8 @@ class Messages:
         """Start to receive into buffers."""
         link = self.links[self.schedule.link(receive)]
         with _named(self, receive):
-            said = torch.zeros(3, dtype=torch.int64)
-            head = Pending(buffers[0]) if buffers[0].is_cuda else start_receive_(said, link)
+            said, first = torch.zeros(3, dtype=torch.int64), buffers[0]
+            head = start_receive_(said, link) if first.device.type == "cpu" else Pending(first)
             self._coming[receive] = [head, *(start_receive_(buffer, link) for buffer in buffers)]
 
     def finish(self) -> None:

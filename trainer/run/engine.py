@@ -256,4 +256,4 @@ def _to_device(numbers: Sequence[float], like: Tensor) -> Tensor:
     """Numbers beside a tensor, without waiting for what its device is doing."""
     if like.is_cuda:
         return torch.tensor(numbers, dtype=like.dtype, pin_memory=True).to(like.device, non_blocking=True)
-    return torch.tensor(numbers, dtype=like.dtype)
+    return torch.tensor(numbers, dtype=like.dtype, device=like.device)

@@ -32,7 +32,7 @@ from mdata.util import atomic_io
 from trainer.config.parse import problems_error
 from trainer.config.sections import RunConfig
 from trainer.errors import LostRankError
-from trainer.plan.check import check
+from trainer.plan.check import DataFacts, check
 from trainer.run.signals import HEARD, SAME_REQUEST_S
 
 if TYPE_CHECKING:
@@ -95,10 +95,12 @@ class Survey:
     Args:
         problems: all of them, one text each; none: the run can start.
         start: where and how it goes on; None where its data or its checkpoint does not let it.
+        facts: of the data; None where it cannot be opened.
     """
 
     problems: list[str]
     start: Start | None
+    facts: DataFacts | None = None
 
 
 def survey(config: RunConfig, world_size: int, *, progress: Progress = SILENT) -> Survey:
@@ -119,7 +121,7 @@ def survey(config: RunConfig, world_size: int, *, progress: Progress = SILENT) -
     except UsageError as error:
         found.append(str(error))
     known = check(start.config if start else config, world_size, facts=facts)
-    return Survey([*known, *(problem for problem in found if problem not in known)], start)
+    return Survey([*known, *(problem for problem in found if problem not in known)], start, facts)
 
 
 def _folder_problems(folder: str) -> Iterator[str]:

@@ -1,0 +1,48 @@
+"""`mtrain check --ranks`: a world that is not here, rehearsed; what the machines lack is told and gives exit code 5."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.mtrain import main
+from tests.cli.test_mtrain import RUN, run_file  # noqa: F401 (a fixture)
+
+MOCK = ["data.blend=mock", "model.num_layers=4", "mesh.tp=2", "mesh.pp=2"]
+
+
+def test_sixteen_ranks_are_rehearsed(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    assert main(["check", run_file, "--ranks", "16", *MOCK, "train.global_batch=16"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.endswith("no problems with --ranks 16")
+    assert [row.split()[0] for row in rows] == ["data", "shapes", "schedule", "memory", "save"]
+    assert "tp 2 x cp 1 x dp 4 x pp 2" in rows[1] and "32 messages on 16 links" in rows[2]
+
+
+def test_what_is_lacking_is_told(
+    run_file: str,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    assert main(["check", run_file, "--ranks", "4", *MOCK, "--memory", "0.0001", "--json"]) == 5
+    memory, disk = json.loads(capsys.readouterr().out)["lacks"]
+    assert "more than --memory 0.0001" in memory and "a checkpoint does not fit" in disk
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--memory", "80"], "--memory needs --ranks N"),
+        (["--ranks", "0"], "--ranks is the number of ranks of the whole run"),
+        (["--ranks", "4", "--nproc", "4"], "--ranks is the number of ranks of the whole run"),
+        (["--ranks", "3", "mesh.tp=2"], "3 ranks are not a multiple of mesh.tp=2"),
+    ],
+)
+def test_ranks_that_cannot_be(words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(RUN.format(folder=tmp_path))
+    assert main(["check", str(path), "data.blend=mock", *words]) == 2
+    assert text in capsys.readouterr().err

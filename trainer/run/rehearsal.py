@@ -1,0 +1,256 @@
+"""One step of any number of ranks in one process, without a GPU and without memory for the model.
+
+An engine is built on the device "meta", where tensors have shapes and no data, and does a step through the code that
+trains: its forward and backward passes, its messages and its collectives, which parallel/recorded.py writes down. Ranks
+that do the same are run once: those of a pipeline rank whose parts of the optimizer have equal rules. Of the
+microbatches the first two and the last are run, and those between do what the second does. Then the records of all
+ranks are held against each other (parallel/matching.py), and their parameters are counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import torch
+
+from trainer.config.sections import KernelsSection, RunConfig
+from trainer.models.family import family_of
+from trainer.models.stage import Microbatch
+from trainer.optim.layout import make_layout
+from trainer.optim.muon import parts_of
+from trainer.parallel.matching import Entry, Group, Matched, match
+from trainer.parallel.mesh import AXES, Coordinates, Mesh, mesh_of
+from trainer.parallel.params import ParamSpec, Place
+from trainer.parallel.recorded import Event, Record, recorded_world
+from trainer.pipeline.actions import Action, Schedule
+from trainer.plan.plan import Plan
+from trainer.plan.stages import rank_parameters
+from trainer.run.engine import Engine
+
+RUN = 3  # microbatches that are run: the first, one for all between, the last
+UPDATE = "update"  # what a rank does behind its last action
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What a step of all ranks would be.
+
+    Args:
+        num_runs: ranks that were run; each stands for those that do the same.
+        matched: collectives and messages.
+        parameters: of each pipeline rank, the most that one of its tp ranks holds, padding included.
+        state_bytes: of each pipeline rank, weights, gradients and the optimizer's state, the most of one of its ranks.
+    """
+
+    num_runs: int
+    matched: Matched
+    parameters: tuple[int, ...]
+    state_bytes: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Program:
+    """What one rank does with others in a step, and the bytes that it holds."""
+
+    entries: tuple[Entry, ...]
+    state_bytes: int
+
+
+def rehearse(config: RunConfig, plan: Plan) -> Rehearsal:
+    """Run a step of every rank of a plan.
+
+    Raises:
+        Mismatch: ranks would wait for each other for ever, or understand each other wrongly.
+        AssertionError: the parameters of all ranks are not the model.
+    """
+    mesh = mesh_of(config, plan.world_size)
+    tables = _tables(config, plan)
+    count_parameters(plan, tables)
+    programs: dict[Hashable, _Program] = {}
+    of_rank, schedule = [], plan.pipeline.lowered(plan.num_microbatches)
+    keys = _keys(config, plan, mesh, tables)
+    for rank in range(plan.world_size):
+        key = keys[mesh.index("pp", rank), mesh.index("data", rank)]
+        if key not in programs:
+            programs[key] = run_rank(config, plan, rank=rank, schedule=schedule)
+        of_rank.append(programs[key])
+    matched = match([program.entries for program in of_rank], members(mesh))
+    by_stage: dict[int, int] = {}
+    for rank, program in enumerate(of_rank):
+        at = mesh.index("pp", rank)
+        by_stage[at] = max(by_stage.get(at, 0), program.state_bytes)
+    return Rehearsal(
+        num_runs=len(programs),
+        matched=matched,
+        parameters=tuple(
+            max(sum(spec.numel for spec in tables[pp, tp]) for tp in range(plan.tp)) for pp in range(plan.pp)
+        ),
+        state_bytes=tuple(by_stage[pp] for pp in range(plan.pp)),
+    )
+
+
+def run_rank(config: RunConfig, plan: Plan, *, rank: int, schedule: Schedule) -> _Program:
+    """A step of one rank, on tensors without data."""
+    mesh = mesh_of(config, plan.world_size)
+    record = Record(lambda axis, value: _answers(config, plan, mesh, rank))
+    plain = dataclasses.replace(config, kernels=KernelsSection())  # those of a GPU want one
+    engine = Engine(plain, plan, world=recorded_world(mesh, rank, record=record), fresh=False)
+    held = (engine.buffers.parameters, engine.buffers.gradients, *engine.optimizer.state.values())
+    record.events.clear()  # of building it
+    few, numbers = shortened(schedule)
+    engine._training = lambda count: few  # type: ignore[assignment]
+
+    def watch(action: Action | None) -> None:
+        record.action = str(action) if action is not None else UPDATE
+
+    engine.executor.watch = watch
+    engine.step([_microbatch(config, plan, engine) for _ in numbers], 1e-3)
+    entries = _entries(record.events, schedule, rank=mesh.index("pp", rank))
+    return _Program(tuple(entries), sum(tensor.numel() * tensor.itemsize for tensor in held))
+
+
+def shortened(schedule: Schedule) -> tuple[Schedule, tuple[int, ...]]:
+    """A schedule of the first two microbatches and the last, in the same order, and their numbers in the whole one."""
+    count = schedule.num_microbatches
+    numbers = tuple(sorted({*range(min(RUN - 1, count)), count - 1}))
+    lists = (
+        tuple(a._replace(microbatch=numbers.index(a.microbatch)) for a in actions if a.microbatch in numbers)
+        for actions in schedule.actions
+    )
+    return dataclasses.replace(schedule, num_microbatches=len(numbers), actions=tuple(lists)), numbers
+
+
+def count_parameters(plan: Plan, tables: dict[tuple[int, int], tuple[ParamSpec, ...]]) -> int:
+    """The elements of the model, each held by some rank: boxes of all ranks, copies once, fill each tensor exactly."""
+    boxes: dict[str, dict[tuple[Any, Any], int]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for table in tables.values():
+        for spec in table:
+            for piece in spec.pieces:
+                shapes[piece.name] = piece.shape
+                boxes.setdefault(piece.name, {})[piece.start, piece.size] = math.prod(piece.size)
+    for name, shape in shapes.items():
+        found = sum(boxes[name].values())
+        assert found == math.prod(shape), f"the ranks hold {found} elements of {name}, which has {math.prod(shape)}"
+    total = sum(math.prod(shape) for shape in shapes.values())
+    assert total == plan.num_parameters, f"the ranks hold {total} parameters, the model has {plan.num_parameters}"
+    return total
+
+
+def _tables(config: RunConfig, plan: Plan) -> dict[tuple[int, int], tuple[ParamSpec, ...]]:
+    """(pipeline rank, tp rank) -> the parameters there."""
+    sequence, family = config.mesh.sequence_parallel, family_of(config)
+    return {
+        (pp, tp): rank_parameters(
+            family,
+            plan.shape,
+            places=plan.pipeline.places(pp, Place(tp_rank=tp, tp_size=plan.tp, sequence_parallel=sequence)),
+        )
+        for pp, tp in itertools.product(range(plan.pp), range(plan.tp))
+    }
+
+
+def _keys(
+    config: RunConfig, plan: Plan, mesh: Mesh, tables: dict[tuple[int, int], tuple[ParamSpec, ...]]
+) -> dict[tuple[int, int], Hashable]:
+    """(pipeline rank, place on data) -> what is equal of ranks that do the same.
+
+    The tp ranks of a stage hold tensors of equal shapes. Ranks along data own different runs of the buffers, and what
+    they sum over other axes depends on the rules of what is there.
+    """
+    keys: dict[tuple[int, int], Hashable] = {}
+    sizes = {axis: mesh.size(axis) for axis in ("data", "edp")}
+    for pp in range(plan.pp):
+        layout = make_layout(tables[pp, 0], sizes)
+        for data in range(sizes["data"]):
+            owned = layout.owned({"data": data, "edp": data % sizes["edp"]})
+            sums = [
+                sum(s.stop - s.start for _, s in owned.segments() if axis in s.rules.partial)
+                for axis in ("tp", "kv", "ends")
+            ]
+            keys[pp, data] = (pp, *sums)
+    return keys
+
+
+def _microbatch(config: RunConfig, plan: Plan, engine: Engine) -> Microbatch:
+    rows = (plan.micro_batch, plan.sequence_length)
+    ids = torch.zeros(rows, dtype=torch.int64, device="meta")
+    numbered = config.model.hidden_dropout or config.model.attention_dropout
+    return Microbatch(
+        tokens_BS=ids,
+        labels_BS=ids,
+        loss_mask_BS=torch.ones(rows, device="meta"),
+        samples_B=ids[:, 0] if numbered else None,
+    ).on_context_rank(engine.cp)
+
+
+def members(mesh: Mesh) -> list[dict[Hashable, Group]]:
+    """Of each rank: axis -> the ranks of its group, link -> sender and receiver; one object for each group."""
+    found: list[dict[Hashable, Group]] = [{} for _ in range(mesh.world_size)]
+    for axis in AXES:
+        for rank in range(mesh.world_size):
+            if axis not in found[rank] and (group := mesh.ranks_of(axis, rank)):
+                for other in group:
+                    found[other][axis] = group
+    pairs = [way for ways in mesh.link_rounds() for pair in ways for way in (pair, pair[::-1])]
+    for line in {groups["pp"] for groups in found}:
+        for sender, receiver in pairs:
+            link = (line[sender], line[receiver])
+            for rank in link:
+                found[rank][sender, receiver] = link
+    return found
+
+
+def _entries(events: list[Event], schedule: Schedule, *, rank: int) -> Iterator[Entry]:
+    """The record of a few microbatches as that of all."""
+    _, numbers = shortened(schedule)
+    by_action: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        by_action[event.action].append(event)
+    for action in schedule.actions[rank]:
+        few = numbers.index(action.microbatch) if action.microbatch in numbers else 1
+        done = by_action[str(action._replace(microbatch=few))]
+        for event in done:
+            if not isinstance(event.axis, str):
+                yield _message(schedule, action, event)
+        joins = [event for event in done if isinstance(event.axis, str)]
+        for axis in dict.fromkeys(event.axis for event in joins):  # all of them in one: what stands for what is checked
+            what = tuple(_what(event) for event in joins)
+            yield Entry("join", axis, (str(action), what), str(action), sum(event.axis == axis for event in joins))
+    for event in by_action[UPDATE]:
+        yield Entry("join", event.axis, _what(event), UPDATE)
+
+
+def _message(schedule: Schedule, action: Action, event: Event) -> Entry:
+    if event.operation == "wait":
+        needed = schedule.input_message(action)
+        assert needed is not None, f"{action} waits for a message that it does not need"
+        return Entry("wait", event.axis, (str(schedule.partner(needed)), event.tensors), str(action))
+    if action.kind.startswith("SEND"):
+        return Entry("send", event.axis, (str(action), event.tensors), str(action))
+    return Entry("receive", event.axis, (str(schedule.partner(action)), event.tensors), str(action))
+
+
+def _what(event: Event) -> Hashable:
+    """What all members of a group have to say alike; over "stage" parts of matrices go, of many sizes."""
+    tensors = tuple(dtype for dtype, _ in event.tensors) if event.axis == "stage" else event.tensors
+    return event.operation, tensors
+
+
+def _answers(config: RunConfig, plan: Plan, mesh: Mesh, rank: int) -> list[Any]:
+    """What every rank of a pipeline stage says that it holds of matrices."""
+    sizes, pp = {axis: mesh.size(axis) for axis in ("data", "edp")}, mesh.index("pp", rank)
+    tables = _tables(config, plan)
+    layouts = [make_layout(tables[pp, tp], sizes) for tp in range(plan.tp)]
+    found = []
+    for other in mesh.ranks_of("stage", rank):
+        place: Coordinates = mesh.coordinates(other)
+        owned = layouts[place.tp].owned({axis: mesh.index(axis, other) for axis in sizes}).only(matrix=True)
+        index = {axis: mesh.index(axis, other) for axis in AXES if mesh.has(axis, other)}
+        found.append(parts_of(owned, index.__getitem__))
+    return found
