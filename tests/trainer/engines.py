@@ -65,16 +65,17 @@ def layouts(context: Any, config: RunConfig, **engine: Any) -> Engine:
 def microbatches(engine: Engine, step: int) -> list[Microbatch]:
     """This rank's part of a seeded global batch; some tokens carry no loss."""
     generator = np.random.default_rng(step)
-    shape = (GLOBAL_BATCH, SEQUENCE)
+    batch = engine.plan.global_batch
+    shape = (batch, SEQUENCE)
     tokens, labels = (generator.integers(0, 250, shape) for _ in range(2))
     mask = (generator.random(shape) < 0.9).astype(np.float32)
     plan, dp = engine.plan, engine.dp
-    rows = np.arange(GLOBAL_BATCH).reshape(plan.num_microbatches, dp.size, plan.micro_batch)[:, dp.rank]
+    rows = np.arange(batch).reshape(plan.num_microbatches, dp.size, plan.micro_batch)[:, dp.rank]
     device = engine.world.device
     out = []
     for r in rows:
         parts = (torch.from_numpy(x[r]).to(device) for x in (tokens, labels, mask))
-        samples_B = torch.from_numpy(r + step * GLOBAL_BATCH).to(device)
+        samples_B = torch.from_numpy(r + step * batch).to(device)
         out.append(replace(microbatch(*parts), samples_B=samples_B).on_context_rank(engine.cp))
     return out
 

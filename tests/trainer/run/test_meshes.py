@@ -1,0 +1,172 @@
+"""Meshes with everything else that changes how a step is computed: gradients and losses against one rank, pairwise.
+
+The numerics policy is that of test_parallel.py. `make soak` runs all rows of the cover, `make test` some small ones. A
+new option is one line of OPTIONS and one of `_config`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.pairwise import Row, pairwise
+from tests.helpers.ranks import run_ranks
+from tests.trainer.engines import assemble, layouts, logical, microbatches, small_config
+from tests.trainer.run.test_context_parallel import _with_documents
+from trainer.config.sections import MeshSection, RecomputeSection, RunConfig
+from trainer.parallel.collectives import all_reduce_
+from trainer.plan.check import check
+
+BATCH = 8  # microbatches for eight pipeline ranks
+MESHES = tuple(
+    (tp, cp, pp, ranks // (tp * cp * pp))
+    for ranks in (2, 4, 8)
+    for tp, cp, pp in itertools.product((1, 2, 4, 8), repeat=3)
+    if ranks % (tp * cp * pp) == 0
+)
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "mesh": MESHES,
+    "schedule": ("1f1b", "gpipe", "interleaved", "zb_h1", "zb_v"),
+    "recompute": ("none", "selective", "full"),
+    "uneven": (False, True),
+    "tied": (False, True),
+    "documents": (False, True),
+    "sequence_parallel": (False, True),
+}
+
+
+def _ranks(row: Row) -> int:
+    return int(np.prod(row["mesh"]))  # type: ignore[call-overload]
+
+
+def _config(row: Row, *, dtype: str = "fp64") -> RunConfig:
+    tp, cp, pp, _ = row["mesh"]  # type: ignore[misc]
+    schedule = str(row["schedule"])
+    stages = pp * (2 if schedule in ("interleaved", "zb_v") and pp > 1 else 1)
+    layers = stages + 1 if row["uneven"] else max(2, stages)
+    config = small_config("gpt2" if row["tied"] else "llama", dtype=dtype)
+    model = replace(config.model, num_layers=layers, num_heads=8, head_dim=4, tie_embeddings=bool(row["tied"]))
+    by_hand = (2, *(1 for _ in range(stages - 1))) if row["uneven"] and stages > 1 else ()
+    mesh = MeshSection(
+        tp=tp,
+        cp=cp,
+        pp=pp,
+        schedule=schedule,  # type: ignore[arg-type]
+        layers_per_stage=by_hand,
+        sequence_parallel=bool(row["sequence_parallel"]),
+    )
+    if row["tied"]:
+        model = replace(model, num_kv_heads=8)
+    train = replace(config.train, global_batch=BATCH)
+    return replace(config, model=model, mesh=mesh, train=train, recompute=RecomputeSection(mode=row["recompute"]))  # type: ignore[arg-type]
+
+
+def _valid(row: Row) -> bool:
+    tp, _, pp, _ = row["mesh"]  # type: ignore[misc]
+    if pp == 1 and (row["schedule"] != "1f1b" or row["uneven"]):
+        return False
+    return not (row["sequence_parallel"] and tp == 1)
+
+
+ROWS = pairwise(OPTIONS, valid=_valid, seed=25)
+# Of each schedule a row on four ranks, two of them a pipeline.
+SMALL = list({row["schedule"]: row for row in ROWS if _ranks(row) == 4 and row["mesh"][2] == 2}.values())  # type: ignore[index]
+
+
+def _alone(config: RunConfig) -> RunConfig:
+    return replace(config, mesh=MeshSection(), recompute=RecomputeSection())
+
+
+def _gradients(context: Any, config: RunConfig, documents: bool) -> Any:
+    """(loss and tokens, gradients of one step as the optimizer sees them)."""
+    engine = layouts(context, config)
+    batches = microbatches(engine, 0)
+    if documents:
+        batches = _with_documents(batches, engine)
+    totals = engine.add_gradients(batches)
+    for axis in ("pp", "data"):
+        all_reduce_(totals, engine.world.groups[axis])
+    engine.optimizer._reduce()
+    owned, gradients = engine.optimizer.owned, engine.buffers.gradients / totals[1]
+    return totals.tolist(), logical(owned, torch.cat([gradients[run.start : run.stop] for run in owned.runs]))
+
+
+@functools.cache
+def _whole(config: RunConfig, ranks: int, documents: bool) -> Any:
+    results = run_ranks(_gradients, ranks, config, documents, timeout_s=300)
+    assert all(totals == results[0][0] for totals, _ in results)
+    return results[0][0], assemble([part for _, parts in results for part in parts])
+
+
+def _check_gradients(row: Row) -> None:
+    config, documents = _config(row), bool(row["documents"])
+    alone, expected = _whole(_alone(config), 1, documents)
+    totals, got = _whole.__wrapped__(config, _ranks(row), documents)
+    np.testing.assert_allclose(totals, alone, rtol=1e-12)
+    largest = max(np.abs(g).max() for g in expected.values())
+    assert got.keys() == expected.keys()
+    for key, reference in expected.items():
+        bound = 1e-10 * max(np.abs(reference).max(), 1e-3 * largest)
+        assert np.abs(got[key] - reference).max() <= bound, key
+
+
+def _twenty_losses(context: Any, config: RunConfig, documents: bool) -> list[float]:
+    engine, losses = layouts(context, config), []
+    for step in range(20):
+        batches = microbatches(engine, step)
+        losses.append(engine.step(_with_documents(batches, engine) if documents else batches, 1e-2).read().loss)
+    return losses
+
+
+@functools.cache
+def _losses(config: RunConfig, ranks: int, documents: bool) -> list[list[float]]:
+    return run_ranks(_twenty_losses, ranks, config, documents, timeout_s=600)
+
+
+def _check_losses(row: Row) -> None:
+    config, documents = _config(row, dtype="fp32"), bool(row["documents"])
+    (alone,) = _losses(_alone(config), 1, documents)
+    assert alone[-1] < alone[0] - 0.01, "it trains on something"
+    for losses in _losses.__wrapped__(config, _ranks(row), documents):
+        np.testing.assert_allclose(losses, alone, rtol=1e-4)
+
+
+def _name(row: Row) -> str:
+    tp, cp, pp, dp = row["mesh"]  # type: ignore[misc]
+    words = [name for name in ("uneven", "tied", "documents", "sequence_parallel") if row[name]]
+    return "-".join([f"tp{tp}", f"cp{cp}", f"pp{pp}", f"dp{dp}", str(row["schedule"]), str(row["recompute"]), *words])
+
+
+def test_the_cover_is_of_pairs_and_every_row_can_run() -> None:
+    assert len(MESHES) == 4 + 10 + 20 and len(ROWS) < 150
+    assert not [problem for row in ROWS for problem in check(_config(row), _ranks(row), facts=None)]
+    pairs = {(row["mesh"], row["schedule"]) for row in ROWS}
+    assert pairs == {(m, s) for m in MESHES for s in OPTIONS["schedule"] if m[2] > 1 or s == "1f1b"}
+
+
+@pytest.mark.parametrize("row", SMALL, ids=_name)
+def test_gradients_of_a_few_rows(row: Row) -> None:
+    _check_gradients(row)
+
+
+@pytest.mark.parametrize("row", SMALL[::2], ids=_name)
+def test_losses_of_a_few_rows(row: Row) -> None:
+    _check_losses(row)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("row", ROWS, ids=_name)
+def test_gradients_of_every_row(row: Row) -> None:
+    _check_gradients(row)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("row", ROWS[::4], ids=_name)
+def test_losses_of_every_fourth_row(row: Row) -> None:
+    _check_losses(row)
