@@ -173,7 +173,20 @@ def _list_layouts(arguments: argparse.Namespace, console: Console) -> int:
     config, hardware = load_config(arguments.config, arguments.overrides), _hardware(arguments)
     found = find_layouts(config, hardware, facts=_facts(config, console))
     rows = [_layout_row(layout, hardware) for layout in found]
-    header = ("tp", "cp", "dp", "microbatch", "recompute", "tokens/s", "per GPU", "GiB", "why not")
+    header = (
+        "tp",
+        "cp",
+        "pp",
+        "dp",
+        "schedule",
+        "microbatch",
+        "recompute",
+        "bubble",
+        "tokens/s",
+        "per GPU",
+        "GiB",
+        "why not",
+    )
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header) - 1)]
     lines = ["  ".join([*map(str.rjust, row, widths), row[-1]]).rstrip() for row in (header, *rows)]
     gib = hardware.memory_bytes / 2**30
@@ -226,7 +239,10 @@ def _layout_facts(layout: Layout, hardware: Hardware) -> dict[str, Any]:
     return {
         "tp": config.mesh.tp,
         "cp": config.mesh.cp,
-        "dp": hardware.gpus // (config.mesh.tp * config.mesh.cp),
+        "pp": config.mesh.pp,
+        "dp": hardware.gpus // (config.mesh.tp * config.mesh.cp * config.mesh.pp),
+        "schedule": config.mesh.schedule if config.mesh.pp > 1 else "",
+        "bubble": layout.time and round(layout.time.bubble / layout.time.total, 4),
         "micro_batch": config.train.micro_batch,
         "recompute": config.recompute.mode,
         "tokens_per_s": round(layout.tokens_per_s),
@@ -238,9 +254,11 @@ def _layout_facts(layout: Layout, hardware: Hardware) -> dict[str, Any]:
 
 def _layout_row(layout: Layout, hardware: Hardware) -> tuple[str, ...]:
     facts = _layout_facts(layout, hardware)
-    mesh = (str(facts["tp"]), str(facts["cp"]), str(facts["dp"]))
+    mesh = (*(str(facts[axis]) for axis in ("tp", "cp", "pp", "dp")),)
     gib = f"{layout.memory_bytes / 2**30:.1f}" if layout.memory_bytes else ""
     if layout.problem:
-        return (*mesh, "", "", "", "", gib, layout.problem)
+        return (*mesh, "", "", "", "", "", "", gib, layout.problem)
+    assert layout.time is not None, "a layout that runs"
+    bubble = f"{layout.time.bubble / layout.time.total:.1%}" if facts["schedule"] else ""
     speed = (f"{layout.tokens_per_s:,.0f}", f"{layout.tokens_per_s / hardware.gpus:,.0f}")
-    return (*mesh, str(facts["micro_batch"]), facts["recompute"], *speed, gib, "")
+    return (*mesh, facts["schedule"], str(facts["micro_batch"]), facts["recompute"], bubble, *speed, gib, "")

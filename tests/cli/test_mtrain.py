@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -173,9 +174,10 @@ def test_a_plan_lists_the_layouts_of_gpus(run_file: str, capsys: pytest.CaptureF
     words = ["plan", run_file, "--gpus", "8", "--memory", "80", "--device", "H200", "train.global_batch=16"]
     assert main(words) == 0
     head, columns, *rows = capsys.readouterr().out.splitlines()
-    assert head == "8 x H200 of 80 GiB on 1 nodes; estimates" and columns.split()[:3] == ["tp", "cp", "dp"]
-    works = [row for row in rows if row.split()[4:5] in (["none"], ["selective"], ["full"])]
-    assert works and all(int(a) * int(b) * int(c) == 8 for a, b, c in (row.split()[:3] for row in rows))
+    assert head == "8 x H200 of 80 GiB on 1 nodes; estimates"
+    assert columns.split()[:5] == ["tp", "cp", "pp", "dp", "schedule"]
+    works = [row for row in rows if {"none", "selective", "full"} & set(row.split()[5:7])]
+    assert works and all(math.prod(map(int, row.split()[:4])) == 8 for row in rows)
     assert len(works) < len(rows) and "model.num_heads" in rows[-1], "those that do not work say why"
     assert main([*words, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)["layouts"]

@@ -1,7 +1,8 @@
 """Which layouts a run could have on so many GPUs: how fast each would be, and why the others do not work.
 
-For each mesh the fastest choice of microbatch and recomputation that fits into memory is kept. Speed and memory are the
-estimates of step_time.py and memory.py; the rules are those of check.py. Pure.
+For each mesh the fastest choice of microbatch, recomputation and schedule that fits into memory is kept; the schedules
+but 1f1b are tried with its best choice of the rest. Speed and memory are the estimates of step_time.py and memory.py;
+the rules are those of check.py. Pure.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from collections.abc import Iterator
 from trainer.config.sections import MeshSection, RecomputeSection, RunConfig
 from trainer.plan.check import DataFacts, check
 from trainer.plan.devices import GIB, Device
-from trainer.plan.memory import activation_bytes, state_bytes
+from trainer.plan.memory import activation_bytes_per_stage, state_bytes_per_stage
 from trainer.plan.plan import make_plan
 from trainer.plan.step_time import NETWORK, StepTime, step_time
 
 USABLE = 0.94  # of a GPU's memory: CUDA, NCCL and gaps between tensors have the rest
 RECOMPUTE = (RecomputeSection(), RecomputeSection(mode="selective"), RecomputeSection(mode="full"))
 LARGEST_MICRO_BATCH = 16
+SCHEDULES = ("interleaved", "zb_h1", "zb_v")  # beside 1f1b
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,7 @@ class Hardware:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """One mesh with its best microbatch and recomputation.
+    """One mesh with its best microbatch, recomputation and schedule.
 
     Args:
         config: of the run with this layout.
@@ -67,13 +69,16 @@ def find_layouts(config: RunConfig, hardware: Hardware, *, facts: DataFacts | No
 
 
 def _meshes(config: RunConfig, hardware: Hardware) -> Iterator[RunConfig]:
-    """The run on each mesh without a pipeline whose axes are powers of two; tp does not leave a machine."""
+    """The run on each mesh whose axes are powers of two; tp does not leave a machine."""
     tp = 1
     while tp <= hardware.gpus_per_node and hardware.gpus % tp == 0:
         cp = 1
         while tp * cp <= hardware.gpus and hardware.gpus % (tp * cp) == 0:
-            mesh = MeshSection(tp=tp, cp=cp, sequence_parallel=tp > 1)
-            yield dataclasses.replace(config, mesh=mesh)
+            pp = 1
+            while hardware.gpus % (tp * cp * pp) == 0:
+                mesh = MeshSection(tp=tp, cp=cp, pp=pp, sequence_parallel=tp > 1)
+                yield dataclasses.replace(config, mesh=mesh)
+                pp *= 2
             cp *= 2
         tp *= 2
 
@@ -86,11 +91,24 @@ def _best(config: RunConfig, hardware: Hardware, facts: DataFacts | None) -> Lay
         return choices[0]
     fits = [layout for layout in runs if layout.memory_bytes <= USABLE * hardware.memory_bytes]
     if fits:
-        return max(fits, key=lambda layout: layout.tokens_per_s)
+        best = max(fits, key=lambda layout: layout.tokens_per_s)
+        others = _other_schedules(best.config, hardware, facts)
+        return max([best, *others], key=lambda layout: layout.tokens_per_s)
     least = min(runs, key=lambda layout: layout.memory_bytes)
     needs, has = least.memory_bytes / GIB, USABLE * hardware.memory_bytes / GIB
     problem = f"needs at least {needs:.1f} GiB a GPU, {has:.1f} can be used"
     return dataclasses.replace(least, tokens_per_s=0.0, time=None, problem=problem)
+
+
+def _other_schedules(config: RunConfig, hardware: Hardware, facts: DataFacts | None) -> Iterator[Layout]:
+    """The same with each other schedule that fits."""
+    for name in SCHEDULES if config.mesh.pp > 1 else ():
+        mesh = dataclasses.replace(config.mesh, schedule=name)  # type: ignore[arg-type]
+        choice = dataclasses.replace(config, mesh=mesh)
+        if not check(choice, hardware.gpus, facts=facts):
+            layout = _estimated(choice, hardware, facts)
+            if layout.memory_bytes <= USABLE * hardware.memory_bytes:
+                yield layout
 
 
 def _choices(config: RunConfig, hardware: Hardware, facts: DataFacts | None) -> Iterator[Layout]:
@@ -113,9 +131,10 @@ def _estimated(config: RunConfig, hardware: Hardware, facts: DataFacts | None) -
     time = step_time(
         config, plan, device=hardware.device, gpus_per_node=hardware.gpus_per_node, network=hardware.network
     )
+    held = zip(state_bytes_per_stage(config, plan), activation_bytes_per_stage(config, plan), strict=True)
     return Layout(
         config=config,
-        memory_bytes=state_bytes(config, plan) + activation_bytes(config, plan),
+        memory_bytes=max(map(sum, held)),
         time=time,
         tokens_per_s=plan.tokens_per_step / time.total,
     )

@@ -7,7 +7,9 @@ and does not), or as a user says. Pure.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, cast
 
 from trainer.config.sections import MeshSection, RunConfig
 from trainer.models.family import Family, ModelShape, family_of
@@ -16,6 +18,8 @@ from trainer.pipeline.actions import Schedule, stages_of
 from trainer.pipeline.generators import default_chunks, forward_only, make_schedule, placement
 from trainer.pipeline.lower import lower
 from trainer.pipeline.simulate import Costs, Timeline, simulate
+
+STEADY = 2  # rounds of as many microbatches as ranks, after which a step goes on as it did
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,10 +62,15 @@ class PipelineLayout:
 
     def lowered(self, num_microbatches: int) -> Schedule:
         """What all ranks do in a step, communication included."""
-        schedule = make_schedule(
-            self.schedule, num_ranks=self.num_ranks, num_microbatches=num_microbatches, chunks=self.chunks
-        )
-        return lower(schedule)
+        return _lowered(self.schedule, self.num_ranks, num_microbatches, self.chunks)
+
+    def step_seconds(self, num_microbatches: int, costs: Costs) -> float:
+        """Time of a step; of a long one it is extended from two that are shorter."""
+        few, more = STEADY * self.num_ranks, (STEADY + 1) * self.num_ranks
+        if num_microbatches <= more:
+            return simulate(self.lowered(num_microbatches), costs).step
+        first, second = (simulate(self.lowered(count), costs).step for count in (few, more))
+        return second + (num_microbatches - more) * (second - first) / (more - few)
 
     def timeline(self, num_microbatches: int) -> Timeline:
         """A step as it would go if each half of backward took as long as forward; the unit is the shortest stage's."""
@@ -72,6 +81,11 @@ class PipelineLayout:
     def forward(self, num_microbatches: int) -> Schedule:
         """What all ranks do in an evaluation."""
         return lower(forward_only(self.stage_ranks, num_microbatches))
+
+
+@functools.lru_cache(maxsize=256)
+def _lowered(name: str, num_ranks: int, num_microbatches: int, chunks: int, /) -> Schedule:
+    return lower(make_schedule(name, num_ranks=num_ranks, num_microbatches=num_microbatches, chunks=chunks))
 
 
 def num_chunks(mesh: MeshSection) -> int:
@@ -125,6 +139,13 @@ def balanced_layers(num_layers: int, num_stages: int, *, head: float) -> tuple[i
 
 def rank_parameters(family: Family, shape: ModelShape, *, places: Sequence[Place]) -> tuple[ParamSpec, ...]:
     """The parameters of all stages of a rank; what two of them share (a tied embedding) once."""
-    found = {spec.name: spec for place in reversed(places) for spec in family.parameters(shape, place)}
-    ordered = [spec for place in places for spec in family.parameters(shape, place)]
-    return tuple({spec.name: found[spec.name] for spec in ordered}.values())
+    return _rank_parameters(family.parameters, cast(Hashable, shape), tuple(places))
+
+
+@functools.lru_cache(maxsize=1024)
+def _rank_parameters(
+    parameters: Callable[[Any, Place], tuple[ParamSpec, ...]], shape: Hashable, places: tuple[Place, ...], /
+) -> tuple[ParamSpec, ...]:
+    tables = [parameters(shape, place) for place in places]
+    found = {spec.name: spec for table in reversed(tables) for spec in table}
+    return tuple({spec.name: found[spec.name] for table in tables for spec in table}.values())

@@ -5,12 +5,14 @@ An estimate for choosing between layouts, not a simulation; docs/design/parallel
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from trainer.config.sections import RunConfig
 from trainer.models.family import family_of
 from trainer.parallel.buckets import cut_buckets
 from trainer.parallel.params import Place
+from trainer.pipeline.simulate import Costs
 from trainer.plan import devices
 from trainer.plan.devices import Device
 from trainer.plan.memory import BYTES, element_bytes, tables
@@ -28,6 +30,7 @@ class StepTime:
         products, attention, memory: kernels, by what bounds them. idle: nothing runs, for the host's sake.
         tensor_parallel, data_parallel, context_parallel: collectives, as far as nothing hides them.
         update: of the optimizer.
+        bubble: in which the rank waits for others of its pipeline, and for messages.
     """
 
     products: float
@@ -38,12 +41,25 @@ class StepTime:
     context_parallel: float
     data_parallel: float
     update: float
+    bubble: float = 0.0
 
     @property
     def total(self) -> float:
         """Seconds of a step."""
-        parts = (self.products, self.attention, self.memory, self.idle, self.update)
-        return sum(parts) + self.tensor_parallel + self.context_parallel + self.data_parallel
+        return sum(dataclasses.astuple(self))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rates:
+    """Bytes a second of one GPU: inside a machine, and to others."""
+
+    device: Device
+    gpus_per_node: int
+    network: float
+
+    def among(self, ranks: int) -> float:
+        """Of a collective over a group of so many neighbouring ranks."""
+        return devices.LINK * (self.device.link if ranks <= self.gpus_per_node else self.network)
 
 
 def step_time(
@@ -54,8 +70,32 @@ def step_time(
     Args:
         gpus_per_node: ranks that share a machine. network: bytes a second of each of them to other machines.
     """
-    place = Place(tp_size=plan.tp, sequence_parallel=config.mesh.sequence_parallel)
-    element = BYTES[config.precision.dtype]
+    rates, like = _Rates(device, gpus_per_node, network), _place(config, plan)
+    ranks = [
+        [_microbatch(config, plan, place, rates) for place in plan.pipeline.places(r, like)] for r in range(plan.pp)
+    ]
+    busiest = max(ranks, key=lambda stages: sum(stage.total for stage in stages))
+    times, parts = plan.num_microbatches, ("products", "attention", "memory", "idle", "tensor_parallel")
+    kernels = {name: times * sum(getattr(stage, name) for stage in busiest) for name in (*parts, "context_parallel")}
+    kernels["idle"] += devices.STEP_S
+    data = plan.cp * plan.dp
+    updated = plan.parameters_per_rank // (1 if config.optimizer.sharding == "none" else data)
+    computed = kernels["products"] + kernels["attention"] + kernels["memory"]
+    return StepTime(
+        **kernels,
+        data_parallel=exposed_data_parallel(config, plan, rate=rates.among(plan.tp * data), computed=computed),
+        update=updated * UPDATE_BYTES / (devices.MEMORY * device.bandwidth),
+        bubble=_bubble(config, plan, ranks, rates) if plan.pp > 1 else 0.0,
+    )
+
+
+def _place(config: RunConfig, plan: Plan) -> Place:
+    return Place(tp_size=plan.tp, sequence_parallel=config.mesh.sequence_parallel)
+
+
+def _microbatch(config: RunConfig, plan: Plan, place: Place, rates: _Rates) -> StepTime:
+    """One microbatch through one stage, forward and backward."""
+    element, device = BYTES[config.precision.dtype], rates.device
     cost = family_of(config).stage_cost(
         plan.shape,
         place,
@@ -64,31 +104,19 @@ def step_time(
         element=element,
         recompute=config.recompute,
     )
-
-    def link(ranks: int) -> float:
-        """The rate of a collective over a group of so many neighbouring ranks."""
-        return devices.LINK * (device.link if ranks <= gpus_per_node else network)
-
-    times = plan.num_microbatches
     share = devices.attention_share(plan.head_dim) * (devices.CHUNKED_ATTENTION if plan.cp > 1 else 1)
-    data = plan.cp * plan.dp
-    updated = plan.parameters_per_rank // (1 if config.optimizer.sharding == "none" else data)
-    keys = 2 * plan.shape.num_kv_heads * plan.head_dim // plan.tp * plan.shape.num_layers * element
+    layers = len(place.blocks(plan.shape.num_layers))
+    keys = 2 * plan.shape.num_kv_heads * plan.head_dim // plan.tp * layers * element
     gathered = keys * plan.micro_batch * plan.sequence_length * (plan.cp - 1) / plan.cp
-    bandwidth = devices.MEMORY * device.bandwidth
-    products = times * cost.product_flops / (devices.PRODUCTS * device.flops)
-    attention, memory = times * cost.attention_flops / (share * device.flops), times * cost.moved_bytes / bandwidth
     return StepTime(
-        products=products,
-        attention=attention,
-        memory=memory,
-        idle=times * cost.passes * devices.PASS_S + devices.STEP_S,
-        tensor_parallel=times * cost.sent_bytes / link(plan.tp),
-        context_parallel=times * 2 * gathered / link(plan.tp * plan.cp),
-        data_parallel=exposed_data_parallel(
-            config, plan, rate=link(plan.tp * data), computed=products + attention + memory
-        ),
-        update=updated * UPDATE_BYTES / bandwidth,
+        products=cost.product_flops / (devices.PRODUCTS * device.flops),
+        attention=cost.attention_flops / (share * device.flops),
+        memory=cost.moved_bytes / (devices.MEMORY * device.bandwidth),
+        idle=cost.passes * devices.PASS_S,
+        tensor_parallel=cost.sent_bytes / rates.among(plan.tp),
+        context_parallel=2 * gathered / rates.among(plan.tp * plan.cp),
+        data_parallel=0.0,
+        update=0.0,
     )
 
 
@@ -116,3 +144,25 @@ def exposed_data_parallel(config: RunConfig, plan: Plan, *, rate: float, compute
     ):
         exposed += max(seconds - beside, seconds / buckets) if overlaps else seconds
     return exposed
+
+
+def _bubble(config: RunConfig, plan: Plan, ranks: list[list[StepTime]], rates: _Rates) -> float:
+    """Seconds of a step in which the busiest rank waits.
+
+    Backward is taken to be two thirds of a pass, in halves, and what is recomputed a part of its first half. Of a long
+    step a shorter one is simulated: behind its beginning each round of microbatches takes as long as the one before.
+    """
+    layout, stages = plan.pipeline, {}
+    for rank, of_rank in enumerate(ranks):
+        for place, time in zip(layout.places(rank, _place(config, plan)), of_rank, strict=True):
+            stages[place.stage] = time.total
+    again = 1 if config.recompute.mode == "full" else 0
+    third = tuple(stages[s] / (3 + again) for s in range(len(stages)))
+    inputs = tuple((1 + again) * part for part in third)
+    split = plan.tp if config.mesh.sequence_parallel else 1
+    width = plan.shape.hidden_size * BYTES[config.precision.dtype]
+    sent = plan.micro_batch * plan.sequence_length // plan.cp // split * width
+    # A link between two machines is the slowest, and what follows waits for it.
+    costs = Costs(forward=third, inputs=inputs, weights=third, transfer=sent / rates.among(plan.world_size))
+    busy = plan.num_microbatches * max(sum(time.total for time in of_rank) for of_rank in ranks)
+    return max(0.0, layout.step_seconds(plan.num_microbatches, costs) - busy)
