@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 Row = dict[str, Hashable]
+Pair = tuple[tuple[str, Hashable], tuple[str, Hashable]]
 TRIES = 40  # rows that are drawn for each that is taken
 
 
@@ -19,16 +20,22 @@ def pairwise(options: Mapping[str, Sequence[Hashable]], *, valid: Callable[[Row]
     chance, names = random.Random(seed), list(options)
     rows = [dict(zip(names, values, strict=True)) for values in itertools.product(*options.values())]
     possible = [row for row in rows if valid(row)]
-    left = {pair for row in possible for pair in _pairs(row)}
+    columns = {name: [row[name] for row in possible] for name in names}
+    # A dictionary, because a set of texts has another order in each process.
+    left: dict[Pair, None] = {}
+    for one, other in itertools.combinations(names, 2):
+        met = dict.fromkeys(zip(columns[one], columns[other], strict=True))
+        left |= {((one, value), (other, second)): None for value, second in met}
     found: list[Row] = []
     while left:
-        first = min(left, key=repr)  # so that each row covers something new
-        fit = [row for row in possible if first in _pairs(row)]
+        (one, value), (other, second) = next(iter(left))  # so that each row covers something new
+        fit = [row for row in possible if row[one] == value and row[other] == second]
         drawn = chance.sample(fit, min(TRIES, len(fit)))
-        found.append(max(drawn, key=lambda row: len(left & _pairs(row))))
-        left -= _pairs(found[-1])
+        found.append(max(drawn, key=lambda row: sum(pair in left for pair in _pairs(row))))
+        for pair in _pairs(found[-1]):
+            left.pop(pair, None)
     return found
 
 
-def _pairs(row: Row) -> set[frozenset[tuple[str, Hashable]]]:
-    return {frozenset(pair) for pair in itertools.combinations(row.items(), 2)}
+def _pairs(row: Row) -> Iterable[Pair]:
+    return itertools.combinations(row.items(), 2)

@@ -100,7 +100,8 @@ def run_rank(config: RunConfig, plan: Plan, *, rank: int, schedule: Schedule) ->
     record = Record(lambda axis, value: _answers(config, plan, mesh, rank))
     plain = dataclasses.replace(config, kernels=KernelsSection())  # those of a GPU want one
     engine = Engine(plain, plan, world=recorded_world(mesh, rank, record=record), fresh=False)
-    held = (engine.buffers.parameters, engine.buffers.gradients, *engine.optimizer.state.values())
+    flats = (engine.buffers.parameters.values, engine.buffers.gradients.values)
+    held = (*flats, *engine.optimizer.state.values())
     record.events.clear()  # of building it
     few, numbers = shortened(schedule)
     engine._training = lambda count: few  # type: ignore[assignment]

@@ -136,12 +136,10 @@ def logical_tensors(found: dict[str, Tensor], shape: GPTShape) -> dict[str, Tens
 def load_weights(engine: Engine, weights: dict[str, Tensor]) -> None:
     """Their weights into a rank's main weights, and from there into its model, in any layout."""
     whole, held = logical_tensors(weights, engine.plan.shape), engine.optimizer.state["weight"]
-    for _, part, first in engine.optimizer.owned.slices():
+    dtype = engine.buffers.parameters.values.dtype  # main weights are copies of what it can hold
+    for _, part, first in engine.optimizer.holds["weight"].slices():
         box = tuple(slice(a, a + n) for a, n in zip(part.start, part.size, strict=True))
-        rounded = (
-            whole[part.name][box].flatten().to(engine.buffers.parameters.values.dtype)
-        )  # main weights are copies of it
-        held[first : first + math.prod(part.size)] = rounded
+        held[first : first + math.prod(part.size)] = whole[part.name][box].flatten().to(dtype)
     engine.optimizer.publish()
 
 

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.helpers.ranks import run_ranks
-from tests.trainer.engines import assemble, logical, microbatch
+from tests.trainer.engines import assemble, microbatch, reduced
 from tests.trainer.models import megatron
 from tests.trainer.run.test_megatron_training import their_config, trained, with_their_weights
 from trainer.config.sections import MeshSection, RunConfig
@@ -27,7 +26,7 @@ from trainer.plan.plan import make_plan
 
 LOSS, GRADIENT, NORM = 1e-6, 1e-7, 1.1e-6  # the largest differences of Megatron's layouts, absolute, absolute, relative
 INTERLEAVED = "pp2_interleaved_2_llama_first_step"
-# theirs -> ranks, ours; each rank of ours has its part of the optimizer in all of them
+# theirs -> ranks, ours
 LAYOUTS: dict[str, tuple[int, MeshSection]] = {
     "tp2": (2, MeshSection(tp=2)),
     "tp2_sp": (2, MeshSection(tp=2, sequence_parallel=True)),
@@ -47,17 +46,22 @@ def _gradients(context: Any, folder: Path, config: RunConfig) -> tuple[list[floa
     rows = microbatch(batch["tokens"].long(), batch["labels"].long(), batch["loss_mask"].float())
     totals = engine.add_gradients([rows])
     all_reduce_(totals, engine.world.groups["pp"])
-    engine.optimizer._reduce()
-    owned, gradients = engine.optimizer.owned, engine.buffers.gradients / totals[1]
-    return totals.tolist(), logical(owned, torch.cat([gradients[run.start : run.stop] for run in owned.runs]))
+    return totals.tolist(), reduced(engine, totals[1])
 
 
-def _run(folder: Path, ranks: int, mesh: MeshSection) -> Any:
-    """(loss, gradients) of the batch where no rank has another part of it, and (loss, norm) of twenty steps."""
+def _config(folder: Path, name: str) -> tuple[int, RunConfig]:
+    """The ranks of a layout, and its run: Megatron has sharded states with its distributed optimizer only."""
+    ranks, mesh = LAYOUTS[name]
     config = their_config(folder, loss_average="megatron", micro_batch=2, mesh=mesh)
+    sharding = "state" if name.endswith("_distopt") else "none"
+    return ranks, replace(config, optimizer=replace(config.optimizer, sharding=sharding))
+
+
+def _run(folder: Path, ranks: int, config: RunConfig) -> Any:
+    """(loss, gradients) of the batch where no rank has another part of it, and (loss, norm) of twenty steps."""
     curves = [[(loss, norm) for loss, norm, _ in curve] for curve, _ in run_ranks(trained, ranks, folder, config)]
     assert all(curve == curves[0] for curve in curves), "every rank hears of the same losses"
-    if ranks > mesh.tp * mesh.pp:
+    if ranks > config.mesh.tp * config.mesh.pp:
         return None, None, curves[0]
     one = replace(config, train=replace(config.train, global_batch=4, micro_batch=4))
     results = run_ranks(_gradients, ranks, folder, one)
@@ -68,7 +72,7 @@ def _run(folder: Path, ranks: int, mesh: MeshSection) -> Any:
 
 @functools.cache
 def _alone(folder: Path) -> Any:
-    return _run(folder, 1, MeshSection())
+    return _run(folder, 1, their_config(folder, loss_average="megatron", micro_batch=2))
 
 
 def test_every_layout_of_the_file_is_here(oracles: Path) -> None:
@@ -80,19 +84,20 @@ def test_every_layout_of_the_file_is_here(oracles: Path) -> None:
         assert all(told[name][case].get("grads_maxdiff", 0) <= GRADIENT for case in ("case_gpt2", "case_llama"))
 
 
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "dp2"])  # ours are one
+@pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("case", ["case_gpt2", "case_llama"])
 def test_losses_and_gradients_of_a_layout(oracles: Path, case: str, name: str) -> None:
-    folder, (ranks, mesh) = oracles / "oracle" / "model" / case, LAYOUTS[name]
+    folder = oracles / "oracle" / "model" / case
+    ranks, config = _config(folder, name)
     told = json.loads((folder.parent / "parallel.json").read_text())[name][case]
-    loss, gradients, curve = _run(folder, ranks, mesh)
+    loss, gradients, curve = _run(folder, ranks, config)
     alone_loss, alone_gradients, alone_curve = _alone(folder)
     if "grads_maxdiff" in told:
         assert loss == pytest.approx(alone_loss, abs=LOSS)
         assert loss == pytest.approx(told["mean_loss"], rel=1e-5)
         for key, expected in alone_gradients.items():
             assert np.abs(gradients[key] - expected).max() <= GRADIENT, key
-        _gradients_are_theirs(folder, ranks, mesh, gradients)
+        _gradients_are_theirs(folder, ranks, config.mesh, gradients)
     losses, norms = np.array(curve).T
     expected = json.loads((folder / "train_micro4.json").read_text())["steps"]
     np.testing.assert_allclose(losses, [loss for loss, _ in alone_curve], rtol=0, atol=LOSS)

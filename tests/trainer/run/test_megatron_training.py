@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.ranks import run_ranks
-from tests.trainer.engines import assemble, logical, microbatch, reduced
+from tests.trainer.engines import assemble, logical, microbatch
 from tests.trainer.models import megatron
 from trainer.config.sections import (
     DataSection,
