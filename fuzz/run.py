@@ -28,7 +28,8 @@ CORPUS = ROOT / "fuzz" / "corpus"
 BUILD = ROOT / "build" / "fuzz"
 FAILURES = BUILD / "failures"
 PYTHON_TARGETS = (
-    "index_reader", "legacy_reader", "record_lines", "packed_text", "parquet_rows", "punkt_tables",
+    "index_reader", "legacy_reader", "record_lines", "packed_text", "parquet_rows", "arrow_rows",
+    "warc_records", "punkt_tables",
     "sentencepiece_model", "wordpiece_vocabulary",
     "gpt2_files", "rank_files", "tokenizer_json", "manifest", "origins", "journal", "run_toml",
     "checkpoint_index",

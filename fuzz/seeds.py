@@ -206,6 +206,29 @@ def parquet_rows() -> dict[str, bytes]:
     return seeds | {"raw": b"\0footer\x06\0\0\0", "raw-long": b"\0\xff\xff\xff\x7f", "raw-empty": b"\0"}
 
 
+def arrow_rows() -> dict[str, bytes]:
+    """The sound files under each choice of keys, patches of metadata and offsets, and bytes that are no message."""
+    seeds = {f"sound-{choice:02x}": bytes([choice]) for choice in (1, 3, 5, 7, 0x09, 0x13, 0x1D, 0x23, 0x41)}
+    for number in range(4):
+        for place in (4, 40, 300, 700, 1000, 1200, 1500):
+            seeds[f"patched-{number}-{place}"] = bytes([1 | number << 1]) + place.to_bytes(3, "little") + b"\x7f"
+    return seeds | {"raw": b"\0\x10\0\0\0schema", "raw-file": b"\2ARROW1", "raw-empty": b"\0"}
+
+
+def warc_records() -> dict[str, bytes]:
+    """Records of every kind, line ends of both, folded lines, wrong sizes, and a block that looks like a record."""
+    head = b"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Type: text/plain; charset=x\r\nContent-Length: %d\r\n\r\n"
+    one, nested = head % 3 + b"one\r\n\r\n", head % 60 + (head % 3)[:60] + b"\r\n\r\n"
+    other = one.replace(b"conversion", b"response")
+    folded = one.replace(b"text/plain;", b"text/plain;\r\n\t")
+    texts = {
+        "one": one, "two": one + other, "unix": (one + one).replace(b"\r\n", b"\n"), "folded": folded + one,
+        "nested": nested + one, "bytes": head % 2 + b"\xff\xfe\r\n\r\n", "cut": one[:-6], "junk": one + b"junk",
+        "large": head % 10**15 + b"x", "none": b"\r\n", "empty": head % 0 + b"\r\n\r\n" + one,
+    }  # fmt: skip
+    return {f"{name}-{choice:02x}": bytes([choice]) + text for name, text in texts.items() for choice in (0x18, 0x0B)}
+
+
 def index_blocks() -> dict[str, bytes]:
     """Tables that agree, tables that do not, and numbers at the ends of their range."""
     largest = b"\xfd\x7f" + b"\xff" * 7
@@ -355,6 +378,8 @@ def main() -> int:
         record_lines,
         packed_text,
         parquet_rows,
+        arrow_rows,
+        warc_records,
         index_blocks,
         gather,
         native_rows,

@@ -2,10 +2,10 @@
 
 Chunk k of a file is the lines that *begin* in bytes [k * chunk_bytes, (k + 1) * chunk_bytes) of its decompressed text,
 so that neighbours agree on every line wherever the cut falls. A plain file is divided without being read, and whoever
-parses a chunk reads it; a stream (compressed, standard input, parquet) is read here, by a few threads that read ahead,
-and its chunks carry their data. A line that runs on past its chunk is read up to `max_record_bytes` and a little more,
-which is how a parser sees that it is too long. Plain text with one document per file is one chunk; a chunk of parquet
-is consecutive rows.
+parses a chunk reads it; a stream (compressed, standard input, parquet, Arrow, WARC) is read here, by a few threads
+that read ahead, and its chunks carry their data. A line that runs on past its chunk is read up to `max_record_bytes`
+and a little more, which is how a parser sees that it is too long. Plain text with one document per file is one chunk;
+a chunk of parquet or Arrow is consecutive rows, one of WARC whole records.
 
 Slow twin: mdata/reference/sources.py.
 """
@@ -39,7 +39,7 @@ class Chunk:
         file_number: of the file in the list.
         number: of the chunk in its file, or in the section that is read, from 0.
         source: the file.
-        start, stop: its bytes in the decompressed text; for parquet its rows.
+        start, stop: its bytes in the decompressed text; for parquet and Arrow its rows.
         data: its records; None: `read_chunk` reads them.
         file_bytes: its size in the file on disk, for progress.
     """
@@ -121,12 +121,18 @@ def chunk_digest(data: bytes) -> bytes:
 
 
 def _check_keys(file: SourceFile, spec: ReadSpec) -> None:
-    if file.format == "text" and len(spec.json_keys) != 1:
+    if file.format not in ("text", "warc"):
+        return
+    kind = "plain text" if file.format == "text" else "WARC"
+    if len(spec.json_keys) != 1:
         raise UsageError(
-            f"{file.path} is plain text, which has one text per document",
+            f"{file.path} is {kind}, which has one text per document",
             found=f"{len(spec.json_keys)} keys: {', '.join(spec.json_keys)}",
-            fix="preprocess plain text in a run of its own, with one key",
+            fix=f"preprocess {kind} in a run of its own, with one key",
         )
+    if file.format == "text" and (spec.template or spec.where):
+        option = "--text-template" if spec.template else "--where"
+        raise UsageError(f"{file.path} is plain text, which has no columns", fix=f"leave {option} out")
 
 
 def _read_ahead(file: SourceFile, chunk_bytes: int, spec: ReadSpec) -> BackgroundIterator[ChunkContent]:
@@ -135,6 +141,10 @@ def _read_ahead(file: SourceFile, chunk_bytes: int, spec: ReadSpec) -> Backgroun
             from mdata.sources.parquet import parquet_chunks
 
             return parquet_chunks(file, chunk_bytes, spec=spec)
+        if file.format == "arrow":
+            from mdata.sources.arrow_files import arrow_chunks
+
+            return arrow_chunks(file, chunk_bytes, spec=spec)
         from mdata.sources.streams import stream_chunks
 
         return stream_chunks(file, chunk_bytes, spec=spec, whole=_is_one_chunk(file, spec), stopped=stopped)

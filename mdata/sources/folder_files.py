@@ -18,7 +18,9 @@ from typing import Literal
 
 from mdata.errors import UsageError, few, os_errors_named
 
-Reason = Literal["unknown ending", "another format", "not included", "excluded", "hidden", "own result"]
+Reason = Literal[
+    "unknown ending", "another format", "not included", "excluded", "hidden", "own result", "not of the dataset"
+]
 _WORDS: Mapping[Reason, str] = {
     "unknown ending": "with an unknown ending",
     "another format": "of another format than --input-format",
@@ -26,6 +28,7 @@ _WORDS: Mapping[Reason, str] = {
     "excluded": "that match --exclude",
     "hidden": "that are hidden",
     "own result": "written by mdata",
+    "not of the dataset": "beside a saved dataset, not of it",
 }
 _NAMES_KEPT = 3
 _TOKENIZER_FOLDER = re.compile(r"tokenizer-[0-9a-f]{16}")

@@ -21,15 +21,20 @@ from typing import Literal, NamedTuple, get_args
 from mdata.errors import UsageError, explain_os_error, few
 from mdata.progress import SILENT, Progress
 from mdata.sources.folder_files import PathFilter, SkippedFiles, files_below, is_result
+from mdata.sources.saved_datasets import without_metadata
 
-Format = Literal["jsonl", "parquet", "text"]
+Format = Literal["jsonl", "parquet", "arrow", "warc", "text"]
 Compression = Literal["none", "gzip", "zstd", "bzip2", "xz"]
 
 STDIN = Path("-")
 # Enough for every magic number below.
 HEAD_BYTES = 8
 _COMPRESSED_ENDINGS = ("", ".gz", ".zst", ".bz2", ".xz")
-_PARQUET = b"PAR1"
+ARROW_FILE = b"ARROW1"
+# A format is told by how a file begins; an Arrow stream by the mark of its first message.
+_MAGIC: dict[bytes, Format] = {b"PAR1": "parquet", ARROW_FILE: "arrow", b"\xff\xff\xff\xff": "arrow", b"WARC/": "warc"}
+# Read row by row, never as lines, and named by --input-format where they have no magic number of their own.
+_BINARY: tuple[Format, ...] = ("parquet", "arrow")
 _ALL = PathFilter()
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _FETCHED_BY = {
@@ -49,7 +54,7 @@ _UNSUPPORTED = {
     b"7z\xbc\xaf\x27\x1c": "a 7z archive",
     b"\x04\x22\x4d\x18": "lz4 data",
     b"PARE": "encrypted parquet",
-    b"ARROW1": "an Arrow file",
+    b"FEA1": "a Feather file of version 1 (pyarrow.feather.write_feather writes version 2)",
     b"Obj\x01": "an Avro file",
 }
 
@@ -61,6 +66,8 @@ def _compressed(names: Sequence[str]) -> tuple[str, ...]:
 ENDINGS: dict[Format, tuple[str, ...]] = {
     "jsonl": _compressed((".jsonl", ".json", ".jsonlines", ".ndjson")),
     "parquet": (".parquet",),
+    "arrow": (".arrow", ".feather"),
+    "warc": _compressed((".warc", ".wet")),
     "text": _compressed((".txt", ".text", ".md")),
 }
 
@@ -93,7 +100,7 @@ class SourceFile:
     @property
     def streamed(self) -> bool:
         """Whether it must be read in order by one reader; of other files any chunk can be read by itself."""
-        return self.compression != "none" or self.format == "parquet" or self.path == STDIN
+        return self.compression != "none" or self.format in ("parquet", "arrow", "warc") or self.path == STDIN
 
 
 @dataclass(frozen=True)
@@ -130,7 +137,7 @@ def find_inputs(
     if not inputs:
         raise UsageError("no input is named", fix="give files, folders or patterns of .jsonl or .jsonl.gz")
     if format not in ("auto", *get_args(Format)):
-        raise UsageError(f"input format {format!r}", expected="auto, jsonl, parquet or text")
+        raise UsageError(f"input format {format!r}", expected=f"auto, {', '.join(get_args(Format))}")
     if filter and not any(Path(name).is_dir() for name in inputs):
         raise UsageError(
             "--include and --exclude need a folder in the input", found=f"no folder among {few(list(map(str, inputs)))}"
@@ -191,9 +198,10 @@ def _of_folder(name: str, format: Literal["auto"] | Format, filter: PathFilter, 
     endings = known if format == "auto" else ENDINGS[format]
     here = SkippedFiles()
     found = files_below(Path(name), endings, known=known, filter=filter, skipped=here)
+    found = without_metadata(found, here)
     if not found:
         plain = [ending for ending in endings if not ending.endswith(_COMPRESSED_ENDINGS[1:])]
-        more = f", also followed by {', '.join(_COMPRESSED_ENDINGS[1:])} (except .parquet)"
+        more = f", also followed by {', '.join(_COMPRESSED_ENDINGS[1:])} (except .parquet, .arrow and .feather)"
         raise UsageError(
             f"{name}: no input in this folder",
             found=str(here) or None,
@@ -207,8 +215,8 @@ def _of_folder(name: str, format: Literal["auto"] | Format, filter: PathFilter, 
 
 def _look_at(path: Path, format: Literal["auto"] | Format) -> SourceFile:
     if path == STDIN:
-        if format == "parquet":
-            raise UsageError("parquet cannot be read from standard input", fix="name the file")
+        if format in _BINARY:
+            raise UsageError(f"{format} cannot be read from standard input", fix="name the file")
         _check_stdin()
         return SourceFile(STDIN, 0, 0, "jsonl" if format == "auto" else format)
     try:
@@ -255,17 +263,25 @@ def refuse_foreign(path: Path, head: bytes) -> None:
     """
     for magic, kind in _UNSUPPORTED.items():
         if head.startswith(magic):
-            expected = "text, lines of JSON or parquet, plain or compressed by gzip, zstd, bzip2 or xz"
+            expected = "text, lines of JSON or WARC, plain or compressed by gzip, zstd, bzip2 or xz; parquet or Arrow"
             raise UsageError(f"{path} is {kind}, which mdata does not read", expected=expected)
 
 
+def format_by_content(head: bytes) -> Format | None:
+    """The format of data that begins with `head`; None: it has no mark of its own."""
+    return next((format for magic, format in _MAGIC.items() if head.startswith(magic)), None)
+
+
 def _format_of(path: Path, head: bytes, *, asked: Literal["auto"] | Format) -> Format:
-    is_parquet = head.startswith(_PARQUET)
+    found = format_by_content(head)
     if asked == "auto":
-        return "parquet" if is_parquet else "text" if path.name.lower().endswith(ENDINGS["text"]) else "jsonl"
-    if is_parquet != (asked == "parquet"):
-        found = "parquet" if is_parquet else "not parquet"
-        raise UsageError(f"{path} is {found}, but the input format is {asked}", fix="leave the input format out")
+        name = path.name.lower()
+        by_name: tuple[Format, ...] = ("text", "arrow", "warc")
+        named = [format for format in by_name if name.endswith(ENDINGS[format])]
+        return found or (named[0] if named else "jsonl")
+    if (found in _BINARY or asked in _BINARY) and found != asked:
+        what = f"not {asked}" if asked in _BINARY else found
+        raise UsageError(f"{path} is {what}, but the input format is {asked}", fix="leave the input format out")
     return asked
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -30,9 +31,11 @@ from mdata.sources.record_batch import (
     list_refused,
     too_long,
 )
+from mdata.sources.record_texts import filled_text, is_kept, is_unicode
 
 # orjson's own limit is 1,024 levels. The standard library's depends on the caller's stack, so this lower one applies.
 DEEPEST_OUTSIDE_ORJSON = 500
+_LONGEST_INTEGER = 20  # digits of 64 bits, and a sign
 # An unterminated string matches to the end, so that no character is scanned twice.
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 _Values = tuple[Any, ...]
@@ -59,7 +62,7 @@ def _split_lines(data: bytes) -> list[bytes]:
 
 def _all_good(lines: Sequence[bytes], spec: ReadSpec) -> tuple[Column, ...] | None:
     """The columns, without Python code for each line; None if any line may be bad."""
-    if not lines or max(map(len, lines)) > spec.max_record_bytes:
+    if not lines or spec.template or spec.where or max(map(len, lines)) > spec.max_record_bytes:
         return None
     take = _taker(spec.json_keys)
     try:
@@ -108,11 +111,14 @@ def _one_by_one(lines: Sequence[bytes], spec: ReadSpec) -> RecordBatch:
     bad_rows: list[BadRow] = []
     for row, line in enumerate(lines, start=1):
         try:
-            values.append(_record(line, spec))
-            kept.append(row)
+            value = _record(line, spec)
         except Refused as refusal:
             bad_rows.append(refusal.bad_row(row, line, spec=spec))
-    return RecordBatch(len(lines), kept if bad_rows else None, columns_of(values, spec), bad_rows)
+            continue
+        if value is not None:
+            values.append(value)
+            kept.append(row)
+    return RecordBatch(len(lines), kept if len(kept) < len(lines) else None, columns_of(values, spec), bad_rows)
 
 
 def columns_of(values: Sequence[_Values], spec: ReadSpec) -> tuple[Column, ...]:
@@ -125,7 +131,8 @@ def columns_of(values: Sequence[_Values], spec: ReadSpec) -> tuple[Column, ...]:
     return tuple(columns)
 
 
-def _record(line: bytes, spec: ReadSpec) -> _Values:
+def _record(line: bytes, spec: ReadSpec) -> _Values | None:
+    """The values of a line; None: it is filtered out."""
     if len(line) > spec.max_record_bytes:
         raise too_long(spec)
     try:
@@ -134,11 +141,16 @@ def _record(line: bytes, spec: ReadSpec) -> _Values:
         value = _python_json(line)
     if not isinstance(value, dict):
         raise Refused("not-object", f"not a JSON object but {_kind_of(value)}")
+    look_up = partial(_look_up, value)
+    if not is_kept(look_up, spec):
+        return None
+    if spec.template is not None:
+        return (filled_text(spec.template, look_up),)
     return tuple(_content(value, key, spec) for key in spec.json_keys)
 
 
 def _python_json(line: bytes) -> Any:
-    """A line by `json.loads`, with integers as floats, so that they may have any size.
+    """A line by `json.loads`, with integers of any size: above 64 bits as floats, as orjson gives them.
 
     Raises:
         Refused: not JSON, or nested too deeply.
@@ -149,12 +161,17 @@ def _python_json(line: bytes) -> Any:
     try:
         if _is_deep(text):
             raise RecursionError
-        return json.loads(text, parse_int=float)
+        return json.loads(text, parse_int=_integer)
     except json.JSONDecodeError as error:
         whole = " (a record must be on one line)" if text.strip() in ("[", "{", "]", "}") else ""
         raise Refused("not-json", f"not JSON: {error.msg} at column {error.colno}{whole}") from error
     except RecursionError as error:
         raise Refused("too-deep", f"JSON nested deeper than {DEEPEST_OUTSIDE_ORJSON} levels") from error
+
+
+def _integer(digits: str) -> int | float:
+    value = int(digits) if len(digits) <= _LONGEST_INTEGER else float(digits)
+    return value if -(1 << 63) <= value < 1 << 64 else float(value)
 
 
 def _is_deep(text: str) -> bool:
@@ -188,17 +205,9 @@ def _content(value: dict[str, Any], key: str, spec: ReadSpec) -> str | list[str]
             inside = " a list with" if isinstance(content, list) else ""
             what = f"key {key!r} holds{inside} {_kind_of(sentence)}, not a string or a list of strings"
             raise Refused("bad-value", what)
-        if not _is_unicode(sentence):
+        if not is_unicode(sentence):
             raise Refused("surrogate", f"key {key!r} holds a lone surrogate, which is not text")
     return content  # type: ignore[no-any-return]
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _kind_of(value: object) -> str:

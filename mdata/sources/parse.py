@@ -22,7 +22,11 @@ def parse(format: Format, data: bytes, *, spec: ReadSpec) -> RecordBatch:
         return parse_lines(data, spec)
     if format == "text":
         return _parse_text(data, spec)
-    from mdata.sources.parquet import parse_rows
+    if format == "warc":
+        from mdata.sources.warc import parse_records
+
+        return parse_records(data, spec)
+    from mdata.sources.arrow_rows import parse_rows
 
     return parse_rows(data, spec)
 

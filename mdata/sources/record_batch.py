@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from mdata.errors import BadInputError
+from mdata.sources.row_filter import RowFilter
+from mdata.sources.text_template import TextTemplate
 
 Kind = Literal[
     "bad-chat",
@@ -48,13 +50,15 @@ class ReadSpec:
     """How records are read from bytes.
 
     Args:
-        json_keys: whose values are the text; for parquet the columns.
+        json_keys: whose values are the text; for parquet and Arrow the columns. With a template only names.
         text_documents: what a document of plain text is: a file, or a paragraph (ended by an empty line).
         max_record_bytes: a longer line, paragraph or value is a bad row ("too-long") and never in memory as a whole.
         keep_bad_lines: bad rows carry the bytes of their lines (for quarantine).
         sentence_lists: a value may be a list of sentences; otherwise such a row is bad ("bad-value").
         chat: values are conversations, and these turns are trained on (`mdata.chat`); the texts of a document are then
             role, content, role, content ... None: values are text.
+        template: the text is made of several columns, which are texts. None: each key has its own.
+        where: records for which this is not true are left out; they are rows, and neither records nor bad.
     """
 
     json_keys: tuple[str, ...] = ("text",)
@@ -63,6 +67,13 @@ class ReadSpec:
     keep_bad_lines: bool = False
     sentence_lists: bool = True
     chat: str | None = None
+    template: TextTemplate | None = None
+    where: RowFilter | None = None
+
+    @property
+    def text_columns(self) -> dict[str, bool]:
+        """The columns that become text, and whether each may be missing."""
+        return self.template.fields if self.template else dict.fromkeys(self.json_keys, False)
 
 
 @dataclass(frozen=True)
@@ -111,7 +122,7 @@ class RecordBatch:
     """The records of one chunk.
 
     Args:
-        rows: number of rows, bad ones included.
+        rows: number of rows, bad ones and those that were filtered out included.
         kept: the rows (from 1) of the records in the columns; None: all of them.
         columns: one per key, all with the same number of documents.
         bad_rows: every bad row, in order.

@@ -1,10 +1,10 @@
 """The inputs of a job divided into parts: which files, and which sections of files, each part reads.
 
-Every input is a row of units: the chunks of plain text, the row groups of parquet, or the whole file where reading
-must begin at its start (packed text, one document per file). A unit begins at a byte of all inputs laid one after
-another, and part k of N takes the units that begin in its N-th of these bytes. So the parts in their order are the
-inputs in theirs, whatever N is; nothing is left out and nothing comes twice. Of parquet only the footers of the files
-at the two ends of a part are read.
+Every input is a row of units: the chunks of plain text, the row groups of parquet, the record batches of Arrow, or the
+whole file where reading must begin at its start (packed text, WARC, one document per file). A unit begins at a byte of
+all inputs laid one after another, and part k of N takes the units that begin in its N-th of these bytes. So the parts
+in their order are the inputs in theirs, whatever N is; nothing is left out and nothing comes twice. Of parquet only the
+footers, of Arrow only the headers of messages are read, and only of the files at the two ends of a part.
 
 Slow twin: mdata/reference/sections.py.
 """
@@ -54,7 +54,8 @@ def files_of_part(
         if start <= begins < stop and ends <= stop:
             found.append(file)
         elif begins < stop and (start < ends or begins == ends == start):
-            whole = file.compression != "none" or (file.format == "text" and text_is_whole)
+            packed = file.compression != "none" or file.format == "warc"
+            whole = packed or (file.format == "text" and text_is_whole)
             section = _section(file, start - begins, stop - begins, chunk_bytes=0 if whole else chunk_bytes)
             found += [replace(file, section=section if section[:2] != (0, section.total) else None)] if section else []
         begins = ends
@@ -65,6 +66,10 @@ def _section(file: SourceFile, start: int, stop: int, *, chunk_bytes: int) -> Se
     """The units of a file that begin in its bytes [start, stop), which may lie outside it; None: there are none."""
     if file.format == "parquet":
         starts = _row_groups(file)
+    elif file.format == "arrow":
+        from mdata.sources.arrow_files import batch_starts
+
+        starts = batch_starts(file)
     elif chunk_bytes:
         first, last = max(0, -(-start // chunk_bytes)), min(-(-stop // chunk_bytes), -(-file.size_bytes // chunk_bytes))
         begin, end = first * chunk_bytes, min(last * chunk_bytes, file.size_bytes)

@@ -13,9 +13,10 @@ from itertools import chain
 
 from mdata.errors import BadInputError, UsageError, explain_os_error
 from mdata.sources.decompress import READ_BYTES, DamagedError, TooLargeError, decompress
-from mdata.sources.input_files import HEAD_BYTES, STDIN, SourceFile, compression_of, refuse_foreign
+from mdata.sources.input_files import HEAD_BYTES, STDIN, SourceFile, compression_of, format_by_content, refuse_foreign
 from mdata.sources.record_batch import ChunkContent, ReadSpec
 from mdata.sources.record_boundaries import MOST_LOOK_BACK, read_span, read_start
+from mdata.sources.warc import record_spans
 from mdata.util.background import ClosedError
 
 _WAIT_S = 0.1
@@ -39,6 +40,9 @@ def stream_chunks(
             while text.read(text.end, READ_BYTES):
                 text.drop(text.end)
             yield ChunkContent(0, text.end, data, raw.consumed())
+            return
+        if file.format == "warc":
+            yield from _record_chunks(raw, text, chunk_bytes, longest=spec.max_record_bytes)
             return
         start = 0
         has_more = text.read(0, 1)
@@ -66,6 +70,20 @@ def stream_chunks(
         raise explain_os_error(error, "reading the input") from error
 
 
+def _record_chunks(raw: _RawBytes, text: _StreamText, chunk_bytes: int, *, longest: int) -> Iterator[ChunkContent]:
+    """Whole records of WARC; a chunk ends with the record that fills it."""
+    held: list[bytes] = []
+    filled = begin = 0
+    for start, data in record_spans(text, raw.file, longest=longest):
+        if filled >= chunk_bytes:
+            yield ChunkContent(begin, start, b"".join(held), raw.consumed())
+            held, filled, begin = [], 0, start
+        held.append(data)
+        filled += len(data)
+    if held:
+        yield ChunkContent(begin, text.end, b"".join(held), raw.consumed())
+
+
 class _RawBytes:
     """A file or standard input as blocks of decompressed text, and a count of the bytes read from disk."""
 
@@ -85,8 +103,8 @@ class _RawBytes:
         while len(head) < HEAD_BYTES and (block := next(blocks, b"")):
             head += block
         refuse_foreign(STDIN, head)
-        if head.startswith(b"PAR1"):
-            raise UsageError("parquet cannot be read from standard input", fix="name the file")
+        if (found := format_by_content(head)) in ("parquet", "arrow"):
+            raise UsageError(f"{found} cannot be read from standard input", fix="name the file")
         self.compression = compression_of(head)
         yield from decompress(chain([head] if head else [], blocks), self.compression)
 

@@ -139,8 +139,8 @@ class _Chosen:
 
 
 def _size(chunk: Chunk) -> int:
-    """Bytes of unpacked input; of parquet, whose places are rows, of the columns that are read."""
-    return len(chunk.data or b"") if chunk.source.format == "parquet" else chunk.stop - chunk.start
+    """Bytes of unpacked input; of parquet and Arrow, whose places are rows, of the columns that are read."""
+    return len(chunk.data or b"") if chunk.source.format in ("parquet", "arrow") else chunk.stop - chunk.start
 
 
 def _rows_before(chunk: Chunk, chunk_bytes: int, *, spec: ReadSpec) -> int:

@@ -111,7 +111,10 @@ def test_parquet_is_known_by_its_first_bytes(tmp_path):
     [
         ("none.jsonl", "none.jsonl: No such file or directory"),
         ("*.csv", "no file matches this pattern"),
-        ("empty", r"\n  expected: files named \*.jsonl, .*\*.parquet, .*, also followed by .*\(except .parquet\)"),
+        (
+            "empty",
+            r"\n  expected: files named \*.jsonl, .*\*.parquet, .*, also followed by .*\(except .parquet, .arrow",
+        ),
         ("pipe", "is not a regular file"),
         ("x.zip", "is a zip archive, which mdata does not read"),
         ("twice", "is named twice"),

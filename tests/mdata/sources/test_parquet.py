@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdata.errors import BadInputError, UsageError
-from mdata.sources import parquet
+from mdata.sources import arrow_columns
 from mdata.sources.chunk import chunks
 from mdata.sources.parse import parse
 from mdata.sources.record_batch import ReadSpec
@@ -182,17 +182,19 @@ def of_entries(rows: int, sizes: list[int], *, lists: int = 0) -> pa.Array:
 @pytest.mark.parametrize("nested", [True, False])
 def test_no_more_is_decoded_at_once_than_fits(tmp_path, monkeypatch, lists, stored, nested):
     """A file of 42 kB whose 8 entries stand for 2.7 GB made the process take 3.8 GB; now 0.23 GB."""
-    monkeypatch.setattr(parquet, "_DECODED_BYTES", 5000)
-    decoded, kept = [], parquet._as_bytes
-    monkeypatch.setattr(parquet, "_as_bytes", lambda array: decoded.append(kept(array)) or decoded[-1])
-    read, small_parts = [], parquet._small_batches
+    monkeypatch.setattr(arrow_columns, "DECODED_BYTES", 5000)
+    decoded, kept = [], arrow_columns._decoded
+    monkeypatch.setattr(
+        arrow_columns, "_decoded", lambda array, place: decoded.append(kept(array, place)) or decoded[-1]
+    )
+    read, small_parts = [], arrow_columns._small_batches
 
     def seen(arrays):
         # What the library has decoded already; what is still encoded comes to no more than its entries.
         read.extend(array.nbytes for array in arrays)
         return small_parts(arrays)
 
-    monkeypatch.setattr(parquet, "_small_batches", seen)
+    monkeypatch.setattr(arrow_columns, "_small_batches", seen)
     column = of_entries(2000, [300, 7, 1000], lists=lists)
     given = pa.StructArray.from_arrays([column], ["t"]) if nested else column
     pq.write_table(pa.table({"x": given}), tmp_path / "x.parquet", store_schema=stored, row_group_size=1500)

@@ -1,0 +1,312 @@
+"""Columns of Arrow data as text: which columns, and rows in chunks of about the same number of bytes.
+
+What parquet and Arrow files share. Columns of text are strings, bytes that hold UTF-8, or lists of these; a dotted name
+that is not a column is looked up in structs. A chunk ends with the first row that fills it, by a sum that does not
+depend on how the file is divided or how much is decoded at once; it is passed on as an Arrow stream, which
+mdata/sources/arrow_rows.py parses. Text is decoded in batches of bounded size, however much a dictionary expands to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mdata.errors import BadInputError, MdataError, UsageError, explain_os_error
+from mdata.sources.input_files import SourceFile
+from mdata.sources.record_batch import ChunkContent, ReadSpec
+from mdata.sources.row_filter import Kind
+from mdata.util.arrays import ranges, running_sums
+from mdata.util.stop_signals import raise_pending_stop
+
+# Text that is decoded at once, besides what the format makes a reader take in whole.
+DECODED_BYTES = 32 << 20
+# A row counts this much besides its text, so that rows without text fill a chunk as well.
+_ROW_BYTES = 8
+_TEXT_TYPES = (
+    pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view(),
+)  # fmt: skip
+# What pyarrow raises on damaged data; for example UnicodeDecodeError for a column's name.
+_ARROW_ERRORS = (
+    pa.ArrowException, OSError, ValueError, LookupError, TypeError, ArithmeticError, RuntimeError, MemoryError,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a column lies in a file.
+
+    Attributes:
+        path: the names from the top to it; none: the file does not have it, and all its values are null.
+        kind: "text", or what a filter compares it with; None: only whether it is null is asked.
+    """
+
+    path: tuple[str, ...]
+    kind: Kind | None
+
+    @property
+    def name(self) -> str:
+        """The path as text."""
+        return ".".join(self.path)
+
+
+def row_chunks(
+    batches: Iterator[pa.RecordBatch], chunk_bytes: int, *, spec: ReadSpec, reached: Callable[[int], int]
+) -> Iterator[ChunkContent]:
+    """Rows as chunks.
+
+    Args:
+        batches: what `text_batches` gives for all rows of a file.
+        chunk_bytes: about how much text a chunk holds.
+        spec: how records are read.
+        reached: from a number of rows to the bytes of the file that they take.
+    """
+    rows = reported = 0
+    for batch in _regroup(batches, chunk_bytes):
+        start, rows = rows, rows + len(batch)
+        file_bytes = reached(rows)
+        yield ChunkContent(start, rows, _to_bytes(_truncate(batch, spec)), file_bytes - reported)
+        reported = file_bytes
+
+
+@contextmanager
+def damage_named(file: SourceFile, kind: str, *, rows: Callable[[], int]) -> Iterator[None]:
+    """Turn what the library says of a file into one of our errors.
+
+    Args:
+        file: what is read.
+        kind: the format, in a word.
+        rows: how many rows were read before.
+    """
+    try:
+        yield
+    except MdataError:
+        raise
+    except _ARROW_ERRORS as error:
+        raise_pending_stop()
+        if isinstance(error, OSError) and error.errno is not None:
+            raise explain_os_error(error, "reading the input") from error
+        memory = ", or needs more memory than there is" if isinstance(error, MemoryError) else ""
+        raise BadInputError(
+            f"{file.path}: the {kind} data is damaged after {rows()} rows{memory}",
+            found=_one_line(str(error) or type(error).__name__),
+            fix="download or write the file again",
+        ) from error
+
+
+def places_of(schema: pa.Schema, spec: ReadSpec, *, file: SourceFile) -> list[Place]:
+    """Where the columns lie that become text, and then those that only the filter needs.
+
+    Raises:
+        UsageError: the file does not have one of them, or with another type.
+    """
+    compared = dict(spec.where.columns) if spec.where else {}
+    places = []
+    for name, optional in spec.text_columns.items():
+        found = _find(schema, name, file=file, optional=optional)
+        if found is not None and _plain_type(_text_item(found[1], spec)) not in _TEXT_TYPES:
+            lists = "" if spec.template else " or lists of strings"
+            raise UsageError(f"{file.path}: column {name!r} holds {found[1]}", expected=f"strings{lists}")
+        if compared.pop(name, None) not in (None, "text"):
+            raise UsageError(
+                f"{file.path}: column {name!r} is text", fix=f"compare it with text in quotes: {name} = '1'"
+            )
+        places.append(Place(found[0] if found else (), "text"))
+    for name, kind in compared.items():
+        found = _find(schema, name, file=file)
+        assert found is not None, "it is not optional"
+        if kind is not None and not _is_of_kind(_plain_type(found[1]), kind):
+            raise UsageError(f"{file.path}: column {name!r} holds {found[1]}, and --where compares it with {kind}")
+        places.append(Place(found[0], kind))
+    if not any(place.path for place in places):
+        raise UsageError(f"{file.path} has none of the columns {', '.join(spec.text_columns)}", found=_named(schema))
+    return places
+
+
+def _find(
+    schema: pa.Schema, key: str, *, file: SourceFile, optional: bool = False
+) -> tuple[tuple[str, ...], pa.DataType] | None:
+    """The names from the top to a column, and its type."""
+    path = (key,) if key in schema.names else tuple(key.split("."))
+    fields = [schema.field(number) for number, name in enumerate(schema.names) if name == path[0]]
+    for name in path[1:]:
+        inside = [f.type for f in fields if pa.types.is_struct(f.type)]
+        fields = [kind.field(number) for kind in inside for number in range(kind.num_fields)]
+        fields = [field for field in fields if field.name == name]
+    if not fields and optional:
+        return None
+    if len(fields) != 1:
+        what = f"{file.path}: {'no' if not fields else 'more than one'} column {key!r}"
+        raise UsageError(what, found=_named(schema), fix="name a column with json_keys")
+    return path, fields[0].type
+
+
+def _named(schema: pa.Schema) -> str:
+    return f"columns {', '.join(schema.names[:10])}"
+
+
+def _text_item(kind: pa.DataType, spec: ReadSpec) -> pa.DataType:
+    return (None if spec.template else item_type(kind)) or kind
+
+
+def _is_of_kind(plain: pa.DataType, kind: Kind) -> bool:
+    if kind == "text":
+        return plain in _TEXT_TYPES
+    return pa.types.is_boolean(plain) if kind == "a boolean" else _is_number(plain)
+
+
+def _is_number(plain: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(plain) or pa.types.is_floating(plain))
+
+
+def item_type(kind: pa.DataType) -> pa.DataType | None:
+    """The type inside of lists; None: the type is not of lists."""
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return kind.value_type if is_list or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind) else None
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def text_batches(arrays: Sequence[pa.Array], places: Sequence[Place], *, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+    """Columns of the same rows, text as bytes or lists of bytes, in batches that are small when decoded.
+
+    Rows that are too long keep only as many sentences as prove it.
+    """
+    for columns in _small_batches([_without_long_lists(_without_views(array), spec) for array in arrays]):
+        decoded = [_decoded(array, place) for array, place in zip(columns, places, strict=True)]
+        yield pa.RecordBatch.from_arrays(decoded, list(map(str, range(len(decoded)))))
+
+
+def at(batch: pa.RecordBatch, path: Sequence[str]) -> pa.Array:
+    """A column of a batch."""
+    if not path:
+        return pa.nulls(len(batch), pa.large_binary())
+    array = batch.column(path[0])
+    return pc.struct_field(array, list(path[1:])) if len(path) > 1 else array
+
+
+def _decoded(array: pa.Array, place: Place) -> pa.Array:
+    """Text as bytes, numbers with 64 bits, and of a column that is only compared with null `true` where it is not."""
+    if place.kind is None:
+        return pc.if_else(array.is_null(), pa.scalar(None, pa.bool_()), pa.scalar(True))
+    plain = _plain_type(array.type)
+    if place.kind == "text":
+        is_list = item_type(array.type) is not None
+        return array.cast(pa.large_list(pa.large_binary()) if is_list else pa.large_binary())
+    if pa.types.is_integer(plain):
+        return array.cast(pa.uint64() if pa.types.is_unsigned_integer(plain) else pa.int64())
+    return array.cast(pa.float64() if pa.types.is_floating(plain) else pa.bool_())
+
+
+def _small_batches(arrays: list[pa.Array]) -> Iterator[list[pa.Array]]:
+    """The rows of a batch in batches that stay small when decoded; a row is never divided."""
+    ends = np.cumsum(sum(map(bytes_of, arrays), np.int64(0)))
+    first = before = 0
+    while first < len(ends):
+        stop = max(first + 1, int(np.searchsorted(ends, before + DECODED_BYTES, side="right")))
+        yield [array.slice(first, stop - first) for array in arrays]
+        first, before = stop, int(ends[stop - 1])
+
+
+def _without_views(array: pa.Array) -> pa.Array:
+    """List views as lists; the library's own cast gives wrong offsets for empty lists and slices."""
+    if not (pa.types.is_list_view(array.type) or pa.types.is_large_list_view(array.type)):
+        return array
+    ends = pa.array(running_sums(lengths_of(array)))
+    return pa.LargeListArray.from_arrays(ends, array.flatten(), mask=array.is_null())
+
+
+def _without_long_lists(array: pa.Array, spec: ReadSpec) -> pa.Array:
+    """Lists that are too long keep only as many sentences as prove it."""
+    if item_type(array.type) is None or bytes_of(array).max(initial=0) <= spec.max_record_bytes:
+        return array
+    sentences, ends = running_sums(sizes_of(array.flatten())), running_sums(lengths_of(array))
+    # In each row up to and with the first sentence that makes it too long.
+    kept = np.searchsorted(sentences, sentences[ends[:-1]] + spec.max_record_bytes, side="right")
+    stops = np.minimum(ends[1:], kept)
+    counts = stops - ends[:-1]
+    items = array.flatten().take(pa.array(ranges(ends[:-1], counts)))
+    return pa.LargeListArray.from_arrays(pa.array(running_sums(counts)), items, mask=array.is_null())
+
+
+def _regroup(batches: Iterator[pa.RecordBatch], chunk_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Batches of which each ends with the row that fills a chunk."""
+    held: list[pa.RecordBatch] = []
+    filled = 0
+    for batch in batches:
+        ends = np.cumsum(sum((bytes_of(column) for column in batch.columns), np.int64(_ROW_BYTES)))
+        begin = base = 0
+        while (last := int(np.searchsorted(ends, base + chunk_bytes - filled))) < len(batch):
+            yield _joined([*held, batch.slice(begin, last + 1 - begin)])
+            begin, base = last + 1, int(ends[last])
+            held, filled = [], 0
+        if begin < len(batch):
+            held.append(batch.slice(begin))
+            filled += int(ends[-1]) - base
+    if held:
+        yield _joined(held)
+
+
+def bytes_of(array: pa.Array) -> npt.NDArray[np.int64]:
+    """The bytes of text in each row, decoded or not; of numbers none."""
+    kind = item_type(array.type)
+    if _plain_type(kind or array.type) not in _TEXT_TYPES:
+        return np.zeros(len(array), np.int64)
+    if kind is None:
+        return sizes_of(array)
+    sentences, ends = running_sums(sizes_of(array.flatten())), running_sums(lengths_of(array))
+    return np.diff(sentences[ends])
+
+
+def sizes_of(array: pa.Array) -> npt.NDArray[np.int64]:
+    """The bytes of each text."""
+    if not pa.types.is_dictionary(array.type):
+        plain = array.cast(pa.large_binary()) if "view" in str(array.type) else array
+        return _as_int64(pc.binary_length(plain))
+    of_entry = pa.array(sizes_of(array.dictionary))
+    return _as_int64(of_entry.take(array.indices))
+
+
+def lengths_of(array: pa.Array) -> npt.NDArray[np.int64]:
+    """The number of items of each list."""
+    return _as_int64(array.value_lengths())
+
+
+def _as_int64(array: pa.Array) -> npt.NDArray[np.int64]:
+    """Counts as numbers; that of a null is 0."""
+    counts: npt.NDArray[np.int64] = pc.fill_null(array, 0).cast(pa.int64()).to_numpy(zero_copy_only=False)
+    return counts
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _truncate(batch: pa.RecordBatch, spec: ReadSpec) -> pa.RecordBatch:
+    """Values that are too long keep only as many bytes as prove it."""
+    arrays = [
+        pc.binary_slice(column, 0, spec.max_record_bytes + 1)
+        if column.type == pa.large_binary() and bytes_of(column).max(initial=0) > spec.max_record_bytes
+        else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(arrays, batch.schema.names)
+
+
+def _to_bytes(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def _one_line(message: str) -> str:
+    """The start of a message of the library, which may quote any bytes."""
+    return "".join(c if c.isprintable() else " " for c in message.splitlines()[0][:200])

@@ -1,0 +1,150 @@
+"""Arrow and Feather files, and Arrow streams: the columns of text in the order of the rows.
+
+Both forms of Arrow's IPC format are read, with the `.arrow` files of datasets' `save_to_disk` and cache among them. A
+file is mapped, so a record batch of any size takes memory only as far as its text is copied into a chunk; a compressed
+one is decompressed as a whole, by column. The library trusts the offsets inside of a batch; here they are checked
+before they are used. Units of work are record batches, which are known from the messages' headers alone.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import islice
+
+import pyarrow as pa
+
+from mdata.errors import UsageError
+from mdata.sources.arrow_columns import Place, at, damage_named, item_type, places_of, row_chunks, text_batches
+from mdata.sources.input_files import ARROW_FILE, SourceFile
+from mdata.sources.record_batch import ChunkContent, ReadSpec
+
+# In an Arrow file the stream begins behind the magic number and its padding.
+_STREAM_AT = 8
+_AS_BYTES = {
+    pa.string(): pa.binary(),
+    pa.large_string(): pa.large_binary(),
+    pa.string_view(): pa.binary_view(),
+}
+
+
+def arrow_chunks(file: SourceFile, chunk_bytes: int, *, spec: ReadSpec) -> Iterator[ChunkContent]:
+    """The chunks of an Arrow file or stream.
+
+    Raises:
+        BadInputError: the file is damaged.
+        UsageError: it cannot be read, or has no column of a key's name, or one of another type.
+    """
+    rows = 0
+    with damage_named(file, "Arrow", rows=lambda: rows):
+        bounds = [*_batch_starts(file), file.size_bytes]
+        first, stop = file.section[:2] if file.section else (0, len(bounds) - 1)
+        # Rows at the end of each record batch.
+        ends: list[int] = []
+
+        def reached(rows: int) -> int:
+            done = bisect_right(ends, rows)
+            return file.disk_bytes if first + done == stop else bounds[first + done] - bounds[first]
+
+        batches = _batches(file, spec, first=first, stop=stop, ends=ends)
+        for content in row_chunks(batches, chunk_bytes, spec=spec, reached=reached):
+            rows = content.stop
+            yield content
+
+
+def batch_starts(file: SourceFile) -> list[int]:
+    """Where each record batch begins, the first one at 0, if the bytes of the file are given to them.
+
+    Raises:
+        BadInputError: the file is damaged.
+    """
+    with damage_named(file, "Arrow", rows=lambda: 0):
+        return _batch_starts(file)
+
+
+def _batch_starts(file: SourceFile) -> list[int]:
+    starts = []
+    with pa.memory_map(str(file.path)) as mapped:
+        # The end of a file must be there before anything else of it counts.
+        expected = pa.ipc.open_file(mapped).num_record_batches if _is_file(mapped) else None
+        mapped.seek(0 if expected is None else _STREAM_AT)
+        begins = mapped.tell()
+        for message in pa.ipc.MessageReader.open_stream(mapped):
+            if message.type == "record batch":
+                starts.append(begins)
+            begins = mapped.tell()
+    if expected is not None and len(starts) != expected:
+        raise pa.ArrowInvalid(f"{len(starts)} record batches; its footer names {expected}")
+    # What stands before the first batch, and a file without batches, counts as its first.
+    return [0, *starts[1:]]
+
+
+def _is_file(mapped: pa.MemoryMappedFile) -> bool:
+    head = mapped.read(len(ARROW_FILE))
+    mapped.seek(0)
+    return bool(head == ARROW_FILE)
+
+
+def _batches(file: SourceFile, spec: ReadSpec, *, first: int, stop: int, ends: list[int]) -> Iterator[pa.RecordBatch]:
+    """The rows of record batches [first, stop); `ends` receives the rows at the end of each."""
+    with pa.memory_map(str(file.path)) as mapped:
+        schema = _open(mapped).schema
+        mapped.seek(0)
+        places = places_of(schema, spec, file=file)
+        wanted = sorted({schema.names.index(place.path[0]) for place in places if place.path})
+        reader = _open(mapped, pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False))
+        found: Iterator[pa.RecordBatch]
+        if isinstance(reader, pa.RecordBatchFileReader):
+            found = (reader.get_batch(number) for number in range(first, min(stop, reader.num_record_batches)))
+        else:
+            found = islice(reader, first, stop)
+        for batch in found:
+            _check_size(file)
+            ends.append((ends[-1] if ends else 0) + len(batch))
+            yield from text_batches([_sound(batch, place) for place in places], places, spec=spec)
+
+
+def _open(
+    mapped: pa.MemoryMappedFile, options: pa.ipc.IpcReadOptions | None = None
+) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
+    opener = pa.ipc.open_file if _is_file(mapped) else pa.ipc.open_stream
+    return opener(mapped, options=options)
+
+
+def _check_size(file: SourceFile) -> None:
+    """A map of a file that became shorter must not be touched: the system would end the process."""
+    if os.stat(file.path).st_size < file.size_bytes:  # noqa: PTH116
+        raise UsageError(f"{file.path} became shorter while it was read", fix="give a file that nobody writes to")
+
+
+def _sound(batch: pa.RecordBatch, place: Place) -> pa.Array:
+    """A column in which everything but UTF-8 was checked, with its texts as bytes.
+
+    Raises:
+        ArrowInvalid: lengths or offsets that lead out of the buffers.
+    """
+    if place.path:
+        batch.column(place.path[0]).validate()
+    array = at(batch, place.path)
+    array = array.view(_with_bytes(array.type))
+    array.validate(full=True)
+    return array
+
+
+def _with_bytes(kind: pa.DataType) -> pa.DataType:
+    """The type with bytes in the place of strings, whose UTF-8 is checked row by row later."""
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _with_bytes(kind.value_type), ordered=kind.ordered)
+    if item_type(kind) is None:
+        return _AS_BYTES.get(kind, kind)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_with_bytes(kind.value_type), kind.list_size)
+    makers = {
+        pa.types.is_list: pa.list_,
+        pa.types.is_large_list: pa.large_list,
+        pa.types.is_list_view: pa.list_view,
+        pa.types.is_large_list_view: pa.large_list_view,
+    }
+    maker = next(maker for is_kind, maker in makers.items() if is_kind(kind))
+    return maker(_with_bytes(kind.value_type))

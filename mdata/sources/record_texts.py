@@ -1,0 +1,65 @@
+"""Records of any format through a filter and a template, which need but a function from a column's name to its value.
+
+What a filter or a template says of a value is turned into the kinds of bad rows here; a record that is filtered out
+is none of them.
+"""
+
+from __future__ import annotations
+
+from mdata.sources.record_batch import ReadSpec, Refused
+from mdata.sources.row_filter import LookUp, WrongType
+from mdata.sources.text_template import TextTemplate
+
+
+def is_kept(look_up: LookUp, spec: ReadSpec) -> bool:
+    """Whether a record passes the filter.
+
+    Raises:
+        Refused: a value is not of the type that the filter compares it with.
+    """
+    if spec.where is None:
+        return True
+    try:
+        return spec.where.keeps(look_up)
+    except WrongType as error:
+        raise Refused("bad-value", str(error)) from error
+
+
+def filled_text(template: TextTemplate, look_up: LookUp) -> str:
+    """The text of a record.
+
+    Raises:
+        Refused: a column is missing or null and not optional, or no text.
+    """
+    texts: list[str] = []
+    for part in template.parts:
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        try:
+            value = look_up(part.name)
+        except LookupError as error:
+            if not part.optional:
+                what = f"no key {part.name!r}, which --text-template needs (as {{{part.name}?}} it may be missing)"
+                raise Refused("no-key", what) from error
+            continue
+        if value is None and part.optional:
+            continue
+        if not isinstance(value, str):
+            hint = f" (as {{{part.name}?}} it may be null)" if value is None else ""
+            found = "null" if value is None else f"no text but {type(value).__name__}"
+            raise Refused("bad-value", f"key {part.name!r} of --text-template holds {found}{hint}")
+        texts.append(value)
+    text = "".join(texts)
+    if not is_unicode(text):
+        raise Refused("surrogate", "the text of --text-template holds a lone surrogate, which is not text")
+    return text
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text has no lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

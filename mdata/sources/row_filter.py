@@ -1,0 +1,289 @@
+"""Simple filters over the columns of a record: the small language of --where, parsed and evaluated.
+
+It is a subset of SQL and means what it means there: `language = 'en' and (score >= 0.8 or source in ('a', 'b'))`, with
+`=`, `!=`, `<>`, `<`, `<=`, `>`, `>=`, `in`, `not in`, `is null`, `is not null`, `and`, `or`, `not` and parentheses. A
+comparison with null, or with a column that a record does not have, is unknown, and a record is kept only where the
+filter is true. Unlike in SQL a value of another type than the literal's is an error. Not here: arithmetic, functions,
+patterns.
+
+Twin: SQLite (tests/mdata/sources/test_row_filter.py).
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal, NoReturn
+
+from mdata.errors import UsageError
+
+LookUp = Callable[[str], Any]
+Kind = Literal["text", "a number", "a boolean"]
+_Value = str | int | float | bool
+_COMPARE: Mapping[str, Callable[[Any, Any], bool]] = MappingProxyType(
+    {
+        "=": operator.eq,
+        "!=": operator.ne,
+        "<>": operator.ne,
+        "<": operator.lt,
+        "<=": operator.le,
+        ">": operator.gt,
+        ">=": operator.ge,
+    }
+)
+_WORDS = ("and", "or", "not", "in", "is", "null", "true", "false")
+_TOKEN = re.compile(
+    r"""(?P<space>\s+)
+    | (?P<text>'(?:[^']|'')*' | "(?:[^"]|"")*")
+    | (?P<number>[-+]?(?:[0-9]{1,300}(?:\.[0-9]{0,300})?|\.[0-9]{1,300})(?:[eE][-+]?[0-9]{1,3})?(?![\w.]))
+    | (?P<sign><=|>=|!=|<>|[=<>(),])
+    | `(?P<quoted>[^`]+)`
+    | (?P<name>[^\W\d][\w.-]*)""",
+    re.VERBOSE,
+)
+_DEEPEST = 50
+
+
+class WrongType(Exception):
+    """A value that a filter compares with a literal of another type; the message names the column."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A column compared with a literal; `in` (any of several) is "="."""
+
+    column: str
+    sign: str
+    values: tuple[_Value, ...]
+
+    def of(self, look_up: LookUp) -> bool | None:
+        """True, false, or None: unknown."""
+        value = _value(look_up, self.column)
+        if value is None:
+            return None
+        if kind_of(value) != kind_of(self.values[0]):
+            found = kind_of(value) or "neither text nor a number nor a boolean"
+            raise WrongType(f"{self.column!r} is {found}, and --where compares it with {kind_of(self.values[0])}")
+        return any(_COMPARE[self.sign](value, other) for other in self.values)
+
+
+@dataclass(frozen=True)
+class IsNull:
+    """A column that is null or not there."""
+
+    column: str
+
+    def of(self, look_up: LookUp) -> bool | None:
+        """True or false."""
+        return _value(look_up, self.column) is None
+
+
+@dataclass(frozen=True)
+class Not:
+    """The opposite; of what is unknown it is unknown."""
+
+    inner: Condition
+
+    def of(self, look_up: LookUp) -> bool | None:
+        """True, false, or None: unknown."""
+        found = self.inner.of(look_up)
+        return None if found is None else not found
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Conditions joined by `and` or by `or`, evaluated from the left until the answer is known."""
+
+    parts: tuple[Condition, ...]
+    is_or: bool
+
+    def of(self, look_up: LookUp) -> bool | None:
+        """True, false, or None: unknown."""
+        answer: bool | None = not self.is_or
+        for part in self.parts:
+            found = part.of(look_up)
+            if found is self.is_or:
+                return found
+            answer = None if found is None else answer
+        return answer
+
+
+Condition = Comparison | IsNull | Not | Joined
+
+
+@dataclass(frozen=True)
+class RowFilter:
+    """A filter, as it was written and as a condition.
+
+    Attributes:
+        text: what the user wrote.
+        condition: what it says.
+        columns: their names, each with the type that it is compared with; None: only with null.
+    """
+
+    text: str
+    condition: Condition
+    columns: tuple[tuple[str, Kind | None], ...]
+
+    def keeps(self, look_up: LookUp) -> bool:
+        """Whether a record passes; `look_up` raises LookupError for a column that it does not have.
+
+        Raises:
+            WrongType: a value is not of the type that it is compared with.
+        """
+        return self.condition.of(look_up) is True
+
+
+def parse_filter(text: str) -> RowFilter:
+    """The filter that a text says.
+
+    Raises:
+        UsageError: names the position (from 1) of what is wrong.
+    """
+    parser = _Parser(text)
+    condition = parser.joined("or")
+    if parser.kind != "end":
+        parser.refuse("'and', 'or' or the end")
+    return RowFilter(text, condition, tuple(parser.kinds.items()))
+
+
+def kind_of(value: object) -> Kind | None:
+    """The type of a value, in the words of messages; None: of no type that can be compared."""
+    if isinstance(value, bool):
+        return "a boolean"
+    return "text" if isinstance(value, str) else "a number" if isinstance(value, int | float) else None
+
+
+def _value(look_up: LookUp, column: str) -> Any:
+    try:
+        return look_up(column)
+    except LookupError:
+        return None
+
+
+class _Parser:
+    """Recursive descent over the words of a filter; `word` is the one at hand."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._words = self._split()
+        self._depth = 0
+        self.kinds: dict[str, Kind | None] = {}
+        self._next()
+
+    def _split(self) -> Iterator[tuple[str, str, int]]:
+        at = 0
+        while at < len(self._text):
+            found = _TOKEN.match(self._text, at)
+            if found is None:
+                self._complain("a word, a number, text in quotes, or a sign", at)
+            kind = str(found.lastgroup)
+            if kind == "name" and found["name"].lower() in _WORDS:
+                yield "word", found["name"].lower(), at
+            elif kind != "space":
+                yield ("name" if kind == "quoted" else kind), found[kind], at
+            at = found.end()
+        while True:
+            yield "end", "", at
+
+    def _next(self) -> None:
+        self.kind, self.word, self.at = next(self._words)
+
+    def _complain(self, expected: str, at: int) -> NoReturn:
+        here = f"{self._text[at : at + 20]!r}" if at < len(self._text) else "the end"
+        raise UsageError(
+            f"--where cannot be understood at character {at + 1}",
+            found=f"{here} in {self._text[:200]}",
+            expected=expected,
+            fix="docs/input.md has the grammar; such as language = 'en' and score >= 0.8",
+        )
+
+    def refuse(self, expected: str) -> NoReturn:
+        """Raise, with the position of the word at hand."""
+        self._complain(expected, self.at)
+
+    def _take(self, word: str, kind: str = "word") -> bool:
+        if (self.kind, self.word) != (kind, word):
+            return False
+        self._next()
+        return True
+
+    def joined(self, word: Literal["or", "and"]) -> Condition:
+        """Conditions between which the word stands; `and` binds closer than `or`."""
+        self._depth += 1
+        if self._depth > 2 * _DEEPEST:
+            self.refuse(f"at most {_DEEPEST} levels of parentheses")
+        parts = [self._one(word)]
+        while self._take(word):
+            parts.append(self._one(word))
+        self._depth -= 1
+        return parts[0] if len(parts) == 1 else Joined(tuple(parts), word == "or")
+
+    def _one(self, word: Literal["or", "and"]) -> Condition:
+        if word == "or":
+            return self.joined("and")
+        turned = False
+        while self._take("not"):
+            turned = not turned
+        if self._take("(", "sign"):
+            inner = self.joined("or")
+            if not self._take(")", "sign"):
+                self.refuse("')'")
+        else:
+            inner = self._comparison()
+        return Not(inner) if turned else inner
+
+    def _comparison(self) -> Condition:
+        if self.kind != "name":
+            self.refuse("the name of a column (`in backquotes` if it is no plain word)")
+        column = self.word
+        self._next()
+        self.kinds.setdefault(column, None)
+        if self._take("is"):
+            turned = self._take("not")
+            if not self._take("null"):
+                self.refuse("null")
+            return Not(IsNull(column)) if turned else IsNull(column)
+        if (turned := self._take("not")) and (self.kind, self.word) != ("word", "in"):
+            self.refuse("in")
+        if self._take("in"):
+            return self._in(column, turned)
+        if self.kind != "sign" or self.word not in _COMPARE:
+            self.refuse(f"one of {' '.join(_COMPARE)}, or in, not in, is null, is not null")
+        sign = self.word
+        self._next()
+        if self.kind == "word" and self.word in ("true", "false") and sign not in ("=", "!=", "<>"):
+            self.refuse("= or != before true and false")
+        return Comparison(column, sign, (self._literal(column),))
+
+    def _in(self, column: str, turned: bool) -> Condition:
+        if not self._take("(", "sign"):
+            self.refuse("'(' after in")
+        values = [self._literal(column)]
+        while self._take(",", "sign"):
+            values.append(self._literal(column))
+        if not self._take(")", "sign"):
+            self.refuse("',' or ')'")
+        found = Comparison(column, "=", tuple(values))
+        return Not(found) if turned else found
+
+    def _literal(self, column: str) -> _Value:
+        value: _Value
+        if self.kind == "text":
+            quote = self.word[0]
+            value = self.word[1:-1].replace(quote * 2, quote)
+        elif self.kind == "number":
+            value = int(self.word) if self.word.lstrip("+-").isdecimal() else float(self.word)
+        elif self.kind == "word" and self.word in ("true", "false"):
+            value = self.word == "true"
+        else:
+            self.refuse("text in quotes, a number, true or false")
+        kind, known = kind_of(value), self.kinds[column]
+        if known is not None and kind != known:
+            self.refuse(f"{known}, with which {column!r} is compared before")
+        self.kinds[column] = kind
+        self._next()
+        return value
