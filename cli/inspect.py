@@ -89,6 +89,7 @@ def _provenance(known: Provenance | None) -> dict[str, Any] | None:
         "inputs": [{"path": file.path, "bytes": file.bytes, "rows": file.rows} for file in known.inputs],
         "records": known.records,
         "skipped": known.skipped,
+        "filtered": known.filtered or 0,
         "special_in_text": known.special_in_text,
         "origins": known.origins.path if known.origins else None,
     }

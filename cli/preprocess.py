@@ -67,6 +67,8 @@ def options_of(arguments: argparse.Namespace) -> tuple[mdata.PreprocessOptions, 
         json_keys=tuple(arguments.json_keys or ["messages" if arguments.chat else "text"]),
         input_format=arguments.input_format,
         text_documents=arguments.text_documents,
+        text_template=arguments.text_template,
+        where=arguments.where,
         append_eod=arguments.append_eod,
         chat=arguments.chat,
         chat_template=arguments.chat_template,
@@ -111,6 +113,9 @@ def _remarks(result: PreprocessResult) -> list[str]:
     if number := sum(skipped.values()):
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(skipped.items()) if count)
         lines.append(f"{number:,} of {rows:,} rows were left out: {kinds}")
+    if filtered := provenances[0].filtered or 0:
+        why = "by --where" if provenances[0].options.get("where") else "records of WARC that are not text"
+        lines.append(f"{filtered:,} of {rows:,} rows were filtered out: {why}")
     if not rows:
         lines.append("the input has no records; the corpus is empty")
     # A type without files has no other way to read them.

@@ -35,7 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_reading(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--json-keys", "--json-key", nargs="+", default=("text",), metavar="KEY", help="default: text")
-    add("--input-format", choices=("auto", "jsonl", "parquet", "text"), default="auto", help="default: auto")
+    add(
+        "--input-format",
+        choices=("auto", "jsonl", "parquet", "arrow", "warc", "text"),
+        default="auto",
+        help="default: auto",
+    )
     add("--text-documents", choices=("file", "paragraph"), default="file", help="what is a document of plain text")
     add_filter(group)
     add("--max-record-bytes", type=size, default=64 << 20, metavar="SIZE", help="a longer record is bad; 64M")

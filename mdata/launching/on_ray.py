@@ -7,6 +7,9 @@ command continues. mdata must be installed on every node under the same path.
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +17,8 @@ from mdata.errors import ResourceError
 from mdata.launching.job_folder import MERGE, Job, part_command
 from mdata.launching.on_processes import MOST_ATTEMPTS, check_failed, worth_another
 from mdata.progress import Progress
+
+_ANSWER_S = 10.0
 
 
 def run_on_ray(job: Job, numbers: Sequence[int], *, address: str, cpus: int, progress: Progress) -> None:
@@ -32,8 +37,9 @@ def run_on_ray(job: Job, numbers: Sequence[int], *, address: str, cpus: int, pro
     import ray
 
     try:
+        _knock(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
         ray.init(address=address, log_to_driver=False, logging_level="error")
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise ResourceError(
             f"no Ray cluster at {address}", found=str(error).splitlines()[0], fix="ray start --head, or --address"
         ) from error
@@ -47,6 +53,16 @@ def run_on_ray(job: Job, numbers: Sequence[int], *, address: str, cpus: int, pro
             check_failed(job, _run_all(ray, [(MERGE, [*command, str(MERGE)])], 1, progress=progress))
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Refuse an address where nothing answers: Ray would wait for a minute and then end this process itself.
+
+    Raises:
+        OSError: nothing answers.
+    """
+    if found := re.fullmatch(r"(?:ray://)?(.+):([0-9]{1,5})", address):
+        socket.create_connection((found[1].strip("[]"), int(found[2])), timeout=_ANSWER_S).close()
 
 
 def _run_all(ray: Any, commands: Sequence[tuple[int, list[str]]], cpus: int, *, progress: Progress) -> dict[int, int]:

@@ -124,8 +124,9 @@ class Origins(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Provenance(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a corpus came to be.
 
-    `records` counts what was taken under this key, `skipped` the rows that were not, by reason,
-    `special_in_text` the special tokens that the texts spelled (null: the tokenizer has none).
+    `records` counts what was taken under this key, `skipped` the bad rows, by reason, `filtered` the rows that `where`
+    left out and the records of WARC that are not text (left out: none), `special_in_text` the special tokens that the
+    texts spelled (null: the tokenizer has none).
     """
 
     program: str
@@ -135,6 +136,7 @@ class Provenance(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     skipped: dict[str, Count]
     special_in_text: Count | None
     origins: Origins | None
+    filtered: Count | UnsetType = UNSET
 
 
 class Statistics(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -38,7 +38,7 @@ class Estimate:
     Attributes:
         input_bytes: of all inputs on disk.
         sampled_bytes: of them, sampled.
-        documents, tokens, bad_rows: expected numbers.
+        documents, tokens, bad_rows, filtered_rows: expected numbers.
         output_bytes: expected size of all .bin and .idx.
         work_s: expected time of all workers together, in seconds.
         wall_s: expected time with `workers` workers.
@@ -58,6 +58,7 @@ class Estimate:
     wall_s: float
     workers: int
     best_workers: int
+    filtered_rows: int = 0
     files: tuple[tuple[str, int, str, str], ...] = ()
     left_out: Mapping[str, int] = field(default_factory=dict)
 
@@ -177,4 +178,5 @@ def _scaled(job: Job, sampled: list[_Sampled]) -> Estimate:
         wall_s=work_s / min(workers, useful) + (_WORKER_START_S if workers > 1 else 0),
         workers=workers,
         best_workers=useful,
+        filtered_rows=round(total(lambda encoded: encoded.rows - len(encoded.kept) - len(encoded.bad_rows))),
     )

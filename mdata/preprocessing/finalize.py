@@ -91,6 +91,7 @@ def _provenance(job: Job, state: RunState, *, name: str) -> Provenance:
         skipped=dict(sorted(state.skipped.items())),
         special_in_text=state.special[job.options.json_keys.index(name.partition("/")[0])],
         origins=None,
+        filtered=state.filtered or UNSET,
     )
 
 

@@ -22,7 +22,7 @@ from mdata.indexed.pair_format import smallest_dtype
 from mdata.manifest.types import section_name
 from mdata.preprocessing.encode import HOLDOUT_BITS, EncodeSpec
 from mdata.preprocessing.partitions import Partitions
-from mdata.preprocessing.preprocess_options import PreprocessOptions, content_options
+from mdata.preprocessing.preprocess_options import PreprocessOptions, content_options, template_and_filter
 from mdata.preprocessing.unused_options import unused_options
 from mdata.progress import Progress
 from mdata.sources.chunk import chunks, read_chunk
@@ -134,6 +134,7 @@ def plan_job(
         progress.note(note)
     if unused := unused_options(options, files):
         progress.note(f"options without effect here: {', '.join(unused)}")
+    template, where = template_and_filter(options)
     read = ReadSpec(
         json_keys=options.json_keys,
         text_documents=options.text_documents,
@@ -141,6 +142,8 @@ def plan_job(
         keep_bad_lines=options.on_error == "quarantine",
         sentence_lists=not options.split_sentences,
         chat=options.chat_train_on if options.chat else None,
+        template=template,
+        where=where,
     )
     holdout = Fraction(options.holdout)
     spec = EncodeSpec(

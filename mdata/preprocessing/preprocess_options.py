@@ -17,6 +17,8 @@ from typing import Any, Literal
 from mdata.errors import UsageError
 from mdata.indexed.pair_format import BLOCK_BYTES
 from mdata.sources.conversation import TRAIN_ON
+from mdata.sources.row_filter import RowFilter, parse_filter
+from mdata.sources.text_template import TextTemplate, parse_template
 from mdata.util.machine_limits import usable_cores
 
 _DECIMAL = re.compile(r"[0-9]*\.?[0-9]+")
@@ -27,7 +29,7 @@ class PreprocessOptions:
     """Options of `preprocess`, by the names of Megatron's tool.
 
     Args:
-        input: files, folders or patterns of jsonl, parquet or plain text, compressed or not; "-" is stdin.
+        input: files, folders or patterns of jsonl, parquet, Arrow, WARC or plain text, compressed or not; "-" is stdin.
         include, exclude: patterns for files in folders; see mdata/sources/folder_files.py.
         output_prefix: results are named `{output_prefix}_{key}_{level}.*`.
         tokenizer_type: Megatron's name of the tokenizer.
@@ -39,6 +41,8 @@ class PreprocessOptions:
         json_keys: the values of each key are tokenized into a corpus of their own.
         input_format: "auto" decides by name and content.
         text_documents: what a document of plain text is: a file, or a paragraph (blank lines separate).
+        text_template: the text of a record, made of several columns; then the one key only names the result.
+        where: a filter over the columns of a record; others are left out, and counted.
         append_eod: write the end-of-document id after each document that is not empty.
         workers: number of processes that tokenize; 1: this process does. The result is the same.
         chat: records are conversations; the sequences of a document are context, trained, context, trained ...
@@ -75,8 +79,10 @@ class PreprocessOptions:
     tokenizer_options: tuple[tuple[str, Any], ...] = ()
     engine: str = "auto"
     json_keys: tuple[str, ...] = ("text",)
-    input_format: Literal["auto", "jsonl", "parquet", "text"] = "auto"
+    input_format: Literal["auto", "jsonl", "parquet", "arrow", "warc", "text"] = "auto"
     text_documents: Literal["file", "paragraph"] = "file"
+    text_template: str | None = None
+    where: str | None = None
     append_eod: bool = False
     workers: int = field(default_factory=usable_cores)
     chat: bool = False
@@ -151,6 +157,14 @@ def _check_choices(options: PreprocessOptions) -> None:
         raise UsageError(f"chat_train_on={options.chat_train_on}", expected=", ".join(TRAIN_ON))
     if options.chat and options.split_sentences:
         raise UsageError("conversations are not split into sentences", fix="leave split_sentences out")
+    if options.text_template is not None and options.chat:
+        raise UsageError("conversations are not made by a template of columns", fix="leave text_template out")
+    if options.text_template is not None and len(options.json_keys) != 1:
+        raise UsageError(
+            f"text_template makes one text, and json_keys names {len(options.json_keys)} results",
+            fix="one key, which names the result",
+        )
+    template_and_filter(options)
     if options.keep_sequential_samples and options.input == ("-",) and options.partitions > 1:
         raise UsageError("keep_sequential_samples must count the rows first, but stdin can be read only once")
 
@@ -169,6 +183,16 @@ def _check_names(options: PreprocessOptions) -> None:
         raise UsageError(f"output prefix {options.output_prefix!r} is not plain UTF-8")
 
 
+def template_and_filter(options: PreprocessOptions) -> tuple[TextTemplate | None, RowFilter | None]:
+    """What text_template and where say.
+
+    Raises:
+        UsageError: one of them cannot be understood; names the position.
+    """
+    template, where = options.text_template, options.where
+    return None if template is None else parse_template(template), None if where is None else parse_filter(where)
+
+
 def content_options(options: PreprocessOptions) -> dict[str, Any]:
     """The options that decide, besides input and tokenizer, what is written; recorded in journals and manifests."""
     names: tuple[str, ...] = (
@@ -182,6 +206,7 @@ def content_options(options: PreprocessOptions) -> dict[str, Any]:
         "partitions",
         "text_documents",
     )
+    names += tuple(name for name in ("text_template", "where") if getattr(options, name) is not None)
     if options.split_sentences:
         names += ("split_sentences", "lang", "keep_newlines")
     if options.chat:

@@ -55,6 +55,11 @@ class RunState:
         self.special = self.special or [0] * self.num_keys
 
     @property
+    def filtered(self) -> int:
+        """Rows that are neither records nor bad."""
+        return self.rows - self.records - self.bad
+
+    @property
     def next_chunk(self) -> tuple[int, int]:
         """The numbers of file and chunk to do next."""
         if not self.inputs or self.inputs[-1].hash is not None:

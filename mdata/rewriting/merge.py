@@ -92,6 +92,7 @@ def _planned(result: FoundResult, copy: bool, progress: Progress) -> tuple[Corpu
     inputs = join_inputs(read)
     first, made_by = result.parts[0].manifest, [part.made_by for part in result.parts]
     kinds = sorted({kind for one in made_by for kind in one.skipped})
+    filtered = sum(one.filtered or 0 for one in made_by)
     special = [one.special_in_text for one in made_by if one.special_in_text is not None]
     provenance = Provenance(
         program=made_by[0].program,
@@ -101,6 +102,7 @@ def _planned(result: FoundResult, copy: bool, progress: Progress) -> tuple[Corpu
         skipped={kind: sum(one.skipped.get(kind, 0) for one in made_by) for kind in kinds},
         special_in_text=sum(special) if special else None,
         origins=None,
+        filtered=filtered or msgspec.UNSET,
     )
     files = open_corpus(manifest_path(result.parts[0].prefix), checked=False).tokenizer_files()
     return CorpusContent(first.level, first.tokenizer, files, provenance, _statistics(result.parts)), inputs

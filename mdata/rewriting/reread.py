@@ -18,6 +18,8 @@ from mdata.progress import Progress
 from mdata.sources.chunk import chunk_digest, chunks, read_chunk
 from mdata.sources.input_files import Section, find_inputs
 from mdata.sources.record_batch import ReadSpec
+from mdata.sources.row_filter import parse_filter
+from mdata.sources.text_template import parse_template
 
 
 def with_times_now(
@@ -58,6 +60,8 @@ def _compared(path: str, read: Iterator[tuple[int, InputFile]], options: dict[st
         json_keys=tuple(options["json_keys"]),
         text_documents=options["text_documents"],
         max_record_bytes=options["max_record_bytes"],
+        template=parse_template(options["text_template"]) if "text_template" in options else None,
+        where=parse_filter(options["where"]) if "where" in options else None,
     )
     for number, file in read:
         section = file.section or None
