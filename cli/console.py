@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -33,6 +34,8 @@ from mdata.version import __version__
 
 __all__ = ["Command", "Console", "Parser", "run"]
 
+# A long option that lost a dash; a number and a single letter are none.
+_ONE_DASH = re.compile(r"-[A-Za-z]{3}")
 _EXTRAS = MappingProxyType({"torch": "train", "safetensors": "train", "tomli_w": "train", "ray": "ray"})
 
 
@@ -68,22 +71,28 @@ class Parser(argparse.ArgumentParser):
         say(message, standard_output())
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the whole usage."""
-        if message.startswith("the following arguments are required") and (misspelt := self._unknown_options()):
-            message += f"; unrecognized arguments: {' '.join(misspelt)}"
-        _, _, unknown = message.partition("unrecognized arguments: ")
-        options = [option for action in self._actions if action.dest != "help" for option in action.option_strings]
-        word = unknown.split("=")[0].split(" ")[0]
-        close = nearest(word, options) if unknown else None
-        if unknown and self.settings and (meant := synonym(word, self.settings())):
-            close = f"{meant}=VALUE"
+        """Raise instead of printing the whole usage; a misspelt option comes first, for it may be the cause of all."""
+        before, told, unknown = message.partition("unrecognized arguments: ")
+        misspelt = self._unknown_options()
+        if misspelt and not told:
+            unknown = " ".join(misspelt)
+            message = f"unrecognized arguments: {unknown}; {before}"
+        fixes = [fix for word in misspelt or unknown.split(" ")[:1] if (fix := self._meant(word.partition("=")[0]))]
         help_hint = f"{self.prog} --help"
-        fix = f"{close}? See {help_hint}" if close else (unknown and self.no_option) or help_hint
+        fix = f"{', '.join(fixes)}? See {help_hint}" if fixes else (unknown and self.no_option) or help_hint
         raise UsageError(message, fix=fix)
+
+    def _meant(self, word: str) -> str | None:
+        """The option, or the setting, that a word is nearest to."""
+        options = [option for action in self._actions if action.dest != "help" for option in action.option_strings]
+        if self.settings and (meant := synonym(word, self.settings())):
+            return f"{meant}=VALUE"
+        return nearest(f"-{word}" if _ONE_DASH.match(word) else word, options) if word else None
 
     def _unknown_options(self) -> list[str]:
         """The words that look like an option and are none, nor a shortened one."""
-        options = [word.partition("=")[0] for word in takewhile("--".__ne__, self.words) if word.startswith("--")]
+        words = [word.partition("=")[0] for word in takewhile("--".__ne__, self.words)]
+        options = [word for word in words if word.startswith("--") or _ONE_DASH.match(word)]
         return [one for one in options if one not in self._option_string_actions and not self._get_option_tuples(one)]
 
 

@@ -105,8 +105,12 @@ WRONG = [
     (
         ["preprocess", "--inptu", "x"],
         2,
-        "; unrecognized arguments: --inptu\n  try: --input? See mdata",
+        "error: unrecognized arguments: --inptu; the following arguments are required: --input, ",
     ),
+    (["preprocess", "-inptu", "x"], 2, "--tokenizer-type\n  try: --input? See mdata"),
+    (["preprocess", "--workers", "x", "--inptu", "--on-eror=a"], 2, "try: --input, --on-error? See mdata"),
+    (["preprocess", "--workers", "x", "--inptu"], 2, "--inptu; argument --workers: invalid int value"),
+    (["launch", "local", "--parts", "3", "--", "preprocess", "--inptu"], 2, "try: --input? See mdata preprocess"),
     (["preprocess", "--input=x", "--output-prfix=y"], 2, "try: --output-prefix? See mdata preprocess --help"),
     (["preprocess", "--inp=x", "--output-pre", "y"], 2, "are required: --tokenizer-type\n  try: mdata preprocess"),
     (["preprocess", "--input", "a", "--", "--inptu"], 2, "--tokenizer-type\n  try: mdata preprocess"),
