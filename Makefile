@@ -34,10 +34,15 @@ soak: install ## the property and kill tests with SOAK times as many cases, then
 	$(IN_VENV) MDATA_SOAK=$(SOAK) python -m pytest -m "hypothesis or slow or soak" --timeout 7200
 	@$(MAKE) fuzz
 
+# Ray and what it brings lie in an environment of their own, which sees .venv behind them.
+CLUSTER = build/cluster
+IN_CLUSTER = PATH="$(CURDIR)/$(CLUSTER)/bin:$$PATH"
 cluster-test: install ## real Slurm and Ray on this machine: install them (as root, Debian) and run their tests
 	@command -v slurmctld >/dev/null || apt-get install -y --no-install-recommends slurmctld slurmd slurm-client munge
-	$(IN_VENV) pip install --quiet -c constraints.txt ray
-	$(IN_VENV) python -m pytest tests/cluster tests/mdata/launching --timeout 900 -rs
+	@test -x $(CLUSTER)/bin/python || $(IN_VENV) python -m venv $(CLUSTER)
+	@$(IN_CLUSTER) python scripts/see_environment.py .venv
+	$(IN_CLUSTER) python -m pip install --quiet -c constraints.txt ray
+	$(IN_CLUSTER) python -m pytest tests/cluster tests/mdata/launching --timeout 900 -rs
 
 SECONDS ?= 600
 fuzz: install ## fuzz each reader of foreign bytes for SECONDS

@@ -79,11 +79,11 @@ def _add_megatron(group: argparse._ArgumentGroup) -> None:
 def _add_input(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     formats = ("auto", "jsonl", "parquet", "arrow", "warc", "text")
-    add("--input-format", choices=formats, default="auto", help="default: by name and first bytes")
+    add("--input-format", choices=formats, default="auto", metavar="F", help=f"one of {' '.join(formats)}")
     add_filter(group)
     add("--text-documents", choices=("file", "paragraph"), default="file", help="what one document is in plain text")
-    add("--text-template", metavar="T", help="a text made of several columns, such as '{title}\\n{body}'")
-    add("--where", metavar="FILTER", help="take only these records, such as \"language = 'en' and score >= 0.8\"")
+    add("--text-template", metavar="T", help="text of several columns: '{title}\\n{body}'")
+    add("--where", metavar="FILTER", help="only records such as \"lang = 'en' and n > 9\"")
     add_variants(group)
     add("--chat", action="store_true", help="records are conversations: results are PREFIX_KEY_chat.*")
     add("--chat-train-on", choices=TURNS, default=TURNS[0], metavar="T", help="turns to train on")

@@ -49,7 +49,8 @@ def open_blend(
             return _open_manifest(one, content, how, tokenizer_unknown=tokenizer_unknown)
         if one.suffix not in (".toml", ".csv") and not is_many(str(words[0])):
             allowed = OK if may_be_unknown(tokenizer_unknown) else REFUSE
-            return blend_of_corpus(open_corpus(one, **how), one.parent, tokenizer_unknown=allowed)
+            corpus = open_corpus(one, content=content, **how)
+            return blend_of_corpus(corpus, one.parent, tokenizer_unknown=allowed)
         folder = one.parent
     from mdata.blend.compose import plan_blend
     from mdata.blend.spec import read_spec

@@ -19,29 +19,40 @@ import numpy as np
 import numpy.typing as npt
 
 from mdata.corpus.paths import manifest_of, prefix_of
+from mdata.corpus.shard_readers import open_shards
 from mdata.errors import DamageError, UsageError, os_errors_named
 from mdata.indexed.gather import Gatherer
 from mdata.indexed.mapped_files import explain, hash_file
 from mdata.indexed.reader import Described, IndexedReader, Mode, PairFacts, compare_all
-from mdata.manifest.contained_paths import file_inside, path_inside, shard_inside
+from mdata.manifest.contained_paths import file_inside, path_inside
 from mdata.manifest.ids import sealed
 from mdata.manifest.io import load_manifest
 from mdata.manifest.sidecars import level_named
-from mdata.manifest.types import FORMAT, VERSION, CorpusManifest, Level, Shard, TokenDtype, TokenizerFacts
+from mdata.manifest.types import FORMAT, VERSION, CorpusManifest, Level, Manifest, Shard, TokenDtype, TokenizerFacts
 from mdata.util.arrays import Int64s, locate, offsets_of
 
 if TYPE_CHECKING:
     from mdata.tokenizers.base.tokenizer import Tokenizer
 
 
-def open_corpus(path: str | Path, *, mode: Mode = "mmap", checked: bool = True, allow_outside: bool = False) -> Corpus:
+def open_corpus(
+    path: str | Path,
+    *,
+    mode: Mode = "mmap",
+    checked: bool = True,
+    allow_outside: bool = False,
+    content: Manifest | None = None,
+) -> Corpus:
     """Open a corpus by its manifest, or by the prefix of a .bin/.idx pair.
 
     Args:
         path: the manifest, or the prefix.
-        mode: "mmap", or "pread" for file systems and memory limits that maps do not suit.
-        checked: false: where there is a manifest, tables of an .idx are checked when they are first used, not here.
+        mode: "mmap", or "pread" for file systems and memory limits that maps do not suit, and for more than 20,000
+            shards.
+        checked: false, or more than 1,000 shards: tables of an .idx that a manifest describes are checked when they
+            are first used, not here.
         allow_outside: its manifest may name files outside its folder; for manifests of people whom you trust.
+        content: of the manifest, if it was just read.
 
     Raises:
         UsageError: nothing there, a blend, or a manifest that names files elsewhere.
@@ -51,22 +62,10 @@ def open_corpus(path: str | Path, *, mode: Mode = "mmap", checked: bool = True, 
     found = manifest_of(path)
     if found is None:
         return _open_bare(prefix_of(path), mode)
-    content = load_manifest(found)
+    content = load_manifest(found) if content is None else content
     if not isinstance(content, CorpusManifest):
         raise UsageError(f"{found} is a blend", expected="one corpus")
-    readers = [
-        IndexedReader(
-            shard_inside(found, one.path, allow_outside=allow_outside),
-            mode=mode,
-            contiguous=one.contiguous,
-            described=Described(found, one.idx_hash),
-        )
-        for one in content.shards
-    ]
-    for shard, reader in zip(content.shards, readers, strict=True):
-        _check_pair(found, content.dtype, shard=shard, reader=reader)
-        if checked:
-            reader.check()
+    readers = open_shards(found, content, mode=mode, checked=checked, allow_outside=allow_outside)
     return Corpus(found, content, readers=readers, allow_outside=allow_outside)
 
 
@@ -370,29 +369,6 @@ def check_integers(prefix: Path, dtype: np.dtype[np.generic]) -> None:
     """
     if dtype.kind not in "iu":
         raise UsageError(f"{prefix} holds {dtype.name} values", expected="token ids, which are integers")
-
-
-def _check_pair(path: Path, dtype: str, *, shard: Shard, reader: IndexedReader) -> None:
-    """Refuse a pair that is not the one its manifest speaks of, by the file that is another."""
-    facts: list[tuple[Path, str, object, object]] = [
-        (reader.idx_path, "token type", reader.dtype.name, dtype),
-        (reader.idx_path, "documents", reader.num_documents, shard.documents),
-        (reader.idx_path, "sequences", reader.num_sequences, shard.sequences),
-        (reader.bin_path, "bytes", reader.bin_bytes, shard.bytes),
-        (reader.bin_path, "tokens", reader.bin_bytes // np.dtype(dtype).itemsize, shard.tokens),
-    ]
-    wrong = [fact for fact in facts if fact[2] != fact[3]]
-    if not wrong:
-        return
-    files = list(dict.fromkeys(str(file) for file, *_ in wrong))
-    one = f"copy {files[0]} again, or make the pair again"
-    both = f"copy the pair again, or remove {path.name} to use the pair as it is"
-    raise DamageError(
-        f"{' and '.join(files)} {'is not the one' if len(files) == 1 else 'are not those'} that {path.name} describes",
-        found=", ".join(f"{name}: {found}" for _, name, found, _ in wrong),
-        expected=", ".join(f"{name}: {expected}" for _, name, _, expected in wrong),
-        fix=one if len(files) == 1 else both,
-    )
 
 
 def _name(path: Path) -> str:

@@ -23,7 +23,7 @@ from mdata.indexed.blocks import BlockFile
 from mdata.indexed.index_tables import IndexTables, read_tables
 from mdata.indexed.mapped_files import hash_file
 from mdata.indexed.pair_format import BLOCK_BYTES, bin_path, idx_path
-from mdata.manifest.contained_paths import file_inside, shard_inside
+from mdata.manifest.contained_paths import file_inside, shards_inside
 from mdata.manifest.io import load_manifest
 from mdata.manifest.types import BlendManifest, CorpusManifest, Shard
 from mdata.progress import SILENT, Progress
@@ -207,7 +207,7 @@ def _verify_bare(path: Path) -> Verified:
 def _verify_corpus(path: Path, corpus: CorpusManifest, *, check: _Check) -> Verified:
     try:
         for shard in corpus.shards:
-            shard_inside(path, shard.path, allow_outside=check.allow_outside)
+            shards_inside(path, [shard.path], allow_outside=check.allow_outside)
     except UsageError as error:  # nothing is read there, not even to be compared
         return Verified((str(path),), problems=(error,))
     hashed = [check.has_hash(idx_path(check.folder / one.path), one.idx_hash) for one in corpus.shards]

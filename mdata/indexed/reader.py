@@ -93,8 +93,7 @@ class IndexedReader:
         if mode not in MODES:
             raise UsageError(f"no mode {mode!r} of reading", expected=" or ".join(MODES))
         self.mode = mode
-        self.idx_path = idx_path(Path(prefix))
-        self.bin_path = bin_path(Path(prefix))
+        self.prefix = Path(prefix)
         self.described = described
         facts = self._look(contiguous) if known is None else known
         self.facts = facts
@@ -110,6 +109,16 @@ class IndexedReader:
         if contiguous is None:
             self.contiguous = self._judge()
             self.facts = facts._replace(contiguous=self.contiguous)
+
+    @property
+    def idx_path(self) -> Path:
+        """The index; made when it is asked for, since a corpus may have very many readers."""
+        return idx_path(self.prefix)
+
+    @property
+    def bin_path(self) -> Path:
+        """The tokens."""
+        return bin_path(self.prefix)
 
     def _look(self, contiguous: bool | None) -> PairFacts:
         header, idx = read_header(self.idx_path)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from mdata.errors import UsageError, os_errors_named
@@ -55,17 +56,27 @@ def file_inside(manifest: Path, name: str, *, allow_outside: bool = False) -> Pa
     return path
 
 
-def shard_inside(manifest: Path, name: str, *, allow_outside: bool = False) -> Path:
-    """The prefix of a pair that a manifest names; arguments as for `path_inside`.
+def shards_inside(manifest: Path, names: Sequence[str], *, allow_outside: bool = False) -> list[Path]:
+    """The prefixes of pairs that a manifest names; other arguments as for `path_inside`.
 
-    Its .bin and .idx may be links: large files often lie elsewhere, and whoever put the links there said where.
+    Their .bin and .idx may be links: large files often lie elsewhere, and whoever put the links there said where. So
+    what counts is the folder, and each of them is looked at once, however many thousand pairs are in it.
 
     Raises:
-        UsageError: it leads out of the folder.
+        UsageError: one leads out of the folder.
     """
-    if "/" not in name:  # beside the manifest, whatever it is: one of many thousand that are opened
-        return manifest.parent / name
-    return path_inside(manifest, name, allow_outside=allow_outside)
+    folders = {"": manifest.parent}
+    found = []
+    for name in names:
+        folder, _, last = name.rpartition("/")
+        is_plain = last not in ("", ".", "..")
+        if not is_plain or folder not in folders:
+            found.append(path_inside(manifest, name, allow_outside=allow_outside))
+            if is_plain:
+                folders[folder] = found[-1].parent
+        else:
+            found.append(folders[folder] / last)
+    return found
 
 
 def _folders(manifest: Path) -> tuple[str, str]:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from blake3 import blake3
 
 from mdata.errors import DamageError, UsageError, explain_os_error, os_errors_named
 from mdata.manifest.ids import M, checksum, manifest_id, sealed, text_of
-from mdata.manifest.types import FORMAT, VERSION, Manifest
+from mdata.manifest.types import FORMAT, VERSION, CorpusManifest, Manifest
 from mdata.util import atomic_io
+from mdata.util.canonical_json import refuse_floats
 
 
 def save_manifest(manifest: M, path: Path) -> M:
@@ -44,6 +46,28 @@ def load_manifest(path: Path) -> Manifest:
 
 def parse_manifest(text: bytes, name: str) -> Manifest:
     """What `load_manifest` does with the text; `name` is for messages."""
+    return _sound(text) or _checked(text, name)
+
+
+def _sound(text: bytes) -> Manifest | None:
+    """A manifest in which nothing is wrong, in a third of the time and memory; None: `_checked` has to judge.
+
+    Without floats msgspec's sorted text is the canonical one, or else the checksum differs.
+    """
+    try:
+        manifest: Manifest = msgspec.json.decode(text, type=Manifest)
+        made_by = manifest.provenance if isinstance(manifest, CorpusManifest) else None
+        refuse_floats([manifest.notes, made_by.options if made_by else {}])
+        emptied = msgspec.structs.replace(manifest, checksum="")
+        found = blake3(msgspec.json.encode(emptied, order="sorted")).hexdigest()
+        is_sound = found == manifest.checksum and manifest_id(manifest) == manifest.id
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return manifest if is_sound else None
+
+
+def _checked(text: bytes, name: str) -> Manifest:
+    """The same, step by step, and with a reason for whatever is wrong."""
     value = _json_object(text, name)
     if value.get("format") != FORMAT:
         found = json.dumps(value.get("format"))

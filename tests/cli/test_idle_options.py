@@ -21,7 +21,7 @@ ALWAYS = {
     "preprocess": {
         "--input", "--output-prefix", "--json-keys", "--tokenizer-type", "--split-sentences", "--append-eod", "--chat",
         "--workers", "--partitions", "--shard",
-        "--input-format", "--holdout", "--on-error", "--max-record-bytes", "--dry-run",
+        "--input-format", "--text-template", "--where", "--holdout", "--on-error", "--max-record-bytes", "--dry-run",
         "--overwrite", "--dataset-impl",  # one value, which is what is written
     },
     "train-tokenizer": {

@@ -10,7 +10,7 @@ import pytest
 from blake3 import blake3
 
 from mdata.errors import DamageError, UsageError
-from mdata.manifest import types
+from mdata.manifest import io, types
 from mdata.manifest.ids import blend_id, checksum, corpus_id, sealed
 from mdata.manifest.io import load_manifest, parse_manifest, save_manifest
 from mdata.util.canonical_json import canonical
@@ -28,6 +28,24 @@ def test_a_saved_manifest_loads_equal_and_fits_the_schema(tmp_path, make):
     assert_valid(tmp_path / "x.json")
     text = (tmp_path / "x.json").read_text()
     assert list(json.loads(text)) == sorted(json.loads(text))
+
+
+@pytest.mark.parametrize("make", [some_corpus, some_blend])
+def test_the_fast_way_takes_what_the_slow_one_takes_and_judges_nothing_else(tmp_path, make):
+    notes = {"text": '\x00\x1f\x7f\u2028"\\/\b\f\n\r\t caf\u00e9 \U0001f600', "n": [2**63 - 1, -1, True, None, {}]}
+    saved = save_manifest(msgspec.structs.replace(make(), notes=notes), tmp_path / "x.json")
+    text = (tmp_path / "x.json").read_bytes()
+    assert io._sound(text) == io._checked(text, "x") == saved
+    for change in ((b'"n":', b'"m":'), (b"mdata-manifest", b"other"), (b'"version": 1', b'"version": 2'), (b"{", b"[")):
+        altered = text.replace(*change, 1)
+        assert altered != text and io._sound(altered) is None
+    # A float has no one text, so it is refused even where the checksum would fit.
+    value = json.loads(text)
+    value["notes"] = {"x": 0.5}
+    value["checksum"] = ""
+    compact = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    value["checksum"] = blake3(compact).hexdigest()
+    assert io._sound(json.dumps(value).encode()) is None
 
 
 def test_schema_file_is_what_the_structs_give():
