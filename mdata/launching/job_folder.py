@@ -68,9 +68,10 @@ class Job:
         return self.folder / "state" / f"{_called(number)}.json"
 
     def is_done(self, number: int) -> bool:
-        """Whether all results of a part are finished."""
+        """Whether all results of a part are finished, and their pairs are there."""
         prefix = part_prefix(self.output_prefix, PartNumber(number, self.num_parts))
-        return all(Path(self.cwd, f"{prefix}_{result}.json").is_file() for result in self.results)
+        names = (f"{prefix}_{result}{ending}" for result in self.results for ending in (".json", ".idx", ".bin"))
+        return all(Path(self.cwd, name).is_file() for name in names)
 
     def is_merged(self) -> bool:
         """Whether the merge ended well after the last part did; without one: whether nothing is to be merged."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from blake3 import blake3
@@ -252,14 +253,16 @@ def _policy(policy: dict[str, Any] | None) -> str:
     return " ".join(["on_error", *(str(value) for value in (policy or {}).values() if value is not None)])
 
 
+# In messages an option has a name that users know.
+_NAMES = MappingProxyType({"piece_bytes": "chunk_bytes", "shard_inputs": "the list of inputs"})
+
+
 def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
     """The first difference of two job descriptions, as text; None if they are equal."""
     flat_old, flat_new = ({**job.pop("options"), **job} for job in (dict(old), dict(new)))
     for name in sorted(flat_old.keys() | flat_new.keys()):
         if flat_old.get(name) != flat_new.get(name):
-            # In messages an option has the name that users give.
-            shown = "chunk_bytes" if name == "piece_bytes" else name
-            return f"{shown} was {_short(flat_old.get(name))}, is {_short(flat_new.get(name))}"
+            return f"{_NAMES.get(name, name)} was {_short(flat_old.get(name))}, is {_short(flat_new.get(name))}"
     return None
 
 

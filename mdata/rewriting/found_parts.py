@@ -154,7 +154,7 @@ def _differences(first: FoundPart, part: FoundPart, shard: str) -> Iterator[str]
         yield f"it records --shard {part.made_by.options.get('shard')}"
     described = [_described(one) for one in (first, part)]
     if reason := difference(*described):
-        yield reason.replace("shard_inputs was", "the list of inputs was")
+        yield reason
 
 
 def _described(part: FoundPart) -> dict[str, Any]:

@@ -56,12 +56,14 @@ def test_parts_are_run_merged_told_and_not_run_twice(here, capsys):
     assert "nothing is left to do" in capsys.readouterr().out
 
 
-def test_only_what_is_missing_is_started(here, capsys):
+@pytest.mark.parametrize("lost", ["*", "*.bin", "*.idx"])
+def test_only_what_is_missing_is_started(here, capsys, lost):
     assert launch("local", "--merge", "none") == 0
-    for path in (here / "out").glob("c-00002-of-00003_*"):
+    for path in (here / "out").glob(f"c-00002-of-00003_{lost}"):
         path.unlink()
     before = [read_state(load_job(here / "out/c"), number).at_s for number in (1, 2, 3)]
     assert launch("local", "--merge", "none") == 0
+    assert (here / "out/c-00002-of-00003_text_document.bin").is_file()
     after = [read_state(load_job(here / "out/c"), number).at_s for number in (1, 2, 3)]
     assert [old == new for old, new in zip(before, after, strict=True)] == [True, False, True]
 
@@ -140,7 +142,9 @@ def test_the_condition_of_a_part_is_told_from_its_files(tmp_path, monkeypatch):
     dead = {"event": "started", "host": os.uname().nodename, "pid": 1 << 30, "attempt": 1}
     job.state_path(4).write_text(json.dumps(dead))
     assert job_status(job).counts == {"running": 1, "stopped": 2, "failed": 1}
-    (tmp_path / "out/c-00003-of-00004_text_document.json").write_text("{}")
+    for ending in ("json", "idx", "bin"):
+        assert "done" not in job_status(job).counts
+        (tmp_path / f"out/c-00003-of-00004_text_document.{ending}").write_text("{}")
     assert job_status(job).counts["done"] == 1
 
 

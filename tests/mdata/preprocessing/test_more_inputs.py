@@ -188,7 +188,7 @@ def test_bad_rows_are_named_and_filtered_ones_are_none(tmp_path, form):
 
 def test_a_filter_and_a_template_are_part_of_the_job(tmp_path, whole):
     for other in ({"where": "n < 10"}, {"text_template": "{text}!"}):
-        with pytest.raises(UsageError, match="other results already exist"):
+        with pytest.raises(UsageError, match=r"other results already exist(.|\n)*(where|text_template) was"):
             mdata.preprocess(replace(whole, **other))
 
 

@@ -146,7 +146,7 @@ def test_another_list_of_inputs_is_another_job(tmp_path):
     options = replace(job(tmp_path), shard="1/4")
     mdata.preprocess(options)
     (tmp_path / "in/f.jsonl").write_text('{"text": "more"}\n')
-    with pytest.raises(UsageError, match="shard_inputs was"):
+    with pytest.raises(UsageError, match="the list of inputs was"):
         mdata.preprocess(options)
     mdata.preprocess(replace(options, overwrite=True))
 
