@@ -30,18 +30,22 @@ def main(argv: Sequence[str]) -> int:
     from trainer.run.launch import listen, rank_process, write_report
 
     rank_process()
-    folder = Path(argv[0])
+    folder, rank = Path(argv[0]), int(os.environ["RANK"])
     try:
         # How this rank ends is decided when the block ends; the launcher, which ends all once one has failed, shall not
         # change it: what is restored then does nothing.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _decided)
         with stop_requests(_stopped):
-            listen(folder, rank=int(os.environ["RANK"]))
-            train_here(load_config(folder / "config.toml"), Console("mtrain", json="--json" in argv))
+            listen(folder, rank=rank)
+            train_here(
+                load_config(folder / "config.toml"),
+                Console("mtrain", json="--json" in argv),
+                end=lambda error: os._exit(write_report(folder, error, rank=rank)),
+            )
     # Whatever it is, the parent has to hear of it.
     except BaseException as error:
-        return write_report(folder, error, rank=int(os.environ["RANK"]))
+        return write_report(folder, error, rank=rank)
     return 0
 
 

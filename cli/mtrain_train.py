@@ -17,6 +17,8 @@ import dataclasses
 import os
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,10 +68,13 @@ def _where_it_goes_on(config: RunConfig) -> str:
     return "no checkpoint was written yet; the same command starts at step 1"
 
 
-def train_here(config: RunConfig, console: Console) -> None:
+def train_here(config: RunConfig, console: Console, *, end: Callable[[MdataError], None] | None = None) -> None:
     """Train as one rank of the world that the environment names; rank 0 shows progress and the result.
 
     Of the others only notes are shown: a rank whose disk stalls is the one that knows.
+
+    Args:
+        end: ends this process with an error of the watchdog, while the main thread waits; it does not return.
     """
     from cli.progress import RankNotes
     from trainer.parallel.mesh import mesh_of
@@ -78,17 +83,25 @@ def train_here(config: RunConfig, console: Console) -> None:
     from trainer.run.determinism import make_deterministic
     from trainer.run.metrics import plain
     from trainer.run.train import train
+    from trainer.run.watchdog import watching
 
     place = find_placement(os.environ) or Placement()
     make_deterministic(config)
     world = join_world(mesh_of(config, place.world_size), placement=place)
     with console.progress() as progress:
-        result = train(config, world, progress=progress if world.is_main else RankNotes(progress, place.rank))
+        listener = progress if world.is_main else RankNotes(progress, place.rank)
+        with watching(world, end=end or partial(_end, console), tell=listener.note) as watch:
+            result = train(config, world, progress=listener, watch=watch)
     if world.is_main:
         facts = plain({**dataclasses.asdict(result), "checkpoint": str(result.checkpoint)})
         (unit,) = given_lengths(config.train)
         console.result(result_text(result, config.run.folder, unit=unit), facts)
     leave_world()
+
+
+def _end(console: Console, error: MdataError) -> None:
+    console.error(str(error))
+    os._exit(error.exit_code)
 
 
 def result_text(result: TrainResult, folder: str, *, unit: str = "steps") -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -152,6 +153,12 @@ def leave_world() -> None:
     """End every process group of this process; nothing happens where there is none."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def shared_store() -> Any:
+    """The ranks' store of keys, over a connection of its own: calls over torch.distributed's wait for each other."""
+    store = dist.distributed_c10d._get_default_store()
+    return store.clone() if hasattr(store, "clone") else store
 
 
 def first_host(nodelist: str) -> str:

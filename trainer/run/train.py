@@ -11,7 +11,7 @@ loss changes nothing either, but there is nothing wrong with the state then.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from trainer.models.stage import Microbatch
 from trainer.optim.schedules import rates
 from trainer.parallel.collectives import gather_objects
 from trainer.parallel.world import World, lost_ranks_named
+from trainer.pipeline.actions import Action
 from trainer.plan.lengths import batch_sizes
 from trainer.plan.memory import explained
 from trainer.plan.plan import Plan, make_plan
@@ -61,8 +62,17 @@ class TrainResult:
     checkpoint: Path
 
 
-def train(config: RunConfig, world: World, *, progress: Progress = SILENT) -> TrainResult:
+def train(
+    config: RunConfig,
+    world: World,
+    *,
+    progress: Progress = SILENT,
+    watch: Callable[[Action | None], None] | None = None,
+) -> TrainResult:
     """Train until the length of config.train is done, from the newest checkpoint in the run folder or from the start.
+
+    Args:
+        watch: is called with each action of a step before it is done, and with None behind the last (watchdog.py).
 
     Raises:
         UsageError: the configuration does not fit the ranks, the data or the checkpoint; or the run has diverged.
@@ -72,10 +82,12 @@ def train(config: RunConfig, world: World, *, progress: Progress = SILENT) -> Tr
         StoppedError, KeyboardInterrupt: SIGTERM or Ctrl-C; a checkpoint of the last step was written before.
     """
     with locked_folder(config, world), lost_ranks_named(world):
-        return _train(config, world, progress)
+        return _train(config, world, progress, watch)
 
 
-def _train(config: RunConfig, world: World, progress: Progress) -> TrainResult:
+def _train(
+    config: RunConfig, world: World, progress: Progress, watch: Callable[[Action | None], None] | None
+) -> TrainResult:
     data = open_data(config, progress=progress)
     start = find_start(config, data, found=found_by_all(config, world))
     config, done, newest = start.config, start.done, start.folder
@@ -89,16 +101,16 @@ def _train(config: RunConfig, world: World, progress: Progress) -> TrainResult:
         lambda: check_room(checkpoints_folder(config), checkpoint_bytes(config, plan)) if world.is_main else None,
     )
     with explained(config, plan, rank=world.rank):
-        return _go_on(start, owed, plan, data=data, world=world, progress=progress)
+        engine = Engine(config, plan, world=world, fresh=newest is None)
+        if newest:
+            engine.load(newest)
+        if watch is not None:
+            engine.executor.watch = watch
+        return _go_on(start, owed, data=data, engine=engine, progress=progress)
 
 
-def _go_on(
-    start: Start, owed: RunState | None, plan: Plan, *, data: RunData, world: World, progress: Progress
-) -> TrainResult:
-    config, done, newest = start.config, start.done, start.folder
-    engine = Engine(config, plan, world=world, fresh=newest is None)
-    if newest:
-        engine.load(newest)
+def _go_on(start: Start, owed: RunState | None, *, data: RunData, engine: Engine, progress: Progress) -> TrainResult:
+    config, done, newest, plan, world = start.config, start.done, start.folder, engine.plan, engine.world
     held = {
         "rank": world.rank,
         **world.coordinates._asdict(),
