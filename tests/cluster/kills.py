@@ -204,6 +204,7 @@ def main() -> int:
     parser.add_argument("--mb", type=int, default=2000)
     parser.add_argument("--parts", type=int, default=64)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--within", type=float, default=1.2, help="seconds from one kill to the next, at most")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="where the files go; default: the system's")
     arguments = parser.parse_args()
@@ -217,7 +218,7 @@ def main() -> int:
             parts=arguments.parts,
             kills=kills,
             seed=arguments.seed,
-            within_s=8,
+            within_s=arguments.within,
         )
     )
     shutil.rmtree(folder)

@@ -144,7 +144,10 @@ def test_ranks_that_wait_for_each_other_are_named(tmp_path: Path) -> None:
     for path in found:
         told = path.read_text()
         assert told.startswith("all ranks wait for each other\n")
-        assert "at 0F7 of the schedule, in all_reduce_ over of 0" in told and "at 1F7 of the schedule, in all_reduce_ over of 1" in told
+        assert (
+            "at 0F7 of the schedule, in all_reduce_ over of 0" in told
+            and "at 1F7 of the schedule, in all_reduce_ over of 1" in told
+        )
 
 
 def test_a_rank_that_is_slow_is_named_and_goes_on(tmp_path: Path) -> None:
