@@ -86,6 +86,7 @@ def options_of(arguments: argparse.Namespace) -> tuple[mdata.PreprocessOptions, 
         max_errors=arguments.max_errors,
         verify_input=arguments.verify_input,
         overwrite=arguments.overwrite,
+        work_folder=arguments.work_folder,
         **{name: value for name, value in given.items() if value is not None},
     )
     return options, tuple(dict.fromkeys((*arguments.ignored, *unused)))

@@ -6,6 +6,7 @@ that prefix, or a name that is near. Nothing is opened here.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from mdata.errors import UsageError
@@ -26,6 +27,11 @@ def manifest_of(path: Path) -> Path | None:
     Raises:
         UsageError: neither a manifest nor a pair is there.
     """
+    if re.match(r"(s3|gs|az|hf|https?):/", str(path)):  # `Path` makes one slash of two
+        raise UsageError(
+            f"{path} is in object storage, and corpora are opened from a disk",
+            fix="copy the corpus first: its manifest and all files beside it that begin with its name or tokenizer-",
+        )
     if path.suffix == ".json":
         return path
     if path.name in ("", ".."):

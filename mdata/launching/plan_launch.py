@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mdata.errors import UsageError
 from mdata.launching.job_folder import Job, MergeHow
+from mdata.object_storage.address import is_address
 from mdata.preprocessing.partitions import Partitions
 from mdata.preprocessing.parts import MOST_PARTS, check_divisible
 from mdata.preprocessing.plan import plan_job
@@ -41,6 +42,11 @@ def plan_launch(
     if options.shard is not None:
         raise UsageError(f"--shard {options.shard}: the launcher gives each part its number", fix="leave it out")
     check_options(options)
+    if is_address(options.output_prefix):
+        raise UsageError(
+            f"output prefix {options.output_prefix}: the results of launched parts are merged from a shared folder",
+            expected="a path that all machines see; the input may be in object storage",
+        )
     chosen = PathFilter(options.include, options.exclude)
     files = find_inputs(options.input, format=options.input_format, filter=chosen, progress=progress).files
     check_divisible(replace(options, shard=f"1/{num_parts}"), files)

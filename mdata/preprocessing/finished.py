@@ -7,6 +7,7 @@ tokenizer and inputs; anything else is replaced only with --overwrite.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from mdata.indexed.pair_format import bin_path
 from mdata.manifest.io import load_manifest
 from mdata.manifest.sidecars import manifest_path
 from mdata.manifest.types import CorpusManifest
+from mdata.object_storage.address import Address
 from mdata.preprocessing.bad_rows import check_manifest
 from mdata.preprocessing.plan import Job, printable_path
 from mdata.preprocessing.resume import PendingCommit, difference, input_changed
@@ -38,7 +40,7 @@ class PreprocessResult:
     """
 
     manifests: dict[str, CorpusManifest]
-    paths: dict[str, Path]
+    paths: Mapping[str, Path | Address]
     finished_before: bool = False
     resumed: bool = False
 
@@ -50,13 +52,13 @@ def finished_before(job: Job) -> PreprocessResult | None:
         BadInputError: it has more bad rows than max_errors, which may be another one now.
     """
     paths = {name: manifest_path(prefix) for name, prefix in job.prefixes().items()}
-    if any(_not_ours(job, name, path) for name, path in paths.items()):
+    if any(not_ours(job, name, path=path) for name, path in paths.items()):
         return None
     for path in paths.values():
         if reason := _damage(path):
             job.progress.note(f"{path} will be made again: {reason}")
             return None
-    found = {name: _corpus_manifest(path) for name, path in paths.items()}
+    found = {name: corpus_manifest(path) for name, path in paths.items()}
     quarantine = job.options.quarantine
     has_bad_rows = any(found.provenance and any(found.provenance.skipped.values()) for found in found.values())
     if quarantine is not None and has_bad_rows and not Path(quarantine).is_file():
@@ -81,7 +83,7 @@ def check_replaced(job: Job, pending: PendingCommit) -> None:
     found = {path: reason for name, path in paths.items() if (reason := _obstacle(job, name, path, pending=pending))}
     quarantine = job.options.quarantine and Path(job.options.quarantine)
     if quarantine and quarantine.exists() and not pending.has_quarantine(quarantine):
-        ours = all(_not_ours(job, name, path) is None for name, path in paths.items())
+        ours = all(not_ours(job, name, path=path) is None for name, path in paths.items())
         found |= {} if ours else {quarantine: "the quarantine file of an unknown run"}
     lines = [f"{path}: {reason}" for path, reason in found.items()]
     if lines and not job.options.overwrite:
@@ -128,7 +130,7 @@ def stale_partitions(job: Job) -> list[str]:
         from mdata.manifest.lineage import lineage_of
 
         try:
-            found = lineage_of(_corpus_manifest(path))
+            found = lineage_of(corpus_manifest(path))
         except MdataError:
             continue
         if found is not None and found.role != "whole":
@@ -139,24 +141,29 @@ def stale_partitions(job: Job) -> list[str]:
 def _obstacle(job: Job, name: str, path: Path, *, pending: PendingCommit) -> str | None:
     """Why a result must not be replaced; None: it is one of this job, or there is none."""
     if path.exists():
-        return _not_ours(job, name, path)
+        return not_ours(job, name, path=path)
     files = [file for file in map(path.with_suffix, (".idx", ".bin")) if file.exists()]
     if not files or pending.has(path.with_suffix(".bin")):
         return None
     return f"{files[0].name} exists without a manifest"
 
 
-def _not_ours(job: Job, name: str, path: Path) -> str | None:
+def not_ours(job: Job, name: str, *, path: Path) -> str | None:
     """Why a manifest is not of a result of this job; None: it is."""
     if not path.is_file():
         return "it is not a file"
     try:
-        return _other_job(job, name, _corpus_manifest(path))
+        return _other_job(job, name, corpus_manifest(path))
     except MdataError as error:
         return str(error).splitlines()[0]
 
 
-def _corpus_manifest(path: Path) -> CorpusManifest:
+def corpus_manifest(path: Path) -> CorpusManifest:
+    """The manifest of a corpus.
+
+    Raises:
+        UsageError: that of a blend, or nothing. DamageError: it was altered.
+    """
     found = load_manifest(path)
     if not isinstance(found, CorpusManifest):
         raise UsageError(f"{path} is the manifest of a blend")

@@ -43,7 +43,7 @@ _EOD_SETTINGS = MappingProxyType(
         "SentencePieceTokenizer": "a model with an eos piece, and not --tokenizer-sentencepiece-legacy",
     }
 )
-_RESULT_ENDINGS = (".bin", ".idx", ".json", ".origins", ".bin.blake3")
+RESULT_ENDINGS = (".bin", ".idx", ".json", ".origins", ".bin.blake3")
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def _tokenizer_spec(options: PreprocessOptions) -> TokenizerSpec:
     )
 
 
-def printable_path(path: Path) -> str:
+def printable_path(path: os.PathLike[str]) -> str:
     """A path as text; bytes that are not UTF-8 become \\x.."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
@@ -237,7 +237,7 @@ def _check_names(job: Job) -> None:
             )
         seen[prefix] = name
     inputs = {file.path.resolve() for file in job.files}
-    results = {prefix.with_name(prefix.name + ending).resolve() for prefix in seen for ending in _RESULT_ENDINGS}
+    results = {prefix.with_name(prefix.name + ending).resolve() for prefix in seen for ending in RESULT_ENDINGS}
     if both := sorted(inputs & results):
         raise UsageError(
             f"{printable_path(both[0])} is an input and would be overwritten by a result",

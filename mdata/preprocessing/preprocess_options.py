@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from mdata.errors import UsageError
 from mdata.indexed.pair_format import BLOCK_BYTES
+from mdata.object_storage.address import is_address
 from mdata.sources.conversation import TRAIN_ON
 from mdata.sources.row_filter import RowFilter, parse_filter
 from mdata.sources.text_template import TextTemplate, parse_template
@@ -64,6 +65,8 @@ class PreprocessOptions:
         max_record_bytes: a longer line or document is a bad row.
         overwrite: replace results of this prefix that were made from other input or with other options.
         verify_input: hash the inputs again before continuing, even if size and modification time agree.
+        work_folder: where results are made whose output_prefix is an address (s3://, gs://, az://) before they are put
+            there.
         chunk_bytes: how much text a worker is given at once. The tokens are the same.
         checkpoint_s: seconds between journal records.
     """
@@ -103,6 +106,7 @@ class PreprocessOptions:
     max_record_bytes: int = 64 << 20
     verify_input: bool = False
     overwrite: bool = False
+    work_folder: str | None = None
     chunk_bytes: int = BLOCK_BYTES
     checkpoint_s: float = 5.0
 
@@ -179,6 +183,11 @@ def _check_names(options: PreprocessOptions) -> None:
             raise UsageError(f"key {key!r} cannot be part of a file name", fix="rename it in the input")
     if options.output_prefix.endswith("/") or not Path(options.output_prefix).name:
         raise UsageError(f"output prefix {options.output_prefix!r} has no name after its folder")
+    if options.work_folder is not None and not is_address(options.output_prefix):
+        raise UsageError(
+            f"work_folder={options.work_folder} has no effect: results at a path are made beside it",
+            fix="leave it out, or give an output prefix at s3://, gs:// or az://",
+        )
     if not all(text.isprintable() for text in (options.output_prefix, *options.json_keys)):
         raise UsageError(f"output prefix {options.output_prefix!r} is not plain UTF-8")
 

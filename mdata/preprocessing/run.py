@@ -7,11 +7,13 @@ tokenized. How an interrupted run is continued: mdata/preprocessing/resume.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 from mdata.errors import DamageError, os_errors_named
 from mdata.manifest.sidecars import manifest_path
+from mdata.object_storage.address import is_address
 from mdata.preprocessing.finalize import finalize_all
 from mdata.preprocessing.finished import PreprocessResult, check_replaced, finished_before, stale_partitions
 from mdata.preprocessing.journal import Journal
@@ -41,6 +43,18 @@ def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> Prepr
         StoppedError: stopped on request; run again to continue.
     """
     check_options(options)
+    if not is_address(options.output_prefix):
+        return _preprocess(options, progress)
+    from mdata.preprocessing.uploads import Uploads
+
+    uploads = Uploads(options, progress)
+    return uploads.publish(_preprocess(uploads.local_options, progress, elsewhere=uploads.finished))
+
+
+def _preprocess(
+    options: PreprocessOptions, progress: Progress, elsewhere: Callable[[Job], PreprocessResult | None] | None = None
+) -> PreprocessResult:
+    """A run with results at a path; `elsewhere` says which results of the job are finished in storage."""
     chosen = PathFilter(options.include, options.exclude)
     files = find_inputs(options.input, format=options.input_format, filter=chosen, progress=progress).files
     if options.shard is not None:
@@ -55,7 +69,7 @@ def preprocess(options: PreprocessOptions, progress: Progress = SILENT) -> Prepr
         job = plan_job(options, files, progress=progress, on_files_read=pool.preload)
         # If nothing is left to do, nothing is written, not even a lock: the folder may be read-only. What a run
         # left that died in its last moments is removed under the lock.
-        found = finished_before(job)
+        found = (elsewhere and elsewhere(job)) or finished_before(job)
         if found and not any(job.beside(ending).exists() for ending in ("journal", "lock")):
             progress.note(_ALREADY_FINISHED)
             return found

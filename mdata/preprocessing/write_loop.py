@@ -8,6 +8,7 @@ thread of its own (mdata/util/background.py).
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -155,7 +156,7 @@ class WriteLoop:
         if compared < first_chunk:
             raise self._changed(job.files[first_file].path, "is shorter than what was read of it before")
 
-    def _changed(self, path: Path, how: str) -> UsageError:
+    def _changed(self, path: os.PathLike[str], how: str) -> UsageError:
         journal = self.job.beside("journal")
         return UsageError(
             f"{printable_path(path)} {how}", fix=f"give the same input as before, or remove {journal} to start over"

@@ -65,7 +65,7 @@ def batch_starts(file: SourceFile) -> list[int]:
 
 def _batch_starts(file: SourceFile) -> list[int]:
     starts = []
-    with pa.memory_map(str(file.path)) as mapped:
+    with _opened(file) as mapped:
         # The end of a file must be there before anything else of it counts.
         expected = pa.ipc.open_file(mapped).num_record_batches if _is_file(mapped) else None
         mapped.seek(0 if expected is None else _STREAM_AT)
@@ -80,7 +80,17 @@ def _batch_starts(file: SourceFile) -> list[int]:
     return [0, *starts[1:]]
 
 
-def _is_file(mapped: pa.MemoryMappedFile) -> bool:
+def _opened(file: SourceFile) -> pa.NativeFile:
+    """The file as pyarrow reads it: mapped, or ranges of an object, of which the bounds of batches cost a pass more."""
+    facts = file.as_object
+    if facts is None:
+        return pa.memory_map(str(file.path))
+    from mdata.object_storage.reading import ObjectFile
+
+    return pa.PythonFile(ObjectFile(facts), mode="r")
+
+
+def _is_file(mapped: pa.NativeFile) -> bool:
     head = mapped.read(len(ARROW_FILE))
     mapped.seek(0)
     return bool(head == ARROW_FILE)
@@ -88,7 +98,7 @@ def _is_file(mapped: pa.MemoryMappedFile) -> bool:
 
 def _batches(file: SourceFile, spec: ReadSpec, *, first: int, stop: int, ends: list[int]) -> Iterator[pa.RecordBatch]:
     """The rows of record batches [first, stop); `ends` receives the rows at the end of each."""
-    with pa.memory_map(str(file.path)) as mapped:
+    with _opened(file) as mapped:
         schema = _open(mapped).schema
         mapped.seek(0)
         places = places_of(schema, spec, file=file)
@@ -106,7 +116,7 @@ def _batches(file: SourceFile, spec: ReadSpec, *, first: int, stop: int, ends: l
 
 
 def _open(
-    mapped: pa.MemoryMappedFile, options: pa.ipc.IpcReadOptions | None = None
+    mapped: pa.NativeFile, options: pa.ipc.IpcReadOptions | None = None
 ) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
     opener = pa.ipc.open_file if _is_file(mapped) else pa.ipc.open_stream
     return opener(mapped, options=options)
@@ -114,7 +124,7 @@ def _open(
 
 def _check_size(file: SourceFile) -> None:
     """A map of a file that became shorter must not be touched: the system would end the process."""
-    if os.stat(file.path).st_size < file.size_bytes:  # noqa: PTH116
+    if file.as_object is None and os.stat(file.path).st_size < file.size_bytes:  # noqa: PTH116
         raise UsageError(f"{file.path} became shorter while it was read", fix="give a file that nobody writes to")
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
-from typing import Literal
+from pathlib import Path, PurePath
+from typing import Any, Literal
 
 from mdata.errors import UsageError, few, os_errors_named
 
@@ -61,7 +61,7 @@ class PathFilter:
 
 def _check(name: str, pattern: str) -> None:
     try:
-        _expression(pattern.strip("/"))
+        pattern_expression(pattern.strip("/"))
     except re.error as error:
         raise UsageError(
             f"{name}: {pattern!r} is not a valid pattern", found=str(error), fix="put [ in brackets: [[]"
@@ -114,7 +114,7 @@ def files_below(
     """
     found = []
     for path, is_folder in _walk(folder, filter, skipped):
-        reason = None if is_folder else _reason(path, endings, known=known, folder=folder, filter=filter)
+        reason = None if is_folder else reason_to_skip(path, endings, known=known, folder=folder, filter=filter)
         if reason is None and not is_folder:
             found.append(path)
         elif reason is not None:
@@ -122,21 +122,22 @@ def files_below(
     return sorted(found)
 
 
-def is_result(path: Path) -> bool:
+def is_result(path: PurePath, exists: Callable[[Any], bool] = os.path.exists) -> bool:
     """Whether a file is one that preprocess writes: beside an .idx of the same name, or in a tokenizer folder.
 
     Results may be in the folder of the input; they are never input of the next run unless named explicitly.
+    `exists` says of a path beside it whether something is there.
     """
     if _TOKENIZER_FOLDER.fullmatch(path.parent.name) is not None:
         return True
     stems = [path.name.removesuffix(ending) for ending in _RESULTS if path.name.endswith(ending)]
-    return any(stem and path.with_name(f"{stem}.idx").exists() for stem in stems)
+    return any(stem and exists(path.with_name(f"{stem}.idx")) for stem in stems)
 
 
 def matches(pattern: str, parts: Sequence[str]) -> bool:
     """Whether a pattern matches a path below a folder, given by its parts, or a folder on the way to it."""
     inner = pattern.strip("/")
-    expression = _expression(inner)
+    expression = pattern_expression(inner)
     anchored = "/" in inner or pattern.startswith("/")
     last = len(parts) - pattern.endswith("/")
     tried = ("/".join(parts[:end]) if anchored else parts[end - 1] for end in range(1, last + 1))
@@ -176,14 +177,20 @@ def _folder_reason(path: Path, folder: Path, filter: PathFilter) -> Reason | Non
     return "excluded" if any(matches(pattern, parts) for pattern in filter.exclude) else None
 
 
-def _reason(
-    path: Path, endings: tuple[str, ...], *, known: tuple[str, ...], folder: Path, filter: PathFilter
+def reason_to_skip(
+    path: PurePath,
+    endings: tuple[str, ...],
+    *,
+    known: tuple[str, ...],
+    folder: PurePath,
+    filter: PathFilter,
+    exists: Callable[[Any], bool] = os.path.exists,
 ) -> Reason | None:
-    """Why a file is skipped; None: it is input."""
+    """Why a file below a folder is skipped; None: it is input. `exists` is that of `is_result`."""
     parts = path.relative_to(folder).parts
-    if path.name.startswith("."):
+    if any(part.startswith(".") for part in parts):
         return "hidden"
-    if is_result(path):
+    if is_result(path, exists):
         return "own result"
     if any(matches(pattern, parts) for pattern in filter.exclude):
         return "excluded"
@@ -201,7 +208,7 @@ _TOKENS = re.compile(
 
 
 @cache
-def _expression(pattern: str) -> re.Pattern[str]:
+def pattern_expression(pattern: str) -> re.Pattern[str]:
     """A glob pattern as an expression over a whole path."""
     parts = []
     for found in _TOKENS.finditer(pattern):

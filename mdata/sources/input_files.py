@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import glob
 import os
-import re
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from mdata.errors import UsageError, explain_os_error, few
+from mdata.object_storage.address import Address, is_address
+from mdata.object_storage.facts import ObjectFacts
 from mdata.progress import SILENT, Progress
 from mdata.sources.folder_files import PathFilter, SkippedFiles, files_below, is_result
 from mdata.sources.saved_datasets import without_metadata
@@ -36,19 +37,6 @@ _MAGIC: dict[bytes, Format] = {b"PAR1": "parquet", ARROW_FILE: "arrow", b"\xff\x
 # Read row by row, never as lines, and named by --input-format where they have no magic number of their own.
 _BINARY: tuple[Format, ...] = ("parquet", "arrow")
 _ALL = PathFilter()
-_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_FETCHED_BY = {
-    "s3": "aws s3 sync (or s5cmd)",
-    "gs": "gcloud storage rsync",
-    "hf": "hf download",
-    "az": "azcopy copy",
-    "abfs": "azcopy copy",
-    "abfss": "azcopy copy",
-    "r2": "rclone copy",
-    "http": "curl -LO",
-    "https": "curl -LO",
-    "hdfs": "hdfs dfs -get",
-}
 _UNSUPPORTED = {
     b"PK\x03\x04": "a zip archive",
     b"7z\xbc\xaf\x27\x1c": "a 7z archive",
@@ -83,14 +71,25 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One input file as it was when the work was planned; standard input is the path "-" without size and time."""
+    """One input file as it was when the work was planned; standard input is the path "-" without size and time.
 
-    path: Path
+    A file in object storage has an address in place of a path, and the version of the object.
+    """
+
+    path: Path | Address
     size_bytes: int
     modified_ns: int
     format: Format = "jsonl"
     compression: Compression = "none"
     section: Section | None = None
+    etag: str | None = None
+
+    @property
+    def as_object(self) -> ObjectFacts | None:
+        """The object, if it is one."""
+        if isinstance(self.path, Path):
+            return None
+        return ObjectFacts(self.path, self.size_bytes, self.modified_ns, self.etag)
 
     @property
     def disk_bytes(self) -> int:
@@ -100,7 +99,8 @@ class SourceFile:
     @property
     def streamed(self) -> bool:
         """Whether it must be read in order by one reader; of other files any chunk can be read by itself."""
-        return self.compression != "none" or self.format in ("parquet", "arrow", "warc") or self.path == STDIN
+        local = isinstance(self.path, Path) and self.path != STDIN
+        return self.compression != "none" or self.format in ("parquet", "arrow", "warc") or not local
 
 
 @dataclass(frozen=True)
@@ -138,18 +138,18 @@ def find_inputs(
         raise UsageError("no input is named", fix="give files, folders or patterns of .jsonl or .jsonl.gz")
     if format not in ("auto", *get_args(Format)):
         raise UsageError(f"input format {format!r}", expected=f"auto, {', '.join(get_args(Format))}")
-    if filter and not any(Path(name).is_dir() for name in inputs):
+    if filter and not any(is_address(name) or Path(name).is_dir() for name in inputs):
         raise UsageError(
             "--include and --exclude need a folder in the input", found=f"no folder among {few(list(map(str, inputs)))}"
         )
-    found: dict[Path, SourceFile] = {}
+    found: dict[Path | Address, SourceFile] = {}
     skipped = SkippedFiles()
     for name in inputs:
-        for path in _expand(str(name), format, filter, skipped):
-            real = path if path == STDIN else path.resolve()
+        for file in _expand(str(name), format, filter, skipped):
+            real = file.path if file.path == STDIN else file.path.resolve()
             if real in found:
-                raise UsageError(f"{path} is named twice in the input", fix="name each file once")
-            found[real] = _look_at(path, format)
+                raise UsageError(f"{file.path} is named twice in the input", fix="name each file once")
+            found[real] = file
     if skipped.counts:
         progress.note(f"skipped input: {skipped}")
     if filter.exclude and "excluded" not in skipped.counts:
@@ -157,29 +157,24 @@ def find_inputs(
     return Inputs(tuple(found.values()), skipped)
 
 
-def _refuse_remote(name: str) -> None:
-    scheme = _ADDRESS.match(name)
-    if scheme is None:
-        return
-    if scheme[1].lower() == "file":
-        raise UsageError(f"{name} is a URL", expected="a path", fix=name[len(scheme[0]) :] or "/")
-    how = _FETCHED_BY.get(scheme[1].lower(), "that storage's own tool")
-    raise UsageError(
-        f"{name}: mdata does not read object storage or URLs yet", expected="a path", fix=f"copy it first, with {how}"
-    )
+def _expand(
+    name: str, format: Literal["auto"] | Format, filter: PathFilter, skipped: SkippedFiles
+) -> Iterator[SourceFile]:
+    # A folder of a name like "http:" is a path; everything else of that form is an address.
+    if is_address(name) and not Path(name).exists():
+        return _of_storage(name, format, filter, skipped)
+    return (_look_at(path, format) for path in _paths(name, format, filter, skipped))
 
 
-def _expand(name: str, format: Literal["auto"] | Format, filter: PathFilter, skipped: SkippedFiles) -> Iterator[Path]:
+def _paths(name: str, format: Literal["auto"] | Format, filter: PathFilter, skipped: SkippedFiles) -> Iterator[Path]:
     path = Path(name)
     if path == STDIN and name == "-":
         yield STDIN
     elif path.is_dir():
         yield from _of_folder(name, format, filter, skipped)
     elif path.exists() or not glob.has_magic(name):
-        _refuse_remote(name)
         yield path
     else:
-        _refuse_remote(name)
         matches = sorted(m for m in glob.glob(name, recursive=True) if not Path(m).is_dir())  # noqa: PTH207
         for match in matches:
             if is_result(Path(match)):
@@ -193,9 +188,29 @@ def _expand(name: str, format: Literal["auto"] | Format, filter: PathFilter, ski
         yield from map(Path, taken)
 
 
-def _of_folder(name: str, format: Literal["auto"] | Format, filter: PathFilter, skipped: SkippedFiles) -> list[Path]:
+def _of_storage(
+    name: str, format: Literal["auto"] | Format, filter: PathFilter, skipped: SkippedFiles
+) -> Iterator[SourceFile]:
+    from mdata.sources.object_files import first_bytes, objects_of
+
+    known, endings = _endings(format)
+    found = objects_of(name, endings, known=known, filter=filter, skipped=skipped)
+    for facts, head in zip(found, first_bytes(found, HEAD_BYTES), strict=True):
+        refuse_foreign(facts.address, head)
+        kind = _format_of(facts.address, head, asked=format)
+        yield SourceFile(
+            facts.address, facts.size_bytes, facts.modified_ns, kind, compression_of(head), etag=facts.etag
+        )
+
+
+def _endings(format: Literal["auto"] | Format) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The endings of all formats, and of the requested one."""
     known = tuple(ending for endings in ENDINGS.values() for ending in endings)
-    endings = known if format == "auto" else ENDINGS[format]
+    return known, known if format == "auto" else ENDINGS[format]
+
+
+def _of_folder(name: str, format: Literal["auto"] | Format, filter: PathFilter, skipped: SkippedFiles) -> list[Path]:
+    known, endings = _endings(format)
     here = SkippedFiles()
     found = files_below(Path(name), endings, known=known, filter=filter, skipped=here)
     found = without_metadata(found, here)
@@ -255,7 +270,7 @@ def compression_of(head: bytes) -> Compression:
     return "xz" if head.startswith(b"\xfd7zXZ\0") else "none"
 
 
-def refuse_foreign(path: Path, head: bytes) -> None:
+def refuse_foreign(path: Path | Address, head: bytes) -> None:
     """Refuse file formats that mdata does not read.
 
     Raises:
@@ -272,7 +287,7 @@ def format_by_content(head: bytes) -> Format | None:
     return next((format for magic, format in _MAGIC.items() if head.startswith(magic)), None)
 
 
-def _format_of(path: Path, head: bytes, *, asked: Literal["auto"] | Format) -> Format:
+def _format_of(path: Path | Address, head: bytes, *, asked: Literal["auto"] | Format) -> Format:
     found = format_by_content(head)
     if asked == "auto":
         name = path.name.lower()
@@ -293,6 +308,12 @@ def check_unchanged(file: SourceFile) -> None:
     """
     if file.path == STDIN:
         return
+    if facts := file.as_object:
+        from mdata.object_storage.reading import check_same
+
+        check_same(facts)
+        return
+    assert isinstance(file.path, Path), "an object was checked above"
     try:
         now = file.path.stat()
     except OSError as error:

@@ -79,12 +79,22 @@ def _groups(file: SourceFile, opened: pq.ParquetFile) -> range:
 @contextmanager
 def _reader(file: SourceFile, **options: Any) -> Iterator[pq.ParquetFile]:
     """The file, open. What was read of it is right, whatever the system says when it is closed."""
-    opened = pq.ParquetFile(file.path, pre_buffer=False, buffer_size=_BUFFER_BYTES, **options)
+    opened = pq.ParquetFile(parquet_source(file), pre_buffer=False, buffer_size=_BUFFER_BYTES, **options)
     try:
         yield opened
     finally:
         with suppress(OSError):
             opened.close()
+
+
+def parquet_source(file: SourceFile) -> Any:
+    """What pyarrow opens: a path, or an object as a file."""
+    facts = file.as_object
+    if facts is None:
+        return file.path
+    from mdata.object_storage.reading import ObjectFile
+
+    return ObjectFile(facts)
 
 
 def _leaves(opened: pq.ParquetFile) -> list[str]:

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from mdata.errors import BadInputError
 from mdata.sources.input_files import Section, SourceFile
+from mdata.sources.parquet import parquet_source
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def _section(file: SourceFile, start: int, stop: int, *, chunk_bytes: int) -> Se
 def _row_groups(file: SourceFile) -> list[int]:
     """Where each row group begins if the bytes of the file are given to them by their sizes."""
     try:
-        footer = pq.read_metadata(file.path)
+        footer = pq.read_metadata(parquet_source(file))
         sizes = [footer.row_group(number).total_byte_size for number in range(footer.num_row_groups)]
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BadInputError(

@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import chain
+from pathlib import Path
 
 from mdata.errors import BadInputError, UsageError, explain_os_error
+from mdata.object_storage.facts import ObjectFacts
 from mdata.sources.decompress import READ_BYTES, DamagedError, TooLargeError, decompress
 from mdata.sources.input_files import HEAD_BYTES, STDIN, SourceFile, compression_of, format_by_content, refuse_foreign
 from mdata.sources.record_batch import ChunkContent, ReadSpec
@@ -25,14 +28,17 @@ _WAIT_S = 0.1
 def stream_chunks(
     file: SourceFile, chunk_bytes: int, *, spec: ReadSpec, whole: bool, stopped: Callable[[], bool]
 ) -> Iterator[ChunkContent]:
-    """The chunks of a compressed file or of standard input; if `whole`, the text is one chunk.
+    """The chunks of a compressed file, an object or standard input; if `whole`, the text is one chunk.
+
+    A section of an object is read from a little before its beginning.
 
     Raises:
         BadInputError: the compressed data is damaged, or takes too much memory.
         UsageError: the file cannot be read.
     """
     raw = _RawBytes(file, stopped)
-    text = _StreamText(raw)
+    begin, end = file.section[:2] if file.section and file.compression == "none" else (0, None)
+    text = _StreamText(raw, raw.start)
     try:
         if whole:
             data = read_start(text, spec)
@@ -44,14 +50,14 @@ def stream_chunks(
         if file.format == "warc":
             yield from _record_chunks(raw, text, chunk_bytes, longest=spec.max_record_bytes)
             return
-        start = 0
-        has_more = text.read(0, 1)
+        start = begin
+        has_more = bool(text.read(start, 1))
         while has_more:
-            stop = start + chunk_bytes
+            stop = start + chunk_bytes if end is None else min(start + chunk_bytes, end)
             data = read_span(text, start, stop=stop, format=file.format, spec=spec)
             text.drop(stop - MOST_LOOK_BACK)
             # Before the last chunk is yielded, everything after the text (checksums, padding) is read as well.
-            has_more = text.read(stop, 1)
+            has_more = stop != end and bool(text.read(stop, 1))
             yield ChunkContent(start, min(stop, text.end), data, raw.consumed())
             start = stop
     except DamagedError as error:
@@ -92,9 +98,15 @@ class _RawBytes:
         self.compression = file.compression
         self._stopped = stopped
         self._read = self._reported = 0
+        section = file.section if file.as_object and file.compression == "none" else None
+        self.start = max(section.start - MOST_LOOK_BACK, 0) if section else 0
 
     def __iter__(self) -> Iterator[bytes]:
+        if facts := self.file.as_object:
+            yield from decompress(self._blocks_of_object(facts), self.compression)
+            return
         if self.file.path != STDIN:
+            assert isinstance(self.file.path, Path), "an object was read above"
             with self.file.path.open("rb", buffering=0) as file:
                 yield from decompress(self._blocks(file.fileno()), self.compression)
             return
@@ -113,6 +125,16 @@ class _RawBytes:
         new, self._reported = self._read - self._reported, self._read
         return new
 
+    def _blocks_of_object(self, facts: ObjectFacts) -> Iterator[bytes]:
+        from mdata.object_storage.reading import blocks_ahead
+
+        with closing(blocks_ahead(facts, self.start)) as blocks:
+            for data in blocks:
+                if self._stopped():
+                    raise ClosedError
+                self._read += len(data)
+                yield data
+
     def _blocks(self, descriptor: int) -> Iterator[bytes]:
         while True:
             while self.file.path == STDIN and not select.select([descriptor], [], [], _WAIT_S)[0]:
@@ -130,10 +152,10 @@ class _RawBytes:
 class _StreamText:
     """A `Text` that is buffered from some offset on."""
 
-    def __init__(self, blocks: _RawBytes) -> None:
+    def __init__(self, blocks: _RawBytes, base: int) -> None:
         self._blocks = iter(blocks)
         self._buffer = bytearray()
-        self._base = 0
+        self._base = base
 
     @property
     def end(self) -> int:

@@ -1,0 +1,107 @@
+"""Addresses of objects: s3://bucket/key, gs://bucket/key, az://container/key, http(s)://host/path, hf://datasets/...
+
+Only text is looked at here. An address never holds a secret, because it is written into manifests, journals and
+messages: a URL with a password or a signed query is refused, and libraries find credentials by their own conventions.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from mdata.errors import UsageError
+
+SCHEMES = ("s3", "gs", "az", "http", "https", "hf")
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.S)
+_HUB = re.compile(r"datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?", re.S)
+_SAME = {"s3a": "s3", "gcs": "gs", "azure": "az"}
+_FETCHED_BY = {
+    "abfs": "azcopy copy, or as az://container/path",
+    "abfss": "azcopy copy, or as az://container/path",
+    "r2": "rclone copy, or as s3:// with AWS_ENDPOINT_URL",
+    "hdfs": "hdfs dfs -get",
+}
+
+
+@dataclass(frozen=True, order=True)
+class Address:
+    """Where an object is.
+
+    Attributes:
+        scheme: one of `SCHEMES`.
+        place: the bucket or container; of http the host with its port; of hf "owner/name" or "owner/name@revision".
+        key: the path there, without a slash in front.
+    """
+
+    scheme: str
+    place: str
+    key: str
+
+    def __str__(self) -> str:
+        inside = f"datasets/{self.place}" if self.scheme == "hf" else self.place
+        return f"{self.scheme}://{inside}/{self.key}"
+
+    def __fspath__(self) -> str:
+        """As text, for what prints paths; no file system opens it."""
+        return str(self)
+
+    @property
+    def name(self) -> str:
+        """The last part of the key."""
+        return self.key.rstrip("/").rpartition("/")[2]
+
+    def resolve(self) -> Address:
+        """An address has one form; the method is that of `Path`."""
+        return self
+
+    def with_key(self, key: str) -> Address:
+        """Another object at the same place."""
+        return Address(self.scheme, self.place, key)
+
+
+def is_address(name: object) -> bool:
+    """Whether a text is an address or URL of any scheme, and not a path."""
+    return _ADDRESS.fullmatch(str(name)) is not None
+
+
+def parse_address(text: str) -> Address:
+    """The address that a text is.
+
+    Raises:
+        UsageError: another scheme, no bucket, or a URL that holds credentials.
+    """
+    found = _ADDRESS.fullmatch(text)
+    assert found is not None, f"{text} is a path"
+    scheme, rest = found[1].lower(), found[2]
+    scheme = _SAME.get(scheme, scheme)
+    if scheme == "file":
+        raise UsageError(f"{text} is a URL", expected="a path", fix=rest or "/")
+    if scheme not in SCHEMES:
+        how = _FETCHED_BY.get(scheme, "that storage's own tool")
+        raise UsageError(
+            f"{scheme}:// is not a kind of storage that mdata reads",
+            expected=f"a path, or one of {', '.join(f'{one}://' for one in SCHEMES)}",
+            fix=f"copy it first, with {how}",
+        )
+    host = rest.partition("/")[0]
+    if "@" in host or (scheme in ("http", "https") and ("?" in rest or "#" in rest)):
+        # The text is not repeated: it may hold a secret.
+        raise UsageError(
+            f"a {scheme}:// address has a user name, query or fragment",
+            expected="a plain address, because addresses are written into manifests and messages",
+            fix="give credentials as the storage's own tools take them (docs/storage.md)",
+        )
+    if scheme == "hf":
+        return _of_hub(text, rest)
+    place, _, key = rest.partition("/")
+    if not place:
+        raise UsageError(f"{text} names no bucket", expected=f"{scheme}://BUCKET/KEY")
+    return Address(scheme, place, key)
+
+
+def _of_hub(text: str, rest: str) -> Address:
+    found = _HUB.fullmatch(rest)
+    if found is None:
+        raise UsageError(f"{text} is not in a dataset repository", expected="hf://datasets/OWNER/NAME[@REVISION]/PATH")
+    place = found[1] + (f"@{found[2]}" if found[2] else "")
+    return Address("hf", place, found[3] or "")

@@ -1,0 +1,94 @@
+"""Dataset repositories of the Hugging Face hub as addresses: where their files are, and which there are.
+
+Files are read by ordinary requests of ranges; only the list of files is an interface of the hub itself (the tree of a
+revision, in pages). HF_ENDPOINT, HF_TOKEN, HF_TOKEN_PATH and HF_HOME mean what they mean to `hf`. Nothing is read there
+unless an address names it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from mdata.errors import ResourceError, UsageError
+from mdata.object_storage.address import Address
+
+_TIMEOUT_S = 30
+_NEXT = re.compile(r'<([^>]+)>;\s*rel="next"')
+
+
+def hub_url(address: Address) -> str:
+    """Where the files of a repository's revision are."""
+    name, revision = _repository(address)
+    return f"{_endpoint()}/datasets/{name}/resolve/{quote(revision, safe='')}"
+
+
+def hub_options() -> dict[str, Any]:
+    """Options of an HTTP client: the token, if there is one."""
+    token = _token()
+    options: dict[str, Any] = {"allow_http": _endpoint().startswith("http://")}
+    return options | ({"default_headers": {"authorization": f"Bearer {token}"}} if token else {})
+
+
+def hub_files(address: Address) -> list[str]:
+    """The path of every file below an address, in the order of the hub.
+
+    Raises:
+        UsageError: no such repository, revision or folder, or no access. ResourceError: the hub does not answer.
+    """
+    name, revision = _repository(address)
+    folder = address.key.strip("/")
+    url = f"{_endpoint()}/api/datasets/{name}/tree/{quote(revision, safe='')}/{quote(folder)}?recursive=true"
+    found: list[str] = []
+    following: str | None = url.replace("/?", "?")
+    while following:
+        entries, following = _page(following, address)
+        found += [entry["path"] for entry in entries if entry["type"] == "file"]
+    return found
+
+
+def _page(url: str, address: Address) -> tuple[list[dict[str, Any]], str | None]:
+    """One page of the list, and where the next one is: on the hub itself, since the token goes along."""
+    if not url.startswith(f"{_endpoint()}/"):
+        raise ResourceError(f"listing {address}: the hub names a page on another host", fix="check HF_ENDPOINT")
+    token = _token()
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+            following = _NEXT.search(answer.headers.get("Link") or "")
+            return json.load(answer), following[1] if following else None
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403, 404):
+            raise UsageError(
+                f"listing {address}: no such dataset, revision or folder, or no access to it",
+                found=str(error.code),
+                fix="check the address; HF_TOKEN, or hf auth login, for private and gated ones",
+            ) from None
+        raise ResourceError(
+            f"listing {address}: the hub does not answer", found=str(error.code), fix="run again"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ResourceError(f"listing {address}: {type(error).__name__}", fix="run again; check HF_ENDPOINT") from None
+
+
+def _repository(address: Address) -> tuple[str, str]:
+    name, _, revision = address.place.partition("@")
+    return name, revision or "main"
+
+
+def _endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+
+
+def _token() -> str | None:
+    if token := os.environ.get("HF_TOKEN"):
+        return token
+    home = os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")
+    path = Path(os.environ.get("HF_TOKEN_PATH", Path(home, "token")))
+    return path.read_text(encoding="utf-8").strip() or None if path.is_file() else None

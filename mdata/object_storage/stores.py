@@ -1,0 +1,182 @@
+"""Connections to storage, by obstore, and its errors as ours.
+
+Credentials are found as each storage's own tools find them: environment, profile files, and the machine's role. obstore
+reads all but AWS profiles, which are read here. What a library says is never repeated as it is, since it may quote a
+signed URL or a header; kind, status and the server's error code are.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mdata.errors import MdataError, ResourceError, UsageError
+from mdata.object_storage.address import Address
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+TIMEOUT_S = 30
+RETRIES = 6
+FIRST_WAIT_S = 0.1
+_TOOLS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile (AWS_PROFILE), or a role; AWS_SKIP_SIGNATURE=true "
+    "for public buckets",
+    "gs": "gcloud auth application-default login, or GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or a managed identity",
+    "hf": "HF_TOKEN, or hf auth login",
+}
+# A library's words for: nobody told who we are, and the machine has no role either.
+_NO_CREDENTIALS = re.compile(
+    r"169\.254\.169\.254|metadata\.google|MissingSecretAccessKey|MissingAccessKeyId|[Mm]issing account", re.S
+)
+# Settings of a profile whose keys come from elsewhere.
+_INDIRECT = frozenset({"sso_session", "sso_start_url", "credential_process", "role_arn"})
+_UNUSABLE = frozenset({"InvalidPathError", "NotSupportedError", "ValueError"})
+_SECRETS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+
+
+def open_store(address: Address) -> ObjectStore:
+    """A connection to the place of an address. It may be used by several threads.
+
+    Raises:
+        UsageError: obstore is not installed, or what is configured is wrong.
+    """
+    try:
+        from obstore.store import HTTPStore, from_url
+    except ImportError:
+        raise UsageError(
+            f"{address} is in object storage, which needs the library obstore", fix='pip install "mdata[objects]"'
+        ) from None
+    how: dict[str, Any] = {
+        "client_options": {"timeout": timedelta(seconds=TIMEOUT_S), "connect_timeout": timedelta(seconds=5)},
+        "retry_config": {
+            "max_retries": RETRIES,
+            "retry_timeout": timedelta(seconds=60),
+            "backoff": {
+                "init_backoff": timedelta(seconds=FIRST_WAIT_S),
+                "max_backoff": timedelta(seconds=150 * FIRST_WAIT_S),
+                "base": 2,
+            },
+        },
+    }
+    with named_errors(address):
+        if address.scheme in ("http", "https"):
+            how["client_options"]["allow_http"] = address.scheme == "http"
+            return HTTPStore.from_url(f"{address.scheme}://{address.place}", **how)
+        if address.scheme == "hf":
+            from mdata.object_storage.hub import hub_options, hub_url
+
+            how["client_options"] |= hub_options()
+            return HTTPStore.from_url(hub_url(address), **how)
+        config = aws_config(os.environ) if address.scheme == "s3" else {}
+        if config.get("endpoint", "").startswith("http://") or "EMULATOR" in " ".join(os.environ):
+            how["client_options"]["allow_http"] = True
+        return from_url(f"{address.scheme}://{address.place}", **config, **how)
+
+
+def aws_config(environment: Mapping[str, str]) -> dict[str, Any]:
+    """What the AWS command line would use and obstore does not read: the profile, and the endpoint of S3 alone.
+
+    Args:
+        environment: AWS_PROFILE, AWS_SHARED_CREDENTIALS_FILE, AWS_CONFIG_FILE, AWS_ENDPOINT_URL_S3 and others.
+    """
+    config: dict[str, Any] = {}
+    profile = environment.get("AWS_PROFILE", "default")
+    home = Path(environment.get("HOME", "/"), ".aws")
+    known = _section(environment.get("AWS_SHARED_CREDENTIALS_FILE", home / "credentials"), profile)
+    settings = _section(
+        environment.get("AWS_CONFIG_FILE", home / "config"), profile if profile == "default" else f"profile {profile}"
+    )
+    found = settings | known
+    if "AWS_ACCESS_KEY_ID" not in environment:
+        config |= {name.removeprefix("aws_"): found[name] for name in _SECRETS if name in found}
+        if "access_key_id" not in config and found.keys() & _INDIRECT:
+            config["credential_provider"] = _by_boto3(profile)
+    if "region" in found and not {"AWS_REGION", "AWS_DEFAULT_REGION"} & environment.keys():
+        config["region"] = found["region"]
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    endpoint = next((environment[name] for name in names if environment.get(name)), found.get("endpoint_url"))
+    return config | ({"endpoint": endpoint} if endpoint else {})
+
+
+def _section(path: str | Path, name: str) -> dict[str, str]:
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read(path, encoding="utf-8")
+    except (configparser.Error, OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read", found=type(error).__name__) from None
+    return dict(parser[name]) if parser.has_section(name) else {}
+
+
+def _by_boto3(profile: str) -> Any:
+    try:
+        from boto3 import Session
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError:
+        raise UsageError(
+            f"the AWS profile {profile} has no keys, but a role, SSO or a program",
+            fix='pip install boto3, or eval "$(aws configure export-credentials --format env)"',
+        ) from None
+    return Boto3CredentialProvider(Session(profile_name=profile))
+
+
+@contextmanager
+def named_errors(address: Address, doing: str = "reading") -> Iterator[None]:
+    """Turn an error of obstore into one of ours that names the object; nothing of its text is repeated."""
+    try:
+        yield
+    except MdataError:
+        raise
+    except storage_errors() as error:
+        raise explained(error, address, doing=doing) from None
+
+
+def storage_errors() -> tuple[type[Exception], ...]:
+    """What obstore raises: its own errors, and Python's where they say the same (FileNotFoundError)."""
+    from obstore.exceptions import BaseError
+
+    return BaseError, OSError, ValueError
+
+
+def explained(error: Exception, address: Address, *, doing: str = "reading") -> MdataError:
+    """One error of obstore as ours: usage where the user's address or credentials are the cause, else resource."""
+    kind, text = type(error).__name__, str(error)
+    code = re.search(r"<Code>([A-Za-z]+)</Code>", text)
+    status = re.search(r"\b([45][0-9]{2}) [A-Z][a-z]+", text)
+    found = " ".join(part[1] for part in (status, code) if part) or None
+    place = f"{address.scheme}://{address.place}"
+    credentials = _TOOLS.get(address.scheme, "an address that needs none")
+    if code and code[1] in ("NoSuchBucket", "ContainerNotFound"):
+        return UsageError(f"{doing} {address}: there is no bucket {address.place}", found=found, fix="check its name")
+    if kind == "PreconditionError":
+        return changed(address)
+    if kind in ("NotFoundError", "FileNotFoundError"):
+        return UsageError(f"{doing} {address}: nothing is there", found=found, fix="check the address")
+    if kind in ("PermissionDeniedError", "UnauthenticatedError"):
+        return UsageError(f"{doing} {address}: {place} refuses these credentials", found=found, fix=credentials)
+    if _NO_CREDENTIALS.search(text):
+        return UsageError(f"{doing} {address}: no credentials for {place} were found", fix=credentials)
+    if kind in _UNUSABLE:
+        return UsageError(f"{doing} {address}: {kind.removesuffix('Error')}", fix="check the address")
+    return ResourceError(
+        f"{doing} {address}: the storage does not answer as it should",
+        found=found or kind,
+        fix="run again, which continues; if it stays, check the endpoint and the network",
+    )
+
+
+def changed(address: Address) -> UsageError:
+    """An object is another one than when it was first looked at."""
+    return UsageError(
+        f"{address} changed while it was read",
+        found="another version of the object",
+        expected="the version that was there when the work was planned",
+        fix="wait until the program that writes it has finished, and run again",
+    )

@@ -1,0 +1,150 @@
+"""Results in object storage: made in a work folder as always, then put there, the manifest last.
+
+The journal and the temporary files stay in the work folder, so a run that was stopped or killed continues there to the
+same bytes; what of the results is in storage already, by its hash, is not sent again. When all is there, the results in
+the work folder are removed. A manifest in storage that is of this very job means that nothing is left to do; one of
+another job is replaced only with --overwrite, and is removed before anything that it names is replaced. Two machines
+that write to one prefix at the same time are not kept apart: storage has no locks.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mdata.errors import UsageError, os_errors_named
+from mdata.indexed.mapped_files import hash_file
+from mdata.indexed.pair_format import bin_path
+from mdata.manifest.types import CorpusManifest
+from mdata.object_storage.address import Address, parse_address
+from mdata.object_storage.reading import object_there, read_range
+from mdata.object_storage.stores import open_store
+from mdata.object_storage.uploading import put_file, remove_object
+from mdata.preprocessing.finished import PreprocessResult, corpus_manifest, not_ours
+from mdata.preprocessing.plan import RESULT_ENDINGS, Job
+from mdata.preprocessing.preprocess_options import PreprocessOptions
+from mdata.progress import Progress
+from mdata.util.atomic_io import atomic_write
+
+
+class Uploads:
+    """The results of one run whose output prefix is an address.
+
+    Args:
+        options: checked; they name a work folder.
+        progress: receives notes.
+
+    Raises:
+        UsageError: an address that cannot be written to, or no work folder.
+    """
+
+    def __init__(self, options: PreprocessOptions, progress: Progress) -> None:
+        prefix = parse_address(options.output_prefix)
+        if prefix.scheme not in ("s3", "gs", "az"):
+            raise UsageError(f"{prefix}: mdata does not write to {prefix.scheme}://", expected="s3://, gs:// or az://")
+        if options.work_folder is None:
+            raise UsageError(
+                f"output prefix {prefix} is in object storage, and no work folder is named",
+                expected="--work-folder FOLDER on a disk with room for the results, which are made there first",
+            )
+        self._folder = prefix.with_key(prefix.key.removesuffix(prefix.name))
+        self._progress = progress
+        self._overwrite = options.overwrite
+        self.local_options = replace(options, output_prefix=str(Path(options.work_folder, prefix.name)))
+
+    def finished(self, job: Job) -> PreprocessResult | None:
+        """The results, if all of them are in storage already, made by this very job.
+
+        Raises:
+            UsageError: results of another job are there, and --overwrite was not given.
+        """
+        paths = {name: self._address(prefix, ".json") for name, prefix in job.prefixes().items()}
+        found: dict[str, CorpusManifest] = {}
+        others = []
+        with TemporaryDirectory() as folder:
+            for name, address in paths.items():
+                facts = object_there(address)
+                if facts is None:
+                    continue
+                path = Path(folder, address.name)
+                atomic_write(path, read_range(facts, 0, stop=facts.size_bytes))
+                if reason := not_ours(job, name, path=path):
+                    others.append(f"{address}: {reason}")
+                else:
+                    found[name] = corpus_manifest(path)
+        if others and not self._overwrite:
+            raise UsageError(
+                "other results already exist and are not replaced",
+                found="; ".join(others),
+                fix="another output prefix, or --overwrite (overwrite=True) to replace them",
+            )
+        for line in others:
+            self._progress.note(f"{line}; it will be replaced")
+        if len(found) < len(paths) or not all(self._is_whole(paths[name], found[name]) for name in paths):
+            return None
+        return PreprocessResult(found, dict(paths), finished_before=True)
+
+    def publish(self, result: PreprocessResult) -> PreprocessResult:
+        """Put results of the work folder into storage and remove them there.
+
+        Raises:
+            UsageError, ResourceError: the storage refused or failed; the same command continues from here.
+        """
+        local = {name: path for name, path in result.paths.items() if isinstance(path, Path)}
+        for path in local.values():
+            self._publish(path)
+        with os_errors_named("removing results from the work folder"):
+            for path in local.values():
+                path.unlink()  # the manifest first, so that the rest does not look finished
+                for file in _beside(path):
+                    file.unlink()
+            for path in local.values():
+                for folder in path.parent.glob("tokenizer-*"):
+                    shutil.rmtree(folder)
+        paths = {name: self._folder.with_key(self._folder.key + path.name) for name, path in local.items()}
+        return replace(result, paths={**result.paths, **paths})
+
+    def _publish(self, manifest: Path) -> None:
+        content = corpus_manifest(manifest)
+        folder = content.tokenizer.folder if content.tokenizer else None
+        files = {file: file.name for file in _beside(manifest)}
+        if folder is not None:
+            files |= {file: f"{folder}/{file.name}" for file in sorted((manifest.parent / folder).iterdir())}
+        address = self._folder.with_key(self._folder.key + manifest.name)
+        store = open_store(address)
+        with os_errors_named("reading the result"):
+            hashes = {file: hash_file(file) for file in (*files, manifest)}
+        there = object_there(address)
+        if there is not None and read_range(there, 0, stop=there.size_bytes) != manifest.read_bytes():
+            remove_object(address, store)
+        self._progress.begin(f"uploading {manifest.stem}", len(files) + 1, unit="files")
+        try:
+            for file, name in files.items():
+                put_file(file, self._folder.with_key(self._folder.key + name), file_hash=hashes[file], store=store)
+                self._progress.advance(1)
+            put_file(manifest, address, file_hash=hashes[manifest], store=store)
+            self._progress.advance(1)
+        finally:
+            self._progress.end()
+
+    def _address(self, prefix: Path, ending: str) -> Address:
+        return self._folder.with_key(f"{self._folder.key}{prefix.name}{ending}")
+
+    def _is_whole(self, manifest: Address, content: CorpusManifest) -> bool:
+        """Whether the pair beside a manifest is there, in its size."""
+        folder = manifest.key.removesuffix(manifest.name)
+        for shard in content.shards:
+            facts = object_there(manifest.with_key(f"{folder}{bin_path(Path(shard.path)).name}"))
+            if facts is None or facts.size_bytes != shard.bytes:
+                self._progress.note(f"{manifest} will be made again: its .bin is missing or has another size")
+                return False
+        return True
+
+
+def _beside(manifest: Path) -> Iterator[Path]:
+    """The files of a result besides its manifest and its tokenizer."""
+    names = (manifest.with_name(manifest.stem + ending) for ending in RESULT_ENDINGS if ending != ".json")
+    return (path for path in names if path.is_file())

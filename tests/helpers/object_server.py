@@ -1,0 +1,96 @@
+"""An S3-compatible server on loopback (moto), behind a proxy that breaks requests as networks do.
+
+Faults: the connection is reset, the answer is 503, its body is short, or it comes too late. `cut_after` lets through so
+many requests, breaks the next one in the middle of its body and refuses all that follow: what storage sees of a client
+that was killed there.
+"""
+
+from __future__ import annotations
+
+import http.client
+import random
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+FAULTS = ("reset", "503", "short", "slow")
+_HOP = {"connection", "transfer-encoding", "content-length", "server", "date"}
+
+
+class Proxy(ThreadingHTTPServer):
+    """Forwards to a server at (host, port), with faults."""
+
+    daemon_threads = True
+
+    def __init__(self, target, *, slow_s: float = 1.5):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.target, self.slow_s = target, slow_s
+        self.share, self.random, self.lock = 0.0, random.Random(7), threading.Lock()
+        self.faults, self.requests = Counter(), 0
+        self.cut_after = None
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def handle_error(self, request, client_address):
+        """Broken connections are the point."""
+
+    def fault(self):
+        with self.lock:
+            self.requests += 1
+            if self.cut_after is not None and self.requests > self.cut_after:
+                return "cut" if self.requests == self.cut_after + 1 else "refuse"
+            if self.random.random() >= self.share:
+                return None
+            # Each kind as often as the others; waiting for slow answers is what takes time.
+            kind = self.random.choices(FAULTS, (8, 8, 8, 1))[0]
+            self.faults[kind] += 1
+            return kind
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args):
+        """Nothing."""
+
+    def _reset(self):
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = True
+        self.connection.close()
+
+    def _serve(self):
+        fault = self.server.fault()
+        length = int(self.headers.get("Content-Length") or 0)
+        if fault == "cut":
+            self.rfile.read(length // 2)
+        if fault in ("cut", "refuse", "reset"):
+            return self._reset()
+        body = self.rfile.read(length)
+        if fault == "503":
+            self.send_response(503)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return None
+        if fault == "slow":
+            time.sleep(self.server.slow_s)
+        connection = http.client.HTTPConnection(*self.server.target)
+        connection.request(self.command, self.path, body, dict(self.headers))
+        answer = connection.getresponse()
+        data = answer.read()
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in _HOP:
+                self.send_header(name, value)
+        self.send_header("Content-Length", answer.getheader("Content-Length") or str(len(data)))
+        self.end_headers()
+        connection.close()
+        if self.command != "HEAD":
+            self.wfile.write(data[: len(data) // 2] if fault == "short" and data else data)
+        if fault == "short":
+            self._reset()
+        return None
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve

@@ -1,0 +1,44 @@
+"""A bucket on loopback for the tests of this folder, which are skipped where moto or obstore is missing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import urllib.request
+
+import pytest
+
+from tests.helpers.object_server import Proxy
+
+
+@pytest.fixture(scope="session")
+def server():
+    pytest.importorskip("obstore")
+    moto = pytest.importorskip("moto.server")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    running = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    proxy = Proxy(running.get_host_and_port())
+    yield proxy
+    proxy.shutdown()
+    running.stop()
+
+
+@pytest.fixture
+def bucket(server, monkeypatch, tmp_path):
+    """The address of an empty bucket; credentials are in the environment, as the AWS tools take them."""
+    server.share, server.cut_after, server.requests = 0.0, None, 0
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in (
+        ("AWS_ENDPOINT_URL", server.url),
+        ("AWS_ACCESS_KEY_ID", "AKIDTOBEHIDDEN"),
+        ("AWS_SECRET_ACCESS_KEY", "secrettobehidden"),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_EC2_METADATA_DISABLED", "true"),
+        ("HOME", str(tmp_path)),
+    ):
+        monkeypatch.setenv(name, value)
+    name = f"bucket{abs(hash(tmp_path)) % 10**12}"
+    urllib.request.urlopen(urllib.request.Request(f"{server.url}/{name}", method="PUT")).close()
+    return f"s3://{name}"
