@@ -6,11 +6,11 @@ that prefix, or a name that is near. Nothing is opened here.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from mdata.errors import UsageError
 from mdata.indexed.pair_format import idx_path
+from mdata.manifest.io import refuse_address
 
 _BARE_ENDINGS = (".bin", ".idx")
 _TEXT_ENDINGS = (".jsonl", ".txt", ".gz", ".zst", ".bz2", ".xz", ".parquet")
@@ -27,11 +27,7 @@ def manifest_of(path: Path) -> Path | None:
     Raises:
         UsageError: neither a manifest nor a pair is there.
     """
-    if re.match(r"(s3|gs|az|hf|https?):/", str(path)):  # `Path` makes one slash of two
-        raise UsageError(
-            f"{path} is in object storage, and corpora are opened from a disk",
-            fix="copy the corpus first: its manifest and all files beside it that begin with its name or tokenizer-",
-        )
+    refuse_address(path)
     if path.suffix == ".json":
         return path
     if path.name in ("", ".."):

@@ -5,6 +5,7 @@ checksum.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,25 @@ def load_manifest(path: Path) -> Manifest:
         UsageError: no such file, not a manifest, or one of a later version.
         DamageError: truncated, altered, or with a field that does not belong; names the JSON path.
     """
+    refuse_address(path)
     try:
         text = path.read_bytes()
     except OSError as error:
         raise explain_os_error(error, "reading a manifest") from error
     return parse_manifest(text, str(path))
+
+
+def refuse_address(path: Path) -> None:
+    """Refuse a path that was an address: what is read for training is mapped, so it has to be on a disk.
+
+    Raises:
+        UsageError: it begins with a scheme.
+    """
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)) and not path.exists():  # `Path` makes one slash of two
+        raise UsageError(
+            f"{str(path).replace(':/', '://', 1)} is in object storage, and corpora are opened from a disk",
+            fix="copy the corpus first: its manifest and all files beside it that begin with its name or tokenizer-",
+        )
 
 
 def parse_manifest(text: bytes, name: str) -> Manifest:

@@ -42,7 +42,7 @@ assert manifest.provenance.records == 3
 """
 PATHS = [
     Path("from `mdata.open` to tokens", "open", OPENING, files=14, lines=3_150, modules=41),
-    Path("from a line of JSON to .bin", "preprocess", PREPROCESSING, files=24, lines=4_420, modules=64),
+    Path("from a line of JSON to .bin", "preprocess", PREPROCESSING, files=24, lines=4_470, modules=64),
 ]
 TRACED = """
 import json, sys, threading

@@ -7,6 +7,7 @@ import json
 import threading
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +15,7 @@ import pytest
 
 import mdata
 from mdata import ResourceError, UsageError
+from mdata.manifest.io import load_manifest
 from mdata.object_storage import stores, uploading
 from mdata.object_storage.address import parse_address
 from mdata.object_storage.reading import list_objects, look_at_object, object_there, read_range
@@ -140,6 +142,14 @@ def test_no_secret_is_written(bucket, texts, tmp_path):
 def test_options_that_do_not_fit(texts, prefix, how, text):
     with pytest.raises(UsageError, match=text):
         run([texts], prefix, **how)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "https", "hdfs"])
+def test_corpora_and_blends_are_opened_from_a_disk(scheme):
+    address = f"{scheme}://b/x.json"
+    for opened in (mdata.open_corpus, mdata.open_blend, load_manifest):
+        with pytest.raises(UsageError, match=f"{address} is in object storage, and corpora are opened from a disk"):
+            opened(Path(address))
 
 
 class _Hub(BaseHTTPRequestHandler):
