@@ -41,8 +41,8 @@ options = mdata.PreprocessOptions(
 assert manifest.provenance.records == 3
 """
 PATHS = [
-    Path("from `mdata.open` to tokens", "open", OPENING, files=14, lines=3_150, modules=41),
-    Path("from a line of JSON to .bin", "preprocess", PREPROCESSING, files=24, lines=4_470, modules=64),
+    Path("from `mdata.open` to tokens", "open", OPENING, files=14, lines=3_150, modules=42),
+    Path("from a line of JSON to .bin", "preprocess", PREPROCESSING, files=24, lines=4_470, modules=68),
 ]
 TRACED = """
 import json, sys, threading
