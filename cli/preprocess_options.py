@@ -92,7 +92,7 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
     add("--on-error", nargs="+", action=_OnError, metavar="POLICY", help="stop (default), skip, or quarantine FILE")
     add("--quarantine", metavar="FILE", help="where --on-error quarantine writes bad rows")
     add("--max-errors", metavar="LIMIT", help="stop when there are more bad rows than this: 100, or 0.5%%")
-    add("--verify-input", action="store_true", help="on resume, hash the inputs again instead of trusting file times")
+    add("--verify-input", action="store_true", help="on resume, hash inputs again; do not trust file times")
 
 
 def _add_work(group: argparse._ArgumentGroup) -> None:
@@ -101,7 +101,7 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
     add("--engine", choices=engines, default="auto", help="which library tokenizes; default: the fastest exact one")
     add("--holdout", default="0", metavar="FRACTION", help="share of documents to hold out, as PREFIX_holdout_KEY_*")
     add("--shard", metavar="K/N", help="make part K of N; join them with mdata merge")
-    add("--work-folder", metavar="FOLDER", help="where results are made that go to s3://, gs:// or az://")
+    add("--work-folder", metavar="FOLDER", help="where results for s3://, gs://, az:// are made first")
     add("--overwrite", action="store_true", help="replace results made from other input or options")
     add("--dry-run", action="store_true", help="tokenize a sample, predict size and time, and write nothing")
 

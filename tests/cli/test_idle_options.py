@@ -51,7 +51,7 @@ IDLE = {
         "--no-tokenizer-sentencepiece-ignore-extra-whitespaces": [], "--tiktoken-pattern": ["v1"],
         "--tiktoken-num-special-tokens": ["9"], "--special-tokens-in-text": ["plain"], "--compat": ["megatron-2023"],
         "--include": ["*.gz"], "--exclude": ["*.gz"], "--quarantine": ["q", "--on-error", "skip"],
-        "--max-errors": ["5"], "--verify-input": [],
+        "--max-errors": ["5"], "--verify-input": [], "--work-folder": ["x"],
         **{name: {0: [], 1: ["7"], "+": ["7"]}[count] for name, count in preprocess_options.IGNORED.items()},
         **{name: ["x"] for name in preprocess_options.REFUSED},
     },
