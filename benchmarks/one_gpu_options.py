@@ -3,10 +3,11 @@
     python benchmarks/one_gpu_options.py [--shapes llama1b gpt1.3b] [--rows none selective ...] [--out FILE.json]
 
 Rows: `none`, `selective`, `full`, `full-4` (chunks of four layers) and `block-8` (the first eight layers) recompute;
-`documents` has rows of several documents with masks between them; `dropout` drops 10 % of the hidden features. Each
-row is a process of its own. Activations are what one microbatch adds to the memory that is held between steps: at the
-end of its forward pass (`kept`) and at most (`peak`); the estimate is the one that `mtrain plan` prints. Speed is
-measured as in one_gpu.py.
+`documents` has rows of several documents with masks between them; `dropout` drops 10 % of the hidden features;
+`deterministic` is run.deterministic; `reduced-sums` lets cuBLAS add parts of a product in bf16, which the trainer
+forbids. Each row is a process of its own. Activations are what one microbatch adds to the memory that is held between
+steps: at the end of its forward pass (`kept`) and at most (`peak`); the estimate is the one that `mtrain plan` prints.
+Speed is measured as in one_gpu.py.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import join_world
 from trainer.plan.memory import activation_bytes
 from trainer.plan.plan import make_plan
+from trainer.run.determinism import make_deterministic
 
 RECOMPUTE = {
     "none": RecomputeSection(),
@@ -50,7 +52,7 @@ RECOMPUTE = {
     "full-4": RecomputeSection(mode="full", layers=4),
     "block-8": RecomputeSection(mode="full", method="block", layers=8),
 }
-ROWS = (*RECOMPUTE, "documents", "dropout")
+ROWS = (*RECOMPUTE, "documents", "dropout", "deterministic", "reduced-sums")
 DOCUMENT_TOKENS = (700, 90, 1200, 37)  # lengths of documents, in turn
 
 
@@ -59,6 +61,10 @@ def row_config(name: str, shape: str) -> RunConfig:
     config = run_config(shape)
     if name in RECOMPUTE:
         return dataclasses.replace(config, recompute=RECOMPUTE[name])
+    if name == "deterministic":
+        return dataclasses.replace(config, run=dataclasses.replace(config.run, deterministic=True))
+    if name == "reduced-sums":
+        return config
     if name == "documents":
         return dataclasses.replace(config, data=dataclasses.replace(config.data, document_masks=True))
     return dataclasses.replace(config, model=dataclasses.replace(config.model, hidden_dropout=0.1))
@@ -85,7 +91,10 @@ def with_documents(batch: Microbatch) -> Microbatch:
 def measure_row(name: str, shape: str) -> dict[str, Any]:
     """Speed and memory of one row."""
     config = row_config(name, shape)
+    make_deterministic(config)
     plan, world = make_plan(config, 1, facts=None), join_world(Mesh(1))
+    if name == "reduced-sums":
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
     batches = random_batches(plan, world.device)
     if name == "documents":
         batches = [with_documents(batch) for batch in batches]
@@ -120,7 +129,7 @@ def activations(model: Any, batch: Microbatch) -> dict[str, float]:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     held = torch.cuda.memory_allocated()
-    (loss,) = model((), batch)
+    loss, *_ = model((), batch)
     kept, forward = torch.cuda.memory_allocated() - held, torch.cuda.max_memory_allocated() - held
     torch.autograd.backward(loss)
     torch.cuda.synchronize()

@@ -6,6 +6,7 @@ is called (seen with 2.11), and every run compares what it calls with the plain 
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.util
 import inspect
@@ -68,16 +69,20 @@ class _Library:
 
 
 def _share_cudnn() -> None:
-    """Point the library to the cuDNN that PyTorch has loaded.
+    """Make the library use the cuDNN that PyTorch has loaded, all of its parts.
 
     By itself it takes one of the system first. Two versions in a process mix: loading fails with an undefined symbol,
-    or PyTorch sees the older one and gives up cuDNN's attention, which took 10 % of a step.
+    or PyTorch sees the older one and gives up cuDNN's attention, which took 10 % of a step. PyTorch loads the parts
+    only when it first needs them, and the library is linked to each of them by name; so all are loaded here.
     """
     if "CUDNN_HOME" in os.environ or "CUDNN_PATH" in os.environ:
         return
     loaded = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     if paths := [line.split(maxsplit=5)[5] for line in loaded if "/libcudnn.so" in line]:
-        os.environ["CUDNN_PATH"] = str(Path(paths[0]).parent)
+        folder = Path(paths[0]).parent
+        os.environ["CUDNN_PATH"] = str(folder)
+        for part in sorted(folder.glob("libcudnn*.so.*")):
+            ctypes.CDLL(str(part), mode=ctypes.RTLD_GLOBAL)
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -120,20 +121,27 @@ def test_every_example_belongs_to_a_key():
     assert set(self_test.EXAMPLES) <= set(GROUPS)
 
 
-MAPS = "7f00-7f01 r-xp 00000000 08:01 42    /torch/nvidia/cudnn/lib/libcudnn.so.9\n7f02 r--p 0 0:0 0\n"
-
-
-@pytest.mark.parametrize(
-    ("maps", "given", "expected"),
-    [(MAPS, None, "/torch/nvidia/cudnn/lib"), (MAPS, "/other", "/other"), ("7f02 r--p 0 0:0 0 \n", None, None)],
-)
-def test_the_library_takes_the_cudnn_that_is_loaded(maps, given, expected, monkeypatch):
+@pytest.mark.parametrize("given", [None, "/other"])
+def test_the_library_takes_every_part_of_the_cudnn_that_is_loaded(tmp_path, monkeypatch, given):
     """Two versions of cuDNN in a process either fail to load or lose its attention."""
     monkeypatch.delenv("CUDNN_HOME", raising=False)
     monkeypatch.setenv("CUDNN_PATH", given or "")
     if given is None:
         monkeypatch.delenv("CUDNN_PATH")
+    names = ["libcudnn.so.9", "libcudnn_adv.so.9", "libcudnn_graph.so.9"]
+    for name in (*names, "libother.so.9"):
+        (tmp_path / name).touch()
+    maps = f"7f00-7f01 r-xp 00000000 08:01 42    {tmp_path}/libcudnn.so.9\n7f02 r--p 0 0:0 0\n"
+    loaded: list[str] = []
+    monkeypatch.setattr(transformer_engine.ctypes, "CDLL", lambda path, mode: loaded.append(Path(path).name))
     monkeypatch.setattr(transformer_engine.Path, "read_text", lambda *_, **__: maps)
     transformer_engine._share_cudnn()
-    assert os.environ.get("CUDNN_PATH") == expected
-    monkeypatch.delenv("CUDNN_PATH", raising=False)
+    assert (os.environ["CUDNN_PATH"], loaded) == ((given, []) if given else (str(tmp_path), names))
+
+
+def test_without_cudnn_in_the_process_the_library_takes_its_own(monkeypatch):
+    for name in ("CUDNN_HOME", "CUDNN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(transformer_engine.Path, "read_text", lambda *_, **__: "7f02 r--p 0 0:0 0 \n")
+    transformer_engine._share_cudnn()
+    assert "CUDNN_PATH" not in os.environ
