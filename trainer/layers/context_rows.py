@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.parallel.collectives import Group, gather_sequence
+from trainer.parallel.collectives import Group
+from trainer.parallel.conjugates import gather_sequence
 from trainer.parallel.context import chunk_ends, chunk_order
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainer.layers.base import Layer, MainGradients, Parallel, add_rows
-from trainer.parallel.collectives import reduce_from_group, scatter_sequence
+from trainer.parallel.conjugates import reduce_from_group, scatter_sequence
 from trainer.parallel.params import vocabulary_range
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from trainer.kernels.plain import add_product
 from trainer.kernels.table import Kernels
-from trainer.layers.base import Parallel, add_weight_gradient
+from trainer.layers.base import add_weight_gradient
 from trainer.layers.embedding import VocabularyEmbedding
-from trainer.parallel.collectives import all_gather, all_reduce_
+from trainer.parallel.collectives import all_reduce_
 
 CHUNK_TOKENS = 2048  # bounds the logits that exist at a time; 4,096 were no faster (docs/design/one-gpu.md)
 
@@ -110,23 +110,6 @@ class _HeadLoss(torch.autograd.Function):
 def capped(logits: Tensor, cap: float) -> Tensor:
     """cap * tanh(logits / cap), computed in at least fp32 (Gemma 2); the logits themselves where cap is 0."""
     return ((logits.to(_wide(logits)) / cap).tanh() * cap).to(logits.dtype) if cap else logits
-
-
-def gather_logits(logits_NV: Tensor, parallel: Parallel) -> Tensor:
-    """The columns of all tp ranks: [N, V of this rank] -> [N, V]; each rank's gradient is that of its own columns."""
-    return logits_NV if parallel.tp.size == 1 else _GatherColumns.apply(logits_NV, parallel)
-
-
-class _GatherColumns(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_NV: Tensor, parallel: Parallel) -> Tensor:
-        width = x_NV.shape[1]
-        ctx.mine = slice(parallel.tp.rank * width, (parallel.tp.rank + 1) * width)
-        return all_gather(x_NV.t().contiguous(), parallel.tp).t()
-
-    @staticmethod
-    def backward(ctx: Any, grad_NV: Tensor) -> tuple[Tensor, None]:
-        return grad_NV[:, ctx.mine].contiguous(), None
 
 
 def _log_total(

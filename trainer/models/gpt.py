@@ -26,7 +26,7 @@ from trainer.layers.block_hooks import BlockHooks, enter_block, leave_block
 from trainer.layers.context_rows import ContextRows
 from trainer.layers.dropout import Dropout, TokenPlaces, token_places
 from trainer.layers.embedding import PositionEmbedding, VocabularyEmbedding
-from trainer.layers.head import capped, gather_logits, head_loss
+from trainer.layers.head import capped, head_loss
 from trainer.layers.linear import column_product
 from trainer.layers.mlp import MLP
 from trainer.layers.norm import Norm
@@ -36,6 +36,7 @@ from trainer.layers.rope import Rotation, rotation
 from trainer.models.gpt_shape import GPTShape, attention_shape, mlp_shape
 from trainer.models.stage import Microbatch, Tensors, summed
 from trainer.parallel.collectives import Group
+from trainer.parallel.conjugates import gather_columns
 from trainer.parallel.params import Place
 
 LossFunction = Callable[[Tensor, Microbatch], Tensor]
@@ -188,7 +189,7 @@ class GPT(nn.Module):
         return leave_block(self.hooks, self.hooked[-1], x=logits_BSV)
 
     def _whole_logits(self, x_ND: Tensor, branch_ND: Tensor | None, batch: Microbatch) -> Tensor:
-        logits_NV = gather_logits(self._local_logits(x_ND, branch_ND), self.parallel)
+        logits_NV = gather_columns(self._local_logits(x_ND, branch_ND), self.parallel.tp)
         return logits_NV[:, : self.shape.vocab_size].unflatten(0, batch.tokens_BS.shape)
 
     def _local_logits(self, x_ND: Tensor, branch_ND: Tensor | None) -> Tensor:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from trainer.config.sections import RecomputeSection
 from trainer.layers.recompute_chunks import chunks
+from trainer.models.gpt_params import num_parameters
 from trainer.models.gpt_shape import GPTShape, block_scores
 from trainer.parallel.params import Place
 
@@ -121,3 +122,16 @@ def _sent(shape: GPTShape, place: Place, *, runs: int, blocks: int) -> float:
     """Numbers that a token costs on the wire of tp; the weight's product hides about 40 % of those in backward."""
     once = shape.hidden_size * (place.tp_size - 1) / place.tp_size  # a gather, or a reduction to shares
     return once * (4 * runs + 6 * 0.6 * blocks)
+
+
+def flops_per_token(shape: GPTShape, sequence_length: int) -> int:
+    """Operations of forward and backward per token: 6 N + 12 L H S (Chowdhery et al. 2022, PaLM, appendix B).
+
+    N counts the parameters that are multiplied: all but the tables that are only looked up (learned
+    positions, an untied embedding). L layers, H = heads x head_dim, S = sequence length; the half of the
+    attention matrix that a causal mask hides is counted, as is usual, so that figures compare.
+    """
+    lookups = shape.max_position * shape.hidden_size if shape.position == "learned" else 0
+    lookups += 0 if shape.tie_embeddings else shape.vocab_size * shape.hidden_size
+    attention = 12 * shape.num_layers * shape.num_heads * shape.head_dim * sequence_length
+    return 6 * (num_parameters(shape) - lookups) + attention

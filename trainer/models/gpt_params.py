@@ -178,16 +178,3 @@ class _Table:
     def _add(self, name: str, local: tuple[int, ...], pieces: Sequence[Piece], **rules: Any) -> None:
         spec = ParamSpec(name=name, shape=local, pieces=tuple(pieces), block=self.block, **rules)
         self.specs.append(spec)
-
-
-def flops_per_token(shape: GPTShape, sequence_length: int) -> int:
-    """Operations of forward and backward per token: 6 N + 12 L H S (Chowdhery et al. 2022, PaLM, appendix B).
-
-    N counts the parameters that are multiplied: all but the tables that are only looked up (learned
-    positions, an untied embedding). L layers, H = heads x head_dim, S = sequence length; the half of the
-    attention matrix that a causal mask hides is counted, as is usual, so that figures compare.
-    """
-    lookups = shape.max_position * shape.hidden_size if shape.position == "learned" else 0
-    lookups += 0 if shape.tie_embeddings else shape.vocab_size * shape.hidden_size
-    attention = 12 * shape.num_layers * shape.num_heads * shape.head_dim * sequence_length
-    return 6 * (num_parameters(shape) - lookups) + attention

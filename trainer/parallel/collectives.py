@@ -1,10 +1,9 @@
 """Every collective of the trainer, each over an explicit group of ranks.
 
-Whoever audits communication reads this page: no other file calls torch.distributed for data. The first half are
-plain functions on tensors and objects; the second half are autograd functions in conjugate pairs (Shoeybi et al.
-2019, "Megatron-LM", f and g; Korthikanti et al. 2022, "Reducing Activation Recomputation", their sequence-parallel
-forms). Over a group of one each returns its input, so that one rank and many run the same code. Functions
-return new tensors; those that write into their argument end in `_`.
+Whoever audits communication reads this page: no other file calls torch.distributed for data. Over a group of one each
+returns its input, so that one rank and many run the same code. Functions return new tensors; those that write into
+their argument end in `_`, and those that only begin, and give what may still be on its way, begin with `start_`.
+conjugates.py has those that autograd goes through.
 """
 
 from __future__ import annotations
@@ -199,69 +198,6 @@ def gather_objects(value: T, group: Group) -> list[T]:
     out: list[Any] = [None] * group.size
     dist.all_gather_object(out, value, group=group.group)
     return out
-
-
-def copy_to_group(x: Tensor, group: Group) -> Tensor:
-    """Forward: identity. Backward: all-reduce. (f; the conjugate of reduce_from_group.)"""
-    return x if group.size == 1 else _Copy.apply(x, group)
-
-
-def reduce_from_group(x: Tensor, group: Group) -> Tensor:
-    """Forward: all-reduce. Backward: identity. (g; the conjugate of copy_to_group.)"""
-    return x if group.size == 1 else _Reduce.apply(x, group)
-
-
-def gather_sequence(x: Tensor, group: Group) -> Tensor:
-    """Forward: all-gather along dim 0. Backward: reduce-scatter. (Conjugate of scatter_sequence.)"""
-    return x if group.size == 1 else _GatherSequence.apply(x, group)
-
-
-def scatter_sequence(x: Tensor, group: Group) -> Tensor:
-    """Forward: reduce-scatter along dim 0. Backward: all-gather. (Conjugate of gather_sequence.)"""
-    return x if group.size == 1 else _ScatterSequence.apply(x, group)
-
-
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return all_reduce_(grad.clone(memory_format=torch.contiguous_format), ctx.group), None
-
-
-class _Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        return all_reduce_(x.clone(memory_format=torch.contiguous_format), group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
-
-
-class _GatherSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return all_gather(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return reduce_scatter(grad, ctx.group), None
-
-
-class _ScatterSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return reduce_scatter(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return all_gather(grad, ctx.group), None
 
 
 def _start_reduce_scatter(out: Tensor, x: Tensor, group: Group) -> Pending:

@@ -1,4 +1,4 @@
-"""Every conjugate pair against its single-process twin: values and gradients."""
+"""Every collective that autograd goes through against its single-process twin: values and gradients."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from tests.helpers.ranks import run_ranks
-from trainer.parallel import collectives
+from trainer.parallel import collectives, conjugates
 from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
 
-PAIRS = ["copy_to_group", "reduce_from_group", "gather_sequence", "scatter_sequence"]
+PAIRS = ["reduce_from_group", "gather_sequence", "scatter_sequence"]
 
 
 def _inputs(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -23,7 +23,7 @@ def _forward_and_backward(context, name):
     x, upstream = (t.to(world.device) for t in _inputs(context.rank))
     x.requires_grad_()
     before = x.detach().clone()
-    y = getattr(collectives, name)(x, world.groups["tp"])
+    y = getattr(conjugates, name)(x, world.groups["tp"])
     grad = upstream.repeat(context.world, 1)[: len(y)] if name == "gather_sequence" else upstream[: len(y)]
     y.backward(grad)
     assert torch.equal(x.detach(), before), "the input was written to"
@@ -39,17 +39,13 @@ def test_pair_equals_the_single_process_twin(name, world):
     total = torch.stack(inputs).sum(0)
     part = 4 // world
     outputs = {
-        # Under copy every rank consumes the one x that all hold: its gradient is what all ranks send back.
-        "copy_to_group": inputs,
         "reduce_from_group": [total] * world,
         "gather_sequence": [torch.cat(inputs)] * world,
         "scatter_sequence": list(total.split(part)),
     }[name]
     for rank, (y, grad, x_grad) in enumerate(results):
         torch.testing.assert_close(y, outputs[rank].detach(), rtol=0, atol=1e-14)
-        if name == "copy_to_group":
-            expected = torch.stack([g for _, g, _ in results]).sum(0)
-        elif name == "reduce_from_group":
+        if name == "reduce_from_group":
             expected = grad
         else:
             score = sum((o * g).sum() for o, (_, g, _) in zip(outputs, results, strict=True))
@@ -60,7 +56,7 @@ def test_pair_equals_the_single_process_twin(name, world):
 @pytest.mark.parametrize("name", PAIRS)
 def test_axis_of_one_returns_its_input(name):
     x = torch.randn(4, 3)
-    assert getattr(collectives, name)(x, Group.single("tp")) is x
+    assert getattr(conjugates, name)(x, Group.single("tp")) is x
 
 
 def _objects(context):
