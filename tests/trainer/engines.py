@@ -97,7 +97,7 @@ def logical(owned: Ownership, state: torch.Tensor) -> list[tuple[str, Any, np.nd
 
 def reduced(engine: Engine, divisor: Any = 1) -> list[tuple[str, Any, np.ndarray]]:
     """The rank's part of the gradients as the optimizer sees them, over a divisor."""
-    engine.optimizer.reduce()
+    engine.optimizer.reducer.finish()
     runs = engine.buffers.owned.runs
     flat = torch.cat([engine.buffers.gradients.view(run.start, run.stop) for run in runs])
     return logical(engine.buffers.owned, flat / divisor)

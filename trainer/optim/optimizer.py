@@ -3,8 +3,8 @@
 `Optimizer.step`
 1. reduces: waits until each bucket of gradients is summed over its data-parallel ranks (reducer.py), and sums what
    copies along other axes hold partial gradients of;
-2. updates: the main weights by the rule of the settings (matrices under Muon by muon.py). Division by the number of
-   loss tokens, which no rank had to know before backward, and clipping by the global norm are one factor;
+2. updates: the main weights by the rule of the settings (under Muon matrices by matrix_update.py). Division by the
+   number of loss tokens, which no rank had to know before backward, and clipping by the global norm are one factor;
 3. gathers: begins to gather the new parameters of each bucket, in place (gathers.py); blocks wait for their own.
 Main weights and moments are those of the runs that a rank owns, or of all under `sharding = "none"`. A step is a
 transaction: when the norm is not finite nothing changes. All of it is decided on the device: nothing here waits for the
@@ -28,12 +28,11 @@ from trainer.optim.buffers import Buffers
 from trainer.optim.gathers import ParameterGathers
 from trainer.optim.hooks import DataParallelHooks
 from trainer.optim.layout import BufferLayout, Ownership
-from trainer.optim.muon import Part, Round, exchanged, iterations, make_rounds, parts_of, update_scale
+from trainer.optim.matrix_update import MatrixUpdate
 from trainer.optim.reducer import GradientReducer
-from trainer.parallel.collectives import Group, all_reduce_, gather_objects
+from trainer.optim.squares import sum_of_squares
+from trainer.parallel.collectives import Group, all_reduce_
 from trainer.parallel.params import is_first_copy
-
-NORM_BLOCK = 1024  # elements whose squares are summed in the gradient's own precision; the blocks are summed in fp64
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +76,11 @@ class Optimizer:
         held = buffers.layout.everything() if whole else buffers.owned
         rest = held
         self.holds = {"weight": held}
-        self._rounds: tuple[Round, ...] = ()
+        self._matrices: MatrixUpdate | None = None
         if settings.name == "muon":
             matrices, rest = held.only(matrix=True), held.only(matrix=False)
             self.holds |= dict.fromkeys(MOMENTS["muon"], matrices)
-            self._rounds = stage_rounds(matrices, groups, copies=("data",) if whole else ())
+            self._matrices = MatrixUpdate(buffers, settings, held=matrices, groups=groups, kernels=kernels)
         self._rule = rule_of(settings.name, matrix=False)
         self.holds |= dict.fromkeys(MOMENTS[self._rule], rest)
         self.owns = {name: runs.within(buffers.owned) for name, runs in self.holds.items()}
@@ -94,7 +93,9 @@ class Optimizer:
         self._shrunk = groups["data"].size if buffers.gradients.values.dtype == torch.float16 else 1
         self._steps = torch.zeros((), dtype=torch.float64, device=self.state["weight"].device)
         self.gathers = ParameterGathers(buffers, groups, overlap=settings.overlap_param_gather)
-        self.reducer = GradientReducer(buffers, groups, overlap=settings.overlap_grad_reduce, shrink=self._shrunk)
+        self.reducer = GradientReducer(
+            buffers, groups, held=held, overlap=settings.overlap_grad_reduce, shrink=self._shrunk
+        )
         self.hooks = DataParallelHooks(self.gathers, self.reducer)
 
     @property
@@ -121,7 +122,7 @@ class Optimizer:
             scale: fp64 scalar by which gradients were multiplied; None: 1.
         """
         self.gathers.release()
-        self.reduce()
+        self.reducer.finish()
         sums = all_reduce_(torch.cat((self._square().view(1), totals)), self.groups["world"])
         divisor = (sums[1] if scale is None else sums[1] * scale) / self._shrunk
         norm = sums[0].sqrt() / divisor
@@ -149,15 +150,6 @@ class Optimizer:
             weight = self.state["weight"][run.first : run.first + run.stop - run.start]
             self.buffers.parameters.view(run.start, run.stop).copy_(weight)
         self._gather()
-
-    def reduce(self) -> None:
-        """The kept gradients become those of the loss's sum; what of them lies outside the owned runs may not."""
-        self.reducer.finish()
-        gradients, held = self.buffers.gradients, self.holds["weight"]
-        for axis in ("tp", "kv", "ends"):
-            parts = [gradients.view(s.start, s.stop) for _, s in held.segments() if axis in s.rules.partial]
-            if parts and self.groups[axis].size > 1:
-                _sum_together(parts, self.groups[axis])
 
     def _gather(self) -> None:
         for number in reversed(range(len(self.buffers.layout.buckets))):  # in the order of use
@@ -196,33 +188,11 @@ class Optimizer:
                     applied,
                     (*constants, decay if rules.decay else 0.0),
                 )
-            if not self._rounds:
+            if self._matrices is None:
                 self.gathers.updated(number)
-        if self._rounds:
-            self._update_matrices(factor, (rate, decay), applied)
+        if self._matrices is not None:
+            self._matrices.update_(self._view, factor, rates=(rate, decay), applied=applied)
             self._gather()
-
-    def _update_matrices(self, factor: Tensor, rates: tuple[Tensor, float | Tensor], applied: Tensor) -> None:
-        """Muon's part of an update."""
-        settings, buffers, (rate, decay) = self.settings, self.buffers, rates
-        dtype = torch.bfloat16 if buffers.parameters.values.itemsize == 2 else buffers.parameters.values.dtype
-        constants = (settings.muon_momentum, settings.muon_nesterov)
-
-        def direction(part: Part) -> Tensor:
-            where = part.element, part.element + part.numel
-            mean, gradient = self._view("momentum_buffer", *where), buffers.gradients.view(*where)
-            return self.kernels.muon_momentum_(mean, gradient, factor, applied, constants)
-
-        def orthogonal(whole: Tensor) -> Tensor:
-            found = self.kernels.orthogonalize(whole, dtype, iterations(settings))
-            return found * update_scale(settings, (whole.shape[0], whole.shape[1]))
-
-        for one in self._rounds:
-            like, group = self.state["weight"], self.groups["stage"]
-            for part, update in exchanged(one, direction, update=orthogonal, like=like, group=group):
-                where = part.element, part.element + part.numel
-                held = self._view("weight", *where), buffers.parameters.view(*where)
-                self.kernels.muon_apply_(held, update, rate, applied, decay)
 
     def _view(self, name: str, start: int, stop: int) -> Tensor:
         """A tensor of the state for owned elements [start, stop) of the buffers."""
@@ -230,36 +200,6 @@ class Optimizer:
         return self.state[name][first : first + stop - start]
 
 
-def stage_rounds(
-    matrices: Ownership, groups: Mapping[str, Group], *, copies: tuple[str, ...] = ()
-) -> tuple[Round, ...]:
-    """Muon's exchanges, from what every rank of the pipeline stage says that it holds."""
-    mine = parts_of(matrices, lambda axis: groups[axis].rank, copies=copies)
-    return make_rounds(gather_objects(mine, groups["stage"]), groups["stage"].rank)
-
-
 def owned_runs(layout: BufferLayout, groups: Mapping[str, Group]) -> Ownership:
     """What the rank owns that sees these groups."""
     return layout.owned({axis: groups[axis].rank for axis in ("data", "edp")})
-
-
-def _sum_together(parts: list[Tensor], group: Group) -> None:
-    """Sum several tensors over a group in one message."""
-    if len(parts) == 1:
-        all_reduce_(parts[0], group)
-        return
-    joined = all_reduce_(torch.cat(parts), group)
-    for part, total in zip(parts, joined.split([len(part) for part in parts]), strict=True):
-        part.copy_(total)
-
-
-def sum_of_squares(flat: Tensor) -> Tensor:
-    """Sum of the squares of a flat tensor of any length: an fp64 scalar on its device.
-
-    A sum in fp32 over all of it loses what is small beside the sum so far: 1 % of the norm at 1e8 elements on a CPU.
-    A block is too short for that: the relative error is at most 1e-7, wherever a layout cuts.
-    """
-    blocks = len(flat) // NORM_BLOCK * NORM_BLOCK
-    wide = torch.promote_types(flat.dtype, torch.float32)  # the norm of a block may be too large for fp16
-    norms = torch.linalg.vector_norm(flat[:blocks].view(-1, NORM_BLOCK), dim=1, dtype=wide)
-    return norms.double().square().sum() + flat[blocks:].double().square().sum()

@@ -4,7 +4,8 @@ Where a rank keeps whole gradients they are summed once, in the last backward pa
 of its blocks is complete. Where it keeps its own runs (`optimizer.sharding`), each microbatch is: a bucket's gradients
 have memory from the first block of it that backward comes to until they were reduced and added to the own run; at most
 one bucket is on its way while the next is filled (Rajbhandari et al. 2020, "ZeRO", stage 2). What was not begun by then
-is done in `finish`, so that a step without a backward pass is one whose gradient is zero.
+is done in `finish`, so that a step without a backward pass is one whose gradient is zero. `finish` also sums what
+copies of parameters along other axes hold partial gradients of.
 """
 
 from __future__ import annotations
@@ -15,19 +16,24 @@ import torch
 from torch import Tensor
 
 from trainer.optim.buffers import Buffers, give_memory, has_memory, take_memory
-from trainer.parallel.collectives import Group, Pending, start_reduce_scatter_, start_sum_
+from trainer.optim.layout import Ownership
+from trainer.parallel.collectives import Group, Pending, all_reduce_, start_reduce_scatter_, start_sum_
 
 
 class GradientReducer:
     """The sums of one step after another.
 
     Args:
+        held: the runs of which the sum is needed here.
         overlap: whether sums go on beside backward, or are waited for where they begin.
         shrink: what gradients are divided by first, so that sums of half precision stay finite.
     """
 
-    def __init__(self, buffers: Buffers, groups: Mapping[str, Group], *, overlap: bool, shrink: int = 1) -> None:
+    def __init__(
+        self, buffers: Buffers, groups: Mapping[str, Group], *, held: Ownership, overlap: bool, shrink: int = 1
+    ) -> None:
         self.buffers, self.groups, self.overlap, self.shrink = buffers, groups, overlap, shrink
+        self._held = held
         self._buckets = buffers.layout.buckets
         self._of_block: dict[int, list[int]] = {}
         for number, bucket in enumerate(self._buckets):
@@ -64,7 +70,7 @@ class GradientReducer:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """The kept gradients become those of the step, but for what copies along other axes hold parts of."""
+        """The kept gradients become those of the loss's sum; what of them lies outside the held runs may not."""
         for number in range(len(self._buckets)):
             if number not in self._pending and self._is_left(number):
                 self._start(number)
@@ -75,6 +81,10 @@ class GradientReducer:
                 self._own(number).zero_()
             self._missing[number] = set(bucket.blocks)
         self._reduced.clear()
+        for axis in ("tp", "kv", "ends"):
+            partial = [segment for _, segment in self._held.segments() if axis in segment.rules.partial]
+            if partial and self.groups[axis].size > 1:
+                _sum_together([self.buffers.gradients.view(s.start, s.stop) for s in partial], self.groups[axis])
 
     def _is_left(self, number: int) -> bool:
         """Whether a bucket holds gradients that were not summed."""
@@ -115,3 +125,13 @@ class GradientReducer:
     def _own(self, number: int) -> Tensor:
         bucket = self._buckets[number]
         return self.buffers.gradients.view(*bucket.run(self.groups[bucket.shard].rank))
+
+
+def _sum_together(parts: list[Tensor], group: Group) -> None:
+    """Sum several tensors over a group in one message."""
+    if len(parts) == 1:
+        all_reduce_(parts[0], group)
+        return
+    joined = all_reduce_(torch.cat(parts), group)
+    for part, total in zip(parts, joined.split([len(part) for part in parts]), strict=True):
+        part.copy_(total)

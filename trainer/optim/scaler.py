@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trainer.config.sections import PrecisionSection
+
 STATE_NAMES = ("scale", "good_steps", "hysteresis")  # of the state's elements, in order, and in a checkpoint
 GROWTH, BACKOFF = 2.0, 0.5
 
@@ -40,6 +42,17 @@ class ScaleRule:
         if not self.dynamic:
             return 0
         return self.hysteresis + max(0, math.ceil(math.log2(self.initial / self.smallest)))
+
+
+def scale_rule(precision: PrecisionSection) -> ScaleRule:
+    """How the loss scale of a run changes."""
+    return ScaleRule(
+        initial=precision.loss_scale or precision.initial_loss_scale,
+        dynamic=not precision.loss_scale,
+        smallest=precision.min_loss_scale,
+        window=precision.loss_scale_window,
+        hysteresis=precision.loss_scale_hysteresis,
+    )
 
 
 def initial_state(rule: ScaleRule, device: torch.device) -> Tensor:

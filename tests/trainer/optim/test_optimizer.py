@@ -15,7 +15,7 @@ from trainer.config.sections import MeshSection, OptimizerSection
 from trainer.kernels.table import PLAIN, choose_kernels
 from trainer.layers.base import MainGradients, add_weight_gradient
 from trainer.models.gpt import build_gpt
-from trainer.optim.optimizer import NORM_BLOCK, sum_of_squares
+from trainer.optim.squares import NORM_BLOCK, sum_of_squares
 from trainer.parallel.params import Place
 
 CPU = torch.device("cpu")
@@ -234,15 +234,15 @@ def _skip(context, poison):
     engine = layouts(context, replace(small_config("llama"), mesh=MeshSection(tp=2)))
     before = {name: x.clone() for name, x in engine.optimizer.state.items()}
     split = next(slot for slot in engine.layout.slots if not slot.spec.copies)
-    reduce = engine.optimizer.reduce
+    finish = engine.optimizer.reducer.finish
 
     def poisoned():
-        reduce()
+        finish()
         engine.buffers.gradients.values[split.start] = float("nan")
 
     with pytest.MonkeyPatch.context() as patch:
         if context.rank == poison:
-            patch.setattr(engine.optimizer, "reduce", poisoned)
+            patch.setattr(engine.optimizer.reducer, "finish", poisoned)
         report = engine.step(microbatches(engine, 0), 1e-2).read()
     unchanged = all(torch.equal(before[name], x) for name, x in engine.optimizer.state.items())
     after = engine.step(microbatches(engine, 0), 1e-2).read()

@@ -363,7 +363,8 @@ def _events(context: Any, config: RunConfig) -> list[str]:
         patch.setattr(reducer, "start_reduce_scatter_", noted("s", reducer.start_reduce_scatter_))
         patch.setattr(reducer, "start_sum_", noted("s", reducer.start_sum_))
         patch.setattr(gathers, "start_all_gather_", noted("g", gathers.start_all_gather_))
-        patch.setattr(engine.optimizer, "reduce", lambda real=engine.optimizer.reduce: (events.append("end"), real()))
+        finish = engine.optimizer.reducer.finish
+        patch.setattr(engine.optimizer.reducer, "finish", lambda: (events.append("end"), finish()))
         patch.setattr(hooks, "before_forward", noted("f", hooks.before_forward))
         patch.setattr(hooks, "before_backward", noted("b", hooks.before_backward))
         engine.step(microbatches(engine, 1), 1e-2)
@@ -415,7 +416,7 @@ def _poisoned(context: Any, config: RunConfig) -> tuple[bool, bool, bool]:
     engine = layouts(context, config)
     engine.step(microbatches(engine, 0), 1e-2)
     before = {name: values.clone() for name, values in engine.optimizer.state.items()}
-    real = engine.optimizer.reduce
+    real = engine.optimizer.reducer.finish
 
     def poisoned() -> None:
         real()
@@ -424,7 +425,7 @@ def _poisoned(context: Any, config: RunConfig) -> tuple[bool, bool, bool]:
             engine.buffers.gradients.view(start, start + 1).fill_(float("inf"))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine.optimizer, "reduce", poisoned)
+        patch.setattr(engine.optimizer.reducer, "finish", poisoned)
         skipped = engine.step(microbatches(engine, 1), 1e-2).read()
     kept = all(torch.equal(before[name], values) for name, values in engine.optimizer.state.items())
     return skipped.applied, kept, engine.step(microbatches(engine, 1), 1e-2).read().applied
