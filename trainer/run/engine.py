@@ -34,7 +34,7 @@ from trainer.models.stage import Microbatch, joined
 from trainer.optim.buffers import Buffers
 from trainer.optim.layout import make_layout
 from trainer.optim.optimizer import Optimizer, owned_runs
-from trainer.optim.scaler import LossScaler, ScaleRule
+from trainer.optim.scaler import LossScaler, scale_rule
 from trainer.parallel.collectives import all_reduce_, gather_objects
 from trainer.parallel.init import Run, initialize_
 from trainer.parallel.params import Place
@@ -61,7 +61,9 @@ class Engine:
     def __init__(self, config: RunConfig, plan: Plan, *, world: World, fresh: bool = True) -> None:
         self.plan, self.world, self.loss_average = plan, world, config.train.loss_average
         self.tp, self.cp, self.dp, self.everyone = (world.groups[axis] for axis in ("tp", "cp", "dp", "world"))
-        family, places = family_of(config), places_of(config, plan, world=world)
+        tp, sequence_parallel = self.tp, config.mesh.sequence_parallel
+        like = Place(tp_rank=tp.rank, tp_size=tp.size, sequence_parallel=sequence_parallel)
+        family, places = family_of(config), plan.pipeline.places(world.groups["pp"].rank, like)
         self.layout = make_layout(
             rank_parameters(family, plan.shape, places=places),
             {axis: world.mesh.size(axis) for axis in ("data", "edp")},
@@ -89,7 +91,7 @@ class Engine:
             stage.hooks = self.optimizer.hooks
         self.copies = HostCopies()
         # A scale that is 1 has no place in the arithmetic of other precisions.
-        self.scaler = LossScaler(scale_rule(config), world.device) if dtype == torch.float16 else None
+        self.scaler = LossScaler(scale_rule(config.precision), world.device) if dtype == torch.float16 else None
         if fresh and config.checkpoint.init_from:
             self._read_weights(Path(config.checkpoint.init_from))
         elif fresh:
@@ -231,25 +233,6 @@ class Engine:
         )
         initialize_(runs, seed=seed, threads=max(1, len(os.sched_getaffinity(0)) // self.world.local_world_size))
         self.optimizer.publish()
-
-
-def scale_rule(config: RunConfig) -> ScaleRule:
-    """How the loss scale of a run changes."""
-    precision = config.precision
-    return ScaleRule(
-        initial=precision.loss_scale or precision.initial_loss_scale,
-        dynamic=not precision.loss_scale,
-        smallest=precision.min_loss_scale,
-        window=precision.loss_scale_window,
-        hysteresis=precision.loss_scale_hysteresis,
-    )
-
-
-def places_of(config: RunConfig, plan: Plan, *, world: World) -> tuple[Place, ...]:
-    """Which parts of the model the rank holds: one for each of its stages."""
-    tp, pp = world.groups["tp"], world.groups["pp"]
-    like = Place(tp_rank=tp.rank, tp_size=tp.size, sequence_parallel=config.mesh.sequence_parallel)
-    return plan.pipeline.places(pp.rank, like)
 
 
 def _to_device(numbers: Sequence[float], like: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ def reads(monkeypatch):
         return real(batch, *arguments, **options)
 
     monkeypatch.setattr(module, "to_device", noted)
-    monkeypatch.setattr(module._Loop, "_evaluate", lambda self, step, progress: {"valid": {"none": 0.0}})
+    monkeypatch.setattr(module.AfterStep, "_evaluate", lambda self, step: {"valid": {"none": 0.0}})
     return seen
 
 

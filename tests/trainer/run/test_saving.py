@@ -215,14 +215,14 @@ def test_rank_0_says_when_it_is_time(config: RunConfig) -> None:
 
 def poison(engine: Engine) -> None:
     """Make a gradient of this step NaN, once backward has written them."""
-    optimizer = engine.optimizer
+    reducer = engine.optimizer.reducer
 
     def poisoned() -> None:
-        del optimizer.reduce
-        optimizer.reduce()
+        del reducer.finish
+        reducer.finish()
         engine.buffers.gradients.values[0] = float("nan")
 
-    optimizer.reduce = poisoned
+    reducer.finish = poisoned
 
 
 def test_no_checkpoint_is_written_behind_a_skipped_step_until_one_was_sound(config: RunConfig, monkeypatch) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import mdata
+import trainer.run.after_step
 import trainer.run.train
 from cli.mdata import main
 from mdata import DamageError, UsageError
@@ -31,6 +32,7 @@ from trainer.config.sections import (
     TrainSection,
 )
 from trainer.parallel.mesh import Mesh
+from trainer.run.after_step import AfterStep
 
 LENGTH = 16
 
@@ -63,11 +65,11 @@ def trained(context, config):
         return real(batch, *more, **options)
 
     trainer.run.train.to_device = noted
-    evaluate, trainer.run.train._Loop._evaluate = trainer.run.train._Loop._evaluate, lambda self, step, progress: {}
+    evaluate, AfterStep._evaluate = AfterStep._evaluate, lambda self, step: {}
     try:
         trainer.run.train.train(config, context.join(Mesh(context.world, 1)))
     finally:
-        trainer.run.train.to_device, trainer.run.train._Loop._evaluate = real, evaluate
+        trainer.run.train.to_device, AfterStep._evaluate = real, evaluate
     return seen
 
 
@@ -140,7 +142,7 @@ def test_a_run_that_went_on_with_other_ranks_another_batch_and_another_mixture(m
 
 def evaluated(context, config):
     """Train; what this rank reads of each set after each step: (set, samples, texts) of every microbatch."""
-    seen, evaluate, batches = [], trainer.run.train.evaluate_sets, trainer.run.evaluating.evaluation_batches
+    seen, evaluate, batches = [], trainer.run.after_step.evaluate_sets, trainer.run.evaluating.evaluation_batches
 
     def noted(dataset, samples, **options):
         for batch in batches(dataset, samples, **options):
@@ -155,11 +157,11 @@ def evaluated(context, config):
             losses |= evaluate(engine, {split: sets}, **options)
         return losses
 
-    trainer.run.train.evaluate_sets, trainer.run.evaluating.evaluation_batches = each, noted
+    trainer.run.after_step.evaluate_sets, trainer.run.evaluating.evaluation_batches = each, noted
     try:
         trainer.run.train.train(config, context.join(Mesh(context.world, 1)))
     finally:
-        trainer.run.train.evaluate_sets, trainer.run.evaluating.evaluation_batches = evaluate, batches
+        trainer.run.after_step.evaluate_sets, trainer.run.evaluating.evaluation_batches = evaluate, batches
     return seen
 
 

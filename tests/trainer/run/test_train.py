@@ -187,13 +187,13 @@ def _poisoned(monkeypatch, bad_steps):
         calls[0] += 1
         with monkeypatch.context() as patch:
             if calls[0] in bad_steps:
-                reduce = self.optimizer.reduce
+                finish = self.optimizer.reducer.finish
 
                 def poisoned():
-                    reduce()
+                    finish()
                     self.buffers.gradients.values[:1].fill_(float("nan"))
 
-                patch.setattr(self.optimizer, "reduce", poisoned)
+                patch.setattr(self.optimizer.reducer, "finish", poisoned)
             return real(self, microbatches, rate, **votes)
 
     monkeypatch.setattr(Engine, "step", step)

@@ -1,0 +1,198 @@
+"""What follows a step: it is measured, recorded, saved and evaluated where that is due, and the run ended if asked.
+
+Checkpoints are written by all ranks, before a step is evaluated: an evaluation that a run did not come to is done when
+it goes on. A step whose gradient norm is not finite changed nothing and is recorded; no checkpoint is written behind it
+until a step was sound again, and ten of them in a row end the run. A step in which no token has loss changes nothing
+either, but there is nothing wrong with the state then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mdata.progress import Progress
+from trainer.checkpoint.folder import run_state
+from trainer.checkpoint.format import RunState
+from trainer.config.parse import dump_config
+from trainer.config.sections import RunConfig
+from trainer.parallel.collectives import gather_objects
+from trainer.parallel.world import World
+from trainer.plan.plan import Plan
+from trainer.run.data import RunData
+from trainer.run.engine import Engine
+from trainer.run.evaluating import evaluate_sets
+from trainer.run.measuring import Measuring
+from trainer.run.metrics import MetricsWriter, read_metrics
+from trainer.run.resume import Done
+from trainer.run.run_folder import tokenizer_files, versions
+from trainer.run.saving import Saver, SaveSchedule
+from trainer.run.signals import StopRequests, stop
+from trainer.run.skipped_steps import SkippedSteps, diverged
+from trainer.run.step_report import StepReport
+
+
+class AfterStep:
+    """What all ranks do together between two steps.
+
+    Args:
+        log: of rank 0; None on the others.
+        last: the step after which this start of the run ends.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        engine: Engine,
+        *,
+        data: RunData,
+        log: MetricsWriter | None,
+        progress: Progress,
+        last: int,
+    ) -> None:
+        self.config, self.plan, self.data, self.engine = config, engine.plan, data, engine
+        self.log, self.progress, self.last = log, progress, last
+        batch = f"{self.plan.global_batch} samples a step, of data.kind={config.data.kind}"
+        self.skipped = SkippedSteps(engine.most_overflows, batch=batch)
+        self.asked = (0.0, 0.0)  # requests to stop that no step was ended for yet
+        names = [component.name for component in data.train.components]
+        self.measuring = Measuring(self.plan, engine, dtype=config.precision.dtype, components=names)
+        self.schedule = SaveSchedule(config.checkpoint, keeps_time=engine.world.is_main)
+        self.saver = Saver(config, engine, extras=tokenizer_files(data), tell=self._tell)
+
+    def votes(self, stops: StopRequests) -> tuple[float, ...]:
+        """What this rank asks all ranks for; `settle` is given the sums."""
+        return (self.schedule.vote(), *stops.votes(), self.saver.vote())
+
+    def is_due_after(self, steps: Sequence[int]) -> bool:
+        """Whether these steps, which have begun, have to end before the next begins."""
+        if any(self.asked) or self.schedule.pending:
+            return bool(steps)
+        if self.last in steps:
+            return True
+        return any(self.schedule.is_step(step) or evaluates(step, self.config, last=self.plan.steps) for step in steps)
+
+    def settle(
+        self, now: Done, report: StepReport, *, stops: StopRequests, is_newest: bool
+    ) -> dict[str, dict[str, float]]:
+        """All that follows a step; returns the losses of its evaluation.
+
+        Args:
+            is_newest: the state is that of this step; else a later step has begun, which then ends what was asked for.
+        """
+        step = now.steps
+        if self.log is not None and not report.applied:
+            numbers = {"loss": report.loss, "grad_norm": report.grad_norm, "loss_tokens": report.num_tokens}
+            self.log.event("skipped", {"step": step, **numbers})
+        self.skipped.add(step, report)
+        evaluated = evaluates(step, self.config, last=self.plan.steps)
+        records = evaluated or is_due(step, self.config.train.log_interval)
+        measured = self.measuring.line(now.samples, report) if records else {}
+        if records and not evaluated:
+            self._record(step, measured, {})
+        self.schedule.add_votes(report.votes[:3])
+        self.saver.poll()
+        if report.votes[3]:
+            self.saver.finish()
+        self.asked = (self.asked[0] + report.votes[1], self.asked[1] + report.votes[2])
+        saved = is_newest and self._save_if_due(now, report, measured)
+        ends = any(self.asked) or step == self.last
+        if saved and (ends or not self.config.checkpoint.background):
+            self.saver.finish(needed=ends)
+        if is_newest and any(self.asked):
+            self._stop(step, saved)
+        losses: dict[str, dict[str, float]] = {}
+        if evaluated:
+            with stops.at_once() if saved else nullcontext():
+                losses = self._evaluate(step)
+                self._record(step, measured, losses)
+        if step == self.last and not saved:
+            raise diverged(f"no checkpoint was written for the last step, {step}", report)
+        return losses
+
+    def record_missing(self, run: RunState) -> dict[str, dict[str, float]]:
+        """Evaluate and record a step that was saved, but whose run ended before it was recorded."""
+        losses = self._evaluate(run.step)
+        self._record(run.step, run.measured, losses)
+        return losses
+
+    def _evaluate(self, step: int) -> dict[str, dict[str, float]]:
+        """Mean loss of each set that this step is evaluated on, nats per token, by split."""
+        if not evaluates(step, self.config, last=self.plan.steps):
+            return {}
+        sets = {"valid": self.data.valid, "test": self.data.test if step == self.plan.steps else {}}
+        return evaluate_sets(self.engine, sets, limit=self.config.train.eval_samples, progress=self.progress)
+
+    def _record(self, step: int, measured: Mapping[str, Any], losses: Mapping[str, dict[str, float]]) -> None:
+        if losses.get("valid"):
+            self.saver.evaluated(step, losses["valid"])
+        if self.log is not None:
+            self.log.step(step, {**measured, **{split: found for split, found in losses.items() if found}})
+
+    def _save_if_due(self, now: Done, report: StepReport, measured: dict[str, Any]) -> bool:
+        """Write a checkpoint if one is due and the state is sound; the same on every rank."""
+        if not self.schedule.due(now.steps, last=now.steps == self.last):
+            return False
+        loss = report.loss if report.num_tokens else 0.0
+        if not (self.skipped.leaves_sound(report) and self.engine.is_finite(loss)):
+            text = f"no checkpoint is written at step {now.steps}: the step was skipped, or its state is not finite"
+            if self.log is not None and self.schedule.first_refusal():
+                self.log.event("not saved", {"step": now.steps, "loss": report.loss, "grad_norm": report.grad_norm})
+                self.progress.note(text)
+            return False
+        self._save(now, measured)
+        self.schedule.saved()
+        return True
+
+    def _save(self, now: Done, measured: dict[str, Any]) -> None:
+        run = RunState(
+            step=now.steps,
+            consumed_samples=now.samples,
+            data_id=self.data.train.data_id,
+            data=self.data.train.identity,
+            optimizer_steps=self.engine.optimizer.steps,
+            config=dump_config(self.config),
+            measured=measured,
+            versions=versions(self.engine.world),
+            skipped_samples=now.skipped_samples,
+        )
+        if self.log is not None:
+            self.log.sync()  # a curve never ends before the checkpoint that continues it
+        self.saver.begin(run)
+
+    def _tell(self, kind: str, facts: dict[str, Any], text: str) -> None:
+        if self.log is not None:
+            self.log.event(kind, facts)
+            if text:
+                self.progress.note(text)
+
+    def _stop(self, step: int, saved: bool) -> NoReturn:
+        """End the run on every rank as it was asked to."""
+        if self.log is not None:
+            self.log.event("stopped", {"step": step, "saved": saved})
+        gather_objects(None, self.engine.everyone)  # a rank that leaves earlier looks like one that crashed
+        why = "it was skipped or its state is not finite"
+        done = "and its checkpoint" if saved else f"without a checkpoint, because {why}"
+        stop(self.asked, where=f"after step {step} {done}")
+
+
+def unrecorded_step(newest: Path, config: RunConfig, *, plan: Plan, world: World) -> RunState | None:
+    """The newest checkpoint where metrics.jsonl lacks its step (the run ended in its evaluation); as rank 0 sees it."""
+    run = run_state(newest)
+    due = evaluates(run.step, config, last=plan.steps) or is_due(run.step, config.train.log_interval)
+    lacks = False
+    if world.is_main and due and run.measured:
+        lacks = all(line["step"] != run.step for line in read_metrics(Path(config.run.folder)))
+    return run if gather_objects(lacks, world.groups["world"])[0] else None
+
+
+def evaluates(step: int, config: RunConfig, *, last: int) -> bool:
+    """Whether a step is evaluated; `last` is that of the run."""
+    return step == last or is_due(step, config.train.eval_interval)
+
+
+def is_due(step: int, interval: int) -> bool:
+    """Whether something that is done every `interval` steps, never for 0, is done after this one."""
+    return interval > 0 and step % interval == 0
