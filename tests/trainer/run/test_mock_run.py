@@ -23,7 +23,7 @@ from trainer.config.sections import (
     RunSection,
     TrainSection,
 )
-from trainer.optim.optimizer import Optimizer
+from trainer.optim.reducer import GradientReducer
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.world import join_world
 from trainer.plan.check import check
@@ -79,14 +79,14 @@ def test_a_run_continues_bitwise(tmp_path):
 def test_schedules_count_skipped_steps_or_stand_still(count_skipped, behind, tmp_path, monkeypatch):
     """A run of one rank in this process; `behind`: as on a GPU the report of a step is read during the next."""
     monkeypatch.setattr("trainer.run.train.reports_behind", lambda device: behind)
-    overflowing, reduce, steps = (1, 2, 5), Optimizer.reduce, itertools.count(1)
+    overflowing, finish, steps = (1, 2, 5), GradientReducer.finish, itertools.count(1)
 
-    def reduced(optimizer):
-        reduce(optimizer)
+    def finished(reducer):
+        finish(reducer)
         if next(steps) in overflowing:
-            optimizer.buffers.gradients.values[0] = math.inf
+            reducer.buffers.gradients.values[0] = math.inf
 
-    monkeypatch.setattr(Optimizer, "reduce", reduced)
+    monkeypatch.setattr(GradientReducer, "finish", finished)
     optimizer = OptimizerSection(lr=1e-3, schedule="linear", decay_samples=48, count_skipped=count_skipped)
 
     def lines(folder, *lengths):
