@@ -1,8 +1,8 @@
 """An S3-compatible server on loopback (moto), behind a proxy that breaks requests as networks do.
 
-Faults: the connection is reset, the answer is 503, its body is short, or it comes too late. `cut_after` lets through so
-many requests, breaks the next one in the middle of its body and refuses all that follow: what storage sees of a client
-that was killed there.
+Faults: the connection is reset, the answer is 503, its body is short, or it comes too late. `cut_at` lets through so
+many bytes of the bodies that are sent, breaks the request that they end in and refuses all that follow: what storage
+sees of a client that was killed there. A request whose last byte still came is carried out, and its answer is lost.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Proxy(ThreadingHTTPServer):
         self.target, self.slow_s = target, slow_s
         self.share, self.random, self.lock = 0.0, random.Random(7), threading.Lock()
         self.faults, self.requests = Counter(), 0
-        self.cut_after = None
+        self.cut_at: int | None = None
+        self.received, self.refused = 0, 0  # bytes of bodies; requests after the cut
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -40,8 +41,9 @@ class Proxy(ThreadingHTTPServer):
     def fault(self):
         with self.lock:
             self.requests += 1
-            if self.cut_after is not None and self.requests > self.cut_after:
-                return "cut" if self.requests == self.cut_after + 1 else "refuse"
+            if self.cut_at is not None and self.received >= self.cut_at:
+                self.refused += 1
+                return "refuse"
             if self.random.random() >= self.share:
                 return None
             # Each kind as often as the others; waiting for slow answers is what takes time.
@@ -64,11 +66,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self):
         fault = self.server.fault()
         length = int(self.headers.get("Content-Length") or 0)
-        if fault == "cut":
-            self.rfile.read(length // 2)
-        if fault in ("cut", "refuse", "reset"):
+        if fault in ("refuse", "reset"):
             return self._reset()
         body = self.rfile.read(length)
+        with self.server.lock:
+            left = None if self.server.cut_at is None else self.server.cut_at - self.server.received
+            self.server.received += length
+        if left is not None and left < length:
+            return self._reset()
         if fault == "503":
             self.send_response(503)
             self.send_header("Content-Length", "0")
@@ -80,6 +85,9 @@ class _Handler(BaseHTTPRequestHandler):
         connection.request(self.command, self.path, body, dict(self.headers))
         answer = connection.getresponse()
         data = answer.read()
+        if left is not None and left == length > 0:
+            connection.close()
+            return self._reset()
         self.send_response(answer.status)
         for name, value in answer.getheaders():
             if name.lower() not in _HOP:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
+import subprocess
+import sys
 import threading
+import time
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,13 +18,15 @@ import pyarrow.parquet as pq
 import pytest
 
 import mdata
+from cli.mdata import main
 from mdata import ResourceError, UsageError
 from mdata.manifest.io import load_manifest
 from mdata.object_storage import stores, uploading
 from mdata.object_storage.address import parse_address
-from mdata.object_storage.reading import list_objects, look_at_object, object_there, read_range
+from mdata.object_storage.reading import list_objects, look_at_object, read_range
 from mdata.object_storage.uploading import put_file, remove_object
 from mdata.sources.input_files import find_inputs
+from tests.helpers.house_rules import ROOT
 
 
 @pytest.fixture
@@ -103,32 +109,87 @@ def test_results_in_storage_and_a_second_run(bucket, texts, tmp_path):
     assert stored(f"{bucket}/out/x_text_document.bin")
 
 
-def test_an_upload_that_breaks_off_continues(server, bucket, texts, tmp_path, monkeypatch):
+RESULTS = {f"x_text_document{ending}" for ending in (".bin", ".idx", ".json", ".origins", ".bin.blake3")}
+
+
+def check_whole_or_absent(bucket, here):
+    """A manifest is there only with all that it names, in the bytes of a run on a disk; whether it is."""
+    found = {one.address.name for one in list_objects(parse_address(f"{bucket}/out/"))}
+    whole = "x_text_document.json" in found
+    assert not whole or found == RESULTS
+    for name in found:  # an object is there as a whole or not at all
+        assert stored(f"{bucket}/out/{name}") == (here.parent / name).read_bytes()
+    return whole
+
+
+@pytest.mark.parametrize("cuts", [4, pytest.param(50, marks=pytest.mark.soak)])
+def test_an_upload_cut_at_any_byte_leaves_nothing_that_looks_finished(
+    server, bucket, texts, tmp_path, monkeypatch, cuts
+):
+    """Whole files and files in parts; all cuts at places of their own, the last of them behind the last byte."""
+    monkeypatch.setattr(uploading, "_SMALLEST_PART", 16_384)
+    monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
+    run([texts], tmp_path / "x")
     again = partial(run, [texts], f"{bucket}/out/x", work_folder=str(tmp_path / "work"))
-    manifest = parse_address(f"{bucket}/out/x_text_document.json")
-    with monkeypatch.context() as patch:
-        patch.setattr(stores, "RETRIES", 0)
-        patch.setattr(uploading, "TRIES", 1)
-        for requests in range(2, 10):
-            server.requests, server.cut_after = 0, requests
+    server.received = 0
+    again()
+    sent = server.received
+    assert check_whole_or_absent(bucket, tmp_path / "x")
+    chance, finished = random.Random(11), 0
+    for at in [*chance.sample(range(sent), cuts - 1), sent]:
+        for one in list_objects(parse_address(f"{bucket}/out/")):
+            remove_object(one.address)
+        with monkeypatch.context() as patch:
+            patch.setattr(stores, "RETRIES", 0)
+            patch.setattr(uploading, "TRIES", 1)
+            server.received, server.cut_at = 0, at
             with pytest.raises(ResourceError, match="run again"):
                 again()
-            server.cut_after = None
-            if object_there(manifest):  # it is the last: only the answer about it was lost
-                break
-    assert requests > 5
-    assert again().finished_before  # tokenized by the first run
-    assert {one.address.name for one in list_objects(parse_address(f"{bucket}/out/"))} == {
-        f"x_text_document{ending}" for ending in (".bin", ".idx", ".json", ".origins", ".bin.blake3")
-    }
+            server.cut_at = None
+        finished += check_whole_or_absent(bucket, tmp_path / "x")
+        again()
+        assert check_whole_or_absent(bucket, tmp_path / "x")
+    assert finished == 1  # where only the answer about the manifest was lost
 
 
-def test_no_secret_is_written(bucket, texts, tmp_path):
+def test_a_run_that_is_killed_while_it_uploads_goes_on(server, bucket, texts, tmp_path):
+    words = ["--input", str(texts), "--tokenizer-type", "ByteTokenizer", "--workers", "1"]
+    assert main(["preprocess", *words, "--output-prefix", str(tmp_path / "x")]) == 0
+    words += ["--output-prefix", f"{bucket}/out/x", "--work-folder", str(tmp_path / "work")]
+    command = [sys.executable, "-m", "cli.mdata", "preprocess", *words]
+    for at in (0, 150_000, 300_000):
+        server.received, server.refused, server.cut_at = 0, 0, at
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+            while not server.refused:  # from here on it tries again
+                assert running.poll() is None
+                time.sleep(0.01)
+            running.kill()
+        server.cut_at = None
+        assert not check_whole_or_absent(bucket, tmp_path / "x")
+    assert subprocess.run(command, cwd=ROOT, check=False, capture_output=True).returncode == 0
+    assert check_whole_or_absent(bucket, tmp_path / "x")
+
+
+def test_no_secret_is_written_or_shown(server, bucket, texts, tmp_path, capfd, monkeypatch):
+    """Neither in storage, nor in what is left of a run that broke off, nor in what it said."""
     put_folder(texts, f"{bucket}/in")
-    run([f"{bucket}/in"], f"{bucket}/out/x", work_folder=str(tmp_path / "work"))
-    for one in list_objects(parse_address(f"{bucket}/out/")):
-        content = read_range(one, 0, stop=one.size_bytes)
-        assert b"AKIDTOBEHIDDEN" not in content and b"secrettobehidden" not in content
+    words = ["--input", f"{bucket}/in/", "--output-prefix", f"{bucket}/out/x", "--work-folder", str(tmp_path / "work")]
+    words += ["--tokenizer-type", "ByteTokenizer", "--workers", "1", "--debug"]
+    monkeypatch.setattr(uploading, "TRIES", 1)
+    monkeypatch.setattr(stores, "RETRIES", 0)
+    server.received, server.cut_at = 0, 100_000
+    assert main(["preprocess", *words]) not in (0, None)
+    left = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(path.name.endswith(".idx") for path in left)
+    server.cut_at = None
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "anothersecret")
+    assert main(["preprocess", *words]) == 0
+    out, err = capfd.readouterr()
+    contents = [path.read_bytes() for path in left if path.exists()] + [out.encode(), err.encode()]
+    contents += [stored(str(one.address)) for one in list_objects(parse_address(f"{bucket}/out/"))]
+    assert "uploading" in err or "x_text_document" in err + out
+    for content in contents:
+        assert not any(word in content for word in (b"AKIDTOBEHIDDEN", b"secrettobehidden", b"anothersecret"))
 
 
 @pytest.mark.parametrize(
