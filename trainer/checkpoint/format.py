@@ -23,6 +23,7 @@ from blake3 import blake3
 from trainer.checkpoint.index_fields import (
     IndexFault,
     check_keys,
+    is_history,
     is_of_type,
     list_of,
     object_of,
@@ -110,6 +111,8 @@ class RunState:
         versions: of the programs that wrote it, and the layout: for people.
         skipped_samples: samples of the steps that were not applied.
         float8: the largest values of each FP8 layer (layers/float8_scaling.py); empty without delayed scaling.
+        schedule_steps, schedule_samples, moment_steps: what the schedules count, and updates, besides the run's steps
+            and samples; may be negative; 0 without checkpoint.init_from.
     """
 
     step: int
@@ -123,6 +126,9 @@ class RunState:
     versions: dict[str, Any] = field(default_factory=dict)
     skipped_samples: int = 0
     float8: dict[str, Any] = field(default_factory=dict)
+    schedule_steps: int = 0
+    schedule_samples: int = 0
+    moment_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,22 +381,19 @@ def _run(value: Any) -> RunState:
     run = RunState(**table)
     whole_number(run.step, "run/step", low=1)
     whole_number(run.consumed_samples, "run/consumed_samples", low=run.step)
-    if whole_number(run.optimizer_steps, "run/optimizer_steps", low=0) > run.step:
-        raise IndexFault("run/optimizer_steps", run.optimizer_steps, f"at most run/step, {run.step}")
+    whole_number(run.optimizer_steps, "run/optimizer_steps", low=max(0, run.moment_steps))
+    if run.optimizer_steps > (most := run.step + run.moment_steps):
+        raise IndexFault("run/optimizer_steps", run.optimizer_steps, f"at most {most}, run/step + run/moment_steps")
+    whole_number(run.schedule_steps, "run/schedule_steps", low=-run.step)
+    whole_number(run.schedule_samples, "run/schedule_samples", low=-run.consumed_samples)
     if whole_number(run.skipped_samples, "run/skipped_samples", low=0) > run.consumed_samples:
         raise IndexFault("run/skipped_samples", run.skipped_samples, "at most run/consumed_samples")
     if run.scaler and not (run.scaler.keys() == _SCALER and all(type(x) is float for x in run.scaler.values())):
         raise IndexFault("run/scaler", run.scaler, f"numbers {', '.join(sorted(_SCALER))}")
-    if wrong := [name for name, rows in run.float8.items() if not _is_history(rows)]:
+    if wrong := [name for name, rows in run.float8.items() if not is_history(rows)]:
         raise IndexFault(f"run/float8/{wrong[0]}", run.float8[wrong[0]], "rows of 3 numbers from 0 on")
     try:
         tomllib.loads(run.config)
     except (ValueError, RecursionError) as error:  # not TOML, a number of 5,000 digits, nested too deep
         raise IndexFault("run/config", str(error), "TOML") from error
     return run
-
-
-def _is_history(rows: Any) -> bool:
-    return type(rows) is list and all(
-        type(row) is list and len(row) == 3 and all(type(x) is float and 0 <= x < math.inf for x in row) for row in rows
-    )

@@ -6,6 +6,7 @@ checked in format.py.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,3 +79,10 @@ def sizes_of(value: Any, place: str, *, low: int) -> tuple[int, ...]:
     if type(value) is not list or not 1 <= len(value) <= _MOST_DIMS:
         raise IndexFault(place, value, f"a list of 1 to {_MOST_DIMS} whole numbers")
     return tuple(whole_number(item, place, low=low) for item in value)
+
+
+def is_history(rows: Any) -> bool:
+    """Whether these are rows of 3 numbers from 0 on, as FP8 keeps them."""
+    return type(rows) is list and all(
+        type(row) is list and len(row) == 3 and all(type(x) is float and 0 <= x < math.inf for x in row) for row in rows
+    )

@@ -295,6 +295,9 @@ class CheckpointSection:
     minutes: Amount = 10.0  # minutes of wall-clock time between checkpoints; 0: off
     keep: Positive = 2  # number of newest checkpoints to keep
     init_from: str = ""  # folder with the first weights of a new run: a run's, Hugging Face's or Megatron-LM's
+    init_optimizer: bool = False  # a new run begins with init_from's moments, number of updates and loss scale, too
+    init_schedule: bool = False  # learning rate and weight decay go on from where they were in init_from
+    init_data: bool = False  # steps and samples of the data go on from where they were in init_from
     keep_every: Count = 0  # checkpoints of steps that are multiples of it are kept as well; 0: off
     keep_best: Count = 0  # this many with the lowest validation losses are kept as well
     background: bool = True  # written while training goes on, from a copy of the state in the host's memory

@@ -318,7 +318,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
         "--muon-no-split-qkv --muon-scalar-optimizer=adam",
     ),
     (
-        "only weights are taken from a checkpoint of Megatron, with --finetune; mtrain convert reads the rest of it",
+        "a checkpoint gives weights, moments, steps and samples; its arguments are read by mtrain convert",
         """--ckpt-step= --use-checkpoint-args
         --use-mp-args-from-checkpoint-args --ckpt-convert-format= --ckpt-convert-save=
         --ckpt-convert-update-legacy-dist-opt-format --load-main-params-from-ckpt --freeze-all-layers

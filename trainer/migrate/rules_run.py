@@ -51,13 +51,21 @@ def _first_weights(a: Given) -> Iterator[Setting | Refusal]:
     if a["--finetune"] and a["--load"] is not None:
         yield Setting("checkpoint.init_from", a["--load"], ("--load", "--finetune", "--no-load-optim"))
     elif elsewhere:
-        yield Refusal("--load", "add --finetune to start from its weights; mtrain convert reads its moments, too")
+        yield Setting("checkpoint.init_from", a["--load"], ("--load",))
+        yield Setting("checkpoint.init_data", True, ("--load",), False)
+        # Megatron-LM's scheduler comes with the optimizer: without it the learning rate begins anew.
+        note = "the learning rate begins anew, as there" if a["--no-load-optim"] else ""
+        for key in ("init_optimizer", "init_schedule"):
+            flags = ("--load", "--no-load-optim")
+            yield Setting(f"checkpoint.{key}", not a["--no-load-optim"], flags, False, note * (key == "init_schedule"))
+        return
     elif a["--finetune"]:
         yield Refusal("--finetune", "needs --load, the folder of the weights")
     elif a["--pretrained-checkpoint"]:
         yield Setting("checkpoint.init_from", a["--pretrained-checkpoint"], ("--pretrained-checkpoint",))
     if a["--no-load-optim"] and not a["--finetune"]:
-        yield Refusal("--no-load-optim", "a run continues with its moments; --finetune starts from weights alone")
+        reason = "a run continues with its moments; give another folder to --save to begin one without them"
+        yield Refusal("--no-load-optim", reason)
 
 
 def _data(a: Given) -> Iterator[Setting | Refusal]:

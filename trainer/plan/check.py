@@ -60,11 +60,20 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
     problems += _recompute_problems(config)
     problems += pipeline_problems(config, world_size)
     problems += [*schedule_problems(config), *optimizer_problems(config), *precision_problems(config)]
+    problems += _first_state_problems(config)
     problems += [] if problems else kernel_problems(config)
     if config.data.blend == MOCK:
         return problems + list(_mock_problems(config))
     problems += _order_problems(config)
     return problems + list(_data_problems(config, facts) if facts else ())
+
+
+def _first_state_problems(config: RunConfig) -> Iterator[str]:
+    settings = config.checkpoint
+    keys = [key for key in ("init_optimizer", "init_schedule", "init_data") if getattr(settings, key)]
+    if keys and not settings.init_from:
+        named = " and ".join(f"checkpoint.{key}" for key in keys)
+        yield f"{named}=true without checkpoint.init_from; name the folder to begin with, or set it to false"
 
 
 def _layout_problems(config: RunConfig, world_size: int) -> Iterator[str]:

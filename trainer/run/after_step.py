@@ -157,6 +157,9 @@ class AfterStep:
             measured=measured,
             versions=versions(self.engine.world),
             skipped_samples=now.skipped_samples,
+            schedule_steps=now.schedule_steps,
+            schedule_samples=now.schedule_samples,
+            moment_steps=now.moment_steps,
         )
         if self.log is not None:
             self.log.sync()  # a curve never ends before the checkpoint that continues it

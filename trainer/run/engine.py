@@ -12,7 +12,7 @@ import itertools
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from trainer.checkpoint.folder import run_state
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.load import load_state
 from trainer.checkpoint.save import Shard, Target, save_checkpoint, together
-from trainer.config.sections import RunConfig
-from trainer.convert.first_weights import owned_weights
+from trainer.config.sections import CheckpointSection, RunConfig
+from trainer.convert.convert import open_model
+from trainer.convert.first_state import owned_state
 from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
 from trainer.models.family import family_of
 from trainer.models.float8_layers import use_float8
@@ -53,8 +54,8 @@ class Engine:
 
     Args:
         config: of the run. plan: its derived numbers. world: this rank's place.
-        fresh: whether to draw the initial weights, or to read those of checkpoint.init_from (a checkpoint is loaded
-            otherwise).
+        fresh: whether to draw the initial weights, or to read the state of checkpoint.init_from (a checkpoint is
+            loaded otherwise).
     """
 
     @out_of_memory_in("setting up the model and its optimizer", fix=MORE_RANKS)
@@ -93,7 +94,7 @@ class Engine:
         # A scale that is 1 has no place in the arithmetic of other precisions.
         self.scaler = LossScaler(scale_rule(config.precision), world.device) if dtype == torch.float16 else None
         if fresh and config.checkpoint.init_from:
-            self._read_weights(Path(config.checkpoint.init_from))
+            self._read_first_state(config.checkpoint)
         elif fresh:
             self._draw_weights(config.run.seed)
 
@@ -207,22 +208,33 @@ class Engine:
             state.update(load_state(folder, self.optimizer.holds, dtype=dtype))
 
         together(self.everyone, read, doing="reading a checkpoint")
+        self._continue(state, run)
+        return run
+
+    def _continue(self, state: Mapping[str, Tensor], run: RunState) -> None:
         self.optimizer.load(state, run.optimizer_steps)
         if self.scaler is not None and run.scaler:
             self.scaler.load(run.scaler)
         if self.float8 is not None:
             self.float8.load(run.float8)
-        return run
 
-    def _read_weights(self, folder: Path) -> None:
-        """Begin with another model's weights; an error of one rank is raised by all."""
-        weight = self.optimizer.state["weight"]
+    @out_of_memory_in("reading the first weights", fix=MORE_RANKS)
+    def _read_first_state(self, settings: CheckpointSection) -> None:
+        """Begin with the weights of another run, or its moments, too; an error of one rank is raised by all."""
+        folder, holds = Path(settings.init_from), self.optimizer.holds
+        wanted = holds if settings.init_optimizer else {"weight": holds["weight"]}
+        dtype = self.optimizer.state["weight"].dtype
+        state: dict[str, Tensor] = {}
 
-        def read() -> None:
-            weight.copy_(owned_weights(folder, self.optimizer.holds["weight"], dtype=weight.dtype))
+        def read() -> RunState:
+            state.update(owned_state(folder, wanted, dtype=dtype))
+            return open_model(folder).run
 
-        together(self.everyone, read, doing="reading the first weights")
-        self.optimizer.publish()
+        run = together(self.everyone, read, doing="reading the first weights")[0]
+        if settings.init_optimizer:
+            self._continue(state, run)
+        else:
+            self.optimizer.load({**self.optimizer.state, **state}, 0)
 
     def _draw_weights(self, seed: int) -> None:
         """Initialize the main weights that this rank holds, unrounded, and from them the model."""

@@ -23,12 +23,12 @@ from trainer.checkpoint.load import find_valid
 from trainer.checkpoint.save import together
 from trainer.config.parse import parse_config
 from trainer.config.sections import OptimizerSection, RunConfig
-from trainer.convert.first_weights import start_notes
+from trainer.convert.first_state import FirstState, first_state
 from trainer.models.family import family_of
 from trainer.optim.schedules import Rates, rates
 from trainer.parallel.collectives import gather_objects
 from trainer.parallel.world import World
-from trainer.plan.lengths import batch_sizes, given_lengths, horizon, schedule_lengths
+from trainer.plan.lengths import batch_sizes, given_lengths, horizon, run_length, schedule_lengths
 from trainer.run.data import RunData
 
 KEYS = {  # keys of [model] whose names are not those of the parts of a shape, joined
@@ -47,12 +47,16 @@ class Done:
 
     Args:
         skipped_steps, skipped_samples: how many of them changed nothing, because the gradient was not finite.
+        schedule_steps, schedule_samples, moment_steps: what schedules and moments count besides; see RunState.
     """
 
     steps: int
     samples: int
     skipped_steps: int = 0
     skipped_samples: int = 0
+    schedule_steps: int = 0
+    schedule_samples: int = 0
+    moment_steps: int = 0
 
     def after(self, samples: int) -> Done:
         """One more step, of so many samples."""
@@ -60,13 +64,15 @@ class Done:
 
     def skipping(self, samples: int) -> Done:
         """The same, when one of the steps, of so many samples, turns out to have been skipped."""
-        return Done(self.steps, self.samples, self.skipped_steps + 1, self.skipped_samples + samples)
+        skipped = {"skipped_steps": self.skipped_steps + 1, "skipped_samples": self.skipped_samples + samples}
+        return dataclasses.replace(self, **skipped)
 
     def scheduled(self, optimizer: OptimizerSection) -> dict[str, int]:
         """The steps and samples that the schedules count."""
+        steps, samples = self.steps + self.schedule_steps, self.samples + self.schedule_samples
         if optimizer.count_skipped:
-            return {"steps": self.steps, "samples": self.samples}
-        return {"steps": self.steps - self.skipped_steps, "samples": self.samples - self.skipped_samples}
+            return {"steps": steps, "samples": samples}
+        return {"steps": steps - self.skipped_steps, "samples": samples - self.skipped_samples}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,8 +121,7 @@ def find_start(config: RunConfig, data: RunData, *, found: Found | None = None) 
     seen = found or find_checkpoint(checkpoints_folder(config))
     folder = seen.folder
     if folder is None:
-        first = start_notes(config, config.model.vocab_size or data.facts.vocab_size or 0)
-        return Start(done=Done(0, 0), folder=None, config=with_horizon(config, None), changes={}, notes=first)
+        return _first_start(config, data)
     run = run_state(folder)
     stored, _ = parse_config(tomllib.loads(run.config))
     conflicts = [
@@ -129,7 +134,7 @@ def find_start(config: RunConfig, data: RunData, *, found: Found | None = None) 
         conflicts.append(UsageError(seen.warning, fix=fix))
     if conflicts:
         raise conflicts[0] if len(conflicts) == 1 else UsageError("\n".join(map(str, conflicts)))
-    done = Done(run.step, run.consumed_samples, run.step - run.optimizer_steps, run.skipped_samples)
+    done = done_in(run)
     told = tuple(_seen_notes(seen))
     if stored is None:
         note = f"{folder.name} has settings that this version does not know, so changed settings are not reported"
@@ -139,6 +144,75 @@ def find_start(config: RunConfig, data: RunData, *, found: Found | None = None) 
     changes = changed_settings(before, now)
     notes = tuple(_notes(changes, before=before, now=now, asked=config, folder=folder, done=done))
     return Start(done=done, folder=folder, config=now, changes=changes, notes=(*told, *notes))
+
+
+def done_in(run: RunState) -> Done:
+    """What a checkpoint says is done."""
+    return Done(
+        steps=run.step,
+        samples=run.consumed_samples,
+        skipped_steps=run.step - (run.optimizer_steps - run.moment_steps),
+        skipped_samples=run.skipped_samples,
+        schedule_steps=run.schedule_steps,
+        schedule_samples=run.schedule_samples,
+        moment_steps=run.moment_steps,
+    )
+
+
+def _first_start(config: RunConfig, data: RunData) -> Start:
+    """How a run without a checkpoint starts: at step 1, or from where checkpoint.init_from was."""
+    first, now = first_state(config, config.model.vocab_size or data.facts.vocab_size or 0), with_horizon(config, None)
+    if first is None:
+        return Start(done=Done(0, 0), folder=None, config=now, changes={}, notes=())
+    done = first_done(now, first)
+    notes = list(first.notes)
+    if config.checkpoint.init_data:
+        if first.run is not None and first.run.data:
+            remedy = "restore what differs, or set checkpoint.init_data=false to begin with the first sample"
+            for conflict in _data_conflict(data, first.run, first.folder, fix=remedy):
+                raise conflict
+        else:
+            notes.append(f"{first.folder} does not say what data it was trained on: its order is not compared")
+        notes.append(f"steps and data go on from it, after step {done.steps:,} and {done.samples:,} samples")
+    if config.checkpoint.init_schedule:
+        rate = _rates(now, done, batch=batch_sizes(now).at(done.samples)).learning_rate
+        notes.append(f"the schedules go on from it: the learning rate of step {done.steps + 1:,} is {rate:g}")
+    return Start(done=done, folder=None, config=now, changes={}, notes=tuple(notes))
+
+
+def first_done(config: RunConfig, first: FirstState) -> Done:
+    """What is done when a run begins with the state of another.
+
+    Raises:
+        UsageError: a part of it is to go on, and the folder says nothing of a run; or that run is longer than this one.
+    """
+    settings = config.checkpoint
+    asked = [f"checkpoint.{key}" for key in ("init_schedule", "init_data") if getattr(settings, key)]
+    if first.run is None:
+        if asked:
+            raise UsageError(
+                f"{' and '.join(asked)}: {first.folder} says nothing of a run that could go on",
+                expected="a checkpoint of a run of ours or of Megatron-LM's training",
+                fix=f"set {' and '.join(asked)} to false",
+            )
+        return Done(0, 0)
+    before = done_in(first.run)
+    steps, samples = (before.steps, before.samples) if settings.init_data else (0, 0)
+    if steps >= (end := run_length(config, steps=steps, samples=samples).steps):
+        (unit,) = given_lengths(config.train)
+        raise UsageError(
+            "checkpoint.init_data: the steps of checkpoint.init_from count as this run's, and none is left",
+            found=f"step {steps:,} and {samples:,} samples in {first.folder}; this run ends after step {end:,}",
+            fix=f"set train.{unit} to the length of both runs together, or checkpoint.init_data=false",
+        )
+    counted = before.scheduled(config.optimizer) if settings.init_schedule else {"steps": 0, "samples": 0}
+    return Done(
+        steps,
+        samples,
+        schedule_steps=counted["steps"] - steps,
+        schedule_samples=counted["samples"] - samples,
+        moment_steps=first.run.optimizer_steps * settings.init_optimizer - steps,
+    )
 
 
 def found_by_all(config: RunConfig, world: World) -> Found:
@@ -236,7 +310,13 @@ def _place(unit: str, amount: int) -> str:
     return f"{unit.removesuffix('s')} {amount}"
 
 
-def _data_conflict(data: RunData, run: RunState, folder: Path) -> Iterator[UsageError]:
+def _data_conflict(
+    data: RunData,
+    run: RunState,
+    folder: Path,
+    *,
+    fix: str = "restore what differs, or start a new run in another run.folder",
+) -> Iterator[UsageError]:
     """Why the checkpoint's stream of data is not the one that would be gone on with, if it is not."""
     before, now = run.data, data.train.identity
     changed = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
@@ -245,7 +325,7 @@ def _data_conflict(data: RunData, run: RunState, folder: Path) -> Iterator[Usage
             f"{folder} was trained on different data, or in a different order",
             found=", ".join(f"{name} {now.get(name)}" for name in changed),
             expected=", ".join(f"{name} {before.get(name)}" for name in changed),
-            fix="restore what differs, or start a new run in another run.folder",
+            fix=fix,
         )
 
 

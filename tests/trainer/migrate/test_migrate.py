@@ -273,12 +273,27 @@ def test_llama2_begins_with_its_weights_and_is_planned(tmp_path: Path) -> None:
     assert refused == ["--use-checkpoint-args"]
     found = migrate(["--load", "llama2", "--finetune", "--no-load-optim", *BASE], 1)
     assert not found.refused and {s.key: s.value for s in found.settings}["checkpoint.init_from"] == "llama2"
-    (alone,) = migrate(["--load", "llama2", *BASE], 1).refused
-    assert "add --finetune" in alone
     assert "needs --load" in migrate(["--finetune", *BASE], 1).refused[0]
     config, _ = loaded(find_launch("MORE=\n" + examples.LLAMA2), tmp_path, "model.vocab_size=32000")
     plan = make_plan(config, 8, facts=None)
     assert plan.num_parameters == 6_738_415_616 and config.model.position == "rope"
+
+
+def test_another_folder_is_continued_with_what_megatron_loads() -> None:
+    switches = ("init_optimizer", "init_schedule", "init_data")
+
+    def found(*words: str) -> dict[str, Any]:
+        settings = migrate([*words, *BASE], 1).settings
+        return {one.key.partition(".")[2]: one.value for one in settings if one.key.startswith("checkpoint.init")}
+
+    everything = {"init_from": "old", **dict.fromkeys(switches, True)}
+    assert found("--load", "old", "--save", "new") == found("--load", "old", "--no-load-rng") == everything
+    without = {"init_optimizer": False, "init_schedule": False}
+    assert found("--load", "old", "--save", "new", "--no-load-optim") == everything | without
+    assert found("--load", "old", "--save", "new", "--finetune") == {"init_from": "old"}
+    assert found("--load", "new", "--save", "new") == {}
+    (refused,) = migrate(["--load", "new", "--save", "new", "--no-load-optim", *BASE], 1).refused
+    assert "another folder to --save" in refused
 
 
 def test_keys_that_are_not_there_yet_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,265 @@
+"""`checkpoint.init_from` with its switches: what goes on from another run, what begins anew, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mdata import UsageError
+from tests.helpers.notes import Notes
+from tests.helpers.ranks import run_ranks
+from tests.helpers.runs import make_corpora, write_jsonl
+from tests.trainer.convert.test_megatron import everything, reference
+from tests.trainer.engines import assemble, logical
+from trainer.checkpoint.folder import latest_checkpoint, run_state
+from trainer.config.parse import parse_config
+from trainer.config.sections import CheckpointSection, MeshSection, OptimizerSection, RunConfig, RunSection
+from trainer.convert.convert import Options, convert, open_model
+from trainer.convert.first_state import FirstState, first_state
+from trainer.convert.pickles import load_torch
+from trainer.parallel.mesh import Mesh, mesh_of
+from trainer.parallel.world import Placement, join_world
+from trainer.plan.check import check
+from trainer.plan.plan import make_plan
+from trainer.run.data import open_data
+from trainer.run.engine import Engine
+from trainer.run.metrics import read_metrics
+from trainer.run.resume import done_in, find_start, first_done
+from trainer.run.train import train
+
+SWITCHES = ("init_optimizer", "init_schedule", "init_data")
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("corpora")
+    return make_corpora(folder, {name: write_jsonl(folder / f"{name}.jsonl", i) for i, name in enumerate("ab")})
+
+
+def config_of(corpora: dict[str, Path], folder: Path, *, data: str = "a", **changes: dict[str, Any]) -> RunConfig:
+    tables: dict[str, dict[str, Any]] = {
+        "run": {"folder": str(folder)},
+        "model": {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "tie_embeddings": False},
+        "data": {"blend": str(corpora[data]), "order": "megatron"},
+        "train": {"sequence_length": 16, "global_batch": 2, "micro_batch": 1, "steps": 8, "batch_ramp": "1 1 4"},
+        "optimizer": {"lr": 1e-2, "schedule": "cosine", "warmup_steps": 2, "decay_steps": 8},
+    }
+    for name, keys in changes.items():
+        tables[name] = tables.get(name, {}) | keys
+    config, problems = parse_config(tables)
+    assert config is not None, problems
+    return config
+
+
+def trained(config: RunConfig, *, exit_interval: int = 0) -> list[str]:
+    notes, train_ = Notes(), replace(config.train, exit_interval=exit_interval)
+    train(replace(config, train=train_), join_world(Mesh(1), placement=Placement()), progress=notes)
+    return notes.lines
+
+
+def curve(folder: str | Path) -> list[tuple[Any, ...]]:
+    names = ("step", "consumed_samples", "loss", "grad_norm", "lr")
+    return [tuple(line[name] for name in names) for line in read_metrics(Path(folder))]
+
+
+@pytest.fixture(scope="module")
+def before(corpora, tmp_path_factory) -> Path:
+    """A run that was ended after 4 of its 8 steps."""
+    config = config_of(corpora, tmp_path_factory.mktemp("before") / "run")
+    trained(config, exit_interval=4)
+    return Path(config.run.folder)
+
+
+def beginning(config: RunConfig, folder: Path, *switches: str) -> RunConfig:
+    """The same with the first state of another run."""
+    return replace(config, checkpoint=CheckpointSection(init_from=str(folder), **dict.fromkeys(switches, True)))
+
+
+def test_with_all_switches_the_run_of_the_other_folder_goes_on_bit_for_bit(corpora, before, tmp_path):
+    straight = config_of(corpora, tmp_path / "straight")
+    trained(straight)
+    config = beginning(config_of(corpora, tmp_path / "other"), before, *SWITCHES)
+    told = trained(config, exit_interval=6)
+    assert any(f"the first weights and moments are those of {before}/checkpoints/step-4 (mtrain)" in x for x in told)
+    assert any("steps and data go on from it, after step 4 and 4 samples" in line for line in told)
+    trained(config)  # its own checkpoint of step 6
+    assert curve(config.run.folder) == curve(straight.run.folder)[4:]
+
+
+@pytest.mark.parametrize("given", list(itertools.product([False, True], repeat=3)), ids=str)
+@pytest.mark.parametrize("count_skipped", [True, False])
+def test_each_switch_decides_one_thing(given, count_skipped, corpora, before, tmp_path):
+    optimizer, schedule, data = given
+    chosen = [name for name, on in zip(SWITCHES, given, strict=True) if on]
+    config = beginning(config_of(corpora, tmp_path / "run"), before, *chosen)
+    config = replace(config, optimizer=replace(config.optimizer, count_skipped=count_skipped))
+    trained(config, exit_interval=5 if data else 1)
+    (step, samples, _, _, lr), *_ = curve(config.run.folder)
+    assert (step, samples) == ((5, 6) if data else (1, 2 if data else 1))
+    rates = [line[4] for line in curve(before)]
+    assert (lr == rates[0]) is not schedule
+    run = run_state(latest_checkpoint(tmp_path / "run" / "checkpoints"))
+    assert run.optimizer_steps == (5 if optimizer else 1)
+    assert done_in(run).skipped_steps == 0
+    assert done_in(run).scheduled(config.optimizer)["steps"] == (5 if schedule else 1)
+
+
+def test_a_switch_survives_a_restart(corpora, before, tmp_path):
+    """Moments and data go on and the schedule begins anew: in one go, and with a stop behind each step."""
+    once, often = (
+        beginning(config_of(corpora, tmp_path / name), before, "init_optimizer", "init_data") for name in "ab"
+    )
+    trained(once)
+    for _ in range(4):
+        trained(often, exit_interval=1)
+    assert curve(often.run.folder) == curve(once.run.folder) and len(curve(once.run.folder)) == 4
+
+
+def test_steps_that_changed_nothing_are_not_counted_twice(corpora, before, tmp_path):
+    """A run of 4 steps of which one was skipped; the new run's schedule goes on after 3 of them where it stands still."""
+    config = beginning(config_of(corpora, tmp_path / "run"), before, *SWITCHES)
+    data = open_data(config)
+    run = replace(run_state(latest_checkpoint(before / "checkpoints")), optimizer_steps=3, skipped_samples=1)
+    for count_skipped, steps in ((True, 4), (False, 3)):
+        now = replace(config, optimizer=replace(config.optimizer, count_skipped=count_skipped))
+        done = first_done(now, FirstState(before, run, ()))
+        assert done.scheduled(now.optimizer)["steps"] == steps
+        assert (done.steps, done.skipped_steps, done.steps + done.moment_steps) == (4, 0, 3)
+    assert find_start(config, data).done.steps == 4
+
+
+def test_other_data_is_refused_where_it_should_go_on(corpora, before, tmp_path):
+    config = beginning(config_of(corpora, tmp_path / "run", data="b"), before, "init_data")
+    with pytest.raises(UsageError, match="trained on different data") as caught:
+        find_start(config, open_data(config))
+    assert "set checkpoint.init_data=false" in str(caught.value)
+    assert find_start(beginning(config, before, "init_optimizer"), open_data(config)).done.samples == 0
+
+
+def test_a_run_without_steps_left_is_refused(corpora, before, tmp_path):
+    changes = {"train": {"steps": 4}, "optimizer": {"decay_steps": 4}}
+    config = beginning(config_of(corpora, tmp_path / "run", **changes), before, "init_data")
+    longer = open_data(config_of(corpora, tmp_path / "longer"))
+    with pytest.raises(UsageError, match="none is left") as caught:
+        find_start(config, longer)
+    assert "step 4 and 4 samples" in str(caught.value) and "set train.steps" in str(caught.value)
+
+
+def test_moments_of_another_rule_are_refused_and_named(corpora, before, tmp_path):
+    sgd = {"optimizer": {"name": "sgd", "momentum": 0.9}}
+    config = beginning(config_of(corpora, tmp_path / "run", **sgd), before, "init_optimizer")
+    with pytest.raises(UsageError, match="momentum_buffer/") as caught:
+        find_start(config, open_data(config))
+    assert "weight, exp_avg, exp_avg_sq" in str(caught.value)
+
+
+def test_a_folder_without_a_run_has_nothing_that_goes_on(corpora, before, tmp_path):
+    convert(before, tmp_path / "hf", options=Options(to="hf", check=False))
+    convert(tmp_path / "hf", tmp_path / "back", options=Options(to="mtrain", check=False))
+    for folder in (tmp_path / "hf", tmp_path / "back"):
+        config = beginning(config_of(corpora, tmp_path / "run"), folder, "init_schedule", "init_data")
+        data = open_data(config)
+        with pytest.raises(UsageError, match=r"init_schedule and checkpoint\.init_data: .* says nothing of a run"):
+            find_start(config, data)
+        with pytest.raises(UsageError, match=r"exp_avg/.*\n  try: set checkpoint\.init_optimizer=false"):
+            find_start(beginning(config, folder, "init_optimizer"), data)
+        assert find_start(beginning(config, folder), data).done.steps == 0
+
+
+def test_switches_without_a_folder_are_a_problem(corpora, tmp_path):
+    config = config_of(corpora, tmp_path / "run", checkpoint={"init_data": True, "init_optimizer": True})
+    (problem,) = check(config, 1, facts=None)
+    assert problem.startswith("checkpoint.init_optimizer and checkpoint.init_data=true without checkpoint.init_from")
+
+
+LOADABLE = [
+    *(f"{kind}_tp{tp}pp{pp}_optim" for kind in ("gpt2", "llama") for tp in (1, 2) for pp in (1, 2)),
+    *(f"{kind}_dp2_distopt_{form}_reshardable" for kind in ("gpt2", "llama") for form in ("dp", "fully")),
+]
+
+
+def megatron_config(folder: Path, name: str, *, mesh: MeshSection, sharding: str) -> RunConfig:
+    config = open_model(folder).config
+    return replace(
+        config,
+        run=RunSection(folder="unused", seed=3),
+        train=replace(config.train, global_batch=4, micro_batch=1),
+        mesh=mesh,
+        optimizer=OptimizerSection(lr=1e-3, sharding=sharding),
+        checkpoint=CheckpointSection(init_from=str(folder), init_optimizer=name == "moments"),
+    )
+
+
+def _state(context, config):
+    world = context.join(mesh_of(config, context.world))
+    engine = Engine(config, make_plan(config, context.world, facts=None), world=world)
+    o = engine.optimizer
+    return [[(f"{n}/{a}", b, c) for a, b, c in logical(o.holds[n], o.state[n])] for n in o.state], o.steps
+
+
+def _whole(results):
+    return assemble([part for groups, _ in results for group in groups for part in group])
+
+
+@pytest.mark.parametrize("name", LOADABLE)
+def test_moments_of_megatron_are_those_of_the_reference(name, oracles):
+    folder = oracles / "oracle" / "model" / "checkpoints" / name
+    config = megatron_config(folder, "moments", mesh=MeshSection(), sharding="state")
+    found = _whole(results := run_ranks(_state, 1, config))
+    assert results[0][1] == 3
+    source = everything(open_model(folder).source)
+    expected = reference(folder, open_model(folder).shape)
+    inventory = json.loads((folder.parent / "inventory.json").read_text())
+    allowed = inventory.get(name, {}).get("max_difference_from_one_process", {})
+    most = max([1e-9, *(x for x in allowed.values() if isinstance(x, float))]) * 1.01
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert torch.equal(torch.from_numpy(found[key]).float(), source[key]), key
+        if not key.endswith(("k.bias",)):
+            torch.testing.assert_close(torch.from_numpy(found[key]).float(), value, atol=most, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mesh", "sharding"),
+    [
+        (4, MeshSection(tp=2, pp=2), "state"),
+        (2, MeshSection(), "none"),
+        (4, MeshSection(tp=2), "parameters"),
+    ],
+    ids=str,
+)
+def test_every_layout_begins_with_them(ranks, mesh, sharding, oracles):
+    folder = oracles / "oracle" / "model" / "checkpoints" / "gpt2_tp2pp2_optim"
+    config = megatron_config(folder, "moments", mesh=mesh, sharding=sharding)
+    found, source = _whole(run_ranks(_state, ranks, config)), everything(open_model(folder).source)
+    assert found.keys() == source.keys()
+    for key, value in source.items():
+        assert torch.equal(torch.from_numpy(found[key]).float(), value), key
+
+
+def test_a_classic_folder_gives_its_weights_and_has_no_moments(oracles):
+    folder = oracles / "oracle" / "model" / "checkpoints" / "gpt2_classic_tp2pp1"
+    config = megatron_config(folder, "weights", mesh=MeshSection(tp=2), sharding="state")
+    found, source = _whole(run_ranks(_state, 2, config)), everything(open_model(folder).source)
+    for key, value in source.items():
+        assert torch.equal(torch.from_numpy(found[key]).float(), value), key
+    assert not any(found[key].any() for key in found.keys() - source.keys())
+
+
+def test_a_dp_reshardable_folder_of_several_ranks_says_why_it_has_no_moments(corpora, before, tmp_path, oracles):
+    folder = oracles / "oracle" / "model" / "checkpoints" / "llama_dp2_distopt_dp_reshardable"
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (common,) = copy.glob("iter_*/common.pt")
+    state = load_torch(common)
+    state["args"].tensor_model_parallel_size = 2
+    torch.save(state, common)
+    config = megatron_config(copy, "moments", mesh=MeshSection(), sharding="state")
+    with pytest.raises(UsageError, match="dp-reshardable form is read for tp = pp = 1"):
+        first_state(config, config.model.vocab_size)

@@ -1,0 +1,117 @@
+"""`checkpoint.init_from`: the first weights of a new run, and its moments, from any folder that can be converted.
+
+Each rank reads the rectangles that it owns, as it does from a checkpoint; nothing is converted on the disk. Tensors
+have to fit; a model of equal tensors that computes something else (another rope_theta) is told and not refused,
+because some runs want just that. How far the other run was is in `FirstState.run`; what is done with it is decided in
+run/resume.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mdata import UsageError
+from mdata.errors import few
+from trainer.checkpoint.format import RunState
+from trainer.config.sections import RunConfig
+from trainer.convert.convert import open_model
+from trainer.convert.model_folder import ModelFolder, expected_tensors
+from trainer.convert.model_keys import effective
+from trainer.kernels.updates import state_names
+from trainer.models.family import family_of
+from trainer.optim.layout import Ownership
+from trainer.parallel.params import Place
+
+
+class FirstState(NamedTuple):
+    """What a new run begins with.
+
+    Args:
+        folder: the checkpoint. run: how far its run was; None: the folder says nothing of a run. notes: for the user.
+    """
+
+    folder: Path
+    run: RunState | None
+    notes: tuple[str, ...]
+
+
+def first_state(config: RunConfig, vocab_size: int) -> FirstState | None:
+    """What checkpoint.init_from has, compared with the model; None where it is not set.
+
+    Raises:
+        UsageError: weights or moments do not fit or are not there; names them. DamageError: the folder is not whole.
+    """
+    settings = config.checkpoint
+    if not settings.init_from:
+        return None
+    model = open_model(Path(settings.init_from))
+    _check_weights(config, model, vocab_size)
+    if settings.init_optimizer:
+        _check_moments(config, model, vocab_size)
+    before, now = effective(model.config), effective(config)
+    differ = [
+        f"model.{name} {before.get(name)!r} -> {now.get(name)!r}"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name) and name != "vocab_size"
+    ]
+    what = "weights and moments" if settings.init_optimizer else "weights"
+    told = f"the first {what} are those of {model.path} ({model.format})"
+    other = [f"they were trained with other settings: {', '.join(differ)}"] if differ else []
+    # A converted model of Hugging Face has a checkpoint of step 1, for which nothing was done.
+    run = model.run if model.run.optimizer_steps or model.run.data_id else None
+    return FirstState(model.path, run, (*model.notes, told, *other))
+
+
+def owned_state(folder: Path, owned: Mapping[str, Ownership], *, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What a rank of any layout owns: state -> flat tensor of its runs, one after the other, padding 0."""
+    source = open_model(folder).source
+    out = {state: torch.zeros(runs.size, dtype=dtype) for state, runs in owned.items()}
+    for state, runs in owned.items():
+        for _, part, first in runs.slices():
+            found = source.read(f"{state}/{part.name}", (part.start, part.size))
+            out[state][first : first + math.prod(part.size)] = found.reshape(-1).to(dtype)
+    return out
+
+
+def _check_weights(config: RunConfig, model: ModelFolder, vocab_size: int) -> None:
+    expected = expected_tensors(config, vocab_size)
+    found = {name: info.shape for name, info in model.source.tensors.items() if name.startswith("weight/")}
+    wrong = [
+        f"{name.removeprefix('weight/')} {list(found.get(name, ())) or 'missing'} instead of "
+        f"{list(expected.get(name, ())) or 'none'}"
+        for name in {**expected, **found}
+        if found.get(name) != expected.get(name)
+    ]
+    if wrong:
+        raise UsageError(
+            f"checkpoint.init_from = {config.checkpoint.init_from} does not fit [model]",
+            found=few(wrong, 4),
+            fix="set [model] as the folder's configuration says (mtrain convert writes it), or leave init_from out",
+        )
+
+
+def _check_moments(config: RunConfig, model: ModelFolder, vocab_size: int) -> None:
+    """See that the state of this update rule is there; its shapes are those of the weights."""
+    family, rule = family_of(config), config.optimizer.name
+    table = family.parameters(family.shape(config, vocab_size), Place())
+    missing = [
+        f"{state}/{piece.name}"
+        for spec in table
+        for piece in spec.pieces
+        for state in state_names(rule, matrix=spec.matrix)
+        if f"{state}/{piece.name}" not in model.source.tensors
+    ]
+    if missing:
+        has = f"{', '.join(model.states)} in {model.path} ({model.format})"
+        raise UsageError(
+            f"checkpoint.init_optimizer asks for the moments of {rule}, which checkpoint.init_from lacks",
+            found="; ".join((has, *(note for note in model.notes if "optimizer" in note))),
+            expected=few(missing, 3),
+            fix="set checkpoint.init_optimizer=false to begin with weights alone, or name a folder with these moments",
+        )
