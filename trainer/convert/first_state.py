@@ -34,11 +34,13 @@ class FirstState(NamedTuple):
 
     Args:
         folder: the checkpoint. run: how far its run was; None: the folder says nothing of a run. notes: for the user.
+        config: of that run; None: it was none of ours.
     """
 
     folder: Path
     run: RunState | None
     notes: tuple[str, ...]
+    config: RunConfig | None = None
 
 
 def first_state(config: RunConfig, vocab_size: int) -> FirstState | None:
@@ -65,7 +67,7 @@ def first_state(config: RunConfig, vocab_size: int) -> FirstState | None:
     other = [f"they were trained with other settings: {', '.join(differ)}"] if differ else []
     # A converted model of Hugging Face has a checkpoint of step 1, for which nothing was done.
     run = model.run if model.run.optimizer_steps or model.run.data_id else None
-    return FirstState(model.path, run, (*model.notes, told, *other))
+    return FirstState(model.path, run, (*model.notes, told, *other), model.config if model.run.data_id else None)
 
 
 def owned_state(folder: Path, owned: Mapping[str, Ownership], *, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -57,9 +57,9 @@ _TABLE = """
 --make-vocab-size-divisible-by | int | 128 | model.vocab_size | the padding takes part in Megatron's loss
 --seed | int | 1234 | = run.seed | the same order of data; other initial weights of the same distribution
 --save | text | | run.folder |
---load | text | | checkpoint.init_from | where it is not the folder of --save, with all of init_optimizer, init_schedule, init_data
+--load | text | | checkpoint.init_from | another folder than --save's; with init_optimizer, init_schedule, init_data
 --finetune | switch | | checkpoint.init_from | with --load: weights alone
---no-load-optim | switch | | checkpoint.init_optimizer | with --load: false, and init_schedule, whose state goes with it there
+--no-load-optim | switch | | checkpoint.init_optimizer | with --load: false, as is init_schedule
 --pretrained-checkpoint | text | | checkpoint.init_from |
 --save-interval | int | | checkpoint.interval |
 --persistent-save-interval | same as --save-interval

@@ -25,7 +25,7 @@ from trainer.checkpoint.folder import run_state
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.load import load_state
 from trainer.checkpoint.save import Shard, Target, save_checkpoint, together
-from trainer.config.sections import CheckpointSection, RunConfig
+from trainer.config.sections import RunConfig
 from trainer.convert.convert import open_model
 from trainer.convert.first_state import owned_state
 from trainer.errors import FEWER_TOKENS, MORE_RANKS, out_of_memory_in
@@ -56,10 +56,13 @@ class Engine:
         config: of the run. plan: its derived numbers. world: this rank's place.
         fresh: whether to draw the initial weights, or to read the state of checkpoint.init_from (a checkpoint is
             loaded otherwise).
+        first: which folder of checkpoint.init_from that is; None: the newest.
     """
 
     @out_of_memory_in("setting up the model and its optimizer", fix=MORE_RANKS)
-    def __init__(self, config: RunConfig, plan: Plan, *, world: World, fresh: bool = True) -> None:
+    def __init__(
+        self, config: RunConfig, plan: Plan, *, world: World, fresh: bool = True, first: Path | None = None
+    ) -> None:
         self.plan, self.world, self.loss_average = plan, world, config.train.loss_average
         self.tp, self.cp, self.dp, self.everyone = (world.groups[axis] for axis in ("tp", "cp", "dp", "world"))
         tp, sequence_parallel = self.tp, config.mesh.sequence_parallel
@@ -94,7 +97,8 @@ class Engine:
         # A scale that is 1 has no place in the arithmetic of other precisions.
         self.scaler = LossScaler(scale_rule(config.precision), world.device) if dtype == torch.float16 else None
         if fresh and config.checkpoint.init_from:
-            self._read_first_state(config.checkpoint)
+            settings = config.checkpoint
+            self._read_first_state(first or Path(settings.init_from), moments=settings.init_optimizer)
         elif fresh:
             self._draw_weights(config.run.seed)
 
@@ -219,10 +223,10 @@ class Engine:
             self.float8.load(run.float8)
 
     @out_of_memory_in("reading the first weights", fix=MORE_RANKS)
-    def _read_first_state(self, settings: CheckpointSection) -> None:
+    def _read_first_state(self, folder: Path, *, moments: bool) -> None:
         """Begin with the weights of another run, or its moments, too; an error of one rank is raised by all."""
-        folder, holds = Path(settings.init_from), self.optimizer.holds
-        wanted = holds if settings.init_optimizer else {"weight": holds["weight"]}
+        holds = self.optimizer.holds
+        wanted = holds if moments else {"weight": holds["weight"]}
         dtype = self.optimizer.state["weight"].dtype
         state: dict[str, Tensor] = {}
 
@@ -231,7 +235,7 @@ class Engine:
             return open_model(folder).run
 
         run = together(self.everyone, read, doing="reading the first weights")[0]
-        if settings.init_optimizer:
+        if moments:
             self._continue(state, run)
         else:
             self.optimizer.load({**self.optimizer.state, **state}, 0)

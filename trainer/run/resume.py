@@ -85,6 +85,7 @@ class Start:
         config: what was asked for, with the ends of its schedules written out.
         changes: settings that are no longer those of the checkpoint: name -> (before, now).
         notes: the same for people, and what follows from it; a line each.
+        first: the folder of a new run's first state, which may be one of several in checkpoint.init_from; None: drawn.
     """
 
     done: Done
@@ -92,6 +93,7 @@ class Start:
     config: RunConfig
     changes: Mapping[str, tuple[Any, Any]]
     notes: tuple[str, ...]
+    first: Path | None = None
 
     def facts(self) -> dict[str, Any]:
         """What events.jsonl says of it: where, and which settings are no longer those of the checkpoint."""
@@ -161,9 +163,12 @@ def done_in(run: RunState) -> Done:
 
 def _first_start(config: RunConfig, data: RunData) -> Start:
     """How a run without a checkpoint starts: at step 1, or from where checkpoint.init_from was."""
-    first, now = first_state(config, config.model.vocab_size or data.facts.vocab_size or 0), with_horizon(config, None)
+    first = first_state(config, config.model.vocab_size or data.facts.vocab_size or 0)
     if first is None:
+        now = with_horizon(config, None)
         return Start(done=Done(0, 0), folder=None, config=now, changes={}, notes=())
+    other = first.config if config.checkpoint.init_schedule else None
+    now = with_horizon(config, with_horizon(other, None) if other else None)
     done = first_done(now, first)
     notes = list(first.notes)
     if config.checkpoint.init_data:
@@ -177,7 +182,8 @@ def _first_start(config: RunConfig, data: RunData) -> Start:
     if config.checkpoint.init_schedule:
         rate = _rates(now, done, batch=batch_sizes(now).at(done.samples)).learning_rate
         notes.append(f"the schedules go on from it: the learning rate of step {done.steps + 1:,} is {rate:g}")
-    return Start(done=done, folder=None, config=now, changes={}, notes=tuple(notes))
+        notes += _horizon_notes(config, now)
+    return Start(done=done, folder=None, config=now, changes={}, notes=tuple(notes), first=first.folder)
 
 
 def first_done(config: RunConfig, first: FirstState) -> Done:
@@ -227,19 +233,23 @@ def found_by_all(config: RunConfig, world: World) -> Found:
     return found
 
 
-def check_agreed(done: Done, config: RunConfig, *, world: World) -> None:
+def check_agreed(start: Start, *, world: World) -> None:
     """Refuse to start where ranks found different checkpoints: their collectives would not fit.
 
     Raises:
-        UsageError: run.folder is not the same folder for all of them.
+        UsageError: run.folder is not the same folder for all of them, or checkpoint.init_from is not.
     """
-    everyone = gather_objects(done, world.groups["world"])
-    if set(everyone) != {done}:
-        raise UsageError(
-            f"the ranks do not see the same checkpoints in {config.run.folder}",
-            found="steps " + ", ".join(str(other.steps) for other in everyone),
-            expected="one folder that all machines share",
-        )
+    mine, config = (start.done, start.first), start.config
+    everyone = gather_objects(mine, world.groups["world"])
+    if set(everyone) == {mine}:
+        return
+    expected = "one folder that all machines share"
+    if len({done for done, _ in everyone}) > 1:
+        what, found = config.run.folder, "steps " + ", ".join(str(done.steps) for done, _ in everyone)
+    else:
+        what, found = config.checkpoint.init_from, ", ".join(str(first) for _, first in everyone)
+        expected += ", which no run is writing to; or name one checkpoint in it"
+    raise UsageError(f"the ranks do not see the same checkpoints in {what}", found=found, expected=expected)
 
 
 def with_horizon(config: RunConfig, before: RunConfig | None) -> RunConfig:
@@ -291,6 +301,11 @@ def _notes(
         if old != new:
             what = f"the {name.replace('_', ' ')} of step {done.steps + 1} is {new:g}"
             yield f"{what}; with the checkpoint's settings it would be {old:g}"
+    yield from _horizon_notes(asked, now)
+
+
+def _horizon_notes(asked: RunConfig, now: RunConfig) -> Iterator[str]:
+    """Where the decay ends elsewhere than the run, and nobody asked for that."""
     planned, wanted = given_lengths(now.optimizer, "decay_"), given_lengths(now.train)
     if now.optimizer.schedule != "constant" and not given_lengths(asked.optimizer, "decay_") and planned != wanted:
         (unit, end), (unit_now, end_now) = *planned.items(), *wanted.items()

@@ -85,7 +85,7 @@ def _train(
     start = find_start(config, data, found=found_by_all(config, world))
     config, done, newest = start.config, start.done, start.folder
     plan = make_plan(config, world.world_size, facts=data.facts, done_steps=done.steps, done_samples=done.samples)
-    check_agreed(done, config, world=world)
+    check_agreed(start, world=world)
     unrecorded = unrecorded_step(newest, config, plan=plan, world=world) if newest else None
     if newest and (done.steps > plan.steps or (done.steps == plan.steps and unrecorded is None)):
         return TrainResult(done.steps, None, {}, {}, newest)
@@ -94,7 +94,7 @@ def _train(
         lambda: check_room(checkpoints_folder(config), checkpoint_bytes(config, plan)) if world.is_main else None,
     )
     with explained(config, plan, rank=world.rank):
-        engine = Engine(config, plan, world=world, fresh=newest is None)
+        engine = Engine(config, plan, world=world, fresh=newest is None, first=start.first)
         if newest:
             engine.load(newest)
         if watch is not None:

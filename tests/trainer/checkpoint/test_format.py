@@ -123,7 +123,8 @@ def changed(path: tuple[Any, ...], other: Any) -> Any:
 
 
 COUNTERS = ("step", "consumed_samples", "skipped_samples", "optimizer_steps")
-MAY_VARY = {("run", key) for key in (*COUNTERS, "data_id", "config", "data", "float8")}
+BEFORE = ("schedule_steps", "schedule_samples", "moment_steps")  # of checkpoint.init_from
+MAY_VARY = {("run", key) for key in (*COUNTERS, *BEFORE, "data_id", "config", "data", "float8")}
 
 
 @pytest.mark.parametrize("path", places(OLD), ids=lambda path: "/".join(map(str, path)) or "all")
@@ -144,7 +145,9 @@ def test_whatever_is_changed_is_refused_or_means_something(path: tuple[Any, ...]
         free = path[:2] in MAY_VARY or path[0] == "files" or (path[0] == "tensors" and len(path) < 3)
         assert free, path
         run = index.run
-        assert 1 <= run.step <= run.consumed_samples < 1 << 63 and 0 <= run.optimizer_steps <= run.step
+        assert 1 <= run.step <= run.consumed_samples < 1 << 63
+        assert 0 <= run.optimizer_steps - run.moment_steps <= run.step and run.optimizer_steps >= 0
+        assert run.step + run.schedule_steps >= 0 and run.consumed_samples + run.schedule_samples >= 0
         assert 0 <= run.skipped_samples <= run.consumed_samples
         assert all(8 <= file.bytes < 1 << 63 for file in index.files.values())
 

@@ -28,6 +28,7 @@ from trainer.parallel.mesh import Mesh, mesh_of
 from trainer.parallel.world import Placement, join_world
 from trainer.plan.check import check
 from trainer.plan.plan import make_plan
+from trainer.run import train as train_module
 from trainer.run.data import open_data
 from trainer.run.engine import Engine
 from trainer.run.metrics import read_metrics
@@ -123,7 +124,7 @@ def test_a_switch_survives_a_restart(corpora, before, tmp_path):
 
 
 def test_steps_that_changed_nothing_are_not_counted_twice(corpora, before, tmp_path):
-    """A run of 4 steps of which one was skipped; the new run's schedule goes on after 3 of them where it stands still."""
+    """A run of 4 steps of which one was skipped: a schedule that stands still in such steps goes on after 3 of them."""
     config = beginning(config_of(corpora, tmp_path / "run"), before, *SWITCHES)
     data = open_data(config)
     run = replace(run_state(latest_checkpoint(before / "checkpoints")), optimizer_steps=3, skipped_samples=1)
@@ -150,6 +151,38 @@ def test_a_run_without_steps_left_is_refused(corpora, before, tmp_path):
     with pytest.raises(UsageError, match="none is left") as caught:
         find_start(config, longer)
     assert "step 4 and 4 samples" in str(caught.value) and "set train.steps" in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [0, 12])
+def test_a_decay_under_way_is_not_stretched(given, corpora, tmp_path):
+    """As where a run continues by itself: its end is that of the other run, unless one is set."""
+    other = config_of(corpora, tmp_path / "other", optimizer={"decay_steps": 0})
+    trained(other, exit_interval=4)
+    changes = {"optimizer": {"decay_steps": given}, "train": {"steps": 12}}
+    longer = config_of(corpora, tmp_path / "longer", **changes)
+    for switches, end in ((SWITCHES[:2], given or 8), (SWITCHES[:1], 12)):
+        start = find_start(beginning(longer, Path(other.run.folder), *switches), open_data(longer))
+        assert start.config.optimizer.decay_steps == end
+        told = any("set optimizer.decay_steps=12 to let it decay until step 12" in note for note in start.notes)
+        assert told == (end == 8)
+
+
+def test_the_checkpoint_that_was_looked_at_is_read_though_that_run_goes_on(corpora, before, tmp_path, monkeypatch):
+    folder, real = shutil.copytree(before, tmp_path / "before"), train_module.find_start
+
+    def find_start_and_wait(config: RunConfig, *arguments: Any, **options: Any) -> Any:
+        start = real(config, *arguments, **options)
+        if start.first:
+            trained(config_of(corpora, folder))  # to step 8
+        return start
+
+    expected = beginning(config_of(corpora, tmp_path / "expected"), before, *SWITCHES)
+    trained(expected, exit_interval=5)
+    monkeypatch.setattr(train_module, "find_start", find_start_and_wait)
+    config = beginning(config_of(corpora, tmp_path / "run"), folder, *SWITCHES)
+    trained(config, exit_interval=5)
+    assert latest_checkpoint(folder / "checkpoints").name == "step-8"
+    assert curve(config.run.folder) == curve(expected.run.folder)
 
 
 def test_moments_of_another_rule_are_refused_and_named(corpora, before, tmp_path):
