@@ -1,0 +1,217 @@
+"""Damage is found at load and named, and the newest whole checkpoint is offered; saves that fail or die leave it.
+
+The checkpoint is tiny, of two ranks; `-m soak` tries every byte of all of its files.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mdata
+from tests.helpers.failures import crash_at, durable_calls
+from tests.trainer.checkpoint.test_power_loss import SMALL, resumed, save, shard
+from trainer.checkpoint.folder import find_checkpoint, read_index, whole_checkpoints
+from trainer.checkpoint.format import RunState
+from trainer.checkpoint.load import find_valid, load_state, verify_checkpoint
+from trainer.checkpoint.save import Shard, Target, commit, write_part
+from trainer.models.gpt_params import parameter_table
+from trainer.optim.layout import make_layout
+from trainer.parallel.params import Place
+
+
+def save_tiny(root: Path, step: int) -> Path:
+    """A checkpoint of two ranks with a file of a tokenizer."""
+    run = RunState(step=step, consumed_samples=step, data_id="", data={}, optimizer_steps=step, config="")
+    target = Target(root, run, "x", {"tokenizer/vocab.json": b"{}"})
+    layout = make_layout(parameter_table(SMALL, Place()), {"data": 2, "edp": 2})
+    for rank in (0, 1):
+        part = Shard({"weight": layout.owned({"data": rank, "edp": rank})}, {"tp": 0})
+        state = {"weight": torch.arange(part.owned["weight"].size) + 0.5 + step}
+        write_part(target, rank, shard=part, state=state)
+    commit(target, 2)
+    return target.final
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """The second of two checkpoints."""
+    save_tiny(tmp_path, 2)
+    return save_tiny(tmp_path, 4)
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def check_found(folder: Path, path: Path) -> None:
+    """Loading, comparing and looking for a valid one all see it, and say which file it is and what to do."""
+    for look in (lambda: load_state(folder, shard().owned, dtype=torch.float32), lambda: verify_checkpoint(folder)):
+        with pytest.raises(mdata.DamageError, match=rf"{path.name} is damaged") as caught:
+            look()
+        assert "write step-2 into" in str(caught.value) and len(str(caught.value).splitlines()) <= 4
+    found = find_valid(folder.parent)
+    assert found.folder == folder.with_name("step-2") and path.name in (found.warning or "")
+
+
+@pytest.mark.parametrize("stride", [37, pytest.param(1, marks=pytest.mark.soak)])
+def test_every_flipped_byte_of_every_file_is_found_and_named(stride: int, tiny: Path) -> None:
+    verify_checkpoint(tiny)
+    count = 0
+    for path in files_of(tiny):
+        whole = path.read_bytes()
+        for place in sorted({0, *range(path.stat().st_size % stride, len(whole), stride), len(whole) - 1}):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+            check_found(tiny, path)
+            count += 1
+        path.write_bytes(whole)
+    verify_checkpoint(tiny)
+    print(f"{count} bytes of {len(files_of(tiny))} files")
+
+
+@pytest.mark.parametrize("stride", [97, pytest.param(1, marks=pytest.mark.soak)])
+def test_a_file_of_any_other_length_or_none_is_found_and_named(stride: int, tiny: Path) -> None:
+    for path in files_of(tiny):
+        whole = path.read_bytes()
+        for other in (*(whole[:length] for length in range(0, len(whole), stride)), whole[:-1], whole + b"\0"):
+            path.write_bytes(other)
+            check_found(tiny, path)
+        path.unlink()
+        if path.name == "index.json":  # then it is no checkpoint, as while it is written
+            assert next(whole_checkpoints(tiny.parent)) == tiny.with_name("step-2")
+        check_found(tiny, path)
+        path.write_bytes(whole)
+    verify_checkpoint(tiny)
+
+
+@pytest.mark.parametrize("name", ["rank-00007.safetensors", "rank-00007.json", "tokenizer/other.json", "index.json.1"])
+def test_a_file_of_another_checkpoint_is_found(name: str, tiny: Path) -> None:
+    (tiny / "notes.txt").write_text("mine")
+    verify_checkpoint(tiny)
+    (tiny / name).write_bytes(b"x")
+    check_found(tiny, tiny / name)
+    with pytest.raises(mdata.DamageError, match="found: a file that the index does not list"):
+        read_index(tiny)
+
+
+@pytest.mark.parametrize("name", ["rank-00001.json", "rank-00001.safetensors", "tokenizer/vocab.json"])
+def test_a_file_of_another_save_or_rank_is_found(name: str, tiny: Path) -> None:
+    """Of the same size and names as far as can be, with other values."""
+    path = tiny / name
+    whole = path.read_bytes()
+    for other in (tiny.with_name("step-2") / name, tiny / name.replace("00001", "00000")):
+        if other.read_bytes() != whole:
+            path.write_bytes(other.read_bytes())
+            check_found(tiny, path)
+    path.write_bytes(whole[::-1])
+    check_found(tiny, path)
+
+
+def test_an_index_of_another_save_is_found_by_the_first_file_that_it_does_not_name(tiny: Path) -> None:
+    (tiny / "index.json").write_bytes((tiny.with_name("step-2") / "index.json").read_bytes())
+    check_found(tiny, tiny / "rank-00000.json")
+
+
+def test_whatever_latest_says_the_run_goes_on_from_a_whole_checkpoint(tiny: Path) -> None:
+    """Another name in it is what a user writes there to go back: any whole one of the run is right. Else it is told."""
+    pointer = tiny.with_name("latest")
+    whole = pointer.read_bytes()
+    flipped = [
+        whole[:i] + bytes([whole[i] ^ 1 << bit]) + whole[i + 1 :] for i, bit in itertools.product(range(6), range(8))
+    ]
+    for other in (*flipped, *(whole[:length] for length in range(len(whole)))):
+        pointer.write_bytes(other)
+        found = find_checkpoint(tiny.parent)
+        assert found.folder is not None
+        verify_checkpoint(found.folder)
+        assert found.folder.name == other.decode(errors="replace").strip() or str(pointer) in (found.warning or "")
+
+
+SAVES = [(2, 2.0), (4, 4.0), (6, 6.0), (6, 6.5)]
+
+
+def saves(root: Path) -> Iterator[tuple[int, float]]:
+    """A run that saves and cleans up, and then does a step again from an older checkpoint."""
+    for step, value in SAVES:
+        save(root, step, value=value)
+        yield step, value
+
+
+def check_left(root: Path, done: list[tuple[int, float]]) -> None:
+    """The run goes on from what was saved last, or from what was being saved; where that is done again, from before."""
+    before = [SAVES[1]] if len(done) == 3 else [] if done else [None]
+    assert resumed(root) in {*done[-1:], *SAVES[len(done) :][:1], *before}, done
+    for folder in whole_checkpoints(root):
+        verify_checkpoint(folder)
+    save(root, 10, value=10.0)
+    assert resumed(root) == (10, 10.0)
+    assert not [path.name for path in root.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_failure_at_any_write_sync_or_rename_leaves_the_newest(code: int, tmp_path, monkeypatch) -> None:
+    tried = 0
+    for number in itertools.count():
+        root, done = tmp_path / str(number), list[tuple[int, float]]()
+        root.mkdir()
+        with durable_calls(monkeypatch, number, code=code) as calls:
+            try:
+                done.extend(saves(root))
+            except mdata.MdataError as error:
+                assert os.strerror(code) in str(error) and len(str(error).splitlines()) <= 4
+                tried += 1
+        check_left(root, done)
+        if len(calls.seen) <= number:
+            break
+    assert tried > 60
+    print(f"{tried} failures of {os.strerror(code)}")
+
+
+def test_files_that_cannot_be_removed_fail_no_save(tmp_path, monkeypatch) -> None:
+    def failing(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        for name in ("unlink", "rmdir"):
+            patch.setattr(os, name, failing)
+        done = list(saves(tmp_path))
+    assert done == SAVES and resumed(tmp_path) == (6, 6.5)
+    check_left(tmp_path, done)
+
+
+def test_a_kill_at_any_call_leaves_the_newest(tmp_path) -> None:
+    for number in itertools.count():
+        root = tmp_path / str(number)
+        root.mkdir()
+        said = root.with_name(f"{number}.said")
+
+        def work(root: Path = root, said: Path = said) -> None:
+            for step, value in saves(root):
+                with said.open("a") as file:
+                    file.write(f"{step} {value}\n")
+
+        killed = crash_at(number, work, removals=True)
+        lines = said.read_text().splitlines() if said.exists() else []
+        check_left(root, [(int(line.split()[0]), float(line.split()[1])) for line in lines])
+        if not killed:
+            break
+    assert number > 80
+    print(f"{number} kills")
+
+
+def test_a_model_of_another_shape_is_told_with_its_tensors(tiny: Path) -> None:
+    wide = make_layout(parameter_table(replace(SMALL, ffn_hidden_size=12), Place()), {"data": 1, "edp": 1})
+    with pytest.raises(mdata.UsageError) as caught:
+        load_state(tiny, {"weight": wide.everything()}, dtype=torch.float32)
+    message = str(caught.value)
+    assert "does not fit this model at blocks." in message and "shape [" in message
+    with pytest.raises(mdata.UsageError, match="momentum"):
+        load_state(tiny, {"momentum": shard().owned["weight"]}, dtype=torch.float32)
