@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+import mdata
 from mdata import DamageError, ResourceError, UsageError
 from tests.helpers.ranks import run_ranks
+from tests.helpers.runs import write_jsonl
 from tests.trainer.convert.hf_models import NAMES, SIZES, save, save_tokenizer
-from trainer.config.sections import CheckpointSection, MeshSection, RunSection
+from trainer.config.sections import CheckpointSection, MeshSection, OptimizerSection, RunSection
 from trainer.convert import convert as converting
 from trainer.convert.convert import Options, convert, open_model
 from trainer.convert.hf_config import DEFAULTS, MODEL_TYPES, from_hf, to_hf
@@ -74,7 +76,7 @@ def test_both_write_the_same_greedy_text(name, tmp_path):
         assert tokenizer.decode(found[0], skip_special_tokens=True) == prompt + text.text
 
 
-def _begun(context, folder, target):
+def _begun(context, folder, target, mesh):
     """A run of some ranks that begins with a Hugging Face folder; its first checkpoint."""
     from trainer.checkpoint.format import RunState
     from trainer.config.parse import dump_config
@@ -86,7 +88,7 @@ def _begun(context, folder, target):
     config = replace(
         config,
         checkpoint=CheckpointSection(init_from=str(folder)),
-        mesh=MeshSection(tp=2),
+        mesh=mesh,
         train=replace(config.train, global_batch=2),
         run=RunSection(folder="unused", seed=1),
     )
@@ -96,17 +98,96 @@ def _begun(context, folder, target):
     return str(engine.save(target / "checkpoints", run))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "qwen3"])
-def test_a_run_on_two_ranks_begins_with_a_folder_of_theirs(name, tmp_path):
-    theirs = save(name, tmp_path / "theirs", dtype=torch.bfloat16, shard="40KB")
-    run_ranks(_begun, 2, theirs, tmp_path / "run")
-    assert len(list((tmp_path / "run").glob("checkpoints/step-1/*.safetensors"))) == 2
+def name_of(each):
+    return each if isinstance(each, str) else f"tp{each.tp}pp{each.pp}"
+
+
+TP, PP, BOTH = MeshSection(tp=2), MeshSection(pp=2), MeshSection(tp=2, pp=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [*((name, mesh) for name in NAMES for mesh in (TP, PP)), ("gpt2", BOTH), ("qwen3", BOTH)],
+    ids=name_of,
+)
+def test_a_run_on_several_ranks_begins_with_a_folder_of_theirs(name, mesh, tmp_path):
+    theirs, ranks = save(name, tmp_path / "theirs", dtype=torch.bfloat16, shard="40KB"), mesh.tp * mesh.pp
+    run_ranks(_begun, ranks, theirs, tmp_path / "run", mesh)
+    assert len(list((tmp_path / "run").glob("checkpoints/step-1/*.safetensors"))) == ranks
     convert(tmp_path / "run", tmp_path / "back", options=replace(HF, dtype="bf16", check=False))
     assert same(weights(theirs), weights(tmp_path / "back"))
-    convert(tmp_path / "run", tmp_path / "merged", options=NATIVE)
+    convert(tmp_path / "run", tmp_path / "merged", options=replace(NATIVE, check=False))
     assert len(list((tmp_path / "merged").glob("checkpoints/step-1/*.safetensors"))) == 1
     convert(tmp_path / "merged", tmp_path / "again", options=replace(HF, dtype="bf16", check=False))
     assert same(weights(theirs), weights(tmp_path / "again"))
+
+
+def _trained(context, config):
+    from trainer.parallel.mesh import mesh_of
+    from trainer.run.train import train
+
+    return train(config, context.join(mesh_of(config, context.world))).loss
+
+
+@pytest.mark.parametrize(("name", "mesh"), [("gpt2", PP), ("qwen3", PP), ("llama3", BOTH)], ids=name_of)
+def test_what_several_ranks_train_from_a_folder_of_theirs_goes_back_to_them(name, mesh, tmp_path):
+    """Trained by transformers and torch from the same folder on the same tokens, the model computes the same."""
+    theirs = save(name, tmp_path / "theirs")
+    write_jsonl(tmp_path / "text.jsonl", 1)
+    options = mdata.PreprocessOptions(
+        input=(str(tmp_path / "text.jsonl"),), output_prefix=str(tmp_path / "text"), append_eod=True,
+        tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(theirs),
+    )  # fmt: skip
+    mdata.preprocess(options)
+    given = open_model(theirs).config
+    config = replace(
+        given,
+        run=RunSection(folder=str(tmp_path / "run"), seed=1),
+        data=replace(given.data, blend=str(tmp_path / "text_text_document.json")),
+        mesh=mesh,
+        train=replace(given.train, global_batch=4, micro_batch=1, steps=3, sequence_length=32),
+        optimizer=OptimizerSection(lr=1e-3, warmup_steps=0, schedule="constant", weight_decay=0.0),
+        checkpoint=CheckpointSection(init_from=str(theirs)),
+    )
+    losses = set(run_ranks(_trained, mesh.tp * mesh.pp, config))
+    check = convert(tmp_path / "run", tmp_path / "back", options=HF)["check"]
+    assert check["by"] == ["mtrain", "transformers"] and check["largest_difference"] < 1e-5
+    back, before, model = (
+        transformers.AutoModelForCausalLM.from_pretrained(folder) for folder in (tmp_path / "back", theirs, theirs)
+    )
+    losses.add(_trained_by_torch(model, config))
+    assert max(losses) - min(losses) < 1e-5
+    ids = torch.randint(257, (2, 24), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        ours, reference, first = (each(ids).logits for each in (back, model, before))
+    assert (ours - reference).abs().max() < 1e-4 < 1e-2 < (ours - first).abs().max()
+    text = generate(
+        tmp_path / "run",
+        ["time "],
+        sampling=Sampling(max_tokens=16, greedy=True),
+        world=join_world(Mesh(1), placement=Placement()),
+    )[0].text
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
+    prompt = tokenizer("time ", return_tensors="pt").input_ids
+    found = back.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=16, do_sample=False)
+    assert tokenizer.decode(found[0], skip_special_tokens=True) == "time " + text
+
+
+def _trained_by_torch(model, config):
+    """The same steps of transformers' model; the loss of the last."""
+    from trainer.run.data import open_data
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+    data, count = open_data(config).train, config.train.global_batch
+    for step in range(config.train.steps):
+        rows = [data[count * step + i] for i in range(count)]
+        tokens, labels = (torch.stack([torch.from_numpy(row[key]) for row in rows]) for key in ("tokens", "labels"))
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(tokens).logits.flatten(0, 1), labels.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)
+        optimizer.step()
+    return loss.item()
 
 
 def test_interleaved_rows_are_put_apart(tmp_path):
