@@ -45,17 +45,19 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     if found.problems and not console.json:
         raise problems_error(arguments.config, found.problems)
     facts = {"config": arguments.config, "world_size": world_size, "problems": found.problems}
-    ranks = "--nproc" if arguments.ranks is None else "--ranks"
-    lines = [f"{arguments.config}: no problems with {ranks} {world_size}"]
+    lines: list[str] = []
     if found.start:
         facts |= start_facts(found.start)
         lines += start_lines(found.start)
     lacks: list[str] = []
-    if arguments.ranks is not None and found.start and not found.problems:
-        rows, more = _rehearsed(found.start, found, world_size)
-        lacks = list(_lacks(found.start.config, more, arguments.memory))
+    if found.start and not found.problems:
+        plan = _plan(found.start, found, world_size)
+        rows, more = _rehearsed(found.start, found, plan) if arguments.ranks is not None else ([], {})
+        lacks = [*_lacks_memory(more, arguments.memory), *_lacks_disk(found.start, plan)]
         lines, facts = [*lines, *rows, *lacks], facts | more | {"lacks": lacks}
-    console.result("\n".join(lines), facts)
+    ranks = "--nproc" if arguments.ranks is None else "--ranks"
+    verdict = "too little memory or disk" if lacks else "no problems"
+    console.result("\n".join([f"{arguments.config}: {verdict} with {ranks} {world_size}", *lines]), facts)
     return 2 if found.problems else ResourceError.exit_code if lacks else 0
 
 
@@ -73,16 +75,20 @@ def _read(arguments: argparse.Namespace) -> tuple[RunConfig, int]:
     return load_config(arguments.config, arguments.overrides), arguments.ranks
 
 
-def _rehearsed(start: Start, found: Survey, world_size: int) -> tuple[list[str], dict[str, Any]]:
+def _plan(start: Start, found: Survey, world_size: int) -> Plan:
+    from trainer.plan.plan import make_plan
+
+    done = {"done_steps": start.done.steps, "done_samples": start.done.samples}
+    return make_plan(start.config, world_size, facts=found.facts, **done)
+
+
+def _rehearsed(start: Start, found: Survey, plan: Plan) -> tuple[list[str], dict[str, Any]]:
     """The rehearsal for people and as JSON types."""
     from trainer.plan.memory import activation_bytes_per_stage
-    from trainer.plan.plan import make_plan
     from trainer.run.rehearsal import rehearse
     from trainer.run.saving import checkpoint_bytes
 
     config = start.config
-    done = {"done_steps": start.done.steps, "done_samples": start.done.samples}
-    plan = make_plan(config, world_size, facts=found.facts, **done)
     result = rehearse(config, plan)
     kept = activation_bytes_per_stage(config, plan)
     totals = [state + more for state, more in zip(result.state_bytes, kept, strict=True)]
@@ -95,19 +101,26 @@ def _rehearsed(start: Start, found: Survey, world_size: int) -> tuple[list[str],
     return [*_rehearsal_lines(plan, result, found, totals), f"save      {size_text(needed)} a checkpoint"], facts
 
 
-def _lacks(config: RunConfig, facts: dict[str, Any], memory: float | None) -> Iterator[str]:
-    """What the machines do not have enough of."""
-    from trainer.checkpoint.save import check_room
-    from trainer.run.resume import checkpoints_folder
-
-    totals = facts["bytes_per_pipeline_rank"]
+def _lacks_memory(facts: dict[str, Any], memory: float | None) -> Iterator[str]:
+    """Whether the machines have too little memory."""
+    totals = facts.get("bytes_per_pipeline_rank", [])
     if memory is not None and max(totals) > memory * 2**30:
         yield (
             f"problem: pipeline rank {totals.index(max(totals))} needs {max(totals) / 2**30:.1f} GiB, more than "
             f"--memory {memory:g}; mtrain plan with --gpus and --memory {memory:g} lists the layouts that fit"
         )
+
+
+def _lacks_disk(start: Start, plan: Plan) -> Iterator[str]:
+    """Whether the next checkpoint does not fit."""
+    from trainer.checkpoint.save import check_room
+    from trainer.run.resume import checkpoints_folder
+    from trainer.run.saving import checkpoint_bytes
+
+    if start.done.steps >= plan.steps:
+        return
     try:
-        check_room(checkpoints_folder(config), facts["checkpoint_bytes"])
+        check_room(checkpoints_folder(start.config), checkpoint_bytes(start.config, plan))
     except ResourceError as error:
         yield f"problem: {error}"
 
@@ -134,7 +147,7 @@ def start_lines(start: Start) -> list[str]:
     from trainer.plan.lengths import given_lengths, run_length
 
     if start.folder is None:
-        return []
+        return list(start.notes)
     done = start.done
     steps = run_length(start.config, steps=done.steps, samples=done.samples).steps
     if done.steps >= steps:

@@ -30,6 +30,9 @@ def test_what_is_lacking_is_told(
     assert main(["check", run_file, "--ranks", "4", *MOCK, "--memory", "0.0001", "--json"]) == 5
     memory, disk = json.loads(capsys.readouterr().out)["lacks"]
     assert "more than --memory 0.0001" in memory and "a checkpoint does not fit" in disk
+    assert main(["check", run_file, "data.blend=mock", "--nproc", "2"]) == 5
+    head, disk = capsys.readouterr().out.splitlines()[:2]
+    assert head.endswith("too little memory or disk with --nproc 2") and "a checkpoint does not fit" in disk
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,8 @@ def convert(source: Path, target: Path, *, options: Options, progress: Progress 
     model = _with_tokenizer(model, options.tokenizer)
     for note in model.notes:
         progress.note(note)
+    if model.tokenizer is None and options.to in ("hf", "mtrain"):
+        progress.note(f"{source} has no tokenizer; mtrain generate will need one (--tokenizer FOLDER)")
     dtype = DTYPES[options.dtype] if options.dtype else model.weights_dtype
     states = _states(model, options)
     names = {name: info for name, info in model.source.tensors.items() if name.split("/", 1)[0] in states}
@@ -187,12 +189,13 @@ def _with_tokenizer(model: ModelFolder, folder: str) -> ModelFolder:
         UsageError: there is none in the folder, or it has more ids than the model has rows.
     """
     if folder:
-        found, notes = find_tokenizer(Path(folder))
+        found = find_tokenizer(Path(folder))
         if found is None:
             raise UsageError(
-                notes[0], fix="give a folder with tokenizer.json, vocab.json and merges.txt, or tokenizer.model"
+                f"--tokenizer {folder}: there is no tokenizer in it",
+                fix="give a folder with tokenizer.json, vocab.json and merges.txt, or tokenizer.model",
             )
-        model = dataclasses.replace(model, tokenizer=found, notes=())
+        model = dataclasses.replace(model, tokenizer=found)
     if model.tokenizer is not None:
         size = build_tokenizer(*model.tokenizer[:2], options=model.tokenizer.options).vocab_size
         if size > model.vocab_size:

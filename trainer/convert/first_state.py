@@ -11,13 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mdata import UsageError
-from mdata.errors import few
+from mdata import MdataError, UsageError
+from mdata.errors import few, wanted_by
+from mdata.tokenizers.base.tokenizer import TokenizerConfig
+from mdata.tokenizers.registry import build_tokenizer
 from trainer.checkpoint.format import RunState
 from trainer.config.sections import RunConfig
 from trainer.convert.convert import open_model
@@ -27,6 +29,8 @@ from trainer.kernels.updates import state_names
 from trainer.models.family import family_of
 from trainer.optim.layout import Ownership
 from trainer.parallel.params import Place
+
+TEXT = "The year is 1969."  # that tokenizers of one vocabulary agree about, however they cut it
 
 
 class FirstState(NamedTuple):
@@ -43,25 +47,29 @@ class FirstState(NamedTuple):
     config: RunConfig | None = None
 
 
-def first_state(config: RunConfig, vocab_size: int) -> FirstState | None:
+def first_state(config: RunConfig, vocab_size: int, *, tokenizer: TokenizerConfig | None = None) -> FirstState | None:
     """What checkpoint.init_from has, compared with the model; None where it is not set.
 
+    Args:
+        tokenizer: of the training data; None: not known.
+
     Raises:
-        UsageError: weights or moments do not fit or are not there; names them. DamageError: the folder is not whole.
+        UsageError: weights or moments do not fit or are not there, names them; or the data's ids are other text to the
+            folder's tokenizer. DamageError: the folder is not whole.
     """
     settings = config.checkpoint
     if not settings.init_from:
         return None
-    model = open_model(Path(settings.init_from))
+    try:
+        model = open_model(Path(settings.init_from))
+    except UsageError as error:
+        raise wanted_by(f"checkpoint.init_from = {settings.init_from}", error) from error
     _check_weights(config, model, vocab_size)
+    if tokenizer is not None and model.tokenizer is not None:
+        _check_tokenizer(tokenizer, model.tokenizer, where=settings.init_from)
     if settings.init_optimizer:
         _check_moments(config, model, vocab_size)
-    before, now = effective(model.config), effective(config)
-    differ = [
-        f"model.{name} {before.get(name)!r} -> {now.get(name)!r}"
-        for name in sorted(before.keys() | now.keys())
-        if before.get(name) != now.get(name) and name != "vocab_size"
-    ]
+    differ = [f"{name} {before!r} -> {now!r}" for name, (before, now) in _differing(model.config, config).items()]
     what = "weights and moments" if settings.init_optimizer else "weights"
     told = f"the first {what} are those of {model.path} ({model.format})"
     other = [f"they were trained with other settings: {', '.join(differ)}"] if differ else []
@@ -91,11 +99,47 @@ def _check_weights(config: RunConfig, model: ModelFolder, vocab_size: int) -> No
         if found.get(name) != expected.get(name)
     ]
     if wrong:
+        keys = [f"{name} = {before!r}" for name, (before, _) in _differing(model.config, config).items()]
+        rows = model.vocab_size != vocab_size
         raise UsageError(
             f"checkpoint.init_from = {config.checkpoint.init_from} does not fit [model]",
-            found=few(wrong, 4),
-            fix="set [model] as the folder's configuration says (mtrain convert writes it), or leave init_from out",
+            found=few(wrong, 2),
+            expected=", ".join([*keys, *([f"model.vocab_size = {model.vocab_size}"] if rows else [])]),
+            fix="set [model] so, or leave checkpoint.init_from out",
         )
+
+
+def _check_tokenizer(data: TokenizerConfig, folder: TokenizerConfig, *, where: str) -> None:
+    """See that ids of the data are the same text to the folder's tokenizer."""
+    ours, theirs = (build_tokenizer(one.name, one.files, options=one.options) for one in (data, folder))
+    if ours.fingerprint == theirs.fingerprint:
+        return
+    try:
+        ids = ours.encode_batch([TEXT])[0].tolist()
+    except MdataError:
+        return  # ids that never were text
+    expected = ours.decode(ids)
+    try:
+        found = theirs.decode(ids)
+    except (MdataError, ValueError, LookupError, OverflowError):
+        found = "no text: they are not its ids"
+    if found.strip() != expected.strip():
+        raise UsageError(
+            f"the training data was made with another tokenizer than that of checkpoint.init_from = {where}",
+            found=f"ids that are {expected!r} in the data, and {found[:60]!r} to the folder's tokenizer",
+            expected=f"data that was made with the tokenizer in {where}",
+            fix="preprocess the texts with that tokenizer; a folder without tokenizer files is not compared",
+        )
+
+
+def _differing(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Keys of [model] that change what the same tensors compute, or their shapes: "model.key" -> (before, now)."""
+    old, new = effective(before), effective(now)
+    return {
+        f"model.{name}": (old.get(name), new.get(name))
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name) and name != "vocab_size"
+    }
 
 
 def _check_moments(config: RunConfig, model: ModelFolder, vocab_size: int) -> None:

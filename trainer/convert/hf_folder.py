@@ -100,20 +100,18 @@ def open_hf(path: Path) -> ModelFolder:
             found=few(unknown, 4),
             fix="only plain causal language models are read; merge adapters first",
         )
-    tokenizer, notes = find_tokenizer(path)
     return ModelFolder(
         path=path,
         format="hf",
         config=config,
         source=Linked(source, links),
         run=no_run(config),
-        tokenizer=tokenizer,
-        notes=notes,
+        tokenizer=find_tokenizer(path),
     )
 
 
-def find_tokenizer(path: Path) -> tuple[TokenizerConfig | None, tuple[str, ...]]:
-    """The tokenizer whose files lie in a folder, and what the user should know of it."""
+def find_tokenizer(path: Path) -> TokenizerConfig | None:
+    """The tokenizer whose files lie in a folder."""
     for files, spec in (
         (["tokenizer.json"], TokenizerSpec(type="HuggingFaceTokenizer", model=str(path))),
         (
@@ -126,10 +124,10 @@ def find_tokenizer(path: Path) -> tuple[TokenizerConfig | None, tuple[str, ...]]
     ):
         if all((path / name).is_file() for name in files):
             try:
-                return config_of(load_tokenizer(spec)), ()
+                return config_of(load_tokenizer(spec))
             except MdataError as error:
                 raise wanted_by(f"the tokenizer in {path}", error) from error
-    return None, (f"{path} has no tokenizer; mtrain generate will need one (--tokenizer FOLDER)",)
+    return None
 
 
 def write_hf(

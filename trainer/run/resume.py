@@ -17,6 +17,7 @@ from typing import Any
 
 from mdata import UsageError
 from mdata.loader.resume_check import resumes
+from mdata.tokenizers.base.tokenizer import TokenizerConfig
 from trainer.checkpoint.folder import LATEST, Found, find_checkpoint, read_index, run_state
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.load import find_valid
@@ -163,7 +164,10 @@ def done_in(run: RunState) -> Done:
 
 def _first_start(config: RunConfig, data: RunData) -> Start:
     """How a run without a checkpoint starts: at step 1, or from where checkpoint.init_from was."""
-    first = first_state(config, config.model.vocab_size or data.facts.vocab_size or 0)
+    rows, made = config.model.vocab_size or data.facts.vocab_size or 0, data.train.tokenizer
+    files = data.train.tokenizer_files
+    tokenizer = TokenizerConfig(made.type, files, made.options, "tokenizers") if made and files else None
+    first = first_state(config, rows, tokenizer=tokenizer)
     if first is None:
         now = with_horizon(config, None)
         return Start(done=Done(0, 0), folder=None, config=now, changes={}, notes=())

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from mdata import MdataError
+from mdata.errors import wanted_by
 from trainer.checkpoint.background import BackgroundSave
 from trainer.checkpoint.folder import folder_name, remove_leftovers, remove_old
 from trainer.checkpoint.format import RunState
@@ -215,10 +216,11 @@ class Saver:
         if self._engine.world.is_main:
             shutil.rmtree(save.target.partial, ignore_errors=True)
         step = save.target.run.step
-        text = f"the checkpoint of step {step} was not written; the older ones are whole: {failed}"
-        self._tell("save failed", {"step": step, "error": str(failed)}, text)
-        if needed or self._settings.on_failure == "stop":
-            raise failed
+        told = wanted_by(f"the checkpoint of step {step} was not written; the older ones are whole", failed)
+        ends = needed or self._settings.on_failure == "stop"
+        self._tell("save failed", {"step": step, "error": str(failed)}, "" if ends else str(told))
+        if ends:
+            raise told
         return False
 
     def _first_error(self, save: BackgroundSave) -> MdataError | None:

@@ -16,6 +16,7 @@ from mdata import UsageError
 from tests.helpers.notes import Notes
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import make_corpora, write_jsonl
+from tests.trainer.convert.hf_models import save_tokenizer
 from tests.trainer.convert.test_megatron import everything, reference
 from tests.trainer.engines import assemble, logical
 from trainer.checkpoint.folder import latest_checkpoint, run_state
@@ -191,6 +192,38 @@ def test_moments_of_another_rule_are_refused_and_named(corpora, before, tmp_path
     with pytest.raises(UsageError, match="momentum_buffer/") as caught:
         find_start(config, open_data(config))
     assert "weight, exp_avg, exp_avg_sq" in str(caught.value)
+
+
+def test_ids_that_are_other_text_to_the_folder_are_refused(corpora, before, tmp_path):
+    hf = tmp_path / "hf"
+    convert(before, hf, options=Options(to="hf", check=False))
+    config = beginning(config_of(corpora, tmp_path / "run"), hf)
+    data, path = open_data(config), hf / "tokenizer.json"
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps({**whole, "normalizer": {"type": "NFC"}}))  # of another fingerprint
+    assert find_start(config, data).done.steps == 0
+    save_tokenizer(hf)  # as many ids, or fewer, for other letters
+    with pytest.raises(UsageError, match=r"another tokenizer than that of checkpoint\.init_from") as caught:
+        find_start(config, data)
+    assert "'The year is 1969.' in the data" in str(caught.value) and len(str(caught.value).splitlines()) == 4
+    path.unlink()
+    assert find_start(config, data).done.steps == 0
+
+
+def test_what_does_not_fit_is_told_with_the_keys_to_set(corpora, before, tmp_path):
+    wider = {"model": {"num_kv_heads": 1, "tie_embeddings": True}}
+    config = beginning(config_of(corpora, tmp_path / "run", **wider), before)
+    with pytest.raises(UsageError, match="does not fit") as caught:
+        find_start(config, open_data(config))
+    found, expected = str(caught.value).splitlines()[1:3]
+    assert found == (
+        "  found: blocks.0.attention.k.weight [16, 16] instead of [8, 16], "
+        "blocks.0.attention.v.weight [16, 16] instead of [8, 16] and 1 more"
+    )
+    assert expected == "  expected: model.num_kv_heads = 2, model.tie_embeddings = False"
+    none = beginning(config, tmp_path / "none")
+    with pytest.raises(UsageError, match=r"checkpoint\.init_from = .*none: there is no folder"):
+        find_start(none, open_data(none))
 
 
 def test_a_folder_without_a_run_has_nothing_that_goes_on(corpora, before, tmp_path):
