@@ -2,7 +2,7 @@
 
 Run by the interpreter of an environment that has megatron-core 0.16.1; it imports nothing of ours. Arguments: a JSON
 file with {"checkpoint", "kind": "torch_dist" or "mp_rank" or "weights", "model", "data", "steps", "adam", "save",
-"out"}.
+"out"}; with "corpus" in place of "data" for samples of a .bin/.idx pair in Megatron's order, and then "schedule".
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def make_optimizer(model, adam):
 
 
 def load(told, model, optimizer):
-    """Read a checkpoint as Megatron-Core reads it."""
+    """Read a checkpoint as Megatron-Core reads it; all that was in it beside the tensors."""
     from megatron.core import dist_checkpointing
 
     path = Path(told["checkpoint"])
@@ -86,13 +86,13 @@ def load(told, model, optimizer):
         from safetensors.torch import load_file
 
         model.load_state_dict(load_file(path), strict=False)
-        return
+        return {}
     folder = path / f"iter_{int((path / 'latest_checkpointed_iteration.txt').read_text()):07d}"
     if told["kind"] == "mp_rank":
         torch.serialization.add_safe_globals([argparse.Namespace])
         state = torch.load(folder / "mp_rank_00" / "model_optim_rng.pt", weights_only=True)
         model.load_state_dict(state["model"], strict=True)
-        return
+        return state
     wanted = {"model": model.sharded_state_dict()}
     if optimizer is not None:
         wanted["optimizer"] = optimizer.sharded_state_dict(wanted["model"], is_loading=True)
@@ -102,9 +102,44 @@ def load(told, model, optimizer):
     model.load_state_dict(found["model"], strict=True)
     if optimizer is not None:
         optimizer.load_state_dict(found["optimizer"])
+    return found
 
 
-def save(folder, model, optimizer, *, step, arguments):
+def make_scheduler(optimizer, schedule):
+    """Megatron's learning rate and weight decay; counted in samples, as its trainer does."""
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+    fixed = {
+        "init_lr": 0.0,
+        "wd_incr_steps": 0,
+        "wd_incr_style": "constant",
+        "use_checkpoint_opt_param_scheduler": True,
+    }
+    return OptimizerParamScheduler(optimizer, **fixed, **schedule)
+
+
+def read_samples(corpus):
+    """The samples of a run, as its data loader reads them: tokens and labels [steps, rows, length]."""
+    import numpy
+    from megatron.core.datasets import gpt_dataset
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+    from megatron.core.datasets.utils import Split
+
+    about = {"eod": 127, "pad": -1, "vocab_size": 128, "unique_identifiers": {"class": "none"}}
+    config = gpt_dataset.GPTDatasetConfig(
+        random_seed=corpus["seed"], sequence_length=corpus["length"], blend=([corpus["prefix"]], None), split="1,0,0",
+        path_to_cache=corpus["cache"], tokenizer=type("Tokenizer", (), about)(), reset_position_ids=False,
+        reset_attention_mask=False, eod_mask_loss=False,
+    )  # fmt: skip
+    low = IndexedDataset(corpus["prefix"])
+    count = corpus["steps"] * corpus["rows"]
+    documents = numpy.arange(len(low), dtype=numpy.int32)
+    samples = gpt_dataset.GPTDataset(low, corpus["prefix"], documents, count, Split.train, config)
+    found = {name: torch.stack([samples[i][name] for i in range(count)]) for name in ("tokens", "labels")}
+    return {name: rows.view(corpus["steps"], corpus["rows"], -1) for name, rows in found.items()}
+
+
+def save(folder, model, optimizer, *, step, arguments, scheduler=None):
     """Write a checkpoint as Megatron-LM's trainer writes it."""
     from megatron.core import dist_checkpointing
 
@@ -113,6 +148,8 @@ def save(folder, model, optimizer, *, step, arguments):
     state = {"model": model.sharded_state_dict()}
     state["optimizer"] = optimizer.sharded_state_dict(state["model"])
     state |= {"args": argparse.Namespace(**arguments), "checkpoint_version": 3.0, "iteration": step}
+    if scheduler is not None:
+        state["opt_param_scheduler"] = scheduler.state_dict()
     dist_checkpointing.save(state, str(inner))
     (Path(folder) / "latest_checkpointed_iteration.txt").write_text(str(step))
 
@@ -143,9 +180,14 @@ def main():
     without_gpu()
     model = build(told["model"])
     optimizer = make_optimizer(model, told["adam"]) if told.get("adam") else None
-    if told.get("checkpoint"):
-        load(told, model, optimizer)
-    data = torch.load(told["data"], weights_only=True)
+    scheduler = make_scheduler(optimizer, told["schedule"]) if told.get("schedule") else None
+    found = load(told, model, optimizer) if told.get("checkpoint") else {}
+    if scheduler is not None:
+        if found:
+            scheduler.load_state_dict(found["opt_param_scheduler"])
+            assert found["args"].consumed_train_samples == told["steps"][0] * told["corpus"]["rows"]
+        scheduler.step(0)
+    data = read_samples(told["corpus"]) if told.get("corpus") else torch.load(told["data"], weights_only=True)
     if optimizer is None:
         with torch.no_grad():
             torch.save(forward(model, data["tokens"]), told["out"])
@@ -153,9 +195,13 @@ def main():
     first, last = told["steps"]
     losses = []
     for number in range(first, last):
-        losses.append(step(model, optimizer, data["tokens"][number], data["labels"][number], clip=told["adam"]["clip"]))
+        tokens, labels = data["tokens"][number], data["labels"][number]
+        losses.append(step(model, optimizer, tokens, labels, clip=told["adam"]["clip"]))
+        if scheduler is not None:
+            scheduler.step(len(tokens))
         if number + 1 == told.get("save_at"):
-            save(told["save"], model, optimizer, step=number + 1, arguments=told["arguments"])
+            saved = {"step": number + 1, "arguments": told["arguments"], "scheduler": scheduler}
+            save(told["save"], model, optimizer, **saved)
     Path(told["out"]).write_text(json.dumps(losses))
 
 

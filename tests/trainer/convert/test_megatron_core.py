@@ -1,20 +1,24 @@
 """Checkpoints that Megatron-Core 0.16.1 itself reads and writes; skipped where its environment is not named.
 
-MTRAIN_MEGATRON_PYTHON names the interpreter of an environment with megatron-core and torch; nothing of ours is imported
-there. What it runs is megatron_core_side.py.
+MTRAIN_MEGATRON_PYTHON names the interpreter of an environment with megatron-core, psutil and torch; nothing of ours is
+imported there. What it runs is megatron_core_side.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from cli.mtrain import main
+from tests.helpers.corpora import write_pair
 from tests.helpers.ranks import run_ranks
 from tests.trainer.engines import microbatch
 from trainer.checkpoint.format import RunState
@@ -164,3 +168,69 @@ def test_ours_goes_on_from_theirs(name, tmp_path):
     assert open_model(folder).states == ("weight", "exp_avg", "exp_avg_sq")
     (ours,) = run_ranks(_ours_on, 1, open_model(folder).config, data, folder)
     assert max(abs(a - b) for a, b in zip(ours, theirs[STEPS // 2 :], strict=True)) < 1e-4
+
+
+# A run of Megatron-LM on .bin/.idx, in its own order.
+WORDS = {
+    "llama": "--group-query-attention --num-query-groups 2 --ffn-hidden-size 40 --swiglu --normalization RMSNorm "
+    "--disable-bias-linear --position-embedding-type rope --untie-embeddings-and-output-weights",
+    "gpt2": "--ffn-hidden-size 64 --position-embedding-type learned_absolute",
+}
+RUN = (
+    "pretrain_gpt.py --num-layers 2 --hidden-size 16 --num-attention-heads 4 --seq-length 16 "
+    "--max-position-embeddings 16 --micro-batch-size 2 --global-batch-size 4 --train-iters 20 --lr 3e-3 --min-lr 3e-4 "
+    "--lr-decay-style cosine --lr-warmup-iters 4 --weight-decay 0.1 --adam-beta2 0.95 --clip-grad 1.0 --split 1,0,0 "
+    "--tokenizer-type NullTokenizer --vocab-size 127 --attention-dropout 0 --hidden-dropout 0 --eval-iters 0 "
+    "--log-interval 1 --save-interval 10"
+)
+SCHEDULE = {
+    "max_lr": 3e-3, "min_lr": 3e-4, "lr_warmup_steps": 4 * ROWS, "lr_decay_steps": STEPS * ROWS,
+    "lr_decay_style": "cosine", "start_wd": 0.1, "end_wd": 0.1,
+}  # fmt: skip
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """561 tokens: 20 steps of 64 are more than two epochs."""
+    numbers = np.random.Generator(np.random.PCG64(5))
+    lengths = [[int(n)] for n in numbers.integers(3, 40, 30)]
+    total = sum(length for (length,) in lengths)
+    write_pair(tmp_path / "text", lengths, tokens=numbers.integers(0, 127, total))
+    told = {"prefix": str(tmp_path / "text"), "cache": str(tmp_path / "cache"), "length": LENGTH, "seed": 1234}
+    return told | {"steps": STEPS, "rows": ROWS}
+
+
+def _our_losses(name, corpus, folder, *words):
+    """Train as the command line of Megatron-LM says; step -> loss."""
+    command = f"{RUN} {WORDS[name]} --data-path {corpus['prefix']} --save {folder} {' '.join(words)}"
+    config = Path(f"{folder}.toml")
+    with config.open("w") as file, contextlib.redirect_stdout(file):
+        assert main(["config", "--from-megatron", command]) == 0
+    assert main(["train", str(config)]) == 0
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return {line["step"]: line["loss"] for line in map(json.loads, lines)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_ours_goes_on_with_a_run_of_theirs_on_its_own_files(name, corpus, tmp_path):
+    """Moments, learning rate and place in the data: init_from is the folder that Megatron-Core wrote at step 10."""
+    half = STEPS // 2
+    told = {"model": _theirs(name), "adam": ADAM, "corpus": corpus, "schedule": SCHEDULE, "steps": [0, STEPS]}
+    arguments = _arguments(name) | {"iteration": half, "consumed_train_samples": half * ROWS}
+    told |= {"save_at": half, "save": str(tmp_path / "theirs"), "arguments": arguments}
+    theirs = json.loads(_side(tmp_path, told).read_text())
+    ours = _our_losses(name, corpus, tmp_path / "ours", "--load", str(tmp_path / "theirs"))
+    assert list(ours) == list(range(half + 1, STEPS + 1))
+    assert max(abs(ours[step] - theirs[step - 1]) for step in ours) < 1e-4
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_theirs_goes_on_with_a_run_of_ours_on_its_own_files(name, corpus, tmp_path):
+    half = STEPS // 2
+    ours = _our_losses(name, corpus, tmp_path / "ours")
+    saved = tmp_path / "ours" / "checkpoints" / f"step-{half}"
+    convert(saved, tmp_path / "theirs", options=Options(to="torch_dist", optimizer_form="adam"))
+    told = {"model": _theirs(name), "adam": ADAM, "corpus": corpus, "schedule": SCHEDULE, "steps": [half, STEPS]}
+    told |= {"checkpoint": str(tmp_path / "theirs"), "kind": "torch_dist"}
+    theirs = json.loads(_side(tmp_path, told).read_text())
+    assert max(abs(ours[half + 1 + number] - loss) for number, loss in enumerate(theirs)) < 1e-4
