@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from tests.trainer.shapes import SHAPES
+from trainer.checkpoint.format import RunState
+from trainer.checkpoint.save import Target, save_checkpoint
 from trainer.config.sections import (
     DataSection,
     ModelSection,
@@ -114,3 +117,9 @@ def assemble(parts: list[tuple[str, Any, np.ndarray]]) -> dict[str, np.ndarray]:
         target[box] = values
     assert not any(np.isnan(x).any() for x in whole.values()), "a part of a tensor is held by nobody"
     return whole
+
+
+def save_engine(engine: Engine, root: Path, *, run: RunState) -> Path:
+    """Write a checkpoint and wait for it; called by every rank."""
+    target = Target(root, engine.with_scale(run), "test")
+    return save_checkpoint(target, engine.shard, state=engine.optimizer.state, world=engine.everyone)

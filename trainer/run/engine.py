@@ -1,7 +1,7 @@
 """A model, its buffers and its optimizer on one rank: everything that a step, a validation or a checkpoint needs.
 
 `Engine` is the one place where a plan becomes tensors. The rest are the verbs: `step` trains on one global batch,
-`evaluate` sums the loss without gradients, `save` and `load` exchange the state with a checkpoint of any layout.
+`evaluate` sums the loss without gradients, `load` takes the state of a checkpoint of any layout; saving.py writes one.
 The loop around them is train.py; what is generated from the weights is tasks/generate.py.
 """
 
@@ -11,7 +11,6 @@ import functools
 import itertools
 import math
 import os
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from trainer.checkpoint.background import HostCopies
 from trainer.checkpoint.folder import run_state
 from trainer.checkpoint.format import RunState
 from trainer.checkpoint.load import load_state
-from trainer.checkpoint.save import Shard, Target, save_checkpoint, together
+from trainer.checkpoint.save import Shard, together
 from trainer.config.sections import RunConfig
 from trainer.convert.convert import open_model
 from trainer.convert.first_state import owned_state
@@ -36,14 +35,14 @@ from trainer.optim.buffers import Buffers
 from trainer.optim.layout import make_layout
 from trainer.optim.optimizer import Optimizer, owned_runs
 from trainer.optim.scaler import LossScaler, scale_rule
-from trainer.parallel.collectives import all_reduce_, gather_objects
+from trainer.parallel.collectives import all_reduce_
 from trainer.parallel.init import Run, initialize_
 from trainer.parallel.params import Place
 from trainer.parallel.world import World
 from trainer.pipeline.executor import Executor
 from trainer.plan.plan import Plan
 from trainer.plan.stages import rank_parameters
-from trainer.run.step_report import PendingReport, mean
+from trainer.run.step_report import PendingReport, mean, numbers_beside
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 EVALUATED_PER_RANK = 4  # microbatches of an evaluation that go through a pipeline together, for each of its ranks
@@ -134,7 +133,7 @@ class Engine:
         # What all tp ranks know alike is said by the first of them; microbatches are the same on all cp ranks.
         sums = torch.cat((divisor, found)) * float(self.tp.rank == 0)
         sums[0] *= float(not own_means or self.cp.rank == 0)
-        totals = torch.cat((sums, _to_device(votes(), sums)))
+        totals = torch.cat((sums, numbers_beside(votes(), sums)))
         decay = self.optimizer.settings.weight_decay if weight_decay is None else weight_decay
         self.copies.before_update()
         result = self.optimizer.step(learning_rate, totals, weight_decay=decay, scale=gradient_scale)
@@ -183,13 +182,6 @@ class Engine:
         loss_sum, num_tokens = totals.tolist()
         return mean(loss_sum, num_tokens)
 
-    @out_of_memory_in("writing a checkpoint", fix=MORE_RANKS)
-    def save(self, root: Path, run: RunState) -> Path:
-        """Write a checkpoint and wait for it, with the loss scale and what FP8 remembers; see save_checkpoint."""
-        attempt = gather_objects(secrets.token_hex(4), self.everyone)[0]
-        target = Target(root, self.with_scale(run), attempt)
-        return save_checkpoint(target, self.shard, state=self.optimizer.state, world=self.everyone)
-
     @property
     def shard(self) -> Shard:
         """The part of the optimizer's state that this rank stores."""
@@ -225,8 +217,7 @@ class Engine:
     @out_of_memory_in("reading the first weights", fix=MORE_RANKS)
     def _read_first_state(self, folder: Path, *, moments: bool) -> None:
         """Begin with the weights of another run, or its moments, too; an error of one rank is raised by all."""
-        holds = self.optimizer.holds
-        wanted = holds if moments else {"weight": holds["weight"]}
+        wanted = self.optimizer.holds if moments else {"weight": self.optimizer.holds["weight"]}
         dtype = self.optimizer.state["weight"].dtype
         state: dict[str, Tensor] = {}
 
@@ -249,10 +240,3 @@ class Engine:
         )
         initialize_(runs, seed=seed, threads=max(1, len(os.sched_getaffinity(0)) // self.world.local_world_size))
         self.optimizer.publish()
-
-
-def _to_device(numbers: Sequence[float], like: Tensor) -> Tensor:
-    """Numbers beside a tensor, without waiting for what its device is doing."""
-    if like.is_cuda:
-        return torch.tensor(numbers, dtype=like.dtype, pin_memory=True).to(like.device, non_blocking=True)
-    return torch.tensor(numbers, dtype=like.dtype, device=like.device)

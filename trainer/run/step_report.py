@@ -7,6 +7,7 @@ Python numbers.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -75,3 +76,10 @@ class PendingReport:
 def mean(total: float, count: float) -> float:
     """NaN of nothing."""
     return float(total / count) if count else math.nan
+
+
+def numbers_beside(numbers: Sequence[float], like: Tensor) -> Tensor:
+    """Numbers on a tensor's device and in its dtype, without waiting for what the device is doing."""
+    if like.is_cuda:
+        return torch.tensor(numbers, dtype=like.dtype, pin_memory=True).to(like.device, non_blocking=True)
+    return torch.tensor(numbers, dtype=like.dtype, device=like.device)

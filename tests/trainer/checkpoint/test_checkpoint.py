@@ -22,7 +22,7 @@ from mdata.util import atomic_io
 from tests.helpers.ranks import run_ranks
 from tests.trainer.checkpoint.layouts import Layout, config_of
 from tests.trainer.checkpoint.version_1 import make_1
-from tests.trainer.engines import assemble, layouts, logical, microbatches, small_config
+from tests.trainer.engines import assemble, layouts, logical, microbatches, save_engine, small_config
 from trainer.checkpoint.folder import latest_checkpoint, read_index
 from trainer.checkpoint.format import RunState, SavedSlice, dump_index
 from trainer.checkpoint.load import overlaps
@@ -74,7 +74,7 @@ def _train_and_save(context, config, root, then=None):
     engine = layouts(context, config)
     for step in range(2):
         engine.step(microbatches(engine, step), 1e-2)
-    engine.save(root, _state(2))
+    save_engine(engine, root, run=_state(2))
     return (_state_parts(engine), then(engine)) if then else _state_parts(engine)
 
 
@@ -136,7 +136,7 @@ def _went_on(context, config, root):
     engine = layouts(context, config)
     for step in range(4):
         if step == 2:
-            engine.save(root, _state(2))
+            save_engine(engine, root, run=_state(2))
         engine.step(microbatches(engine, step), 1e-2)
     again = Engine(config, engine.plan, world=engine.world, fresh=False)
     again.load(root / "step-2")
@@ -193,7 +193,7 @@ def test_overlaps_equal_their_twin(cuts, data):
 def _save_twice(context, config, root, failing_rank, call):
     """Save step 1; save step 2 with a full disk at the n-th write, sync or rename of one rank."""
     engine = layouts(context, config)
-    engine.save(root, _state(1))
+    save_engine(engine, root, run=_state(1))
     calls = [0]
 
     def failing(real):
@@ -210,7 +210,7 @@ def _save_twice(context, config, root, failing_rank, call):
     try:
         for name, function in real.items():
             setattr(atomic_io, name, failing(function))
-        engine.save(root, _state(2))
+        save_engine(engine, root, run=_state(2))
     except mdata.ResourceError as error:
         return str(error), calls[0]
     finally:
@@ -409,7 +409,7 @@ def _scaled(context, root, resumed):
     engine, reports = layouts(context, config), []
     for step in range(6):
         if resumed and step == 3:
-            engine.save(root, replace(_state(3), optimizer_steps=engine.optimizer.steps))
+            save_engine(engine, root, run=replace(_state(3), optimizer_steps=engine.optimizer.steps))
             engine = layouts(context, config, fresh=False)
             engine.load(root / "step-3")
         reports.append(engine.step(microbatches(engine, step), 1e-2).read())

@@ -17,6 +17,7 @@ from mdata import DamageError, ResourceError, UsageError
 from tests.helpers.ranks import run_ranks
 from tests.helpers.runs import write_jsonl
 from tests.trainer.convert.hf_models import NAMES, SIZES, save, save_tokenizer
+from tests.trainer.engines import save_engine
 from trainer.config.sections import CheckpointSection, MeshSection, OptimizerSection, RunSection
 from trainer.convert import convert as converting
 from trainer.convert.convert import Options, convert, open_model
@@ -95,7 +96,7 @@ def _begun(context, folder, target, mesh):
     world = context.join(mesh_of(config, context.world))
     engine = Engine(config, make_plan(config, context.world, facts=None), world=world)
     run = RunState(1, 1, "", {}, 0, dump_config(config))
-    return str(engine.save(target / "checkpoints", run))
+    return str(save_engine(engine, target / "checkpoints", run=run))
 
 
 def name_of(each):

@@ -20,7 +20,7 @@ import torch
 from cli.mtrain import main
 from tests.helpers.corpora import write_pair
 from tests.helpers.ranks import run_ranks
-from tests.trainer.engines import microbatch
+from tests.trainer.engines import microbatch, save_engine
 from trainer.checkpoint.format import RunState
 from trainer.config.parse import dump_config
 from trainer.config.sections import OptimizerSection, RunSection
@@ -118,7 +118,8 @@ def _trained(context, config, data, *, first, last, load, save):
         batches = [microbatch(t, x, torch.ones(1, LENGTH)) for t, x in rows]
         losses.append(engine.step(batches, ADAM["lr"]).read().loss)
         if save is not None and number + 1 == STEPS // 2:
-            engine.save(save / "checkpoints", RunState(number + 1, 40, "", {}, number + 1, dump_config(config)))
+            run = RunState(number + 1, 40, "", {}, number + 1, dump_config(config))
+            save_engine(engine, save / "checkpoints", run=run)
     return losses
 
 

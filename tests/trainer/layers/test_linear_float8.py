@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.helpers.ranks import run_ranks
-from tests.trainer.engines import GLOBAL_BATCH, SEQUENCE, layouts, microbatches, small_config
+from tests.trainer.engines import GLOBAL_BATCH, SEQUENCE, layouts, microbatches, save_engine, small_config
 from trainer.config.sections import MeshSection, PrecisionSection, RecomputeSection, TrainSection
 from trainer.kernels.float8 import E4M3, E5M2, LARGEST, float8_product, float8_quantize
 from trainer.layers.base import Parallel
@@ -201,7 +201,7 @@ def _continued(context: Any, folder: str) -> tuple[Any, Any]:
     for step in range(2):
         first.step(microbatches(first, step), 1e-2)
     state = RunState(step=2, consumed_samples=8, data_id="0" * 64, data={}, optimizer_steps=2, config="")
-    saved = first.save(Path(folder), state)
+    saved = save_engine(first, Path(folder), run=state)
     second = layouts(context, config, fresh=False)
     second.load(saved)
     return tuple(

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from tests.helpers.ranks import run_ranks
-from tests.trainer.engines import assemble, layouts, logical, microbatches, reduced, small_config
+from tests.trainer.engines import assemble, layouts, logical, microbatches, reduced, save_engine, small_config
 from trainer.checkpoint.folder import read_index
 from trainer.checkpoint.format import RunState
 from trainer.config.sections import PrecisionSection, RunConfig
@@ -307,7 +307,7 @@ def _saved(context: Any, config: RunConfig, root: Path) -> Any:
                 "optimizer_steps": 2,
                 "config": "x = 1\n",
             }
-            engine.save(root, RunState(**run))
+            save_engine(engine, root, run=RunState(**run))
         engine.step(microbatches(engine, step), 1e-2)
     return _state(engine)
 
