@@ -37,14 +37,18 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
     """Check, and raise what was found."""
-    from trainer.config.parse import problems_error
     from trainer.run.launch import survey
 
     config, world_size = _read(arguments)
     found = survey(config, world_size)
     if found.problems and not console.json:
-        raise problems_error(arguments.config, found.problems)
-    facts = {"config": arguments.config, "world_size": world_size, "problems": found.problems}
+        raise found.error(arguments.config)
+    facts = {
+        "config": arguments.config,
+        "world_size": world_size,
+        "problems": found.problems,
+        "nearest_layout": found.nearest,
+    }
     lines: list[str] = []
     if found.start:
         facts |= start_facts(found.start)

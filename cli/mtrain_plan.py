@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cli.console import Console, Parser
 from cli.mtrain_options import add_run_arguments, read_run_arguments
 from mdata import UsageError
-from trainer.config.parse import load_config
+from trainer.config.parse import load_config, problems_error
 
 if TYPE_CHECKING:
     from trainer.config.sections import RunConfig
@@ -166,12 +166,16 @@ def _facts(config: RunConfig, console: Console) -> DataFacts | None:
 
 
 def _list_layouts(arguments: argparse.Namespace, console: Console) -> int:
-    from trainer.plan.layouts import find_layouts
+    from trainer.plan.layouts import find_layouts, problems_of_every_layout
 
     if arguments.nproc is not None:
         raise UsageError("--nproc and --gpus exclude each other", fix="give --gpus alone to list layouts")
     config, hardware = load_config(arguments.config, arguments.overrides), _hardware(arguments)
-    found = find_layouts(config, hardware, facts=_facts(config, console))
+    facts = _facts(config, console)
+    found = find_layouts(config, hardware, facts=facts)
+    none_runs = all(layout.problem for layout in found)
+    if none_runs and (problems := problems_of_every_layout(config, hardware, facts=facts)):
+        raise problems_error(arguments.config, problems)
     rows = [_layout_row(layout, hardware) for layout in found]
     header = (
         "tp",
@@ -189,8 +193,8 @@ def _list_layouts(arguments: argparse.Namespace, console: Console) -> int:
     )
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header) - 1)]
     lines = ["  ".join([*map(str.rjust, row, widths), row[-1]]).rstrip() for row in (header, *rows)]
-    gib = hardware.memory_bytes / 2**30
-    lines.insert(0, f"{hardware.gpus} x {hardware.device.name} of {gib:.0f} GiB on {hardware.nodes} nodes; estimates")
+    gib, nodes = hardware.memory_bytes / 2**30, f"{hardware.nodes} node" + "s" * (hardware.nodes > 1)
+    lines.insert(0, f"{hardware.gpus} x {hardware.device.name} of {gib:.0f} GiB on {nodes}; estimates")
     console.result("\n".join(lines), {"layouts": [_layout_facts(layout, hardware) for layout in found]})
     return 0
 

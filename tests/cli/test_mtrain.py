@@ -174,7 +174,7 @@ def test_a_plan_lists_the_layouts_of_gpus(run_file: str, capsys: pytest.CaptureF
     words = ["plan", run_file, "--gpus", "8", "--memory", "80", "--device", "H200", "train.global_batch=16"]
     assert main(words) == 0
     head, columns, *rows = capsys.readouterr().out.splitlines()
-    assert head == "8 x H200 of 80 GiB on 1 nodes; estimates"
+    assert head == "8 x H200 of 80 GiB on 1 node; estimates"
     assert columns.split()[:5] == ["tp", "cp", "pp", "dp", "schedule"]
     works = [row for row in rows if {"none", "selective", "full"} & set(row.split()[5:7])]
     assert works and all(math.prod(map(int, row.split()[:4])) == 8 for row in rows)
@@ -183,6 +183,12 @@ def test_a_plan_lists_the_layouts_of_gpus(run_file: str, capsys: pytest.CaptureF
     facts = json.loads(capsys.readouterr().out)["layouts"]
     assert len(facts) == len(rows) and facts[0]["tokens_per_s"] >= facts[1]["tokens_per_s"] > 0
     assert set(facts[0]["time_s"]) >= {"products", "attention", "tensor_parallel"} and not facts[0]["problem"]
+
+
+def test_what_no_layout_mends_is_an_error_and_no_table(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", run_file, "--gpus", "8", "mesh.tp=3", "run.folder="]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.splitlines()[-1].startswith(f"mtrain: error: {run_file}: run.folder is empty; set it to")
 
 
 @pytest.mark.parametrize(

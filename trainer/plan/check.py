@@ -56,9 +56,8 @@ def check(config: RunConfig, world_size: int, *, facts: DataFacts | None) -> lis
         return problems
     if not config.run.folder.strip():
         problems.append("run.folder is empty; set it to a folder for the run, such as runs/first")
-    problems += [*_layout_problems(config, world_size), *family_of(config).problems(config)]
+    problems += [*layout_problems(config, world_size), *family_of(config).problems(config)]
     problems += _recompute_problems(config)
-    problems += pipeline_problems(config, world_size)
     problems += [*schedule_problems(config), *optimizer_problems(config), *precision_problems(config)]
     problems += _first_state_problems(config)
     problems += [] if problems else kernel_problems(config)
@@ -76,7 +75,12 @@ def _first_state_problems(config: RunConfig) -> Iterator[str]:
         yield f"{named}=true without checkpoint.init_from; name the folder to begin with, or set it to false"
 
 
-def _layout_problems(config: RunConfig, world_size: int) -> Iterator[str]:
+def layout_problems(config: RunConfig, world_size: int) -> list[str]:
+    """Every problem of the mesh, the pipeline and the microbatches: what nearest_layout.py can mend."""
+    return [*_mesh_problems(config, world_size), *pipeline_problems(config, world_size)]
+
+
+def _mesh_problems(config: RunConfig, world_size: int) -> Iterator[str]:
     tp, cp, train = config.mesh.tp, config.mesh.cp, config.train
     cut, kv_heads = family_of(config).cut_by_tp(config), config.model.num_kv_heads or config.model.num_heads
     fit = [size for size in common_divisors(*cut.values()) if not (kv_heads % size and size % kv_heads)]
@@ -91,7 +95,9 @@ def _layout_problems(config: RunConfig, world_size: int) -> Iterator[str]:
     model = math.prod(sizes.values())
     if world_size % model:
         ranks = " x ".join(f"mesh.{axis}={size}" for axis, size in sizes.items() if size > 1 or axis == "tp")
-        yield f"{world_size} ranks are not a multiple of {ranks}; start --nproc {model}, or {remedy}"
+        divides = [size for size in fit if world_size % size == 0]
+        others = f"mesh.tp from {listed(divides)}" if model == tp else f"mesh sizes whose product divides {world_size}"
+        yield f"{world_size} ranks are not a multiple of {ranks}; start --nproc {model}, or choose {others}"
         return
     dp = world_size // model
     part = train.micro_batch * dp
@@ -99,7 +105,7 @@ def _layout_problems(config: RunConfig, world_size: int) -> Iterator[str]:
         yield (
             f"train.global_batch={train.global_batch} is not a multiple of "
             f"train.micro_batch={train.micro_batch} x {dp} data-parallel ranks; "
-            f"choose a multiple of {part}, such as {round_up(train.global_batch, part)}"
+            f"choose a multiple, such as {round_up(train.global_batch, part)}"
         )
     yield from _ramp_problems(config, part)
 

@@ -1,6 +1,6 @@
 """The rules between the layers of a model, the microbatches of a step and the pipeline.
 
-Each problem is one line with the values that clash and the nearest layout that works. Pure.
+Each problem is one line with the values that clash and a remedy. Pure.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from trainer.models.arithmetic import round_up
 from trainer.pipeline.generators import impossible
 from trainer.plan.lengths import batch_sizes
 from trainer.plan.stages import num_chunks
+
+OTHER_CHUNKS = 'set mesh.virtual_pipeline to 0, or mesh.schedule="interleaved"'
 
 
 def pipeline_problems(config: RunConfig, world_size: int) -> Iterator[str]:
@@ -34,6 +36,8 @@ def pipeline_problems(config: RunConfig, world_size: int) -> Iterator[str]:
     part = world_size // (others * mesh.pp)
     if part and world_size % (others * mesh.pp) == 0:
         yield from _schedule_problems(config, chunks, config.train.micro_batch * part)
+    elif problem := impossible(mesh.schedule, num_ranks=mesh.pp, chunks=chunks, num_microbatches=mesh.pp):
+        yield f"mesh.schedule={mesh.schedule}: {problem}; {OTHER_CHUNKS}"
 
 
 def _without_effect(mesh: MeshSection) -> Iterator[str]:
@@ -75,7 +79,7 @@ def _schedule_problems(config: RunConfig, chunks: int, part: int) -> Iterator[st
         problem = impossible(mesh.schedule, num_ranks=mesh.pp, chunks=chunks, num_microbatches=count)
         if not problem:
             continue
-        remedy = 'set mesh.virtual_pipeline to 0, or mesh.schedule="interleaved"'
+        remedy = OTHER_CHUNKS
         if count % mesh.pp and mesh.schedule == "interleaved" and chunks > 1:
             whole = round_up(count, mesh.pp) * part
             what = "train.global_batch" if size == train.global_batch else "a step of train.batch_ramp"

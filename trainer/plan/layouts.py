@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from trainer.config.sections import MeshSection, RecomputeSection, RunConfig
-from trainer.plan.check import DataFacts, check
+from trainer.plan.check import DataFacts, check, layout_problems
 from trainer.plan.devices import GIB, Device
 from trainer.plan.memory import activation_bytes_per_stage, state_bytes_per_stage
 from trainer.plan.plan import make_plan
@@ -66,6 +66,13 @@ def find_layouts(config: RunConfig, hardware: Hardware, *, facts: DataFacts | No
     """Every mesh of these GPUs: those that work, the fastest first, then the others with their reasons."""
     found = [_best(mesh, hardware, facts) for mesh in _meshes(config, hardware)]
     return sorted(found, key=lambda layout: (bool(layout.problem), -layout.tokens_per_s))
+
+
+def problems_of_every_layout(config: RunConfig, hardware: Hardware, *, facts: DataFacts | None) -> list[str]:
+    """What no layout of these GPUs mends: the problems without parallelism that are not about the ranks."""
+    alone = dataclasses.replace(config, mesh=MeshSection())
+    of_layout = layout_problems(alone, hardware.gpus)
+    return [problem for problem in check(alone, hardware.gpus, facts=facts) if problem not in of_layout]
 
 
 def _meshes(config: RunConfig, hardware: Hardware) -> Iterator[RunConfig]:

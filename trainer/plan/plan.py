@@ -14,6 +14,7 @@ from trainer.models.family import ModelShape, family_of
 from trainer.parallel.params import Place, num_elements
 from trainer.plan.check import DataFacts, check
 from trainer.plan.lengths import ScheduleLengths, run_length, schedule_lengths
+from trainer.plan.nearest_layout import nearest_layout, nearest_layout_text
 from trainer.plan.stages import PipelineLayout, pipeline_layout, rank_parameters
 
 
@@ -93,7 +94,8 @@ def make_plan(
     vocab_size = config.model.vocab_size or (facts.vocab_size if facts else None)
     if problems or not vocab_size:
         unknown = "model.vocab_size is 0 and the data names no tokenizer; set model.vocab_size"
-        raise problems_error("this configuration", problems or [unknown])
+        nearest = nearest_layout_text(nearest_layout(config, world_size, facts=facts))
+        raise problems_error("this configuration", problems or [unknown], fix=nearest)
     family, train, tp = family_of(config), config.train, config.mesh.tp
     shape = family.shape(config, vocab_size)
     cp, pp, length = config.mesh.cp, config.mesh.pp, run_length(config, steps=done_steps, samples=done_samples)

@@ -20,10 +20,10 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mdata import BadInputError, DamageError, MdataError, ResourceError, StoppedError, UsageError
 from mdata.errors import explain_os_error
@@ -33,6 +33,7 @@ from trainer.config.parse import problems_error
 from trainer.config.sections import RunConfig
 from trainer.errors import LostRankError
 from trainer.plan.check import DataFacts, check
+from trainer.plan.nearest_layout import nearest_layout, nearest_layout_text
 from trainer.run.signals import HEARD, SAME_REQUEST_S
 
 if TYPE_CHECKING:
@@ -83,9 +84,9 @@ def preflight(config: RunConfig, world_size: int, *, where: str, progress: Progr
     Raises:
         UsageError: all problems at once. MdataError: the data is damaged.
     """
-    problems = survey(config, world_size, progress=progress).problems
-    if problems:
-        raise problems_error(where, problems)
+    found = survey(config, world_size, progress=progress)
+    if found.problems:
+        raise found.error(where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +97,17 @@ class Survey:
         problems: all of them, one text each; none: the run can start.
         start: where and how it goes on; None where its data or its checkpoint does not let it.
         facts: of the data; None where it cannot be opened.
+        nearest: the settings to change for the nearest layout that works, by section.key; {}: the layout works.
     """
 
     problems: list[str]
     start: Start | None
     facts: DataFacts | None = None
+    nearest: Mapping[str, Any] = field(default_factory=dict)
+
+    def error(self, where: str) -> UsageError:
+        """All problems as one error; `where`: the configuration's name in the message."""
+        return problems_error(where, self.problems, fix=nearest_layout_text(self.nearest))
 
 
 def survey(config: RunConfig, world_size: int, *, progress: Progress = SILENT) -> Survey:
@@ -120,8 +127,10 @@ def survey(config: RunConfig, world_size: int, *, progress: Progress = SILENT) -
         start = find_start(config, data)
     except UsageError as error:
         found.append(str(error))
-    known = check(start.config if start else config, world_size, facts=facts)
-    return Survey([*known, *(problem for problem in found if problem not in known)], start, facts)
+    continued = start.config if start else config
+    known = check(continued, world_size, facts=facts)
+    nearest = nearest_layout(continued, world_size, facts=facts)
+    return Survey([*known, *(problem for problem in found if problem not in known)], start, facts, nearest)
 
 
 def _folder_problems(folder: str) -> Iterator[str]:

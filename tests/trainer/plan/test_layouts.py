@@ -16,7 +16,7 @@ from trainer.models.family import family_of
 from trainer.parallel.params import Place
 from trainer.plan.check import check
 from trainer.plan.devices import GIB, device_named
-from trainer.plan.layouts import USABLE, Hardware, find_layouts
+from trainer.plan.layouts import USABLE, Hardware, find_layouts, problems_of_every_layout
 from trainer.plan.memory import activation_bytes, state_bytes
 from trainer.plan.plan import make_plan
 from trainer.plan.step_time import exposed_data_parallel, step_time
@@ -157,3 +157,11 @@ def test_a_long_step_is_extended_from_shorter_ones(count: int) -> None:
     ).pipeline
     costs = Costs(forward=(1, 2, 1, 1.5), inputs=(1, 2, 1, 1), weights=(1, 1, 1, 1), transfer=0.25)
     assert layout.step_seconds(count, costs) == pytest.approx(simulate(layout.lowered(count), costs).step)
+
+
+def test_problems_of_every_layout_are_not_those_of_a_mesh():
+    hardware, config = _hardware(4), _config()
+    assert problems_of_every_layout(dataclasses.replace(config, mesh=MeshSection(tp=3)), hardware, facts=None) == []
+    broken = dataclasses.replace(config, run=dataclasses.replace(config.run, folder=""))
+    (problem,) = problems_of_every_layout(broken, hardware, facts=None)
+    assert problem.startswith("run.folder is empty")

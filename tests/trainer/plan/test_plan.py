@@ -186,12 +186,13 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
         (
             {},
             3,
-            "3 ranks are not a multiple of mesh.tp=2; start --nproc 2, or choose mesh.tp from 1, 2, 4",
+            "3 ranks are not a multiple of mesh.tp=2; start --nproc 2, or choose mesh.tp from 1",
         ),
         (
             {"mesh": {"cp": 3}, "train": {"sequence_length": 36}},
             8,
-            "8 ranks are not a multiple of mesh.tp=2 x mesh.cp=3; start --nproc 6, or choose mesh.tp from 1, 2, 4",
+            "8 ranks are not a multiple of mesh.tp=2 x mesh.cp=3; start --nproc 6, or choose mesh sizes whose product "
+            "divides 8",
         ),
         (
             {"mesh": {"cp": 4}, "train": {"sequence_length": 36}},
@@ -209,7 +210,7 @@ def test_padding_of_gpt2_as_megatron_pads_it() -> None:
             {"train": {"global_batch": 9}},
             4,
             "train.global_batch=9 is not a multiple of train.micro_batch=2 x 2 data-parallel ranks; "
-            "choose a multiple of 4, such as 12",
+            "choose a multiple, such as 12",
         ),
         (
             {"model": {"hidden_size": 66}},
