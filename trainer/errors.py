@@ -72,12 +72,14 @@ def out_of_memory_in(phase: str, *, fix: str) -> Iterator[None]:
 
 
 def found_text(error: BaseException) -> str:
-    """What was asked for and what a GPU had left, if the message has them; else the message."""
+    """What was asked for, what a GPU had left and what was held, if the message has them; else the message."""
     reason = " ".join(str(error).split())
     asked = amount_asked(reason)
     free = re.search(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", reason)
     left = f", {free[2]} of the GPU's {free[1]} free" if free else ""
-    return f"{asked} asked for{left}" if asked else reason[:200] or type(error).__name__
+    held = re.search(r"([\d.]+ \w+) is allocated by PyTorch", reason)
+    kept = f", {held[1]} held by PyTorch" if held else ""
+    return f"{asked} asked for{left}{kept}" if asked else reason[:200] or type(error).__name__
 
 
 def size_text(count: int) -> str:

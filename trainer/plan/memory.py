@@ -6,12 +6,15 @@ shape of the model.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
-from trainer.config.sections import RunConfig
+from trainer.config.sections import RecomputeSection, RunConfig
 from trainer.errors import FEWER_TOKENS, OutOfMemoryError, out_of_memory_error, out_of_memory_in, size_text
 from trainer.kernels.updates import state_names
+from trainer.models.arithmetic import common_divisors
 from trainer.models.family import family_of
 from trainer.parallel.buckets import cut_buckets
 from trainer.parallel.params import ParamSpec, Place
@@ -19,6 +22,7 @@ from trainer.pipeline.actions import peak_live
 from trainer.plan.plan import Plan
 from trainer.plan.stages import rank_parameters
 
+MODES: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")  # of recomputation
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}  # of an element of the model's weights
 
 
@@ -36,9 +40,22 @@ def explained(config: RunConfig, plan: Plan, *, rank: int) -> Iterator[None]:
             f"{plan.sequence_length} tokens (train.micro_batch x .sequence_length, recompute.mode = "
             f'"{config.recompute.mode}")'
         )
+        fix = _less_memory(config, plan) if error.fix == FEWER_TOKENS else error.fix
         raise out_of_memory_error(
-            f"{of_rank}{error.phase}", found=error.found, fix=error.fix, needs=needs
+            f"{of_rank}{error.phase}", found=error.found, fix=fix, needs=needs
         ) from error.__cause__
+
+
+def _less_memory(config: RunConfig, plan: Plan) -> str:
+    """The settings that make activations smaller, with the estimate for each, and what else helps."""
+    tries = {}
+    for size in [n for n in common_divisors(plan.micro_batch * plan.num_microbatches) if n < plan.micro_batch][-1:]:
+        tries[f"train.micro_batch={size}"] = activation_bytes(config, dataclasses.replace(plan, micro_batch=size))
+    for mode in MODES[MODES.index(config.recompute.mode) + 1 :]:
+        changed = dataclasses.replace(config, recompute=RecomputeSection(mode=mode))
+        tries[f"recompute.mode={mode}"] = activation_bytes(changed, plan)
+    shown = [f"{setting} (activations: about {size_text(count)})" for setting, count in tries.items()]
+    return ", ".join([*shown, "a shorter train.sequence_length, or a larger mesh.tp, mesh.cp or mesh.pp"])
 
 
 def state_bytes(config: RunConfig, plan: Plan) -> int:

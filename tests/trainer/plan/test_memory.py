@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -56,7 +57,7 @@ def _library() -> None:
     [
         (_torch_on_a_cpu, "1.00 PiB asked for"),
         (_numpy, "1.00 PiB asked for"),
-        (_cuda, "2.00 GiB asked for, 1.51 GiB of the GPU's 139.80 GiB free"),
+        (_cuda, "2.00 GiB asked for, 1.51 GiB of the GPU's 139.80 GiB free, 130.10 GiB held by PyTorch"),
         (_library, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"),
     ],
 )
@@ -245,6 +246,21 @@ def test_each_phase_of_a_run_is_named(phase, run_file, tmp_path, monkeypatch, ca
     assert (code, err[begin]) == (5, f"mtrain: error: out of memory in {phase}")
     assert err[begin + 1] == "  found: 1.00 PiB asked for"
     assert err[begin + 2].startswith("  expected: room for ") and err[begin + 3].startswith("  try: ")
+
+
+def test_a_gpu_out_of_memory_names_the_keys_with_estimates(run_file, tmp_path, monkeypatch, capsys):
+    """What was asked for and held, the plan's estimate, and for each key what the activations would be."""
+    monkeypatch.setattr(GPT, "forward", lambda *a, **k: _cuda())
+    words = ["train", str(run_file), f"run.folder={tmp_path}/run", "--nproc", "1", "train.global_batch=6"]
+    assert main([*words, "train.micro_batch=6", "recompute.mode=selective"]) == 5
+    err = capsys.readouterr().err
+    _, found, expected, fix = err[err.index("mtrain: error") :].splitlines()
+    assert found == "  found: 2.00 GiB asked for, 1.51 GiB of the GPU's 139.80 GiB free, 130.10 GiB held by PyTorch"
+    assert "of weights, gradients and optimizer state per rank, and for about" in expected
+    settings = re.findall(r"(\S+) \(activations: about ([\d.]+) KiB\)", fix)
+    assert [setting for setting, _ in settings] == ["train.micro_batch=3", "recompute.mode=full"]
+    now = float(re.search(r"for about ([\d.]+) KiB of activations of 6 x 16 tokens", expected)[1])
+    assert all(float(less) < now for _, less in settings)
 
 
 def test_a_model_that_no_machine_can_hold(run_file, tmp_path, capsys, monkeypatch):
